@@ -1,0 +1,36 @@
+# The two commands of the README are `make demo` and `make test`; each sets up what it needs. `make` alone lists all.
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-fast lint format docs
+
+BIN := .venv/bin
+# Tests share small machines with the engines they start; threads that spin while waiting would starve them.
+export OMP_WAIT_POLICY ?= PASSIVE
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup:  ## make .venv and install everything into it (does nothing when it is up to date)
+	@scripts/setup
+
+demo: setup  ## the main job: a language model learns sums, with its experiences in ./buffer
+	$(BIN)/rft run examples/grpo_reasoning/config.yaml
+
+test: setup lint  ## the checks and all tests; PYTEST_ARGS="-k name" narrows them
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-fast: setup  ## the tests without the slow ones
+	$(BIN)/python -m pytest -m "not slow and not gpu" $(PYTEST_ARGS)
+
+lint: setup  ## ruff, mypy (strict on rftdata and operators), the import contracts, spelling
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+
+format: setup  ## let ruff lay out the code and mend what it can
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+docs: setup  ## write docs/reference/schema.md anew from the schema of a new buffer
+	$(BIN)/python scripts/schema_reference.py

@@ -1,0 +1,16 @@
+"""Pipeline stages: what stands between rollouts and training, one operator per file.
+
+`build_chain` turns the YAML list into a `Chain`; `Chain.run` decides on a batch of whole groups. A stage's name is one of
+`BUILTINS`, any Data-Juicer operator's own name, an entry point of group `rftdata.operator`, `./file.py:attr` or a dotted
+path to an `Operator` subclass or to a plain function of one row.
+"""
+
+from __future__ import annotations
+
+BUILTINS: dict[str, str] = {
+    "drop_truncated": "operators.experience.drop_truncated:DropTruncated",
+    "drop_zero_variance_groups": "operators.experience.drop_zero_variance_groups:DropZeroVarianceGroups",
+    "length_penalty": "operators.experience.length_penalty:LengthPenalty",
+    "reward_threshold": "operators.experience.reward_threshold:RewardThreshold",
+    "sql": "operators.sql:Sql",
+}

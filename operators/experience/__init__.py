@@ -1,0 +1,1 @@
+"""Operators on experiences, one per file."""

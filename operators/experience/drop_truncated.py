@@ -1,0 +1,33 @@
+"""Drop responses that were cut off.
+
+A response cut at the token limit was never finished, so its reward says more about the limit than about the answer
+(DAPO's overlong filtering, arXiv 2503.14476, section 3.4).
+
+    - drop_truncated: {}
+    - drop_truncated: {finish_reasons: [length, abort]}
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import Field
+
+from operators.base import Operator, StageConfig, StageOutcome
+
+
+class DropTruncated(Operator):
+    """Drops each row whose `finish_reason` is listed; a row without a finish reason stays."""
+
+    class Config(StageConfig):
+        """`finish_reasons`: which endings count as cut off (`length`: the token limit; `abort`: stopped by the engine)."""
+
+        finish_reasons: tuple[str, ...] = Field(default=("length", "abort"), min_length=1)
+
+    reads = frozenset({"finish_reason"})
+
+    def apply(self, table: pa.Table) -> StageOutcome:
+        finish_reason = table["finish_reason"].combine_chunks()
+        cut_off = pc.is_in(finish_reason, value_set=pa.array(self.config.finish_reasons, finish_reason.type))
+        reason = pc.binary_join_element_wise("finish_reason is", pc.fill_null(finish_reason, ""), " ")
+        return StageOutcome.keep_where(pc.invert(cut_off), reason)

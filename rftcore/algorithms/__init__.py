@@ -1,0 +1,71 @@
+"""The algorithms by name, and `build_algorithm`, which makes one from its configuration section.
+
+A third party's algorithm is named by `./file.py:Class`, a dotted path, or an entry point of group `rftdata.algorithm`.
+What a new file needs is written at the top of `base.py`. Importing this package does not import torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pydantic import BaseModel, ValidationError
+
+from rftdata.errors import ConfigError
+from rftdata.plugins import load
+
+if TYPE_CHECKING:
+    from rftcore.algorithms.base import Algorithm
+
+ALGORITHMS = {
+    "grpo": "rftcore.algorithms.grpo:GRPO",
+    "sft": "rftcore.algorithms.sft:SFT",
+}
+
+
+class AlgorithmChoice(Protocol):
+    """The part of the configuration's `algorithm` section that this package reads."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def group_size(self) -> int: ...
+    @property
+    def args(self) -> Mapping[str, Any]: ...
+
+
+def build_algorithm(config: AlgorithmChoice, base_dir: Path | None = None) -> Algorithm:
+    """Load the named class and validate its own keys.
+
+    Raises:
+        PluginError: no such algorithm, or it does not load.
+        ConfigError: an unknown or wrong key, or groups smaller than the algorithm can learn from.
+    """
+    algorithm_class: type[Algorithm] = load("algorithm", config.name, ALGORITHMS, base_dir)
+    try:
+        algorithm_config = algorithm_class.Config.model_validate(dict(config.args))
+    except ValidationError as error:
+        raise _config_error(config.name, algorithm_class.Config, error) from error
+    if config.group_size < algorithm_class.min_group_size:
+        raise ConfigError(
+            f"algorithm.group_size is too small for {config.name}, which compares rollouts of one group",
+            value=config.group_size,
+            allowed=f"{algorithm_class.min_group_size} or more",
+        )
+    return algorithm_class(algorithm_config)
+
+
+def _config_error(name: str, config_class: type[BaseModel], error: ValidationError) -> ConfigError:
+    first, *others = error.errors(include_url=False)
+    where = ".".join(("algorithm", *(str(part) for part in first["loc"])))
+    more = f"; {len(others)} more after this one" if others else ""
+    if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
+        allowed = sorted(config_class.model_fields)
+        near = difflib.get_close_matches(str(first["loc"][0]), allowed, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "remove the key or correct it"
+        known = ", ".join(allowed) or f"{name} has no keys of its own"
+        return ConfigError(f"unknown key {where!r} for {name}", allowed=known, todo=hint + more)
+    message = first["msg"].removeprefix("Value error, ")
+    return ConfigError(f"{where!r}: {message}", value=first["input"], todo="correct it" + more)

@@ -1,0 +1,119 @@
+"""The command line: `rft VERB …`, one file per verb.
+
+Owns what all verbs share: the exit code and what a person reads when something is wrong. An `RftError` is one paragraph
+on stderr and its own exit code; a defect of ours is one paragraph and 70; Ctrl-C is 130. A stack trace appears only with
+`--debug` (anywhere on the line) or RFT_DEBUG=1. Verbs import their engines inside their functions, so that `rft sql`,
+`rft status` and `rft label` load neither torch, ray, vllm nor transformers.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import traceback
+
+import typer
+from typer.main import get_command
+
+from rftcore.cli import check, db, doctor, label, lineage, query, report, roles, run, sql, status, tasks
+from rftdata.errors import RftError
+
+EXIT_DEFECT = 70
+EXIT_INTERRUPTED = 130
+
+app = typer.Typer(
+    name="rft",
+    help="Reinforcement fine-tuning around a persistent experience buffer.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("run")(run.run)
+app.command("explore")(roles.explore)
+app.command("process")(roles.process)
+app.command("train")(roles.train)
+app.command("status")(status.status)
+app.command("report")(report.report)
+app.command("sql")(sql.sql)
+app.command("query")(query.query)
+app.command("lineage")(lineage.lineage)
+app.command("check")(check.check)
+app.command("doctor")(doctor.doctor)
+app.add_typer(label.app, name="label")
+app.add_typer(tasks.app, name="tasks")
+app.add_typer(db.app, name="db")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(version("rftdata"))
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    debug: bool = typer.Option(False, "--debug", envvar="RFT_DEBUG", help="Show stack traces; allowed anywhere on the line."),
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
+) -> None:
+    """Reinforcement fine-tuning around a persistent experience buffer.
+
+    Commands that read a buffer find it by --buffer, else the environment variable RFT_BUFFER, else ./buffer.
+    """
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    sys.exit(run_command(sys.argv[1:]))
+
+
+def run_command(arguments: list[str]) -> int:
+    """Run one command line; errors become a paragraph on stderr. Returns the exit code."""
+    # Taken out here so that it works after the verb too; a `--` protects what follows.
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    debug = "--debug" in arguments[:end] or os.environ.get("RFT_DEBUG", "") not in ("", "0")
+    arguments = [a for i, a in enumerate(arguments) if a != "--debug" or i > end]
+    try:
+        code = get_command(app).main(args=arguments, prog_name="rft", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except typer.TyperException as error:
+        return _usage_error(error, arguments)
+    except BrokenPipeError:
+        # The reader of a pipe (`| head`) left: nobody to tell, and the interpreter must not try to flush again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (KeyboardInterrupt, typer.Abort):
+        print("rft: interrupted.", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - the edge of the process
+        if debug:
+            traceback.print_exc()
+        paragraph, code = explain(error)
+        print(f"rft: {paragraph}", file=sys.stderr)
+        return code
+
+
+def explain(error: Exception) -> tuple[str, int]:
+    """One paragraph and the exit code for an error that reached the edge."""
+    if isinstance(error, RftError):
+        return str(error), error.exit_code
+    text = " ".join(str(error).split())
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return f"the disk is full ({text}); free some space and run the command again; what was acknowledged is safe.", 1
+    if isinstance(error, PermissionError):
+        return f"a file cannot be used ({text}); correct its owner or mode, or run as the user who made it.", 1
+    return f"this is a defect of rftdata: {type(error).__name__}: {text}; run again with --debug and report what it prints.", EXIT_DEFECT
+
+
+def _usage_error(error: Exception, arguments: list[str]) -> int:
+    message = error.format_message() if hasattr(error, "format_message") else str(error)
+    if not message.strip():
+        return int(getattr(error, "exit_code", 2))  # help was printed
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "rft"
+    print(f"rft: {' '.join(message.split()).rstrip('.')}; `{command} --help` shows what is allowed.", file=sys.stderr)
+    return int(getattr(error, "exit_code", 2))

@@ -1,0 +1,101 @@
+"""`rft db start|stop|status|uri`: the embedded server of a buffer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rftcore.cli.session import BufferOption, JsonOption, find_buffer
+from rftdata.errors import BufferUnavailableError, ConfigError
+
+if TYPE_CHECKING:
+    from rftdata.server import EmbeddedServer
+
+app = typer.Typer(help="The embedded PostgreSQL of a buffer.", no_args_is_help=True)
+
+
+@app.command("start")
+def start(
+    buffer: BufferOption = None,
+    listen: Annotated[str | None, typer.Option("--listen", metavar="HOST:PORT", help="Accept TCP there, too.")] = None,
+) -> None:
+    """Start the server; it goes on running until it is stopped."""
+    import rftdata
+    from rftdata.config import BufferConfig
+
+    server = _server(buffer)
+    was_running = server.is_running()
+    if was_running and listen:
+        raise BufferUnavailableError("the server runs already, without the address you ask for", value=listen, todo="`rft db stop` it first")
+    rftdata.open(BufferConfig(uri=str(server.folder), listen=listen), create=False, application="rft db").close()
+    print(f"the server of {server.folder} {'runs already' if was_running else 'is started'}")
+
+
+@app.command("stop")
+def stop(
+    buffer: BufferOption = None,
+    force: Annotated[bool, typer.Option("--force", help="End open sessions, too; they lose what they had not committed.")] = False,
+) -> None:
+    """Stop the server, unless somebody works with it."""
+    server = _server(buffer)
+    if not server.is_running():
+        print(f"the server of {server.folder} does not run")
+        return
+    sessions = [] if force else _sessions(server)
+    if sessions:
+        names = ", ".join(sorted({str(session["application_name"] or "unnamed") for session in sessions}))
+        raise BufferUnavailableError(
+            f"{len(sessions)} session{'' if len(sessions) == 1 else 's'} of the server in {server.folder} {'is' if len(sessions) == 1 else 'are'} open: {names}",
+            todo="let them finish (`rft status` shows who works), or add --force",
+        )
+    server.stop()
+    print(f"the server of {server.folder} is stopped")
+
+
+@app.command("status")
+def status(buffer: BufferOption = None, as_json: JsonOption = False) -> None:
+    """Whether the server runs, and who uses it."""
+    from rftcore.cli.output import print_json, print_rows
+
+    server = _server(buffer)
+    running = server.is_running()
+    sessions = _sessions(server) if running else []
+    if as_json:
+        print_json({"folder": str(server.folder), "running": running, "sessions": sessions})
+        return
+    print(f"{server.folder}: {'running' if running else 'stopped'}")
+    if sessions:
+        print_rows(sessions)
+
+
+@app.command("uri")
+def uri(buffer: BufferOption = None) -> None:
+    """Print the connection string for other SQL clients. It holds the password: do not paste it into a log."""
+    server = _server(buffer)
+    if not server.is_running():
+        server.start()
+    print(server.uri)
+
+
+def _server(uri: str | None) -> EmbeddedServer:
+    from rftdata.server import EmbeddedServer
+
+    found = find_buffer(uri)
+    if "://" in found:
+        raise ConfigError("rft db looks after embedded servers only", value=found.split("://")[0] + "://…", allowed="the folder of a buffer")
+    server = EmbeddedServer(Path(found))
+    if not server.exists():
+        raise BufferUnavailableError("there is no buffer here", value=str(server.folder), todo="name one with --buffer or RFT_BUFFER")
+    return server
+
+
+def _sessions(server: EmbeddedServer) -> list[dict[str, object]]:
+    from rftdata.database import Database
+
+    database = Database(server.uri, application="rft db", max_connections=1)
+    try:
+        return database.fetch("open_sessions")
+    finally:
+        database.close()

@@ -1,0 +1,103 @@
+"""`rft label set|import|undo|history`: correct rewards, from the command line."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rftcore.cli.session import BufferOption, JsonOption, author, opened
+
+if TYPE_CHECKING:
+    from rftdata.labels import LabelBatch
+
+app = typer.Typer(help="Correct rewards while training runs; every change is kept and can be undone.", no_args_is_help=True)
+
+AuthorOption = Annotated[str | None, typer.Option("--author", envvar="RFT_AUTHOR", help="Who says so; your login name by default.")]
+ReasonOption = Annotated[str | None, typer.Option("--reason", help="Why; stored with every label.")]
+FinalOption = Annotated[bool, typer.Option("--final", help="These rewards bypass reward shaping by the pipeline.")]
+
+
+@app.command("set")
+def set_one(
+    experience: Annotated[int, typer.Argument(metavar="EXPERIENCE", help="Its id.")],
+    reward: Annotated[float, typer.Argument(metavar="REWARD", help="The reward it should have.")],
+    reason: ReasonOption = None,
+    by: AuthorOption = None,
+    final: FinalOption = False,
+    buffer: BufferOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Set the reward of one experience (put -- before a negative one)."""
+    from rftdata import labels
+
+    with opened(buffer, "rft label") as found:
+        batch = labels.set_rewards(found, {experience: reward}, author=by or author(), reason=reason, final=final)
+    _tell(batch, as_json)
+
+
+@app.command("import")
+def import_file(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help=".csv, .jsonl or .parquet: experience_id, reward[, reason].")],
+    reason: ReasonOption = None,
+    by: AuthorOption = None,
+    final: FinalOption = False,
+    buffer: BufferOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Set many rewards from a file, all or none of them."""
+    from rftdata import labels
+
+    with opened(buffer, "rft label") as found:
+        batch = labels.import_rewards(found, file, author=by or author(), reason=reason, final=final)
+    _tell(batch, as_json)
+
+
+@app.command("undo")
+def undo(
+    batch: Annotated[int, typer.Argument(metavar="BATCH", help="The batch's id, as `rft label history` prints it.")],
+    reason: ReasonOption = None,
+    by: AuthorOption = None,
+    buffer: BufferOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give every row of a batch the reward it had before; rows labelled again since keep the later label."""
+    from rftdata import labels
+
+    with opened(buffer, "rft label") as found:
+        done = labels.undo(found, batch, author=by or author(), reason=reason)
+    _tell(done, as_json)
+
+
+@app.command("history")
+def history(
+    experience: Annotated[int | None, typer.Argument(metavar="[EXPERIENCE]", help="Its labels; without it, the newest batches.")] = None,
+    batch: Annotated[int | None, typer.Option("--batch", help="The labels of one batch.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most this many lines.")] = 20,
+    buffer: BufferOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Who changed which reward, when and why; newest first."""
+    from rftcore.cli.output import print_rows
+    from rftdata import labels
+
+    with opened(buffer, "rft label") as found:
+        if experience is None and batch is None:
+            rows = labels.batches(found, limit)
+        else:
+            rows = labels.history(found, experience, batch, limit)
+    print_rows(rows, as_json=as_json)
+
+
+def _tell(batch: LabelBatch, as_json: bool) -> None:
+    from rftcore.cli.output import print_json
+
+    if as_json:
+        print_json(asdict(batch))
+        return
+    print(f"label batch {batch.label_batch_id}: {batch.num_changed} changed, {batch.num_unchanged} stood so already", end="")
+    if batch.overruled:
+        print(f", {len(batch.overruled)} labelled again since and left alone: {', '.join(map(str, batch.overruled[:20]))}", end="")
+    print(f"; undo with `rft label undo {batch.label_batch_id}`" if batch.num_changed else "")

@@ -1,0 +1,117 @@
+"""Rows on a screen, in a pipe, or as JSON.
+
+On a terminal a result that does not fit side by side is shown record by record, long values cut; in a pipe nothing is
+cut and lines are as long as they must be.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+_MAX_CELL = 60
+_MAX_FIELD = 600
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False, default=_plain))
+
+
+def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None, *, as_json: bool = False) -> None:
+    """Print rows; `columns` gives names and order where `rows` may be empty."""
+    names = list(columns if columns is not None else rows[0] if rows else [])
+    if as_json:
+        print_json([{name: row[name] for name in names} for row in rows])
+        return
+    console = Console(highlight=False)
+    cells = [[_cell(row[name]) for name in names] for row in rows]
+    if not console.is_terminal:
+        width = 3 + sum(3 + max(len(name), *(len(line[i]) for line in cells)) for i, name in enumerate(names)) if cells else 200
+        console = Console(highlight=False, width=max(width, 80))
+        console.print(_table(names, cells, None))
+    else:
+        short = [[_cut(cell, _MAX_CELL) for cell in line] for line in cells]
+        table = _table(names, short, _MAX_CELL)
+        if table.__rich_measure__(console, console.options.update(max_width=10_000)).maximum <= console.width:
+            console.print(table)
+        else:
+            _print_records(console, names, cells)
+    print(f"({len(rows)} row{'' if len(rows) == 1 else 's'})")
+
+
+def seconds_text(seconds: float | None) -> str:
+    """`7 s`, `3 min 20 s`, `2 h 5 min`."""
+    if seconds is None:
+        return "–"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _table(names: Sequence[str], cells: Sequence[Sequence[str]], max_width: int | None) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for i, name in enumerate(names):
+        numeric = bool(cells) and all(_is_number(line[i]) or line[i] == "NULL" for line in cells)
+        table.add_column(name, justify="right" if numeric else "left", no_wrap=True, max_width=max_width)
+    for line in cells:
+        table.add_row(*(Text(cell, style="dim") if cell == "NULL" else Text(cell) for cell in line))
+    return table
+
+
+def _print_records(console: Console, names: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+    for number, line in enumerate(cells, 1):
+        console.rule(f"row {number}", align="left", style="dim")
+        grid = Table(box=None, show_header=False, pad_edge=False)
+        grid.add_column(style="bold", no_wrap=True)
+        grid.add_column(overflow="fold")
+        for name, cell in zip(names, line):
+            grid.add_row(name, Text(_cut(cell, _MAX_FIELD), style="dim" if cell == "NULL" else ""))
+        console.print(grid)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, datetime.datetime):
+        return value.isoformat(sep=" ", timespec="seconds")
+    if isinstance(value, (dict, list)):
+        value = json.dumps(value, ensure_ascii=False, default=_plain)
+    return str(value).replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t")
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, decimal.Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, (datetime.datetime, datetime.date)):
+        return value.isoformat()
+    return str(value)
+
+
+def warn(text: str) -> None:
+    """One line on stderr."""
+    print(f"rft: {text}", file=sys.stderr)

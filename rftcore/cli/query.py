@@ -1,0 +1,106 @@
+"""`rft query`: DuckDB over the buffer, token arrays included."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rftcore.cli.session import BufferOption, JsonOption, opened
+from rftdata.errors import QueryError
+
+if TYPE_CHECKING:
+    import duckdb
+    import pyarrow as pa
+
+    from rftdata.buffer import Buffer
+
+ARRAYS = ("token_ids", "loss_mask", "behavior_logprobs")
+_ARROW_TYPES = {
+    "bigint": "int64", "integer": "int32", "double precision": "float64", "boolean": "bool", "timestamp with time zone": "timestamp[us, tz=UTC]",
+}  # fmt: skip
+
+
+def query(
+    text: Annotated[str, typer.Argument(metavar="QUERY", help="DuckDB SQL.")],
+    buffer: BufferOption = None,
+    as_json: JsonOption = False,
+    run: Annotated[str | None, typer.Option("--run", metavar="RUN", help="Load the experiences of this run only.")] = None,
+) -> None:
+    """Run a DuckDB query over experiences with their token arrays.
+
+    `experience` has the columns of rft.v_experience and token_ids, loss_mask, behavior_logprobs; every other table and
+    view of schema rft goes by its own name (run, draw, verdict, task, evaluation, v_group, …). Only what the query names
+    is loaded: `rft query "select avg(list_sum(behavior_logprobs)) from experience where reward = 1"`.
+    """
+    from rftcore.cli.output import print_rows
+
+    with opened(buffer, "rft query") as found:
+        table = run_query(found, text, found.find_run(run)["run_id"] if run else None)
+    print_rows(table.to_pylist(), table.column_names, as_json=as_json)
+
+
+def run_query(buffer: Buffer, text: str, run_id: int | None = None) -> pa.Table:
+    """The result of a DuckDB query as an Arrow table.
+
+    Raises:
+        QueryError: DuckDB refused it, or it is not one statement that returns rows.
+    """
+    import duckdb
+
+    with duckdb.connect() as connection:
+        try:
+            if len(connection.extract_statements(text)) != 1:
+                raise QueryError("rft query runs one statement at a time", value=text, todo="join them with WITH, or call it again")
+            named = {name.lower().removeprefix("rft.") for name in connection.get_table_names(text)}
+            known = _tables(buffer)
+            for name in sorted(named & set(known)):
+                connection.register(name, _experiences(buffer, text, known, run_id) if name == "experience" else _rows(buffer, name, known))
+            result = connection.sql(text)
+            if result is None:
+                raise QueryError("the statement returns no rows", value=text, todo="write a SELECT; `rft sql` changes rewards and tasks")
+            return result.to_arrow_table()
+        except duckdb.Error as error:
+            message = " ".join(str(error).split("\n\nLINE")[0].split())
+            raise QueryError(
+                f"DuckDB refused the query: {message}",
+                todo="tables are those of schema rft without the prefix (experience, run, draw, verdict, task, evaluation, …)",
+            ) from error
+
+
+def _tables(buffer: Buffer) -> dict[str, dict[str, str]]:
+    """Tables and views of schema rft with the types of their columns."""
+    found: dict[str, dict[str, str]] = {}
+    for row in buffer.database.fetch("query_columns"):
+        found.setdefault(row["table_name"], {})[row["column_name"]] = row["data_type"]
+    return found
+
+
+def _rows(buffer: Buffer, name: str, known: dict[str, dict[str, str]], where: str = "") -> pa.Table:
+    # JSON goes over as text (DuckDB reads it with its json functions): Arrow has no type for "anything".
+    columns = ", ".join(f'"{column}"::text' if kind == "jsonb" else f'"{column}"' for column, kind in known[name].items())
+    rows = buffer.sql(f'SELECT {columns} FROM rft."{name}"{where}')
+    # A column of NULLs only, or of no rows, has no type of its own in Arrow.
+    for i, (column, kind) in enumerate(known[name].items()):
+        if str(rows.schema.field(i).type) == "null":
+            rows = rows.set_column(i, column, rows.column(i).cast(_ARROW_TYPES.get(kind, "string")))
+    return rows
+
+
+def _experiences(buffer: Buffer, text: str, known: dict[str, dict[str, str]], run_id: int | None) -> pa.Table:
+    where = "" if run_id is None else f" WHERE run_id = {int(run_id)}"
+    rows = _rows(buffer, "v_experience", known, where)
+    columns = _wanted_arrays(text)
+    if columns and rows.num_rows:
+        arrays = buffer.read_arrays(rows["experience_id"].to_pylist(), columns)
+        for column in columns:
+            rows = rows.append_column(column, arrays[column])
+    return rows
+
+
+def _wanted_arrays(text: str) -> list[str]:
+    """Array columns the query may read: those it names, all where it selects everything."""
+    everything = re.search(r"(?<!count\()\*", re.sub(r"\s", "", text), re.IGNORECASE) or not re.search(r"\bselect\b", text, re.IGNORECASE)
+    return [name for name in ARRAYS if everything or re.search(rf"\b{name}\b", text, re.IGNORECASE)]
+

@@ -1,0 +1,76 @@
+"""How verbs find the buffer and a run: the options they share."""
+
+from __future__ import annotations
+
+import getpass
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rftdata.errors import BufferUnavailableError
+
+if TYPE_CHECKING:
+    from rftdata.buffer import Buffer
+    from rftdata.config import BufferConfig
+
+BufferOption = Annotated[
+    str | None,
+    typer.Option("--buffer", envvar="RFT_BUFFER", help="Folder of the buffer or postgresql:// URL; ./buffer by default."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+RunArgument = Annotated[str | None, typer.Argument(metavar="[RUN]", help="Name or id of a run; the newest by default.")]
+
+
+def find_buffer(uri: str | None) -> str:
+    """The buffer a verb works on: what was given (option or RFT_BUFFER), else ./buffer.
+
+    Raises:
+        BufferUnavailableError: nothing given and no buffer in the current folder.
+    """
+    if uri:
+        return uri
+    if (Path("buffer") / "postgres").is_dir():
+        return "./buffer"
+    raise BufferUnavailableError(
+        f"no buffer is named and {Path.cwd()} has none in ./buffer",
+        todo="name one with --buffer or the environment variable RFT_BUFFER, or make one with `rft run CONFIG`",
+    )
+
+
+@contextmanager
+def opened(uri: str | None, application: str) -> Iterator[Buffer]:
+    """The existing buffer that `find_buffer` finds, closed at the end."""
+    import rftdata
+
+    buffer = rftdata.open(_config(find_buffer(uri), application), create=False, application=application)
+    try:
+        yield buffer
+    finally:
+        buffer.close()
+
+
+def _config(uri: str, application: str) -> BufferConfig:
+    """A server's URL does not say where the arrays are: RFT_SEGMENTS does, else the newest run's configuration."""
+    from rftdata.config import BufferConfig
+    from rftdata.database import Database
+
+    if "://" not in uri:
+        return BufferConfig(uri=uri)
+    segments = os.environ.get("RFT_SEGMENTS")
+    if not segments:
+        database = Database(uri, application=application)
+        try:
+            found = database.fetch("newest_run")
+        finally:
+            database.close()
+        segments = found[0]["config"].get("buffer", {}).get("segments") if found else None
+    return BufferConfig(uri=uri, segments=segments)
+
+
+def author() -> str:
+    """Who is at the keyboard: RFT_AUTHOR, else the login name."""
+    return os.environ.get("RFT_AUTHOR") or getpass.getuser()

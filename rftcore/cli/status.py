@@ -1,0 +1,47 @@
+"""`rft status`: what each process does or waits for."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from rftcore.cli.session import BufferOption, JsonOption, RunArgument, opened
+
+
+def status(
+    run: RunArgument = None,
+    buffer: BufferOption = None,
+    as_json: JsonOption = False,
+    everyone: Annotated[bool, typer.Option("--all", help="Show processes that have left, too.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Go on until the run ends or Ctrl-C.")] = False,
+) -> None:
+    """Show where a run stands, and what each of its processes does or waits for."""
+    from rich.console import Console
+
+    from rftcore.cli.output import print_json
+    from rftcore.launch.progress import Progress, block, open_view, worker_table
+
+    with opened(buffer, "rft status") as found:
+        row = found.find_run(run)
+        progress = Progress(found, row["run_id"])
+        snapshot = progress.snapshot()
+        if watch:
+            with open_view() as view:
+                view.update(snapshot)
+                while snapshot["status"] in ("created", "running"):
+                    time.sleep(1.0)  # drawing for a person; nobody waits for it
+                    snapshot = progress.snapshot()
+                    view.update(snapshot)
+            return
+    if as_json:
+        print_json(snapshot)
+        return
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=160)
+    console.print(f"{snapshot['run']}: {snapshot['status']}" + (f": {snapshot['outcome']}" if snapshot["outcome"] else ""), markup=False)
+    console.print(block({**snapshot, "workers": []} if everyone else snapshot, console.width))
+    if everyone:
+        console.print(worker_table(snapshot["workers"], everyone=True))

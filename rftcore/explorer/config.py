@@ -1,0 +1,34 @@
+"""Configuration of the explorer: engine, workflow, rewards, decoding and pacing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from rftdata.config import Section
+
+
+class ExplorerConfig(Section):
+    engine: str = Field("vllm", description="vllm, transformers, none (for workflows that sample nothing), or your own by path.")
+    engine_args: dict[str, Any] = Field(default_factory=dict, description="The engine's own settings.")
+    workflow: str = Field("single_turn", description="single_turn, demonstration, or your own by path.")
+    workflow_args: dict[str, Any] = Field(default_factory=dict, description="The workflow's own settings.")
+    reward: list[str] = Field(default_factory=list, description="Reward functions whose values are summed; names or paths.")
+    num_explorers: int = Field(1, ge=1, description="Explorer processes.")
+    temperature: float = Field(1.0, ge=0, description="Sampling temperature of training rollouts.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus of training rollouts.")
+    top_k: int = Field(0, ge=0, description="Most likely tokens sampled from; 0 is all.")
+    max_tokens: int = Field(256, ge=1, description="Longest response, in tokens.")
+    stop: list[str] = Field(default_factory=list, description="Strings that end a response.")
+    max_refill: int = Field(
+        64, ge=0, description="Groups planned in each step in the place of dropped ones, beyond trainer.batch_groups."
+    )
+    claim_groups: int = Field(16, ge=1, description="Groups one explorer takes at a time.")
+    rollout_timeout_s: float = Field(600.0, gt=0, description="A rollout that takes longer is recorded as timed out.")
+    lease_s: float = Field(60.0, gt=0, description="A silent explorer's groups go to others after this many seconds.")
+
+    @field_validator("reward", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value

@@ -1,0 +1,149 @@
+"""What a rollout engine is: prompts in, sampled tokens with their behaviour log-probabilities out, weights replaced live.
+
+Invariants every engine keeps:
+- `Generation.logprobs` are natural logarithms under the distribution that was really sampled from, after temperature,
+  top-k and top-p. At temperature 0 nothing is sampled; the model's own log-probability (temperature 1) is given.
+- `Generation.version_spans` names, for every token, the policy version whose weights computed it.
+- `generate` may be called from any event loop, any number of times at once; `load_weights` and `close` from any thread.
+
+Importing this module loads neither torch nor vLLM.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class EngineConfig(BaseModel):
+    """How the engine runs; what it samples is `Decoding`, asked per request."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    context_length: int | None = Field(
+        default=None, gt=1, description="most tokens of prompt plus response; None takes the model's own limit"
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto", description="of weights and activations; auto takes what the model's config.json says"
+    )
+    max_num_seqs: int = Field(default=64, ge=1, description="most responses generated at the same time")
+    kv_cache_gib: float = Field(default=1.0, gt=0, description="room for the KV cache on a CPU, in GiB")
+    gpu_memory_utilization: float = Field(
+        default=0.85, gt=0, le=1, description="share of a GPU's memory for weights and KV cache together"
+    )
+    enforce_eager: bool | None = Field(
+        default=None, description="no graph compilation; None means yes on a CPU (fast start), no on a GPU"
+    )
+    async_scheduling: bool = Field(
+        default=False, description="on a GPU, schedule the next step while the last one runs (vLLM only)"
+    )
+    num_threads: int | None = Field(
+        default=None, ge=1, description="CPU threads; None takes OMP_NUM_THREADS, else the cores this process may use"
+    )
+    seed: int = Field(default=0, ge=0, description="of sampling; give every explorer its own")
+
+    def resolve_num_threads(self) -> int:
+        """CPU threads that this process will compute with."""
+        if self.num_threads is not None:
+            return self.num_threads
+        inherited = os.environ.get("OMP_NUM_THREADS", "")
+        if inherited.isdigit() and int(inherited) > 0:
+            return int(inherited)
+        if hasattr(os, "sched_getaffinity"):
+            return len(os.sched_getaffinity(0))
+        return os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Sampling parameters of one request.
+
+    Attributes:
+        temperature: 0 decodes greedily.
+        top_p: nucleus; 1.0 is off.
+        top_k: 0 is off.
+        max_tokens: most response tokens; the context length may end a response earlier.
+        stop: texts that end a response; the text is cut before the first of them, the tokens are not.
+        seed: makes this one request repeatable; None draws from the engine's own stream.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One sampled response.
+
+    Attributes:
+        token_ids: response tokens, the end token included when the model produced it.
+        logprobs: behaviour log-probability (nats) of each token.
+        text: decoded without special tokens.
+        finish_reason: "stop" (end token or stop text), "length", or "abort" (the engine was closed; no tokens).
+        version_spans: (first token index, policy_version_id), ascending, the first index 0; empty without tokens.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    text: str
+    finish_reason: str
+    version_spans: list[tuple[int, int]]
+
+
+class Engine(ABC):
+    """A model that samples, and whose weights can be replaced while it does.
+
+    Engines are made as `Engine(model_path, config, policy_version_id)`; the constructor returns when the model is
+    loaded and raises what went wrong otherwise.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    policy_version_id: int
+    """Version of the weights in the engine now; tokens of open requests may be older."""
+    num_generated_tokens: int
+    """Response tokens of all finished requests."""
+
+    @classmethod
+    def process_environment(cls, config: EngineConfig) -> dict[str, str]:
+        """Variables that the engine's process needs *before* torch or the engine's package is imported.
+
+        Give them to the process that will hold the engine (for a Ray actor: `runtime_env={"env_vars": ...}`).
+        OpenMP threads that find no work sleep instead of spinning, so that processes can take turns on few cores.
+        """
+        return {
+            "OMP_NUM_THREADS": str(config.resolve_num_threads()),
+            "OMP_WAIT_POLICY": "PASSIVE",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+
+    @abstractmethod
+    async def generate(self, prompt_token_ids: list[int], decoding: Decoding) -> Generation:
+        """Sample one response. Cancelling the awaiting task takes the request out of the engine.
+
+        Raises:
+            RftError: the prompt does not fit the context length, or the engine has stopped.
+        """
+
+    @abstractmethod
+    def load_weights(self, uri: str, policy_version_id: int, checksum: str | None = None) -> float:
+        """Put published weights into the live engine, between two steps of generation; returns the seconds it took.
+
+        Blocks the calling thread (in a coroutine use `asyncio.to_thread`). The file is checked first: when it is
+        missing, incomplete or does not match `checksum` (given: verified), the old weights stay and ModelError is
+        raised. Open requests go on under the new weights; their `version_spans` tell.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop and free everything; open requests end with finish_reason "abort". May be called twice."""

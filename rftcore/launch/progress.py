@@ -1,0 +1,296 @@
+"""Live progress of a run, read from the buffer only: any process on any machine can show it.
+
+`Progress.snapshot()` asks the database; the views draw snapshots: `LiveView` redraws one block on a terminal,
+`LineView` prints a line per step, and at least one every `quiet_s` seconds, where stdout is a file or a pipe. Neither
+reads the buffer itself.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from rftdata.buffer import Buffer
+
+Snapshot = dict[str, Any]
+
+_BARS = "▁▂▃▄▅▆▇█"
+# Steps whose rewards may still change: groups in flight and refills of earlier steps.
+_OPEN_STEPS = 16
+
+
+class Progress:
+    """Reads one run's progress.
+
+    Args:
+        buffer: open buffer.
+        run_id: the run.
+    """
+
+    def __init__(self, buffer: Buffer, run_id: int) -> None:
+        self._database = buffer.database
+        self._run_id = run_id
+        self._rewards: dict[int, dict[str, Any]] = {}
+
+    def snapshot(self) -> Snapshot:
+        """Where the run stands now; plain values, ready for JSON but for the times.
+
+        Keys: run, run_id, status, outcome, step, planned_steps, num_skipped, seconds, remaining_seconds, mean_reward,
+        pass_rate, reward_step (newest explorer step with rewards; the two means are its), rewards (per explorer step),
+        tokens_per_s, policy_step (of the engines; the oldest where they differ), published_step, queue, refills,
+        closed_groups, metrics (of the newest step), evaluations, evaluations_open, workers.
+        """
+        run = self._rows("progress_run")[0]
+        steps = self._rows("progress_steps", limit=8)
+        workers = self._rows("progress_workers")
+        explorers = [w["progress"] for w in workers if w["role"] == "explorer" and w["liveness"] == "alive"]
+        rates = [p["tokens_per_s"] for p in explorers if p.get("tokens_per_s") is not None]
+        policies = [p["policy_step"] for p in explorers if p.get("policy_step") is not None]
+        published = self._rows("progress_policy")
+        groups = self._rows("progress_groups")[0]
+        self._read_rewards()
+        newest = max(self._rewards, default=None)
+        return {
+            "run": run["name"], "run_id": run["run_id"], "status": run["status"], "outcome": run["outcome"],
+            "step": run["step"], "planned_steps": run["planned_steps"], "num_skipped": run["num_skipped"],
+            "seconds": self._rows("run_seconds")[0]["seconds"],
+            "remaining_seconds": _remaining(run["planned_steps"] - run["step"], steps),
+            "mean_reward": None if newest is None else self._rewards[newest]["mean_reward"],
+            "pass_rate": None if newest is None else self._rewards[newest]["pass_rate"],
+            "reward_step": newest,
+            "rewards": [row["mean_reward"] for _, row in sorted(self._rewards.items())],
+            "tokens_per_s": sum(rates) if rates else None,
+            "policy_step": min(policies, default=None),
+            "published_step": published[0]["trainer_step"] if published else None,
+            "queue": self._rows("progress_queue")[0],
+            "refills": groups["refilled"], "closed_groups": groups["closed"],
+            "metrics": steps[0]["metrics"] if steps else {},
+            "evaluations": self._rows("progress_evaluations"),
+            "evaluations_open": self._rows("progress_evaluations_open")[0]["num"],
+            "workers": workers,
+        }  # fmt: skip
+
+    def _read_rewards(self) -> None:
+        from_step = max(self._rewards, default=0) - _OPEN_STEPS
+        for row in self._rows("progress_rewards", from_step=from_step):
+            if row["mean_reward"] is not None:
+                self._rewards[row["explore_step"]] = row
+
+    def _rows(self, name: str, **parameters: Any) -> list[dict[str, Any]]:
+        return self._database.fetch(name, run_id=self._run_id, **parameters)
+
+
+class View(ABC):
+    """Shows a person how a run goes. A context manager."""
+
+    @abstractmethod
+    def message(self, text: str) -> None:
+        """Say something once (a set-up step, a warning)."""
+
+    @abstractmethod
+    def update(self, snapshot: Snapshot) -> None:
+        """Show where the run stands now."""
+
+    def close(self) -> None:  # noqa: B027 - nothing to close is the common case
+        """Leave the screen as a person should find it."""
+
+    def __enter__(self) -> View:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def open_view(*, plain: bool = False) -> View:
+    """A live block on a terminal, lines elsewhere (or where `plain` asks for them)."""
+    console = Console(highlight=False)
+    return LiveView(console) if console.is_terminal and not plain else LineView()
+
+
+class LiveView(View):
+    """One block, redrawn in place; messages scroll above it."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, auto_refresh=False, transient=False)
+        self._started = False
+
+    def message(self, text: str) -> None:
+        self._console.print(text, markup=False)
+
+    def update(self, snapshot: Snapshot) -> None:
+        if not self._started:
+            self._live.start()
+            self._started = True
+        self._live.update(block(snapshot, self._console.width), refresh=True)
+
+    def close(self) -> None:
+        if self._started:
+            self._live.stop()
+            self._started = False
+
+
+class LineView(View):
+    """A line when a step or an evaluation is done or the work of a process changes hands, and when it was long quiet.
+
+    Args:
+        quiet_s: say something at least this often.
+    """
+
+    def __init__(self, quiet_s: float = 15.0) -> None:
+        self._quiet_s = quiet_s
+        self._last: tuple[Any, ...] | None = None
+        self._at = 0.0
+
+    def message(self, text: str) -> None:
+        print(text, flush=True)
+
+    def update(self, snapshot: Snapshot) -> None:
+        state = (snapshot["status"], snapshot["step"], [(e["taskset"], e["decoding"], e["trainer_step"]) for e in snapshot["evaluations"]])
+        now = time.monotonic()
+        if state == self._last and now - self._at < self._quiet_s:
+            return
+        self._last, self._at = state, now
+        sys.stdout.write(line(snapshot) + "\n")
+        sys.stdout.flush()
+
+
+def line(snapshot: Snapshot) -> str:
+    """A snapshot in one line."""
+    parts = [f"step {snapshot['step']}/{snapshot['planned_steps']}", *_measures(snapshot)]
+    waits = [f"{w['role']} {_doing(w)}" for w in _shown(snapshot["workers"]) if w["role"] != "supervisor"]
+    return "  ".join(parts) + ("  | " + "; ".join(waits) if waits else "")
+
+
+def block(snapshot: Snapshot, width: int) -> Group:
+    """A snapshot as a block for a terminal of `width` columns."""
+    head = Table.grid(padding=(0, 2))
+    head.add_row(
+        Text(snapshot["run"], style="bold"),
+        f"step {snapshot['step']} of {snapshot['planned_steps']}",
+        ProgressBar(total=max(snapshot["planned_steps"], 1), completed=snapshot["step"], width=max(10, min(40, width - 60))),
+        _clock(snapshot["seconds"]) + (f" (about {_clock(snapshot['remaining_seconds'])} left)" if snapshot["remaining_seconds"] else ""),
+    )
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="dim", no_wrap=True)
+    facts.add_column(overflow="fold")
+    if snapshot["rewards"]:
+        facts.add_row("reward", f"{_spark(snapshot['rewards'], 24)}  mean {snapshot['mean_reward']:.3f}, pass rate {_rate(snapshot['pass_rate'])}"
+                      f" at explorer step {snapshot['reward_step']}")  # fmt: skip
+    facts.add_row("sampling", ", ".join(part for part in (_speed(snapshot), _policy(snapshot)) if part) or "no explorer yet")
+    queue = snapshot["queue"]
+    facts.add_row("groups", f"{queue['planned']} planned, {queue['claimed']} being sampled, {queue['sealed']} await verdicts, "
+                  f"{queue['ready']} ready; {snapshot['closed_groups']} dropped, {snapshot['refills']} refills")  # fmt: skip
+    metrics = _metrics(snapshot["metrics"])
+    if metrics:
+        facts.add_row("training", metrics)
+    for e in snapshot["evaluations"]:
+        facts.add_row(e["purpose"], f"{e['taskset']}, {e['decoding']}: {e['mean_reward']:.3f} at step {e['trainer_step']} ({e['num_tasks']} questions)")
+    if snapshot["evaluations_open"]:
+        facts.add_row("evaluation", f"{snapshot['evaluations_open']} to do")
+    return Group(head, facts, worker_table(snapshot["workers"]))
+
+
+def worker_table(workers: list[dict[str, Any]], *, everyone: bool = False) -> Table:
+    """What each process does or waits for; `everyone` shows those that left without an error, too."""
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for name, justify in (("process", "left"), ("pid", "right"), ("doing", "left"), ("heartbeat", "right"), ("progress", "left")):
+        table.add_column(name, justify=justify, no_wrap=name in ("pid", "process"), overflow="fold")  # type: ignore[arg-type]
+    for worker in workers if everyone else _shown(workers):
+        style = {"lost": "red", "stopped": "dim"}.get(worker["liveness"], "")
+        age = "–" if worker["liveness"] == "stopped" else f"{max(0.0, worker['heartbeat_age_s']):.0f} s ago"
+        table.add_row(worker["role"], str(worker["pid"]), Text(_doing(worker)), age, _worker_progress(worker["progress"]), style=style)
+    return table
+
+
+def _shown(workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Living workers, and of each role without one the last that ended with an error or fell silent."""
+    alive = [w for w in workers if w["liveness"] == "alive"]
+    roles = {w["role"] for w in alive}
+    ended = {w["role"]: w for w in workers if w["role"] not in roles and (w["error"] or w["liveness"] == "lost")}
+    return [*alive, *ended.values()]
+
+
+def _doing(worker: dict[str, Any]) -> str:
+    if worker["liveness"] == "lost":
+        return f"silent since it was {worker['state']}"
+    if worker["error"]:
+        return f"ended: {worker['error']}"
+    return f"{worker['state']}: waits for {worker['waiting_for']}" if worker["waiting_for"] else str(worker["state"])
+
+
+def _worker_progress(progress: dict[str, Any]) -> str:
+    parts = []
+    if progress.get("policy_step") is not None:
+        parts.append(f"policy of step {progress['policy_step']}")
+    if progress.get("tokens_per_s") is not None:
+        parts.append(f"{progress['tokens_per_s']:,.0f} tokens/s")
+    if progress.get("num_generated_tokens") is not None:
+        parts.append(f"{progress['num_generated_tokens']:,} tokens")
+    known = {"policy_step", "policy_version_id", "tokens_per_s", "num_generated_tokens"}
+    parts += [f"{key} {value}" for key, value in progress.items() if key not in known and isinstance(value, (int, float, str))]
+    return ", ".join(parts)
+
+
+def _measures(snapshot: Snapshot) -> list[str]:
+    parts = []
+    if snapshot["mean_reward"] is not None:
+        parts.append(f"reward {snapshot['mean_reward']:.3f} (pass {_rate(snapshot['pass_rate'])})")
+    parts += [part for part in (_speed(snapshot), _policy(snapshot)) if part]
+    queue = snapshot["queue"]
+    parts.append(f"groups {queue['planned']} planned {queue['claimed']} claimed {queue['sealed']} sealed {queue['ready']} ready")
+    parts.append(f"refills {snapshot['refills']}")
+    parts += [f"{e['purpose']} {e['taskset']} {e['decoding']} {e['mean_reward']:.3f} @{e['trainer_step']}" for e in snapshot["evaluations"]]
+    return parts
+
+
+def _speed(snapshot: Snapshot) -> str:
+    return "" if snapshot["tokens_per_s"] is None else f"{snapshot['tokens_per_s']:,.0f} tokens/s"
+
+
+def _policy(snapshot: Snapshot) -> str:
+    step, published = snapshot["policy_step"], snapshot["published_step"]
+    if step is None:
+        return "" if published is None else f"policy of step {published} published"
+    return f"policy of step {step}" + (f" (step {published} published)" if published is not None and published != step else "")
+
+
+def _metrics(metrics: dict[str, Any]) -> str:
+    shown = [name for name in ("loss", "grad_norm", "kl", "clip_fraction", "entropy") if isinstance(metrics.get(name), (int, float))]
+    return ", ".join(f"{name.replace('_', ' ')} {metrics[name]:.3g}" for name in shown)
+
+
+def _rate(value: Any) -> str:
+    return "–" if value is None else f"{value:.0%}"
+
+
+def _spark(values: list[float], width: int) -> str:
+    """The curve in `width` characters: means of equal stretches, scaled between the least and the greatest."""
+    count = min(width, len(values))
+    stretches = [values[i * len(values) // count : (i + 1) * len(values) // count] for i in range(count)]
+    means = [sum(part) / len(part) for part in stretches]
+    low, high = min(means), max(means)
+    return "".join(_BARS[round((mean - low) / (high - low) * (len(_BARS) - 1)) if high > low else 0] for mean in means)
+
+
+def _remaining(left: int, steps: list[dict[str, Any]]) -> float | None:
+    """Seconds to go at the pace of the newest steps."""
+    if left <= 0 or len(steps) < 2:
+        return None
+    taken = (steps[0]["finished_at"] - steps[-1]["finished_at"]).total_seconds()
+    return left * taken / (len(steps) - 1)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"

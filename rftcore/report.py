@@ -1,0 +1,234 @@
+"""The results of a run, computed from the buffer alone.
+
+A gain is paired: the same questions answered before and after, their mean difference and its standard error. On
+validation tasksets "after" is the best step, chosen on them, so that gain is optimistic; on test tasksets it is the same
+step on questions that chose nothing. Only the run's present history counts, so an interrupted and resumed run is one curve.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    from rftdata.buffer import Buffer
+    from rftdata.database import Row
+
+
+class _Fact(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Gain(_Fact):
+    """One taskset and decoding, before and after; rewards are means over the same questions."""
+
+    purpose: str
+    taskset: str
+    decoding: str
+    before_step: int
+    after_step: int
+    num_questions: int
+    before: float
+    after: float
+    difference: float
+    standard_error: float | None
+    z: float | None
+
+
+class Point(_Fact):
+    step: int
+    num: int
+    mean: float
+    standard_error: float | None
+    pass_rate: float | None = None
+
+
+class EvaluationCurve(_Fact):
+    purpose: str
+    taskset: str
+    decoding: str
+    points: list[Point]
+
+
+class Dropped(_Fact):
+    stage: str
+    reason: str
+    num_experiences: int
+    num_groups: int
+
+
+class Checkpoint(_Fact):
+    trainer_step: int
+    uri: str
+
+
+class Steps(_Fact):
+    """Trainer steps of the present history; seconds are the trainer's own."""
+
+    planned: int
+    done: int
+    skipped: int
+    skipped_because: dict[str, int]
+    wait_seconds: float
+    train_seconds: float
+    publish_seconds: float
+
+
+class Groups(_Fact):
+    planned: int
+    trained: int
+    closed: int
+    closed_because: dict[str, int]
+    refilled: int
+
+
+class Report(_Fact):
+    """Everything `rft report` prints."""
+
+    run: str
+    run_id: int
+    status: str
+    outcome: str | None
+    seed: int
+    model: str
+    algorithm: str
+    buffer: str
+    num_attempts: int
+    wall_seconds: float
+    sampled_tokens: int
+    trained_tokens: int
+    evaluated_tokens: int
+    tokens_per_s: float | None
+    num_experiences: int
+    rollouts: dict[str, int]
+    steps: Steps
+    groups: Groups
+    dropped: list[Dropped]
+    best_step: int | None
+    best_checkpoint: Checkpoint | None
+    last_checkpoint: Checkpoint | None
+    gains: list[Gain]
+    train_curve: list[Point]
+    evaluation_curves: list[EvaluationCurve]
+
+
+def build_report(buffer: Buffer, run: str | int | Row | None = None) -> Report:
+    """The report of a run.
+
+    Args:
+        run: row, name or id; the newest run when None.
+
+    Raises:
+        QueryError: no such run.
+    """
+    row = run if isinstance(run, dict) else buffer.find_run(run)
+    run_id = int(row["run_id"])
+    database = buffer.database
+    evaluations = database.fetch("report_evaluations", run_id=run_id)
+    best = _best_step(evaluations)
+    tokens = database.fetch("report_tokens", run_id=run_id)[0]
+    time = database.fetch("run_seconds", run_id=run_id)[0]
+    checkpoints = [Checkpoint(**c) for c in database.fetch("report_checkpoints", run_id=run_id)]
+    steps = database.fetch("report_steps", run_id=run_id)[0]
+    config = row["config"]
+    return Report(
+        run=row["name"], run_id=run_id, status=str(row["status"]), outcome=row["outcome"], seed=row["seed"],
+        model=str(config.get("model", {}).get("path", "–")), algorithm=str(config.get("algorithm", {}).get("name", "–")),
+        buffer=buffer.location, num_attempts=time["num_attempts"], wall_seconds=time["seconds"],
+        sampled_tokens=tokens["sampled_tokens"], trained_tokens=steps["num_tokens"],
+        evaluated_tokens=sum(e["num_tokens"] for e in evaluations),
+        tokens_per_s=tokens["sampled_tokens"] / time["seconds"] if time["seconds"] else None,
+        num_experiences=tokens["num_experiences"],
+        rollouts={r["outcome"]: r["num"] for r in database.fetch("report_outcomes", run_id=run_id)},
+        steps=_steps(buffer, row, steps), groups=_groups(buffer, run_id, steps["num_groups"]),
+        dropped=[Dropped(**d) for d in database.fetch("report_dropped", run_id=run_id)],
+        best_step=best, best_checkpoint=next((c for c in checkpoints if c.trainer_step == best), None),
+        last_checkpoint=checkpoints[-1] if checkpoints else None,
+        gains=[gain for gain in (_gain(buffer, rows, best) for rows in _by_curve(evaluations).values()) if gain],
+        train_curve=[Point(**p) for p in database.fetch("report_train_curve", run_id=run_id)],
+        evaluation_curves=[_curve(rows) for rows in _by_curve(evaluations).values()],
+    )  # fmt: skip
+
+
+def best_step(buffer: Buffer, run_id: int) -> int | None:
+    """The step with the highest validation reward; see `_best_step`. None before the first evaluation is complete."""
+    return _best_step(buffer.database.fetch("report_evaluations", run_id=run_id))
+
+
+def compare(buffer: Buffer, run: int, other: int) -> list[Gain]:
+    """What `other` ended with against what `run` ended with, question by question, on every taskset both answered."""
+    ends = []
+    for run_id in (run, other):
+        evaluations = buffer.database.fetch("report_evaluations", run_id=run_id)
+        best = _best_step(evaluations)
+        ends.append({key: _after(rows, best) for key, rows in _by_curve(evaluations).items()})
+    return [gain for key in ends[0] if key in ends[1] and (gain := _paired(buffer, ends[0][key], ends[1][key]))]
+
+
+def _best_step(evaluations: Sequence[Row]) -> int | None:
+    """Highest mean over the validation tasksets, in the first decoding they have in common (greedy before sampled).
+
+    A step counts once every validation taskset was answered at it; of equal steps the earliest is best.
+    """
+    validation = [e for e in evaluations if e["purpose"] == "validation"]
+    for decoding in ("greedy", "sampled"):
+        rows = [e for e in validation if e["decoding"] == decoding]
+        tasksets = {e["taskset"] for e in validation}
+        means: dict[int, dict[str, float]] = defaultdict(dict)
+        for e in rows:
+            means[e["trainer_step"]][e["taskset"]] = e["mean"]
+        complete = {step: sum(by.values()) / len(by) for step, by in means.items() if by.keys() == tasksets}
+        if complete:
+            return min(complete, key=lambda step: (-complete[step], step))
+    return None
+
+
+def _by_curve(evaluations: Sequence[Row]) -> dict[tuple[str, str, str], list[Row]]:
+    """Evaluations by purpose (test first), taskset and decoding, in order of steps."""
+    curves: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
+    for e in sorted(evaluations, key=lambda e: (e["purpose"], e["taskset"], e["decoding"], e["trainer_step"])):
+        curves[e["purpose"], e["taskset"], e["decoding"]].append(e)
+    return dict(curves)
+
+
+def _after(rows: Sequence[Row], best: int | None) -> Row:
+    return next((e for e in rows if e["trainer_step"] == best), rows[-1])
+
+
+def _gain(buffer: Buffer, rows: Sequence[Row], best: int | None) -> Gain | None:
+    return _paired(buffer, rows[0], _after(rows, best))
+
+
+def _paired(buffer: Buffer, before: Row, after: Row) -> Gain | None:
+    pair = buffer.database.fetch("report_paired", before=before["evaluation_id"], after=after["evaluation_id"])[0]
+    if not pair["num_questions"]:
+        return None
+    error = pair["standard_error"]
+    return Gain(
+        purpose=before["purpose"], taskset=before["taskset"], decoding=before["decoding"],
+        before_step=before["trainer_step"], after_step=after["trainer_step"],
+        z=pair["difference"] / error if error else None, **pair,
+    )  # fmt: skip
+
+
+def _curve(rows: Sequence[Row]) -> EvaluationCurve:
+    points = [Point(step=e["trainer_step"], num=e["num_questions"], mean=e["mean"], standard_error=e["standard_error"]) for e in rows]
+    return EvaluationCurve(purpose=rows[0]["purpose"], taskset=rows[0]["taskset"], decoding=rows[0]["decoding"], points=points)
+
+
+def _steps(buffer: Buffer, row: Row, steps: dict[str, Any]) -> Steps:
+    reasons = buffer.database.fetch("report_skipped", run_id=row["run_id"])
+    return Steps(
+        planned=row["planned_steps"], done=steps["trained"] + steps["skipped"], skipped=steps["skipped"],
+        skipped_because={r["reason"]: r["num_steps"] for r in reasons},
+        wait_seconds=steps["wait_seconds"], train_seconds=steps["train_seconds"], publish_seconds=steps["publish_seconds"],
+    )  # fmt: skip
+
+
+def _groups(buffer: Buffer, run_id: int, trained: int) -> Groups:
+    counts = buffer.database.fetch("report_groups", run_id=run_id)[0]
+    reasons = buffer.database.fetch("report_closed", run_id=run_id)
+    return Groups(trained=trained, closed_because={r["reason"]: r["num_groups"] for r in reasons}, **counts)

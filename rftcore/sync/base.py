@@ -1,0 +1,43 @@
+"""The trainer's side of weight synchronization."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Publication:
+    """One set of weights that engines can load; the columns of `rft.policy_version` that describe it.
+
+    Attributes:
+        uri: where; what `Engine.load_weights` takes.
+        num_bytes: its size.
+        checksum: xxh3_64 of those bytes, 16 hex digits.
+    """
+
+    uri: str
+    num_bytes: int
+    checksum: str
+
+
+class Publisher(ABC):
+    """Publishes sets of weights one after the other; older ones go away."""
+
+    @abstractmethod
+    def publish(self, name: str, export: Callable[[Path], object]) -> Publication:
+        """Make one set of weights available.
+
+        Args:
+            name: of this set, unique in the run (`step-000012`).
+            export: writes the full weights as one safetensors file to the path it is given.
+
+        Raises:
+            DiskFullError: no room; nothing was published.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Remove what only a running engine could have used."""

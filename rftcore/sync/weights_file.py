@@ -1,0 +1,211 @@
+"""Weights as one safetensors file: written whole or not at all, checked before anything loads it.
+
+Invariants:
+- A file appears under its final name only when complete (written beside it, then renamed).
+- It holds every tensor of the model's checkpoint *and* `lm_head.weight`, for tied embeddings too: an engine may keep a
+  prepacked copy of the head, which would otherwise silently stay old.
+- `checksum` is xxh3_64 of the file's bytes.
+
+Importing this module does not import torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import mmap
+import os
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import xxhash
+
+from rftcore.sync.base import Publication
+from rftdata.errors import DiskFullError, ModelError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+OUTPUT_HEAD = "lm_head.weight"
+_EMBEDDING = "embed_tokens.weight"
+_HEADER_LIMIT = 100_000_000  # the safetensors format's own
+
+
+def complete_state(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """Tensors on the CPU, contiguous, none sharing memory, with the output head present.
+
+    Raises:
+        ModelError: there is neither an output head nor an embedding to take it from.
+    """
+    state: dict[str, Tensor] = {}
+    seen_storage: set[int] = set()
+    for name, tensor in tensors:
+        on_cpu = tensor.detach().to("cpu").contiguous()
+        storage = on_cpu.untyped_storage().data_ptr()
+        state[name] = on_cpu.clone() if storage in seen_storage else on_cpu
+        seen_storage.add(storage)
+    if OUTPUT_HEAD not in state:
+        embeddings = [name for name in state if name.endswith(_EMBEDDING)]
+        if len(embeddings) != 1:
+            raise ModelError(
+                f"the weights have no {OUTPUT_HEAD!r} and not exactly one {_EMBEDDING!r} to take it from",
+                value=embeddings,
+                todo="export the model's full state",
+            )
+        state[OUTPUT_HEAD] = state[embeddings[0]].clone()
+    return state
+
+
+def write_weights(tensors: Iterable[tuple[str, Tensor]], path: Path) -> Publication:
+    """Write named tensors as one complete file at `path`."""
+    from safetensors.torch import save_file
+
+    state = complete_state(tensors)
+    return write_atomically(path, lambda draft: save_file(state, draft, metadata={"format": "pt"}))
+
+
+def write_atomically(path: Path, export: Callable[[Path], object]) -> Publication:
+    """Let `export` write a file beside `path`, checksum it, give it its name.
+
+    Raises:
+        DiskFullError: no room; no file is left behind.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    try:
+        export(draft)
+        publication = Publication(uri=str(path), num_bytes=draft.stat().st_size, checksum=checksum_file(draft))
+        os.replace(draft, path)
+    except Exception as error:
+        draft.unlink(missing_ok=True)
+        if _is_disk_full(error):
+            raise DiskFullError(
+                f"no room for the weights file {path}", todo=f"free space on the file system of {path.parent}"
+            ) from error
+        raise
+    return publication
+
+
+def checksum_file(path: Path) -> str:
+    """xxh3_64 of the file's bytes as 16 hex digits."""
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            return xxhash.xxh3_64_hexdigest(b"")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return xxhash.xxh3_64_hexdigest(content)
+
+
+def open_weights(uri: str, checksum: str | None = None) -> Path:
+    """The path behind a publication's `uri`; its bytes are verified when a checksum is given.
+
+    Raises:
+        ModelError: the file is not there or is not the one that was published.
+    """
+    path = Path(uri.removeprefix("file://"))
+    if not path.is_file():
+        raise ModelError(
+            f"the weights file {path} does not exist",
+            todo="load a newer policy version (old files are removed), or check that both processes see this folder",
+        )
+    if checksum is not None:
+        found = checksum_file(path)
+        if found != checksum:
+            raise ModelError(
+                f"the weights file {path} is not the published one: its checksum differs",
+                value=found,
+                allowed=checksum,
+                todo="publish the weights again",
+            )
+    return path
+
+
+def iterate_weights(path: str | Path) -> Iterator[tuple[str, Tensor]]:
+    """Names and CPU tensors of a file, one at a time."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118  (not a mapping)
+            yield name, file.get_tensor(name)
+
+
+def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor of a safetensors file, from its header alone.
+
+    Raises:
+        ModelError: not a safetensors file.
+    """
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > _HEADER_LIMIT:
+                raise ValueError("header too long")
+            header = json.loads(file.read(length))
+        return {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+    except (OSError, ValueError, KeyError, struct.error) as error:
+        raise ModelError(f"{path} is not a readable safetensors file: {error}") from error
+
+
+def read_shapes_of_model(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes of all tensors in a model folder's safetensors files."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        shapes.update(read_shapes(path))
+    return shapes
+
+
+def check_complete(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse a file that would leave part of the model as it was.
+
+    Args:
+        path: a weights file.
+        expected: shapes of the model's own checkpoint; rotary tables, which are computed, may be missing.
+
+    Raises:
+        ModelError: a tensor, or the output head, is missing or has another shape.
+    """
+    found = read_shapes(path)
+    required = {name: shape for name, shape in expected.items() if "rotary_emb." not in name}
+    wrong = [
+        f"{name} {found.get(name, 'missing')} instead of {shape}"
+        for name, shape in required.items()
+        if found.get(name) != shape
+    ]
+    if OUTPUT_HEAD not in found:
+        wrong.append(f"{OUTPUT_HEAD} missing")
+    if wrong:
+        raise ModelError(
+            f"the weights file {path} does not fit the model in the engine: {len(wrong)} of {len(required)} tensors "
+            f"differ, first {wrong[0]}",
+            todo="export the full state of the model that the engine was started with (lm_head.weight included)",
+        )
+
+
+def prune(folder: Path, keep: int) -> list[Path]:
+    """Remove all but the newest `keep` weights files, and drafts of writers that died; returns what was removed.
+
+    A reader that has a removed file open keeps its bytes.
+    """
+    drafts = [path for path in folder.glob(".*.draft") if not _is_alive(path.name.split(".")[-2])]
+    files = sorted(folder.glob("*.safetensors"), key=lambda path: (path.stat().st_mtime_ns, path.name))
+    removed = [*drafts, *(files[:-keep] if keep > 0 else files)]
+    for path in removed:
+        path.unlink(missing_ok=True)
+    return removed
+
+
+def _is_alive(pid: str) -> bool:
+    with contextlib.suppress(ProcessLookupError, ValueError):
+        try:
+            os.kill(int(pid), 0)
+        except PermissionError:
+            return True
+        return True
+    return False
+
+
+def _is_disk_full(error: BaseException) -> bool:
+    # safetensors raises its own class; the system's text is in the message.
+    return getattr(error, "errno", None) == errno.ENOSPC or os.strerror(errno.ENOSPC) in str(error)

@@ -1,0 +1,128 @@
+"""A checkpoint's folder: a Hugging Face model folder, and beside the model what an optimizer needs to go on.
+
+    config.json, model.safetensors, tokenizer…    the folder can itself be `model.path`
+    training/tensors.safetensors                  optimizer moments and random state
+    training/state.json                           step, format version, the parameters' names
+
+Invariant: a folder under its final name is complete and on disk (written beside it, fsynced, renamed, the parent
+fsynced). What a crash leaves behind ends in `.draft` and is removed by `remove_drafts`. No pickle: tensors are
+safetensors, the rest is JSON. Which checkpoints count is the database's to say, not this module's.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from rftdata.errors import DiskFullError, ModelError
+
+FORMAT_VERSION = 1
+_TENSORS = "tensors.safetensors"
+_STATE = "state.json"
+_DRAFT = ".draft"
+_DISK_FULL_TEXT = os.strerror(errno.ENOSPC)
+
+
+def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
+    """Let `fill` write into a draft folder, then give it its name in one step. An existing folder is replaced.
+
+    Raises:
+        DiskFullError: no room; nothing is left behind.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = folder.with_name(folder.name + _DRAFT)
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir()
+    try:
+        fill(draft)
+        for path in (*draft.rglob("*"), draft):
+            _fsync(path)
+    except Exception as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        # safetensors raises its own class on a full disk; the system's text is in the message.
+        if _DISK_FULL_TEXT in str(error):
+            raise DiskFullError(
+                f"no room for the checkpoint {folder}", todo=f"free space on the file system of {folder.parent}"
+            ) from error
+        raise
+    if folder.exists():
+        # A folder cannot be renamed onto a full one. A crash between these lines leaves a draft only: a checkpoint
+        # is written again only by an attempt that has gone back to before it, and that has not committed it yet.
+        shutil.rmtree(folder)
+    os.rename(draft, folder)
+    _fsync(folder.parent)
+
+
+def remove_drafts(parent: Path) -> None:
+    """Remove what writers that died left in `parent`; call it only while none is writing there."""
+    for draft in parent.glob(f"*{_DRAFT}"):
+        shutil.rmtree(draft)
+
+
+def write_training_state(folder: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+    """Write `training/` of a checkpoint."""
+    from safetensors.torch import save_file
+
+    training = folder / "training"
+    training.mkdir()
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, training / _TENSORS)
+    (training / _STATE).write_text(json.dumps({"format_version": FORMAT_VERSION, **state}, indent=1), encoding="utf-8")
+
+
+def read_training_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read `training/` of a checkpoint.
+
+    Raises:
+        ModelError: it is not there, is of another format, or does not read.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    training = folder / "training"
+    try:
+        state = json.loads((training / _STATE).read_text(encoding="utf-8"))
+        if state["format_version"] != FORMAT_VERSION:
+            raise ModelError(
+                f"the checkpoint {folder} has another format",
+                value=state["format_version"],
+                allowed=str(FORMAT_VERSION),
+                todo="resume it with the release that wrote it, or use the folder as model.path",
+            )
+        return load_file(training / _TENSORS), state
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise ModelError(
+            f"the checkpoint {folder} cannot be read: {type(error).__name__}: {error}",
+            todo="resume from another checkpoint, or check that this machine sees the folder",
+        ) from error
+
+
+def copy_tokenizer(source: str, folder: Path) -> None:
+    """Put the tokenizer of model `source` (a folder or a Hugging Face id) into `folder`."""
+    if Path(source).is_dir():
+        for path in sorted(Path(source).iterdir()):
+            if path.is_file() and _is_tokenizer_file(path.name):
+                shutil.copy(path, folder / path.name)
+        return
+    from transformers import AutoTokenizer
+
+    AutoTokenizer.from_pretrained(source).save_pretrained(folder)
+
+
+def _is_tokenizer_file(name: str) -> bool:
+    known = ("tokenizer", "special_tokens_map", "added_tokens", "chat_template", "vocab", "merges", "spiece")
+    return name.startswith(known) and not name.endswith(".safetensors")
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

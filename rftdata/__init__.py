@@ -1,0 +1,11 @@
+"""The experience database for reinforcement fine-tuning.
+
+`open` a buffer; then `Buffer.writer`, `Buffer.attempt`, `Buffer.sql`. This package imports neither torch, ray, vllm nor
+transformers: a notebook or a labeller's laptop needs only it.
+"""
+
+from rftdata.buffer import Buffer, open
+from rftdata.errors import RftError
+from rftdata.writer import Group, Rollout, Sequence
+
+__all__ = ["Buffer", "Group", "RftError", "Rollout", "Sequence", "open"]

@@ -1,0 +1,190 @@
+"""The buffer: the one object that roles, the command line and notebooks hold.
+
+It ties a database (embedded or a server's) to a segment store and hands out writers, attempts and queries. Opening
+migrates the schema. A `Buffer` may be shared by threads; each process opens its own.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+from psycopg.types.json import Jsonb
+
+from rftdata.attempt import Attempt
+from rftdata.batch import SegmentReader
+from rftdata.config import BufferConfig
+from rftdata.database import Database, Row, migrate, redacted
+from rftdata.errors import BufferUnavailableError, QueryError, SegmentCorruptError
+from rftdata.segments import PosixSegmentStore, SegmentStore
+from rftdata.server import EmbeddedServer
+from rftdata.writer import Writer
+
+_SERVER_SCHEMES = ("postgresql://", "postgres://")
+
+
+class Buffer:
+    """An open buffer; made by `rftdata.open`."""
+
+    def __init__(self, config: BufferConfig, database: Database, server: EmbeddedServer | None, segments: SegmentStore) -> None:
+        self.config = config
+        self.database = database
+        self.server = server
+        self.segments = segments
+        self.reader = SegmentReader(database, segments)
+
+    @property
+    def folder(self) -> Path | None:
+        """Folder of an embedded buffer; None for a server's."""
+        return self.server.folder if self.server else None
+
+    @property
+    def location(self) -> str:
+        """What a person would pass to `--buffer`; without password."""
+        return str(self.server.folder) if self.server else redacted(self.config.uri)
+
+    def close(self) -> None:
+        """Close the connections; an embedded server goes on running."""
+        self.database.close()
+
+    def __enter__(self) -> Buffer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def sql(self, query: str, parameters: Sequence[Any] | dict[str, Any] | None = None) -> pa.Table:
+        """Rows of a query as an Arrow table; empty for statements that return none.
+
+        Raises:
+            QueryError: the database refused the query; the message is the database's, with its hint.
+        """
+        with self.database.connection() as connection:
+            try:
+                cursor = connection.execute(query, parameters)
+            except (psycopg.DataError, psycopg.ProgrammingError, psycopg.IntegrityError, psycopg.InternalError) as error:
+                raise query_error(error) from error
+            if cursor.description is None:
+                return pa.table({})
+            names = [column.name for column in cursor.description]
+            rows = cursor.fetchall()
+        return pa.table({name: _column([row[name] for row in rows]) for name in names})
+
+    def create_run(self, *, name: str, config: dict[str, Any], seed: int, steps: int, pipeline_version: str, mode: str = "both") -> Row:
+        """Store a new run; a taken name gets a number. Returns the row."""
+        return self.database.fetch(
+            "insert_run", name=name, mode=mode, config=Jsonb(config), seed=seed, planned_steps=steps, pipeline_version=pipeline_version
+        )[0]
+
+    def find_run(self, name_or_id: str | int | None = None) -> Row:
+        """A run by name or id; the newest when None.
+
+        Raises:
+            QueryError: no such run, with the nearest names.
+        """
+        found = self.database.fetch("newest_run") if name_or_id is None else self.database.fetch("run_by_name_or_id", run=str(name_or_id))
+        if found:
+            return found[0]
+        names = [str(row["name"]) for row in self.database.fetch("run_names")]
+        if not names:
+            raise QueryError(f"the buffer {self.location} holds no run", todo="start one with `rft run CONFIG`")
+        near = difflib.get_close_matches(str(name_or_id), names, n=1)
+        raise QueryError("no such run", value=name_or_id, allowed=", ".join(names), todo=f"did you mean {near[0]!r}?" if near else "name one of these")
+
+    def writer(self, run: str | int | Row) -> Writer:
+        """A writer of groups for a run; a context manager."""
+        return Writer(self.database, self.segments, self._run_id(run))
+
+    def attempt(self, run: str | int | Row, *, lease_s: float = 30.0, max_staleness: int = 4, max_refill: int = 0) -> Attempt:
+        """Start training a run, or go on from its last checkpoint; holds the run's lease until closed.
+
+        Args:
+            lease_s: a trainer that is silent for this long may be replaced.
+            max_staleness: oldest policy a drawn group may come from, in trainer steps.
+            max_refill: how many groups the planner may add to a step in the place of dropped ones.
+
+        Raises:
+            FencedError: another live process trains the run.
+        """
+        return Attempt.start(self.database, self.reader, self._run_id(run), lease_s, max_staleness, max_refill)
+
+    def read_arrays(self, experience_ids: Sequence[int], columns: Sequence[str]) -> pa.Table:
+        """Token arrays of experiences, in the order asked for: experience_id and the list columns named."""
+        rows = self.database.fetch("experience_addresses", experience_ids=list(experience_ids))
+        place = {row["experience_id"]: (row["segment_id"], row["segment_row"]) for row in rows}
+        missing = [i for i in experience_ids if i not in place]
+        if missing:
+            raise QueryError("no such experience", value=missing[0])
+        table = self.reader.take([place[i] for i in experience_ids], columns)
+        return table.add_column(0, "experience_id", pa.array(np.asarray(experience_ids, dtype=np.int64)))
+
+    def verify(self) -> Iterator[str]:
+        """Check every segment's checksum and every reference to it; yields one sentence per problem."""
+        for address, num_rows in self.reader.all_addresses():
+            try:
+                found = self.segments.read(address, verify=True).num_rows
+            except SegmentCorruptError as error:
+                yield str(error)
+                continue
+            if found != num_rows:
+                yield f"segment {address.segment_id} holds {found} rows where rft.segment says {num_rows}"
+        for row in self.database.fetch("dangling_references"):
+            yield f"experience {row['experience_id']} points at row {row['segment_row']} of segment {row['segment_id']}, which does not exist"
+
+    def _run_id(self, run: str | int | Row) -> int:
+        return int(run["run_id"] if isinstance(run, dict) else self.find_run(run)["run_id"])
+
+
+def open(uri: str | BufferConfig = "./buffer", *, create: bool = True, application: str = "rft") -> Buffer:
+    """Open a buffer, starting the embedded server and migrating the schema where needed.
+
+    Args:
+        uri: folder of an embedded buffer, a postgresql:// URL, or a whole configuration.
+        create: make a missing embedded buffer; otherwise that is an error.
+        application: name shown in `pg_stat_activity`.
+
+    Raises:
+        BufferUnavailableError, SchemaVersionError, DiskFullError: see those.
+    """
+    config = uri if isinstance(uri, BufferConfig) else BufferConfig(uri=uri)
+    if config.uri.startswith(_SERVER_SCHEMES):
+        server = None
+        if config.segments is None:
+            raise BufferUnavailableError(
+                "a buffer on a server needs a folder for its arrays", allowed="buffer.segments: a folder all processes see", todo="set buffer.segments"
+            )
+        database = Database(config.uri, application=application)
+    else:
+        server = EmbeddedServer(Path(config.uri), config.listen)
+        if not create and not server.exists():
+            raise BufferUnavailableError(
+                "there is no buffer here", value=str(server.folder), todo="name one with --buffer or RFT_BUFFER, or start a run: `rft run CONFIG`"
+            )
+        database = Database(server.start(), application=application)
+    migrate(database)
+    folder = Path(config.segments) if config.segments else Path(config.uri) / "segments"
+    return Buffer(config, database, server, PosixSegmentStore(folder, config.min_free_bytes))
+
+
+def query_error(error: psycopg.Error) -> QueryError:
+    """The database's refusal as one paragraph."""
+    diagnostic = error.diag
+    message = diagnostic.message_primary or " ".join(str(error).split())
+    detail = f" ({diagnostic.message_detail.rstrip('.')})" if diagnostic.message_detail else ""
+    return QueryError(f"the database refused the query: {message}{detail}", todo=diagnostic.message_hint)
+
+
+def _column(values: list[Any]) -> pa.Array:
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+        # Mixed JSON, numerics and the like: as the text a person would read.
+        return pa.array([None if v is None else v if isinstance(v, str) else json.dumps(v, default=str) for v in values])
+
+

@@ -1,0 +1,198 @@
+"""Work that explorers and pipeline workers claim: groups to roll out, evaluations to answer, sealed groups to decide on.
+
+Claims are rows with a lease that the worker's heartbeat renews; SKIP LOCKED lets any number of workers claim at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from rftdata import wake
+from rftdata.database import copy_rows, execute, fetch, storable
+
+if TYPE_CHECKING:
+    from rftdata.database import Database, Row
+
+
+@dataclass(frozen=True)
+class ClaimedGroup:
+    """A group to roll out, and its task."""
+
+    group_id: int
+    claim_token: int
+    explore_step: int
+    ordinal: int
+    group_size: int
+    task_id: int
+    taskset: str
+    task_key: str
+    payload: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the chain decided on one experience; `reward` is the shaped one, None where no stage shaped it."""
+
+    experience_id: int
+    group_id: int
+    kept: bool
+    stage: str | None = None
+    reason: str | None = None
+    priority: float = 0.0
+    reward: float | None = None
+
+
+@dataclass(frozen=True)
+class StageCount:
+    """One stage over one batch, for `operator_run`."""
+
+    index: int
+    stage: str
+    rows_in: int
+    rows_kept: int
+    rows_dropped: int
+    rows_created: int
+    seconds: float
+    error: str | None = None
+
+
+@dataclass
+class SealedBatch:
+    """Whole sealed groups as stages see them; `label_cuts` is the newest label of each group at the time of reading."""
+
+    table: pa.Table
+    group_ids: list[int]
+    label_cuts: dict[int, int] = field(default_factory=dict)
+
+
+BATCH_SCHEMA = pa.schema(
+    [
+        ("experience_id", pa.int64()), ("group_id", pa.int64()), ("rollout_index", pa.int32()), ("turn_index", pa.int32()),
+        ("task_id", pa.int64()), ("taskset", pa.string()), ("answer", pa.string()), ("prompt", pa.string()), ("response", pa.string()),
+        ("reward", pa.float64()), ("reward_sampled", pa.float64()), ("num_prompt_tokens", pa.int32()), ("num_response_tokens", pa.int32()),
+        ("finish_reason", pa.string()), ("metrics", pa.string()), ("source", pa.string()),
+    ]
+)  # fmt: skip
+
+
+def claim_groups(database: Database, run_id: int, worker_id: int, *, last_step: int, count: int, lease_s: float) -> list[ClaimedGroup]:
+    """Up to `count` planned groups of explorer steps up to `last_step`, in planning order."""
+    rows = database.fetch("claim_groups", run_id=run_id, worker_id=worker_id, last_step=last_step, count=count, lease_s=lease_s)
+    names = ClaimedGroup.__dataclass_fields__
+    return sorted((ClaimedGroup(**{name: row[name] for name in names}) for row in rows), key=lambda g: (g.explore_step, g.ordinal))
+
+
+def release_groups(database: Database, worker_id: int) -> int:
+    """Give back the groups this worker holds; the number of them."""
+    return database.run("release_groups", worker_id=worker_id)
+
+
+def claim_evaluation(database: Database, run_id: int, worker_id: int, *, lease_s: float) -> Row | None:
+    """The next evaluation to answer, or None."""
+    rows = database.fetch("claim_evaluation", run_id=run_id, worker_id=worker_id, lease_s=lease_s)
+    return rows[0] if rows else None
+
+
+def finish_evaluation(database: Database, evaluation_id: int, worker_id: int, answers: Sequence[dict[str, Any]], seconds: float) -> bool:
+    """Store the answers and their mean; False when the claim passed to another worker."""
+    mean = sum(answer["reward"] for answer in answers) / max(len(answers), 1)
+    with database.transaction() as connection:
+        done = execute(
+            connection, "finish_evaluation", evaluation_id=evaluation_id, worker_id=worker_id, num_tasks=len(answers),
+            mean_reward=mean, seconds=seconds,
+        )  # fmt: skip
+        if done:
+            columns = [
+                ("evaluation_id", "int8"), ("task_id", "int8"), ("reward", "float8"), ("response", "text"),
+                ("num_response_tokens", "int4"), ("finish_reason", "text"), ("error", "text"),
+            ]  # fmt: skip
+            rows = ((evaluation_id, *(storable(answer[name]) for name, _ in columns[1:])) for answer in answers)
+            copy_rows(connection, "rft.evaluation_answer", columns, rows)
+    wake.notify(database, wake.RUN)
+    return bool(done)
+
+
+def claim_sealed_groups(database: Database, run_id: int, worker_id: int, *, count: int, lease_s: float) -> SealedBatch | None:
+    """Up to `count` sealed groups whose verdicts are due, or None."""
+    claimed = database.fetch("claim_sealed_groups", run_id=run_id, worker_id=worker_id, count=count, lease_s=lease_s)
+    if not claimed:
+        return None
+    group_ids = [row["group_id"] for row in claimed]
+    rows = database.fetch("batch_of_groups", group_ids=group_ids)
+    cuts = dict.fromkeys(group_ids, 0)
+    for row in rows:
+        cuts[row["group_id"]] = max(cuts[row["group_id"]], row.pop("label_cut"))
+    return SealedBatch(pa.Table.from_pylist(rows, schema=BATCH_SCHEMA), group_ids, cuts)
+
+
+def commit_verdicts(
+    database: Database, run_id: int, worker_id: int, pipeline_version: str, batch: SealedBatch, decisions: Sequence[Decision],
+    stages: Sequence[StageCount],
+) -> list[int]:  # fmt: skip
+    """Store verdicts and make the groups ready, or close those that lost every experience.
+
+    A group that was relabelled since it was claimed is left out: it waits in the worklist to be decided again.
+
+    Returns:
+        The groups decided.
+    """
+    with database.transaction() as connection:
+        execute(connection, "lock_groups", group_ids=batch.group_ids)
+        held = {row["group_id"] for row in fetch(connection, "still_claimed", run_id=run_id, worker_id=worker_id, group_ids=batch.group_ids)}
+        mine = [decision for decision in decisions if decision.group_id in held]
+        columns = [
+            ("experience_id", "int8"), ("group_id", "int8"), ("pipeline_version", "text"), ("kept", "bool"), ("stage", "text"),
+            ("reason", "text"), ("priority", "float8"), ("reward", "float8"), ("label_cut", "int8"),
+        ]  # fmt: skip
+        rows = (
+            (d.experience_id, d.group_id, pipeline_version, d.kept, d.stage, d.reason, d.priority, d.reward, batch.label_cuts[d.group_id])
+            for d in mine
+        )
+        copy_rows(connection, "rft.verdict", columns, rows)
+        kept = {group_id: max(d.priority for d in mine if d.group_id == group_id and d.kept) for group_id in {d.group_id for d in mine if d.kept}}
+        closed = [group_id for group_id in batch.group_ids if group_id in held and group_id not in kept]
+        execute(connection, "finish_pipeline_items", run_id=run_id, group_ids=sorted(held))
+        execute(connection, "close_groups", group_ids=closed, reasons=[_closed_reason(mine, group_id) for group_id in closed])
+        execute(connection, "ready_groups", group_ids=list(kept), priorities=list(kept.values()))
+        _insert_operator_runs(connection, run_id, worker_id, pipeline_version, stages)
+    wake.notify(database, wake.READY)
+    return sorted(held)
+
+
+def _closed_reason(decisions: Sequence[Decision], group_id: int) -> str:
+    stages = {f"{d.stage}: {d.reason}" for d in decisions if d.group_id == group_id}
+    return "dropped by " + "; ".join(sorted(stages)[:3]) if stages else "no rollout of the group succeeded"
+
+
+def _insert_operator_runs(connection: Any, run_id: int, worker_id: int, pipeline_version: str, stages: Sequence[StageCount]) -> None:
+    columns = [
+        ("run_id", "int8"), ("pipeline_version", "text"), ("worker_id", "int8"), ("stage_index", "int4"), ("stage", "text"),
+        ("rows_in", "int4"), ("rows_kept", "int4"), ("rows_dropped", "int4"), ("rows_created", "int4"), ("seconds", "float8"), ("error", "text"),
+    ]  # fmt: skip
+    rows = (
+        (run_id, pipeline_version, worker_id, s.index, s.stage, s.rows_in, s.rows_kept, s.rows_dropped, s.rows_created, s.seconds, s.error)
+        for s in stages
+    )
+    copy_rows(connection, "rft.operator_run", columns, rows)
+
+
+def plan_evaluations(
+    database: Database, run_id: int, *, policy_version_id: int, trainer_step: int, purpose: str, tasksets: Sequence[str],
+    decodings: Sequence[str], uri: str, checksum: str,
+) -> int:  # fmt: skip
+    """Ask for evaluations of one policy version; those its history already has are not asked for again."""
+    planned = 0
+    with database.transaction() as connection:
+        for taskset in tasksets:
+            for decoding in decodings:
+                planned += execute(
+                    connection, "plan_evaluation", run_id=run_id, policy_version_id=policy_version_id, trainer_step=trainer_step,
+                    purpose=purpose, taskset=taskset, decoding=decoding, uri=uri, checksum=checksum,
+                )  # fmt: skip
+    wake.notify(database, wake.POLICY)
+    return planned
+

@@ -1,0 +1,213 @@
+"""Connections, named queries and migrations.
+
+SQL is read from the folder `sql/` (in a wheel: `rftdata/sql/`). A query file holds blocks that begin with
+`-- name: the_name` and a comment that says what the query is for; parameters are psycopg's `%(name)s`. Connections are
+autocommit; work that belongs together runs in `Database.transaction()`. Passwords never appear in messages (`redacted`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import psycopg.errors
+from psycopg.rows import DictRow, dict_row
+from psycopg_pool import ConnectionPool, PoolTimeout
+
+from rftdata.errors import BufferUnavailableError, DiskFullError, QueryError, SchemaVersionError
+
+Row = dict[str, Any]
+Connection = psycopg.Connection[DictRow]
+
+_MINIMUM_SERVER = 150000
+
+
+@cache
+def sql_folder() -> Path:
+    """The folder with migrations and queries: beside this package in a wheel, at the top of a checkout otherwise."""
+    here = Path(__file__).resolve().parent
+    inside = here / "sql"
+    return inside if inside.is_dir() else here.parent / "sql"
+
+
+@cache
+def queries() -> Mapping[str, str]:
+    """All named queries."""
+    found: dict[str, str] = {}
+    for file in sorted((sql_folder() / "queries").glob("*.sql")):
+        for block in re.split(r"^-- name: ", file.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
+            name, _, body = block.partition("\n")
+            assert name.strip() not in found, f"two queries are called {name}"
+            found[name.strip()] = body.strip().rstrip(";")
+    return found
+
+
+def redacted(uri: str) -> str:
+    """The connection string without its password."""
+    return re.sub(r"(//[^:/@]*):[^@/]*@", r"\1:…@", uri)
+
+
+class Database:
+    """A pool of connections to one database.
+
+    Args:
+        uri: postgresql:// URL.
+        max_connections: size of the pool.
+        application: shown in `pg_stat_activity`.
+    """
+
+    def __init__(self, uri: str, *, max_connections: int = 8, application: str = "rft") -> None:
+        self.uri = uri
+        self._pool: ConnectionPool[Connection] = ConnectionPool(
+            uri,
+            min_size=0,
+            max_size=max_connections,
+            open=False,
+            timeout=30.0,
+            kwargs={"autocommit": True, "row_factory": dict_row, "application_name": application, "connect_timeout": 10},
+            check=ConnectionPool.check_connection,
+        )
+        with translated(uri), psycopg.connect(uri, connect_timeout=10) as connection:
+            version = connection.info.server_version
+        if version < _MINIMUM_SERVER:
+            raise SchemaVersionError("the server's PostgreSQL is too old", value=version // 10000, allowed="15 or newer", todo="use a newer server")
+        self._pool.open()
+
+    def close(self) -> None:
+        self._pool.close()
+
+    @contextmanager
+    def connection(self) -> Iterator[Connection]:
+        """A pooled autocommit connection."""
+        with translated(self.uri), self._pool.connection() as connection:
+            yield connection
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """A connection in a transaction: committed on leaving, rolled back on an exception."""
+        with self.connection() as connection, connection.transaction():
+            yield connection
+
+    def dedicated(self) -> Connection:
+        """A connection of its own (LISTEN, advisory locks held long); the caller closes it."""
+        with translated(self.uri):
+            return psycopg.connect(self.uri, autocommit=True, row_factory=dict_row, application_name="rft-listen", connect_timeout=10)
+
+    def fetch(self, name: str, /, **parameters: Any) -> list[Row]:
+        """Rows of a named query."""
+        with self.connection() as connection:
+            return fetch(connection, name, **parameters)
+
+    def run(self, name: str, /, **parameters: Any) -> int:
+        """Run a named statement; the number of rows it touched."""
+        with self.connection() as connection:
+            return connection.execute(queries()[name], parameters).rowcount
+
+
+def fetch(connection: Connection, name: str, /, **parameters: Any) -> list[Row]:
+    """Rows of a named query on a given connection."""
+    return connection.execute(queries()[name], parameters).fetchall()
+
+
+def execute(connection: Connection, name: str, /, **parameters: Any) -> int:
+    """Run a named statement on a given connection; the number of rows it touched."""
+    return connection.execute(queries()[name], parameters).rowcount
+
+
+def copy_rows(connection: Connection, table: str, columns: Sequence[tuple[str, str]], rows: Iterator[Sequence[Any]]) -> None:
+    """Binary COPY.
+
+    Args:
+        table: qualified name.
+        columns: (name, type) pairs.
+        rows: values in that order.
+    """
+    names = ", ".join(name for name, _ in columns)
+    with connection.cursor() as cursor, cursor.copy(f"COPY {table} ({names}) FROM STDIN (FORMAT BINARY)") as copy:
+        copy.set_types([type_name for _, type_name in columns])
+        for row in rows:
+            copy.write_row(row)
+
+
+def storable(value: Any) -> Any:
+    """The value as PostgreSQL's text and jsonb can hold it: no NUL (models do sample it), no NaN or infinity."""
+    if isinstance(value, str):
+        return value.replace("\x00", "\ufffd")
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {storable(str(key)): storable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [storable(item) for item in value]
+    return value
+
+
+@contextmanager
+def translated(uri: str) -> Iterator[None]:
+    """Turn the driver's errors that a user can mend into ours."""
+    try:
+        yield
+    except psycopg.errors.DiskFull as error:
+        raise DiskFullError("the database's disk is full", todo="free some space; nothing was half-written") from error
+    except (psycopg.OperationalError, PoolTimeout) as error:
+        if isinstance(error, psycopg.errors.QueryCanceled):
+            raise
+        reason = " ".join(str(error).split())
+        raise BufferUnavailableError(
+            f"the database at {redacted(uri)} cannot be used: {reason}",
+            todo="start it, or correct buffer.uri (host, port, user, password, database name)",
+        ) from error
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as error:
+        raise QueryError(" ".join(str(error).split())) from error
+
+
+def migrate(database: Database) -> str:
+    """Bring the schema to the newest version; return that version. Concurrent callers take turns.
+
+    Raises:
+        SchemaVersionError: the database was migrated by a newer release.
+    """
+    from alembic import command
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
+    from alembic.util.exc import CommandError
+    from sqlalchemy import create_engine
+
+    config = Config()
+    config.set_main_option("script_location", str(sql_folder() / "migrations"))
+    head = ScriptDirectory.from_config(config).get_current_head()
+    assert head is not None
+    if schema_version(database) == head:
+        return head
+    engine = create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(database.uri))
+    try:
+        with translated(database.uri), engine.begin() as connection:
+            # Two processes may open a new buffer at once; the lock goes with the transaction.
+            connection.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext('rft.migrate'))")
+            connection.exec_driver_sql("CREATE SCHEMA IF NOT EXISTS rft")
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+    except CommandError as error:
+        raise SchemaVersionError(
+            "the database's schema is newer than this program", value=schema_version(database), allowed=f"up to {head}",
+            todo="upgrade rftdata",
+        ) from error  # fmt: skip
+    finally:
+        engine.dispose()
+    return head
+
+
+def schema_version(database: Database) -> str | None:
+    """Revision of the schema; None for a database without one."""
+    with database.connection() as connection:
+        known = connection.execute("SELECT to_regclass('rft.schema_version') AS t").fetchone()
+        if known is None or known["t"] is None:
+            return None
+        row = connection.execute("SELECT version_num FROM rft.schema_version").fetchone()
+        return None if row is None else str(row["version_num"])

@@ -1,0 +1,106 @@
+"""Every error a user can cause, each one paragraph: what is wrong, the value, what is allowed, what to do.
+
+The command line prints `str(error)` and exits with `exit_code`; a stack trace appears only under `--debug`. Raise the
+most specific class; add one only where a caller would want to tell it apart.
+"""
+
+from __future__ import annotations
+
+
+class RftError(Exception):
+    """Base of all errors that are somebody's to mend rather than a defect of ours.
+
+    Args:
+        what: what is wrong, as a sentence without a full stop; name ids and places.
+        value: the offending value, shown as is (omit it when `what` already says it).
+        allowed: what would have been accepted.
+        todo: what to do about it.
+    """
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, value: object = None, allowed: str | None = None, todo: str | None = None) -> None:
+        self.what = what
+        self.value = value
+        self.allowed = allowed
+        self.todo = todo
+        parts = [what if value is None else f"{what} (got {value!r})"]
+        if allowed:
+            parts.append(f"allowed: {allowed}")
+        if todo:
+            parts.append(todo)
+        super().__init__("; ".join(part.rstrip(".") for part in parts) + ".")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # The default would call the class with the finished message; Ray and multiprocessing carry errors this way.
+        return _rebuild, (type(self), self.what, self.value, self.allowed, self.todo)
+
+
+def _rebuild(
+    cls: type[RftError], what: str, value: object, allowed: str | None, todo: str | None
+) -> RftError:
+    return cls(what, value=value, allowed=allowed, todo=todo)
+
+
+class ConfigError(RftError):
+    """A configuration file or override that does not validate."""
+
+    exit_code = 2
+
+
+class PluginError(ConfigError):
+    """A named plug-in that does not exist or does not load."""
+
+
+class ModelError(RftError):
+    """A model that cannot be found or opened."""
+
+    exit_code = 2
+
+
+class TaskSourceError(RftError):
+    """A task source that cannot be read, or rows of it that cannot become tasks."""
+
+    exit_code = 2
+
+
+class BufferUnavailableError(RftError):
+    """The database cannot be reached, started, or is used from the wrong place."""
+
+
+class SchemaVersionError(RftError):
+    """The database's schema is older or newer than this program."""
+
+
+class QueryError(RftError):
+    """A user's SQL that the engine refused."""
+
+    exit_code = 2
+
+
+class DiskFullError(RftError):
+    """No room for a segment or for the database; nothing was half-written."""
+
+
+class SegmentCorruptError(RftError):
+    """Bytes of a segment that do not match their checksum or their address."""
+
+
+class FencedError(RftError):
+    """A worker whose claim or attempt has passed to somebody else; its write was refused."""
+
+
+class StaleExperienceError(RftError):
+    """An experience older than the staleness bound allows."""
+
+
+class OperatorError(RftError):
+    """A pipeline stage that raised; carries the stage's name."""
+
+
+class RoleFailedError(RftError):
+    """A role's process ended before its work did."""
+
+
+class EnvironmentMismatchError(RftError):
+    """Installed packages that break each other."""

@@ -1,0 +1,213 @@
+"""Correcting rewards: set, import, undo, history.
+
+A change is an UPDATE of `rft.experience.reward`, exactly as a person would write it in SQL; triggers write the label rows
+and reopen the groups. What this module adds is the batch: one transaction, one author, one id by which all of it can be
+undone. Undoing is itself a batch of labels, so nothing is ever taken out of the history. A row is restored only while
+the batch's opinion is the one that stands: what somebody said later is never overwritten by undoing what was said before.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from rftdata.database import Connection, Row, execute, fetch
+from rftdata.errors import QueryError
+
+if TYPE_CHECKING:
+    from rftdata.buffer import Buffer
+
+_UNDO = re.compile(r"^undo of label batch (\d+)")
+
+
+@dataclass(frozen=True)
+class LabelBatch:
+    """What one batch did.
+
+    Attributes:
+        label_batch_id: by which it can be undone.
+        num_changed: rows whose reward or finality changed.
+        num_unchanged: rows that already stood so; they got no label.
+        overruled: rows an undo left alone because somebody labelled them again later.
+    """
+
+    label_batch_id: int
+    num_changed: int
+    num_unchanged: int
+    overruled: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Opinion:
+    """One reward to set."""
+
+    experience_id: int
+    reward: float | None
+    final: bool = False
+    reason: str | None = None
+
+
+def set_rewards(buffer: Buffer, rewards: Mapping[int, float], *, author: str, reason: str | None = None, final: bool = False) -> LabelBatch:
+    """Set rewards in one transaction and one batch.
+
+    Args:
+        rewards: experience_id -> reward.
+        author: who says so; stored with the database's own session user beside it.
+        reason: why; stored with every label.
+        final: these rewards bypass reward shaping.
+
+    Raises:
+        QueryError: an experience that does not exist, or a reward that is not a finite number; nothing is written.
+    """
+    return apply(buffer, [Opinion(key, value, final, reason) for key, value in rewards.items()], author=author)
+
+
+def apply(buffer: Buffer, opinions: Sequence[Opinion], *, author: str) -> LabelBatch:
+    """Write opinions as one batch; like `set_rewards`, with a reason and finality of each row's own."""
+    _check(opinions)
+    with buffer.database.transaction() as connection:
+        _lock(connection, [opinion.experience_id for opinion in opinions])
+        return _write(connection, opinions, author)
+
+
+def import_rewards(buffer: Buffer, file: Path, *, author: str, reason: str | None = None, final: bool = False) -> LabelBatch:
+    """Set rewards from a CSV, JSONL or Parquet file with columns experience_id, reward and perhaps reason.
+
+    Args:
+        reason: for rows that bring none of their own.
+
+    Raises:
+        QueryError: unreadable file, missing column, a row without id or reward, an id twice, an unknown id; nothing is written.
+    """
+    table = _read(file)
+    missing = [name for name in ("experience_id", "reward") if name not in table.column_names]
+    if missing:
+        raise QueryError(
+            f"{file} lacks the column {' and '.join(missing)}", value=", ".join(table.column_names),
+            allowed="experience_id, reward and, if you like, reason", todo="rename the columns",
+        )  # fmt: skip
+    opinions = []
+    for number, row in enumerate(table.to_pylist(), 1):
+        try:
+            key, value = int(str(row["experience_id"])), float(row["reward"])
+        except (TypeError, ValueError) as error:
+            raise QueryError(
+                f"row {number} of {file} has no usable experience_id and reward",
+                value=f"{row['experience_id']}, {row['reward']}", allowed="a whole number and a number", todo="correct the row",
+            ) from error  # fmt: skip
+        opinions.append(Opinion(key, value, final, row.get("reason") or reason))
+    return apply(buffer, opinions, author=author)
+
+
+def undo(buffer: Buffer, label_batch_id: int, *, author: str, reason: str | None = None) -> LabelBatch:
+    """Give every row of a batch the reward it had before, as a new batch.
+
+    Rows labelled again since keep the later label and are listed in `overruled`.
+
+    Raises:
+        QueryError: no such batch.
+    """
+    note = f"undo of label batch {label_batch_id}" + (f": {reason}" if reason else "")
+    with buffer.database.transaction() as connection:
+        batch = fetch(connection, "label_batch", label_batch_id=label_batch_id)
+        if not batch:
+            raise QueryError("there is no such label batch", value=label_batch_id, todo="`rft label history` lists the newest batches")
+        keys = sorted({row["experience_id"] for row in batch})
+        _lock(connection, keys)
+        labels = fetch(connection, "label_histories", experience_ids=keys)
+        opinions, overruled = [], []
+        for key, rows in groupby(labels, key=lambda row: row["experience_id"]):
+            before = _before(list(rows), label_batch_id)
+            if before is None:
+                overruled.append(key)
+            else:
+                opinions.append(Opinion(key, before[0], before[1], note))
+        done = _write(connection, opinions, author)
+    return LabelBatch(done.label_batch_id, done.num_changed, done.num_unchanged, tuple(overruled))
+
+
+def history(buffer: Buffer, experience_id: int | None = None, label_batch_id: int | None = None, limit: int = 1000) -> list[Row]:
+    """Labels, newest first, of one experience, of one batch, or of all."""
+    return buffer.database.fetch("label_history", experience_id=experience_id, label_batch_id=label_batch_id, limit=limit)
+
+
+def batches(buffer: Buffer, limit: int = 20) -> list[Row]:
+    """The newest label batches, whoever wrote them."""
+    return buffer.database.fetch("label_batches", limit=limit)
+
+
+def _check(opinions: Sequence[Opinion]) -> None:
+    seen: set[int] = set()
+    for opinion in opinions:
+        if opinion.reward is None or not math.isfinite(opinion.reward):
+            raise QueryError(f"the reward of experience {opinion.experience_id} is not a finite number", value=opinion.reward)
+        if opinion.experience_id in seen:
+            raise QueryError("an experience is labelled twice in one batch", value=opinion.experience_id, todo="keep one of its rows")
+        seen.add(opinion.experience_id)
+
+
+def _lock(connection: Connection, keys: Sequence[int]) -> None:
+    found = {row["experience_id"] for row in fetch(connection, "label_lock_experiences", experience_ids=list(keys))}
+    unknown = sorted(set(keys) - found)
+    if unknown:
+        shown = ", ".join(map(str, unknown[:10])) + (f" and {len(unknown) - 10} more" if len(unknown) > 10 else "")
+        raise QueryError(f"there is no experience {shown}", todo="correct the ids; nothing was written")
+
+
+def _write(connection: Connection, opinions: Sequence[Opinion], author: str) -> LabelBatch:
+    batch = int(fetch(connection, "label_next_batch")[0]["label_batch_id"])
+    changed = 0
+    # The trigger takes the reason from a setting, so rows with one reason are written together.
+    for reason, rows in groupby(sorted(opinions, key=lambda o: o.reason or ""), key=lambda o: o.reason or ""):
+        same = list(rows)
+        fetch(connection, "label_settings", author=author, reason=reason, label_batch_id=str(batch))
+        changed += execute(
+            connection, "label_set_rewards", experience_ids=[o.experience_id for o in same],
+            rewards=[o.reward for o in same], finals=[o.final for o in same],
+        )  # fmt: skip
+    return LabelBatch(batch, changed, len(opinions) - changed)
+
+
+def _before(labels: Sequence[Row], batch: int) -> tuple[float | None, bool] | None:
+    """Reward and finality a row had before `batch`, or None when another opinion stands above it.
+
+    `labels` are one experience's, oldest first. Opinions form a stack: an undo takes its target off the top, everything
+    else goes on top, and the newest may always be undone (undoing an undo brings its target's reward back).
+    """
+    stack: list[int] = []
+    for label in labels:
+        undone = _UNDO.match(label["reason"] or "")
+        if undone and stack and stack[-1] == int(undone[1]):
+            stack.pop()
+        elif not stack or stack[-1] != label["label_batch_id"]:
+            stack.append(label["label_batch_id"])
+    if labels[-1]["label_batch_id"] != batch and (not stack or stack[-1] != batch):
+        return None
+    first = next(i for i, label in enumerate(labels) if label["label_batch_id"] == batch)
+    return labels[first]["old_value"], bool(first and labels[first - 1]["final"])
+
+
+def _read(file: Path) -> pa.Table:
+    try:
+        if file.suffix == ".parquet":
+            import pyarrow.parquet
+
+            return pyarrow.parquet.read_table(file)
+        if file.suffix in (".jsonl", ".ndjson"):
+            import pyarrow.json
+
+            return pyarrow.json.read_json(file)
+        if file.suffix == ".csv":
+            import pyarrow.csv
+
+            return pyarrow.csv.read_csv(file)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise QueryError(f"{file} cannot be read: {' '.join(str(error).split())}", todo="correct the path or the file") from error
+    raise QueryError("labels are not read from this kind of file", value=str(file), allowed=".csv, .jsonl, .parquet", todo="convert it")

@@ -1,0 +1,143 @@
+"""Planning groups: which step may run, how many groups it lacks, and which tasks they try.
+
+Any explorer may plan; an advisory lock lets one do so at a time. Nothing is queued: how many groups a step lacks is derived
+from the groups there are, so a place freed by a drop, an abandonment or ageing out is seen by whoever plans next, and
+planning is the same after a crash. Selector states and planned groups are written in one transaction.
+
+Pacing (design: "Freshness and synchronization as one rule"): explorer step s may start once the policy stands at trainer
+step >= floor((s - offset) / interval) * interval. Explorer step s feeds trainer step s + 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from psycopg.types.json import Jsonb
+
+from rftdata import wake
+from rftdata.config import SelectorConfig, TasksetConfig
+from rftdata.database import Connection, Row, execute, fetch
+from rftdata.errors import TaskSourceError
+from rftdata.selectors import Observation, Selector, build_selector
+
+if TYPE_CHECKING:
+    from rftdata.database import Database
+
+_MIXTURE = "*"
+
+
+@dataclass(frozen=True)
+class PlanConfig:
+    """What planning needs of a run's configuration."""
+
+    tasksets: tuple[TasksetConfig, ...]
+    selector: SelectorConfig
+    seed: int
+    batch_groups: int
+    group_size: int
+    max_refill: int
+    interval: int
+    offset: int
+    source: str = "explorer"
+    base_dir: Path | None = None
+
+
+def last_startable_step(policy_step: int, interval: int, offset: int) -> int:
+    """The highest explorer step that may start while the policy stands at `policy_step`."""
+    return (policy_step // interval + 1) * interval - 1 + offset
+
+
+class Planner:
+    """Plans the groups of one run; one per explorer process."""
+
+    def __init__(self, database: Database, run_id: int, config: PlanConfig) -> None:
+        self._database = database
+        self._run_id = run_id
+        self._config = config
+        self._task_ids: dict[str, list[int]] = {}
+        self._positions: dict[str, dict[int, int]] = {}
+
+    def plan(self) -> int:
+        """Plan what is lacking; the number of groups planned. Returns 0 while another explorer plans."""
+        with self._database.transaction() as connection:
+            if not fetch(connection, "try_plan_lock", run_id=self._run_id)[0]["locked"]:
+                return 0
+            window = fetch(connection, "planning_window", run_id=self._run_id)[0]
+            if window["policy_step"] is None or window["stop_requested"]:
+                return 0
+            lacking = self._lacking(connection, window)
+            if lacking:
+                self._insert(connection, window["current_attempt_id"], lacking)
+        if lacking:
+            wake.notify(self._database, wake.PLANNED)
+        return len(lacking)
+
+    def _lacking(self, connection: Connection, window: Row) -> list[tuple[int, bool]]:
+        """(explorer step, is it a refill) of every group to plan."""
+        config = self._config
+        done = fetch(connection, "done_step", attempt_id=window["current_attempt_id"])[0]["step"]
+        last = min(last_startable_step(window["policy_step"], config.interval, config.offset), window["planned_steps"] - 1)
+        if last < done:
+            return []
+        rows = fetch(connection, "planned_per_step", run_id=self._run_id, first_step=done, last_step=last)
+        steps = {row["explore_step"]: row for row in rows}
+        # Leftovers of earlier steps are drawn first, so they count for the first open step.
+        spare = fetch(connection, "live_before_step", run_id=self._run_id, step=done)[0]["live"]
+        lacking: list[tuple[int, bool]] = []
+        for step in range(done, last + 1):
+            row = steps.get(step, {"base": 0, "refills": 0, "live": 0})
+            base = max(config.batch_groups - row["base"], 0)
+            missing = config.batch_groups - row["live"] - base - spare
+            refills = max(min(missing, config.max_refill - row["refills"]), 0)
+            lacking += [(step, False)] * base + [(step, True)] * refills
+            spare = max(-missing, 0)
+        return lacking
+
+    def _insert(self, connection: Connection, attempt_id: int, lacking: list[tuple[int, bool]]) -> None:
+        tasks = self._select(connection, len(lacking))
+        ordinal = fetch(connection, "next_ordinal", run_id=self._run_id)[0]["ordinal"]
+        for i, ((step, is_refill), task_id) in enumerate(zip(lacking, tasks, strict=True)):
+            execute(
+                connection, "insert_group", run_id=self._run_id, attempt_id=attempt_id, ordinal=ordinal + i, task_id=task_id,
+                explore_step=step, group_size=self._config.group_size, is_refill=is_refill, source=self._config.source,
+            )  # fmt: skip
+        execute(connection, "mark_selected", run_id=self._run_id, task_ids=sorted(set(tasks)))
+
+    def _select(self, connection: Connection, count: int) -> list[int]:
+        """Task ids of the next groups, tasksets mixed by weight."""
+        states = {row["taskset"]: row for row in fetch(connection, "selector_states", run_id=self._run_id)}
+        selectors = {t.name: self._selector(connection, t, states.get(t.name)) for t in self._config.tasksets}
+        self._observe(connection, selectors)
+        planned: dict[str, int] = dict(states[_MIXTURE]["state"]) if _MIXTURE in states else {}
+        chosen = []
+        for _ in range(count):
+            # The taskset that is furthest behind its weight: exact proportions without randomness.
+            name = min(self._config.tasksets, key=lambda t: (planned.get(t.name, 0) + 1) / t.weight).name
+            planned[name] = planned.get(name, 0) + 1
+            chosen.append(self._task_ids[name][selectors[name].select(1)[0]])
+        for name, selector in selectors.items():
+            self._save(connection, name, self._config.selector.type, selector.state_dict())
+        self._save(connection, _MIXTURE, "weights", planned)
+        return chosen
+
+    def _selector(self, connection: Connection, taskset: TasksetConfig, saved: Row | None) -> Selector:
+        ids = [row["task_id"] for row in fetch(connection, "active_task_ids", taskset=taskset.name)]
+        if not ids:
+            raise TaskSourceError(f"the taskset {taskset.name!r} has no active task", todo="load it with `rft tasks load`, or activate some of its tasks")
+        self._task_ids[taskset.name] = ids
+        self._positions[taskset.name] = {task_id: i for i, task_id in enumerate(ids)}
+        selector = build_selector(self._config.selector.type, self._config.selector.args, len(ids), self._config.seed, self._config.base_dir)
+        if saved is not None and saved["selector"] == self._config.selector.type:
+            selector.load_state_dict(saved["state"])
+        return selector
+
+    def _observe(self, connection: Connection, selectors: dict[str, Selector]) -> None:
+        for row in fetch(connection, "new_observations", run_id=self._run_id):
+            position = self._positions.get(row["taskset"], {}).get(row["task_id"])
+            if position is not None:
+                selectors[row["taskset"]].observe([Observation(position, row["successes"], row["trials"], row["kind"])])
+
+    def _save(self, connection: Connection, taskset: str, selector: str, state: dict[str, Any]) -> None:
+        execute(connection, "save_selector_state", run_id=self._run_id, taskset=taskset, selector=selector, state=Jsonb(state))

@@ -1,0 +1,99 @@
+"""The one registry: a YAML name becomes an object.
+
+A name is looked up in this order: `./file.py:attr` (relative to the configuration file), a dotted path
+`package.module:attr` or `package.module.attr`, the literal dictionary of built-ins of its kind, then the entry points
+of group `rftdata.<kind>`. Built-ins are given as strings `module:attr` so that naming one imports only that one. A
+plug-in that fails to load is an error, never a warning.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.metadata
+import importlib.util
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rftdata.errors import PluginError
+
+
+def load(kind: str, name: str, builtins: Mapping[str, str], base_dir: Path | None = None) -> Any:
+    """Return the object that `name` stands for.
+
+    Args:
+        kind: what is named, in the words of the configuration (`operator`, `reward`, `selector`, …).
+        name: a built-in's name, an entry point's name, `./file.py:attr`, or a dotted path.
+        builtins: name -> `module:attr`.
+        base_dir: folder that `./` is relative to; the current folder when None.
+
+    Raises:
+        PluginError: unknown name (with the nearest known one), or a file or module that fails to load.
+    """
+    if name in builtins:
+        return _from_module(kind, name, builtins[name])
+    if ".py:" in name or name.endswith(".py"):
+        return _from_file(kind, name, base_dir or Path.cwd())
+    for entry_point in importlib.metadata.entry_points(group=f"rftdata.{kind}", name=name):
+        return entry_point.load()
+    if ":" in name or "." in name:
+        return _from_module(kind, name, name if ":" in name else ":".join(name.rsplit(".", 1)))
+    known = names(kind, builtins)
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"for your own {kind} write './file.py:attr' or 'package.module:attr'"
+    raise PluginError(f"unknown {kind}", value=name, allowed=", ".join(known), todo=hint)
+
+
+def names(kind: str, builtins: Mapping[str, str]) -> list[str]:
+    """All names of a kind that can be written in YAML without a path."""
+    installed = {entry_point.name for entry_point in importlib.metadata.entry_points(group=f"rftdata.{kind}")}
+    return sorted({*builtins, *installed})
+
+
+def _from_module(kind: str, name: str, target: str) -> Any:
+    module_name, _, attribute = target.partition(":")
+    try:
+        return getattr(importlib.import_module(module_name), attribute)
+    except Exception as error:
+        raise PluginError(
+            f"the {kind} {name!r} does not load: {type(error).__name__}: {error}",
+            todo=f"check that `python -c 'import {module_name}'` works and that it defines {attribute!r}",
+        ) from error
+
+
+def _from_file(kind: str, name: str, base_dir: Path) -> Any:
+    file_name, _, attribute = name.partition(":")
+    path = (base_dir / file_name).resolve()
+    if not attribute:
+        raise PluginError(f"the {kind} names a file but no object in it", value=name, allowed="./file.py:attr")
+    if not path.is_file():
+        raise PluginError(f"the {kind}'s file does not exist", value=str(path), todo="correct the path; it is relative to the configuration file")
+    try:
+        module = _import_file(path)
+    except Exception as error:
+        raise PluginError(f"the {kind} {name!r} does not load: {type(error).__name__}: {error}", todo=f"mend {path}") from error
+    if not hasattr(module, attribute):
+        public = sorted(n for n in vars(module) if not n.startswith("_"))
+        raise PluginError(f"{path} has no {attribute!r}", allowed=", ".join(public), todo=f"correct the {kind}'s name")
+    return getattr(module, attribute)
+
+
+def _import_file(path: Path) -> ModuleType:
+    # The name carries a digest of the path so that two files called reward.py stay two modules.
+    module_name = f"rft_plugin_{path.stem}_{hashlib.sha1(str(path).encode()).hexdigest()[:8]}"
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[module_name]
+        raise
+    return module

@@ -1,0 +1,224 @@
+"""The data plane: token arrays in append-only Arrow segments.
+
+A segment is one record batch, stored as a complete Arrow IPC *stream* (schema, batch, end) in some file at some offset,
+addressed for ever by its id in `rft.segment`. A writer appends to a file of its own, makes the bytes durable, and only
+then commits offset, length and checksum to SQL; bytes beyond a committed length mean nothing. Readers map files into
+memory and read batches without copying. The layout of one row:
+
+| column | Arrow type | meaning |
+| --- | --- | --- |
+| token_ids | list<int32> | prompt and response, T tokens |
+| loss_mask | list<uint8> | T; 1 where the token was sampled and trains, else 0 (bytes: readable without unpacking bits) |
+| behavior_logprobs | list<float32> | T; log-probability (nats) under the policy that sampled it; 0 where the mask is false |
+| policy_spans | list<struct<start: int32, policy_version_id: int64>> | which policy sampled from token `start` on |
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import shutil
+import socket
+import threading
+import uuid
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import xxhash
+
+from rftdata.errors import DiskFullError, SegmentCorruptError
+
+SCHEMA = pa.schema(
+    [
+        pa.field("token_ids", pa.list_(pa.int32()), nullable=False),
+        pa.field("loss_mask", pa.list_(pa.uint8()), nullable=False),
+        pa.field("behavior_logprobs", pa.list_(pa.float32()), nullable=False),
+        pa.field("policy_spans", pa.list_(pa.struct([("start", pa.int32()), ("policy_version_id", pa.int64())])), nullable=False),
+    ]
+)
+
+_ROLL_BYTES = 512 * 2**20
+
+
+@dataclass(frozen=True)
+class SegmentAddress:
+    """Where a segment's bytes are now."""
+
+    segment_id: int
+    uri: str
+    offset_bytes: int
+    length_bytes: int
+    checksum: str
+
+
+@dataclass(frozen=True)
+class Appended:
+    """What an append made durable: the file, the range and its checksum."""
+
+    uri: str
+    offset_bytes: int
+    length_bytes: int
+    num_rows: int
+    checksum: str
+
+
+class SegmentAppender(ABC):
+    """Appends batches to a place of its own; used by one thread at a time."""
+
+    @abstractmethod
+    def append(self, batch: pa.RecordBatch) -> Appended:
+        """Store a batch durably.
+
+        Raises:
+            DiskFullError: not enough room; nothing of the batch will be seen.
+        """
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class SegmentStore(ABC):
+    """A place for segments."""
+
+    @abstractmethod
+    def appender(self) -> SegmentAppender: ...
+
+    @abstractmethod
+    def read(self, address: SegmentAddress, *, verify: bool = False) -> pa.RecordBatch:
+        """The batch at an address.
+
+        Raises:
+            SegmentCorruptError: missing file, truncated range, checksum mismatch (with `verify`), undecodable bytes.
+        """
+
+
+class PosixSegmentStore(SegmentStore):
+    """Segments in files below a folder.
+
+    Args:
+        folder: made when missing.
+        min_free_bytes: appends that would leave less free disk are refused.
+    """
+
+    def __init__(self, folder: Path, min_free_bytes: int = 0) -> None:
+        self.folder = folder
+        self.min_free_bytes = min_free_bytes
+        folder.mkdir(parents=True, exist_ok=True)
+        self._maps: OrderedDict[str, pa.MemoryMappedFile] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def appender(self) -> SegmentAppender:
+        return _PosixAppender(self.folder, self.min_free_bytes)
+
+    def read(self, address: SegmentAddress, *, verify: bool = False) -> pa.RecordBatch:
+        data = self._bytes(address)
+        if verify and checksum(memoryview(data)) != address.checksum:
+            raise _corrupt(address, "its bytes do not match their checksum")
+        try:
+            with pa.ipc.open_stream(data) as reader:
+                return reader.read_next_batch()
+        except (pa.ArrowInvalid, StopIteration) as error:
+            raise _corrupt(address, f"its bytes are not an Arrow stream: {error}") from error
+
+    def _bytes(self, address: SegmentAddress) -> pa.Buffer:
+        end = address.offset_bytes + address.length_bytes
+        with self._lock:
+            mapped = self._maps.get(address.uri)
+            # A file that grew after it was mapped is mapped again.
+            if mapped is None or mapped.size() < end:
+                try:
+                    mapped = pa.memory_map(str(self.folder / address.uri))
+                except FileNotFoundError as error:
+                    raise _corrupt(address, "its file is missing") from error
+                self._maps[address.uri] = mapped
+                if len(self._maps) > 256:
+                    self._maps.popitem(last=False)
+            self._maps.move_to_end(address.uri)
+            if mapped.size() < end:
+                raise _corrupt(address, f"its file is only {mapped.size()} bytes long")
+            mapped.seek(address.offset_bytes)
+            return mapped.read_buffer(address.length_bytes)
+
+
+class _PosixAppender(SegmentAppender):
+    """One writer's file. After an fsync error the file's state is unknown, so the appender gives up on it for good."""
+
+    def __init__(self, folder: Path, min_free_bytes: int) -> None:
+        self.folder = folder
+        self.min_free_bytes = min_free_bytes
+        self._file: io.FileIO | None = None
+        self._uri = ""
+        self._offset = 0
+
+    def append(self, batch: pa.RecordBatch) -> Appended:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        data = sink.getvalue()
+        self._check_room(data.size)
+        if self._file is None or self._offset > _ROLL_BYTES:
+            self._open()
+        assert self._file is not None
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[self._file.write(view) :]
+            os.fdatasync(self._file.fileno())
+        except OSError as error:
+            self.close()
+            raise _full(self.folder, error) from error
+        appended = Appended(self._uri, self._offset, data.size, batch.num_rows, checksum(memoryview(data)))
+        self._offset += data.size
+        return appended
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _open(self) -> None:
+        self.close()
+        self._uri = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:12]}.arrows"
+        try:
+            self._file = open(self.folder / self._uri, "xb", buffering=0)
+            # The file's name must survive a power loss too.
+            folder = os.open(self.folder, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except OSError as error:
+            raise _full(self.folder, error) from error
+        self._offset = 0
+
+    def _check_room(self, num_bytes: int) -> None:
+        free = shutil.disk_usage(self.folder).free
+        if free - num_bytes < self.min_free_bytes:
+            raise DiskFullError(
+                f"the disk of the segments in {self.folder} has {free} bytes free",
+                value=num_bytes,
+                allowed=f"writes that leave at least buffer.min_free_bytes = {self.min_free_bytes}",
+                todo="free some space, move buffer.segments, or lower buffer.min_free_bytes",
+            )
+
+
+def checksum(data: memoryview | bytes) -> str:
+    """xxh3-64 of the bytes, hexadecimal."""
+    return xxhash.xxh3_64_hexdigest(data)
+
+
+def _corrupt(address: SegmentAddress, why: str) -> SegmentCorruptError:
+    return SegmentCorruptError(
+        f"segment {address.segment_id} ({address.uri}, {address.length_bytes} bytes at {address.offset_bytes}) cannot be served: {why}",
+        todo="restore the file from a back-up; `rft doctor` lists every affected experience",
+    )
+
+
+def _full(folder: Path, error: OSError) -> Exception:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFullError(f"the disk of the segments in {folder} is full", todo="free some space; nothing was half-written")
+    return error

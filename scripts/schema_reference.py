@@ -1,0 +1,89 @@
+"""Write docs/reference/schema.md from the schema of a new, empty buffer, so that the two cannot differ.
+
+`--check` writes nothing and exits 1 when the file is not what would be written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import rftdata
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "reference" / "schema.md"
+QUERY = Path(__file__).with_suffix(".sql")
+
+HEADER = """\
+# The schema `rft`
+
+Generated from the database's own comments by `make docs`; do not edit. Users may write SQL against everything here.
+`rft sql "select * from rft.v_experience limit 5"` is a way to start.
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="compare only")
+    check = parser.parse_args().check
+    page = render(lines_of_a_new_buffer())
+    if check:
+        current = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else ""
+        if current != page:
+            print(f"{PAGE.relative_to(ROOT)} is not what the schema says; run: make docs", file=sys.stderr)
+        return int(current != page)
+    PAGE.parent.mkdir(parents=True, exist_ok=True)
+    PAGE.write_text(page, encoding="utf-8")
+    print(f"wrote {PAGE.relative_to(ROOT)}")
+    return 0
+
+
+def lines_of_a_new_buffer() -> list[dict[str, Any]]:
+    # PostgreSQL's socket path must be short, so not below the checkout.
+    with tempfile.TemporaryDirectory(prefix="rft-schema-") as folder:
+        buffer = rftdata.open(folder)
+        try:
+            return list(buffer.sql(QUERY.read_text(encoding="utf-8")).to_pylist())
+        finally:
+            buffer.close()
+            if buffer.server is not None:
+                buffer.server.stop()
+
+
+def render(lines: list[dict[str, Any]]) -> str:
+    parts = [HEADER]
+    for kind, of_kind in groupby(lines, key=lambda line: line["kind"]):
+        parts.append(f"## {kind.capitalize()}s\n")
+        for relation, of_relation in groupby(of_kind, key=lambda line: line["relation"]):
+            rows = list(of_relation)
+            body = values(rows) if kind == "enumeration" else column_table(kind, rows)
+            parts.append(f"### `{relation}`\n\n{rows[0]['relation_comment']}\n\n{body}")
+    return "\n".join(parts)
+
+
+def values(rows: list[dict[str, Any]]) -> str:
+    listed = ", ".join(f"`{row['name']}`" for row in rows)
+    return f"Values: {listed}.\n"
+
+
+def column_table(kind: str, rows: list[dict[str, Any]]) -> str:
+    # PostgreSQL knows of a view's columns neither whether they may be null nor a default.
+    facts = ["may be null", "default"] if kind == "table" else []
+    described = ["meaning"] if any(row["comment"] for row in rows) else []
+    head = ["column", "type", *facts, *described]
+    out = [head, ["---"] * len(head)]
+    for row in rows:
+        default = f"`{row['default_value']}`" if row["default_value"] else ""
+        cells = [f"`{row['name']}`", row["type"]]
+        cells += ["" if row["not_null"] else "yes", default] if facts else []
+        cells += [row["comment"]] if described else []
+        out.append([cell.replace("|", "\\|").replace("\n", " ") for cell in cells])
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in out)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,31 @@
+-- name: query_columns
+-- Tables and views a DuckDB query may name, with their columns in order.
+SELECT table_name::text AS table_name, column_name::text AS column_name, data_type::text AS data_type
+FROM information_schema.columns WHERE table_schema = 'rft' ORDER BY table_name, ordinal_position;
+
+-- name: lineage_of_experience
+-- Every step that used an experience, the reward it used, and the first checkpoint that contains it.
+SELECT run, attempt_id, trainer_step, reward_used, reward_now, corrected_since, checkpoint_step, checkpoint_uri
+FROM rft.v_lineage WHERE experience_id = %(experience_id)s ORDER BY trainer_step, attempt_id;
+
+-- name: lineage_of_checkpoint
+-- Every experience the run's present history trained on up to a step, in order of use.
+SELECT c.trainer_step, c.experience_id, c.reward_used, l.reward_now, l.corrected_since
+FROM rft.v_consumption c
+JOIN rft.v_lineage l ON l.experience_id = c.experience_id AND l.attempt_id = c.attempt_id AND l.trainer_step = c.trainer_step
+WHERE c.run_id = %(run_id)s AND c.trainer_step <= %(step)s ORDER BY c.trainer_step, c.slot;
+
+-- name: lineage_steps
+-- Steps of the run's present history that have a checkpoint.
+SELECT DISTINCT c.trainer_step FROM rft.run r
+JOIN rft.v_history h ON h.history_id = r.current_attempt_id
+JOIN rft.checkpoint c ON c.attempt_id = h.attempt_id AND (h.last_step IS NULL OR c.trainer_step <= h.last_step)
+WHERE r.run_id = %(run_id)s ORDER BY c.trainer_step;
+
+-- name: experience_exists
+SELECT 1 AS found FROM rft.experience WHERE experience_id = %(experience_id)s;
+
+-- name: open_sessions
+-- Sessions other than this one, by program.
+SELECT pid, application_name, state, backend_start FROM pg_stat_activity
+WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() AND datname IS NOT NULL ORDER BY backend_start;

@@ -1,0 +1,47 @@
+-- name: plan_evaluation
+-- Once per step of a history, taskset and decoding.
+INSERT INTO rft.evaluation (run_id, policy_version_id, trainer_step, purpose, taskset, decoding, uri, checksum)
+SELECT %(run_id)s, %(policy_version_id)s, %(trainer_step)s, %(purpose)s, %(taskset)s, %(decoding)s, %(uri)s, %(checksum)s
+WHERE NOT EXISTS (
+    SELECT FROM rft.evaluation e
+    JOIN rft.policy_version p USING (policy_version_id)
+    JOIN rft.run r ON r.run_id = p.run_id
+    JOIN rft.v_history h ON h.history_id = r.current_attempt_id AND h.attempt_id = p.attempt_id
+        AND (h.last_step IS NULL OR p.trainer_step <= h.last_step)
+    WHERE e.run_id = %(run_id)s AND e.trainer_step = %(trainer_step)s AND e.purpose = %(purpose)s AND e.taskset = %(taskset)s
+      AND e.decoding = %(decoding)s AND e.status <> 'failed')
+ON CONFLICT DO NOTHING;
+
+-- name: claim_evaluation
+WITH picked AS (
+    SELECT evaluation_id FROM rft.evaluation WHERE run_id = %(run_id)s AND status = 'planned'
+    ORDER BY policy_version_id, evaluation_id LIMIT 1 FOR UPDATE SKIP LOCKED)
+UPDATE rft.evaluation e
+SET status = 'claimed', claimed_by = %(worker_id)s, lease_until = rft.clock() + %(lease_s)s * interval '1 s'
+FROM picked p WHERE e.evaluation_id = p.evaluation_id
+RETURNING e.*;
+
+-- name: evaluation_tasks
+SELECT task_id, taskset, task_key, payload FROM rft.task WHERE taskset = %(taskset)s AND status = 'active' ORDER BY task_id;
+
+-- name: finish_evaluation
+UPDATE rft.evaluation SET status = 'done', num_tasks = %(num_tasks)s, mean_reward = %(mean_reward)s, seconds = %(seconds)s,
+    finished_at = clock_timestamp(), lease_until = NULL
+WHERE evaluation_id = %(evaluation_id)s AND claimed_by = %(worker_id)s AND status = 'claimed';
+
+-- name: fail_evaluation
+UPDATE rft.evaluation SET status = 'failed', error = %(error)s, finished_at = clock_timestamp(), lease_until = NULL
+WHERE evaluation_id = %(evaluation_id)s;
+
+-- name: drop_lost_evaluations
+-- A new attempt plans its own; what earlier ones asked for and never got is given up.
+UPDATE rft.evaluation SET status = 'failed', error = 'the attempt that asked for it ended', finished_at = clock_timestamp()
+WHERE run_id = %(run_id)s AND status IN ('planned', 'claimed');
+
+-- name: open_evaluations
+SELECT count(*) AS open FROM rft.evaluation WHERE run_id = %(run_id)s AND status IN ('planned', 'claimed');
+
+-- name: failed_evaluations
+SELECT e.evaluation_id, e.purpose, e.taskset, e.decoding, e.trainer_step, e.error FROM rft.evaluation e
+JOIN rft.policy_version p USING (policy_version_id) JOIN rft.run r ON r.run_id = p.run_id AND r.current_attempt_id = p.attempt_id
+WHERE e.run_id = %(run_id)s AND e.status = 'failed';

@@ -1,0 +1,86 @@
+-- name: claim_groups
+-- Work for an explorer whose engine holds the policy of `policy_step`: groups of steps that may start at that policy.
+WITH picked AS (
+    SELECT group_id FROM rft.rollout_group
+    WHERE run_id = %(run_id)s AND status = 'planned' AND trainable AND explore_step <= %(last_step)s
+    ORDER BY explore_step, ordinal LIMIT %(count)s FOR UPDATE SKIP LOCKED)
+UPDATE rft.rollout_group g
+SET status = 'claimed', claimed_by = %(worker_id)s, claim_token = claim_token + 1, lease_until = rft.clock() + %(lease_s)s * interval '1 s'
+FROM picked p, rft.task t
+WHERE g.group_id = p.group_id AND t.task_id = g.task_id
+RETURNING g.group_id, g.attempt_id, g.ordinal, g.explore_step, g.group_size, g.claim_token, g.task_id, t.taskset, t.task_key, t.payload;
+
+-- name: lock_claimed_groups
+-- The groups of a write batch that are still held under the token they were claimed with.
+SELECT g.group_id, g.run_id, g.attempt_id, g.ordinal, g.explore_step, g.task_id
+FROM rft.rollout_group g
+JOIN unnest(%(group_ids)s::bigint[], %(claim_tokens)s::bigint[]) AS c (group_id, claim_token) USING (group_id)
+WHERE g.status = 'claimed' AND g.claim_token = c.claim_token
+ORDER BY g.group_id FOR UPDATE OF g;
+
+-- name: adopt_group
+-- A group that nobody planned: imported or written by a person.
+INSERT INTO rft.rollout_group (run_id, attempt_id, ordinal, task_id, explore_step, group_size, source, status, claim_token)
+SELECT r.run_id, coalesce(r.current_attempt_id, -r.run_id),
+       (SELECT coalesce(max(ordinal), -1) + 1 FROM rft.rollout_group WHERE run_id = r.run_id),
+       %(task_id)s, 0, %(group_size)s, %(source)s, 'claimed', 1
+FROM rft.run r WHERE r.run_id = %(run_id)s
+RETURNING group_id, claim_token;
+
+-- name: lock_adoption
+SELECT pg_advisory_xact_lock(hashtext('rft.adopt'), %(run_id)s::integer);
+
+-- name: upsert_task
+INSERT INTO rft.task AS t (taskset, task_key, payload) VALUES (%(taskset)s, %(task_key)s, %(payload)s)
+ON CONFLICT (taskset, task_key) DO UPDATE SET task_key = excluded.task_key RETURNING task_id;
+
+-- name: find_receipt
+SELECT 1 AS ok FROM rft.write_receipt WHERE receipt = %(receipt)s;
+
+-- name: insert_receipt
+INSERT INTO rft.write_receipt (receipt, run_id, num_groups, num_experiences)
+VALUES (%(receipt)s, %(run_id)s, %(num_groups)s, %(num_experiences)s) ON CONFLICT DO NOTHING;
+
+-- name: reserve_ids
+SELECT (SELECT coalesce(array_agg(nextval('rft.rollout_rollout_id_seq')), '{}') FROM generate_series(1, %(rollouts)s)) AS rollouts,
+       (SELECT coalesce(array_agg(nextval('rft.experience_experience_id_seq')), '{}') FROM generate_series(1, %(experiences)s)) AS experiences;
+
+-- name: insert_segment_file
+INSERT INTO rft.segment_file (uri, size_bytes) VALUES (%(uri)s, %(size_bytes)s) RETURNING file_id;
+
+-- name: grow_segment_file
+UPDATE rft.segment_file SET size_bytes = greatest(size_bytes, %(size_bytes)s) WHERE file_id = %(file_id)s;
+
+-- name: insert_segment
+INSERT INTO rft.segment (file_id, offset_bytes, length_bytes, num_rows, checksum)
+VALUES (%(file_id)s, %(offset_bytes)s, %(length_bytes)s, %(num_rows)s, %(checksum)s) RETURNING segment_id;
+
+-- name: seal_groups
+-- No more facts: the pipeline's turn. Groups with an outcome for every rollout only.
+WITH sealed AS (
+    UPDATE rft.rollout_group SET status = 'sealed', sealed_at = clock_timestamp(), lease_until = NULL
+    WHERE group_id = ANY (%(group_ids)s) RETURNING group_id, run_id, explore_step, ordinal)
+INSERT INTO rft.worklist (consumer, item_kind, item_id, sort_key)
+SELECT 'pipeline/' || run_id, 'group', group_id, explore_step::bigint << 32 | ordinal FROM sealed;
+
+-- name: observe_groups
+-- What selectors learn, and its fold, in the transaction that seals the groups.
+WITH seen AS (
+    INSERT INTO rft.task_observation (run_id, attempt_id, ordinal, task_id, successes, trials)
+    SELECT g.run_id, g.attempt_id, g.ordinal, g.task_id,
+           coalesce(sum(least(greatest(o.reward, 0), 1)) FILTER (WHERE o.outcome = 'ok'), 0), count(*) FILTER (WHERE o.outcome = 'ok' AND o.reward IS NOT NULL)
+    FROM rft.rollout_group g JOIN rft.rollout o USING (group_id)
+    WHERE g.group_id = ANY (%(group_ids)s)
+    GROUP BY g.group_id
+    RETURNING run_id, task_id, successes, trials),
+folded AS (SELECT run_id, task_id, sum(successes) AS successes, sum(trials) AS trials, count(*) AS attempts FROM seen GROUP BY run_id, task_id)
+INSERT INTO rft.task_stat AS s (run_id, task_id, alpha, beta, attempts, mean_reward)
+SELECT run_id, task_id, 1 + successes, 1 + trials - successes, attempts, successes / nullif(trials, 0) FROM folded ORDER BY task_id
+ON CONFLICT (run_id, task_id) DO UPDATE
+SET alpha = s.alpha + excluded.alpha - 1, beta = s.beta + excluded.beta - 1, attempts = s.attempts + excluded.attempts,
+    mean_reward = (s.alpha + excluded.alpha - 2) / nullif(s.alpha + s.beta + excluded.alpha + excluded.beta - 4, 0);
+
+-- name: release_groups
+-- An explorer that stops in good order gives back what it has not finished.
+UPDATE rft.rollout_group SET status = 'planned', claimed_by = NULL, lease_until = NULL, claim_token = claim_token + 1
+WHERE claimed_by = %(worker_id)s AND status = 'claimed';

@@ -1,0 +1,40 @@
+-- name: label_settings
+-- Who labels and why, until the transaction ends; the trigger on rft.experience reads it.
+SELECT set_config('rft.author', %(author)s, true), set_config('rft.reason', %(reason)s, true),
+       set_config('rft.label_source', 'import', true), set_config('rft.label_batch', %(label_batch_id)s, true);
+
+-- name: label_next_batch
+SELECT nextval('rft.label_batch_id_seq') AS label_batch_id;
+
+-- name: label_lock_experiences
+-- Locked in one order, so that two batches over the same rows wait for each other instead of deadlocking.
+SELECT experience_id, reward, reward_final FROM rft.experience WHERE experience_id = ANY (%(experience_ids)s)
+ORDER BY experience_id FOR UPDATE;
+
+-- name: label_set_rewards
+-- Rows that already stand so are left alone: an opinion repeated is no new label.
+UPDATE rft.experience e SET reward = n.reward, reward_final = n.final
+FROM unnest(%(experience_ids)s::bigint[], %(rewards)s::double precision[], %(finals)s::boolean[]) AS n (experience_id, reward, final)
+WHERE e.experience_id = n.experience_id AND (e.reward, e.reward_final) IS DISTINCT FROM (n.reward, n.final);
+
+-- name: label_batch
+SELECT * FROM rft.label WHERE label_batch_id = %(label_batch_id)s ORDER BY label_id;
+
+-- name: label_histories
+-- Every label of some experiences, in the order they were given.
+SELECT label_id, experience_id, old_value, new_value, final, label_batch_id, reason FROM rft.label
+WHERE experience_id = ANY (%(experience_ids)s) ORDER BY experience_id, label_id;
+
+-- name: label_history
+SELECT label_id, experience_id, field, old_value, new_value, final, author, session_user_name, source::text AS source, reason,
+       label_batch_id, labelled_at
+FROM rft.label
+WHERE (%(experience_id)s::bigint IS NULL OR experience_id = %(experience_id)s)
+  AND (%(label_batch_id)s::bigint IS NULL OR label_batch_id = %(label_batch_id)s)
+ORDER BY label_id DESC LIMIT %(limit)s;
+
+-- name: label_batches
+-- The newest batches, to find the one to undo.
+SELECT label_batch_id, count(*) AS num_labels, min(author) AS author, min(source::text) AS source, min(reason) AS reason,
+       min(labelled_at) AS labelled_at
+FROM rft.label GROUP BY label_batch_id ORDER BY label_batch_id DESC LIMIT %(limit)s;

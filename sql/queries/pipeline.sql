@@ -1,0 +1,55 @@
+-- name: claim_sealed_groups
+WITH picked AS (
+    SELECT item_kind, item_id FROM rft.worklist
+    WHERE consumer = 'pipeline/' || %(run_id)s AND available
+    ORDER BY sort_key LIMIT %(count)s FOR UPDATE SKIP LOCKED)
+UPDATE rft.worklist w SET available = false, claimed_by = %(worker_id)s, lease_until = rft.clock() + %(lease_s)s * interval '1 s'
+FROM picked p WHERE w.consumer = 'pipeline/' || %(run_id)s AND w.item_kind = p.item_kind AND w.item_id = p.item_id
+RETURNING w.item_id AS group_id;
+
+-- name: batch_of_groups
+-- What stages see of an experience.
+SELECT e.experience_id, e.group_id, o.rollout_index, e.turn_index, g.task_id, t.taskset, t.payload ->> 'answer' AS answer,
+       e.prompt, e.response, e.reward, e.reward_sampled, e.num_prompt_tokens, e.num_response_tokens, e.finish_reason,
+       e.metrics::text AS metrics, e.source::text AS source,
+       (SELECT coalesce(max(l.label_id), 0) FROM rft.label l WHERE l.experience_id = e.experience_id) AS label_cut
+FROM rft.experience e
+JOIN rft.rollout_group g USING (group_id)
+JOIN rft.rollout o USING (rollout_id)
+JOIN rft.task t USING (task_id)
+WHERE e.group_id = ANY (%(group_ids)s)
+ORDER BY g.explore_step, g.ordinal, o.rollout_index, e.turn_index;
+
+-- name: lock_groups
+SELECT group_id FROM rft.rollout_group WHERE group_id = ANY (%(group_ids)s) ORDER BY group_id FOR UPDATE;
+
+-- name: still_claimed
+-- Groups whose verdicts may be committed: a relabel in between took the claim away.
+SELECT item_id AS group_id FROM rft.worklist
+WHERE consumer = 'pipeline/' || %(run_id)s AND item_kind = 'group' AND item_id = ANY (%(group_ids)s)
+  AND claimed_by = %(worker_id)s AND NOT available
+FOR UPDATE;
+
+-- name: finish_pipeline_items
+DELETE FROM rft.worklist WHERE consumer = 'pipeline/' || %(run_id)s AND item_kind = 'group' AND item_id = ANY (%(group_ids)s);
+
+-- name: close_groups
+-- Dropped whole: the place goes back to the planner, which counts only groups that can still train.
+UPDATE rft.rollout_group g SET status = 'ready', ready_at = clock_timestamp(), trainable = false, closed_reason = c.reason
+FROM unnest(%(group_ids)s::bigint[], %(reasons)s::text[]) AS c (group_id, reason) WHERE g.group_id = c.group_id;
+
+-- name: ready_groups
+-- Kept: drawable, unless the present history has drawn it already.
+WITH ready AS (
+    UPDATE rft.rollout_group g SET status = 'ready', ready_at = clock_timestamp(), trainable = true, closed_reason = NULL
+    FROM unnest(%(group_ids)s::bigint[], %(priorities)s::float8[]) AS c (group_id, priority)
+    WHERE g.group_id = c.group_id RETURNING g.group_id, g.run_id, g.explore_step, g.ordinal, c.priority)
+INSERT INTO rft.worklist AS w (consumer, item_kind, item_id, sort_key, priority, policy_step)
+SELECT 'trainer/' || r.run_id, 'group', r.group_id, r.explore_step::bigint << 32 | r.ordinal, r.priority,
+       coalesce((SELECT min(p.trainer_step) FROM rft.experience e JOIN rft.policy_version p ON p.policy_version_id = e.policy_version_min
+                 WHERE e.group_id = r.group_id), r.explore_step)
+FROM ready r
+ON CONFLICT (consumer, item_kind, item_id) DO UPDATE SET available = true, priority = excluded.priority;
+
+-- name: pipeline_depth
+SELECT count(*) AS depth FROM rft.worklist WHERE consumer = 'pipeline/' || %(run_id)s AND available;

@@ -1,0 +1,64 @@
+-- name: try_plan_lock
+SELECT pg_try_advisory_xact_lock(hashtext('rft.plan'), %(run_id)s::integer) AS locked;
+
+-- name: planning_window
+-- Where planning stands: the steps done on the present history and the trainer step of the newest published policy.
+SELECT r.current_attempt_id, r.planned_steps, r.stop_requested,
+       (SELECT trainer_step FROM rft.policy_version
+        WHERE run_id = r.run_id AND attempt_id = r.current_attempt_id ORDER BY policy_version_id DESC LIMIT 1) AS policy_step
+FROM rft.run r WHERE r.run_id = %(run_id)s;
+
+-- name: planned_per_step
+-- Groups of the steps that may run now. `live` can still train: not closed, and not drawn on the present history.
+SELECT g.explore_step, count(*) FILTER (WHERE NOT g.is_refill) AS base, count(*) FILTER (WHERE g.is_refill) AS refills,
+       count(*) FILTER (WHERE g.trainable AND g.status <> 'abandoned' AND (g.status <> 'ready' OR w.available)) AS live
+FROM rft.rollout_group g
+LEFT JOIN rft.worklist w ON w.consumer = 'trainer/' || g.run_id AND w.item_kind = 'group' AND w.item_id = g.group_id
+WHERE g.run_id = %(run_id)s AND g.explore_step BETWEEN %(first_step)s AND %(last_step)s
+GROUP BY g.explore_step;
+
+-- name: live_before_step
+-- Groups of earlier steps that can still train.
+SELECT (SELECT count(*) FROM rft.worklist WHERE consumer = 'trainer/' || %(run_id)s AND available
+        AND sort_key < %(step)s::bigint << 32)
+     + (SELECT count(*) FROM rft.rollout_group WHERE run_id = %(run_id)s AND explore_step < %(step)s AND trainable
+        AND status IN ('planned', 'claimed', 'sealed')) AS live;
+
+-- name: next_ordinal
+SELECT coalesce(max(ordinal), -1) + 1 AS ordinal FROM rft.rollout_group WHERE run_id = %(run_id)s;
+
+-- name: insert_group
+INSERT INTO rft.rollout_group (run_id, attempt_id, ordinal, task_id, explore_step, group_size, is_refill, source)
+VALUES (%(run_id)s, %(attempt_id)s, %(ordinal)s, %(task_id)s, %(explore_step)s, %(group_size)s, %(is_refill)s, %(source)s);
+
+-- name: mark_selected
+INSERT INTO rft.task_stat AS s (run_id, task_id, last_selected_at) SELECT %(run_id)s, unnest(%(task_ids)s::bigint[]), clock_timestamp()
+ON CONFLICT (run_id, task_id) DO UPDATE SET last_selected_at = excluded.last_selected_at;
+
+-- name: active_task_ids
+SELECT task_id FROM rft.task WHERE taskset = %(taskset)s AND status = 'active' ORDER BY task_id;
+
+-- name: new_observations
+-- Found by state, not by a high-water mark: a row that commits late is not missed.
+UPDATE rft.task_observation o SET applied = true
+FROM rft.task t
+WHERE o.run_id = %(run_id)s AND NOT o.applied AND t.task_id = o.task_id
+RETURNING o.observation_id, t.taskset, o.task_id, o.successes, o.trials, o.kind::text AS kind;
+
+-- name: selector_states
+SELECT taskset, selector, state FROM rft.selector_state WHERE run_id = %(run_id)s;
+
+-- name: save_selector_state
+INSERT INTO rft.selector_state AS s (run_id, taskset, selector, state) VALUES (%(run_id)s, %(taskset)s, %(selector)s, %(state)s)
+ON CONFLICT (run_id, taskset) DO UPDATE SET selector = excluded.selector, state = excluded.state, updated_at = clock_timestamp();
+
+-- name: step_supply
+-- Whether a trainer step can still hope for more groups.
+SELECT (SELECT count(*) FROM rft.worklist WHERE consumer = 'trainer/' || %(run_id)s AND available
+            AND sort_key < (%(explore_step)s + 1)::bigint << 32) AS available,
+       (SELECT count(*) FROM rft.rollout_group WHERE run_id = %(run_id)s AND trainable
+            AND status IN ('planned', 'claimed', 'sealed') AND explore_step <= %(explore_step)s) AS undecided,
+       (SELECT count(*) FROM rft.rollout_group WHERE run_id = %(run_id)s AND explore_step = %(explore_step)s AND NOT is_refill) AS base,
+       (SELECT count(*) FROM rft.rollout_group WHERE run_id = %(run_id)s AND explore_step = %(explore_step)s AND is_refill) AS refills,
+       (SELECT count(*) FROM rft.rollout_group WHERE run_id = %(run_id)s AND trainable
+            AND status IN ('planned', 'claimed', 'sealed')) AS undecided_ever;

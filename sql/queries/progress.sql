@@ -1,0 +1,57 @@
+-- name: progress_run
+SELECT r.run_id, r.name, r.status::text AS status, r.outcome, r.planned_steps, r.stop_requested,
+       count(s.trainer_step) FILTER (WHERE s.outcome = 'trained') AS num_trained,
+       count(s.trainer_step) FILTER (WHERE s.outcome = 'skipped') AS num_skipped,
+       coalesce(max(s.trainer_step), 0) AS step
+FROM rft.run r LEFT JOIN rft.v_train_step s USING (run_id)
+WHERE r.run_id = %(run_id)s GROUP BY r.run_id;
+
+-- name: progress_steps
+-- The newest steps: their metrics, and how long a step takes.
+SELECT trainer_step, outcome::text AS outcome, reason, num_tokens, wait_seconds, train_seconds, publish_seconds, metrics, finished_at
+FROM rft.v_train_step WHERE run_id = %(run_id)s ORDER BY trainer_step DESC LIMIT %(limit)s;
+
+-- name: progress_rewards
+-- Rewards as sampled from an explorer step on; earlier steps change no more and are kept by the caller.
+SELECT g.explore_step, count(DISTINCT g.group_id) AS num_groups, count(*) AS num_rollouts, avg(o.reward) AS mean_reward,
+       avg((o.reward >= 1)::integer)::double precision AS pass_rate
+FROM rft.rollout_group g JOIN rft.rollout o USING (group_id)
+WHERE g.run_id = %(run_id)s AND g.explore_step >= %(from_step)s
+GROUP BY g.explore_step ORDER BY g.explore_step;
+
+-- name: progress_queue
+-- Groups by where they stand; ready ones wait for the trainer.
+SELECT count(*) FILTER (WHERE status = 'planned') AS planned, count(*) FILTER (WHERE status = 'claimed') AS claimed,
+       count(*) FILTER (WHERE status = 'sealed') AS sealed,
+       (SELECT count(*) FROM rft.worklist WHERE consumer = 'trainer/' || %(run_id)s AND available) AS ready
+FROM rft.rollout_group WHERE run_id = %(run_id)s AND status IN ('planned', 'claimed', 'sealed');
+
+-- name: progress_groups
+SELECT count(*) AS planned, count(*) FILTER (WHERE is_refill) AS refilled, count(*) FILTER (WHERE NOT trainable) AS closed
+FROM rft.rollout_group WHERE run_id = %(run_id)s;
+
+-- name: progress_policy
+SELECT policy_version_id, trainer_step FROM rft.policy_version WHERE run_id = %(run_id)s ORDER BY policy_version_id DESC LIMIT 1;
+
+-- name: progress_evaluations
+-- The newest finished evaluation of each taskset and decoding.
+SELECT DISTINCT ON (purpose, taskset, decoding) purpose, taskset, decoding, trainer_step, num_tasks, mean_reward
+FROM rft.evaluation WHERE run_id = %(run_id)s AND status = 'done'
+ORDER BY purpose, taskset, decoding, evaluation_id DESC;
+
+-- name: progress_evaluations_open
+SELECT count(*) AS num FROM rft.evaluation WHERE run_id = %(run_id)s AND status IN ('planned', 'claimed');
+
+-- name: progress_workers
+SELECT v.worker_id, v.role::text AS role, v.host, v.pid, v.state, v.waiting_for, v.progress, v.error, v.liveness, v.heartbeat_age_s,
+       v.started_at, v.stopped_at
+FROM rft.v_waiting v JOIN rft.worker w USING (worker_id)
+WHERE w.run_id = %(run_id)s ORDER BY v.worker_id;
+
+-- name: run_seconds
+-- Time in which at least one process worked for the run: lives overlap, and pauses between attempts do not count.
+SELECT coalesce(sum(extract(epoch FROM upper(life) - lower(life))), 0)::double precision AS seconds,
+       (SELECT count(*) FROM rft.run_attempt WHERE run_id = %(run_id)s) AS num_attempts
+FROM unnest((
+    SELECT range_agg(tstzrange(started_at, greatest(started_at, coalesce(stopped_at, heartbeat_at)), '[]'))
+    FROM rft.worker WHERE run_id = %(run_id)s)) AS life;

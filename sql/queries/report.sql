@@ -1,0 +1,67 @@
+-- name: report_evaluations
+-- Finished evaluations of the run's present history, one per purpose, taskset, decoding and step.
+SELECT DISTINCT ON (e.purpose, e.taskset, e.decoding, e.trainer_step)
+       e.evaluation_id, e.purpose, e.taskset, e.decoding, e.trainer_step, a.num_questions, a.mean, a.standard_error, a.num_tokens
+FROM rft.run r
+JOIN rft.v_history h ON h.history_id = r.current_attempt_id
+JOIN rft.policy_version p ON p.attempt_id = h.attempt_id AND (h.last_step IS NULL OR p.trainer_step <= h.last_step)
+JOIN rft.evaluation e ON e.policy_version_id = p.policy_version_id AND e.status = 'done'
+CROSS JOIN LATERAL (
+    SELECT count(*) AS num_questions, avg(reward) AS mean, stddev_samp(reward) / sqrt(count(*)) AS standard_error,
+           coalesce(sum(num_response_tokens), 0)::bigint AS num_tokens
+    FROM rft.evaluation_answer WHERE evaluation_id = e.evaluation_id) a
+WHERE r.run_id = %(run_id)s AND a.num_questions > 0
+ORDER BY e.purpose, e.taskset, e.decoding, e.trainer_step, e.evaluation_id DESC;
+
+-- name: report_paired
+-- Two evaluations compared question by question.
+SELECT count(*) AS num_questions, avg(b.reward) AS before, avg(a.reward) AS after, avg(a.reward - b.reward) AS difference,
+       stddev_samp(a.reward - b.reward) / sqrt(count(*)) AS standard_error
+FROM rft.evaluation_answer b JOIN rft.evaluation_answer a USING (task_id)
+WHERE b.evaluation_id = %(before)s AND a.evaluation_id = %(after)s;
+
+-- name: report_train_curve
+-- Rewards as sampled, by explorer step: groups dropped later count.
+SELECT g.explore_step AS step, count(o.reward) AS num, avg(o.reward) AS mean, avg((o.reward >= 1)::integer) AS pass_rate,
+       stddev_samp(o.reward) / sqrt(nullif(count(o.reward), 0)) AS standard_error
+FROM rft.rollout_group g JOIN rft.rollout o USING (group_id)
+WHERE g.run_id = %(run_id)s GROUP BY g.explore_step HAVING count(o.reward) > 0 ORDER BY g.explore_step;
+
+-- name: report_steps
+SELECT count(*) FILTER (WHERE outcome = 'trained') AS trained, count(*) FILTER (WHERE outcome = 'skipped') AS skipped,
+       coalesce(max(trainer_step), 0) AS last_step, coalesce(sum(num_groups), 0)::bigint AS num_groups,
+       coalesce(sum(num_tokens), 0)::bigint AS num_tokens, coalesce(sum(wait_seconds), 0) AS wait_seconds,
+       coalesce(sum(train_seconds), 0) AS train_seconds, coalesce(sum(publish_seconds), 0) AS publish_seconds
+FROM rft.v_train_step WHERE run_id = %(run_id)s;
+
+-- name: report_skipped
+SELECT coalesce(reason, 'no reason given') AS reason, count(*) AS num_steps FROM rft.v_train_step
+WHERE run_id = %(run_id)s AND outcome = 'skipped' GROUP BY 1 ORDER BY 2 DESC;
+
+-- name: report_tokens
+SELECT count(*) AS num_experiences, coalesce(sum(num_response_tokens), 0)::bigint AS sampled_tokens
+FROM rft.experience WHERE run_id = %(run_id)s AND source = 'explorer';
+
+-- name: report_outcomes
+SELECT o.outcome::text AS outcome, count(*) AS num FROM rft.rollout o JOIN rft.rollout_group g USING (group_id)
+WHERE g.run_id = %(run_id)s GROUP BY o.outcome ORDER BY o.outcome;
+
+-- name: report_groups
+SELECT count(*) AS planned, count(*) FILTER (WHERE is_refill) AS refilled, count(*) FILTER (WHERE NOT trainable) AS closed
+FROM rft.rollout_group WHERE run_id = %(run_id)s;
+
+-- name: report_closed
+SELECT coalesce(closed_reason, 'no reason given') AS reason, count(*) AS num_groups FROM rft.rollout_group
+WHERE run_id = %(run_id)s AND NOT trainable GROUP BY 1 ORDER BY 2 DESC, 1;
+
+-- name: report_dropped
+SELECT coalesce(stage, '–') AS stage, coalesce(reason, '–') AS reason, num_experiences, num_groups
+FROM rft.v_dropped WHERE run_id = %(run_id)s ORDER BY num_experiences DESC, stage, reason;
+
+-- name: report_checkpoints
+-- Checkpoints of the present history whose files are still there.
+SELECT DISTINCT ON (c.trainer_step) c.trainer_step, c.uri FROM rft.run r
+JOIN rft.v_history h ON h.history_id = r.current_attempt_id
+JOIN rft.checkpoint c ON c.attempt_id = h.attempt_id AND (h.last_step IS NULL OR c.trainer_step <= h.last_step)
+WHERE r.run_id = %(run_id)s AND c.deleted_at IS NULL
+ORDER BY c.trainer_step, c.checkpoint_id DESC;

@@ -1,0 +1,94 @@
+-- name: insert_run
+-- Stores a run; the name gets a number when it is taken.
+INSERT INTO rft.run (name, mode, config, seed, planned_steps, pipeline_version)
+SELECT CASE WHEN n.taken = 0 THEN %(name)s ELSE %(name)s || '-' || (n.highest + 1) END,
+       %(mode)s, %(config)s, %(seed)s, %(planned_steps)s, %(pipeline_version)s
+FROM (SELECT count(*) AS taken, max(coalesce(substring(name FROM '-([0-9]+)$')::bigint, 1)) AS highest
+      FROM rft.run WHERE name = %(name)s OR name ~ ('^' || regexp_replace(%(name)s, '([.])', '\\\1', 'g') || '-[0-9]+$')) n
+RETURNING *;
+
+-- name: run_by_name_or_id
+SELECT * FROM rft.run WHERE name = %(run)s OR run_id::text = %(run)s;
+
+-- name: newest_run
+SELECT * FROM rft.run ORDER BY run_id DESC LIMIT 1;
+
+-- name: run_names
+SELECT name FROM rft.run ORDER BY run_id DESC LIMIT 50;
+
+-- name: run_state
+-- What every role looks at between two pieces of work.
+SELECT run_id, name, mode, status, stop_requested, current_attempt_id, planned_steps FROM rft.run WHERE run_id = %(run_id)s;
+
+-- name: request_stop
+UPDATE rft.run SET stop_requested = true WHERE run_id = %(run_id)s;
+
+-- name: set_run_config
+-- A resumed run may go on with changed settings; the row says what it runs with.
+UPDATE rft.run SET config = %(config)s, planned_steps = %(planned_steps)s, pipeline_version = %(pipeline_version)s,
+    status = 'created', stop_requested = false, outcome = NULL, finished_at = NULL
+WHERE run_id = %(run_id)s;
+
+-- name: finish_run
+UPDATE rft.run SET status = %(status)s, outcome = %(outcome)s, finished_at = clock_timestamp() WHERE run_id = %(run_id)s;
+
+-- name: lock_run
+SELECT * FROM rft.run WHERE run_id = %(run_id)s FOR UPDATE;
+
+-- name: fence
+-- One row while the attempt still holds the run; FOR SHARE makes a take-over wait for the fenced transaction.
+SELECT 1 AS ok FROM rft.run WHERE run_id = %(run_id)s AND current_attempt_id = %(attempt_id)s FOR SHARE;
+
+-- name: attempt_holder
+SELECT a.*, a.ended_at IS NULL AND a.lease_until > rft.clock() AS alive FROM rft.run_attempt a WHERE attempt_id = %(attempt_id)s;
+
+-- name: last_checkpoint
+-- The newest usable checkpoint on an attempt's history.
+SELECT c.* FROM rft.v_history h
+JOIN rft.checkpoint c ON c.attempt_id = h.attempt_id AND (h.last_step IS NULL OR c.trainer_step <= h.last_step)
+WHERE h.history_id = %(attempt_id)s AND c.deleted_at IS NULL
+ORDER BY c.trainer_step DESC, c.checkpoint_id DESC LIMIT 1;
+
+-- name: insert_attempt
+INSERT INTO rft.run_attempt (run_id, parent_attempt_id, from_checkpoint_id, host, pid, lease_until)
+VALUES (%(run_id)s, %(parent_attempt_id)s, %(from_checkpoint_id)s, %(host)s, %(pid)s, rft.clock() + %(lease_s)s * interval '1 s')
+RETURNING *;
+
+-- name: take_run
+UPDATE rft.run SET current_attempt_id = %(attempt_id)s, status = 'running', stop_requested = false WHERE run_id = %(run_id)s;
+
+-- name: renew_attempt
+UPDATE rft.run_attempt SET lease_until = rft.clock() + %(lease_s)s * interval '1 s' WHERE attempt_id = %(attempt_id)s AND ended_at IS NULL;
+
+-- name: end_attempt
+UPDATE rft.run_attempt SET ended_at = clock_timestamp(), lease_until = rft.clock(), outcome = %(outcome)s WHERE attempt_id = %(attempt_id)s;
+
+-- name: return_draws
+-- After a crash: groups drawn after the checkpoint, by attempts this history leaves there, can be drawn again.
+UPDATE rft.worklist w SET available = true
+FROM rft.rollout_group g
+WHERE w.consumer = 'trainer/' || %(run_id)s AND w.item_kind = 'group' AND NOT w.available AND g.group_id = w.item_id
+  AND g.status = 'ready' AND g.trainable
+  AND NOT EXISTS (
+      SELECT FROM rft.draw d
+      JOIN rft.v_history h ON h.history_id = %(attempt_id)s AND h.attempt_id = d.attempt_id
+          AND (h.last_step IS NULL OR d.trainer_step <= h.last_step)
+      WHERE d.item_kind = 'group' AND d.item_id = w.item_id);
+
+-- name: return_aged
+-- Ageing out is an event of an attempt: going back undoes it.
+WITH back AS (
+    UPDATE rft.rollout_group SET trainable = true, closed_reason = NULL
+    WHERE run_id = %(run_id)s AND NOT trainable AND closed_reason LIKE 'aged out%%'
+    RETURNING group_id)
+UPDATE rft.worklist w SET available = true FROM back
+WHERE w.consumer = 'trainer/' || %(run_id)s AND w.item_kind = 'group' AND w.item_id = back.group_id;
+
+-- name: done_step
+-- The last step finished on an attempt's history.
+SELECT greatest(coalesce(max(s.trainer_step), 0),
+                coalesce((SELECT c.trainer_step FROM rft.run_attempt a JOIN rft.checkpoint c ON c.checkpoint_id = a.from_checkpoint_id
+                          WHERE a.attempt_id = %(attempt_id)s), 0)) AS step
+FROM rft.v_history h
+JOIN rft.train_step s ON s.attempt_id = h.attempt_id AND (h.last_step IS NULL OR s.trainer_step <= h.last_step)
+WHERE h.history_id = %(attempt_id)s;

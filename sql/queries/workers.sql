@@ -1,0 +1,46 @@
+-- name: insert_worker
+INSERT INTO rft.worker (run_id, role, host, pid) VALUES (%(run_id)s, %(role)s, %(host)s, %(pid)s) RETURNING worker_id;
+
+-- name: heartbeat
+UPDATE rft.worker SET heartbeat_at = rft.clock(), state = %(state)s, waiting_for = %(waiting_for)s, progress = %(progress)s
+WHERE worker_id = %(worker_id)s;
+
+-- name: renew_claims
+-- A live worker keeps what it claimed.
+WITH groups AS (
+    UPDATE rft.rollout_group SET lease_until = rft.clock() + %(lease_s)s * interval '1 s'
+    WHERE claimed_by = %(worker_id)s AND status = 'claimed'),
+evaluations AS (
+    UPDATE rft.evaluation SET lease_until = rft.clock() + %(lease_s)s * interval '1 s'
+    WHERE claimed_by = %(worker_id)s AND status = 'claimed')
+UPDATE rft.worklist SET lease_until = rft.clock() + %(lease_s)s * interval '1 s'
+WHERE claimed_by = %(worker_id)s AND NOT available;
+
+-- name: stop_worker
+UPDATE rft.worker SET stopped_at = clock_timestamp(), state = 'stopped', waiting_for = NULL, error = %(error)s
+WHERE worker_id = %(worker_id)s AND stopped_at IS NULL;
+
+-- name: live_workers
+SELECT worker_id, role::text AS role, host, pid FROM rft.worker WHERE run_id = %(run_id)s AND stopped_at IS NULL;
+
+-- name: release_lost_claims
+-- Work of workers that left or fell silent goes back; a higher claim token fences whoever held it.
+WITH groups AS (
+    UPDATE rft.rollout_group g SET status = 'planned', claimed_by = NULL, lease_until = NULL, claim_token = claim_token + 1
+    FROM rft.worker w
+    WHERE g.run_id = %(run_id)s AND g.status = 'claimed' AND w.worker_id = g.claimed_by
+      AND (w.stopped_at IS NOT NULL OR g.lease_until < rft.clock())
+    RETURNING 1),
+evaluations AS (
+    UPDATE rft.evaluation e SET status = 'planned', claimed_by = NULL, lease_until = NULL
+    FROM rft.worker w
+    WHERE e.run_id = %(run_id)s AND e.status = 'claimed' AND w.worker_id = e.claimed_by
+      AND (w.stopped_at IS NOT NULL OR e.lease_until < rft.clock())
+    RETURNING 1),
+items AS (
+    UPDATE rft.worklist l SET available = true, claimed_by = NULL, lease_until = NULL
+    FROM rft.worker w
+    WHERE l.consumer = 'pipeline/' || %(run_id)s AND NOT l.available AND w.worker_id = l.claimed_by
+      AND (w.stopped_at IS NOT NULL OR l.lease_until < rft.clock())
+    RETURNING 1)
+SELECT (SELECT count(*) FROM groups) + (SELECT count(*) FROM evaluations) + (SELECT count(*) FROM items) AS released;

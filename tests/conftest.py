@@ -1,0 +1,55 @@
+"""Real PostgreSQL for every test that asks for a buffer: one embedded server per session, a fresh database per test.
+
+A template database is migrated once and copied, which takes a fifth of a second less than migrating again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+import rftdata
+from rftdata.config import BufferConfig
+from rftdata.database import Database, migrate
+from rftdata.server import EmbeddedServer
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+    server = EmbeddedServer(tmp_path_factory.mktemp("pg"))
+    uri = server.start()
+    with psycopg.connect(uri, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE template_rft")
+    template = Database(_database_uri(uri, "template_rft"))
+    migrate(template)
+    template.close()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def database_uri(server: EmbeddedServer, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A fresh migrated database."""
+    name = f"test_{abs(hash(request.node.nodeid)):x}"
+    with psycopg.connect(server.uri, autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}" TEMPLATE template_rft')
+    yield _database_uri(server.uri, name)
+    with psycopg.connect(server.uri, autocommit=True) as connection:
+        connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+@pytest.fixture
+def buffer(database_uri: str, tmp_path: Path) -> Iterator[rftdata.Buffer]:
+    """An open buffer on a database and a segment folder of its own."""
+    with rftdata.open(BufferConfig(uri=database_uri, segments=str(tmp_path / "segments"), min_free_bytes=0)) as opened:
+        yield opened
+
+
+def _database_uri(uri: str, name: str) -> str:
+    return uri.replace("/rft?", f"/{name}?")

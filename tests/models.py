@@ -1,0 +1,70 @@
+"""A tiny random Llama with a character tokenizer, made on the spot: real model files that every engine opens."""
+
+from __future__ import annotations
+
+import string
+from pathlib import Path
+
+CHARACTERS = string.digits + string.ascii_lowercase + " +-*/=?.,:\n"
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'][0] + ':' + message['content'] + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'a:' }}{% endif %}"
+)
+
+
+def make_tiny_model(folder: Path, *, tied: bool = False, seed: int = 0, context_length: int = 256) -> Path:
+    """Write a 0.75-million-parameter fp32 Llama and its tokenizer (one token per character) to `folder`.
+
+    Its vocabulary is no multiple of 64 and its head size is 32, the smallest that vLLM's CPU attention takes.
+    """
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = make_character_tokenizer()
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=512,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=context_length,
+        tie_word_embeddings=tied,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="float32",
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config)
+        # Random logits would be almost uniform; larger weights give differences that a test can see.
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.ndim == 2:
+                    parameter.mul_(4.0)
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def make_character_tokenizer():  # type: ignore[no-untyped-def]  # transformers' class; not imported at module level
+    """`<pad>`, `<bos>`, `<eos>`, `<unk>`, then one token per character of `CHARACTERS`; with a chat template."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["<pad>", "<bos>", "<eos>", "<unk>"]
+    vocabulary = {token: index for index, token in enumerate([*special, *CHARACTERS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        chat_template=_CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )

@@ -1,0 +1,42 @@
+"""A notebook or a labeller's laptop needs neither torch, ray, vLLM nor transformers, and does not wait for them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "ray", "vllm", "transformers")
+
+# Runs in a process of its own, prints the heavy modules that are loaded when the statement is done.
+PROBE = """
+import sys
+try:
+    {statement}
+except SystemExit as exit:
+    assert not exit.code, f"exit code {{exit.code}}"
+print("loaded:", *sorted({heavy!r} & sys.modules.keys()))
+"""
+
+
+def heavy_modules_after(statement: str) -> list[str]:
+    program = PROBE.format(statement=statement, heavy=set(HEAVY))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.rpartition("loaded:")[2].split()
+
+
+@pytest.mark.parametrize("module", ["rftdata", "rftcore.cli", "rftcore.config", "operators"])
+def test_importing_it_loads_no_training_stack(module: str) -> None:
+    assert heavy_modules_after(f"import {module}") == []
+
+
+@pytest.mark.parametrize("command", [[], ["run"], ["sql"], ["status"], ["label"], ["query"], ["report"]])
+def test_showing_its_help_loads_no_training_stack(command: list[str]) -> None:
+    arguments = ["rft", *command, "--help"]
+    assert heavy_modules_after(f"sys.argv = {arguments!r}; from rftcore.cli import main; main()") == []
+
+
+def test_the_probe_would_notice() -> None:
+    assert "transformers" in heavy_modules_after("import transformers")
