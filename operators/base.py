@@ -113,8 +113,9 @@ class Operator(ABC):
         """
         missing = sorted((self.reads or frozenset()) - set(schema.names))
         if missing:
-            raise ConfigError(f"reads the column {missing[0]!r}, which the batch does not have",
-                              allowed=", ".join(schema.names))
+            raise ConfigError(
+                f"reads the column {missing[0]!r}, which the batch does not have", allowed=", ".join(schema.names)
+            )
         return schema
 
     def prepare(self) -> None:  # noqa: B027 - most stages have nothing to open
@@ -149,14 +150,18 @@ def parse_config(config_class: type[StageConfig], args: object) -> StageConfig:
         if first["type"] == "missing":
             raise ConfigError(f"the key {place!r} is missing", allowed=allowed) from error
         where = f"the key {place!r} is wrong: " if place else ""
-        raise ConfigError(f"{where}{first['msg']}", value=first["input"], allowed=allowed) from error
+        message = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{where}{message}", value=first["input"], allowed=allowed) from error
 
 
 def unknown_key(key: str, known: list[str]) -> ConfigError:
     """The error for a key that a stage does not have, naming the nearest one it has."""
     near = difflib.get_close_matches(key, known, n=1)
-    return ConfigError(f"there is no key {key!r}", allowed=", ".join(known) or "no arguments",
-                       todo=f"did you mean {near[0]!r}?" if near else None)
+    return ConfigError(
+        f"there is no key {key!r}",
+        allowed=", ".join(known) or "no arguments",
+        todo=f"did you mean {near[0]!r}?" if near else None,
+    )
 
 
 def source_digest(plugin: object) -> str:

@@ -1,11 +1,12 @@
 """A list of stages from YAML, and one pass of a batch of whole groups through it.
 
-Invariants: every row of the input gets exactly one decision; every dropped row has a stage and a reason; rows_in − kept −
-dropped is 0 for every stage; the input table is never changed; the same chain on the same table decides the same.
+Invariants: every row of the input gets exactly one decision; every dropped row has a stage and a reason; rows in are
+rows kept plus rows dropped for every stage; the input table is never changed; the same chain on the same table decides
+the same.
 
 Two rules belong to the chain rather than to a stage. A group left with fewer than `min_group_size` rollouts is dropped
-whole, on the account of the stage that left it so (under the name `min_group_size` if it came in too small). A row whose
-reward is null, NaN or infinite at the end is dropped under the name `reward`, since it would make NaN of every weight.
+whole, on the account of the stage that left it so (under the name `min_group_size` if it came in too small). A row
+whose reward is null, NaN or infinite at the end is dropped under the name `reward`: it would turn every weight into NaN.
 
 A stage that raises ends the pass with a `StageError`: nothing is decided for the batch, and the caller may try again
 with smaller batches to find the row that does it.
@@ -26,6 +27,7 @@ import pyarrow.compute as pc
 
 from operators.base import BATCH_SCHEMA, IDENTITY_COLUMNS, Operator, StageOutcome
 from operators.resolve import resolve_stage
+from operators.rules import short_groups, spoilt_rewards, without_reward
 from rftdata.errors import ConfigError, OperatorError, PluginError, RftError
 
 MIN_GROUP_SIZE = "min_group_size"
@@ -65,8 +67,8 @@ class ChainResult:
     """What a chain decided.
 
     Attributes:
-        decisions: one row per input row, in input order, with `DECISION_SCHEMA`. `reward` is what the stages made of it,
-            null where none changed it and for dropped rows.
+        decisions: one row per input row, in input order, with `DECISION_SCHEMA`. `reward` is what the stages made of
+            it, null where none changed it and for dropped rows.
         stages: one entry per stage that ran, in order.
     """
 
@@ -77,8 +79,16 @@ class ChainResult:
 class StageError(OperatorError):
     """A stage raised; `run` is the row for `operator_run`, `stages` those that ran before it."""
 
-    def __init__(self, what: str, *, value: object = None, allowed: str | None = None, todo: str | None = None,
-                 run: StageRun | None = None, stages: Sequence[StageRun] = ()) -> None:
+    def __init__(
+        self,
+        what: str,
+        *,
+        value: object = None,
+        allowed: str | None = None,
+        todo: str | None = None,
+        run: StageRun | None = None,
+        stages: Sequence[StageRun] = (),
+    ) -> None:
         super().__init__(what, value=value, allowed=allowed, todo=todo)
         self.run = run
         self.stages = list(stages)
@@ -87,8 +97,9 @@ class StageError(OperatorError):
         return _rebuild_stage_error, (self.what, self.value, self.allowed, self.todo, self.run, self.stages)
 
 
-def _rebuild_stage_error(what: str, value: object, allowed: str | None, todo: str | None, run: StageRun | None,
-                         stages: list[StageRun]) -> StageError:
+def _rebuild_stage_error(
+    what: str, value: object, allowed: str | None, todo: str | None, run: StageRun | None, stages: list[StageRun]
+) -> StageError:
     return StageError(what, value=value, allowed=allowed, todo=todo, run=run, stages=stages)
 
 
@@ -182,21 +193,29 @@ class Chain:
         group_size = self.min_group_size if min_group_size is None else min_group_size
         going = _Pass(table, np.arange(table.num_rows), *(np.full(table.num_rows, None, object) for _ in range(2)))
         runs: list[StageRun] = []
-        _own_rule(runs, going, MIN_GROUP_SIZE, 0, _short_groups(going.table, group_size, "came in"))
+        _own_rule(runs, going, MIN_GROUP_SIZE, 0, short_groups(going.table, group_size, "came in"))
         for stage in self.stages:
             runs.append(self._run_stage(stage, going, group_size, runs))
         if self.require_reward:
             index = len(self.stages) + 1
-            _own_rule(runs, going, REWARD, index, _without_reward(going.table, "reward is missing: it is "))
-            _own_rule(runs, going, MIN_GROUP_SIZE, index,
-                      _short_groups(going.table, group_size, "left, the others have no reward"))
+            _own_rule(runs, going, REWARD, index, without_reward(going.table, "the reward is "))
+            _own_rule(
+                runs,
+                going,
+                MIN_GROUP_SIZE,
+                index,
+                short_groups(going.table, group_size, "left with a reward"),
+            )
         return ChainResult(_decisions(table, going), runs)
 
     def _checked(self, table: pa.Table) -> pa.Table:
         missing = sorted(self.columns - set(table.column_names))
         if missing:
-            raise OperatorError(f"the batch lacks the column {missing[0]!r}, which the chain reads",
-                                value=", ".join(table.column_names), allowed=", ".join(sorted(self.columns)))
+            raise OperatorError(
+                f"the batch lacks the column {missing[0]!r}, which the chain reads",
+                value=", ".join(table.column_names),
+                allowed=", ".join(sorted(self.columns)),
+            )
         if pc.count_distinct(table["experience_id"]).as_py() != table.num_rows or table["experience_id"].null_count:
             raise OperatorError("the batch has an experience_id twice, or none in some row", value=table.num_rows)
         if table.schema.field("reward").type != pa.float64():
@@ -212,22 +231,36 @@ class Chain:
             outcome = stage.operator.apply(before) if before.num_rows else StageOutcome.keep_all(0)
             changed = _with_columns(before, outcome)
         except Exception as error:
-            run = StageRun(stage.name, stage.index, before.num_rows, 0, 0, time.perf_counter() - started,
-                           error=f"{type(error).__name__}: {error}")
+            run = StageRun(
+                stage.name,
+                stage.index,
+                before.num_rows,
+                0,
+                0,
+                time.perf_counter() - started,
+                error=f"{type(error).__name__}: {error}",
+            )
             raise _stage_error(stage, error, run, done) from error
         going.table = changed
         dropped = going.drop(outcome.reasons, stage.name)
-        spoilt = _spoilt_rewards(before, changed, outcome)
+        spoilt = spoilt_rewards(before, changed, outcome)
         if spoilt is not None:
             dropped += going.drop(spoilt, stage.name)
         if dropped:
-            dropped += going.drop(_short_groups(going.table, group_size, f"left after {stage.name}"), stage.name)
-        return StageRun(stage.name, stage.index, before.num_rows, going.table.num_rows, dropped,
-                        time.perf_counter() - started)
+            dropped += going.drop(short_groups(going.table, group_size, f"left after {stage.name}"), stage.name)
+        return StageRun(
+            stage.name, stage.index, before.num_rows, going.table.num_rows, dropped, time.perf_counter() - started
+        )
 
 
-def build_chain(spec: Sequence[Mapping[str, object]] | None, base_dir: Path | None = None, *, min_group_size: int = 1,
-                require_reward: bool = True, schema: pa.Schema = BATCH_SCHEMA) -> Chain:
+def build_chain(
+    spec: Sequence[Mapping[str, object]] | None,
+    base_dir: Path | None = None,
+    *,
+    min_group_size: int = 1,
+    require_reward: bool = True,
+    schema: pa.Schema = BATCH_SCHEMA,
+) -> Chain:
     """Turn the YAML list of stages into a chain, checking everything that can be checked without data.
 
     Args:
@@ -257,8 +290,12 @@ def _entries(spec: object) -> Sequence[object]:
     if spec is None:
         return []
     if isinstance(spec, str | Mapping) or not isinstance(spec, Sequence):
-        raise ConfigError("a pipeline is not a list of stages", value=spec, allowed="a list of {stage name: arguments}",
-                          todo="put '- ' before each stage")
+        raise ConfigError(
+            "a pipeline is not a list of stages",
+            value=spec,
+            allowed="a list of {stage name: arguments}",
+            todo="put '- ' before each stage",
+        )
     return spec
 
 
@@ -266,9 +303,12 @@ def _name_and_args(index: int, entry: object) -> tuple[str, object]:
     if isinstance(entry, str):
         return entry, None
     if not isinstance(entry, Mapping) or len(entry) != 1:
-        raise ConfigError(f"stage {index} of the pipeline is not one stage name with its arguments", value=entry,
-                          allowed="one {stage name: arguments} per list entry",
-                          todo="start each stage with its own '- ' and indent its arguments below its name")
+        raise ConfigError(
+            f"stage {index} of the pipeline is not one stage name with its arguments",
+            value=entry,
+            allowed="one {stage name: arguments} per list entry",
+            todo="start each stage with its own '- ' and indent its arguments below its name",
+        )
     name, args = next(iter(entry.items()))
     return str(name), args
 
@@ -276,8 +316,12 @@ def _name_and_args(index: int, entry: object) -> tuple[str, object]:
 def _at(index: int, name: str, error: RftError) -> RftError:
     """The same error, saying which stage it is about."""
     kind = type(error) if isinstance(error, ConfigError) else OperatorError
-    return kind(f"stage {index} of the pipeline ({name}): {error.what}", value=error.value, allowed=error.allowed,
-                todo=error.todo)
+    return kind(
+        f"stage {index} of the pipeline ({name}): {error.what}",
+        value=error.value,
+        allowed=error.allowed,
+        todo=error.todo,
+    )
 
 
 def _stage_error(stage: Stage, error: Exception, run: StageRun, done: list[StageRun]) -> RftError:
@@ -286,9 +330,15 @@ def _stage_error(stage: Stage, error: Exception, run: StageRun, done: list[Stage
         return _at(stage.index, stage.name, error)
     what = f"stage {stage.index} of the pipeline ({stage.name}) failed on a batch of {run.rows_in} rows: "
     if isinstance(error, RftError):
-        return StageError(what + error.what, value=error.value, allowed=error.allowed, todo=error.todo, run=run, stages=done)
-    return StageError(f"{what}{type(error).__name__}: {error}", run=run, stages=done,
-                      todo="run smaller batches to find the row that does it, or mend the stage")
+        return StageError(
+            what + error.what, value=error.value, allowed=error.allowed, todo=error.todo, run=run, stages=done
+        )
+    return StageError(
+        f"{what}{type(error).__name__}: {error}",
+        run=run,
+        stages=done,
+        todo="run smaller batches to find the row that does it, or mend the stage",
+    )
 
 
 def _with_columns(table: pa.Table, outcome: StageOutcome) -> pa.Table:
@@ -314,36 +364,6 @@ def _own_rule(runs: list[StageRun], going: _Pass, name: str, index: int, reasons
         runs.append(StageRun(name, index, rows_in, rows_in - dropped, dropped, 0.0))
 
 
-def _short_groups(table: pa.Table, min_group_size: int, left: str) -> pa.Array:
-    """Reasons for the rows of groups with fewer than `min_group_size` rollouts (turns of one rollout count once)."""
-    if min_group_size <= 1 or not table.num_rows:
-        return pa.nulls(table.num_rows, pa.string())
-    counts = table.group_by("group_id", use_threads=False).aggregate([("rollout_index", "count_distinct")])
-    reasons = pa.array([
-        f"only {count} rollout{'s' if count > 1 else ''} of the group {left}, min_group_size is {min_group_size}"
-        if count < min_group_size else None
-        for count in counts["rollout_index_count_distinct"].to_pylist()
-    ], pa.string())
-    return reasons.take(pc.index_in(table["group_id"].combine_chunks(), value_set=counts["group_id"]))
-
-
-def _without_reward(table: pa.Table, before_value: str) -> pa.Array:
-    reward = table[REWARD].combine_chunks()
-    shown = pc.fill_null(pc.cast(reward, pa.string()), "null")
-    reasons = pc.binary_join_element_wise(before_value, shown, "")
-    return pc.if_else(pc.fill_null(pc.is_finite(reward), False), pa.scalar(None, pa.string()), reasons)
-
-
-def _spoilt_rewards(before: pa.Table, after: pa.Table, outcome: StageOutcome) -> pa.Array | None:
-    """Reasons for kept rows whose finite reward a stage turned into null, NaN or infinity."""
-    if REWARD not in outcome.columns:
-        return None
-    reasons = _without_reward(after, "the stage made of the reward: ")
-    was_finite = pc.fill_null(pc.is_finite(before[REWARD].combine_chunks()), False)
-    reasons = pc.if_else(was_finite, reasons, pa.scalar(None, pa.string()))
-    return reasons.filter(pc.is_null(outcome.reasons))
-
-
 def _decisions(table: pa.Table, going: _Pass) -> pa.Table:
     num_rows = table.num_rows
     kept = np.zeros(num_rows, bool)
@@ -357,11 +377,14 @@ def _decisions(table: pa.Table, going: _Pass) -> pa.Table:
     shaped[going.position] = pc.if_else(same, pa.scalar(None, pa.float64()), after).to_pylist()
     priority = table["priority"].combine_chunks().to_numpy(zero_copy_only=False).astype(float)
     priority[going.position] = going.table["priority"].combine_chunks().to_numpy(zero_copy_only=False)
-    return pa.table([
-        table["experience_id"].cast(pa.int64()),
-        pa.array(kept),
-        pa.array(going.stage, pa.string()),
-        pa.array(going.reason, pa.string()),
-        pa.array(shaped, pa.float64()),
-        pa.array(np.nan_to_num(priority, nan=DEFAULT_PRIORITY, posinf=None, neginf=None)),
-    ], schema=DECISION_SCHEMA)
+    return pa.table(
+        [
+            table["experience_id"].cast(pa.int64()),
+            pa.array(kept),
+            pa.array(going.stage, pa.string()),
+            pa.array(going.reason, pa.string()),
+            pa.array(shaped, pa.float64()),
+            pa.array(np.nan_to_num(priority, nan=DEFAULT_PRIORITY, posinf=None, neginf=None)),
+        ],
+        schema=DECISION_SCHEMA,
+    )

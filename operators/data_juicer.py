@@ -54,14 +54,15 @@ class DataJuicerStage(Operator):
         self.args: dict[str, Any] = dict(args or {})
         self.indexed = index()[name]
         if self.indexed.kind in ROW_MAKING_KINDS or name.startswith("ray_"):
-            raise PluginError(f"the Data-Juicer operator {name!r} is a {self.indexed.kind} that cannot be a stage here",
-                              allowed="filters, mappers, deduplicators (not ray_…) and selectors",
-                              todo="run it in a Data-Juicer job of its own before the tasks are loaded")
-        known = self.indexed.arguments()
-        for key in self.args if known is not None else ():
-            assert known is not None
-            if key not in known:
-                raise unknown_key(str(key), known)
+            raise PluginError(
+                f"the Data-Juicer operator {name!r} is a {self.indexed.kind} that cannot be a stage here",
+                allowed="filters, mappers, deduplicators (not ray_…) and selectors",
+                todo="run it in a Data-Juicer job of its own before the tasks are loaded",
+            )
+        own = self.indexed.arguments()
+        for key in self.args if own is not None else ():
+            if own is not None and key not in own and key not in self.indexed.general_arguments():
+                raise unknown_key(str(key), [*own, "text_key"])
         self.text_key: str = self.args.get("text_key", "response")
         self.reads = frozenset({self.text_key}) if self.indexed.reads_only_text else None
         self.writes = frozenset({self.text_key}) if self.indexed.kind == "mapper" else frozenset()
@@ -72,7 +73,9 @@ class DataJuicerStage(Operator):
 
     def validate_schema(self, schema: pa.Schema) -> pa.Schema:
         if self.text_key not in schema.names:
-            raise ConfigError("text_key is not a column of the batch", value=self.text_key, allowed=", ".join(schema.names))
+            raise ConfigError(
+                "text_key is not a column of the batch", value=self.text_key, allowed=", ".join(schema.names)
+            )
         if not pa.types.is_string(schema.field(self.text_key).type):
             raise ConfigError("text_key is not a column of text", value=self.text_key)
         return schema
@@ -86,7 +89,9 @@ class DataJuicerStage(Operator):
                 # One process: batches are small, and workers of ours are what runs in parallel.
                 op = registry[self.name](**{"num_proc": 1, **self.args, "text_key": self.text_key})
             except (TypeError, ValueError, AssertionError) as error:
-                raise ConfigError(f"Data-Juicer refuses the arguments of {self.name}: {error}", value=self.args) from error
+                raise ConfigError(
+                    f"Data-Juicer refuses the arguments of {self.name}: {error}", value=self.args
+                ) from error
         self._op = op
         self._probe()
 
@@ -96,7 +101,8 @@ class DataJuicerStage(Operator):
             return
         try:
             self._decide({self.text_key: ["Two plain sentences. This is the second one."]})
-        except Exception as error:  # noqa: BLE001 - what else a line of plain text provokes says nothing about real batches
+        except Exception as error:
+            # Whatever else a line of plain text provokes says nothing about real batches.
             missing = _missing_package(error)
             if missing is not None:
                 raise missing from error
@@ -145,11 +151,15 @@ class DataJuicerStage(Operator):
     def _filter_reason(self, stats: Mapping[str, Any]) -> str:
         """The statistic against the bound it broke, as in `text_len 3 < min_len 10`."""
         shown = {key: value for key, value in stats.items() if isinstance(value, int | float | str)}
-        bounds = {key: value for key, value in vars(self._op).items()
-                  if key.startswith(("min_", "max_")) and isinstance(value, int | float) and not isinstance(value, bool)}
-        if len(shown) == 1:
-            (statistic, value), = shown.items()
-            for bound, limit in bounds.items() if isinstance(value, int | float) else ():
+        bounds = {
+            key: value
+            for key, value in vars(self._op).items()
+            if key.startswith(("min_", "max_")) and isinstance(value, int | float) and not isinstance(value, bool)
+        }
+        numbers = {key: value for key, value in shown.items() if not isinstance(value, str)}
+        if len(shown) == len(numbers) == 1:
+            ((statistic, value),) = numbers.items()
+            for bound, limit in bounds.items():
                 if bound.startswith("min_") and value < limit:
                     return f"{statistic} {value:g} < {bound} {limit:g}"
                 if bound.startswith("max_") and value > limit:
@@ -166,13 +176,15 @@ class DataJuicerStage(Operator):
             rows = [self._op.process_single(row) for row in _rows(given, num_samples)]
             result = {key: [row.get(key) for row in rows] for key in samples}
         if len(result[self.text_key]) != num_samples:
-            raise OperatorError(f"{self.name} made {len(result[self.text_key])} rows of {num_samples}",
-                                allowed="mappers that give one row for one row",
-                                todo="use it on tasks, in a Data-Juicer job of its own")
+            raise OperatorError(
+                f"{self.name} made {len(result[self.text_key])} rows of {num_samples}",
+                allowed="mappers that give one row for one row",
+                todo="use it on tasks, in a Data-Juicer job of its own",
+            )
         return {key: list(result[key]) for key in samples if key in result and list(result[key]) != samples[key]}
 
     def _select(self, samples: Samples, num_samples: int) -> list[str | None]:
-        """Deduplicators and selectors take a data set and give back a smaller one: mark the rows, see which come back."""
+        """These kinds take a data set and give back a smaller one: mark the rows, see which come back."""
         from data_juicer.core.data import NestedDataset
         from datasets import Dataset
 
@@ -208,8 +220,7 @@ def _import_data_juicer() -> Mapping[str, Callable[..., Any]]:
     try:
         from data_juicer.utils.lazy_loader import LazyLoader
     except ImportError as error:
-        raise PluginError(f"Data-Juicer does not import: {error}",
-                          todo="pip install py-data-juicer") from error
+        raise PluginError(f"Data-Juicer does not import: {error}", todo="pip install py-data-juicer") from error
     # No switch exists for this. Stopped before the operators are imported, since some check for packages at import.
     LazyLoader._install_package = staticmethod(_refuse_to_install)
     operators = importlib.import_module("data_juicer.ops")

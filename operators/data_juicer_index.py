@@ -15,7 +15,7 @@ from pathlib import Path
 
 KINDS = ("filter", "mapper", "deduplicator", "selector", "grouper", "aggregator", "pipeline")
 _REGISTERED = re.compile(r"@OPERATORS\.register_module\(\s*(?:(?P<f>f)?\"(?P<text>[^\"]+)\"|(?P<constant>\w+))\s*\)")
-_CONSTANT = re.compile(r"^(\w+) = \"(\w+)\"", re.MULTILINE)
+_CONSTANT = re.compile(r"^(\w+) = [\"'](\w+)[\"']", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -32,20 +32,20 @@ class IndexedOperator:
         return set(re.findall(r"self\.(\w+_key)\b", self.path.read_text())) == {"text_key"}
 
     def arguments(self) -> list[str] | None:
-        """Names of the constructor's arguments, Data-Juicer's general ones included; None when the source hides them."""
+        """Names of the constructor's own arguments; None when the source does not say."""
         source = self.path.read_text()
-        tree = ast.parse(source)
-        for node in tree.body:
-            if isinstance(node, ast.ClassDef) and self.name in _registered_names(ast.get_source_segment(source, node), source):
-                return self._constructor_arguments(node)
+        lines = source.splitlines()
+        for node in ast.parse(source).body:
+            if not isinstance(node, ast.ClassDef) or not node.decorator_list:
+                continue
+            decorators = "\n".join(lines[node.decorator_list[0].lineno - 1 : node.lineno])
+            if self.name in _registered_names(decorators, source):
+                return _constructor_arguments(node)
         return None
 
-    def _constructor_arguments(self, node: ast.ClassDef) -> list[str] | None:
-        for item in node.body:
-            if isinstance(item, ast.FunctionDef) and item.name == "__init__":
-                own = [argument.arg for argument in (*item.args.args[1:], *item.args.kwonlyargs)]
-                return [*own, *_general_arguments(self.kind)] if item.args.kwarg else own
-        return None
+    def general_arguments(self) -> tuple[str, ...]:
+        """Names of the arguments that all operators of this kind take."""
+        return _general_arguments(self.kind)
 
 
 @functools.cache
@@ -74,10 +74,17 @@ def operator_names() -> list[str]:
     return sorted(index())
 
 
-def _registered_names(segment: str | None, source: str) -> list[str]:
+def _constructor_arguments(node: ast.ClassDef) -> list[str] | None:
+    for item in node.body:
+        if isinstance(item, ast.FunctionDef) and item.name == "__init__":
+            return [argument.arg for argument in (*item.args.args[1:], *item.args.kwonlyargs)]
+    return None
+
+
+def _registered_names(segment: str, source: str) -> list[str]:
     constants = dict(_CONSTANT.findall(source))
     names = []
-    for match in _REGISTERED.finditer(segment or ""):
+    for match in _REGISTERED.finditer(segment):
         name = constants.get(match["constant"], "") if match["constant"] else match["text"]
         if match["f"]:
             name = re.sub(r"\{(\w+)\}", lambda inner: constants.get(inner[1], ""), name)
@@ -95,8 +102,7 @@ def _general_arguments(kind: str) -> tuple[str, ...]:
         if not isinstance(node, ast.ClassDef) or node.name not in ("OP", kind.capitalize()):
             continue
         for item in node.body:
-            target = item.targets[0] if isinstance(item, ast.Assign) else None
-            if isinstance(target, ast.Name) and target.id == "_BASE_PARAMS" and isinstance(item.value, ast.Dict):  # type: ignore[union-attr]
-                keys = item.value.keys  # type: ignore[union-attr]
+            if isinstance(item, ast.Assign) and ast.unparse(item.targets[0]) == "_BASE_PARAMS":
+                keys = item.value.keys if isinstance(item.value, ast.Dict) else []
                 names += [key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
     return tuple(names)

@@ -28,14 +28,21 @@ def resolve_stage(name: str, args: object, base_dir: Path | None = None) -> Oper
         if name in juicer:
             return DataJuicerStage(name, args)
         near = difflib.get_close_matches(name, [*own, *juicer], n=1)
-        raise PluginError("unknown operator", value=name,
-                          allowed=f"{', '.join(own)}, or one of {len(juicer)} Data-Juicer operators by its own name",
-                          todo=f"did you mean {near[0]!r}?" if near
-                          else "for your own operator write './file.py:attr' or 'package.module:attr'")
+        raise PluginError(
+            "unknown operator",
+            value=name,
+            allowed=f"{', '.join(own)}, or one of {len(juicer)} Data-Juicer operators by its own name",
+            todo=f"did you mean {near[0]!r}?"
+            if near
+            else "for your own operator write './file.py:attr' or 'package.module:attr'",
+        )
     target = plugins.load("operator", name, BUILTINS, base_dir)
     if isinstance(target, type) and issubclass(target, Operator):
         return target.from_args(args)
     if callable(target) and not isinstance(target, type):
         return RowFunction(name, target, args)
-    raise PluginError("this is not a pipeline stage", value=name,
-                      allowed="a subclass of operators.base.Operator, or a function of one row")
+    raise PluginError(
+        "this is not a pipeline stage",
+        value=name,
+        allowed="a subclass of operators.base.Operator, or a function of one row",
+    )

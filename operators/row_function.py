@@ -7,8 +7,8 @@
     - ./my_rules.py:no_apologies: {words: [sorry, apologise]}
 
 The function gets the row as a dict and the stage's arguments by name. It returns True (the row stays), False (dropped),
-a string (dropped, and this is why) or a dict of columns to change (the row stays). An attribute `reads`, a set of column
-names, spares the conversion of the others.
+a string (dropped, and this is why) or a dict of columns to change (the row stays). An attribute `reads`, a set of
+column names, spares the conversion of the others.
 """
 
 from __future__ import annotations
@@ -48,18 +48,21 @@ class RowFunction(Operator):
         try:
             signature.bind({}, **self.args)
         except TypeError as error:
-            raise ConfigError(f"the function cannot be called with a row and these arguments: {error}",
-                              value=self.args, todo="its first parameter is the row, the others come from the YAML") from error
+            raise ConfigError(
+                f"the function cannot be called with a row and these arguments: {error}",
+                value=self.args,
+                todo="its first parameter is the row, the others come from the YAML",
+            ) from error
 
     def spec(self) -> dict[str, Any]:
         return {"args": self.args, "code": source_digest(self.function)}
 
     def apply(self, table: pa.Table) -> StageOutcome:
-        columns = table.column_names if self.reads is None else [name for name in table.column_names if name in self.reads]
+        columns = [name for name in table.column_names if self.reads is None or name in self.reads]
         reasons: list[str | None] = []
         changes: dict[int, Mapping[str, object]] = {}
         for position, row in enumerate(table.select(columns).to_pylist()):
-            answer = self.function(row, **self.args)
+            answer = self._answer(row, table, position)
             if answer is True or (isinstance(answer, Mapping) and not answer):
                 reasons.append(None)
             elif isinstance(answer, Mapping):
@@ -72,15 +75,27 @@ class RowFunction(Operator):
             else:
                 raise OperatorError(
                     f"{self.name} returned {type(answer).__name__} for experience {table['experience_id'][position]}",
-                    value=answer, allowed="True, False, a reason as a string, or a dict of changed columns")
+                    value=answer,
+                    allowed="True, False, a reason as a string, or a dict of changed columns",
+                )
         return StageOutcome(pa.array(reasons, pa.string()), self._changed_columns(table, changes))
+
+    def _answer(self, row: dict[str, Any], table: pa.Table, position: int) -> object:
+        try:
+            return self.function(row, **self.args)
+        except Exception as error:
+            what = f"{self.name} raised for experience {table['experience_id'][position]}"
+            raise OperatorError(f"{what}: {type(error).__name__}: {error}", todo="mend the function") from error
 
     def _changed_columns(self, table: pa.Table, changes: Mapping[int, Mapping[str, object]]) -> dict[str, pa.Array]:
         names = sorted({name for change in changes.values() for name in change})
         unknown = [name for name in names if name not in table.column_names]
         if unknown:
-            raise OperatorError(f"{self.name} set a column that the batch does not have",
-                                value=unknown[0], allowed=", ".join(table.column_names))
+            raise OperatorError(
+                f"{self.name} set a column that the batch does not have",
+                value=unknown[0],
+                allowed=", ".join(table.column_names),
+            )
         columns = {}
         for name in names:
             values = table[name].to_pylist()

@@ -43,6 +43,14 @@ class AlgorithmSection(Section):
 
     name: str = Field(description="grpo, sft, or your own by path; further keys are the algorithm's own.")
     group_size: int = Field(8, ge=1, description="Rollouts per task.")
+    min_group_size: int | None = Field(
+        None, ge=1, description="A group with fewer good rollouts is dropped; 2 by default, 1 where group_size is 1."
+    )
+
+    @property
+    def smallest_group(self) -> int:
+        """The group size below which a group is dropped."""
+        return self.min_group_size or min(self.group_size, 2)
 
     @property
     def args(self) -> dict[str, Any]:

@@ -29,10 +29,20 @@ def write_learning_curve(report: Report, path: Path) -> None:
     for number, curve in enumerate(c for c in report.evaluation_curves if c.purpose == "validation"):
         _draw_points(axes, curve.points, f"validation {curve.taskset}, {curve.decoding}", _COLOURS[number % 3], "-o", 4)
     for number, curve in enumerate(c for c in report.evaluation_curves if c.purpose == "test"):
-        gain = next((g for g in report.gains if (g.purpose, g.taskset, g.decoding) == ("test", curve.taskset, curve.decoding)), None)
+        gain = next(
+            (g for g in report.gains if (g.purpose, g.taskset, g.decoding) == ("test", curve.taskset, curve.decoding)),
+            None,
+        )
         ends = [p for p in curve.points if gain is None or p.step in (gain.before_step, gain.after_step)]
         marker = "D" if curve.decoding == "greedy" else "s"
-        _draw_points(axes, ends, f"test {curve.taskset}, {curve.decoding}{_gain_text(gain)}", _COLOURS[3 + number % 3], f":{marker}", 8)
+        _draw_points(
+            axes,
+            ends,
+            f"test {curve.taskset}, {curve.decoding}{_gain_text(gain)}",
+            _COLOURS[3 + number % 3],
+            marker,
+            8,
+        )
     axes.set_xlabel("trainer step")
     axes.set_ylabel("mean reward")
     axes.set_title(f"{report.run}: {report.model}, {report.algorithm}, seed {report.seed}", fontsize=10, loc="left")
@@ -55,7 +65,10 @@ def _draw_training(axes: Any, curve: list[Point]) -> None:
     axes.plot(steps, means, color=_TRAIN_COLOUR, linewidth=0.8, alpha=0.6, label="training, as sampled")
     width = max(1, len(means) // 10)
     if width > 1:
-        smooth = [sum(means[max(0, i - width + 1) : i + 1]) / len(means[max(0, i - width + 1) : i + 1]) for i in range(len(means))]
+        smooth = [
+            sum(means[max(0, i - width + 1) : i + 1]) / len(means[max(0, i - width + 1) : i + 1])
+            for i in range(len(means))
+        ]
         axes.plot(steps, smooth, color="#444444", linewidth=1.6, label=f"training, mean of the last {width} steps")
 
 

@@ -215,8 +215,13 @@ def _paired(buffer: Buffer, before: Row, after: Row) -> Gain | None:
 
 
 def _curve(rows: Sequence[Row]) -> EvaluationCurve:
-    points = [Point(step=e["trainer_step"], num=e["num_questions"], mean=e["mean"], standard_error=e["standard_error"]) for e in rows]
-    return EvaluationCurve(purpose=rows[0]["purpose"], taskset=rows[0]["taskset"], decoding=rows[0]["decoding"], points=points)
+    points = [
+        Point(step=e["trainer_step"], num=e["num_questions"], mean=e["mean"], standard_error=e["standard_error"])
+        for e in rows
+    ]
+    return EvaluationCurve(
+        purpose=rows[0]["purpose"], taskset=rows[0]["taskset"], decoding=rows[0]["decoding"], points=points
+    )
 
 
 def _steps(buffer: Buffer, row: Row, steps: dict[str, Any]) -> Steps:

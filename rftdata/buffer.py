@@ -49,6 +49,11 @@ class Buffer:
         """What a person would pass to `--buffer`; without password."""
         return str(self.server.folder) if self.server else redacted(self.config.uri)
 
+    def run_folder(self, run: Row) -> Path:
+        """Where a run keeps files that are not experiences: checkpoints, weights, curves."""
+        root = self.folder or Path(self.config.segments or ".").parent
+        return root / "runs" / str(run["name"])
+
     def close(self) -> None:
         """Close the connections; an embedded server goes on running."""
         self.database.close()
@@ -168,7 +173,8 @@ def open(uri: str | BufferConfig = "./buffer", *, create: bool = True, applicati
             )
         database = Database(server.start(), application=application)
     migrate(database)
-    folder = Path(config.segments) if config.segments else Path(config.uri) / "segments"
+    # Absolute: a process started elsewhere (a Ray actor) must find the same files.
+    folder = (Path(config.segments) if config.segments else Path(config.uri) / "segments").resolve()
     return Buffer(config, database, server, PosixSegmentStore(folder, config.min_free_bytes))
 
 

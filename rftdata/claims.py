@@ -62,11 +62,19 @@ class StageCount:
 
 @dataclass
 class SealedBatch:
-    """Whole sealed groups as stages see them; `label_cuts` is the newest label of each group at the time of reading."""
+    """Whole sealed groups as stages see them.
+
+    Attributes:
+        table: experiences of rollouts with outcome ok.
+        group_ids: the groups claimed; one may have no such experience.
+        label_cuts: the newest label of each group at the time of reading.
+        failed: what stages never see: experiences of rollouts that failed, decided here.
+    """
 
     table: pa.Table
     group_ids: list[int]
     label_cuts: dict[int, int] = field(default_factory=dict)
+    failed: list[Decision] = field(default_factory=list)
 
 
 BATCH_SCHEMA = pa.schema(
@@ -124,9 +132,15 @@ def claim_sealed_groups(database: Database, run_id: int, worker_id: int, *, coun
     group_ids = [row["group_id"] for row in claimed]
     rows = database.fetch("batch_of_groups", group_ids=group_ids)
     cuts = dict.fromkeys(group_ids, 0)
+    good, failed = [], []
     for row in rows:
         cuts[row["group_id"]] = max(cuts[row["group_id"]], row.pop("label_cut"))
-    return SealedBatch(pa.Table.from_pylist(rows, schema=BATCH_SCHEMA), group_ids, cuts)
+        outcome, error = row.pop("outcome"), row.pop("error")
+        if outcome == "ok" or row["reward"] is not None:  # a person may have given a failed rollout a reward
+            good.append(row)
+        else:
+            failed.append(Decision(row["experience_id"], row["group_id"], False, "outcome", f"the rollout {outcome}: {error}"[:500]))
+    return SealedBatch(pa.Table.from_pylist(good, schema=BATCH_SCHEMA), group_ids, cuts, failed)
 
 
 def commit_verdicts(

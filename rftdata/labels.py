@@ -54,7 +54,9 @@ class Opinion:
     reason: str | None = None
 
 
-def set_rewards(buffer: Buffer, rewards: Mapping[int, float], *, author: str, reason: str | None = None, final: bool = False) -> LabelBatch:
+def set_rewards(
+    buffer: Buffer, rewards: Mapping[int, float], *, author: str, reason: str | None = None, final: bool = False
+) -> LabelBatch:
     """Set rewards in one transaction and one batch.
 
     Args:
@@ -77,7 +79,9 @@ def apply(buffer: Buffer, opinions: Sequence[Opinion], *, author: str) -> LabelB
         return _write(connection, opinions, author)
 
 
-def import_rewards(buffer: Buffer, file: Path, *, author: str, reason: str | None = None, final: bool = False) -> LabelBatch:
+def import_rewards(
+    buffer: Buffer, file: Path, *, author: str, reason: str | None = None, final: bool = False
+) -> LabelBatch:
     """Set rewards from a CSV, JSONL or Parquet file with columns experience_id, reward and perhaps reason.
 
     Args:
@@ -118,7 +122,11 @@ def undo(buffer: Buffer, label_batch_id: int, *, author: str, reason: str | None
     with buffer.database.transaction() as connection:
         batch = fetch(connection, "label_batch", label_batch_id=label_batch_id)
         if not batch:
-            raise QueryError("there is no such label batch", value=label_batch_id, todo="`rft label history` lists the newest batches")
+            raise QueryError(
+                "there is no such label batch",
+                value=label_batch_id,
+                todo="`rft label history` lists the newest batches",
+            )
         keys = sorted({row["experience_id"] for row in batch})
         _lock(connection, keys)
         labels = fetch(connection, "label_histories", experience_ids=keys)
@@ -133,9 +141,13 @@ def undo(buffer: Buffer, label_batch_id: int, *, author: str, reason: str | None
     return LabelBatch(done.label_batch_id, done.num_changed, done.num_unchanged, tuple(overruled))
 
 
-def history(buffer: Buffer, experience_id: int | None = None, label_batch_id: int | None = None, limit: int = 1000) -> list[Row]:
+def history(
+    buffer: Buffer, experience_id: int | None = None, label_batch_id: int | None = None, limit: int = 1000
+) -> list[Row]:
     """Labels, newest first, of one experience, of one batch, or of all."""
-    return buffer.database.fetch("label_history", experience_id=experience_id, label_batch_id=label_batch_id, limit=limit)
+    return buffer.database.fetch(
+        "label_history", experience_id=experience_id, label_batch_id=label_batch_id, limit=limit
+    )
 
 
 def batches(buffer: Buffer, limit: int = 20) -> list[Row]:
@@ -147,9 +159,13 @@ def _check(opinions: Sequence[Opinion]) -> None:
     seen: set[int] = set()
     for opinion in opinions:
         if opinion.reward is None or not math.isfinite(opinion.reward):
-            raise QueryError(f"the reward of experience {opinion.experience_id} is not a finite number", value=opinion.reward)
+            raise QueryError(
+                f"the reward of experience {opinion.experience_id} is not a finite number", value=opinion.reward
+            )
         if opinion.experience_id in seen:
-            raise QueryError("an experience is labelled twice in one batch", value=opinion.experience_id, todo="keep one of its rows")
+            raise QueryError(
+                "an experience is labelled twice in one batch", value=opinion.experience_id, todo="keep one of its rows"
+            )
         seen.add(opinion.experience_id)
 
 
@@ -209,5 +225,12 @@ def _read(file: Path) -> pa.Table:
 
             return pyarrow.csv.read_csv(file)
     except (OSError, pa.ArrowInvalid) as error:
-        raise QueryError(f"{file} cannot be read: {' '.join(str(error).split())}", todo="correct the path or the file") from error
-    raise QueryError("labels are not read from this kind of file", value=str(file), allowed=".csv, .jsonl, .parquet", todo="convert it")
+        raise QueryError(
+            f"{file} cannot be read: {' '.join(str(error).split())}", todo="correct the path or the file"
+        ) from error
+    raise QueryError(
+        "labels are not read from this kind of file",
+        value=str(file),
+        allowed=".csv, .jsonl, .parquet",
+        todo="convert it",
+    )

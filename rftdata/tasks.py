@@ -148,7 +148,7 @@ def _reasoning_gym(config: TasksetConfig, name: str) -> Iterator[dict[str, Any]]
     except (TypeError, AssertionError, ValueError) as error:
         raise TaskSourceError(f"reasoning_gym:{name} refuses its arguments: {error}", value=config.args, todo=f"correct args of the taskset {config.name!r}") from error
     for entry in dataset:
-        yield {"question": entry["question"], "answer": entry["answer"], "entry": entry["metadata"], "generator": name}
+        yield {**entry["metadata"], "question": entry["question"], "answer": entry["answer"], "generator": name}
 
 
 def _generated(config: TasksetConfig, generator: Any) -> Iterator[dict[str, Any]]:

@@ -20,7 +20,7 @@ class DropTruncated(Operator):
     """Drops each row whose `finish_reason` is listed; a row without a finish reason stays."""
 
     class Config(StageConfig):
-        """`finish_reasons`: which endings count as cut off (`length`: the token limit; `abort`: stopped by the engine)."""
+        """`finish_reasons`: which endings count as cut off (`length`: token limit; `abort`: stopped by the engine)."""
 
         finish_reasons: tuple[str, ...] = Field(default=("length", "abort"), min_length=1)
 

@@ -1,7 +1,7 @@
 """Drop groups whose rollouts all have the same reward.
 
-GRPO's advantage is (r_i − mean(r)) / std(r) over the group (arXiv 2402.03300, section 4.1.2): where all rewards are equal
-every advantage is 0, so the group costs a forward and a backward pass and teaches nothing. DAPO's dynamic sampling
+GRPO's advantage is (r_i − mean(r)) / std(r) over the group (arXiv 2402.03300, section 4.1.2): where all rewards are
+equal every advantage is 0, so the group costs a forward and a backward pass and teaches nothing. DAPO's dynamic sampling
 (arXiv 2503.14476, eq. 11) drops the same groups and draws others in their place; here the planner refills them.
 
     - drop_zero_variance_groups: {}
@@ -38,11 +38,17 @@ class DropZeroVarianceGroups(Operator):
             .group_by("group_id", use_threads=False)
             .aggregate([("reward", "min"), ("reward", "max"), ("rollout_index", "count_distinct")])
         )
-        texts = pa.array([self._reason(*group) for group in zip(
-            groups["reward_min"].to_pylist(),
-            groups["reward_max"].to_pylist(),
-            groups["rollout_index_count_distinct"].to_pylist(),
-        )], pa.string())
+        texts = pa.array(
+            [
+                self._reason(*group)
+                for group in zip(
+                    groups["reward_min"].to_pylist(),
+                    groups["reward_max"].to_pylist(),
+                    groups["rollout_index_count_distinct"].to_pylist(),
+                )
+            ],
+            pa.string(),
+        )
         return StageOutcome(texts.take(pc.index_in(table["group_id"].combine_chunks(), value_set=groups["group_id"])))
 
     def _reason(self, lowest: float | None, highest: float | None, num_rollouts: int) -> str | None:
@@ -54,5 +60,7 @@ class DropZeroVarianceGroups(Operator):
             return f"the group has one rollout (reward {lowest:g}), which has nothing to be compared with"
         if lowest == highest:
             return f"reward is {lowest:g} in all {num_rollouts} rollouts of the group"
-        return (f"rewards of the {num_rollouts} rollouts of the group lie between {lowest:g} and {highest:g}, "
-                f"no more than {self.config.tolerance:g} apart")
+        return (
+            f"rewards of the {num_rollouts} rollouts of the group lie between {lowest:g} and {highest:g}, "
+            f"no more than {self.config.tolerance:g} apart"
+        )

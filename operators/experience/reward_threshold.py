@@ -1,7 +1,7 @@
 """Keep rows whose reward lies in a range.
 
-    - reward_threshold: {min: 0.5}
-    - reward_threshold: {min: 0, max: 0.9}
+- reward_threshold: {min: 0.5}
+- reward_threshold: {min: 0, max: 0.9}
 """
 
 from __future__ import annotations

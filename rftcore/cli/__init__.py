@@ -56,7 +56,9 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
-    debug: bool = typer.Option(False, "--debug", envvar="RFT_DEBUG", help="Show stack traces; allowed anywhere on the line."),
+    debug: bool = typer.Option(
+        False, "--debug", envvar="RFT_DEBUG", help="Show stack traces; allowed anywhere on the line."
+    ),
     version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
 ) -> None:
     """Reinforcement fine-tuning around a persistent experience buffer.
@@ -103,10 +105,16 @@ def explain(error: Exception) -> tuple[str, int]:
         return str(error), error.exit_code
     text = " ".join(str(error).split())
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return f"the disk is full ({text}); free some space and run the command again; what was acknowledged is safe.", 1
+        return (
+            f"the disk is full ({text}); free some space and run the command again; what was acknowledged is safe.",
+            1,
+        )
     if isinstance(error, PermissionError):
         return f"a file cannot be used ({text}); correct its owner or mode, or run as the user who made it.", 1
-    return f"this is a defect of rftdata: {type(error).__name__}: {text}; run again with --debug and report what it prints.", EXIT_DEFECT
+    return (
+        f"this is a defect of rftdata: {type(error).__name__}: {text}; run again with --debug and report what it prints.",
+        EXIT_DEFECT,
+    )
 
 
 def _usage_error(error: Exception, arguments: list[str]) -> int:

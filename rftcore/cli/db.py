@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,7 +28,9 @@ def start(
     server = _server(buffer)
     was_running = server.is_running()
     if was_running and listen:
-        raise BufferUnavailableError("the server runs already, without the address you ask for", value=listen, todo="`rft db stop` it first")
+        raise BufferUnavailableError(
+            "the server runs already, without the address you ask for", value=listen, todo="`rft db stop` it first"
+        )
     rftdata.open(BufferConfig(uri=str(server.folder), listen=listen), create=False, application="rft db").close()
     print(f"the server of {server.folder} {'runs already' if was_running else 'is started'}")
 
@@ -36,7 +38,9 @@ def start(
 @app.command("stop")
 def stop(
     buffer: BufferOption = None,
-    force: Annotated[bool, typer.Option("--force", help="End open sessions, too; they lose what they had not committed.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="End open sessions, too; they lose what they had not committed.")
+    ] = False,
 ) -> None:
     """Stop the server, unless somebody works with it."""
     server = _server(buffer)
@@ -47,7 +51,7 @@ def stop(
     if sessions:
         names = ", ".join(sorted({str(session["application_name"] or "unnamed") for session in sessions}))
         raise BufferUnavailableError(
-            f"{len(sessions)} session{'' if len(sessions) == 1 else 's'} of the server in {server.folder} {'is' if len(sessions) == 1 else 'are'} open: {names}",
+            f"the server of {server.folder} is in use by {len(sessions)} session(s): {names}",
             todo="let them finish (`rft status` shows who works), or add --force",
         )
     server.stop()
@@ -84,18 +88,28 @@ def _server(uri: str | None) -> EmbeddedServer:
 
     found = find_buffer(uri)
     if "://" in found:
-        raise ConfigError("rft db looks after embedded servers only", value=found.split("://")[0] + "://…", allowed="the folder of a buffer")
+        raise ConfigError(
+            "rft db looks after embedded servers only",
+            value=found.split("://")[0] + "://…",
+            allowed="the folder of a buffer",
+        )
     server = EmbeddedServer(Path(found))
     if not server.exists():
-        raise BufferUnavailableError("there is no buffer here", value=str(server.folder), todo="name one with --buffer or RFT_BUFFER")
+        raise BufferUnavailableError(
+            "there is no buffer here", value=str(server.folder), todo="name one with --buffer or RFT_BUFFER"
+        )
     return server
 
 
-def _sessions(server: EmbeddedServer) -> list[dict[str, object]]:
-    from rftdata.database import Database
+def _sessions(server: EmbeddedServer) -> list[dict[str, Any]]:
+    """Open sessions but our own."""
+    import psycopg
+    from psycopg.rows import dict_row
 
-    database = Database(server.uri, application="rft db", max_connections=1)
-    try:
-        return database.fetch("open_sessions")
-    finally:
-        database.close()
+    from rftdata.database import queries, translated
+
+    with (
+        translated(server.uri),
+        psycopg.connect(server.uri, row_factory=dict_row, application_name="rft db") as connection,
+    ):
+        return connection.execute(queries()["open_sessions"]).fetchall()

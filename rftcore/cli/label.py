@@ -13,14 +13,19 @@ from rftcore.cli.session import BufferOption, JsonOption, author, opened
 if TYPE_CHECKING:
     from rftdata.labels import LabelBatch
 
-app = typer.Typer(help="Correct rewards while training runs; every change is kept and can be undone.", no_args_is_help=True)
+app = typer.Typer(
+    help="Correct rewards while training runs; every change is kept and can be undone.", no_args_is_help=True
+)
 
-AuthorOption = Annotated[str | None, typer.Option("--author", envvar="RFT_AUTHOR", help="Who says so; your login name by default.")]
+AuthorOption = Annotated[
+    str | None, typer.Option("--author", envvar="RFT_AUTHOR", help="Who says so; your login name by default.")
+]
 ReasonOption = Annotated[str | None, typer.Option("--reason", help="Why; stored with every label.")]
 FinalOption = Annotated[bool, typer.Option("--final", help="These rewards bypass reward shaping by the pipeline.")]
 
 
-@app.command("set")
+# A negative reward is not an option.
+@app.command("set", context_settings={"ignore_unknown_options": True})
 def set_one(
     experience: Annotated[int, typer.Argument(metavar="EXPERIENCE", help="Its id.")],
     reward: Annotated[float, typer.Argument(metavar="REWARD", help="The reward it should have.")],
@@ -30,7 +35,7 @@ def set_one(
     buffer: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Set the reward of one experience (put -- before a negative one)."""
+    """Set the reward of one experience."""
     from rftdata import labels
 
     with opened(buffer, "rft label") as found:
@@ -40,7 +45,9 @@ def set_one(
 
 @app.command("import")
 def import_file(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help=".csv, .jsonl or .parquet: experience_id, reward[, reason].")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help=".csv, .jsonl or .parquet: experience_id, reward[, reason].")
+    ],
     reason: ReasonOption = None,
     by: AuthorOption = None,
     final: FinalOption = False,
@@ -73,7 +80,9 @@ def undo(
 
 @app.command("history")
 def history(
-    experience: Annotated[int | None, typer.Argument(metavar="[EXPERIENCE]", help="Its labels; without it, the newest batches.")] = None,
+    experience: Annotated[
+        int | None, typer.Argument(metavar="EXPERIENCE", help="Its labels; without it, the newest batches.")
+    ] = None,
     batch: Annotated[int | None, typer.Option("--batch", help="The labels of one batch.")] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="At most this many lines.")] = 20,
     buffer: BufferOption = None,
@@ -97,7 +106,13 @@ def _tell(batch: LabelBatch, as_json: bool) -> None:
     if as_json:
         print_json(asdict(batch))
         return
-    print(f"label batch {batch.label_batch_id}: {batch.num_changed} changed, {batch.num_unchanged} stood so already", end="")
+    print(
+        f"label batch {batch.label_batch_id}: {batch.num_changed} changed, {batch.num_unchanged} stood so already",
+        end="",
+    )
     if batch.overruled:
-        print(f", {len(batch.overruled)} labelled again since and left alone: {', '.join(map(str, batch.overruled[:20]))}", end="")
+        print(
+            f", {len(batch.overruled)} labelled again since and left alone: {', '.join(map(str, batch.overruled[:20]))}",
+            end="",
+        )
     print(f"; undo with `rft label undo {batch.label_batch_id}`" if batch.num_changed else "")

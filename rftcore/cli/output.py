@@ -25,7 +25,9 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False, default=_plain))
 
 
-def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None, *, as_json: bool = False) -> None:
+def print_rows(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None, *, as_json: bool = False
+) -> None:
     """Print rows; `columns` gives names and order where `rows` may be empty."""
     names = list(columns if columns is not None else rows[0] if rows else [])
     if as_json:
@@ -34,7 +36,11 @@ def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None 
     console = Console(highlight=False)
     cells = [[_cell(row[name]) for name in names] for row in rows]
     if not console.is_terminal:
-        width = 3 + sum(3 + max(len(name), *(len(line[i]) for line in cells)) for i, name in enumerate(names)) if cells else 200
+        width = (
+            3 + sum(3 + max(len(name), *(len(line[i]) for line in cells)) for i, name in enumerate(names))
+            if cells
+            else 200
+        )
         console = Console(highlight=False, width=max(width, 80))
         console.print(_table(names, cells, None))
     else:

@@ -11,22 +11,26 @@ from rftcore.cli.session import BufferOption, JsonOption, opened
 from rftdata.errors import QueryError
 
 if TYPE_CHECKING:
-    import duckdb
     import pyarrow as pa
 
     from rftdata.buffer import Buffer
 
 ARRAYS = ("token_ids", "loss_mask", "behavior_logprobs")
 _ARROW_TYPES = {
-    "bigint": "int64", "integer": "int32", "double precision": "float64", "boolean": "bool", "timestamp with time zone": "timestamp[us, tz=UTC]",
-}  # fmt: skip
+    "bigint": "int64",
+    "integer": "int32",
+    "double precision": "float64",
+    "boolean": "bool",
+}
 
 
 def query(
     text: Annotated[str, typer.Argument(metavar="QUERY", help="DuckDB SQL.")],
     buffer: BufferOption = None,
     as_json: JsonOption = False,
-    run: Annotated[str | None, typer.Option("--run", metavar="RUN", help="Load the experiences of this run only.")] = None,
+    run: Annotated[
+        str | None, typer.Option("--run", metavar="RUN", help="Load the experiences of this run only.")
+    ] = None,
 ) -> None:
     """Run a DuckDB query over experiences with their token arrays.
 
@@ -52,14 +56,23 @@ def run_query(buffer: Buffer, text: str, run_id: int | None = None) -> pa.Table:
     with duckdb.connect() as connection:
         try:
             if len(connection.extract_statements(text)) != 1:
-                raise QueryError("rft query runs one statement at a time", value=text, todo="join them with WITH, or call it again")
+                raise QueryError(
+                    "rft query runs one statement at a time", value=text, todo="join them with WITH, or call it again"
+                )
             named = {name.lower().removeprefix("rft.") for name in connection.get_table_names(text)}
             known = _tables(buffer)
             for name in sorted(named & set(known)):
-                connection.register(name, _experiences(buffer, text, known, run_id) if name == "experience" else _rows(buffer, name, known))
+                connection.register(
+                    name,
+                    _experiences(buffer, text, known, run_id) if name == "experience" else _rows(buffer, name, known),
+                )
             result = connection.sql(text)
             if result is None:
-                raise QueryError("the statement returns no rows", value=text, todo="write a SELECT; `rft sql` changes rewards and tasks")
+                raise QueryError(
+                    "the statement returns no rows",
+                    value=text,
+                    todo="write a SELECT; `rft sql` changes rewards and tasks",
+                )
             return result.to_arrow_table()
         except duckdb.Error as error:
             message = " ".join(str(error).split("\n\nLINE")[0].split())
@@ -79,7 +92,9 @@ def _tables(buffer: Buffer) -> dict[str, dict[str, str]]:
 
 def _rows(buffer: Buffer, name: str, known: dict[str, dict[str, str]], where: str = "") -> pa.Table:
     # JSON goes over as text (DuckDB reads it with its json functions): Arrow has no type for "anything".
-    columns = ", ".join(f'"{column}"::text' if kind == "jsonb" else f'"{column}"' for column, kind in known[name].items())
+    columns = ", ".join(
+        f'"{column}"::text' if kind == "jsonb" else f'"{column}"' for column, kind in known[name].items()
+    )
     rows = buffer.sql(f'SELECT {columns} FROM rft."{name}"{where}')
     # A column of NULLs only, or of no rows, has no type of its own in Arrow.
     for i, (column, kind) in enumerate(known[name].items()):
@@ -101,6 +116,6 @@ def _experiences(buffer: Buffer, text: str, known: dict[str, dict[str, str]], ru
 
 def _wanted_arrays(text: str) -> list[str]:
     """Array columns the query may read: those it names, all where it selects everything."""
-    everything = re.search(r"(?<!count\()\*", re.sub(r"\s", "", text), re.IGNORECASE) or not re.search(r"\bselect\b", text, re.IGNORECASE)
+    star = re.search(r"(?<!count\()\*", re.sub(r"\s", "", text), re.IGNORECASE)
+    everything = star or not re.search(r"\bselect\b", text, re.IGNORECASE)
     return [name for name in ARRAYS if everything or re.search(rf"\b{name}\b", text, re.IGNORECASE)]
-

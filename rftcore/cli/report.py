@@ -15,15 +15,17 @@ from rftcore.cli.session import BufferOption, JsonOption, opened
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rftcore.report import Gain, Report
+    from rftcore.report import Checkpoint, Gain, Report
 
 
 def report(
-    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Name or id; the newest run by default.")] = None,
-    other: Annotated[str | None, typer.Argument(metavar="[OTHER]", help="A second run to compare with.")] = None,
+    run: Annotated[str | None, typer.Argument(metavar="RUN", help="Name or id; the newest run by default.")] = None,
+    other: Annotated[str | None, typer.Argument(metavar="OTHER", help="A second run to compare with.")] = None,
     buffer: BufferOption = None,
     as_json: JsonOption = False,
-    png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Also draw the learning curve of RUN.")] = None,
+    png: Annotated[
+        Path | None, typer.Option("--png", metavar="FILE", help="Also draw the learning curve of RUN.")
+    ] = None,
 ) -> None:
     """Print the results of a run: held-out score before and after, steps, tokens, what was dropped and why."""
     from rftcore import report as reports
@@ -50,8 +52,10 @@ def print_report(reports: Sequence[Report], between: Sequence[Gain] = (), consol
     if not console.is_terminal:
         console = Console(highlight=False, width=160, file=console.file)
     for one in reports:
-        title = f"Held-out reward of {one.run} (questions paired; ± is the standard error of the difference)"
-        console.print(_gains(one.gains, title, "before", "after") if one.gains else f"{one.run}: no taskset was evaluated.")
+        title = f"Held-out reward of {one.run}, paired by question (± standard error)"
+        console.print(
+            _gains(one.gains, title, "before", "after") if one.gains else f"{one.run}: no taskset was evaluated."
+        )
     if between:
         a, b = reports[0].run, reports[1].run
         console.print(_gains(between, f"{b} against {a}, each at its best step", a, b))
@@ -62,7 +66,7 @@ def print_report(reports: Sequence[Report], between: Sequence[Gain] = (), consol
 
 
 def _gains(gains: Sequence[Gain], title: str, before: str, after: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = _titled(title)
     table.add_column("taskset")
     for name in ("questions", before, after, "difference", "z"):
         table.add_column(name, justify="right")
@@ -77,8 +81,7 @@ def _gains(gains: Sequence[Gain], title: str, before: str, after: str) -> Table:
 
 
 def _facts(reports: Sequence[Report]) -> Table:
-    table = Table(box=None, pad_edge=False, show_header=len(reports) > 1, padding=(1 if len(reports) > 1 else 0, 2, 0, 0))
-    table.padding = (0, 2, 0, 0)
+    table = Table(box=None, pad_edge=False, show_header=len(reports) > 1, padding=(0, 2, 0, 0))
     table.add_column("")
     for one in reports:
         table.add_column(one.run, overflow="fold")
@@ -93,8 +96,13 @@ def _fact_lines(one: Report) -> list[tuple[str, str]]:
     skipped = f", {steps.skipped} skipped ({_counts(steps.skipped_because)})" if steps.skipped else ""
     attempts = f" in {one.num_attempts} attempts" if one.num_attempts > 1 else ""
     rate = "" if one.tokens_per_s is None else f" ({one.tokens_per_s:,.0f} a second over the whole run)"
+    closed = f" ({_counts(groups.closed_because)})" if groups.closed else ""
     curve = one.train_curve
     width = max(1, min(10, len(curve) // 2))
+    trainer = (
+        f"waited {seconds_text(steps.wait_seconds)}, trained {seconds_text(steps.train_seconds)}, "
+        f"published {seconds_text(steps.publish_seconds)}"
+    )
     reward = "–"
     if curve:
         first, last = (sum(p.mean for p in part) / len(part) for part in (curve[:width], curve[-width:]))
@@ -103,20 +111,18 @@ def _fact_lines(one: Report) -> list[tuple[str, str]]:
         ("status", one.status + (f": {one.outcome}" if one.outcome else "")),
         ("model", f"{one.model}, {one.algorithm}, seed {one.seed}"),
         ("steps", f"{steps.done} of {steps.planned}{skipped}{attempts}"),
-        ("time", f"{seconds_text(one.wall_seconds)}; the trainer waited {seconds_text(steps.wait_seconds)}, trained "
-                 f"{seconds_text(steps.train_seconds)}, published {seconds_text(steps.publish_seconds)}"),
+        ("time", f"{seconds_text(one.wall_seconds)}; the trainer {trainer}"),
         ("tokens", f"{one.sampled_tokens:,} sampled for training{rate}, {one.evaluated_tokens:,} for evaluation"),
         ("training reward", reward),
         ("experiences", f"{one.num_experiences:,}; rollouts: {_counts(one.rollouts)}"),
-        ("groups", f"{groups.planned} planned, {groups.trained} trained on, {groups.closed} closed"
-                   + (f" ({_counts(groups.closed_because)})" if groups.closed else "") + f", {groups.refilled} refills"),
+        ("groups", f"{groups.planned} planned ({groups.refilled} refills), {groups.trained} trained on, {groups.closed} closed{closed}"),
         ("best checkpoint", _checkpoint(one.best_checkpoint, one.best_step)),
         ("last checkpoint", _checkpoint(one.last_checkpoint, None)),
         ("buffer", one.buffer),
     ]  # fmt: skip
 
 
-def _checkpoint(checkpoint: object, step: int | None) -> str:
+def _checkpoint(checkpoint: Checkpoint | None, step: int | None) -> str:
     if checkpoint is None:
         return "none" if step is None else f"step {step} is best; its files are not kept"
     return f"step {checkpoint.trainer_step}: {checkpoint.uri}"
@@ -127,7 +133,7 @@ def _counts(counts: dict[str, int]) -> str:
 
 
 def _dropped(one: Report) -> Table:
-    table = Table(title=f"Experiences dropped in {one.run}", title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = _titled(f"Experiences dropped in {one.run}")
     table.add_column("rows", justify="right")
     table.add_column("groups", justify="right")
     table.add_column("stage")
@@ -135,3 +141,7 @@ def _dropped(one: Report) -> Table:
     for drop in one.dropped:
         table.add_row(str(drop.num_experiences), str(drop.num_groups), drop.stage, drop.reason)
     return table
+
+
+def _titled(title: str) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))

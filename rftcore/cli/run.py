@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rftcore.cli.session import BufferOption, opened
+from rftcore.cli.session import ConfigBufferOption, opened
 from rftdata.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -15,17 +15,23 @@ if TYPE_CHECKING:
 
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="a.b=VALUE", help="Change one setting of the file; VALUE is read as YAML. Repeatable."),
+    typer.Option(
+        "--set", metavar="a.b=VALUE", help="Change one setting of the file; VALUE is read as YAML. Repeatable."
+    ),
 ]
 _TARGETS_HELP = "A configuration file, or with --resume the name of a run, or both."
 
 
 def run(
-    targets: Annotated[list[str] | None, typer.Argument(metavar="[CONFIG] [RUN]", help=_TARGETS_HELP)] = None,
+    targets: Annotated[list[str] | None, typer.Argument(metavar="CONFIG RUN", help=_TARGETS_HELP)] = None,
     overrides: SetOption = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with RUN (by default the newest run of the file or buffer).")] = False,
-    buffer: BufferOption = None,
-    plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of a live view, on a terminal too.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with RUN (by default the newest run of the file or buffer).")
+    ] = False,
+    buffer: ConfigBufferOption = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Print lines instead of a live view, on a terminal too.")
+    ] = False,
 ) -> None:
     """Run a configuration: explorers, pipeline and trainer, then the results.
 
@@ -35,11 +41,15 @@ def run(
     In CONFIG, `buffer.uri` is relative to the current folder (so that later commands find ./buffer); the files of
     tasks, rewards, workflows and models are relative to the file.
     """
+    file, name = split_targets(targets or [], resume)
+    if file is None:
+        name, config = stored_configuration(name, overrides, buffer)
+    else:
+        config = configuration(file, overrides, buffer)
+    # Imported when the configuration is known to be right: a mistake in it is told at once.
     from rftcore.launch import supervisor
     from rftcore.launch.progress import open_view
 
-    file, name = split_targets(targets or [], resume)
-    config = configuration(file, name, overrides, buffer)
     with open_view(plain=plain) as view:
         code = supervisor.run(config, resume=(name or True) if resume else None, view=view)
     raise typer.Exit(code)
@@ -53,32 +63,39 @@ def split_targets(targets: list[str], resume: bool) -> tuple[Path | None, str | 
         file = Path(rest.pop(0))
     name = rest.pop(0) if rest and resume else None
     if rest:
-        raise ConfigError("too many arguments", value=" ".join(targets), allowed="CONFIG, or --resume with [CONFIG] [RUN]")
+        raise ConfigError(
+            "too many arguments", value=" ".join(targets), allowed="CONFIG, or --resume with [CONFIG] [RUN]"
+        )
     if file is None and not resume:
-        raise ConfigError("no configuration file is given", todo="write `rft run CONFIG`, or `rft run --resume` to go on with a run")
+        raise ConfigError(
+            "no configuration file is given", todo="write `rft run CONFIG`, or `rft run --resume` to go on with a run"
+        )
     return file, name
 
 
-def configuration(file: Path | None, name: str | None, overrides: list[str] | None, buffer_uri: str | None) -> RunConfig:
-    """The configuration of a file, or of a stored run, with overrides applied."""
+def configuration(file: Path, overrides: list[str] | None, buffer_uri: str | None) -> RunConfig:
+    """The configuration of a file with overrides applied."""
     from rftcore.config import load_config
 
-    if file is not None:
-        changes = list(overrides or [])
-        if buffer_uri:
-            changes.append(f"buffer.uri={buffer_uri}")
-        return load_config(file, changes)
-    return stored_configuration(name, overrides, buffer_uri)
+    changes = list(overrides or [])
+    if buffer_uri:
+        changes.append(f"buffer.uri={buffer_uri}")
+    return load_config(file, changes)
 
 
-def stored_configuration(name: str | None, overrides: list[str] | None, buffer_uri: str | None) -> RunConfig:
-    """The configuration a run was started with, reading and writing the buffer it was found in."""
+def stored_configuration(
+    name: str | None, overrides: list[str] | None, buffer_uri: str | None
+) -> tuple[str, RunConfig]:
+    """Name of a stored run and the configuration it was started with, on the buffer it was found in."""
     from rftcore.cli.session import find_buffer
-    from rftcore.config import apply_overrides, parse_config
+    from rftcore.config import _apply_override, parse_config
 
     with opened(buffer_uri, "rft run") as buffer:
         row = buffer.find_run(name)
     raw = dict(row["config"])
     base_dir = Path(raw.pop("base_dir", "."))
+    # The stored address lacks the password, and the folder may have moved since.
     raw["buffer"] = {**raw.get("buffer", {}), "uri": find_buffer(buffer_uri)}
-    return parse_config(apply_overrides(raw, overrides or []), base_dir, f"the stored configuration of run {row['name']!r}")
+    for override in overrides or []:
+        _apply_override(raw, override)
+    return row["name"], parse_config(raw, base_dir, f"the stored configuration of run {row['name']!r}")

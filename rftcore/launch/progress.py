@@ -107,7 +107,9 @@ class View(ABC):
     def __enter__(self) -> View:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -156,7 +158,11 @@ class LineView(View):
         print(text, flush=True)
 
     def update(self, snapshot: Snapshot) -> None:
-        state = (snapshot["status"], snapshot["step"], [(e["taskset"], e["decoding"], e["trainer_step"]) for e in snapshot["evaluations"]])
+        state = (
+            snapshot["status"],
+            snapshot["step"],
+            [(e["taskset"], e["decoding"], e["trainer_step"]) for e in snapshot["evaluations"]],
+        )
         now = time.monotonic()
         if state == self._last and now - self._at < self._quiet_s:
             return
@@ -178,16 +184,21 @@ def block(snapshot: Snapshot, width: int) -> Group:
     head.add_row(
         Text(snapshot["run"], style="bold"),
         f"step {snapshot['step']} of {snapshot['planned_steps']}",
-        ProgressBar(total=max(snapshot["planned_steps"], 1), completed=snapshot["step"], width=max(10, min(40, width - 60))),
-        _clock(snapshot["seconds"]) + (f" (about {_clock(snapshot['remaining_seconds'])} left)" if snapshot["remaining_seconds"] else ""),
+        ProgressBar(
+            total=max(snapshot["planned_steps"], 1), completed=snapshot["step"], width=max(10, min(40, width - 60))
+        ),
+        _clock(snapshot["seconds"])
+        + (f" (about {_clock(snapshot['remaining_seconds'])} left)" if snapshot["remaining_seconds"] else ""),
     )
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column(overflow="fold")
     if snapshot["rewards"]:
-        facts.add_row("reward", f"{_spark(snapshot['rewards'], 24)}  mean {snapshot['mean_reward']:.3f}, pass rate {_rate(snapshot['pass_rate'])}"
-                      f" at explorer step {snapshot['reward_step']}")  # fmt: skip
-    facts.add_row("sampling", ", ".join(part for part in (_speed(snapshot), _policy(snapshot)) if part) or "no explorer yet")
+        means = f"mean {snapshot['mean_reward']:.3f}, pass rate {_rate(snapshot['pass_rate'])}"
+        facts.add_row("reward", f"{_spark(snapshot['rewards'], 24)}  {means} at explorer step {snapshot['reward_step']}")
+    facts.add_row(
+        "sampling", ", ".join(part for part in (_speed(snapshot), _policy(snapshot)) if part) or "no explorer yet"
+    )
     queue = snapshot["queue"]
     facts.add_row("groups", f"{queue['planned']} planned, {queue['claimed']} being sampled, {queue['sealed']} await verdicts, "
                   f"{queue['ready']} ready; {snapshot['closed_groups']} dropped, {snapshot['refills']} refills")  # fmt: skip
@@ -195,7 +206,10 @@ def block(snapshot: Snapshot, width: int) -> Group:
     if metrics:
         facts.add_row("training", metrics)
     for e in snapshot["evaluations"]:
-        facts.add_row(e["purpose"], f"{e['taskset']}, {e['decoding']}: {e['mean_reward']:.3f} at step {e['trainer_step']} ({e['num_tasks']} questions)")
+        facts.add_row(
+            e["purpose"],
+            f"{e['taskset']}, {e['decoding']}: {e['mean_reward']:.3f} at step {e['trainer_step']} ({e['num_tasks']} questions)",
+        )
     if snapshot["evaluations_open"]:
         facts.add_row("evaluation", f"{snapshot['evaluations_open']} to do")
     return Group(head, facts, worker_table(snapshot["workers"]))
@@ -204,12 +218,25 @@ def block(snapshot: Snapshot, width: int) -> Group:
 def worker_table(workers: list[dict[str, Any]], *, everyone: bool = False) -> Table:
     """What each process does or waits for; `everyone` shows those that left without an error, too."""
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for name, justify in (("process", "left"), ("pid", "right"), ("doing", "left"), ("heartbeat", "right"), ("progress", "left")):
+    for name, justify in (
+        ("process", "left"),
+        ("pid", "right"),
+        ("doing", "left"),
+        ("heartbeat", "right"),
+        ("progress", "left"),
+    ):
         table.add_column(name, justify=justify, no_wrap=name in ("pid", "process"), overflow="fold")  # type: ignore[arg-type]
     for worker in workers if everyone else _shown(workers):
         style = {"lost": "red", "stopped": "dim"}.get(worker["liveness"], "")
         age = "–" if worker["liveness"] == "stopped" else f"{max(0.0, worker['heartbeat_age_s']):.0f} s ago"
-        table.add_row(worker["role"], str(worker["pid"]), Text(_doing(worker)), age, _worker_progress(worker["progress"]), style=style)
+        table.add_row(
+            worker["role"],
+            str(worker["pid"]),
+            Text(_doing(worker)),
+            age,
+            _worker_progress(worker["progress"]),
+            style=style,
+        )
     return table
 
 
@@ -226,7 +253,10 @@ def _doing(worker: dict[str, Any]) -> str:
         return f"silent since it was {worker['state']}"
     if worker["error"]:
         return f"ended: {worker['error']}"
-    return f"{worker['state']}: waits for {worker['waiting_for']}" if worker["waiting_for"] else str(worker["state"])
+    if not worker["waiting_for"]:
+        return str(worker["state"])
+    waits = f"waits for {worker['waiting_for']}"
+    return waits if worker["state"] in ("waits", "waiting") else f"{worker['state']}: {waits}"
 
 
 def _worker_progress(progress: dict[str, Any]) -> str:
@@ -238,7 +268,9 @@ def _worker_progress(progress: dict[str, Any]) -> str:
     if progress.get("num_generated_tokens") is not None:
         parts.append(f"{progress['num_generated_tokens']:,} tokens")
     known = {"policy_step", "policy_version_id", "tokens_per_s", "num_generated_tokens"}
-    parts += [f"{key} {value}" for key, value in progress.items() if key not in known and isinstance(value, (int, float, str))]
+    for key, value in progress.items():
+        if key not in known and isinstance(value, int | float | str):
+            parts.append(f"{key.replace('_', ' ')} {value}")
     return ", ".join(parts)
 
 
@@ -248,9 +280,14 @@ def _measures(snapshot: Snapshot) -> list[str]:
         parts.append(f"reward {snapshot['mean_reward']:.3f} (pass {_rate(snapshot['pass_rate'])})")
     parts += [part for part in (_speed(snapshot), _policy(snapshot)) if part]
     queue = snapshot["queue"]
-    parts.append(f"groups {queue['planned']} planned {queue['claimed']} claimed {queue['sealed']} sealed {queue['ready']} ready")
+    parts.append(
+        f"groups {queue['planned']} planned {queue['claimed']} claimed {queue['sealed']} sealed {queue['ready']} ready"
+    )
     parts.append(f"refills {snapshot['refills']}")
-    parts += [f"{e['purpose']} {e['taskset']} {e['decoding']} {e['mean_reward']:.3f} @{e['trainer_step']}" for e in snapshot["evaluations"]]
+    parts += [
+        f"{e['purpose']} {e['taskset']} {e['decoding']} {e['mean_reward']:.3f} @{e['trainer_step']}"
+        for e in snapshot["evaluations"]
+    ]
     return parts
 
 
@@ -262,11 +299,17 @@ def _policy(snapshot: Snapshot) -> str:
     step, published = snapshot["policy_step"], snapshot["published_step"]
     if step is None:
         return "" if published is None else f"policy of step {published} published"
-    return f"policy of step {step}" + (f" (step {published} published)" if published is not None and published != step else "")
+    return f"policy of step {step}" + (
+        f" (step {published} published)" if published is not None and published != step else ""
+    )
 
 
 def _metrics(metrics: dict[str, Any]) -> str:
-    shown = [name for name in ("loss", "grad_norm", "kl", "clip_fraction", "entropy") if isinstance(metrics.get(name), (int, float))]
+    shown = [
+        name
+        for name in ("loss", "grad_norm", "kl", "clip_fraction", "entropy")
+        if isinstance(metrics.get(name), int | float)
+    ]
     return ", ".join(f"{name.replace('_', ' ')} {metrics[name]:.3g}" for name in shown)
 
 

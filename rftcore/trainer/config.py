@@ -14,7 +14,9 @@ class TrainerConfig(Section):
     learning_rate: float = Field(1.0e-6, gt=0, description="Peak learning rate of AdamW.")
     warmup_steps: int = Field(0, ge=0, description="Steps over which the learning rate rises linearly to its peak.")
     lr_schedule: Literal["constant", "cosine"] = Field("constant", description="Learning rate after the warm-up.")
-    min_lr_ratio: float = Field(0.1, ge=0, le=1, description="Where cosine ends at the last step, as a share of the peak.")
+    min_lr_ratio: float = Field(
+        0.1, ge=0, le=1, description="Where cosine ends at the last step, as a share of the peak."
+    )
     betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW's decay rates of the first and second moment.")
     eps: float = Field(1.0e-8, gt=0, description="AdamW's epsilon.")
     weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay of matrices; vectors are exempt.")
@@ -32,5 +34,7 @@ class TrainerConfig(Section):
         description="Type of weights and optimizer state; bfloat16 loses updates smaller than 1/256 of a weight.",
     )
     autocast: Literal["none", "bfloat16"] = Field("bfloat16", description="Type of matrix products.")
-    gradient_checkpointing: bool = Field(False, description="Recompute activations backward: less memory, a third slower.")
+    gradient_checkpointing: bool = Field(
+        False, description="Recompute activations backward: less memory, a third slower."
+    )
     num_threads: int | None = Field(None, ge=1, description="CPU threads of torch; null: as the environment says.")

@@ -128,7 +128,9 @@ class MicroBatch:
     Attributes:
         token_ids_RL: int64.
         position_ids_RL: int64; continuations of a shared prompt all start after it.
-        attention_R1LL: bool, True where row may look at column; None where plain causal attention is right.
+        attention_R1LL: bool, True where row may look at column; None where every row holds one experience: plain
+            causal attention is right then (padding is on the right, so nothing that counts sees it) and positions
+            are 0, 1, 2, …
         source_N: int64; index into the flattened R·L positions whose output predicts the token.
         target_N: int64; the token.
         sequence_N: int64; the experience it belongs to, 0..B-1.
@@ -217,7 +219,7 @@ def _rows(batch: TrainBatch, max_tokens: int, share_prompts: bool) -> Iterator[_
 def _micro_batch(batch: TrainBatch, weights_BT: Tensor, rows: list[_Row]) -> MicroBatch:
     width = max(row.length for row in rows)
     token_ids = np.zeros((len(rows), width), np.int64)
-    position_ids = np.zeros_like(token_ids)
+    position_ids = np.tile(np.arange(width), (len(rows), 1))
     # Part of a row: 0 the prompt, 1, 2, … its continuations, -1 padding (which sees itself, so softmax has an entry).
     part = np.full_like(token_ids, -1)
     mask, ids = batch.loss_mask_BT.numpy(), batch.token_ids_BT.numpy()
@@ -227,7 +229,6 @@ def _micro_batch(batch: TrainBatch, weights_BT: Tensor, rows: list[_Row]) -> Mic
     for r, row in enumerate(rows):
         prompt_length = row.prompt_length
         token_ids[r, :prompt_length] = ids[row.experiences[0], :prompt_length]
-        position_ids[r, :prompt_length] = np.arange(prompt_length)
         part[r, :prompt_length] = 0
         start = prompt_length
         for number, (b, end) in enumerate(zip(row.experiences, row.ends), start=1):

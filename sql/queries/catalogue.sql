@@ -29,3 +29,7 @@ SELECT 1 AS found FROM rft.experience WHERE experience_id = %(experience_id)s;
 -- Sessions other than this one, by program.
 SELECT pid, application_name, state, backend_start FROM pg_stat_activity
 WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() AND datname IS NOT NULL ORDER BY backend_start;
+
+-- name: doctor_counts
+SELECT (SELECT count(*) FROM rft.segment) AS segments, (SELECT coalesce(sum(num_rows), 0)::bigint FROM rft.segment) AS rows,
+       (SELECT count(*) FROM rft.experience) AS experiences;

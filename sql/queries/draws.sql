@@ -103,3 +103,8 @@ ORDER BY c.trainer_step DESC, c.checkpoint_id DESC;
 
 -- name: forget_checkpoint
 UPDATE rft.checkpoint SET deleted_at = clock_timestamp() WHERE checkpoint_id = %(checkpoint_id)s;
+
+-- name: first_policy
+-- The version published before the first step of a history.
+SELECT p.* FROM rft.policy_version p JOIN rft.v_history h ON h.history_id = %(attempt_id)s AND h.attempt_id = p.attempt_id
+WHERE p.run_id = %(run_id)s ORDER BY p.trainer_step, p.policy_version_id LIMIT 1;

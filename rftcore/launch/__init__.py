@@ -1,0 +1,1 @@
+"""Starting roles and watching them."""

@@ -1,0 +1,34 @@
+"""What `rft run` shows at the end: the table, the curve as a picture, where everything is, and what to try next."""
+
+from __future__ import annotations
+
+from rftcore.launch.progress import View
+from rftdata.buffer import Buffer
+from rftdata.database import Row
+
+
+def show_results(buffer: Buffer, row: Row, view: View) -> None:
+    """Print the final table and the next commands; write the learning curve beside the run's checkpoints."""
+    from rftcore.cli.report import print_report
+    from rftcore.learning_curve import write_learning_curve
+    from rftcore.report import build_report
+
+    report = build_report(buffer, row)
+    picture = buffer.run_folder(row) / "learning_curve.png"
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    write_learning_curve(report, picture)
+    view.close()
+    print_report([report])
+    option = "" if buffer.location.endswith("/buffer") else f" --buffer {buffer.location}"
+    print(f"""
+buffer          {buffer.location}
+learning curve  {picture}
+
+Try next:
+  rft report {row["name"]}{option}
+  rft status{option}
+  rft sql{option} "select prompt, response, answer, reward, state, dropped_because from rft.v_experience limit 5"
+  rft sql{option} "select * from rft.v_dropped"
+  rft query{option} "select experience_id, len(token_ids) as tokens from experience limit 5"
+  rft sql{option} "update rft.experience set reward = 1 where experience_id = 1"   # a relabel, with history
+  rft label history 1{option}""")

@@ -1,0 +1,123 @@
+"""Roles as Ray actors: one process each, on this machine's own small cluster or on one that is configured.
+
+Ray places and watches processes; it carries no experience and no weights. `RAY_ADDRESS` names a cluster; without it a local one is
+started and ends with this process, and so do its actors, however this process ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from rftcore.config import RunConfig
+from rftcore.explorer.engines import ENGINES
+from rftcore.explorer.engines.base import Engine
+from rftcore.launch.prepare import engine_config
+from rftcore.launch.processors import Threads, thread_environment
+from rftdata import plugins
+from rftdata.errors import RftError
+
+
+@dataclass
+class RoleProcess:
+    """A started role: what it is called, its actor and the call that ends when the role does."""
+
+    name: str
+    actor: Any
+    done: Any
+
+
+@ray.remote(max_restarts=0, max_task_retries=0)
+class RoleActor:
+    """The process of one role; it does nothing but run the role's `main`."""
+
+    def run(self, role: str, config: RunConfig, run: str, options: dict[str, Any]) -> int:
+        """Run a role to its end."""
+        if role == "explorer":
+            from rftcore.explorer.role import main
+        elif role == "pipeline":
+            from rftcore.pipeline.role import main  # type: ignore[assignment]
+        else:
+            from rftcore.trainer.role import main  # type: ignore[assignment]
+        return main(config, run, **options)
+
+
+def start_cluster() -> str:
+    """Connect to the configured cluster or start a local one; says which."""
+    address = os.environ.get("RAY_ADDRESS")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    local = {} if address else {"num_cpus": max(len(os.sched_getaffinity(0)), 4), "include_dashboard": False, "object_store_memory": 128 * 2**20}
+    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
+    return f"Ray cluster at {address}" if address else "a local Ray cluster"
+
+
+def start_roles(config: RunConfig, run: str, threads: Threads) -> list[RoleProcess]:
+    """Start every role of the run's mode."""
+    engine_class: type[Engine] = plugins.load("engine", config.explorer.engine, ENGINES, config.base_dir)
+    gpus = _gpu_shares(config.explorer.num_explorers)
+    processes = []
+    if config.run.mode != "train":
+        environment = engine_class.process_environment(engine_config(config, 0)) | thread_environment(threads.explorer)
+        for index in range(config.explorer.num_explorers):
+            name = "explorer" if config.explorer.num_explorers == 1 else f"explorer {index}"
+            processes.append(_start(name, "explorer", config, run, environment, gpus[0], {"index": index}))
+    processes.append(_start("pipeline", "pipeline", config, run, thread_environment(1), 0, {}))
+    if config.run.mode != "explore":
+        processes.append(_start("trainer", "trainer", config, run, thread_environment(threads.trainer), gpus[1], {}))
+    return processes
+
+
+def failures(processes: list[RoleProcess], *, timeout_s: float) -> tuple[list[RoleProcess], dict[str, BaseException]]:
+    """Wait a little; the roles that still run, and why others failed."""
+    ended, _ = ray.wait([process.done for process in processes], num_returns=len(processes), timeout=timeout_s)
+    running, failed = [], {}
+    for process in processes:
+        if process.done not in ended:
+            running.append(process)
+            continue
+        try:
+            ray.get(process.done)
+        except Exception as error:  # the boundary: whatever ended a role is reported by name
+            failed[process.name] = _cause(error)
+    return running, failed
+
+
+def kill(processes: list[RoleProcess]) -> None:
+    """End roles that do not end by themselves."""
+    for process in processes:
+        ray.kill(process.actor, no_restart=True)
+
+
+def stop_cluster() -> None:
+    """Leave the cluster; a local one ends."""
+    ray.shutdown()
+
+
+def _start(
+    name: str, role: str, config: RunConfig, run: str, environment: dict[str, str], gpus: float, options: dict[str, Any]
+) -> RoleProcess:
+    # Plug-ins next to the configuration and a checkout that is not installed must be importable there too.
+    environment = {**environment, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    # CPUs are not reserved: on a small machine roles take turns, on a cluster the scheduler spreads what is not reserved.
+    actor = RoleActor.options(num_cpus=0, num_gpus=gpus, runtime_env={"env_vars": environment}).remote()
+    return RoleProcess(name, actor, actor.run.remote(role, config, run, options))
+
+
+def _gpu_shares(num_explorers: int) -> tuple[float, float]:
+    """GPUs of each explorer and of the trainer: one each, or shares of what there is."""
+    gpus = float(ray.cluster_resources().get("GPU", 0))
+    needed = num_explorers + 1
+    share = 1.0 if gpus >= needed else gpus / needed
+    return share, share
+
+
+def _cause(error: BaseException) -> BaseException:
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, RftError):
+        return cause
+    return cause if isinstance(cause, BaseException) else error

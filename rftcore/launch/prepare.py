@@ -1,0 +1,136 @@
+"""From a configuration to what a run needs: checked plug-ins, loaded tasks, a row in `rft.run`.
+
+Everything that can be wrong with a configuration is found here, before a process is started.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import rftdata
+from operators.chain import Chain, build_chain
+from psycopg.types.json import Jsonb
+
+from rftcore.config import RunConfig
+from rftcore.environment import check_torchvision
+from rftcore.explorer.engines import ENGINES
+from rftcore.explorer.engines.base import EngineConfig
+from rftcore.explorer.rewards import REWARDS
+from rftcore.explorer.workflows import WORKFLOWS
+from rftcore.models import resolve_model
+from rftcore.monitor import MONITORS
+from rftdata import plugins
+from rftdata.buffer import Buffer
+from rftdata.database import Row
+from rftdata.errors import ConfigError
+from rftdata.selectors import SELECTORS
+from rftdata.tasks import load_taskset
+
+
+@dataclass(frozen=True)
+class JoinedRun:
+    """A role's view of its run."""
+
+    buffer: Buffer
+    row: Row
+    config: RunConfig
+
+
+def check_plugins(config: RunConfig) -> Chain:
+    """Load everything the configuration names; returns the experience chain.
+
+    Raises:
+        PluginError, ConfigError: what does not exist, load or fit.
+    """
+    for name in config.explorer.reward:
+        plugins.load("reward", name, REWARDS, config.base_dir)
+    plugins.load("workflow", config.explorer.workflow, WORKFLOWS, config.base_dir)
+    plugins.load("selector", config.selector.type, SELECTORS, config.base_dir)
+    if config.explorer.engine not in plugins.names("engine", ENGINES):
+        plugins.load("engine", config.explorer.engine, ENGINES, config.base_dir)
+    for name in config.monitor:
+        if name not in plugins.names("monitor", MONITORS):
+            plugins.load("monitor", name, MONITORS, config.base_dir)
+    engine_config(config, worker_index=0)
+    return build_pipeline(config)
+
+
+def build_pipeline(config: RunConfig) -> Chain:
+    """The chain between explorer and trainer."""
+    return build_chain(config.pipelines.experience, config.base_dir, min_group_size=config.algorithm.smallest_group)
+
+
+def engine_config(config: RunConfig, worker_index: int) -> EngineConfig:
+    """The engine's settings; every explorer samples from a stream of its own."""
+    from pydantic import ValidationError
+
+    try:
+        return EngineConfig.model_validate({"seed": config.run.seed * 1000 + worker_index, **config.explorer.engine_args})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(("explorer.engine_args", *map(str, first["loc"])))
+        raise ConfigError(f"{where!r}: {first['msg']}", value=first["input"], allowed=", ".join(EngineConfig.model_fields), todo="correct it") from error
+
+
+def prepare_run(config: RunConfig, buffer: Buffer, *, resume: str | bool | None = None) -> Row:
+    """Check the configuration, load its tasksets, and store a new run or find the one to go on with.
+
+    Args:
+        resume: None for a new run; True for the newest run of the configuration's name, else the run's name.
+    """
+    check_torchvision()
+    chain = check_plugins(config)
+    for taskset in (*config.tasks, *config.eval.tasks, *config.eval.test):
+        load_taskset(buffer.database, taskset, config.base_dir)
+    stored = stored_config(config)
+    if resume is None:
+        return buffer.create_run(
+            name=config.run.name, config=stored, seed=config.run.seed, steps=config.steps, pipeline_version=chain.version, mode=config.run.mode
+        )
+    row = _newest_of_name(buffer, config.run.name) if resume is True else buffer.find_run(resume)
+    if row["status"] == "finished" and row["planned_steps"] >= config.steps:
+        raise ConfigError(f"the run {row['name']!r} has finished its {row['planned_steps']} steps", todo="raise steps to train on, or start a new run")
+    buffer.database.run("set_run_config", run_id=row["run_id"], config=Jsonb(stored), planned_steps=config.steps, pipeline_version=chain.version)
+    return buffer.find_run(row["run_id"])
+
+
+def join_run(config: RunConfig, run: str | None) -> JoinedRun:
+    """Open the buffer and find the run a role belongs to; the first role of a new configuration makes it.
+
+    Args:
+        run: name or id; None for the newest unfinished run of the configuration's name, else a new one.
+    """
+    buffer = rftdata.open(config.buffer, application=f"rft {socket.gethostname()}")
+    if run is not None:
+        return JoinedRun(buffer, buffer.find_run(run), config)
+    with buffer.database.transaction() as connection:
+        # Roles started at the same moment must not make a run each.
+        connection.execute("SELECT pg_advisory_xact_lock(hashtext('rft.join'))")
+        found = [row for row in _runs_of_name(buffer, config.run.name) if row["status"] in ("created", "running")]
+        row = found[0] if found else prepare_run(config, buffer)
+    return JoinedRun(buffer, row, config)
+
+
+def stored_config(config: RunConfig) -> dict[str, Any]:
+    """The configuration as the run row keeps it: resolved, with the folder of its relative paths, without passwords."""
+    dumped = config.model_dump(mode="json")
+    dumped["buffer"]["uri"] = rftdata.database.redacted(config.buffer.uri)
+    return {**dumped, "base_dir": str(config.base_dir)}
+
+
+def model_folder(config: RunConfig) -> Path:
+    """The folder of the run's model, fetched and converted where needed."""
+    path = config.model.path
+    return resolve_model(str(config.base_dir / path) if path.startswith((".", "/")) else path)
+
+
+def _runs_of_name(buffer: Buffer, name: str) -> list[Row]:
+    return buffer.database.fetch("runs_of_name", name=name)
+
+
+def _newest_of_name(buffer: Buffer, name: str) -> Row:
+    found = _runs_of_name(buffer, name)
+    return found[0] if found else buffer.find_run(name)

@@ -1,0 +1,47 @@
+"""How many threads each process computes with, and what OpenMP does while it waits.
+
+Explorer and trainer of a small machine take turns: while one works the other sleeps (passive waiting), so each may use all
+cores. With cores to spare they are divided.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+_CORES_TO_SHARE = 8
+
+
+@dataclass(frozen=True)
+class Threads:
+    """Threads per process, and why."""
+
+    cores: int
+    explorer: int
+    trainer: int
+    reason: str
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.cores} cores: explorer {self.explorer} threads, trainer {self.trainer} threads ({self.reason})"
+
+
+def divide_threads(cores: int | None = None) -> Threads:
+    """Threads for the processes of one machine."""
+    cores = cores or len(os.sched_getaffinity(0))
+    if cores < _CORES_TO_SHARE:
+        return Threads(cores, cores, cores, "they take turns; the waiting one sleeps")
+    half = cores // 2
+    return Threads(cores, half, cores - half, "they work at the same time")
+
+
+def thread_environment(num_threads: int) -> dict[str, str]:
+    """Variables a process needs before torch is imported."""
+    return {
+        "OMP_NUM_THREADS": str(num_threads),
+        "MKL_NUM_THREADS": str(num_threads),
+        # A thread that waits must not spin: on few cores it would take the other process's time.
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "KMP_BLOCKTIME": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+    }

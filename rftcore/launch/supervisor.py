@@ -1,0 +1,157 @@
+"""`rft run`: prepares the run, places its roles, shows its progress, and reports how it ended.
+
+It takes no part in the work: it reads the buffer for what it shows, and watches the processes. When one ends before its work
+did, the others are asked to stop, and the exit code says so; what is in the buffer stays, and `--resume` goes on.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+
+import rftdata
+from rftcore.config import RunConfig
+from rftcore.launch import cluster
+from rftcore.launch.prepare import model_folder, prepare_run
+from rftcore.launch.processors import divide_threads
+from rftcore.launch.progress import Progress, View
+from rftdata import wake
+from rftdata.buffer import Buffer
+from rftdata.database import Row
+from rftdata.errors import BufferUnavailableError, RftError, RoleFailedError
+from rftdata.worker import Worker, mark_dead_workers
+
+_STOP_GRACE_S = 60.0
+_REFRESH_S = 1.0
+
+
+def run(config: RunConfig, *, resume: str | bool | None = None, view: View) -> int:
+    """Run a configuration to its end.
+
+    Args:
+        resume: None starts a new run; True goes on with the newest of the configuration's name; a string names it.
+        view: where progress and messages go.
+
+    Returns:
+        0 finished; 130 stopped by a person.
+
+    Raises:
+        RoleFailedError: a role ended early; what it said.
+        RftError: the run could not be started.
+    """
+    started = time.monotonic()
+    with rftdata.open(config.buffer, application="rft run") as buffer:
+        config = _reachable(config)
+        row = prepare_run(config, buffer, resume=resume)
+        mark_dead_workers(buffer.database, row["run_id"])
+        view.message(f"run {row['name']} in the buffer {buffer.location}" + (" (resumed)" if resume else ""))
+        view.message(f"model {config.model.path}: {model_folder(config)}")
+        threads = divide_threads()
+        view.message(threads.sentence)
+        view.message(f"{cluster.start_cluster()} places explorer, pipeline and trainer; they load their engines now")
+        try:
+            stopped = _supervise(config, buffer, row, view)
+        finally:
+            cluster.stop_cluster()
+        return _conclude(buffer, row, view, stopped, time.monotonic() - started)
+
+
+def _supervise(config: RunConfig, buffer: Buffer, row: Row, view: View) -> bool:
+    """Watch the roles until the run ends; whether a person stopped it."""
+    stop = threading.Event()
+    with _Interrupts(stop), Worker(buffer.database, row["run_id"], "supervisor") as worker:
+        worker.says("watches")
+        processes = cluster.start_roles(config, row["name"], divide_threads())
+        progress = Progress(buffer, row["run_id"])
+        failed: dict[str, BaseException] = {}
+        asked_at: float | None = None
+        while processes:
+            processes, newly_failed = cluster.failures(processes, timeout_s=_REFRESH_S)
+            failed |= newly_failed
+            if (stop.is_set() or failed) and asked_at is None:
+                asked_at = time.monotonic()
+                _ask_to_stop(buffer, row, view, failed)
+            if asked_at is not None and time.monotonic() - asked_at > _STOP_GRACE_S:
+                cluster.kill(processes)
+            _show(progress, view)
+    if failed:
+        _fail(buffer, row, failed)
+    return stop.is_set()
+
+
+def _ask_to_stop(buffer: Buffer, row: Row, view: View, failed: dict[str, BaseException]) -> None:
+    why = f"{', '.join(failed)} ended early" if failed else "interrupted"
+    view.message(f"{why}: the other processes are asked to stop (up to {_STOP_GRACE_S:.0f} s)")
+    try:
+        mark_dead_workers(buffer.database, row["run_id"])
+        buffer.database.run("request_stop", run_id=row["run_id"])
+        wake.notify(buffer.database, wake.RUN)
+    except BufferUnavailableError:
+        return  # the database itself is what failed; roles notice by themselves
+
+
+def _show(progress: Progress, view: View) -> None:
+    try:
+        view.update(progress.snapshot())
+    except BufferUnavailableError:
+        view.message("the database does not answer")
+
+
+def _fail(buffer: Buffer, row: Row, failed: dict[str, BaseException]) -> None:
+    name, error = next(iter(failed.items()))
+    why = str(error) if isinstance(error, RftError) else f"{type(error).__name__}: {' '.join(str(error).split())[:600]}"
+    try:
+        buffer.database.run("finish_run", run_id=row["run_id"], status="failed", outcome=f"{name}: {why}")
+    except BufferUnavailableError:
+        pass  # its status stays `running`; a resume finds that nobody holds it
+    raise RoleFailedError(
+        f"the {name} of the run {row['name']!r} ended before its work did: {why.rstrip('.')}",
+        todo=f"mend that if it is yours to mend, then go on from the last checkpoint: rft run --resume {row['name']}",
+    ) from error
+
+
+def _conclude(buffer: Buffer, row: Row, view: View, stopped: bool, seconds: float) -> int:
+    from rftcore.launch.closing import show_results
+
+    state = buffer.find_run(row["run_id"])
+    if state["status"] != "finished":
+        outcome = "stopped by a person" if stopped else "its roles ended without finishing"
+        buffer.database.run("finish_run", run_id=row["run_id"], status="interrupted", outcome=outcome)
+        view.message(f"{outcome}; go on with: rft run --resume {row['name']}")
+        return 130 if stopped else 1
+    view.message(f"finished in {seconds / 60:.1f} minutes: {state['outcome']}")
+    show_results(buffer, row, view)
+    return 0
+
+
+def _reachable(config: RunConfig) -> RunConfig:
+    """The configuration with a buffer address that processes started elsewhere can use too."""
+    uri = config.buffer.uri
+    absolute = uri if "://" in uri else str(Path(uri).resolve())
+    copy = config.model_copy(update={"buffer": config.buffer.model_copy(update={"uri": absolute})})
+    copy._base_dir = config.base_dir
+    return copy
+
+
+class _Interrupts:
+    """Ctrl-C and SIGTERM set an event; a second one ends the process as usual."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._handle)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        if self._stop.is_set():
+            raise KeyboardInterrupt
+        self._stop.set()

@@ -1,0 +1,258 @@
+"""The trainer: draws batches, updates the weights, publishes them, commits checkpoints; and ends the run.
+
+A step is: draw (the rewards as they stand now), update, publish, checkpoint where due, record. What a crash may lose is the work
+since the last checkpoint, never an experience: the next attempt draws those groups again. After the last step the trainer waits
+for the validation it asked for, picks the best checkpoint by it, and asks for the one reading of the test sets: by the
+initial weights and by the best.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rftcore.algorithms import build_algorithm
+from rftcore.config import RunConfig
+from rftcore.launch.prepare import JoinedRun, join_run, model_folder
+from rftcore.monitor import open_monitors
+from rftcore.sync import METHODS
+from rftcore.sync.base import Publication, Publisher
+from rftcore.trainer.learner import Learner
+from rftcore.trainer.packing import TrainBatch
+from rftcore.trainer.publish import export_folder, export_learner, folder_bytes
+from rftdata import plugins, wake
+from rftdata.attempt import Attempt
+from rftdata.batch import Batch
+from rftdata.claims import plan_evaluations
+from rftdata.errors import RoleFailedError
+from rftdata.worker import Worker
+
+
+def main(config: RunConfig, run: str | None = None) -> int:
+    """Train a run to its planned steps; 0 when it is finished or was asked to stop."""
+    joined = join_run(config, run)
+    with (
+        joined.buffer as buffer,
+        Worker(buffer.database, joined.row["run_id"], "trainer") as worker,
+        buffer.attempt(
+            joined.row, max_staleness=config.sampling.max_staleness, max_refill=config.explorer.max_refill
+        ) as attempt,
+    ):
+        worker.says("loads the model")
+        TrainerRole(joined, worker, attempt).run()
+    return 0
+
+
+@dataclass
+class _Timing:
+    """Seconds of one step."""
+
+    wait: float = 0.0
+    train: float = 0.0
+    publish: float = 0.0
+
+
+class TrainerRole:
+    """One trainer process on one attempt."""
+
+    def __init__(self, joined: JoinedRun, worker: Worker, attempt: Attempt) -> None:
+        config = joined.config
+        self.config = config
+        self.buffer = joined.buffer
+        self.worker = worker
+        self.attempt = attempt
+        self.folder = joined.buffer.run_folder(joined.row).resolve()
+        self.run_name: str = joined.row["name"]
+        self.planned_steps = config.steps
+        self.model = model_folder(config)
+        self.learner = Learner(
+            str(self.model), config.trainer, build_algorithm(config.algorithm, config.base_dir), config.run.seed,
+            temperature=config.explorer.temperature or 1.0, total_steps=config.steps,
+        )  # fmt: skip
+        if attempt.checkpoint:
+            self.learner.load_checkpoint(Path(attempt.checkpoint["uri"]))
+        publisher_class = plugins.load("sync method", config.sync.method, METHODS)
+        self.publisher: Publisher = publisher_class(self.folder, self.run_name, 2 * folder_bytes(self.model))
+        self.monitors = open_monitors(config.monitor, self.run_name, self.folder, config.base_dir)
+        self.published: Publication | None = None
+        self.policy_version_id = 0
+
+    def run(self) -> None:
+        """Train to the last step, then see the evaluations through."""
+        try:
+            step = self.attempt.start_step
+            self._publish(step)
+            self._ask_for_validation(step)
+            while step < self.planned_steps:
+                if not self._step(step + 1):
+                    self._leave(step)
+                    return
+                step += 1
+            self._finish()
+        finally:
+            for monitor in self.monitors:
+                monitor.close()
+            self.publisher.close()
+
+    def _step(self, step: int) -> bool:
+        """One step; False when the run was asked to stop."""
+        timing, started = _Timing(), time.monotonic()
+        self.worker.says("waits", f"{self.config.trainer.batch_groups} ready groups for step {step}")
+        batch = self.attempt.draw(step, self.config.trainer.batch_groups, stop=self.worker.should_stop)
+        timing.wait = time.monotonic() - started
+        if batch is None:
+            return False
+        metrics: dict[str, float] = {}
+        if len(batch):
+            self.worker.says(f"trains step {step} on {len(batch)} experiences")
+            started = time.monotonic()
+            metrics = self.learner.update(_train_batch(batch, self.learner), step)
+            timing.train = time.monotonic() - started
+        started = time.monotonic()
+        self.worker.says(f"publishes the weights of step {step}")
+        if len(batch):
+            self._publish(step)
+        else:
+            self._publish_unchanged(step)
+        if step % self.config.trainer.checkpoint_every == 0 or step == self.planned_steps:
+            self._checkpoint(step)
+        timing.publish = time.monotonic() - started
+        self._record(step, batch, timing, metrics)
+        if step % self.config.eval.every == 0 or step == self.planned_steps:
+            self._ask_for_validation(step)
+        return True
+
+    def _record(self, step: int, batch: Batch, timing: _Timing, metrics: dict[str, float]) -> None:
+        if len(batch):
+            rewards = batch.rows["reward"].to_pylist()
+            metrics = metrics | {
+                "reward": sum(rewards) / len(rewards),
+                "staleness": max(batch.rows["staleness"].to_pylist()),
+                "response_tokens": sum(batch.rows["num_response_tokens"].to_pylist()) / len(batch),
+            }
+        self.attempt.record_step(
+            step, batch, wait_seconds=timing.wait, train_seconds=timing.train, publish_seconds=timing.publish, metrics=metrics
+        )
+        self.worker.progress |= {"step": step, **{key: round(metrics[key], 4) for key in ("reward", "loss") if key in metrics}}
+        for monitor in self.monitors:
+            monitor.log(step, metrics)
+
+    def _publish(self, step: int) -> None:
+        """New weights for engines. A new attempt first publishes what it restored, under a new version."""
+        self.published = self.publisher.publish(f"attempt-{self.attempt.attempt_id}-step-{step:06d}", export_learner(self.learner))
+        self._announce(step, self.config.sync.method, self.published)
+
+    def _publish_unchanged(self, step: int) -> None:
+        """A skipped step: pacing goes on, the weights are those of before."""
+        assert self.published is not None
+        self._announce(step, "unchanged", self.published)
+
+    def _announce(self, step: int, method: str, publication: Publication) -> None:
+        self.policy_version_id = self.attempt.publish(
+            step, method=method, uri=publication.uri, num_bytes=publication.num_bytes, checksum=publication.checksum
+        )
+
+    def _checkpoint(self, step: int) -> None:
+        self.worker.says(f"writes the checkpoint of step {step}")
+        folder = self.folder / "checkpoints" / f"attempt-{self.attempt.attempt_id}-step-{step:06d}"
+        self.learner.save_checkpoint(folder)
+        self.attempt.commit_checkpoint(step, str(folder), policy_version_id=self.policy_version_id, num_bytes=folder_bytes(folder))
+        self._forget_old_checkpoints()
+
+    def _forget_old_checkpoints(self) -> None:
+        """Keep the newest ones, the best one, and those whose score is not known yet."""
+        rows = self._checkpoints()
+        newest = {row["checkpoint_id"] for row in rows[: self.config.trainer.keep_checkpoints]}
+        best = _best(rows)
+        for row in rows:
+            waits = bool(self.config.eval.tasks) and row["trainer_step"] % self.config.eval.every == 0 and row["mean_reward"] is None
+            if row["checkpoint_id"] in newest or row is best or waits:
+                continue
+            self.buffer.database.run("forget_checkpoint", checkpoint_id=row["checkpoint_id"])
+            shutil.rmtree(row["uri"], ignore_errors=True)
+
+    def _checkpoints(self) -> list[dict[str, Any]]:
+        decoding = self.config.eval.decodings[0]
+        return self.buffer.database.fetch("kept_checkpoints", attempt_id=self.attempt.attempt_id, decoding=decoding)
+
+    def _ask_for_validation(self, step: int) -> None:
+        if not self.config.eval.tasks:
+            return
+        assert self.published is not None
+        plan_evaluations(
+            self.buffer.database, self.attempt.run_id, policy_version_id=self.policy_version_id, trainer_step=step, purpose="validation",
+            tasksets=[taskset.name for taskset in self.config.eval.tasks], decodings=self.config.eval.decodings,
+            uri=self.published.uri, checksum=self.published.checksum,
+        )  # fmt: skip
+
+    def _leave(self, step: int) -> None:
+        """Asked to stop: keep what was trained."""
+        if step > self.attempt.start_step and not any(row["trainer_step"] == step for row in self._checkpoints()):
+            self._checkpoint(step)
+
+    def _finish(self) -> None:
+        if not self._wait_for_evaluations("the last validation"):
+            return
+        if self.config.eval.test:
+            self._ask_for_tests()
+            if not self._wait_for_evaluations("the test sets"):
+                return
+        failed = self.buffer.database.fetch("failed_evaluations", run_id=self.attempt.run_id)
+        outcome = f"{self.planned_steps} steps done" + (f"; {len(failed)} evaluations failed: {failed[0]['error']}" if failed else "")
+        self.buffer.database.run("finish_run", run_id=self.attempt.run_id, status="finished", outcome=outcome)
+        wake.notify(self.buffer.database, wake.RUN)
+
+    def _ask_for_tests(self) -> None:
+        """The test sets are read once: by the initial weights and by the checkpoint that validation chose."""
+        rows = self._checkpoints()
+        best = _best(rows) or rows[0]
+        first = self.buffer.database.fetch("first_policy", run_id=self.attempt.run_id, attempt_id=self.attempt.attempt_id)[0]
+        self.publisher.keep = 3  # the two below and the newest
+        for name, folder, version, step in (
+            ("test-initial", self.model, first["policy_version_id"], 0),
+            ("test-best", Path(best["uri"]), best["policy_version_id"], best["trainer_step"]),
+        ):
+            publication = self.publisher.publish(name, export_folder(folder))
+            plan_evaluations(
+                self.buffer.database, self.attempt.run_id, policy_version_id=version, trainer_step=step, purpose="test",
+                tasksets=[taskset.name for taskset in self.config.eval.test], decodings=["greedy", "sampled"],
+                uri=publication.uri, checksum=publication.checksum,
+            )  # fmt: skip
+
+    def _wait_for_evaluations(self, what: str) -> bool:
+        """False when the run was asked to stop instead."""
+        listener = wake.Listener(self.buffer.database, wake.RUN)
+        self.worker.says("waits", f"the explorer to answer {what}")
+        try:
+            while self.buffer.database.fetch("open_evaluations", run_id=self.attempt.run_id)[0]["open"]:
+                if self.worker.run_state()["stop_requested"]:
+                    return False
+                self.buffer.database.fetch("release_lost_claims", run_id=self.attempt.run_id)
+                listener.wait(1.0)
+        finally:
+            listener.close()
+        return True
+
+
+def _best(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The checkpoint with the highest validation score; the earlier one among equals."""
+    scored = [row for row in rows if row["mean_reward"] is not None]
+    return max(scored, key=lambda row: (row["mean_reward"], -row["trainer_step"])) if scored else None
+
+
+def _train_batch(batch: Batch, learner: Learner) -> TrainBatch:
+    offsets = batch.offsets
+    missing = [row["experience_id"] for row in batch.rows.to_pylist() if row["reward"] is None]
+    if missing:
+        raise RoleFailedError(f"experience {missing[0]} was drawn without a reward", todo="set its reward, or add a stage that drops such rows")
+    return TrainBatch.from_packed(
+        token_ids=(batch.packed("token_ids"), offsets),
+        loss_mask=(batch.packed("loss_mask"), offsets),
+        behavior_logprobs=(batch.packed("behavior_logprobs"), offsets),
+        rewards=batch.rows["reward"].to_pylist(),
+        group_ids=batch.rows["group_id"].to_pylist(),
+        rollout_index=batch.rows["rollout_index"].to_pylist(),
+    )

@@ -1,0 +1,76 @@
+"""The tiny model warmed up by the example itself, once per session, and `rft` as a user calls it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rftdata
+from rftdata.server import EmbeddedServer
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+EXAMPLE = CHECKOUT / "examples" / "sort_from_scratch"
+
+Rft = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="session")
+def rft() -> Rft:
+    """Runs `rft …` to its end and returns what it printed."""
+
+    def call(*arguments: object, timeout: float = 420, cwd: Path | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
+        result = subprocess.run(
+            rft_command(*arguments), capture_output=True, text=True, timeout=timeout, cwd=cwd or CHECKOUT, env=rft_environment(), check=False
+        )
+        assert not check or result.returncode == 0, f"rft {arguments} ended with {result.returncode}:\n{result.stdout}\n{result.stderr}"
+        return result
+
+    return call
+
+
+def rft_command(*arguments: object) -> list[str]:
+    return [sys.executable, "-c", "import sys; from rftcore.cli import main; sys.exit(main())", *map(str, arguments)]
+
+
+def rft_environment() -> dict[str, str]:
+    return {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "160", "NO_COLOR": "1"}
+
+
+@dataclass
+class Warm:
+    """A buffer with the finished warm-up run, and the checkpoint it ended with."""
+
+    buffer: Path
+    model: Path
+    initial: Path
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory: pytest.TempPathFactory, rft: Rft) -> Warm:
+    """The example's warm-up: supervised fine-tuning of a random model of 0.75 million parameters."""
+    folder = tmp_path_factory.mktemp("warm")
+    subprocess.run([sys.executable, EXAMPLE / "make_model.py", folder / "model"], check=True, capture_output=True)
+    rft("run", EXAMPLE / "sft.yaml", "--buffer", folder / "buffer", "--set", f"model.path={folder / 'model'}", "--plain")
+    with rftdata.open(str(folder / "buffer")) as buffer:
+        uri = buffer.sql("select uri from rft.checkpoint order by trainer_step desc limit 1")["uri"][0].as_py()
+    EmbeddedServer(folder / "buffer").stop()
+    return Warm(folder / "buffer", Path(uri), folder / "model")
+
+
+def rows(buffer: Path, query: str) -> list[dict[str, Any]]:
+    """Rows of a query on an embedded buffer."""
+    with rftdata.open(str(buffer)) as opened:
+        return opened.sql(query).to_pylist()
+
+
+def report(rft: Rft, buffer: Path, run: str) -> dict[str, Any]:
+    """`rft report RUN --json`."""
+    return json.loads(rft("report", run, "--json", "--buffer", buffer).stdout)

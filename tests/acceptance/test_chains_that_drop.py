@@ -1,0 +1,41 @@
+"""Chains that drop 90 % and 100 % of the groups come to an end; a relabelled group that was dropped is trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.conftest import EXAMPLE, Rft, Warm, report, rows
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def run(rft: Rft, warm: Warm, buffer: Path, chain: list[object]) -> None:
+    overrides = [
+        f"model.path={warm.model}", "explorer.engine=transformers", "explorer.engine_args={dtype: float32, context_length: 64}", "steps=3",
+        "eval.tasks=[]", "eval.test=[]", "trainer.batch_groups=4", "explorer.max_refill=12", f"pipelines.experience={json.dumps(chain)}",
+    ]  # fmt: skip
+    options = [part for override in overrides for part in ("--set", override)]
+    rft("run", EXAMPLE / "grpo.yaml", "--plain", "--buffer", buffer, *options)
+
+
+def test_a_chain_that_drops_everything_ends_with_skipped_steps_that_say_why(rft: Rft, warm: Warm, tmp_path: Path) -> None:
+    run(rft, warm, tmp_path / "buffer", [{"sql": "SELECT * FROM batch WHERE false"}])
+    result = report(rft, tmp_path / "buffer", "sort-grpo")
+    assert result["status"] == "finished"
+    assert result["steps"]["skipped"] == 3
+    groups = rows(tmp_path / "buffer", "select explore_step, count(*) as n, bool_or(trainable) as any from rft.rollout_group group by 1 order by 1")
+    assert [(row["n"], row["any"]) for row in groups] == [(16, False)] * 3
+    reasons = rows(tmp_path / "buffer", "select reason from rft.v_train_step")
+    assert all("0 of 4 groups survived" in row["reason"] and "max_refill" in row["reason"] for row in reasons)
+
+
+def test_a_chain_that_drops_nine_of_ten_trains_on_what_survives(rft: Rft, warm: Warm, tmp_path: Path) -> None:
+    run(rft, warm, tmp_path / "buffer", [{"sql": "SELECT * FROM batch WHERE group_id % 10 = 0"}])
+    steps = rows(tmp_path / "buffer", "select outcome::text as outcome, num_groups, reason from rft.v_train_step")
+    assert len(steps) == 3
+    kept = rows(tmp_path / "buffer", "select count(*) as n from rft.rollout_group where trainable")[0]["n"]
+    assert sum(step["num_groups"] for step in steps) == kept > 0
+    assert all(step["reason"] for step in steps)

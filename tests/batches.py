@@ -1,0 +1,35 @@
+"""Batches of whole groups for the tests of pipeline stages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+
+from operators.base import BATCH_SCHEMA
+
+
+def batch_of_groups(*groups: Sequence[float | None], **columns: Sequence[object]) -> pa.Table:
+    """One row per reward; `batch_of_groups([0, 1], [1, 1])` is two groups of two rollouts. Columns override defaults."""
+    rows = [(group, index, reward) for group, rewards in enumerate(groups) for index, reward in enumerate(rewards)]
+    values: Mapping[str, Sequence[object]] = {
+        "experience_id": [100 + row for row in range(len(rows))],
+        "group_id": [group for group, _, _ in rows],
+        "rollout_index": [index for _, index, _ in rows],
+        "turn_index": [0] * len(rows),
+        "task_id": [7 + group for group, _, _ in rows],
+        "taskset": ["sums"] * len(rows),
+        "answer": ["4"] * len(rows),
+        "prompt": ["What is 2 + 2?"] * len(rows),
+        "response": [f"The answer of rollout {index} is four." for _, index, _ in rows],
+        "reward": [reward for _, _, reward in rows],
+        "reward_sampled": [reward for _, _, reward in rows],
+        "num_prompt_tokens": [8] * len(rows),
+        "num_response_tokens": [9] * len(rows),
+        "finish_reason": ["stop"] * len(rows),
+        "metrics": ["{}"] * len(rows),
+        "source": ["explorer"] * len(rows),
+        **columns,
+    }
+    schema = pa.schema([field for field in BATCH_SCHEMA if field.name in values])
+    return pa.table({name: pa.array(values[name], schema.field(name).type) for name in schema.names}, schema=schema)

@@ -1,0 +1,266 @@
+"""`rft sql`, `rft query` and the other verbs that read a buffer, as a person calls them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import rftdata
+from rftcore.cli import run_command
+from rftcore.cli.sql import psql_command
+from rftdata.segments import SCHEMA
+from tests.stored_run import StoredRun
+
+Result = tuple[int, str, str]
+
+
+@pytest.fixture
+def run(buffer: rftdata.Buffer, monkeypatch: pytest.MonkeyPatch) -> StoredRun:
+    """Two experiences with rewards 0 and 1 in a buffer that the environment names."""
+    monkeypatch.setenv("RFT_BUFFER", buffer.config.uri)
+    monkeypatch.setenv("RFT_AUTHOR", "ada")
+    run = StoredRun(buffer)
+    run.attempt()
+    run.group(0, [0.0, 1.0])
+    _store_arrays(buffer)
+    return run
+
+
+def _store_arrays(buffer: rftdata.Buffer) -> None:
+    """Give every experience of the run the same nine tokens, five of them sampled."""
+    row = {
+        "token_ids": list(range(9)),
+        "loss_mask": [False] * 4 + [True] * 5,
+        "behavior_logprobs": [0.0] * 4 + [-0.5] * 5,
+        "policy_spans": [{"start": 4, "policy_version_id": 1}],
+    }
+    appended = buffer.segments.appender().append(pa.RecordBatch.from_pylist([row], schema=SCHEMA))
+    buffer.sql("INSERT INTO rft.segment_file (file_id, uri, size_bytes) VALUES (1, %s, %s)", [appended.uri, appended.length_bytes])
+    buffer.sql(
+        "INSERT INTO rft.segment (segment_id, file_id, offset_bytes, length_bytes, num_rows, checksum) VALUES (1, 1, %s, %s, 1, %s)",
+        [appended.offset_bytes, appended.length_bytes, appended.checksum],
+    )
+
+
+def rft(capsys: pytest.CaptureFixture[str], *arguments: str) -> Result:
+    code = run_command(list(arguments))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_a_query_prints_a_table(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = rft(capsys, "sql", "select reward, response from rft.v_experience order by experience_id")
+    assert code == 0
+    assert [line.split() for line in out.splitlines()] == [["reward", "response"], ["0", "3"], ["1", "3"], ["(2", "rows)"]]
+
+
+def test_a_query_prints_json(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = rft(capsys, "sql", "--json", "select count(*) as n, avg(reward) as mean, null as nothing from experience")
+    assert code == 0 and json.loads(out) == [{"n": 2, "mean": 0.5, "nothing": None}]
+
+
+def test_per_cent_signs_are_themselves(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = rft(capsys, "sql", "--json", "select count(*) as n from experience where prompt like '1%'")
+    assert code == 0 and json.loads(out) == [{"n": 2}]
+
+
+def test_a_wrong_column_name_gives_the_databases_hint(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = rft(capsys, "sql", "select rewrd from rft.v_experience")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert 'column "rewrd" does not exist' in err and "v_experience.reward" in err
+
+
+def test_an_unknown_table_says_how_to_list_them(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = rft(capsys, "sql", "select * from rft.experiences")
+    assert code == 2 and "information_schema" in err
+
+
+def test_a_relabel_in_sql_carries_its_author(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = rft(capsys, "sql", f"update rft.experience set reward = 0.5 where experience_id = {run.experiences()[0]}")
+    assert (code, out) == (0, "UPDATE 1\n")
+    code, out, _ = rft(capsys, "label", "history", "--json", str(run.experiences()[0]))
+    (label,) = json.loads(out)
+    assert (label["author"], label["source"], label["new_value"]) == ("ada", "sql", 0.5)
+
+
+def test_changing_a_fact_is_refused_with_what_to_do_instead(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = rft(capsys, "sql", "update rft.experience set response = 'x'")
+    assert code == 2 and "UPDATE rft.experience SET reward" in err
+
+
+def test_psql_gets_the_password_by_its_environment_only(run: StoredRun) -> None:
+    program, arguments, environment = psql_command(run.buffer)
+    assert environment["PGPASSWORD"] not in " ".join(arguments)
+    done = subprocess.run(
+        [program, *arguments[1:], "-Atc", "select current_setting('rft.author'), count(*) from experience"],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "ada|2\n"), done.stderr
+
+
+def test_duckdb_sees_experiences_with_their_arrays(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = rft(
+        capsys, "query", "--json",
+        "select reward, len(token_ids) as tokens, list_sum(behavior_logprobs) as logprob, len(list_filter(loss_mask, m -> m)) as sampled"
+        " from experience order by experience_id",
+    )  # fmt: skip
+    assert code == 0
+    assert json.loads(out) == [{"reward": reward, "tokens": 9, "logprob": -2.5, "sampled": 5} for reward in (0.0, 1.0)]
+
+
+def test_duckdb_joins_the_other_tables_by_their_names(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = rft(
+        capsys, "query", "--json",
+        "select run.name, task.payload ->> '$.answer' as answer, count(*) as n from experience join run using (run_id)"
+        " join task using (task_key) group by all",
+    )  # fmt: skip
+    assert code == 0 and json.loads(out) == [{"name": "sums", "answer": "3", "n": 2}]
+
+
+def test_selecting_everything_includes_the_arrays(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
+    for text in ("select * from experience limit 1", "from experience limit 1"):
+        code, out, _ = rft(capsys, "query", "--json", text)
+        assert code == 0 and json.loads(out)[0]["token_ids"] == list(np.arange(9))
+
+
+def test_tables_without_rows_can_be_queried(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "select count(*) as n, avg(staleness) as s from draw, verdict, evaluation, task_stat"
+    code, out, _ = rft(capsys, "query", "--json", text)
+    assert code == 0 and json.loads(out) == [{"n": 0, "s": None}]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("select rewrd from experience", "reward"),
+        ("select * from nonsense", "nonsense"),
+        ("selec 1", "syntax error"),
+        ("select 1; select 2", "one statement"),
+    ],
+)
+def test_what_duckdb_refuses_is_one_paragraph(run: StoredRun, capsys: pytest.CaptureFixture[str], text: str, words: str) -> None:
+    code, _, err = rft(capsys, "query", text)
+    assert (code, err.count("\n")) == (2, 1)
+    assert words in err
+
+
+def test_a_label_can_be_set_to_a_negative_reward_and_undone(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
+    key = run.experiences()[1]
+    code, out, _ = rft(capsys, "label", "set", str(key), "-0.5", "--reason", "rude", "--json")
+    assert code == 0
+    batch = json.loads(out)["label_batch_id"]
+    assert rft(capsys, "label", "undo", str(batch))[0] == 0
+    code, out, _ = rft(capsys, "label", "history", str(key), "--json")
+    assert [row["new_value"] for row in json.loads(out)] == [1.0, -0.5]
+
+
+def test_labels_are_imported_from_a_file(run: StoredRun, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "labels.csv"
+    file.write_text(f"experience_id,reward\n{run.experiences()[0]},0.25\n")
+    code, out, _ = rft(capsys, "label", "import", str(file), "--author", "bob")
+    assert code == 0 and "1 changed" in out
+    code, out, _ = rft(capsys, "label", "history")
+    assert "bob" in out
+
+
+def test_status_and_report_speak_of_the_newest_run(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
+    run.worker("trainer", state="waits", waiting_for="4 ready groups for step 1")
+    code, out, _ = rft(capsys, "status")
+    assert code == 0 and "sums: running" in out and "waits for 4 ready groups for step 1" in out
+    code, out, _ = rft(capsys, "status", "--json")
+    assert code == 0 and json.loads(out)["planned_steps"] == 4
+    code, out, _ = rft(capsys, "report", "--json")
+    assert code == 0 and json.loads(out)["sampled_tokens"] == 10
+
+
+def test_an_unknown_run_names_the_nearest(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = rft(capsys, "report", "sumz")
+    assert code == 2 and "did you mean 'sums'?" in err
+
+
+def test_two_reports_side_by_side(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
+    StoredRun(run.buffer, "other").attempt()
+    code, out, _ = rft(capsys, "report", "sums", "other")
+    assert code == 0 and "sums" in out and "other" in out
+    code, out, _ = rft(capsys, "report", "sums", "other", "--json")
+    assert [one["run"] for one in json.loads(out)["runs"]] == ["sums", "other"]
+
+
+def test_lineage_goes_both_ways(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
+    key = run.experiences()[0]
+    run.buffer.sql(
+        "INSERT INTO rft.draw (attempt_id, trainer_step, slot, item_id, experience_id, reward_used, staleness) VALUES (%s, 1, 0, 1, %s, 0, 0)",
+        [run.attempt_id, key],
+    )
+    run.checkpoint(2)
+    run.buffer.sql("UPDATE rft.experience SET reward = 1 WHERE experience_id = %s", [key])
+    code, out, _ = rft(capsys, "lineage", str(key), "--json")
+    (use,) = json.loads(out)
+    assert (code, use["trainer_step"], use["checkpoint_step"], use["corrected_since"]) == (0, 1, 2, True)
+    code, out, _ = rft(capsys, "lineage", "--checkpoint", "2", "--json")
+    assert [row["experience_id"] for row in json.loads(out)] == [key]
+    code, _, err = rft(capsys, "lineage", "--checkpoint", "3")
+    assert code == 2 and "allowed: 2" in err
+    assert rft(capsys, "lineage", "99999")[0] == 2
+    assert rft(capsys, "lineage")[0] == 2
+
+
+def test_doctor_finds_a_spoilt_segment(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = rft(capsys, "doctor")
+    assert code == 0 and "1 segments with 1 rows match" in out
+    (file,) = (path for path in Path(run.buffer.config.segments or "").rglob("*") if path.is_file())
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    file.write_bytes(bytes(data))
+    code, out, _ = rft(capsys, "doctor", "--json")
+    assert code == 1
+    assert [f["text"] for f in json.loads(out)["findings"] if not f["ok"]]
+
+
+def test_the_embedded_server_starts_stops_and_is_not_stopped_under_a_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RFT_BUFFER", raising=False)
+    buffer = rftdata.open("./buffer", application="a notebook")
+    try:
+        assert rft(capsys, "db", "status")[1].splitlines()[0].endswith("running")
+        assert rft(capsys, "db", "uri")[1].startswith("postgresql://")
+        buffer.sql("SELECT 1")
+        code, _, err = rft(capsys, "db", "stop")
+        assert code == 1 and "a notebook" in err
+        buffer.close()
+        assert rft(capsys, "db", "stop")[0] == 0
+        assert rft(capsys, "db", "status")[1].strip().endswith("stopped")
+        assert rft(capsys, "db", "start")[0] == 0
+        assert rft(capsys, "sql", "--json", "select count(*) as n from run")[1].split() == ["[", "{", '"n":', "0", "}", "]"]
+    finally:
+        buffer.close()
+        run_command(["db", "stop", "--force"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["sql", "select 1"],
+        ["query", "select count(*) from experience"],
+        ["status"],
+        ["label", "history"],
+        ["report"],
+        ["lineage", "1"],
+        ["tasks", "list"],
+    ],
+)
+def test_verbs_that_read_the_buffer_load_no_training_stack(run: StoredRun, arguments: list[str]) -> None:
+    program = (
+        f"import sys; from rftcore.cli import run_command; code = run_command({arguments!r});"
+        " print(code, sorted({'torch', 'ray', 'vllm', 'transformers', 'matplotlib'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0 []"

@@ -1,0 +1,119 @@
+"""The progress view says what the buffer says, to a person and to a pipe."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+import rftdata
+from rftcore.launch.progress import LineView, LiveView, Progress, block, line
+from tests.stored_run import StoredRun
+
+
+@pytest.fixture
+def run(buffer: rftdata.Buffer) -> StoredRun:
+    run = StoredRun(buffer, steps=10)
+    run.attempt()
+    return run
+
+
+def drawn(buffer: rftdata.Buffer, run: StoredRun, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    console.print(block(Progress(buffer, run.run_id).snapshot(), width))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_snapshot_of_a_run_at_work(buffer: rftdata.Buffer, run: StoredRun) -> None:
+    run.train_step(1, loss=0.5)
+    run.train_step(2, outcome="skipped", reason="nothing survived")
+    run.policy(0)
+    run.policy(2)
+    run.group(0, [1.0, 0.0])
+    run.group(1, [1.0, 1.0, 1.0, 0.0], trainable=False, is_refill=True)
+    for status in ("planned", "planned", "claimed", "sealed"):
+        run.group(2, [], status=status)
+    run.worker("explorer", progress={"tokens_per_s": 200.0, "policy_step": 1})
+    run.worker("explorer", progress={"tokens_per_s": 100.0, "policy_step": 2})
+    snapshot = Progress(buffer, run.run_id).snapshot()
+    assert (snapshot["step"], snapshot["planned_steps"], snapshot["num_skipped"]) == (2, 10, 1)
+    assert (snapshot["mean_reward"], snapshot["pass_rate"], snapshot["reward_step"]) == (0.75, 0.75, 1)
+    assert snapshot["rewards"] == [0.5, 0.75]
+    assert (snapshot["tokens_per_s"], snapshot["policy_step"], snapshot["published_step"]) == (300.0, 1, 2)
+    assert snapshot["queue"] == {"planned": 2, "claimed": 1, "sealed": 1, "ready": 0}
+    assert (snapshot["refills"], snapshot["closed_groups"]) == (1, 1)
+
+
+def test_ready_groups_are_those_the_trainer_could_draw(buffer: rftdata.Buffer, run: StoredRun) -> None:
+    group = run.group(0, [1.0, 0.0])
+    buffer.sql("INSERT INTO rft.worklist (consumer, item_id, sort_key) VALUES (%s, %s, 0)", [f"trainer/{run.run_id}", group])
+    assert Progress(buffer, run.run_id).snapshot()["queue"]["ready"] == 1
+
+
+def test_rewards_that_come_later_are_seen(buffer: rftdata.Buffer, run: StoredRun) -> None:
+    progress = Progress(buffer, run.run_id)
+    assert progress.snapshot()["mean_reward"] is None
+    run.group(0, [0.0, 0.0])
+    assert progress.snapshot()["rewards"] == [0.0]
+    run.group(0, [1.0, 1.0])
+    run.group(1, [1.0, 0.0])
+    assert progress.snapshot()["rewards"] == [0.5, 0.5]
+
+
+def test_the_block_names_what_each_process_waits_for(buffer: rftdata.Buffer, run: StoredRun) -> None:
+    run.group(0, [1.0, 0.0])
+    run.evaluation(0, {1: 0.0, 2: 1.0})
+    run.worker("trainer", state="waiting", waiting_for="2 more groups of step 1")
+    run.worker("pipeline", seconds_ago=300, seconds=5, error="OperatorError: stage 2")
+    text = drawn(buffer, run)
+    assert "waits for 2 more groups of step 1" in text
+    assert "ended: OperatorError: stage 2" in text
+    assert "val, greedy: 0.500 at step 0 (2 questions)" in text
+
+
+def test_a_process_that_fell_silent_is_shown_as_such(buffer: rftdata.Buffer, run: StoredRun) -> None:
+    run.worker("trainer", state="training", seconds_ago=60)
+    buffer.sql("UPDATE rft.worker SET heartbeat_at = now() - interval '40 s'")
+    assert "silent since it was training" in drawn(buffer, run)
+
+
+@pytest.mark.parametrize("width", [60, 200])
+def test_the_block_fits_its_terminal(buffer: rftdata.Buffer, run: StoredRun, width: int) -> None:
+    run.worker("explorer", state="sampling", progress={"tokens_per_s": 200.0, "policy_step": 1, "num_generated_tokens": 12345})
+    assert max(map(len, drawn(buffer, run, width).splitlines())) <= width
+
+
+def test_a_run_that_has_not_begun_can_be_drawn(buffer: rftdata.Buffer) -> None:
+    run = StoredRun(buffer, "empty", steps=0)
+    assert "step 0 of 0" in drawn(buffer, run)
+    assert line(Progress(buffer, run.run_id).snapshot()).startswith("step 0/0")
+
+
+def test_a_pipe_gets_one_line_per_step(buffer: rftdata.Buffer, run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
+    progress, view = Progress(buffer, run.run_id), LineView(quiet_s=1000)
+    for _ in range(3):
+        view.update(progress.snapshot())
+    run.train_step(1)
+    view.update(progress.snapshot())
+    lines = capsys.readouterr().out.splitlines()
+    assert [text.split("  ")[0] for text in lines] == ["step 0/10", "step 1/10"]
+
+
+def test_a_long_silence_is_broken(buffer: rftdata.Buffer, run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
+    progress, view = Progress(buffer, run.run_id), LineView(quiet_s=0)
+    for _ in range(2):
+        view.update(progress.snapshot())
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_a_terminal_gets_a_block_that_is_redrawn(buffer: rftdata.Buffer, run: StoredRun) -> None:
+    console = Console(file=io.StringIO(), width=100, force_terminal=True, highlight=False)
+    progress = Progress(buffer, run.run_id)
+    with LiveView(console) as view:
+        view.message("set up")
+        view.update(progress.snapshot())
+        view.message("in between")
+        view.update(progress.snapshot())
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert text.startswith("set up\n") and "in between" in text and "step 0 of 10" in text

@@ -1,0 +1,164 @@
+"""The report is arithmetic on rows: every number here was computed by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+import rftdata
+from rftcore.learning_curve import write_learning_curve
+from rftcore.report import Gain, best_step, build_report, compare
+from tests.stored_run import StoredRun
+
+
+@pytest.fixture
+def run(buffer: rftdata.Buffer) -> StoredRun:
+    run = StoredRun(buffer)
+    run.attempt()
+    return run
+
+
+def gain(gains: list[Gain], purpose: str) -> Gain:
+    return next(g for g in gains if g.purpose == purpose)
+
+
+def test_a_gain_is_the_mean_of_differences_with_its_standard_error(buffer: rftdata.Buffer, run: StoredRun) -> None:
+    run.evaluation(0, {1: 0, 2: 0, 3: 1, 4: 0})
+    run.evaluation(4, {1: 1, 2: 0, 3: 1, 4: 1})
+    found = gain(build_report(buffer).gains, "validation")
+    # Differences 1, 0, 0, 1: mean 1/2, sample variance 1/3, standard error sqrt(1/3) / sqrt(4).
+    assert (found.num_questions, found.before, found.after, found.difference) == (4, 0.25, 0.75, 0.5)
+    assert found.standard_error == pytest.approx(math.sqrt(1 / 3) / 2)
+    assert found.z == pytest.approx(0.5 / (math.sqrt(1 / 3) / 2))
+
+
+def test_only_questions_answered_both_times_are_paired(buffer: rftdata.Buffer, run: StoredRun) -> None:
+    run.evaluation(0, {1: 0, 2: 0, 3: 1})
+    run.evaluation(4, {2: 1, 3: 1, 9: 1})
+    found = gain(build_report(buffer).gains, "validation")
+    assert (found.num_questions, found.before, found.after) == (2, 0.5, 1.0)
+
+
+def test_a_difference_without_spread_has_no_z(buffer: rftdata.Buffer, run: StoredRun) -> None:
+    run.evaluation(0, {1: 0, 2: 0})
+    run.evaluation(4, {1: 1, 2: 1})
+    found = gain(build_report(buffer).gains, "validation")
+    assert (found.difference, found.standard_error, found.z) == (1.0, 0.0, None)
+
+
+def test_the_best_step_is_chosen_on_validation_alone(buffer: rftdata.Buffer, run: StoredRun) -> None:
+    for step, mean in ((0, 0.0), (2, 1.0), (4, 0.5)):
+        run.evaluation(step, {1: mean, 2: mean})
+    for step, mean in ((0, 0.0), (2, 0.25), (4, 1.0)):
+        run.evaluation(step, {5: mean, 6: mean}, purpose="test", taskset="held-out")
+    run.checkpoint(2)
+    run.checkpoint(4)
+    report = build_report(buffer)
+    assert report.best_step == best_step(buffer, run.run_id) == 2
+    assert (gain(report.gains, "test").before_step, gain(report.gains, "test").after_step) == (0, 2)
+    assert gain(report.gains, "test").difference == 0.25
+    assert report.best_checkpoint is not None and report.best_checkpoint.trainer_step == 2
+    assert report.last_checkpoint is not None and report.last_checkpoint.uri == "/c/4"
+
+
+def test_a_step_counts_as_best_only_when_every_validation_taskset_was_answered(buffer: rftdata.Buffer, run: StoredRun) -> None:
+    for step, a, b in ((0, 0.0, 0.2), (2, 0.4, 0.4)):
+        run.evaluation(step, {1: a}, taskset="a")
+        run.evaluation(step, {2: b}, taskset="b")
+    run.evaluation(4, {1: 1.0}, taskset="a")
+    assert best_step(buffer, run.run_id) == 2
+
+
+def test_of_equal_steps_the_earliest_is_best(buffer: rftdata.Buffer, run: StoredRun) -> None:
+    for step in (0, 2, 4):
+        run.evaluation(step, {1: 0.5})
+    assert best_step(buffer, run.run_id) == 0
+
+
+def test_steps_after_the_checkpoint_of_a_crashed_attempt_do_not_count(buffer: rftdata.Buffer, run: StoredRun) -> None:
+    first = run.attempt_id
+    for step in (1, 2, 3):
+        run.train_step(step)
+    run.evaluation(0, {1: 0.0})
+    run.evaluation(3, {1: 1.0})  # after the checkpoint: gone with the crash
+    run.attempt(parent=first, checkpoint=run.checkpoint(2))
+    run.train_step(3, outcome="skipped", reason="nothing survived")
+    run.train_step(4)
+    run.evaluation(4, {1: 0.5})
+    report = build_report(buffer)
+    assert (report.steps.done, report.steps.planned, report.steps.skipped, report.num_attempts) == (4, 4, 1, 2)
+    assert report.steps.skipped_because == {"nothing survived": 1}
+    assert [p.step for p in report.evaluation_curves[0].points] == [0, 4]
+    assert gain(report.gains, "validation").difference == 0.5
+
+
+def test_rows_and_groups_are_counted_by_what_became_of_them(buffer: rftdata.Buffer, run: StoredRun) -> None:
+    run.group(0, [1.0, 0.0])
+    flat = run.group(0, [0.0, 0.0], trainable=False, closed_reason="dropped: zero variance")
+    run.drop(flat, "drop_zero_variance_groups", "all rewards are 0")
+    run.group(0, [1.0, None], is_refill=True)
+    run.train_step(1)
+    report = build_report(buffer)
+    (dropped,) = report.dropped
+    assert (dropped.stage, dropped.reason, dropped.num_experiences, dropped.num_groups) == ("drop_zero_variance_groups", "all rewards are 0", 2, 1)
+    assert (report.groups.planned, report.groups.closed, report.groups.refilled, report.groups.trained) == (3, 1, 1, 2)
+    assert report.groups.closed_because == {"dropped: zero variance": 1}
+    assert report.rollouts == {"ok": 5, "failed": 1}
+    assert (report.num_experiences, report.sampled_tokens) == (5, 25)
+
+
+def test_the_training_curve_has_dropped_groups_in_it(buffer: rftdata.Buffer, run: StoredRun) -> None:
+    run.group(0, [1.0, 0.0])
+    run.group(0, [0.0, 0.0], trainable=False)
+    run.group(1, [1.0, 0.5, None])
+    curve = build_report(buffer).train_curve
+    assert [(p.step, p.num, p.mean, p.pass_rate) for p in curve] == [(0, 4, 0.25, 0.25), (1, 2, 0.75, 0.5)]
+
+
+def test_time_is_when_somebody_worked_without_overlaps_or_pauses(buffer: rftdata.Buffer, run: StoredRun) -> None:
+    run.worker("trainer", seconds_ago=1000, seconds=100)
+    run.worker("explorer", seconds_ago=950, seconds=100)  # 50 of them beside the trainer
+    run.worker("trainer", seconds_ago=200, seconds=30)
+    run.group(0, [1.0, 0.0])
+    report = build_report(buffer)
+    assert report.wall_seconds == pytest.approx(180, abs=1e-3)
+    assert report.tokens_per_s == pytest.approx(10 / 180, abs=1e-6)
+
+
+def test_a_run_that_has_not_begun_has_a_report(buffer: rftdata.Buffer) -> None:
+    StoredRun(buffer, "empty")
+    report = build_report(buffer, "empty")
+    assert (report.steps.done, report.gains, report.best_step, report.wall_seconds) == (0, [], None, 0.0)
+    assert json.loads(report.model_dump_json())["run"] == "empty"
+
+
+def test_two_runs_are_compared_question_by_question_at_their_best_steps(buffer: rftdata.Buffer, run: StoredRun) -> None:
+    run.evaluation(0, {1: 0, 2: 0})
+    run.evaluation(4, {1: 1, 2: 0})
+    other = StoredRun(buffer, "other")
+    other.attempt()
+    other.evaluation(0, {1: 0, 2: 0})
+    other.evaluation(2, {1: 1, 2: 1})
+    (found,) = compare(buffer, run.run_id, other.run_id)
+    assert (found.before, found.after, found.difference, found.before_step, found.after_step) == (0.5, 1.0, 0.5, 4, 2)
+
+
+def test_the_learning_curve_is_a_picture(buffer: rftdata.Buffer, run: StoredRun, tmp_path: Path) -> None:
+    for step in range(30):
+        run.group(step, [0.0, step / 30])
+    for step, mean in ((0, 0.1), (10, 0.3), (20, 0.45), (30, 0.4)):
+        run.evaluation(step, {1: 0.0, 2: mean * 2})
+    for step, mean in ((0, 0.1), (20, 0.4)):
+        run.evaluation(step, {5: 0.0, 6: mean * 2, 7: mean}, purpose="test", taskset="held-out")
+    path = tmp_path / "deep" / "curve.png"
+    write_learning_curve(build_report(buffer), path)
+    assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 10_000
+
+
+def test_a_picture_of_nothing_is_still_a_picture(buffer: rftdata.Buffer, tmp_path: Path) -> None:
+    StoredRun(buffer, "empty")
+    write_learning_curve(build_report(buffer), tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").exists()

@@ -1,0 +1,178 @@
+"""What a person reads when something is wrong: one paragraph, an honest exit code, no stack trace unless asked for."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rftcore.cli import EXIT_DEFECT, explain, run_command
+from rftcore.cli.run import split_targets
+from rftdata.errors import ConfigError, FencedError, QueryError
+
+CONFIG = """
+run: {name: sums, seed: 7}
+model: {path: nowhere}
+tasks: [{name: a, source: "reasoning_gym:chain_sum"}]
+algorithm: {name: grpo}
+explorer: {reward: exact_match}
+trainer: {}
+steps: 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("RFT_BUFFER", "RFT_DEBUG"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    """What went to stderr, which must be one paragraph without a stack trace."""
+    text = capsys.readouterr().err
+    assert text.count("\n") == 1 and text.startswith("rft: "), text
+    assert "Traceback" not in text
+    return text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["sql", "select 1"], ["no buffer", "--buffer", "RFT_BUFFER"]),
+        (["status"], ["no buffer"]),
+        (["sql", "select 1", "--buffer", "./elsewhere"], ["elsewhere", "no buffer here"]),
+        (["label", "set", "1", "0.5"], ["no buffer"]),
+        (["db", "status", "--buffer", "postgresql://me:secret@there/db"], ["embedded servers only"]),
+    ],
+)
+def test_a_missing_buffer_is_one_paragraph(arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(arguments) != 0
+    text = said(capsys)
+    assert all(word in text for word in words)
+    assert "secret" not in text
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("algorithm.group_sise=4", []),
+        ("trainer.learning_rat=1", ["trainer.learning_rat", "did you mean 'learning_rate'?"]),
+        ("stepz=4", ["unknown key 'stepz'", "did you mean 'steps'?"]),
+        ("steps=0", ["'steps'", "greater than 0", "got 0"]),
+        ("steps", ["a.b=value"]),
+        ("run.name.x=1", ["not a section"]),
+    ],
+)
+def test_a_bad_setting_names_the_key_and_the_nearest(
+    change: str, words: list[str], empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (empty_folder / "config.yaml").write_text(CONFIG)
+    assert run_command(["check", "config.yaml", "--set", change]) == 2
+    text = said(capsys)
+    assert all(word in text for word in words)
+
+
+@pytest.mark.parametrize("verb", ["run", "explore", "process", "train", "check"])
+def test_a_missing_configuration_file_is_one_paragraph(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command([verb, "absent.yaml"]) == 2
+    assert "absent.yaml" in said(capsys)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("algorithm.name=grop", ["unknown algorithm", "did you mean 'grpo'?"]),
+        ("algorithm.clipp=0.2", ["algorithm.clipp", "did you mean 'clip'?"]),
+        ("pipelines.experience=[{drop_truncatd: {}}]", ["drop_truncatd"]),
+        ("explorer.reward=exact_macth", ["exact_macth", "did you mean 'exact_match'?"]),
+        ("explorer.reward=./absent.py:score", ["absent.py", "does not exist"]),
+        ("selector.type=shufle", ["shufle"]),
+        ("monitor=[tensorbord]", ["tensorbord"]),
+    ],
+)
+def test_a_plug_in_that_does_not_exist_names_the_nearest(
+    change: str, words: list[str], empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (empty_folder / "config.yaml").write_text(CONFIG)
+    assert run_command(["check", "config.yaml", "--set", change]) == 2
+    text = said(capsys)
+    assert all(word in text for word in words), text
+
+
+def test_a_valid_configuration_is_printed_with_its_defaults(empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (empty_folder / "config.yaml").write_text(CONFIG)
+    assert run_command(["check", "config.yaml", "--set", "steps=9"]) == 0
+    out = capsys.readouterr().out
+    assert "steps: 9" in out and "max_staleness: 4" in out
+
+
+@pytest.mark.parametrize(
+    "arguments", [["nonsense"], ["report", "--nonsense"], ["label", "set", "one", "2"], ["label", "set", "1"], ["query"]]
+)
+def test_a_wrong_command_line_is_one_paragraph(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(arguments) == 2
+    assert "--help` shows what is allowed" in said(capsys)
+
+
+def test_each_of_our_errors_has_its_own_exit_code() -> None:
+    assert explain(ConfigError("bad"))[1] == 2
+    assert explain(QueryError("bad"))[1] == 2
+    assert explain(FencedError("somebody else has it")) == ("somebody else has it.", 1)
+
+
+def test_a_full_disk_is_not_a_defect_of_ours() -> None:
+    paragraph, code = explain(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/x"))
+    assert code == 1 and "disk is full" in paragraph
+
+
+def test_anything_else_is_owned_up_to() -> None:
+    paragraph, code = explain(ZeroDivisionError("division\nby zero"))
+    assert code == EXIT_DEFECT
+    assert paragraph.startswith("this is a defect of rftdata: ZeroDivisionError: division by zero") and "\n" not in paragraph
+
+
+@pytest.mark.parametrize("arguments", [["--debug", "sql", "select 1"], ["sql", "select 1", "--debug"]])
+def test_debug_shows_the_stack_trace_wherever_it_stands(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(arguments) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_the_environment_can_ask_for_the_stack_trace(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("RFT_DEBUG", "1")
+    run_command(["sql", "select 1"])
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_the_process_exits_with_the_code() -> None:
+    program = "import sys; sys.argv = ['rft', 'sql', 'select 1']; from rftcore.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("rft: no buffer")
+
+
+@pytest.mark.parametrize(
+    ("targets", "resume", "expected"),
+    [
+        (["c.yaml"], False, (Path("c.yaml"), None)),
+        ([], True, (None, None)),
+        (["sums-2"], True, (None, "sums-2")),
+        (["c.yaml"], True, (Path("c.yaml"), None)),
+        (["c.yaml", "sums-2"], True, (Path("c.yaml"), "sums-2")),
+    ],
+)
+def test_resume_takes_a_file_a_run_both_or_neither(
+    targets: list[str], resume: bool, expected: tuple[Path | None, str | None]
+) -> None:
+    assert split_targets(targets, resume) == expected
+
+
+@pytest.mark.parametrize(("targets", "resume"), [([], False), (["c.yaml", "sums-2"], False), (["a", "b", "c"], True)])
+def test_any_other_combination_is_refused(targets: list[str], resume: bool) -> None:
+    with pytest.raises(ConfigError):
+        split_targets(targets, resume)

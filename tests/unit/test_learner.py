@@ -1,0 +1,422 @@
+"""The learner on a two-layer Llama: same gradient however the batch is cut, same future after a restart, and it learns."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from rftcore.algorithms import build_algorithm
+from rftcore.algorithms.base import KLConfig
+from rftcore.algorithms.grpo import GRPO, GRPOConfig
+from rftcore.algorithms.sft import SFT
+from rftcore.trainer.checkpoints import remove_drafts, write_folder
+from rftcore.trainer.config import TrainerConfig
+from rftcore.trainer.learner import Learner
+from rftcore.trainer.packing import TrainBatch
+from rftdata.errors import ConfigError, DiskFullError, ModelError, RftError
+
+VOCABULARY = 50
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def save_model(folder: Path, *, tied: bool) -> Path:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        tie_word_embeddings=tied,
+        dtype="float32",
+    )
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(4.0)  # random logits are almost uniform; differences should show
+    model.save_pretrained(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_model(tmp_path_factory.mktemp("model"), tied=True))
+
+
+def config(**settings: Any) -> TrainerConfig:
+    return TrainerConfig(**({"autocast": "none", "learning_rate": 1e-3, "max_tokens_per_microbatch": 4096} | settings))
+
+
+def make_batch(seed: int, *, groups: int = 3, size: int = 4, rewards: list[float] | None = None) -> TrainBatch:
+    """Groups with one prompt each, responses of 1 to 6 tokens, one of them empty."""
+    random = np.random.default_rng(seed)
+    tokens, masks = [], []
+    for group in range(groups):
+        prompt = random.integers(0, VOCABULARY, 8 + group)
+        for member in range(size):
+            length = 0 if (group, member) == (1, 0) else int(random.integers(1, 7))
+            tokens.append(np.concatenate([prompt, random.integers(0, VOCABULARY, length)]))
+            masks.append(np.arange(len(tokens[-1])) >= len(prompt))
+    offsets = np.concatenate([[0], np.cumsum([len(row) for row in tokens])])
+    return TrainBatch.from_packed(
+        token_ids=(np.concatenate(tokens), offsets),
+        loss_mask=(np.concatenate(masks), offsets),
+        behavior_logprobs=(random.normal(-4.0, 0.5, offsets[-1]).astype(np.float32), offsets),
+        rewards=rewards if rewards is not None else random.integers(0, 2, groups * size).astype(np.float32),
+        group_ids=np.repeat(np.arange(groups), size),
+        rollout_index=np.tile(np.arange(size), groups),
+    )
+
+
+def weights(learner: Learner) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in learner.model.named_parameters()}
+
+
+def gradients(learner: Learner, batch: TrainBatch) -> dict[str, Tensor]:
+    """The gradient of an update, seen just before the optimizer uses it."""
+    seen: dict[str, Tensor] = {}
+    parameters = list(learner.model.named_parameters())
+    handle = learner.optimizer.register_step_pre_hook(
+        lambda *_: seen.update({name: p.grad.clone() for name, p in parameters if p.grad is not None})
+    )
+    learner.update(batch, 1)
+    handle.remove()
+    return seen
+
+
+class TestGradient:
+    @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"])
+    @pytest.mark.parametrize("share_prompts", [False, True])
+    @pytest.mark.parametrize("max_tokens", [1, 30])
+    def test_does_not_depend_on_micro_batches(
+        self, model_path: str, aggregation: Any, share_prompts: bool, max_tokens: int
+    ) -> None:
+        algorithm = GRPO(GRPOConfig(aggregation=aggregation))
+        whole = Learner(model_path, config(share_prompts=False, max_grad_norm=None), algorithm, 0)
+        cut = Learner(
+            model_path,
+            config(share_prompts=share_prompts, max_tokens_per_microbatch=max_tokens, max_grad_norm=None),
+            algorithm,
+            0,
+        )
+        expected, found = gradients(whole, make_batch(1)), gradients(cut, make_batch(1))
+        assert expected.keys() == found.keys()
+        for name, gradient in expected.items():
+            torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+
+    def test_equals_that_of_the_plain_formula_over_all_logits(self, model_path: str) -> None:
+        # SFT, written as one would by hand: all logits of the padded batch, cross-entropy where the mask says.
+        batch = make_batch(2)
+        learner = Learner(model_path, config(max_grad_norm=None), SFT(), 0)
+        found = gradients(learner, batch)
+        model = LlamaForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+        logits = model(input_ids=batch.token_ids_BT, attention_mask=batch.attention_mask_BT.long()).logits
+        mask = batch.loss_mask_BT[:, 1:]
+        torch.nn.functional.cross_entropy(logits[:, :-1][mask], batch.token_ids_BT[:, 1:][mask]).backward()
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-6, msg=name)
+
+    def test_with_gradient_checkpointing_is_the_same(self, model_path: str) -> None:
+        batch = make_batch(1)
+        plain = gradients(Learner(model_path, config(), GRPO(), 0), batch)
+        again = gradients(Learner(model_path, config(gradient_checkpointing=True), GRPO(), 0), batch)
+        for name, gradient in plain.items():
+            torch.testing.assert_close(again[name], gradient, rtol=1e-5, atol=1e-7, msg=name)
+
+    def test_is_scaled_down_to_the_limit(self, model_path: str) -> None:
+        learner = Learner(model_path, config(max_grad_norm=0.01), GRPO(), 0)
+        norms = [gradient.norm() for gradient in gradients(learner, make_batch(1)).values()]
+        assert torch.stack(norms).norm().item() == pytest.approx(0.01, rel=1e-3)
+
+
+class TestMetrics:
+    def test_describe_the_policy_before_the_step(self, model_path: str) -> None:
+        batch = make_batch(3)
+        model = LlamaForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+        with torch.no_grad():
+            logprobs = model(input_ids=batch.token_ids_BT).logits[:, :-1].log_softmax(-1)
+        mask = batch.loss_mask_BT[:, 1:]
+        rows = logprobs[mask]
+        taken = rows.gather(1, batch.token_ids_BT[:, 1:][mask][:, None])[:, 0]
+        behavior = batch.behavior_logprobs_BT[:, 1:][mask]
+        metrics = Learner(model_path, config(), GRPO(), 0).update(batch, 1)
+        assert metrics["logprob_diff"] == pytest.approx((taken - behavior).abs().mean().item(), rel=1e-4)
+        assert metrics["ratio_mean"] == pytest.approx((taken - behavior).exp().mean().item(), rel=1e-3)
+        assert metrics["entropy"] == pytest.approx(-(rows.exp() * rows).sum(-1).mean().item(), rel=1e-4)
+        difference = taken - behavior
+        assert metrics["kl_behavior"] == pytest.approx((difference.exp() - 1 - difference).mean().item(), rel=1e-3)
+        assert metrics["num_tokens"] == batch.num_loss_tokens
+        assert metrics["num_experiences"] == 12
+        assert metrics["skipped"] == 0
+        assert metrics["grad_norm"] > 0
+
+    def test_are_under_the_distribution_that_was_sampled_from(self, model_path: str) -> None:
+        batch = make_batch(3)
+        model = LlamaForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+        with torch.no_grad():
+            logprobs = (model(input_ids=batch.token_ids_BT).logits[:, :-1] / 0.7).log_softmax(-1)
+        rows = logprobs[batch.loss_mask_BT[:, 1:]]
+        metrics = Learner(model_path, config(), GRPO(), 0, temperature=0.7).update(batch, 1)
+        assert metrics["entropy"] == pytest.approx(-(rows.exp() * rows).sum(-1).mean().item(), rel=1e-4)
+
+    def test_a_shared_prompt_saves_tokens(self, model_path: str) -> None:
+        batch = make_batch(3)
+        shared = Learner(model_path, config(), GRPO(), 0).update(batch, 1)
+        apart = Learner(model_path, config(share_prompts=False), GRPO(), 0).update(batch, 1)
+        assert shared["computed_tokens"] < 0.8 * apart["computed_tokens"]
+        assert shared["loss"] == pytest.approx(apart["loss"], rel=1e-4)
+
+    def test_a_reference_model_is_the_model_at_the_start(self, model_path: str) -> None:
+        assert Learner(model_path, config(), GRPO(), 0).reference is None
+        learner = Learner(model_path, config(), GRPO(GRPOConfig(kl=KLConfig(type="k3", coef=0.1))), 0)
+        first, second = (learner.update(make_batch(3), step)["kl_reference"] for step in (1, 2))
+        assert first == pytest.approx(0.0, abs=1e-6)
+        assert second > 1e-5
+
+    def test_bfloat16_autocast_stays_close(self, model_path: str) -> None:
+        exact = Learner(model_path, config(), GRPO(), 0).update(make_batch(3), 1)
+        rounded = Learner(model_path, config(autocast="bfloat16"), GRPO(), 0).update(make_batch(3), 1)
+        assert rounded["logprob_diff"] == pytest.approx(exact["logprob_diff"], rel=0.05)
+
+
+class TestSkippedSteps:
+    def test_a_batch_without_a_token_that_counts_changes_nothing(self, model_path: str) -> None:
+        batch = make_batch(1)
+        batch.loss_mask_BT.zero_()
+        learner = Learner(model_path, config(), GRPO(), 0)
+        before = weights(learner)
+        metrics = learner.update(batch, 1)
+        assert (metrics["skipped"], metrics["num_tokens"]) == (1.0, 0.0)
+        assert all(torch.equal(before[name], tensor) for name, tensor in weights(learner).items())
+
+    def test_a_gradient_that_is_not_finite_changes_nothing_and_the_fifth_in_a_row_is_an_error(
+        self, model_path: str
+    ) -> None:
+        class Broken(SFT):
+            def loss(self, tokens: Any) -> Any:
+                found = super().loss(tokens)
+                return type(found)(found.loss_N * float("inf"))
+
+        learner = Learner(model_path, config(), Broken(), 0)
+        before = weights(learner)
+        for step in range(1, 5):
+            assert learner.update(make_batch(1), step)["skipped"] == 1.0
+        with pytest.raises(RftError, match="diverged"):
+            learner.update(make_batch(1), 5)
+        assert all(torch.equal(before[name], tensor) for name, tensor in weights(learner).items())
+        assert not learner.optimizer.state
+
+    def test_a_reward_that_is_not_a_number_is_refused_before_anything_is_computed(self, model_path: str) -> None:
+        learner = Learner(model_path, config(), GRPO(), 0)
+        with pytest.raises(RftError, match="row 5"):
+            learner.update(make_batch(1, rewards=[0.0] * 5 + [float("nan")] * 7), 1)
+
+
+class TestLearningRate:
+    def test_rises_linearly_then_stays(self, model_path: str) -> None:
+        learner = Learner(model_path, config(learning_rate=1.0, warmup_steps=4), GRPO(), 0)
+        assert [learner.learning_rate(step) for step in (1, 2, 4, 5, 100)] == [0.25, 0.5, 1.0, 1.0, 1.0]
+        assert learner.update(make_batch(1), 2)["learning_rate"] == 0.5
+
+    def test_without_warm_up_starts_at_the_peak(self, model_path: str) -> None:
+        assert Learner(model_path, config(learning_rate=1.0), GRPO(), 0).learning_rate(1) == 1.0
+
+    def test_cosine_ends_at_its_share_of_the_peak(self, model_path: str) -> None:
+        settings = config(learning_rate=1.0, warmup_steps=2, lr_schedule="cosine", min_lr_ratio=0.2)
+        learner = Learner(model_path, settings, GRPO(), 0, total_steps=12)
+        # Half way between steps 2 and 12 the cosine is 0.5: 0.2 + 0.8 × 0.5 = 0.6.
+        assert [learner.learning_rate(step) for step in (1, 2, 7, 12)] == pytest.approx([0.5, 1.0, 0.6, 0.2])
+
+    def test_cosine_needs_the_length_of_the_run(self, model_path: str) -> None:
+        with pytest.raises(ConfigError, match="cosine"):
+            Learner(model_path, config(lr_schedule="cosine"), GRPO(), 0)
+
+
+class TestCheckpoint:
+    @pytest.mark.parametrize("tied", [True, False])
+    def test_four_updates_equal_two_a_restart_and_two(self, tmp_path: Path, tied: bool) -> None:
+        path = str(save_model(tmp_path / "model", tied=tied))
+        settings = config(warmup_steps=3, weight_decay=0.01)
+        through = Learner(path, settings, GRPO(), 7)
+        metrics = [through.update(make_batch(step), step) for step in (1, 2, 3, 4)]
+
+        first = Learner(path, settings, GRPO(), 7)
+        for step in (1, 2):
+            first.update(make_batch(step), step)
+        first.save_checkpoint(tmp_path / "step-2")
+        second = Learner(path, settings, GRPO(), 8)
+        second.load_checkpoint(tmp_path / "step-2")
+        assert second.step == 2
+        resumed = [second.update(make_batch(step), step) for step in (3, 4)]
+
+        expected, found = weights(through), weights(second)
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+        for name in ("loss", "grad_norm", "entropy", "learning_rate"):
+            assert [entry[name] for entry in resumed] == [entry[name] for entry in metrics[2:]]
+
+    def test_training_on_leaves_the_folder_as_it_was(self, model_path: str, tmp_path: Path) -> None:
+        learner = Learner(model_path, config(), GRPO(), 0)
+        learner.update(make_batch(1), 1)
+        learner.save_checkpoint(tmp_path / "c")
+        learner.load_checkpoint(tmp_path / "c")
+        before = _digests(tmp_path / "c")
+        learner.update(make_batch(2), 2)
+        assert _digests(tmp_path / "c") == before
+
+    def test_folder_is_a_model_folder_and_holds_no_pickle(self, model_path: str, tmp_path: Path) -> None:
+        learner = Learner(model_path, config(), GRPO(), 0)
+        learner.update(make_batch(1), 1)
+        learner.save_checkpoint(tmp_path / "c")
+        assert (tmp_path / "c" / "tokenizer.json").is_file()
+        assert {path.suffix for path in (tmp_path / "c").rglob("*") if path.is_file()} == {".json", ".safetensors"}
+        opened = AutoModelForCausalLM.from_pretrained(tmp_path / "c", dtype=torch.float32)
+        expected = weights(learner)
+        assert all(torch.equal(expected[name], tensor) for name, tensor in opened.named_parameters())
+        Learner(str(tmp_path / "c"), config(), GRPO(), 0).update(make_batch(1), 1)
+
+    def test_can_be_written_again_in_the_same_place(self, model_path: str, tmp_path: Path) -> None:
+        learner = Learner(model_path, config(), GRPO(), 0)
+        for step in (1, 2):
+            learner.update(make_batch(step), step)
+            learner.save_checkpoint(tmp_path / "c")
+        learner.load_checkpoint(tmp_path / "c")
+        assert learner.step == 2
+        assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+    def test_a_failed_write_leaves_nothing(self, tmp_path: Path) -> None:
+        def fill(folder: Path) -> None:
+            (folder / "half").write_text("x")
+            raise OSError(28, "No space left on device")
+
+        with pytest.raises(DiskFullError, match="free space"):
+            write_folder(tmp_path / "c", fill)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_drafts_of_writers_that_died_are_removed(self, tmp_path: Path) -> None:
+        (tmp_path / "step-3.draft").mkdir()
+        (tmp_path / "step-2").mkdir()
+        remove_drafts(tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == ["step-2"]
+
+    def test_a_folder_that_is_none_is_refused(self, model_path: str, tmp_path: Path) -> None:
+        learner = Learner(model_path, config(), GRPO(), 0)
+        with pytest.raises(ModelError, match="cannot be read"):
+            learner.load_checkpoint(tmp_path)
+        learner.update(make_batch(1), 1)  # and the learner is still whole
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_export_holds_every_weight_and_the_output_head_sharing_none(tmp_path: Path, tied: bool) -> None:
+    learner = Learner(str(save_model(tmp_path, tied=tied)), config(), GRPO(), 0)
+    exported = dict(learner.export_tensors())
+    assert set(exported) == {*dict(learner.model.named_parameters()), "lm_head.weight"}
+    assert len({tensor.data_ptr() for tensor in exported.values()}) == len(exported)
+    same = torch.equal(exported["lm_head.weight"], exported["model.embed_tokens.weight"])
+    assert same is tied
+    assert {tensor.dtype for _, tensor in learner.export_tensors(torch.bfloat16)} == {torch.bfloat16}
+
+
+def test_a_model_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"model\.path"):
+        Learner(str(tmp_path / "nowhere"), config(), GRPO(), 0)
+
+
+def sample(learner: Learner, prompts: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """Continue each prompt by `length` sampled tokens; returns them and their log-probabilities."""
+    tokens, logprobs = prompts, []
+    for _ in range(length):
+        with torch.no_grad():
+            rows = learner.model(input_ids=tokens).logits[:, -1].float().log_softmax(-1)
+        drawn = torch.multinomial(rows.exp(), 1)
+        logprobs.append(rows.gather(1, drawn))
+        tokens = torch.cat([tokens, drawn], dim=1)
+    return tokens[:, -length:], torch.cat(logprobs, dim=1)
+
+
+def play(learner: Learner, steps: int, score: Callable[[Tensor, Tensor], Tensor]) -> list[float]:
+    """Mean reward of each step of on-policy training on random prompts of three tokens."""
+    means = []
+    for step in range(1, steps + 1):
+        prompts = torch.randint(0, VOCABULARY, (8, 3)).repeat_interleave(8, dim=0)
+        responses, logprobs = sample(learner, prompts, 2)
+        rewards = score(prompts, responses)
+        means.append(rewards.mean().item())
+        batch = TrainBatch(
+            token_ids_BT=torch.cat([prompts, responses], dim=1),
+            attention_mask_BT=torch.ones(64, 5, dtype=torch.bool),
+            loss_mask_BT=(torch.arange(5) >= 3).expand(64, 5),
+            behavior_logprobs_BT=torch.cat([torch.zeros(64, 3), logprobs], dim=1),
+            rewards_B=rewards,
+            group_index_B=torch.arange(8).repeat_interleave(8),
+            rollout_index_B=torch.arange(8).repeat(8),
+        )
+        metrics = learner.update(batch, step)
+        # On-policy: what was sampled and what is trained are the same policy, so every ratio is 1.
+        assert metrics["logprob_diff"] < 1e-4
+    return means
+
+
+def test_grpo_raises_the_reward_of_a_policy_that_starts_at_chance(model_path: str) -> None:
+    learner = Learner(model_path, config(learning_rate=1e-3, warmup_steps=5), GRPO(), 0)
+
+    def share_of_even_tokens(_: Tensor, responses: Tensor) -> Tensor:
+        return (responses % 2 == 0).float().mean(dim=1)
+
+    means = play(learner, 60, share_of_even_tokens)
+    assert np.mean(means[:5]) < 0.65
+    assert np.mean(means[-5:]) > np.mean(means[:5]) + 0.25
+
+
+def test_sft_learns_a_sequence_by_heart(model_path: str) -> None:
+    learner = Learner(model_path, config(learning_rate=1e-2), SFT(), 0)
+    losses = [learner.update(make_batch(5), step)["loss"] for step in range(1, 31)]
+    assert losses[0] > 3.0
+    assert losses[-1] < 0.7
+
+
+def test_an_algorithm_of_ones_own_is_one_class_in_one_file(model_path: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        """
+from rftcore.algorithms.base import Algorithm, TokenLoss
+
+class Reinforce(Algorithm):
+    name = "reinforce"
+
+    def advantages(self, rewards_B, group_index_B, rollout_index_B):
+        return rewards_B.float()
+
+    def loss(self, tokens):
+        return TokenLoss(-tokens.advantages_N * tokens.logprobs_N)
+"""
+    )
+    section = SimpleNamespace(name="./mine.py:Reinforce", group_size=1, args={})
+    learner = Learner(model_path, config(), build_algorithm(section, tmp_path), 0)
+    before = weights(learner)
+    learner.update(make_batch(1, rewards=[0.0] * 12), 1)
+    assert all(torch.equal(before[name], tensor) for name, tensor in weights(learner).items())
+    learner.update(make_batch(1, rewards=[1.0] * 12), 2)
+    assert not all(torch.equal(before[name], tensor) for name, tensor in weights(learner).items())

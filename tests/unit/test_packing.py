@@ -1,0 +1,171 @@
+"""A batch's layout and how it is cut: nothing is lost, doubled or seen from where it should not be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rftcore.algorithms.base import aggregation_weights
+from rftcore.trainer.packing import TrainBatch, split_batch
+
+
+def make_batch(experiences: list[tuple[list[int], list[int]]], groups: list[int] | None = None) -> TrainBatch:
+    """A batch from (prompt, response) pairs; the behaviour log-probability of token t of a response is -t - 1."""
+    tokens = [np.array([*prompt, *response], np.int32) for prompt, response in experiences]
+    masks = [np.array([False] * len(prompt) + [True] * len(response)) for prompt, response in experiences]
+    logprobs = [
+        np.array([0.0] * len(prompt) + [-1.0 - t for t in range(len(response))], np.float32)
+        for prompt, response in experiences
+    ]
+    offsets = np.concatenate([[0], np.cumsum([len(row) for row in tokens])])
+    return TrainBatch.from_packed(
+        token_ids=(np.concatenate(tokens), offsets),
+        loss_mask=(np.concatenate(masks), offsets),
+        behavior_logprobs=(np.concatenate(logprobs), offsets),
+        rewards=np.arange(len(tokens), dtype=np.float64),
+        group_ids=np.array(groups or [0] * len(tokens)),
+        rollout_index=np.arange(len(tokens)),
+        pad_token_id=99,
+    )
+
+
+class TestFromPacked:
+    def test_pads_right_and_keeps_columns_aligned(self) -> None:
+        batch = make_batch([([5, 6], [7]), ([5], [8, 9, 4])], groups=[70, 30])
+        assert batch.token_ids_BT.tolist() == [[5, 6, 7, 99], [5, 8, 9, 4]]
+        assert batch.attention_mask_BT.tolist() == [[True, True, True, False], [True] * 4]
+        assert batch.loss_mask_BT.tolist() == [[False, False, True, False], [False, True, True, True]]
+        assert batch.behavior_logprobs_BT.tolist() == [[0, 0, -1, 0], [0, -1, -2, -3]]
+        assert batch.group_index_B.tolist() == [1, 0]
+        assert (batch.num_experiences, batch.num_loss_tokens) == (2, 4)
+        assert batch.token_ids_BT.dtype == batch.group_index_B.dtype == torch.int64
+        assert batch.behavior_logprobs_BT.dtype == batch.rewards_B.dtype == torch.float32
+
+    def test_takes_a_slice_of_a_longer_column(self) -> None:
+        offsets = np.array([2, 4, 7])
+        batch = TrainBatch.from_packed(
+            token_ids=(np.arange(10), offsets),
+            loss_mask=(np.ones(5, bool), np.array([0, 2, 5])),
+            behavior_logprobs=None,
+            rewards=[1.0, 2.0],
+            group_ids=[1, 1],
+            rollout_index=[0, 1],
+        )
+        assert batch.token_ids_BT.tolist() == [[2, 3, 0], [4, 5, 6]]
+        assert batch.behavior_logprobs_BT.abs().sum() == 0
+
+    def test_never_counts_the_first_token_which_nothing_predicts(self) -> None:
+        assert make_batch([([], [7, 8])]).loss_mask_BT.tolist() == [[False, True]]
+
+    def test_ignores_log_probabilities_where_nothing_counts_and_refuses_nan_where_it_does(self) -> None:
+        def build(logprobs: list[float]) -> TrainBatch:
+            offsets = np.array([0, 3])
+            return TrainBatch.from_packed(
+                token_ids=(np.array([1, 2, 3]), offsets),
+                loss_mask=(np.array([False, False, True]), offsets),
+                behavior_logprobs=(np.array(logprobs, np.float32), offsets),
+                rewards=[0.0],
+                group_ids=[0],
+                rollout_index=[0],
+            )
+
+        assert build([np.nan, -5.0, -1.0]).behavior_logprobs_BT.tolist() == [[0.0, 0.0, -1.0]]
+        with pytest.raises(ValueError, match="experience 0"):
+            build([0.0, 0.0, np.nan])
+
+    def test_refuses_columns_that_do_not_fit(self) -> None:
+        offsets = np.array([0, 2])
+        column = (np.array([1, 2]), offsets)
+        rest = {"behavior_logprobs": None, "group_ids": [0], "rollout_index": [0]}
+        with pytest.raises(ValueError, match="loss_mask is not aligned"):
+            TrainBatch.from_packed(
+                token_ids=column, loss_mask=(np.ones(3, bool), np.array([0, 3])), rewards=[0.0], **rest
+            )
+        with pytest.raises(ValueError, match="rewards has 2 entries for 1"):
+            TrainBatch.from_packed(token_ids=column, loss_mask=(np.ones(2, bool), offsets), rewards=[0.0, 1.0], **rest)
+
+    def test_an_empty_batch_has_no_micro_batches(self) -> None:
+        batch = TrainBatch.from_packed(
+            token_ids=(np.zeros(0, np.int64), np.array([0])),
+            loss_mask=(np.zeros(0, bool), np.array([0])),
+            behavior_logprobs=None,
+            rewards=[],
+            group_ids=[],
+            rollout_index=[],
+        )
+        assert split_batch(batch, aggregation_weights(batch.loss_mask_BT, "token-mean"), 10, share_prompts=True) == []
+
+
+class TestSplitBatch:
+    def test_one_row_each_leaves_out_the_last_token_as_an_input(self) -> None:
+        batch = make_batch([([5, 6], [7, 8])])
+        (micro,) = split_batch(batch, aggregation_weights(batch.loss_mask_BT, "token-mean"), 100, share_prompts=False)
+        assert micro.token_ids_RL.tolist() == [[5, 6, 7]]
+        assert micro.attention_R1LL is None
+        # 7 is predicted at position 1, 8 at position 2.
+        assert (micro.source_N.tolist(), micro.target_N.tolist()) == ([1, 2], [7, 8])
+        assert micro.behavior_logprobs_N.tolist() == [-1.0, -2.0]
+        assert micro.weights_N.tolist() == [0.5, 0.5]
+
+    def test_a_shared_prompt_is_computed_once_and_continuations_do_not_see_each_other(self) -> None:
+        batch = make_batch([([1, 2, 3, 4], [7, 8]), ([1, 2, 3, 4], [9, 5, 6])])
+        (micro,) = split_batch(batch, aggregation_weights(batch.loss_mask_BT, "token-mean"), 100, share_prompts=True)
+        assert micro.token_ids_RL.tolist() == [[1, 2, 3, 4, 7, 9, 5]]
+        assert micro.position_ids_RL.tolist() == [[0, 1, 2, 3, 4, 4, 5]]
+        assert micro.attention_R1LL is not None
+        visible = [row.nonzero().flatten().tolist() for row in micro.attention_R1LL[0, 0]]
+        assert visible == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4], [0, 1, 2, 3, 5], [0, 1, 2, 3, 5, 6]]
+        # 7 and 9, the first of each, are both predicted at the prompt's last position.
+        assert micro.source_N.tolist() == [3, 4, 3, 5, 6]
+        assert micro.target_N.tolist() == [7, 8, 9, 5, 6]
+        assert micro.sequence_N.tolist() == [0, 0, 1, 1, 1]
+
+    def test_a_row_stops_growing_when_its_continuations_are_as_long_as_its_prompt(self) -> None:
+        batch = make_batch([([1, 2, 3, 4], [5, 6, 7])] * 5)
+        micros = split_batch(batch, aggregation_weights(batch.loss_mask_BT, "token-mean"), 8, share_prompts=True)
+        # Each continuation takes 2 inputs after the prompt of 4: two fit in 8, so rows of 2, 2 and 1.
+        assert [micro.token_ids_RL.shape[1] for micro in micros] == [8, 8, 6]
+
+    def test_experiences_without_a_token_that_counts_are_not_computed(self) -> None:
+        batch = make_batch([([1, 2, 3], []), ([1], [2])])
+        (micro,) = split_batch(batch, aggregation_weights(batch.loss_mask_BT, "token-mean"), 100, share_prompts=False)
+        assert micro.sequence_N.tolist() == [1]
+
+    def test_a_sequence_longer_than_the_limit_passes_alone(self) -> None:
+        batch = make_batch([([1] * 20, [2]), ([1, 2], [3]), ([1, 3], [3])])
+        micros = split_batch(batch, aggregation_weights(batch.loss_mask_BT, "token-mean"), 10, share_prompts=False)
+        assert [tuple(micro.token_ids_RL.shape) for micro in micros] == [(1, 20), (2, 2)]
+
+
+pairs = st.tuples(st.lists(st.integers(1, 3), max_size=6), st.lists(st.integers(1, 9), max_size=5))
+
+
+@settings(max_examples=150, deadline=None)
+@given(experiences=st.lists(pairs, min_size=1, max_size=12), max_tokens=st.integers(1, 40), share=st.booleans())
+def test_every_token_that_counts_is_in_one_micro_batch_and_sees_exactly_its_past(
+    experiences: list[tuple[list[int], list[int]]], max_tokens: int, share: bool
+) -> None:
+    batch = make_batch(experiences)
+    weights = aggregation_weights(batch.loss_mask_BT, "seq-mean-token-mean")
+    micros = split_batch(batch, weights, max_tokens, share_prompts=share)
+    found: list[tuple[int, tuple[int, ...], int]] = []
+    for micro in micros:
+        rows, width = micro.token_ids_RL.shape
+        assert rows == 1 or rows * width <= max_tokens
+        causal = torch.ones(rows, 1, width, width, dtype=torch.bool).tril()
+        attention = causal if micro.attention_R1LL is None else micro.attention_R1LL
+        for source, target, b in zip(micro.source_N.tolist(), micro.target_N.tolist(), micro.sequence_N.tolist()):
+            row, column = divmod(source, width)
+            visible = attention[row, 0, column].nonzero().flatten()
+            assert micro.position_ids_RL[row, visible].tolist() == list(range(len(visible)))
+            found.append((b, tuple(micro.token_ids_RL[row, visible].tolist()), target))
+    expected = [
+        (b, tuple(batch.token_ids_BT[b, :t].tolist()), int(batch.token_ids_BT[b, t]))
+        for b, t in batch.loss_mask_BT.nonzero().tolist()
+    ]
+    assert sorted(found) == sorted(expected)
+    total = sum(float(micro.weights_N.sum()) for micro in micros)
+    assert total == pytest.approx(float(weights.sum()), abs=1e-5)
