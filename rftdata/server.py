@@ -18,6 +18,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from urllib.parse import quote
 
@@ -57,14 +58,18 @@ class EmbeddedServer:
 
     @property
     def socket_dir(self) -> Path:
-        inside = self.folder / "socket"
-        if len(os.fsencode(inside)) <= _MAX_SOCKET_DIR:
-            return inside
-        # A deep folder: a short private place, the same for every process of this user.
-        digest = secrets.token_hex(8) if not (self.folder / "socket_dir").exists() else None
-        if digest:
-            (self.folder / "socket_dir").write_text(f"{tempfile.gettempdir()}/rft-{digest}")
-        return Path((self.folder / "socket_dir").read_text())
+        """Folder of the unix socket, named anew for every initialised buffer.
+
+        A server whose buffer was deleted under it notices within a minute and removes its socket by path: with a fixed
+        path it would remove the socket of the buffer that has meanwhile been made in the same place.
+        """
+        return Path((self.folder / "socket_dir").read_text().strip())
+
+    def _name_socket_dir(self) -> None:
+        name = f"socket-{secrets.token_hex(4)}"
+        inside = self.folder / name
+        fits = len(os.fsencode(inside)) <= _MAX_SOCKET_DIR
+        (self.folder / "socket_dir").write_text(str(inside if fits else Path(tempfile.gettempdir()) / f"rft-{name}"))
 
     @property
     def uri(self) -> str:
@@ -74,10 +79,28 @@ class EmbeddedServer:
 
     def is_running(self) -> bool:
         """Whether a server for this folder answers on this machine."""
+        return self._has_postmaster() and self._answers()
+
+    def _has_postmaster(self) -> bool:
         pid = self._postmaster_pid()
-        if pid is None or not Path(f"/proc/{pid}").exists():
+        try:
+            return pid is not None and Path(f"/proc/{pid}/comm").read_text().strip() == "postgres"
+        except OSError:
             return False
+
+    def _answers(self) -> bool:
         return self._run("pg_isready", "-q", "-h", str(self.socket_dir), check=False).returncode == 0
+
+    def _await_answer(self, timeout_s: float = 60.0) -> bool:
+        """Whether a server that has a process answers in time: it may be recovering, or the machine may be busy."""
+        deadline = time.monotonic() + timeout_s
+        while self._has_postmaster():
+            if self._answers():
+                return True
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.1)
+        return False
 
     def exists(self) -> bool:
         """Whether the folder holds a buffer."""
@@ -100,7 +123,7 @@ class EmbeddedServer:
             self._check_host()
             if not self.exists():
                 self._initialise()
-            if not self.is_running():
+            if not self._await_answer():
                 self._start()
             (self.folder / "host").write_text(socket.gethostname())
         return self.uri
@@ -128,6 +151,7 @@ class EmbeddedServer:
                 )
 
     def _initialise(self) -> None:
+        self._name_socket_dir()
         shutil.rmtree(self.data, ignore_errors=True)
         self.data.mkdir(mode=0o700)
         if not self.password_file.exists():

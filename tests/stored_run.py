@@ -20,8 +20,14 @@ class StoredRun:
 
     def __init__(self, buffer: rftdata.Buffer, name: str = "sums", steps: int = 4) -> None:
         self.buffer = buffer
-        config = {"model": {"path": "tiny"}, "algorithm": {"name": "grpo"}, "buffer": {"segments": buffer.config.segments}}
-        self.run_id: int = buffer.create_run(name=name, config=config, seed=7, steps=steps, pipeline_version="v1")["run_id"]
+        config = {
+            "model": {"path": "tiny"},
+            "algorithm": {"name": "grpo"},
+            "buffer": {"segments": buffer.config.segments},
+        }
+        self.run_id: int = buffer.create_run(name=name, config=config, seed=7, steps=steps, pipeline_version="v1")[
+            "run_id"
+        ]
         self.name = name
         self.attempt_id = 0
         self._ordinal = 0
@@ -32,7 +38,11 @@ class StoredRun:
             " VALUES (%s, %s, %s, 'here', 1, now() + interval '1 minute') RETURNING attempt_id",
             self.run_id, parent, checkpoint,
         )  # fmt: skip
-        self._do("UPDATE rft.run SET current_attempt_id = %s, status = 'running' WHERE run_id = %s", self.attempt_id, self.run_id)
+        self._do(
+            "UPDATE rft.run SET current_attempt_id = %s, status = 'running' WHERE run_id = %s",
+            self.attempt_id,
+            self.run_id,
+        )
         return self.attempt_id
 
     def policy(self, step: int) -> int:
@@ -42,11 +52,18 @@ class StoredRun:
             self.run_id, self.attempt_id, step,
         )  # fmt: skip
 
-    def evaluation(self, step: int, rewards: dict[int, float], purpose: str = "validation", taskset: str = "val", decoding: str = "greedy") -> int:
+    def evaluation(
+        self,
+        step: int,
+        rewards: dict[int, float],
+        purpose: str = "validation",
+        taskset: str = "val",
+        decoding: str = "greedy",
+    ) -> int:
         """An evaluation of a new policy version of `step`, done, with one answer of 3 tokens per task."""
         key = self._one(
-            "INSERT INTO rft.evaluation (run_id, policy_version_id, trainer_step, purpose, taskset, decoding, uri, checksum, status,"
-            " num_tasks, mean_reward) VALUES (%s, %s, %s, %s, %s, %s, '/w', 'x', 'done', %s, %s) RETURNING evaluation_id",
+            "INSERT INTO rft.evaluation (run_id, policy_version_id, trainer_step, purpose, taskset, decoding, uri,"
+            " checksum, status, num_tasks, mean_reward) VALUES (%s, %s, %s, %s, %s, %s, '/w', 'x', 'done', %s, %s) RETURNING evaluation_id",
             self.run_id, self.policy(step), step, purpose, taskset, decoding, len(rewards), sum(rewards.values()) / len(rewards),
         )  # fmt: skip
         for task, reward in rewards.items():
@@ -61,7 +78,8 @@ class StoredRun:
 
     def checkpoint(self, step: int) -> int:
         return self._one(
-            "INSERT INTO rft.checkpoint (run_id, attempt_id, trainer_step, uri, num_bytes) VALUES (%s, %s, %s, %s, 1) RETURNING checkpoint_id",
+            "INSERT INTO rft.checkpoint (run_id, attempt_id, trainer_step, uri, num_bytes)"
+            " VALUES (%s, %s, %s, %s, 1) RETURNING checkpoint_id",
             self.run_id, self.attempt_id, step, f"/c/{step}",
         )  # fmt: skip
 
@@ -73,22 +91,22 @@ class StoredRun:
         )  # fmt: skip
         extra = {"is_refill": False, "trainable": True, "closed_reason": None, **columns}
         key = self._one(
-            "INSERT INTO rft.rollout_group (run_id, attempt_id, ordinal, task_id, explore_step, group_size, status, is_refill, trainable,"
-            " closed_reason) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s) RETURNING group_id",
+            "INSERT INTO rft.rollout_group (run_id, attempt_id, ordinal, task_id, explore_step, group_size, status,"
+            " is_refill, trainable, closed_reason) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s) RETURNING group_id",
             self.run_id, self.attempt_id, self._ordinal, task, explore_step, max(len(rewards), 1), status, *extra.values(),
         )  # fmt: skip
         self._ordinal += 1
         for index, reward in enumerate(rewards):
             rollout = self._one(
-                "INSERT INTO rft.rollout (group_id, rollout_index, outcome, reward, num_turns, seconds) VALUES (%s, %s, %s, %s, 1, 1)"
-                " RETURNING rollout_id",
+                "INSERT INTO rft.rollout (group_id, rollout_index, outcome, reward, num_turns, seconds)"
+                " VALUES (%s, %s, %s, %s, 1, 1) RETURNING rollout_id",
                 key, index, "failed" if reward is None else "ok", reward,
             )  # fmt: skip
             if reward is not None:
                 self._one(
-                    "INSERT INTO rft.experience (run_id, group_id, rollout_id, prompt, response, reward_sampled, reward, num_prompt_tokens,"
-                    " num_response_tokens, finish_reason, segment_id, segment_row) VALUES (%s, %s, %s, '1+2?', '3', %s, %s, 4, 5, 'stop', 1, 0)"
-                    " RETURNING experience_id",
+                    "INSERT INTO rft.experience (run_id, group_id, rollout_id, prompt, response, reward_sampled, reward,"
+                    " num_prompt_tokens, num_response_tokens, finish_reason, segment_id, segment_row)"
+                    " VALUES (%s, %s, %s, '1+2?', '3', %s, %s, 4, 5, 'stop', 1, 0) RETURNING experience_id",
                     self.run_id, key, rollout, reward, reward,
                 )  # fmt: skip
         return key

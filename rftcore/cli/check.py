@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 def check(
     config: ConfigArgument,
     overrides: SetOption = None,
-    deep: Annotated[bool, typer.Option("--deep", help="Also open the model, the task sources and the database.")] = False,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Also open the model, the task sources and the database.")
+    ] = False,
     buffer: ConfigBufferOption = None,
     as_json: JsonOption = False,
 ) -> None:

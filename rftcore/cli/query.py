@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -59,13 +60,15 @@ def run_query(buffer: Buffer, text: str, run_id: int | None = None) -> pa.Table:
                 raise QueryError(
                     "rft query runs one statement at a time", value=text, todo="join them with WITH, or call it again"
                 )
-            named = {name.lower().removeprefix("rft.") for name in connection.get_table_names(text)}
+            connection.execute("CREATE SCHEMA rft")
             known = _tables(buffer)
-            for name in sorted(named & set(known)):
-                connection.register(
-                    name,
-                    _experiences(buffer, text, known, run_id) if name == "experience" else _rows(buffer, name, known),
-                )
+            for name in _named(text, known):
+                if name == "experience":
+                    rows = _experiences(buffer, text, known, run_id)
+                else:
+                    rows = _rows(buffer, name, known)
+                connection.register(name, rows)
+                connection.execute(f'CREATE VIEW rft."{name}" AS FROM memory.main."{name}"')
             result = connection.sql(text)
             if result is None:
                 raise QueryError(
@@ -76,10 +79,17 @@ def run_query(buffer: Buffer, text: str, run_id: int | None = None) -> pa.Table:
             return result.to_arrow_table()
         except duckdb.Error as error:
             message = " ".join(str(error).split("\n\nLINE")[0].split())
+            names = "tables are those of schema rft: experience, run, draw, verdict, task, evaluation, …"
             raise QueryError(
                 f"DuckDB refused the query: {message}",
-                todo="tables are those of schema rft without the prefix (experience, run, draw, verdict, task, evaluation, …)",
+                todo=f'{names}; `rft query "describe experience"` lists columns',
             ) from error
+
+
+def _named(text: str, known: Collection[str]) -> list[str]:
+    """Tables the query may name. A word that is also a column loads a table too many, which costs time only."""
+    words = {word.lower() for word in re.findall(r"\w+", text)}
+    return sorted(words & set(known))
 
 
 def _tables(buffer: Buffer) -> dict[str, dict[str, str]]:

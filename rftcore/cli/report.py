@@ -96,6 +96,7 @@ def _fact_lines(one: Report) -> list[tuple[str, str]]:
     skipped = f", {steps.skipped} skipped ({_counts(steps.skipped_because)})" if steps.skipped else ""
     attempts = f" in {one.num_attempts} attempts" if one.num_attempts > 1 else ""
     rate = "" if one.tokens_per_s is None else f" ({one.tokens_per_s:,.0f} a second over the whole run)"
+    planned = f"{groups.planned} planned ({groups.refilled} refills)"
     closed = f" ({_counts(groups.closed_because)})" if groups.closed else ""
     curve = one.train_curve
     width = max(1, min(10, len(curve) // 2))
@@ -115,7 +116,7 @@ def _fact_lines(one: Report) -> list[tuple[str, str]]:
         ("tokens", f"{one.sampled_tokens:,} sampled for training{rate}, {one.evaluated_tokens:,} for evaluation"),
         ("training reward", reward),
         ("experiences", f"{one.num_experiences:,}; rollouts: {_counts(one.rollouts)}"),
-        ("groups", f"{groups.planned} planned ({groups.refilled} refills), {groups.trained} trained on, {groups.closed} closed{closed}"),
+        ("groups", f"{planned}, {groups.trained} trained on, {groups.closed} closed{closed}"),
         ("best checkpoint", _checkpoint(one.best_checkpoint, one.best_step)),
         ("last checkpoint", _checkpoint(one.last_checkpoint, None)),
         ("buffer", one.buffer),

@@ -13,7 +13,7 @@ def show_results(buffer: Buffer, row: Row, view: View) -> None:
     from rftcore.learning_curve import write_learning_curve
     from rftcore.report import build_report
 
-    report = build_report(buffer, row)
+    report = build_report(buffer, row["name"])
     picture = buffer.run_folder(row) / "learning_curve.png"
     picture.parent.mkdir(parents=True, exist_ok=True)
     write_learning_curve(report, picture)

@@ -195,7 +195,9 @@ def block(snapshot: Snapshot, width: int) -> Group:
     facts.add_column(overflow="fold")
     if snapshot["rewards"]:
         means = f"mean {snapshot['mean_reward']:.3f}, pass rate {_rate(snapshot['pass_rate'])}"
-        facts.add_row("reward", f"{_spark(snapshot['rewards'], 24)}  {means} at explorer step {snapshot['reward_step']}")
+        facts.add_row(
+            "reward", f"{_spark(snapshot['rewards'], 24)}  {means} at explorer step {snapshot['reward_step']}"
+        )
     facts.add_row(
         "sampling", ", ".join(part for part in (_speed(snapshot), _policy(snapshot)) if part) or "no explorer yet"
     )
@@ -265,8 +267,6 @@ def _worker_progress(progress: dict[str, Any]) -> str:
         parts.append(f"policy of step {progress['policy_step']}")
     if progress.get("tokens_per_s") is not None:
         parts.append(f"{progress['tokens_per_s']:,.0f} tokens/s")
-    if progress.get("num_generated_tokens") is not None:
-        parts.append(f"{progress['num_generated_tokens']:,} tokens")
     known = {"policy_step", "policy_version_id", "tokens_per_s", "num_generated_tokens"}
     for key, value in progress.items():
         if key not in known and isinstance(value, int | float | str):

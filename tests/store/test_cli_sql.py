@@ -36,12 +36,17 @@ def _store_arrays(buffer: rftdata.Buffer) -> None:
     """Give every experience of the run the same nine tokens, five of them sampled."""
     row = {
         "token_ids": list(range(9)),
-        "loss_mask": [False] * 4 + [True] * 5,
+        "loss_mask": [0] * 4 + [1] * 5,
         "behavior_logprobs": [0.0] * 4 + [-0.5] * 5,
         "policy_spans": [{"start": 4, "policy_version_id": 1}],
     }
-    appended = buffer.segments.appender().append(pa.RecordBatch.from_pylist([row], schema=SCHEMA))
-    buffer.sql("INSERT INTO rft.segment_file (file_id, uri, size_bytes) VALUES (1, %s, %s)", [appended.uri, appended.length_bytes])
+    appender = buffer.segments.appender()
+    appended = appender.append(pa.RecordBatch.from_pylist([row], schema=SCHEMA))
+    appender.close()
+    buffer.sql(
+        "INSERT INTO rft.segment_file (file_id, uri, size_bytes) VALUES (1, %s, %s)",
+        [appended.uri, appended.length_bytes],
+    )
     buffer.sql(
         "INSERT INTO rft.segment (segment_id, file_id, offset_bytes, length_bytes, num_rows, checksum) VALUES (1, 1, %s, %s, 1, %s)",
         [appended.offset_bytes, appended.length_bytes, appended.checksum],
@@ -57,11 +62,18 @@ def rft(capsys: pytest.CaptureFixture[str], *arguments: str) -> Result:
 def test_a_query_prints_a_table(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = rft(capsys, "sql", "select reward, response from rft.v_experience order by experience_id")
     assert code == 0
-    assert [line.split() for line in out.splitlines()] == [["reward", "response"], ["0", "3"], ["1", "3"], ["(2", "rows)"]]
+    assert [line.split() for line in out.splitlines()] == [
+        ["reward", "response"],
+        ["0", "3"],
+        ["1", "3"],
+        ["(2", "rows)"],
+    ]
 
 
 def test_a_query_prints_json(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = rft(capsys, "sql", "--json", "select count(*) as n, avg(reward) as mean, null as nothing from experience")
+    code, out, _ = rft(
+        capsys, "sql", "--json", "select count(*) as n, avg(reward) as mean, null as nothing from experience"
+    )
     assert code == 0 and json.loads(out) == [{"n": 2, "mean": 0.5, "nothing": None}]
 
 
@@ -82,7 +94,9 @@ def test_an_unknown_table_says_how_to_list_them(run: StoredRun, capsys: pytest.C
 
 
 def test_a_relabel_in_sql_carries_its_author(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = rft(capsys, "sql", f"update rft.experience set reward = 0.5 where experience_id = {run.experiences()[0]}")
+    code, out, _ = rft(
+        capsys, "sql", f"update rft.experience set reward = 0.5 where experience_id = {run.experiences()[0]}"
+    )
     assert (code, out) == (0, "UPDATE 1\n")
     code, out, _ = rft(capsys, "label", "history", "--json", str(run.experiences()[0]))
     (label,) = json.loads(out)
@@ -107,7 +121,7 @@ def test_psql_gets_the_password_by_its_environment_only(run: StoredRun) -> None:
 def test_duckdb_sees_experiences_with_their_arrays(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = rft(
         capsys, "query", "--json",
-        "select reward, len(token_ids) as tokens, list_sum(behavior_logprobs) as logprob, len(list_filter(loss_mask, m -> m)) as sampled"
+        "select reward, len(token_ids) as tokens, list_sum(behavior_logprobs) as logprob, len(list_filter(loss_mask, lambda m: m = 1)) as sampled"
         " from experience order by experience_id",
     )  # fmt: skip
     assert code == 0
@@ -144,7 +158,9 @@ def test_tables_without_rows_can_be_queried(run: StoredRun, capsys: pytest.Captu
         ("select 1; select 2", "one statement"),
     ],
 )
-def test_what_duckdb_refuses_is_one_paragraph(run: StoredRun, capsys: pytest.CaptureFixture[str], text: str, words: str) -> None:
+def test_what_duckdb_refuses_is_one_paragraph(
+    run: StoredRun, capsys: pytest.CaptureFixture[str], text: str, words: str
+) -> None:
     code, _, err = rft(capsys, "query", text)
     assert (code, err.count("\n")) == (2, 1)
     assert words in err
@@ -239,7 +255,14 @@ def test_the_embedded_server_starts_stops_and_is_not_stopped_under_a_session(
         assert rft(capsys, "db", "stop")[0] == 0
         assert rft(capsys, "db", "status")[1].strip().endswith("stopped")
         assert rft(capsys, "db", "start")[0] == 0
-        assert rft(capsys, "sql", "--json", "select count(*) as n from run")[1].split() == ["[", "{", '"n":', "0", "}", "]"]
+        assert rft(capsys, "sql", "--json", "select count(*) as n from run")[1].split() == [
+            "[",
+            "{",
+            '"n":',
+            "0",
+            "}",
+            "]",
+        ]
     finally:
         buffer.close()
         run_command(["db", "stop", "--force"])

@@ -46,7 +46,12 @@ def test_a_reward_that_stands_already_gets_no_label(buffer: rftdata.Buffer, ids:
 
 def test_what_was_sampled_is_kept(buffer: rftdata.Buffer, ids: list[int]) -> None:
     labels.set_rewards(buffer, {ids[0]: 1.0}, author="ada")
-    assert buffer.sql("SELECT reward_sampled AS r FROM rft.experience ORDER BY experience_id")["r"].to_pylist() == [0.0, 0.0, 1.0, 1.0]
+    assert buffer.sql("SELECT reward_sampled AS r FROM rft.experience ORDER BY experience_id")["r"].to_pylist() == [
+        0.0,
+        0.0,
+        1.0,
+        1.0,
+    ]
 
 
 @pytest.mark.parametrize("bad", [{10**9: 1.0}, {1: float("nan")}, {1: float("inf")}])
@@ -113,7 +118,9 @@ def test_undoing_what_never_was_says_so(buffer: rftdata.Buffer, ids: list[int]) 
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
-def test_a_file_of_labels_is_one_batch_with_a_reason_for_each_row(buffer: rftdata.Buffer, ids: list[int], tmp_path: Path, kind: str) -> None:
+def test_a_file_of_labels_is_one_batch_with_a_reason_for_each_row(
+    buffer: rftdata.Buffer, ids: list[int], tmp_path: Path, kind: str
+) -> None:
     file = tmp_path / f"labels.{kind}"
     if kind == "csv":
         file.write_text(f"experience_id,reward,reason\n{ids[0]},0.25,first\n{ids[1]},0.75,\n")
@@ -122,7 +129,9 @@ def test_a_file_of_labels_is_one_batch_with_a_reason_for_each_row(buffer: rftdat
             f'{{"experience_id": {ids[0]}, "reward": 0.25, "reason": "first"}}\n{{"experience_id": {ids[1]}, "reward": 0.75, "reason": null}}\n'
         )
     else:
-        pyarrow.parquet.write_table(pa.table({"experience_id": ids[:2], "reward": [0.25, 0.75], "reason": ["first", None]}), file)
+        pyarrow.parquet.write_table(
+            pa.table({"experience_id": ids[:2], "reward": [0.25, 0.75], "reason": ["first", None]}), file
+        )
     batch = labels.import_rewards(buffer, file, author="ada", reason="second look")
     assert rewards(buffer)[:2] == [0.25, 0.75]
     found = {row["experience_id"]: row["reason"] for row in labels.history(buffer, label_batch_id=batch.label_batch_id)}
@@ -138,7 +147,9 @@ def test_a_file_of_labels_is_one_batch_with_a_reason_for_each_row(buffer: rftdat
         ("experience_id,reward\n{0},good\n", "row 1"),
     ],
 )
-def test_a_file_with_a_mistake_is_refused_whole(buffer: rftdata.Buffer, ids: list[int], tmp_path: Path, text: str, says: str) -> None:
+def test_a_file_with_a_mistake_is_refused_whole(
+    buffer: rftdata.Buffer, ids: list[int], tmp_path: Path, text: str, says: str
+) -> None:
     file = tmp_path / "labels.csv"
     file.write_text(text.format(*ids))
     with pytest.raises(QueryError, match=says):

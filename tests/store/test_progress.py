@@ -47,7 +47,9 @@ def test_a_snapshot_of_a_run_at_work(buffer: rftdata.Buffer, run: StoredRun) -> 
 
 def test_ready_groups_are_those_the_trainer_could_draw(buffer: rftdata.Buffer, run: StoredRun) -> None:
     group = run.group(0, [1.0, 0.0])
-    buffer.sql("INSERT INTO rft.worklist (consumer, item_id, sort_key) VALUES (%s, %s, 0)", [f"trainer/{run.run_id}", group])
+    buffer.sql(
+        "INSERT INTO rft.worklist (consumer, item_id, sort_key) VALUES (%s, %s, 0)", [f"trainer/{run.run_id}", group]
+    )
     assert Progress(buffer, run.run_id).snapshot()["queue"]["ready"] == 1
 
 
@@ -80,7 +82,9 @@ def test_a_process_that_fell_silent_is_shown_as_such(buffer: rftdata.Buffer, run
 
 @pytest.mark.parametrize("width", [60, 200])
 def test_the_block_fits_its_terminal(buffer: rftdata.Buffer, run: StoredRun, width: int) -> None:
-    run.worker("explorer", state="sampling", progress={"tokens_per_s": 200.0, "policy_step": 1, "num_generated_tokens": 12345})
+    run.worker(
+        "explorer", state="sampling", progress={"tokens_per_s": 200.0, "policy_step": 1, "num_generated_tokens": 12345}
+    )
     assert max(map(len, drawn(buffer, run, width).splitlines())) <= width
 
 
@@ -90,7 +94,9 @@ def test_a_run_that_has_not_begun_can_be_drawn(buffer: rftdata.Buffer) -> None:
     assert line(Progress(buffer, run.run_id).snapshot()).startswith("step 0/0")
 
 
-def test_a_pipe_gets_one_line_per_step(buffer: rftdata.Buffer, run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pipe_gets_one_line_per_step(
+    buffer: rftdata.Buffer, run: StoredRun, capsys: pytest.CaptureFixture[str]
+) -> None:
     progress, view = Progress(buffer, run.run_id), LineView(quiet_s=1000)
     for _ in range(3):
         view.update(progress.snapshot())

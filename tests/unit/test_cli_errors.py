@@ -51,7 +51,9 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
         (["db", "status", "--buffer", "postgresql://me:secret@there/db"], ["embedded servers only"]),
     ],
 )
-def test_a_missing_buffer_is_one_paragraph(arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_buffer_is_one_paragraph(
+    arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run_command(arguments) != 0
     text = said(capsys)
     assert all(word in text for word in words)
@@ -105,7 +107,9 @@ def test_a_plug_in_that_does_not_exist_names_the_nearest(
     assert all(word in text for word in words), text
 
 
-def test_a_valid_configuration_is_printed_with_its_defaults(empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_valid_configuration_is_printed_with_its_defaults(
+    empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (empty_folder / "config.yaml").write_text(CONFIG)
     assert run_command(["check", "config.yaml", "--set", "steps=9"]) == 0
     out = capsys.readouterr().out
@@ -113,7 +117,8 @@ def test_a_valid_configuration_is_printed_with_its_defaults(empty_folder: Path, 
 
 
 @pytest.mark.parametrize(
-    "arguments", [["nonsense"], ["report", "--nonsense"], ["label", "set", "one", "2"], ["label", "set", "1"], ["query"]]
+    "arguments",
+    [["nonsense"], ["report", "--nonsense"], ["label", "set", "one", "2"], ["label", "set", "1"], ["query"]],
 )
 def test_a_wrong_command_line_is_one_paragraph(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(arguments) == 2
@@ -134,16 +139,23 @@ def test_a_full_disk_is_not_a_defect_of_ours() -> None:
 def test_anything_else_is_owned_up_to() -> None:
     paragraph, code = explain(ZeroDivisionError("division\nby zero"))
     assert code == EXIT_DEFECT
-    assert paragraph.startswith("this is a defect of rftdata: ZeroDivisionError: division by zero") and "\n" not in paragraph
+    assert (
+        paragraph.startswith("this is a defect of rftdata: ZeroDivisionError: division by zero")
+        and "\n" not in paragraph
+    )
 
 
 @pytest.mark.parametrize("arguments", [["--debug", "sql", "select 1"], ["sql", "select 1", "--debug"]])
-def test_debug_shows_the_stack_trace_wherever_it_stands(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_debug_shows_the_stack_trace_wherever_it_stands(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run_command(arguments) == 1
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_the_environment_can_ask_for_the_stack_trace(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_environment_can_ask_for_the_stack_trace(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("RFT_DEBUG", "1")
     run_command(["sql", "select 1"])
     assert "Traceback" in capsys.readouterr().err
