@@ -128,7 +128,7 @@ def build_report(buffer: Buffer, run: str | int | Row | None = None) -> Report:
     run_id = int(row["run_id"])
     database = buffer.database
     evaluations = database.fetch("report_evaluations", run_id=run_id)
-    best = _best_step(evaluations)
+    best = _best_step(evaluations, row["config"])
     tokens = database.fetch("report_tokens", run_id=run_id)[0]
     time = database.fetch("run_seconds", run_id=run_id)[0]
     checkpoints = [Checkpoint(**c) for c in database.fetch("report_checkpoints", run_id=run_id)]
@@ -153,28 +153,23 @@ def build_report(buffer: Buffer, run: str | int | Row | None = None) -> Report:
     )  # fmt: skip
 
 
-def best_step(buffer: Buffer, run_id: int) -> int | None:
-    """The step with the highest validation reward; see `_best_step`. None before the first evaluation is complete."""
-    return _best_step(buffer.database.fetch("report_evaluations", run_id=run_id))
-
-
 def compare(buffer: Buffer, run: int, other: int) -> list[Gain]:
     """What `other` ended with against what `run` ended with, question by question, on every taskset both answered."""
     ends = []
     for run_id in (run, other):
         evaluations = buffer.database.fetch("report_evaluations", run_id=run_id)
-        best = _best_step(evaluations)
+        best = _best_step(evaluations, buffer.find_run(run_id)["config"])
         ends.append({key: _after(rows, best) for key, rows in _by_curve(evaluations).items()})
     return [gain for key in ends[0] if key in ends[1] and (gain := _paired(buffer, ends[0][key], ends[1][key]))]
 
 
-def _best_step(evaluations: Sequence[Row]) -> int | None:
-    """Highest mean over the validation tasksets, in the first decoding they have in common (greedy before sampled).
+def _best_step(evaluations: Sequence[Row], config: dict[str, Any]) -> int | None:
+    """Highest mean over the validation tasksets, in the first of `eval.decodings`: how the trainer chooses, too.
 
-    A step counts once every validation taskset was answered at it; of equal steps the earliest is best.
+    A trained step counts once every validation taskset was answered at it; of equal steps the earliest is best.
     """
-    validation = [e for e in evaluations if e["purpose"] == "validation"]
-    for decoding in ("greedy", "sampled"):
+    validation = [e for e in evaluations if e["purpose"] == "validation" and e["trainer_step"] > 0]
+    for decoding in config.get("eval", {}).get("decodings", ["greedy"])[:1]:
         rows = [e for e in validation if e["decoding"] == decoding]
         tasksets = {e["taskset"] for e in validation}
         means: dict[int, dict[str, float]] = defaultdict(dict)

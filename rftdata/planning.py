@@ -64,34 +64,25 @@ class Planner:
         with self._database.transaction() as connection:
             if not fetch(connection, "try_plan_lock", run_id=self._run_id)[0]["locked"]:
                 return 0
-            window = fetch(connection, "planning_window", run_id=self._run_id)[0]
-            if window["policy_step"] is None or window["stop_requested"]:
-                return 0
-            lacking = self._lacking(connection, window)
+            steps = fetch(connection, "planning_state", run_id=self._run_id, interval=self._config.interval, offset=self._config.offset)
+            lacking = self._lacking(steps)
             if lacking:
-                self._insert(connection, window["current_attempt_id"], lacking)
+                self._insert(connection, steps[0]["current_attempt_id"], lacking)
         if lacking:
             wake.notify(self._database, wake.PLANNED)
         return len(lacking)
 
-    def _lacking(self, connection: Connection, window: Row) -> list[tuple[int, bool]]:
+    def _lacking(self, steps: list[Row]) -> list[tuple[int, bool]]:
         """(explorer step, is it a refill) of every group to plan."""
         config = self._config
-        done = fetch(connection, "done_step", attempt_id=window["current_attempt_id"])[0]["step"]
-        last = min(last_startable_step(window["policy_step"], config.interval, config.offset), window["planned_steps"] - 1)
-        if last < done:
-            return []
-        rows = fetch(connection, "planned_per_step", run_id=self._run_id, first_step=done, last_step=last)
-        steps = {row["explore_step"]: row for row in rows}
         # Leftovers of earlier steps are drawn first, so they count for the first open step.
-        spare = fetch(connection, "live_before_step", run_id=self._run_id, step=done)[0]["live"]
+        spare = steps[0]["spare"] if steps else 0
         lacking: list[tuple[int, bool]] = []
-        for step in range(done, last + 1):
-            row = steps.get(step, {"base": 0, "refills": 0, "live": 0})
+        for row in steps:
             base = max(config.batch_groups - row["base"], 0)
             missing = config.batch_groups - row["live"] - base - spare
             refills = max(min(missing, config.max_refill - row["refills"]), 0)
-            lacking += [(step, False)] * base + [(step, True)] * refills
+            lacking += [(row["explore_step"], False)] * base + [(row["explore_step"], True)] * refills
             spare = max(-missing, 0)
         return lacking
 

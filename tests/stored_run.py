@@ -63,7 +63,8 @@ class StoredRun:
         """An evaluation of a new policy version of `step`, done, with one answer of 3 tokens per task."""
         key = self._one(
             "INSERT INTO rft.evaluation (run_id, policy_version_id, trainer_step, purpose, taskset, decoding, uri,"
-            " checksum, status, num_tasks, mean_reward) VALUES (%s, %s, %s, %s, %s, %s, '/w', 'x', 'done', %s, %s) RETURNING evaluation_id",
+            " checksum, status, num_tasks, mean_reward)"
+            " VALUES (%s, %s, %s, %s, %s, %s, '/w', 'x', 'done', %s, %s) RETURNING evaluation_id",
             self.run_id, self.policy(step), step, purpose, taskset, decoding, len(rewards), sum(rewards.values()) / len(rewards),
         )  # fmt: skip
         for task, reward in rewards.items():
@@ -126,11 +127,12 @@ class StoredRun:
         """A process that joined `seconds_ago`; gone after `seconds`, alive when None."""
         values = {"state": "working", "waiting_for": None, "progress": {}, "error": None, **columns}
         return self._one(
-            "INSERT INTO rft.worker (run_id, role, host, pid, started_at, heartbeat_at, stopped_at, state, waiting_for, progress, error)"
+            "INSERT INTO rft.worker (run_id, role, host, pid, started_at, heartbeat_at, stopped_at, state,"
+            " waiting_for, progress, error)"
             " SELECT %s, %s, 'here', 42, t, coalesce(t + %s * interval '1 s', now()), t + %s * interval '1 s', %s, %s, %s, %s"
             " FROM (SELECT now() - %s * interval '1 s' AS t) AS x RETURNING worker_id",
-            self.run_id, role, seconds, seconds, values["state"], values["waiting_for"], json.dumps(values["progress"]), values["error"],
-            seconds_ago,
+            self.run_id, role, seconds, seconds, values["state"], values["waiting_for"], json.dumps(values["progress"]),
+            values["error"], seconds_ago,
         )  # fmt: skip
 
     def _one(self, statement: str, *parameters: Any) -> int:

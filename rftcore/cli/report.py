@@ -59,9 +59,11 @@ def print_report(reports: Sequence[Report], between: Sequence[Gain] = (), consol
     if between:
         a, b = reports[0].run, reports[1].run
         console.print(_gains(between, f"{b} against {a}, each at its best step", a, b))
+    console.print()
     console.print(_facts(reports))
     for one in reports:
         if one.dropped:
+            console.print()
             console.print(_dropped(one))
 
 

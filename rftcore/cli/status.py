@@ -46,5 +46,7 @@ def status(
         markup=False,
     )
     console.print(block({**snapshot, "workers": []} if everyone else snapshot, console.width))
+    if snapshot["status"] == "running" and not any(worker["liveness"] == "alive" for worker in snapshot["workers"]):
+        console.print(f"nobody works for it now; go on with `rft run --resume {snapshot['run']}`", markup=False)
     if everyone:
         console.print(worker_table(snapshot["workers"], everyone=True))

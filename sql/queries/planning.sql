@@ -1,28 +1,36 @@
 -- name: try_plan_lock
 SELECT pg_try_advisory_xact_lock(hashtext('rft.plan'), %(run_id)s::integer) AS locked;
 
--- name: planning_window
--- Where planning stands: the steps done on the present history and the trainer step of the newest published policy.
-SELECT r.current_attempt_id, r.planned_steps, r.stop_requested,
-       (SELECT trainer_step FROM rft.policy_version
-        WHERE run_id = r.run_id AND attempt_id = r.current_attempt_id ORDER BY policy_version_id DESC LIMIT 1) AS policy_step
-FROM rft.run r WHERE r.run_id = %(run_id)s;
-
--- name: planned_per_step
--- Groups of the steps that may run now. `live` can still train: not closed, and not drawn on the present history.
-SELECT g.explore_step, count(*) FILTER (WHERE NOT g.is_refill) AS base, count(*) FILTER (WHERE g.is_refill) AS refills,
-       count(*) FILTER (WHERE g.trainable AND g.status <> 'abandoned' AND (g.status <> 'ready' OR w.available)) AS live
-FROM rft.rollout_group g
-LEFT JOIN rft.worklist w ON w.consumer = 'trainer/' || g.run_id AND w.item_kind = 'group' AND w.item_id = g.group_id
-WHERE g.run_id = %(run_id)s AND g.explore_step BETWEEN %(first_step)s AND %(last_step)s
-GROUP BY g.explore_step;
-
--- name: live_before_step
--- Groups of earlier steps that can still train.
-SELECT (SELECT count(*) FROM rft.worklist WHERE consumer = 'trainer/' || %(run_id)s AND available
-        AND sort_key < %(step)s::bigint << 32)
-     + (SELECT count(*) FROM rft.rollout_group WHERE run_id = %(run_id)s AND explore_step < %(step)s AND trainable
-        AND status IN ('planned', 'claimed', 'sealed')) AS live;
+-- name: planning_state
+-- One row per explorer step that may run now, with the groups it has. One statement, so that one snapshot sees a draw and the
+-- groups it took together. A step that the present attempt has drawn needs no more groups, though it may not be done yet.
+-- `live` can still train: not closed, and not drawn. `spare` counts live groups of earlier steps, which are drawn first.
+WITH run AS (
+    SELECT r.run_id, r.current_attempt_id, r.planned_steps,
+           (SELECT p.trainer_step FROM rft.policy_version p
+            WHERE p.run_id = r.run_id AND p.attempt_id = r.current_attempt_id ORDER BY p.policy_version_id DESC LIMIT 1) AS policy_step,
+           greatest(
+               coalesce((SELECT max(d.trainer_step) FROM rft.draw d WHERE d.attempt_id = r.current_attempt_id), 0),
+               coalesce((SELECT max(s.trainer_step) FROM rft.train_step s WHERE s.attempt_id = r.current_attempt_id), 0),
+               coalesce((SELECT c.trainer_step FROM rft.run_attempt a JOIN rft.checkpoint c ON c.checkpoint_id = a.from_checkpoint_id
+                         WHERE a.attempt_id = r.current_attempt_id), 0)) AS first_step
+    FROM rft.run r WHERE r.run_id = %(run_id)s AND NOT r.stop_requested),
+span AS (
+    SELECT *, least((policy_step / %(interval)s::integer + 1) * %(interval)s::integer - 1 + %(offset)s::integer, planned_steps - 1) AS last_step
+    FROM run WHERE policy_step IS NOT NULL)
+SELECT s.current_attempt_id, step AS explore_step, n.base, n.refills, n.live,
+       (SELECT count(*) FROM rft.worklist WHERE consumer = 'trainer/' || s.run_id AND available AND sort_key < s.first_step::bigint << 32)
+     + (SELECT count(*) FROM rft.rollout_group WHERE run_id = s.run_id AND explore_step < s.first_step AND trainable
+        AND status IN ('planned', 'claimed', 'sealed')) AS spare
+FROM span s
+CROSS JOIN LATERAL generate_series(s.first_step, s.last_step) AS step
+CROSS JOIN LATERAL (
+    SELECT count(*) FILTER (WHERE NOT g.is_refill) AS base, count(*) FILTER (WHERE g.is_refill) AS refills,
+           count(*) FILTER (WHERE g.trainable AND g.status <> 'abandoned' AND (g.status <> 'ready' OR w.available)) AS live
+    FROM rft.rollout_group g
+    LEFT JOIN rft.worklist w ON w.consumer = 'trainer/' || g.run_id AND w.item_kind = 'group' AND w.item_id = g.group_id
+    WHERE g.run_id = s.run_id AND g.explore_step = step) n
+ORDER BY step;
 
 -- name: next_ordinal
 SELECT coalesce(max(ordinal), -1) + 1 AS ordinal FROM rft.rollout_group WHERE run_id = %(run_id)s;

@@ -39,8 +39,9 @@ SELECT coalesce(reason, 'no reason given') AS reason, count(*) AS num_steps FROM
 WHERE run_id = %(run_id)s AND outcome = 'skipped' GROUP BY 1 ORDER BY 2 DESC;
 
 -- name: report_tokens
-SELECT count(*) AS num_experiences, coalesce(sum(num_response_tokens), 0)::bigint AS sampled_tokens
-FROM rft.experience WHERE run_id = %(run_id)s AND source = 'explorer';
+SELECT count(*) AS num_experiences,
+       coalesce(sum(num_response_tokens) FILTER (WHERE source = 'explorer'), 0)::bigint AS sampled_tokens
+FROM rft.experience WHERE run_id = %(run_id)s;
 
 -- name: report_outcomes
 SELECT o.outcome::text AS outcome, count(*) AS num FROM rft.rollout o JOIN rft.rollout_group g USING (group_id)
@@ -51,7 +52,9 @@ SELECT count(*) AS planned, count(*) FILTER (WHERE is_refill) AS refilled, count
 FROM rft.rollout_group WHERE run_id = %(run_id)s;
 
 -- name: report_closed
-SELECT coalesce(closed_reason, 'no reason given') AS reason, count(*) AS num_groups FROM rft.rollout_group
+-- Ageing out names steps, which would make every reason its own.
+SELECT regexp_replace(coalesce(closed_reason, 'no reason given'), '^aged out:.*', 'aged out') AS reason, count(*) AS num_groups
+FROM rft.rollout_group
 WHERE run_id = %(run_id)s AND NOT trainable GROUP BY 1 ORDER BY 2 DESC, 1;
 
 -- name: report_dropped

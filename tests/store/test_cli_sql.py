@@ -48,7 +48,8 @@ def _store_arrays(buffer: rftdata.Buffer) -> None:
         [appended.uri, appended.length_bytes],
     )
     buffer.sql(
-        "INSERT INTO rft.segment (segment_id, file_id, offset_bytes, length_bytes, num_rows, checksum) VALUES (1, 1, %s, %s, 1, %s)",
+        "INSERT INTO rft.segment (segment_id, file_id, offset_bytes, length_bytes, num_rows, checksum)"
+        " VALUES (1, 1, %s, %s, 1, %s)",
         [appended.offset_bytes, appended.length_bytes, appended.checksum],
     )
 
@@ -121,7 +122,8 @@ def test_psql_gets_the_password_by_its_environment_only(run: StoredRun) -> None:
 def test_duckdb_sees_experiences_with_their_arrays(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = rft(
         capsys, "query", "--json",
-        "select reward, len(token_ids) as tokens, list_sum(behavior_logprobs) as logprob, len(list_filter(loss_mask, lambda m: m = 1)) as sampled"
+        "select reward, len(token_ids) as tokens, list_sum(behavior_logprobs) as logprob,"
+        " len(list_filter(loss_mask, lambda m: m = 1)) as sampled"
         " from experience order by experience_id",
     )  # fmt: skip
     assert code == 0
@@ -211,7 +213,8 @@ def test_two_reports_side_by_side(run: StoredRun, capsys: pytest.CaptureFixture[
 def test_lineage_goes_both_ways(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
     key = run.experiences()[0]
     run.buffer.sql(
-        "INSERT INTO rft.draw (attempt_id, trainer_step, slot, item_id, experience_id, reward_used, staleness) VALUES (%s, 1, 0, 1, %s, 0, 0)",
+        "INSERT INTO rft.draw (attempt_id, trainer_step, slot, item_id, experience_id, reward_used, staleness)"
+        " VALUES (%s, 1, 0, 1, %s, 0, 0)",
         [run.attempt_id, key],
     )
     run.checkpoint(2)

@@ -126,7 +126,8 @@ def test_a_file_of_labels_is_one_batch_with_a_reason_for_each_row(
         file.write_text(f"experience_id,reward,reason\n{ids[0]},0.25,first\n{ids[1]},0.75,\n")
     elif kind == "jsonl":
         file.write_text(
-            f'{{"experience_id": {ids[0]}, "reward": 0.25, "reason": "first"}}\n{{"experience_id": {ids[1]}, "reward": 0.75, "reason": null}}\n'
+            f'{{"experience_id": {ids[0]}, "reward": 0.25, "reason": "first"}}\n'
+            f'{{"experience_id": {ids[1]}, "reward": 0.75, "reason": null}}\n'
         )
     else:
         pyarrow.parquet.write_table(
