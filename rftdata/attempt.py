@@ -13,15 +13,14 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import psycopg
 from psycopg.types.json import Jsonb
 
 from rftdata import wake
 from rftdata.batch import Batch, SegmentReader
 from rftdata.database import Connection, Row, execute, fetch
-from rftdata.errors import BufferUnavailableError, FencedError
+from rftdata.errors import BufferUnavailableError, ConflictError, FencedError
 from rftdata.worker import mark_dead_workers, process_lives
 
 if TYPE_CHECKING:
@@ -81,6 +80,7 @@ class Attempt:
             execute(connection, "take_run", run_id=run_id, attempt_id=row["attempt_id"])
             execute(connection, "return_aged", run_id=run_id)
             execute(connection, "return_draws", run_id=run_id, attempt_id=row["attempt_id"])
+            execute(connection, "reopen_stale_groups", run_id=run_id)
             fetch(connection, "release_lost_claims", run_id=run_id)
             execute(connection, "drop_lost_evaluations", run_id=run_id)
         wake.notify(database, wake.RUN)
@@ -126,6 +126,9 @@ class Attempt:
         """None: not yet. Otherwise drawn; the string says why the batch is short (empty when it is full)."""
         with self._database.transaction() as connection:
             self._fence(connection)
+            drawn = fetch(connection, "groups_drawn", attempt_id=self.attempt_id, step=step)[0]["num_groups"]
+            if drawn:
+                return "" if drawn >= num_groups else f"{drawn} of {num_groups} groups were drawn for this step before"
             aged = execute(connection, "age_out", run_id=self.run_id, step=step, max_staleness=self._max_staleness)
             supply = fetch(connection, "step_supply", run_id=self.run_id, explore_step=step - 1)[0]
             short = "" if supply["available"] >= num_groups else self._exhausted(supply, num_groups)
@@ -133,14 +136,17 @@ class Attempt:
                 if aged:
                     connection.execute("SELECT pg_notify(%s, '')", [wake.READY])
                 return None
-            drawn = fetch(
-                connection, "draw_groups", run_id=self.run_id, attempt_id=self.attempt_id, step=step, explore_step=step - 1,
-                num_groups=num_groups, max_staleness=self._max_staleness, pipeline_version=self._run["pipeline_version"],
+            picked = fetch(
+                connection, "pick_groups", run_id=self.run_id, step=step, explore_step=step - 1, num_groups=num_groups,
+                max_staleness=self._max_staleness,
             )  # fmt: skip
-            if not short and len({row["item_id"] for row in drawn}) < num_groups:
-                raise psycopg.Rollback()  # a relabel holds some of them at this moment: look again
+            if len(picked) < min(num_groups, supply["available"]):
+                return None  # a relabel holds some of them at this moment: look again
+            execute(
+                connection, "draw_groups", run_id=self.run_id, attempt_id=self.attempt_id, step=step,
+                group_ids=[row["item_id"] for row in picked], pipeline_version=self._run["pipeline_version"],
+            )  # fmt: skip
             return short
-        return None
 
     def _exhausted(self, supply: Row, num_groups: int) -> str | None:
         """Why no more groups will come for the step; None while more may."""
@@ -156,6 +162,8 @@ class Attempt:
         with self._database.transaction() as connection:
             self._fence(connection)
             execute(connection, "release_draws", run_id=self.run_id, attempt_id=self.attempt_id, step=batch.step)
+            # Labels that came meanwhile took it for drawn.
+            execute(connection, "reopen_stale_groups", run_id=self.run_id)
         wake.notify(self._database, wake.READY)
 
     def publish(self, step: int, *, method: str, uri: str, num_bytes: int, checksum: str) -> int:
@@ -170,7 +178,14 @@ class Attempt:
         return int(version)
 
     def record_step(
-        self, step: int, batch: Batch, *, wait_seconds: float, train_seconds: float, publish_seconds: float, metrics: dict[str, float]
+        self,
+        step: int,
+        batch: Batch,
+        *,
+        wait_seconds: float,
+        train_seconds: float,
+        publish_seconds: float,
+        metrics: dict[str, float],
     ) -> None:
         """Note that a step is done; a batch without experiences is a skipped step."""
         with self._database.transaction() as connection:
@@ -184,7 +199,9 @@ class Attempt:
             )  # fmt: skip
         wake.notify(self._database, wake.RUN)
 
-    def commit_checkpoint(self, step: int, uri: str, *, policy_version_id: int | None = None, num_bytes: int = 0) -> int:
+    def commit_checkpoint(
+        self, step: int, uri: str, *, policy_version_id: int | None = None, num_bytes: int = 0
+    ) -> int:
         """The draws up to `step` are consumed: the weights at `uri` contain them. Returns the checkpoint_id."""
         with self._database.transaction() as connection:
             self._fence(connection)
@@ -205,7 +222,11 @@ class Attempt:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        self.close("ended" if error is None else f"{type(error).__name__}: {error}")
+        try:
+            self.close("ended" if error is None else f"{type(error).__name__}: {error}")
+        except BufferUnavailableError:
+            if error is None:  # else it would hide what went wrong first
+                raise
 
     def _fence(self, connection: Connection) -> None:
         if not fetch(connection, "fence", run_id=self.run_id, attempt_id=self.attempt_id):
@@ -218,7 +239,7 @@ class Attempt:
         while not self._closed.wait(self._lease_s / 3):
             try:
                 self._database.run("renew_attempt", attempt_id=self.attempt_id, lease_s=self._lease_s)
-            except BufferUnavailableError:
+            except (BufferUnavailableError, ConflictError):
                 continue  # the server restarts; the next renewal tries again
 
 

@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from rftdata.database import Database
 
 Array = npt.NDArray[Any]
+ROWS = pa.schema(
+    [
+        ("slot", pa.int32()), ("experience_id", pa.int64()), ("group_id", pa.int64()), ("rollout_index", pa.int32()),
+        ("turn_index", pa.int32()), ("reward", pa.float64()), ("staleness", pa.int32()), ("num_prompt_tokens", pa.int32()),
+        ("num_response_tokens", pa.int32()),
+    ]
+)  # fmt: skip
 _DTYPES: dict[str, Any] = {"token_ids": np.int32, "loss_mask": np.uint8, "behavior_logprobs": np.float32}
 
 
@@ -52,7 +59,9 @@ class SegmentReader:
             try:
                 return {i: self._batches[i] for i in segment_ids}
             except KeyError as error:
-                raise SegmentCorruptError(f"segment {error} is not in rft.segment", todo="`rft doctor` lists every affected experience") from error
+                raise SegmentCorruptError(
+                    f"segment {error} is not in rft.segment", todo="`rft doctor` lists every affected experience"
+                ) from error
 
     def take(self, places: Sequence[tuple[int, int]], columns: Sequence[str]) -> pa.Table:
         """Rows at (segment id, row) places, in that order, as list columns."""
@@ -89,18 +98,25 @@ class Batch:
 
     Attributes:
         step: the trainer step, from 1.
-        rows: one row per experience in slot order: experience_id, group_id, rollout_index, turn_index, reward (as it
-            stood when drawn; null where none), staleness, num_prompt_tokens, num_response_tokens.
+        rows: one row per experience in slot order, as in `ROWS`: slot, experience_id, group_id, rollout_index, turn_index,
+            reward (as it stood when drawn; null where none), staleness, num_prompt_tokens, num_response_tokens.
         short_reason: why the batch holds fewer groups than asked for; None when it is full.
     """
 
-    def __init__(self, step: int, rows: list[dict[str, Any]], reader: SegmentReader, columns: Sequence[str], short_reason: str | None) -> None:
+    def __init__(
+        self,
+        step: int,
+        rows: list[dict[str, Any]],
+        reader: SegmentReader,
+        columns: Sequence[str],
+        short_reason: str | None,
+    ) -> None:
         self.step = step
         self.short_reason = short_reason
         self.columns = tuple(columns)
         self._reader = reader
         self._places = [(row.pop("segment_id"), row.pop("segment_row")) for row in rows]
-        self.rows = pa.Table.from_pylist(rows) if rows else pa.table({"experience_id": pa.array([], pa.int64()), "group_id": pa.array([], pa.int64())})
+        self.rows = pa.Table.from_pylist(rows, schema=ROWS)
 
     def __len__(self) -> int:
         return len(self._places)
@@ -112,9 +128,9 @@ class Batch:
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
         """T of each experience, [B]."""
-        if not len(self):
-            return np.zeros(0, dtype=np.int64)
-        return np.asarray(self.rows["num_prompt_tokens"]) + np.asarray(self.rows["num_response_tokens"], dtype=np.int64)
+        return np.asarray(self.rows["num_prompt_tokens"], dtype=np.int64) + np.asarray(
+            self.rows["num_response_tokens"], dtype=np.int64
+        )
 
     @property
     def offsets(self) -> npt.NDArray[np.int64]:
@@ -144,4 +160,9 @@ class Batch:
 
     def _check(self, column: str) -> None:
         if column not in self.columns:
-            raise QueryError("the batch was drawn without this column", value=column, allowed=", ".join(self.columns), todo="name it in draw(columns=…)")
+            raise QueryError(
+                "the batch was drawn without this column",
+                value=column,
+                allowed=", ".join(self.columns),
+                todo="name it in draw(columns=…)",
+            )

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import psycopg
 import pyarrow as pa
+from psycopg.rows import tuple_row
 from psycopg.types.json import Jsonb
 
 from rftdata.attempt import Attempt
 from rftdata.batch import SegmentReader
 from rftdata.config import BufferConfig
-from rftdata.database import Database, Row, migrate, redacted
+from rftdata.database import Database, Row, execute, fetch, migrate, redacted
 from rftdata.errors import BufferUnavailableError, QueryError, SegmentCorruptError
 from rftdata.segments import PosixSegmentStore, SegmentStore
 from rftdata.server import EmbeddedServer
@@ -32,7 +33,9 @@ _SERVER_SCHEMES = ("postgresql://", "postgres://")
 class Buffer:
     """An open buffer; made by `rftdata.open`."""
 
-    def __init__(self, config: BufferConfig, database: Database, server: EmbeddedServer | None, segments: SegmentStore) -> None:
+    def __init__(
+        self, config: BufferConfig, database: Database, server: EmbeddedServer | None, segments: SegmentStore
+    ) -> None:
         self.config = config
         self.database = database
         self.server = server
@@ -71,21 +74,29 @@ class Buffer:
             QueryError: the database refused the query; the message is the database's, with its hint.
         """
         with self.database.connection() as connection:
+            cursor = connection.cursor(row_factory=tuple_row)  # not dictionaries: two columns may have one name
             try:
-                cursor = connection.execute(query, parameters)
-            except (psycopg.DataError, psycopg.ProgrammingError, psycopg.IntegrityError, psycopg.InternalError) as error:
+                cursor.execute(query, parameters)
+            except psycopg.OperationalError:
+                raise
+            except psycopg.DatabaseError as error:
                 raise query_error(error) from error
             if cursor.description is None:
                 return pa.table({})
             names = [column.name for column in cursor.description]
             rows = cursor.fetchall()
-        return pa.table({name: _column([row[name] for row in rows]) for name in names})
+        return pa.table([_column([row[i] for row in rows]) for i in range(len(names))], names=names)
 
-    def create_run(self, *, name: str, config: dict[str, Any], seed: int, steps: int, pipeline_version: str, mode: str = "both") -> Row:
+    def create_run(
+        self, *, name: str, config: dict[str, Any], seed: int, steps: int, pipeline_version: str, mode: str = "both"
+    ) -> Row:
         """Store a new run; a taken name gets a number. Returns the row."""
-        return self.database.fetch(
-            "insert_run", name=name, mode=mode, config=Jsonb(config), seed=seed, planned_steps=steps, pipeline_version=pipeline_version
-        )[0]
+        with self.database.transaction() as connection:
+            execute(connection, "lock_run_names")
+            return fetch(
+                connection, "insert_run", name=name, mode=mode, config=Jsonb(config), seed=seed, planned_steps=steps,
+                pipeline_version=pipeline_version,
+            )[0]  # fmt: skip
 
     def find_run(self, name_or_id: str | int | None = None) -> Row:
         """A run by name or id; the newest when None.
@@ -93,20 +104,31 @@ class Buffer:
         Raises:
             QueryError: no such run, with the nearest names.
         """
-        found = self.database.fetch("newest_run") if name_or_id is None else self.database.fetch("run_by_name_or_id", run=str(name_or_id))
+        found = (
+            self.database.fetch("newest_run")
+            if name_or_id is None
+            else self.database.fetch("run_by_name_or_id", run=str(name_or_id))
+        )
         if found:
             return found[0]
         names = [str(row["name"]) for row in self.database.fetch("run_names")]
         if not names:
             raise QueryError(f"the buffer {self.location} holds no run", todo="start one with `rft run CONFIG`")
         near = difflib.get_close_matches(str(name_or_id), names, n=1)
-        raise QueryError("no such run", value=name_or_id, allowed=", ".join(names), todo=f"did you mean {near[0]!r}?" if near else "name one of these")
+        raise QueryError(
+            "no such run",
+            value=name_or_id,
+            allowed=", ".join(names),
+            todo=f"did you mean {near[0]!r}?" if near else "name one of these",
+        )
 
     def writer(self, run: str | int | Row) -> Writer:
         """A writer of groups for a run; a context manager."""
         return Writer(self.database, self.segments, self._run_id(run))
 
-    def attempt(self, run: str | int | Row, *, lease_s: float = 30.0, max_staleness: int = 4, max_refill: int = 0) -> Attempt:
+    def attempt(
+        self, run: str | int | Row, *, lease_s: float = 30.0, max_staleness: int = 4, max_refill: int = 0
+    ) -> Attempt:
         """Start training a run, or go on from its last checkpoint; holds the run's lease until closed.
 
         Args:
@@ -140,7 +162,8 @@ class Buffer:
             if found != num_rows:
                 yield f"segment {address.segment_id} holds {found} rows where rft.segment says {num_rows}"
         for row in self.database.fetch("dangling_references"):
-            yield f"experience {row['experience_id']} points at row {row['segment_row']} of segment {row['segment_id']}, which does not exist"
+            place = f"row {row['segment_row']} of segment {row['segment_id']}"
+            yield f"experience {row['experience_id']} points at {place}, which does not exist"
 
     def _run_id(self, run: str | int | Row) -> int:
         return int(run["run_id"] if isinstance(run, dict) else self.find_run(run)["run_id"])
@@ -162,14 +185,18 @@ def open(uri: str | BufferConfig = "./buffer", *, create: bool = True, applicati
         server = None
         if config.segments is None:
             raise BufferUnavailableError(
-                "a buffer on a server needs a folder for its arrays", allowed="buffer.segments: a folder all processes see", todo="set buffer.segments"
+                "a buffer on a server needs a folder for its arrays",
+                allowed="buffer.segments: a folder all processes see",
+                todo="set buffer.segments",
             )
         database = Database(config.uri, application=application)
     else:
         server = EmbeddedServer(Path(config.uri), config.listen)
         if not create and not server.exists():
             raise BufferUnavailableError(
-                "there is no buffer here", value=str(server.folder), todo="name one with --buffer or RFT_BUFFER, or start a run: `rft run CONFIG`"
+                "there is no buffer here",
+                value=str(server.folder),
+                todo="name one with --buffer or RFT_BUFFER, or start a run: `rft run CONFIG`",
             )
         database = Database(server.start(), application=application)
     migrate(database)
@@ -191,6 +218,6 @@ def _column(values: list[Any]) -> pa.Array:
         return pa.array(values)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
         # Mixed JSON, numerics and the like: as the text a person would read.
-        return pa.array([None if v is None else v if isinstance(v, str) else json.dumps(v, default=str) for v in values])
-
-
+        return pa.array(
+            [None if v is None else v if isinstance(v, str) else json.dumps(v, default=str) for v in values]
+        )

@@ -5,6 +5,7 @@ Claims are rows with a lease that the worker's heartbeat renews; SKIP LOCKED let
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from rftdata import wake
-from rftdata.database import copy_rows, execute, fetch, storable
+from rftdata.database import Connection, copy_rows, execute, fetch, storable
+from rftdata.errors import FencedError
 
 if TYPE_CHECKING:
     from rftdata.database import Database, Row
@@ -80,18 +82,25 @@ class SealedBatch:
 BATCH_SCHEMA = pa.schema(
     [
         ("experience_id", pa.int64()), ("group_id", pa.int64()), ("rollout_index", pa.int32()), ("turn_index", pa.int32()),
-        ("task_id", pa.int64()), ("taskset", pa.string()), ("answer", pa.string()), ("prompt", pa.string()), ("response", pa.string()),
-        ("reward", pa.float64()), ("reward_sampled", pa.float64()), ("num_prompt_tokens", pa.int32()), ("num_response_tokens", pa.int32()),
-        ("finish_reason", pa.string()), ("metrics", pa.string()), ("source", pa.string()),
+        ("task_id", pa.int64()), ("taskset", pa.string()), ("answer", pa.string()), ("prompt", pa.string()),
+        ("response", pa.string()), ("reward", pa.float64()), ("reward_sampled", pa.float64()),
+        ("num_prompt_tokens", pa.int32()), ("num_response_tokens", pa.int32()), ("finish_reason", pa.string()),
+        ("metrics", pa.string()), ("source", pa.string()),
     ]
 )  # fmt: skip
 
 
-def claim_groups(database: Database, run_id: int, worker_id: int, *, last_step: int, count: int, lease_s: float) -> list[ClaimedGroup]:
+def claim_groups(
+    database: Database, run_id: int, worker_id: int, *, last_step: int, count: int, lease_s: float
+) -> list[ClaimedGroup]:
     """Up to `count` planned groups of explorer steps up to `last_step`, in planning order."""
-    rows = database.fetch("claim_groups", run_id=run_id, worker_id=worker_id, last_step=last_step, count=count, lease_s=lease_s)
+    rows = database.fetch(
+        "claim_groups", run_id=run_id, worker_id=worker_id, last_step=last_step, count=count, lease_s=lease_s
+    )
     names = ClaimedGroup.__dataclass_fields__
-    return sorted((ClaimedGroup(**{name: row[name] for name in names}) for row in rows), key=lambda g: (g.explore_step, g.ordinal))
+    return sorted(
+        (ClaimedGroup(**{name: row[name] for name in names}) for row in rows), key=lambda g: (g.explore_step, g.ordinal)
+    )
 
 
 def release_groups(database: Database, worker_id: int) -> int:
@@ -105,7 +114,9 @@ def claim_evaluation(database: Database, run_id: int, worker_id: int, *, lease_s
     return rows[0] if rows else None
 
 
-def finish_evaluation(database: Database, evaluation_id: int, worker_id: int, answers: Sequence[dict[str, Any]], seconds: float) -> bool:
+def finish_evaluation(
+    database: Database, evaluation_id: int, worker_id: int, answers: Sequence[dict[str, Any]], seconds: float
+) -> bool:
     """Store the answers and their mean; False when the claim passed to another worker."""
     mean = sum(answer["reward"] for answer in answers) / max(len(answers), 1)
     with database.transaction() as connection:
@@ -124,7 +135,9 @@ def finish_evaluation(database: Database, evaluation_id: int, worker_id: int, an
     return bool(done)
 
 
-def claim_sealed_groups(database: Database, run_id: int, worker_id: int, *, count: int, lease_s: float) -> SealedBatch | None:
+def claim_sealed_groups(
+    database: Database, run_id: int, worker_id: int, *, count: int, lease_s: float
+) -> SealedBatch | None:
     """Up to `count` sealed groups whose verdicts are due, or None."""
     claimed = database.fetch("claim_sealed_groups", run_id=run_id, worker_id=worker_id, count=count, lease_s=lease_s)
     if not claimed:
@@ -139,7 +152,11 @@ def claim_sealed_groups(database: Database, run_id: int, worker_id: int, *, coun
         if outcome == "ok" or row["reward"] is not None:  # a person may have given a failed rollout a reward
             good.append(row)
         else:
-            failed.append(Decision(row["experience_id"], row["group_id"], False, "outcome", f"the rollout {outcome}: {error}"[:500]))
+            failed.append(
+                Decision(
+                    row["experience_id"], row["group_id"], False, "outcome", f"the rollout {outcome}: {error}"[:500]
+                )
+            )
     return SealedBatch(pa.Table.from_pylist(good, schema=BATCH_SCHEMA), group_ids, cuts, failed)
 
 
@@ -153,42 +170,95 @@ def commit_verdicts(
 
     Returns:
         The groups decided.
+
+    Raises:
+        FencedError: the run has another pipeline by now; nothing was stored.
     """
     with database.transaction() as connection:
+        _check_pipeline(connection, run_id, pipeline_version)
         execute(connection, "lock_groups", group_ids=batch.group_ids)
-        held = {row["group_id"] for row in fetch(connection, "still_claimed", run_id=run_id, worker_id=worker_id, group_ids=batch.group_ids)}
+        held = {
+            row["group_id"]
+            for row in fetch(connection, "still_claimed", run_id=run_id, worker_id=worker_id, group_ids=batch.group_ids)
+        }
         mine = [decision for decision in decisions if decision.group_id in held]
         columns = [
             ("experience_id", "int8"), ("group_id", "int8"), ("pipeline_version", "text"), ("kept", "bool"), ("stage", "text"),
             ("reason", "text"), ("priority", "float8"), ("reward", "float8"), ("label_cut", "int8"),
         ]  # fmt: skip
         rows = (
-            (d.experience_id, d.group_id, pipeline_version, d.kept, d.stage, d.reason, d.priority, d.reward, batch.label_cuts[d.group_id])
+            (
+                d.experience_id,
+                d.group_id,
+                pipeline_version,
+                d.kept,
+                d.stage,
+                d.reason,
+                d.priority,
+                d.reward,
+                batch.label_cuts[d.group_id],
+            )
             for d in mine
         )
         copy_rows(connection, "rft.verdict", columns, rows)
-        kept = {group_id: max(d.priority for d in mine if d.group_id == group_id and d.kept) for group_id in {d.group_id for d in mine if d.kept}}
-        closed = [group_id for group_id in batch.group_ids if group_id in held and group_id not in kept]
+        kept: dict[int, float] = {}
+        dropped: dict[int, set[str]] = {group_id: set() for group_id in held}
+        for d in mine:
+            if d.kept:
+                kept[d.group_id] = max(d.priority, kept.get(d.group_id, -math.inf))
+            else:
+                dropped[d.group_id].add(f"{d.stage}: {d.reason}")
+        closed = sorted(held - kept.keys())
         execute(connection, "finish_pipeline_items", run_id=run_id, group_ids=sorted(held))
-        execute(connection, "close_groups", group_ids=closed, reasons=[_closed_reason(mine, group_id) for group_id in closed])
+        execute(
+            connection,
+            "close_groups",
+            group_ids=closed,
+            reasons=[_closed_reason(dropped[group_id]) for group_id in closed],
+        )
         execute(connection, "ready_groups", group_ids=list(kept), priorities=list(kept.values()))
         _insert_operator_runs(connection, run_id, worker_id, pipeline_version, stages)
     wake.notify(database, wake.READY)
     return sorted(held)
 
 
-def _closed_reason(decisions: Sequence[Decision], group_id: int) -> str:
-    stages = {f"{d.stage}: {d.reason}" for d in decisions if d.group_id == group_id}
-    return "dropped by " + "; ".join(sorted(stages)[:3]) if stages else "no rollout of the group succeeded"
+def _check_pipeline(connection: Connection, run_id: int, pipeline_version: str) -> None:
+    run = fetch(connection, "pipeline_of_run", run_id=run_id)[0]
+    if run["pipeline_version"] != pipeline_version:
+        raise FencedError(
+            f"the run {run['name']!r} trains on verdicts of another pipeline version than this worker's",
+            value=pipeline_version,
+            allowed=run["pipeline_version"],
+            todo="start this pipeline worker again with the configuration the run goes on with",
+        )
 
 
-def _insert_operator_runs(connection: Any, run_id: int, worker_id: int, pipeline_version: str, stages: Sequence[StageCount]) -> None:
+def _closed_reason(reasons: set[str]) -> str:
+    return "dropped by " + "; ".join(sorted(reasons)[:3]) if reasons else "no rollout of the group succeeded"
+
+
+def _insert_operator_runs(
+    connection: Connection, run_id: int, worker_id: int, pipeline_version: str, stages: Sequence[StageCount]
+) -> None:
     columns = [
         ("run_id", "int8"), ("pipeline_version", "text"), ("worker_id", "int8"), ("stage_index", "int4"), ("stage", "text"),
-        ("rows_in", "int4"), ("rows_kept", "int4"), ("rows_dropped", "int4"), ("rows_created", "int4"), ("seconds", "float8"), ("error", "text"),
+        ("rows_in", "int4"), ("rows_kept", "int4"), ("rows_dropped", "int4"), ("rows_created", "int4"), ("seconds", "float8"),
+        ("error", "text"),
     ]  # fmt: skip
     rows = (
-        (run_id, pipeline_version, worker_id, s.index, s.stage, s.rows_in, s.rows_kept, s.rows_dropped, s.rows_created, s.seconds, s.error)
+        (
+            run_id,
+            pipeline_version,
+            worker_id,
+            s.index,
+            s.stage,
+            s.rows_in,
+            s.rows_kept,
+            s.rows_dropped,
+            s.rows_created,
+            s.seconds,
+            s.error,
+        )
         for s in stages
     )
     copy_rows(connection, "rft.operator_run", columns, rows)
@@ -209,4 +279,3 @@ def plan_evaluations(
                 )  # fmt: skip
     wake.notify(database, wake.POLICY)
     return planned
-

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 
 class Section(BaseModel):
@@ -15,7 +15,9 @@ class Section(BaseModel):
 
 class BufferConfig(Section):
     uri: str = Field("./buffer", description="Folder of an embedded PostgreSQL, or a postgresql:// URL.")
-    segments: str | None = Field(None, description="Folder of the Arrow segments; beside the embedded database by default.")
+    segments: str | None = Field(
+        None, description="Folder of the Arrow segments; beside the embedded database by default."
+    )
     min_free_bytes: int = Field(256 * 2**20, ge=0, description="Writers refuse to go below this much free disk.")
     listen: str | None = Field(None, description="HOST:PORT on which the embedded server also accepts TCP.")
 
@@ -36,6 +38,15 @@ class TasksetConfig(Section):
     prompt: str = Field("question", description="Column with the prompt.")
     answer: str = Field("answer", description="Column with the answer; it may be missing from the source.")
     weight: float = Field(1.0, gt=0, description="Share of this taskset among those a run trains on.")
+
+    @field_validator("split_shares")
+    @classmethod
+    def _shares_add_up(cls, shares: tuple[float, float, float]) -> tuple[float, float, float]:
+        if min(shares) < 0 or abs(sum(shares) - 1) > 1e-9:
+            raise ValueError(
+                f"shares of train, validation and test must not be negative and must add up to 1, not {sum(shares):g}"
+            )
+        return shares
 
 
 class SelectorConfig(Section):
@@ -58,7 +69,8 @@ class SamplingConfig(Section):
 
 class SyncConfig(Section):
     method: Literal["memory", "checkpoint"] = Field(
-        "memory", description="How weights travel: memory (file in shared memory, one host) or checkpoint (file on disk)."
+        "memory",
+        description="How weights travel: memory (file in shared memory, one host) or checkpoint (file on disk).",
     )
     interval: int = Field(1, ge=1, description="Explorer steps that share one policy.")
     offset: int = Field(0, ge=0, description="Explorer steps that may run ahead of the trainer.")
@@ -70,6 +82,9 @@ class EvalConfig(Section):
         default_factory=list, description="Validation tasksets: choices (best checkpoint) are made on them."
     )
     test: list[TasksetConfig] = Field(
-        default_factory=list, description="Test tasksets, answered once after training by the first and the best policy."
+        default_factory=list,
+        description="Test tasksets, answered once after training by the first and the best policy.",
     )
-    decodings: list[Literal["greedy", "sampled"]] = Field(["greedy"], min_length=1, description="Of the validation tasksets.")
+    decodings: list[Literal["greedy", "sampled"]] = Field(
+        ["greedy"], min_length=1, description="Of the validation tasksets."
+    )

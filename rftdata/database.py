@@ -15,17 +15,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psycopg
 import psycopg.errors
 from psycopg.rows import DictRow, dict_row
 from psycopg_pool import ConnectionPool, PoolTimeout
 
-from rftdata.errors import BufferUnavailableError, DiskFullError, QueryError, SchemaVersionError
+from rftdata.errors import BufferUnavailableError, ConflictError, DiskFullError, QueryError, SchemaVersionError
 
 Row = dict[str, Any]
 Connection = psycopg.Connection[DictRow]
 
 _MINIMUM_SERVER = 150000
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 @cache
@@ -50,7 +52,7 @@ def queries() -> Mapping[str, str]:
 
 def redacted(uri: str) -> str:
     """The connection string without its password."""
-    return re.sub(r"(//[^:/@]*):[^@/]*@", r"\1:…@", uri)
+    return re.sub(r"(password=)[^&\s]*", r"\1…", re.sub(r"(//[^:/@]*):[^@/]*@", r"\1:…@", uri))
 
 
 class Database:
@@ -70,13 +72,31 @@ class Database:
             max_size=max_connections,
             open=False,
             timeout=30.0,
-            kwargs={"autocommit": True, "row_factory": dict_row, "application_name": application, "connect_timeout": 10},
+            kwargs={
+                "autocommit": True,
+                "row_factory": dict_row,
+                "application_name": application,
+                "connect_timeout": 10,
+            },
             check=ConnectionPool.check_connection,
         )
-        with translated(uri), psycopg.connect(uri, connect_timeout=10) as connection:
-            version = connection.info.server_version
+        try:
+            with translated(uri), psycopg.connect(uri, connect_timeout=10) as connection:
+                version = connection.info.server_version
+        except psycopg.ProgrammingError as error:
+            raise BufferUnavailableError(
+                "buffer.uri is not a connection string",
+                value=redacted(uri),
+                allowed="postgresql://USER@HOST:PORT/DATABASE",
+                todo="correct it",
+            ) from error
         if version < _MINIMUM_SERVER:
-            raise SchemaVersionError("the server's PostgreSQL is too old", value=version // 10000, allowed="15 or newer", todo="use a newer server")
+            raise SchemaVersionError(
+                "the server's PostgreSQL is too old",
+                value=version // 10000,
+                allowed="15 or newer",
+                todo="use a newer server",
+            )
         self._pool.open()
 
     def close(self) -> None:
@@ -97,7 +117,9 @@ class Database:
     def dedicated(self) -> Connection:
         """A connection of its own (LISTEN, advisory locks held long); the caller closes it."""
         with translated(self.uri):
-            return psycopg.connect(self.uri, autocommit=True, row_factory=dict_row, application_name="rft-listen", connect_timeout=10)
+            return psycopg.connect(
+                self.uri, autocommit=True, row_factory=dict_row, application_name="rft-listen", connect_timeout=10
+            )
 
     def fetch(self, name: str, /, **parameters: Any) -> list[Row]:
         """Rows of a named query."""
@@ -120,7 +142,9 @@ def execute(connection: Connection, name: str, /, **parameters: Any) -> int:
     return connection.execute(queries()[name], parameters).rowcount
 
 
-def copy_rows(connection: Connection, table: str, columns: Sequence[tuple[str, str]], rows: Iterator[Sequence[Any]]) -> None:
+def copy_rows(
+    connection: Connection, table: str, columns: Sequence[tuple[str, str]], rows: Iterator[Sequence[Any]]
+) -> None:
     """Binary COPY.
 
     Args:
@@ -136,9 +160,11 @@ def copy_rows(connection: Connection, table: str, columns: Sequence[tuple[str, s
 
 
 def storable(value: Any) -> Any:
-    """The value as PostgreSQL's text and jsonb can hold it: no NUL (models do sample it), no NaN or infinity."""
+    """The value as text and jsonb can hold it: no NUL or half surrogate (models do sample them), no NaN or infinity."""
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, str):
-        return value.replace("\x00", "\ufffd")
+        return _SURROGATE.sub("\ufffd", value).replace("\x00", "\ufffd")
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
@@ -155,16 +181,28 @@ def translated(uri: str) -> Iterator[None]:
         yield
     except psycopg.errors.DiskFull as error:
         raise DiskFullError("the database's disk is full", todo="free some space; nothing was half-written") from error
+    except (
+        psycopg.errors.DeadlockDetected,
+        psycopg.errors.SerializationFailure,
+        psycopg.errors.LockNotAvailable,
+    ) as error:
+        raise ConflictError(
+            f"the database ended a transaction: {_one_line(error)}", todo="run it again; nothing of it was stored"
+        ) from error
+    except psycopg.errors.QueryCanceled as error:
+        raise QueryError(f"the database ended a query: {_one_line(error)}") from error
     except (psycopg.OperationalError, PoolTimeout) as error:
-        if isinstance(error, psycopg.errors.QueryCanceled):
-            raise
-        reason = " ".join(str(error).split())
+        reason = _one_line(error)
         raise BufferUnavailableError(
             f"the database at {redacted(uri)} cannot be used: {reason}",
             todo="start it, or correct buffer.uri (host, port, user, password, database name)",
         ) from error
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as error:
-        raise QueryError(" ".join(str(error).split())) from error
+        raise QueryError(_one_line(error)) from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def migrate(database: Database) -> str:

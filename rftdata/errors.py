@@ -36,9 +36,7 @@ class RftError(Exception):
         return _rebuild, (type(self), self.what, self.value, self.allowed, self.todo)
 
 
-def _rebuild(
-    cls: type[RftError], what: str, value: object, allowed: str | None, todo: str | None
-) -> RftError:
+def _rebuild(cls: type[RftError], what: str, value: object, allowed: str | None, todo: str | None) -> RftError:
     return cls(what, value=value, allowed=allowed, todo=todo)
 
 
@@ -76,6 +74,10 @@ class QueryError(RftError):
     """A user's SQL that the engine refused."""
 
     exit_code = 2
+
+
+class ConflictError(RftError):
+    """A transaction that the database ended because others wanted the same rows; nothing of it was stored, run it again."""
 
 
 class DiskFullError(RftError):

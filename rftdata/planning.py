@@ -64,7 +64,13 @@ class Planner:
         with self._database.transaction() as connection:
             if not fetch(connection, "try_plan_lock", run_id=self._run_id)[0]["locked"]:
                 return 0
-            steps = fetch(connection, "planning_state", run_id=self._run_id, interval=self._config.interval, offset=self._config.offset)
+            steps = fetch(
+                connection,
+                "planning_state",
+                run_id=self._run_id,
+                interval=self._config.interval,
+                offset=self._config.offset,
+            )
             lacking = self._lacking(steps)
             if lacking:
                 self._insert(connection, steps[0]["current_attempt_id"], lacking)
@@ -116,10 +122,15 @@ class Planner:
     def _selector(self, connection: Connection, taskset: TasksetConfig, saved: Row | None) -> Selector:
         ids = [row["task_id"] for row in fetch(connection, "active_task_ids", taskset=taskset.name)]
         if not ids:
-            raise TaskSourceError(f"the taskset {taskset.name!r} has no active task", todo="load it with `rft tasks load`, or activate some of its tasks")
+            raise TaskSourceError(
+                f"the taskset {taskset.name!r} has no active task",
+                todo="load it with `rft tasks load`, or activate some of its tasks",
+            )
         self._task_ids[taskset.name] = ids
         self._positions[taskset.name] = {task_id: i for i, task_id in enumerate(ids)}
-        selector = build_selector(self._config.selector.type, self._config.selector.args, len(ids), self._config.seed, self._config.base_dir)
+        selector = build_selector(
+            self._config.selector.type, self._config.selector.args, len(ids), self._config.seed, self._config.base_dir
+        )
         if saved is not None and saved["selector"] == self._config.selector.type:
             selector.load_state_dict(saved["state"])
         return selector
@@ -131,4 +142,11 @@ class Planner:
                 selectors[row["taskset"]].observe([Observation(position, row["successes"], row["trials"], row["kind"])])
 
     def _save(self, connection: Connection, taskset: str, selector: str, state: dict[str, Any]) -> None:
-        execute(connection, "save_selector_state", run_id=self._run_id, taskset=taskset, selector=selector, state=Jsonb(state))
+        execute(
+            connection,
+            "save_selector_state",
+            run_id=self._run_id,
+            taskset=taskset,
+            selector=selector,
+            state=Jsonb(state),
+        )

@@ -44,7 +44,9 @@ def load(kind: str, name: str, builtins: Mapping[str, str], base_dir: Path | Non
         return _from_module(kind, name, name if ":" in name else ":".join(name.rsplit(".", 1)))
     known = names(kind, builtins)
     near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"for your own {kind} write './file.py:attr' or 'package.module:attr'"
+    hint = (
+        f"did you mean {near[0]!r}?" if near else f"for your own {kind} write './file.py:attr' or 'package.module:attr'"
+    )
     raise PluginError(f"unknown {kind}", value=name, allowed=", ".join(known), todo=hint)
 
 
@@ -71,11 +73,17 @@ def _from_file(kind: str, name: str, base_dir: Path) -> Any:
     if not attribute:
         raise PluginError(f"the {kind} names a file but no object in it", value=name, allowed="./file.py:attr")
     if not path.is_file():
-        raise PluginError(f"the {kind}'s file does not exist", value=str(path), todo="correct the path; it is relative to the configuration file")
+        raise PluginError(
+            f"the {kind}'s file does not exist",
+            value=str(path),
+            todo="correct the path; it is relative to the configuration file",
+        )
     try:
         module = _import_file(path)
     except Exception as error:
-        raise PluginError(f"the {kind} {name!r} does not load: {type(error).__name__}: {error}", todo=f"mend {path}") from error
+        raise PluginError(
+            f"the {kind} {name!r} does not load: {type(error).__name__}: {error}", todo=f"mend {path}"
+        ) from error
     if not hasattr(module, attribute):
         public = sorted(n for n in vars(module) if not n.startswith("_"))
         raise PluginError(f"{path} has no {attribute!r}", allowed=", ".join(public), todo=f"correct the {kind}'s name")

@@ -30,14 +30,18 @@ from pathlib import Path
 import pyarrow as pa
 import xxhash
 
-from rftdata.errors import DiskFullError, SegmentCorruptError
+from rftdata.errors import BufferUnavailableError, DiskFullError, RftError, SegmentCorruptError
 
 SCHEMA = pa.schema(
     [
         pa.field("token_ids", pa.list_(pa.int32()), nullable=False),
         pa.field("loss_mask", pa.list_(pa.uint8()), nullable=False),
         pa.field("behavior_logprobs", pa.list_(pa.float32()), nullable=False),
-        pa.field("policy_spans", pa.list_(pa.struct([("start", pa.int32()), ("policy_version_id", pa.int64())])), nullable=False),
+        pa.field(
+            "policy_spans",
+            pa.list_(pa.struct([("start", pa.int32()), ("policy_version_id", pa.int64())])),
+            nullable=False,
+        ),
     ]
 )
 
@@ -107,7 +111,14 @@ class PosixSegmentStore(SegmentStore):
     def __init__(self, folder: Path, min_free_bytes: int = 0) -> None:
         self.folder = folder
         self.min_free_bytes = min_free_bytes
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BufferUnavailableError(
+                f"the folder of the segments cannot be made: {error.strerror}",
+                value=str(folder),
+                todo="correct buffer.segments",
+            ) from error
         self._maps: OrderedDict[str, pa.MemoryMappedFile] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -121,25 +132,31 @@ class PosixSegmentStore(SegmentStore):
         try:
             with pa.ipc.open_stream(data) as reader:
                 return reader.read_next_batch()
-        except (pa.ArrowInvalid, StopIteration) as error:
+        except (pa.ArrowException, OSError, StopIteration) as error:
             raise _corrupt(address, f"its bytes are not an Arrow stream: {error}") from error
 
     def _bytes(self, address: SegmentAddress) -> pa.Buffer:
         end = address.offset_bytes + address.length_bytes
         with self._lock:
             mapped = self._maps.get(address.uri)
-            # A file that grew after it was mapped is mapped again.
-            if mapped is None or mapped.size() < end:
-                try:
-                    mapped = pa.memory_map(str(self.folder / address.uri))
-                except FileNotFoundError as error:
-                    raise _corrupt(address, "its file is missing") from error
-                self._maps[address.uri] = mapped
-                if len(self._maps) > 256:
-                    self._maps.popitem(last=False)
+            try:
+                # Asked every time: touching mapped bytes of a file that was cut ends the process.
+                size = (self.folder / address.uri).stat().st_size
+                if size < end:
+                    raise _corrupt(address, f"its file is only {size} bytes long")
+                # A file that grew after it was mapped is mapped again.
+                if mapped is None or mapped.size() < end:
+                    mapped = self._maps[address.uri] = pa.memory_map(str(self.folder / address.uri))
+            except OSError as error:
+                why = (
+                    "its file is missing"
+                    if isinstance(error, FileNotFoundError)
+                    else f"its file cannot be read: {error.strerror}"
+                )
+                raise _corrupt(address, why) from error
             self._maps.move_to_end(address.uri)
-            if mapped.size() < end:
-                raise _corrupt(address, f"its file is only {mapped.size()} bytes long")
+            if len(self._maps) > 256:
+                self._maps.popitem(last=False)
             mapped.seek(address.offset_bytes)
             return mapped.read_buffer(address.length_bytes)
 
@@ -184,7 +201,7 @@ class _PosixAppender(SegmentAppender):
         self.close()
         self._uri = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:12]}.arrows"
         try:
-            self._file = open(self.folder / self._uri, "xb", buffering=0)
+            self._file = io.FileIO(self.folder / self._uri, "xb")
             # The file's name must survive a power loss too.
             folder = os.open(self.folder, os.O_RDONLY)
             try:
@@ -196,7 +213,10 @@ class _PosixAppender(SegmentAppender):
         self._offset = 0
 
     def _check_room(self, num_bytes: int) -> None:
-        free = shutil.disk_usage(self.folder).free
+        try:
+            free = shutil.disk_usage(self.folder).free
+        except OSError as error:
+            raise _full(self.folder, error) from error
         if free - num_bytes < self.min_free_bytes:
             raise DiskFullError(
                 f"the disk of the segments in {self.folder} has {free} bytes free",
@@ -213,12 +233,18 @@ def checksum(data: memoryview | bytes) -> str:
 
 def _corrupt(address: SegmentAddress, why: str) -> SegmentCorruptError:
     return SegmentCorruptError(
-        f"segment {address.segment_id} ({address.uri}, {address.length_bytes} bytes at {address.offset_bytes}) cannot be served: {why}",
+        f"segment {address.segment_id} ({address.length_bytes} bytes at {address.offset_bytes} of {address.uri})"
+        f" cannot be served: {why}",
         todo="restore the file from a back-up; `rft doctor` lists every affected experience",
     )
 
 
-def _full(folder: Path, error: OSError) -> Exception:
+def _full(folder: Path, error: OSError) -> RftError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DiskFullError(f"the disk of the segments in {folder} is full", todo="free some space; nothing was half-written")
-    return error
+        return DiskFullError(
+            f"the disk of the segments in {folder} is full", todo="free some space; nothing was half-written"
+        )
+    return BufferUnavailableError(
+        f"the segments in {folder} cannot be written: {error.strerror}",
+        todo="mend the disk or the folder's permissions; nothing was half-written",
+    )

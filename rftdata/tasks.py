@@ -10,14 +10,16 @@ Splits are disjoint by construction: a task belongs to train, validation or test
 
 from __future__ import annotations
 
+import csv
 import difflib
 import json
 import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import xxhash
 from psycopg.types.json import Jsonb
 
@@ -52,14 +54,23 @@ def load_taskset(database: Database, config: TasksetConfig, base_dir: Path) -> i
         return int(known[0]["num_tasks"])  # generators are deterministic: nothing can have changed
     tasks = list(read_tasks(config, base_dir))
     if not tasks:
-        raise TaskSourceError(f"the taskset {config.name!r} has no task", value=config.source, todo="check its split, limit and arguments")
+        raise TaskSourceError(
+            f"the taskset {config.name!r} has no task", value=config.source, todo="check its split, limit and arguments"
+        )
     with database.transaction() as connection:
         execute(connection, "stage_tasks")
         rows = ((i, task["task_key"], task["payload"], task["features"]) for i, task in enumerate(tasks))
-        copy_rows(connection, "staged_task", [("position", "int8"), ("task_key", "text"), ("payload", "jsonb"), ("features", "jsonb")], rows)
+        copy_rows(
+            connection,
+            "staged_task",
+            [("position", "int8"), ("task_key", "text"), ("payload", "jsonb"), ("features", "jsonb")],
+            rows,
+        )
         execute(connection, "merge_tasks", taskset=config.name)
         num_tasks = fetch(connection, "count_tasks", taskset=config.name)[0]["n"]
-        execute(connection, "save_taskset", taskset=config.name, source=config.source, args=Jsonb(args), num_tasks=num_tasks)
+        execute(
+            connection, "save_taskset", taskset=config.name, source=config.source, args=Jsonb(args), num_tasks=num_tasks
+        )
     return int(num_tasks)
 
 
@@ -71,9 +82,15 @@ def list_tasksets(database: Database) -> list[Row]:
 def read_tasks(config: TasksetConfig, base_dir: Path) -> Iterator[dict[str, Any]]:
     """Tasks of a source, split and limited, each once: task_key, split_key, payload, features."""
     seen: set[str] = set()
+    split_of_text: dict[int, str] = {}
     for number, row in enumerate(_rows(config, base_dir), start=1):
         task = _task(config, row, number)
-        if task["task_key"] in seen or (config.split and split_of(task["split_key"], config.split_shares) != config.split):
+        if config.split:
+            # One text never lies in two splits, whatever split keys its rows have: the first row decides.
+            text = xxhash.xxh3_64_intdigest("".join(json.dumps(task["payload"]["prompt"]).casefold().split()).encode())
+            if split_of_text.setdefault(text, split_of(task["split_key"], config.split_shares)) != config.split:
+                continue
+        if task["task_key"] in seen:
             continue
         seen.add(task["task_key"])
         yield task
@@ -97,7 +114,14 @@ def default_split_key(prompt: str) -> str:
     return ",".join(sorted(numbers, key=lambda n: (len(n), n))) if numbers else "".join(prompt.casefold().split())
 
 
-def _task(config: TasksetConfig, row: dict[str, Any], number: int) -> dict[str, Any]:
+def _task(config: TasksetConfig, row: Any, number: int) -> dict[str, Any]:
+    if not isinstance(row, Mapping):
+        raise TaskSourceError(
+            f"row {number} of the taskset {config.name!r} is no mapping of columns to values",
+            value=row,
+            todo="mend its source",
+        )
+    row = storable(row)
     if config.prompt not in row:
         raise TaskSourceError(
             f"the taskset {config.name!r} has no column {config.prompt!r} (row {number})",
@@ -106,14 +130,16 @@ def _task(config: TasksetConfig, row: dict[str, Any], number: int) -> dict[str, 
         )
     prompt = row[config.prompt]
     text = prompt if isinstance(prompt, str) else json.dumps(prompt)
-    rest = {k: v for k, v in row.items() if k not in (config.prompt, config.answer, "task_key", "split_key", "features")}
+    rest = {
+        k: v for k, v in row.items() if k not in (config.prompt, config.answer, "task_key", "split_key", "features")
+    }
     answer = row.get(config.answer)
     payload = {"prompt": prompt, "answer": None if answer is None else str(answer), "metadata": rest}
     return {
         "task_key": str(row.get("task_key") or xxhash.xxh3_128_hexdigest(text.encode())),
         "split_key": str(row.get("split_key") or default_split_key(text)),
-        "payload": storable(json.loads(json.dumps(payload, default=str))),
-        "features": storable(row.get("features") or {}),
+        "payload": json.loads(json.dumps(payload, default=str)),
+        "features": row.get("features") or {},
     }
 
 
@@ -142,11 +168,19 @@ def _reasoning_gym(config: TasksetConfig, name: str) -> Iterator[dict[str, Any]]
         raise TaskSourceError("reasoning_gym is not installed", todo="pip install reasoning-gym") from error
     if name not in DATASETS:
         near = difflib.get_close_matches(name, DATASETS, n=3)
-        raise TaskSourceError(f"reasoning_gym has no generator {name!r}", allowed=", ".join(near) or f"{len(DATASETS)} names", todo=f"correct the taskset {config.name!r}")
+        raise TaskSourceError(
+            f"reasoning_gym has no generator {name!r}",
+            allowed=", ".join(near) or f"{len(DATASETS)} names",
+            todo=f"correct the taskset {config.name!r}",
+        )
     try:
         dataset = reasoning_gym.create_dataset(name, **{"seed": 0, "size": 1000, **config.args})
     except (TypeError, AssertionError, ValueError) as error:
-        raise TaskSourceError(f"reasoning_gym:{name} refuses its arguments: {error}", value=config.args, todo=f"correct args of the taskset {config.name!r}") from error
+        raise TaskSourceError(
+            f"reasoning_gym:{name} refuses its arguments: {error}",
+            value=config.args,
+            todo=f"correct args of the taskset {config.name!r}",
+        ) from error
     for entry in dataset:
         yield {**entry["metadata"], "question": entry["question"], "answer": entry["answer"], "generator": name}
 
@@ -155,26 +189,46 @@ def _generated(config: TasksetConfig, generator: Any) -> Iterator[dict[str, Any]
     try:
         yield from generator(**config.args)
     except Exception as error:
-        raise TaskSourceError(f"the task source {config.source!r} raised {type(error).__name__}: {error}", todo="mend it, or its args") from error
+        raise TaskSourceError(
+            f"the task source {config.source!r} raised {type(error).__name__}: {error}", todo="mend it, or its args"
+        ) from error
 
 
 def _file(config: TasksetConfig, path: Path) -> Iterator[dict[str, Any]]:
     if not path.is_file():
-        raise TaskSourceError(f"the file of the taskset {config.name!r} does not exist", value=str(path), todo="correct its source; it is relative to the configuration file")
+        raise TaskSourceError(
+            f"the file of the taskset {config.name!r} does not exist",
+            value=str(path),
+            todo="correct its source; it is relative to the configuration file",
+        )
     try:
         if path.suffix == ".jsonl":
             yield from _json_lines(path)
         elif path.suffix == ".csv":
-            import pyarrow.csv
-
-            yield from pyarrow.csv.read_csv(path).to_pylist()
+            yield from _csv_rows(path)
         else:
             import pyarrow.parquet
 
             for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
                 yield from batch.to_pylist()
-    except (OSError, ValueError) as error:
-        raise TaskSourceError(f"the file of the taskset {config.name!r} cannot be read: {' '.join(str(error).split())}", value=str(path), todo="mend or replace it") from error
+    except (OSError, ValueError, csv.Error, pa.ArrowException) as error:
+        raise TaskSourceError(
+            f"the file of the taskset {config.name!r} cannot be read: {' '.join(str(error).split())}",
+            value=str(path),
+            todo="mend or replace it",
+        ) from error
+
+
+def _csv_rows(path: Path) -> Iterator[dict[str, Any]]:
+    # Every value stays the text it is: an answer 0.50 must not become 0.5.
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file)
+        for row in reader:
+            if None in row or None in row.values():
+                raise ValueError(
+                    f"line {reader.line_num} has not the {len(reader.fieldnames or ())} fields of the header"
+                )
+            yield row
 
 
 def _json_lines(path: Path) -> Iterator[dict[str, Any]]:

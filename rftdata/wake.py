@@ -53,8 +53,12 @@ class Listener:
                 for topic in self._topics:
                     self._connection.execute(f"LISTEN {topic}")
                 return True  # whatever was notified before we listened must be looked for
-            for _ in self._connection.notifies(timeout=timeout_s, stop_after=1):
-                return True
+            woken = any(True for _ in self._connection.notifies(timeout=timeout_s, stop_after=1))
+            if woken:
+                # One wake-up for all that were notified meanwhile.
+                for _ in self._connection.notifies(timeout=0):
+                    pass
+            return woken
         except (psycopg.OperationalError, BufferUnavailableError):
             # The server restarts or the connection broke: listen again after a poll interval.
             self.close()

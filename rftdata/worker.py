@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from psycopg.types.json import Jsonb
 
 from rftdata import wake
-from rftdata.errors import BufferUnavailableError
+from rftdata.database import storable
+from rftdata.errors import BufferUnavailableError, ConflictError
 
 if TYPE_CHECKING:
     from rftdata.database import Database, Row
@@ -49,7 +51,8 @@ class Worker:
         changed = (state, waiting_for) != (self._state, self._waiting_for)
         self._state, self._waiting_for = state, waiting_for
         if changed:
-            self._beat()
+            with contextlib.suppress(BufferUnavailableError, ConflictError):
+                self._beat()  # only information: the work goes on, and the heartbeat says it later
 
     def run_state(self) -> Row:
         """The run's row as it stands."""
@@ -85,12 +88,16 @@ class Worker:
             try:
                 self._beat()
                 self._database.run("renew_claims", worker_id=self.worker_id, lease_s=self._lease_s)
-            except BufferUnavailableError:
+            except (BufferUnavailableError, ConflictError):
                 continue  # the server restarts; the lease is longer than that
 
     def _beat(self) -> None:
         self._database.run(
-            "heartbeat", worker_id=self.worker_id, state=self._state, waiting_for=self._waiting_for, progress=Jsonb(self.progress)
+            "heartbeat",
+            worker_id=self.worker_id,
+            state=self._state,
+            waiting_for=self._waiting_for,
+            progress=Jsonb(storable(dict(self.progress))),
         )
 
 

@@ -7,7 +7,8 @@ nothing of its batch is stored. Ids are taken from the sequences first, so that 
 
 from __future__ import annotations
 
-import json
+import contextlib
+import math
 import threading
 import uuid
 from collections.abc import Iterator
@@ -15,10 +16,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from psycopg.types.json import Jsonb
 
 from rftdata import wake
 from rftdata.database import Connection, copy_rows, execute, fetch, storable
-from rftdata.errors import BufferUnavailableError, FencedError, RftError
+from rftdata.errors import BufferUnavailableError, ConflictError, FencedError, RftError
 from rftdata.segments import SCHEMA, Appended, SegmentStore
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 _RETRIES = 5
 _RETRY_AFTER_S = 0.5
+_OUTCOMES = ("ok", "failed", "timeout", "cancelled")
+_SOURCES = ("explorer", "human", "import", "synthesis")
 
 
 @dataclass
@@ -90,13 +94,14 @@ class Group:
 
 
 class Writer:
-    """Writes groups of one run; used by one thread."""
+    """Writes groups of one run; threads take turns."""
 
     def __init__(self, database: Database, store: SegmentStore, run_id: int) -> None:
         self._database = database
         self._appender = store.appender()
         self._file_ids: dict[str, int] = {}
         self._closed = threading.Event()
+        self._lock = threading.Lock()
         self.run_id = run_id
 
     def __enter__(self) -> Writer:
@@ -107,7 +112,8 @@ class Writer:
 
     def close(self) -> None:
         self._closed.set()
-        self._appender.close()
+        with self._lock:
+            self._appender.close()
 
     def insert(self, *groups: Group) -> list[int]:
         """Store whole groups; returns their ids once rows and arrays are durable.
@@ -115,54 +121,96 @@ class Writer:
         Raises:
             FencedError: a group's claim passed to another worker; nothing was stored.
             DiskFullError: no room; nothing was stored.
-            RftError: rows that cannot be stored (lengths that do not match, NaN reward).
+            RftError: rows that cannot be stored (lengths that do not match, a reward that is not a finite number).
         """
-        sequences = [sequence for group in groups for rollout in group.rollouts for sequence in rollout.sequences]
-        for sequence in sequences:
-            _validate(sequence)
+        _validate(groups)
+        with self._lock:
+            sequences = [sequence for group in groups for rollout in group.rollouts for sequence in rollout.sequences]
+            appended = self._appender.append(_encode(sequences)) if sequences else None
+            unplanned = [group for group in groups if group.group_id is None]
+            try:
+                ids = self._write_once(list(groups), unplanned, appended)
+            except BaseException:
+                for group in unplanned:
+                    group.group_id = group.claim_token = None
+                raise
+        # The groups are stored: a wake-up that is lost now costs a poll interval, not the answer.
+        with contextlib.suppress(BufferUnavailableError):
+            wake.notify(self._database, wake.SEALED)
+        return ids
+
+    def _write_once(self, groups: list[Group], unplanned: list[Group], appended: Appended | None) -> list[int]:
+        """Write under one receipt, again and again while the database cannot be reached."""
         receipt = uuid.uuid4()
-        appended = self._appender.append(_encode(sequences)) if sequences else None
-        unplanned = [group for group in groups if group.group_id is None]
         for last_try in [False] * _RETRIES + [True]:
             try:
                 with self._database.transaction() as connection:
-                    ids = self._write(connection, list(groups), appended, receipt)
+                    # A lost answer: the ids given in the try before are those that were stored.
+                    if not fetch(connection, "find_receipt", receipt=receipt):
+                        self._write(connection, groups, unplanned, appended, receipt)
                 break
-            except BufferUnavailableError:
-                # The server restarts or the answer was lost: the receipt tells whether the batch is in.
+            except (BufferUnavailableError, ConflictError):
                 if last_try or self._closed.wait(_RETRY_AFTER_S):
                     raise
-                for group in unplanned:
-                    group.group_id = group.claim_token = None
-        wake.notify(self._database, wake.SEALED)
-        return ids
+        return [int(group.group_id or 0) for group in groups]
 
-    def _write(self, connection: Connection, groups: list[Group], appended: Appended | None, receipt: uuid.UUID) -> list[int]:
-        if fetch(connection, "find_receipt", receipt=receipt):
-            return [group.group_id for group in groups if group.group_id is not None]
-        for group in groups:
-            if group.group_id is None:
+    def _write(
+        self,
+        connection: Connection,
+        groups: list[Group],
+        unplanned: list[Group],
+        appended: Appended | None,
+        receipt: uuid.UUID,
+    ) -> None:
+        if unplanned:
+            execute(connection, "wait_for_plan_lock", run_id=self.run_id)
+            for group in unplanned:
                 self._adopt(connection, group)
         group_ids = [int(group.group_id or 0) for group in groups]
-        tokens = [group.claim_token for group in groups]
-        held = {row["group_id"] for row in fetch(connection, "lock_claimed_groups", group_ids=group_ids, claim_tokens=tokens)}
-        lost = [i for i in group_ids if i not in held]
-        if lost:
-            raise FencedError(f"group {lost[0]} is no longer held by this worker", todo="drop the result: another worker does the group again")
+        self._lock_groups(connection, groups, group_ids)
         segment_id = self._insert_segment(connection, appended) if appended else 0
         self._insert_rows(connection, groups, segment_id)
         execute(connection, "observe_groups", group_ids=group_ids)
         execute(connection, "seal_groups", group_ids=group_ids)
         num_experiences = sum(len(rollout.sequences) for group in groups for rollout in group.rollouts)
-        execute(connection, "insert_receipt", receipt=receipt, run_id=self.run_id, num_groups=len(groups), num_experiences=num_experiences)
-        return group_ids
+        execute(
+            connection,
+            "insert_receipt",
+            receipt=receipt,
+            run_id=self.run_id,
+            num_groups=len(groups),
+            num_experiences=num_experiences,
+        )
+
+    def _lock_groups(self, connection: Connection, groups: list[Group], group_ids: list[int]) -> None:
+        tokens = [group.claim_token for group in groups]
+        rows = fetch(connection, "lock_claimed_groups", group_ids=group_ids, claim_tokens=tokens)
+        sizes = {row["group_id"]: row["group_size"] for row in rows}
+        for group_id, group in zip(group_ids, groups, strict=True):
+            if group_id not in sizes:
+                raise FencedError(
+                    f"group {group_id} is no longer held by this worker",
+                    todo="drop the result: another worker does the group again",
+                )
+            if len(group.rollouts) != sizes[group_id]:
+                raise RftError(
+                    f"group {group_id} is written with another number of rollouts than planned", value=len(group.rollouts),
+                    allowed=str(sizes[group_id]), todo="record those that failed with their outcome",
+                )  # fmt: skip
 
     def _adopt(self, connection: Connection, group: Group) -> None:
-        if group.taskset is None or group.task_key is None:
-            raise RftError("a group needs either group_id and claim_token, or taskset and task_key", todo="name its task")
-        execute(connection, "lock_adoption", run_id=self.run_id)
-        task_id = fetch(connection, "upsert_task", taskset=group.taskset, task_key=group.task_key, payload=json.dumps(group.payload))[0]["task_id"]
-        row = fetch(connection, "adopt_group", run_id=self.run_id, task_id=task_id, group_size=max(len(group.rollouts), 1), source=group.source)[0]
+        task_id = fetch(
+            connection, "upsert_task", taskset=storable(group.taskset), task_key=storable(group.task_key),
+            payload=Jsonb(storable(group.payload)),
+        )[0]["task_id"]  # fmt: skip
+        row = fetch(
+            connection,
+            "adopt_group",
+            run_id=self.run_id,
+            task_id=task_id,
+            group_size=len(group.rollouts),
+            source=group.source,
+        )[0]
         group.group_id, group.claim_token = row["group_id"], row["claim_token"]
 
     def _insert_segment(self, connection: Connection, appended: Appended) -> int:
@@ -179,17 +227,27 @@ class Writer:
 
     def _insert_rows(self, connection: Connection, groups: list[Group], segment_id: int) -> None:
         rollouts = [(group, rollout) for group in groups for rollout in group.rollouts]
-        experiences = [(group, rollout, i, sequence) for group, rollout in rollouts for i, sequence in enumerate(rollout.sequences)]
+        experiences = [
+            (group, rollout, i, sequence) for group, rollout in rollouts for i, sequence in enumerate(rollout.sequences)
+        ]
         ids = fetch(connection, "reserve_ids", rollouts=len(rollouts), experiences=len(experiences))[0]
-        rollout_ids = {id(rollout): rollout_id for (_, rollout), rollout_id in zip(rollouts, ids["rollouts"], strict=True)}
+        rollout_ids = {
+            id(rollout): rollout_id for (_, rollout), rollout_id in zip(rollouts, ids["rollouts"], strict=True)
+        }
         copy_rows(
             connection, "rft.rollout", _ROLLOUT_COLUMNS,
-            ((rollout_ids[id(r)], g.group_id, r.index, r.outcome, r.reward, len(r.sequences), r.seconds, r.error) for g, r in rollouts),
+            (
+                (rollout_ids[id(r)], g.group_id, r.index, r.outcome, r.reward, len(r.sequences), r.seconds, storable(r.error))
+                for g, r in rollouts
+            ),
         )  # fmt: skip
         places = zip(ids["experiences"], range(len(experiences)), experiences, strict=True)
         copy_rows(
             connection, "rft.experience", _EXPERIENCE_COLUMNS,
-            (_experience_row(i, self.run_id, segment_id, at, rollout_ids[id(r)], g, turn, s) for i, at, (g, r, turn, s) in places),
+            (
+                _experience_row(i, self.run_id, segment_id, row, rollout_ids[id(r)], g, turn, s)
+                for i, row, (g, r, turn, s) in places
+            ),
         )  # fmt: skip
 
 
@@ -201,21 +259,28 @@ _ROLLOUT_COLUMNS = (
 _EXPERIENCE_COLUMNS = (
     ("experience_id", "int8"), ("run_id", "int8"), ("group_id", "int8"), ("rollout_id", "int8"), ("turn_index", "int4"),
     ("source", "text"), ("parent_id", "int8"), ("prompt", "text"), ("response", "text"), ("messages", "jsonb"),
-    ("reward_sampled", "float8"), ("reward", "float8"), ("reward_parts", "jsonb"), ("metrics", "jsonb"), ("policy_version_min", "int8"),
-    ("policy_version_max", "int8"), ("num_prompt_tokens", "int4"), ("num_response_tokens", "int4"), ("finish_reason", "text"),
-    ("segment_id", "int8"), ("segment_row", "int4"),
+    ("reward_sampled", "float8"), ("reward", "float8"), ("reward_parts", "jsonb"), ("metrics", "jsonb"),
+    ("policy_version_min", "int8"), ("policy_version_max", "int8"), ("num_prompt_tokens", "int4"),
+    ("num_response_tokens", "int4"), ("finish_reason", "text"), ("segment_id", "int8"), ("segment_row", "int4"),
 )  # fmt: skip
 
 
 def _experience_row(
-    experience_id: int, run_id: int, segment_id: int, segment_row: int, rollout_id: int, group: Group, turn: int, s: Sequence
+    experience_id: int,
+    run_id: int,
+    segment_id: int,
+    segment_row: int,
+    rollout_id: int,
+    group: Group,
+    turn: int,
+    s: Sequence,
 ) -> tuple[Any, ...]:
     versions = [version for _, version in s.policy_spans]
     return (
-        experience_id, run_id, group.group_id, rollout_id, turn, group.source, s.parent_id, storable(s.prompt), storable(s.response),
-        None if s.messages is None else storable(s.messages), s.reward, s.reward, storable(s.reward_parts), storable(s.metrics),
-        min(versions, default=None), max(versions, default=None), s.num_prompt_tokens, len(s.token_ids) - s.num_prompt_tokens,
-        s.finish_reason, segment_id, segment_row,
+        experience_id, run_id, group.group_id, rollout_id, turn, group.source, s.parent_id, storable(s.prompt),
+        storable(s.response), None if s.messages is None else storable(s.messages), s.reward, s.reward, storable(s.reward_parts),
+        storable(s.metrics), min(versions, default=None), max(versions, default=None), s.num_prompt_tokens,
+        len(s.token_ids) - s.num_prompt_tokens, storable(s.finish_reason), segment_id, segment_row,
     )  # fmt: skip
 
 
@@ -241,13 +306,61 @@ def _encode(sequences: list[Sequence]) -> pa.RecordBatch:
     return pa.record_batch([pa.array(columns[name], SCHEMA.field(name).type) for name in SCHEMA.names], schema=SCHEMA)
 
 
-def _validate(s: Sequence) -> None:
+def _validate(groups: tuple[Group, ...]) -> None:
+    claimed = [group.group_id for group in groups if group.group_id is not None]
+    if len(set(claimed)) < len(claimed):
+        raise RftError("a group is given twice", value=sorted(claimed), todo="write each group once")
+    for group in groups:
+        if group.group_id is None and (group.taskset is None or group.task_key is None):
+            raise RftError(
+                "a group needs either group_id and claim_token, or taskset and task_key", todo="name its task"
+            )
+        if group.source not in _SOURCES:
+            raise RftError("a group has an unknown source", value=group.source, allowed=", ".join(_SOURCES))
+        if (
+            sorted(rollout.index for rollout in group.rollouts) != list(range(len(group.rollouts)))
+            or not group.rollouts
+        ):
+            raise RftError(
+                "a group's rollouts must be numbered from 0, one after the other",
+                value=[r.index for r in group.rollouts],
+            )
+        for rollout in group.rollouts:
+            if rollout.outcome not in _OUTCOMES:
+                raise RftError("a rollout has an unknown outcome", value=rollout.outcome, allowed=", ".join(_OUTCOMES))
+            _check_reward(rollout.reward)
+            for sequence in rollout.sequences:
+                _validate_sequence(sequence)
+
+
+def _validate_sequence(s: Sequence) -> None:
+    if not 0 <= s.num_prompt_tokens <= len(s.token_ids):
+        raise RftError(
+            "a sequence cannot have so many prompt tokens",
+            value=s.num_prompt_tokens,
+            allowed=f"0 to {len(s.token_ids)}",
+        )
     num_response = len(s.token_ids) - s.num_prompt_tokens
-    if num_response < 0:
-        raise RftError("a sequence has fewer tokens than its prompt", value=len(s.token_ids), allowed=f"at least {s.num_prompt_tokens}")
     for name in ("behavior_logprobs", "loss_mask"):
         values = getattr(s, name)
         if values is not None and len(values) != num_response:
-            raise RftError(f"{name} must have one value per response token", value=len(values), allowed=str(num_response))
-    if s.reward is not None and s.reward != s.reward:
-        raise RftError("a reward is NaN", todo="give None while a reward is awaited, or record the rollout as failed")
+            raise RftError(
+                f"{name} must have one value per response token", value=len(values), allowed=str(num_response)
+            )
+    starts = [start for start, _ in s.policy_spans]
+    if starts != sorted(set(starts)) or any(not 0 <= start < len(s.token_ids) for start in starts):
+        raise RftError(
+            "policy_spans must begin at ascending tokens of the sequence",
+            value=s.policy_spans,
+            allowed=f"0 to {len(s.token_ids) - 1}",
+        )
+    _check_reward(s.reward)
+
+
+def _check_reward(reward: float | None) -> None:
+    if reward is not None and not math.isfinite(reward):
+        raise RftError(
+            "a reward is not a finite number",
+            value=reward,
+            todo="give None while it is awaited, or record the rollout as failed",
+        )

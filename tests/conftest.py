@@ -6,6 +6,7 @@ A template database is migrated once and copied, which takes a fifth of a second
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,10 +22,23 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-    server = EmbeddedServer(tmp_path_factory.mktemp("pg"))
+def server_folders() -> Iterator[Path]:
+    """Where embedded servers of tests live: not below pytest's own folder.
+
+    Every pytest that starts takes the rights on that folder away from all but its user; as root, the servers of the other
+    pytests that run at the moment would lose their data folders.
+    """
+    with tempfile.TemporaryDirectory(prefix="rft-test-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def server(server_folders: Path) -> Iterator[EmbeddedServer]:
+    server = EmbeddedServer(server_folders / "session")
     uri = server.start()
     with psycopg.connect(uri, autocommit=True) as connection:
+        connection.execute("ALTER SYSTEM SET fsync = off")  # no test here outlives a power cut
+        connection.execute("SELECT pg_reload_conf()")
         connection.execute("CREATE DATABASE template_rft")
     template = Database(_database_uri(uri, "template_rft"))
     migrate(template)

@@ -1,11 +1,14 @@
-"""The example's own reward: the generator's verifier, and the model must stop by itself."""
+"""The example's own reward: reasoning_gym's verifier on what stands after the last equals sign, if the model stopped there."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from rftcore.explorer.rewards.reasoning_gym import verify
 from rftcore.explorer.task import Task, Turn
 
 
 def score(turn: Turn, task: Task) -> float:
-    """1 when reasoning_gym's verifier accepts the whole response and the model ended it with its end token; else 0."""
-    return float(turn.finish_reason == "stop" and verify(turn, task) == 1.0)
+    """1 when the answer is right and the model ended it with its end token; else 0."""
+    answer = turn.response.rpartition("=")[2]
+    return float(turn.finish_reason == "stop" and verify(replace(turn, response=answer), task) == 1.0)

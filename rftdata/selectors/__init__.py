@@ -17,7 +17,9 @@ SELECTORS = {
 __all__ = ["SELECTORS", "Observation", "Selector", "build_selector"]
 
 
-def build_selector(name: str, args: dict[str, Any], num_tasks: int, seed: int, base_dir: Path | None = None) -> Selector:
+def build_selector(
+    name: str, args: dict[str, Any], num_tasks: int, seed: int, base_dir: Path | None = None
+) -> Selector:
     """The selector called `name` over a taskset of `num_tasks` tasks.
 
     Raises:
@@ -27,5 +29,9 @@ def build_selector(name: str, args: dict[str, Any], num_tasks: int, seed: int, b
     try:
         selector: Selector = cls(num_tasks=num_tasks, seed=seed, **args)
     except TypeError as error:
-        raise ConfigError(f"the selector {name!r} does not take these arguments: {error}", value=args, todo="correct the section selector") from error
+        raise ConfigError(
+            f"the selector {name!r} does not take these arguments: {error}",
+            value=args,
+            todo="correct the section selector",
+        ) from error
     return selector

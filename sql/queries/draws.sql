@@ -1,35 +1,43 @@
 -- name: age_out
 -- Groups too old for this step leave the worklist; their place goes back to the planner.
-WITH old AS (
-    UPDATE rft.worklist SET available = false
-    WHERE consumer = 'trainer/' || %(run_id)s AND available AND %(step)s - 1 - policy_step > %(max_staleness)s
-    RETURNING item_id, policy_step)
+WITH locked AS (
+    SELECT g.group_id FROM rft.worklist w JOIN rft.rollout_group g ON g.group_id = w.item_id
+    WHERE w.consumer = 'trainer/' || %(run_id)s AND w.item_kind = 'group' AND w.available
+      AND %(step)s - 1 - w.policy_step > %(max_staleness)s
+    ORDER BY g.group_id FOR UPDATE OF g SKIP LOCKED),
+old AS (
+    UPDATE rft.worklist w SET available = false FROM locked l
+    WHERE w.consumer = 'trainer/' || %(run_id)s AND w.item_kind = 'group' AND w.item_id = l.group_id AND w.available
+    RETURNING w.item_id, w.policy_step)
 UPDATE rft.rollout_group g
 SET trainable = false,
     closed_reason = format('aged out: staleness %%s at step %%s, max_staleness %%s', %(step)s - 1 - o.policy_step, %(step)s::integer, %(max_staleness)s::integer)
 FROM old o WHERE g.group_id = o.item_id;
 
+-- name: pick_groups
+-- Claim whole ready groups in first-in-first-out order. Those that a relabel holds at this moment are passed over.
+SELECT item_id FROM rft.worklist
+WHERE consumer = 'trainer/' || %(run_id)s AND item_kind = 'group' AND available AND sort_key < (%(explore_step)s + 1)::bigint << 32
+  AND %(step)s - 1 - policy_step <= %(max_staleness)s
+ORDER BY sort_key LIMIT %(num_groups)s FOR UPDATE SKIP LOCKED;
+
 -- name: draw_groups
--- Claim whole ready groups in first-in-first-out order and note every experience drawn, with its reward as it stands.
-WITH picked AS (
-    SELECT item_id, sort_key, policy_step FROM rft.worklist
-    WHERE consumer = 'trainer/' || %(run_id)s AND available AND sort_key < (%(explore_step)s + 1)::bigint << 32
-      AND %(step)s - 1 - policy_step <= %(max_staleness)s
-    ORDER BY sort_key LIMIT %(num_groups)s FOR UPDATE SKIP LOCKED),
-taken AS (
-    UPDATE rft.worklist w SET available = false FROM picked p
-    WHERE w.consumer = 'trainer/' || %(run_id)s AND w.item_kind = 'group' AND w.item_id = p.item_id)
+-- Take the groups picked and note every experience drawn, with its reward as it stands.
+WITH taken AS (
+    UPDATE rft.worklist w SET available = false
+    WHERE w.consumer = 'trainer/' || %(run_id)s AND w.item_kind = 'group' AND w.item_id = ANY (%(group_ids)s)
+    RETURNING w.item_id, w.sort_key, w.policy_step)
 INSERT INTO rft.draw (attempt_id, trainer_step, slot, item_kind, item_id, experience_id, reward_used, staleness)
 SELECT %(attempt_id)s, %(step)s, row_number() OVER (ORDER BY p.sort_key, o.rollout_index, e.turn_index) - 1, 'group', p.item_id,
-       e.experience_id, CASE WHEN e.reward_final THEN e.reward ELSE coalesce(v.reward, e.reward) END, %(step)s - 1 - p.policy_step
-FROM picked p
+       e.experience_id, CASE WHEN e.reward_final THEN e.reward ELSE coalesce(v.reward, e.reward) END,
+       CASE WHEN p.policy_step = 2147483647 THEN 0 ELSE %(step)s - 1 - p.policy_step END
+FROM taken p
 JOIN rft.experience e ON e.group_id = p.item_id
 JOIN rft.rollout o USING (rollout_id)
 JOIN LATERAL (
     SELECT v.kept, v.reward FROM rft.verdict v
     WHERE v.experience_id = e.experience_id AND v.pipeline_version = %(pipeline_version)s
-    ORDER BY v.verdict_id DESC LIMIT 1) v ON v.kept
-RETURNING item_id;
+    ORDER BY v.verdict_id DESC LIMIT 1) v ON v.kept;
 
 -- name: drawn_rows
 SELECT d.slot, d.experience_id, d.item_id AS group_id, o.rollout_index, e.turn_index, d.reward_used AS reward, d.staleness,
@@ -39,6 +47,19 @@ JOIN rft.experience e USING (experience_id)
 JOIN rft.rollout o USING (rollout_id)
 WHERE d.attempt_id = %(attempt_id)s AND d.trainer_step = %(step)s
 ORDER BY d.slot;
+
+-- name: groups_drawn
+SELECT count(DISTINCT item_id) AS num_groups FROM rft.draw WHERE attempt_id = %(attempt_id)s AND trainer_step = %(step)s;
+
+-- name: reopen_stale_groups
+-- Drawable groups whose verdicts are not of the run's pipeline, or were made before a label that came while the group counted
+-- as drawn: the pipeline decides on them again.
+SELECT rft.reopen_groups(array_agg(w.item_id))
+FROM rft.worklist w JOIN rft.run r ON w.consumer = 'trainer/' || r.run_id
+WHERE r.run_id = %(run_id)s AND w.item_kind = 'group' AND w.available
+  AND coalesce((SELECT max(v.label_cut) FROM rft.verdict v WHERE v.group_id = w.item_id AND v.pipeline_version = r.pipeline_version), -1)
+      < coalesce((SELECT max(l.label_id) FROM rft.experience e JOIN rft.label l USING (experience_id) WHERE e.group_id = w.item_id), 0)
+HAVING count(*) > 0;
 
 -- name: release_draws
 -- A batch given back before it was used: its draws never took place.
@@ -71,11 +92,6 @@ RETURNING policy_version_id;
 -- name: newest_policy
 SELECT p.* FROM rft.policy_version p JOIN rft.run r ON r.run_id = p.run_id AND r.current_attempt_id = p.attempt_id
 WHERE p.run_id = %(run_id)s ORDER BY p.policy_version_id DESC LIMIT 1;
-
--- name: policy_uris_in_use
--- Weights that somebody may still load: the newest versions and those awaiting evaluation.
-SELECT uri FROM (SELECT uri FROM rft.policy_version WHERE run_id = %(run_id)s ORDER BY policy_version_id DESC LIMIT 2) newest
-UNION SELECT uri FROM rft.evaluation WHERE run_id = %(run_id)s AND status IN ('planned', 'claimed');
 
 -- name: insert_train_step
 INSERT INTO rft.train_step (attempt_id, trainer_step, run_id, outcome, reason, num_groups, num_experiences, num_tokens,

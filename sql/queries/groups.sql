@@ -12,7 +12,7 @@ RETURNING g.group_id, g.attempt_id, g.ordinal, g.explore_step, g.group_size, g.c
 
 -- name: lock_claimed_groups
 -- The groups of a write batch that are still held under the token they were claimed with.
-SELECT g.group_id, g.run_id, g.attempt_id, g.ordinal, g.explore_step, g.task_id
+SELECT g.group_id, g.group_size
 FROM rft.rollout_group g
 JOIN unnest(%(group_ids)s::bigint[], %(claim_tokens)s::bigint[]) AS c (group_id, claim_token) USING (group_id)
 WHERE g.status = 'claimed' AND g.claim_token = c.claim_token
@@ -27,8 +27,9 @@ SELECT r.run_id, coalesce(r.current_attempt_id, -r.run_id),
 FROM rft.run r WHERE r.run_id = %(run_id)s
 RETURNING group_id, claim_token;
 
--- name: lock_adoption
-SELECT pg_advisory_xact_lock(hashtext('rft.adopt'), %(run_id)s::integer);
+-- name: wait_for_plan_lock
+-- Whoever makes groups gives them ordinals: planners and writers of unplanned groups take turns.
+SELECT pg_advisory_xact_lock(hashtext('rft.plan'), %(run_id)s::integer);
 
 -- name: upsert_task
 INSERT INTO rft.task AS t (taskset, task_key, payload) VALUES (%(taskset)s, %(task_key)s, %(payload)s)

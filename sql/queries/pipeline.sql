@@ -20,6 +20,10 @@ JOIN rft.task t USING (task_id)
 WHERE e.group_id = ANY (%(group_ids)s)
 ORDER BY g.explore_step, g.ordinal, o.rollout_index, e.turn_index;
 
+-- name: pipeline_of_run
+-- FOR SHARE: the run's pipeline does not change while verdicts are committed.
+SELECT name, pipeline_version FROM rft.run WHERE run_id = %(run_id)s FOR SHARE;
+
 -- name: lock_groups
 SELECT group_id FROM rft.rollout_group WHERE group_id = ANY (%(group_ids)s) ORDER BY group_id FOR UPDATE;
 
@@ -39,7 +43,7 @@ UPDATE rft.rollout_group g SET status = 'ready', ready_at = clock_timestamp(), t
 FROM unnest(%(group_ids)s::bigint[], %(reasons)s::text[]) AS c (group_id, reason) WHERE g.group_id = c.group_id;
 
 -- name: ready_groups
--- Kept: drawable, unless the present history has drawn it already.
+-- Kept: drawable. Its age is that of its oldest token; where no policy sampled one (demonstrations), it does not age.
 WITH ready AS (
     UPDATE rft.rollout_group g SET status = 'ready', ready_at = clock_timestamp(), trainable = true, closed_reason = NULL
     FROM unnest(%(group_ids)s::bigint[], %(priorities)s::float8[]) AS c (group_id, priority)
@@ -47,9 +51,6 @@ WITH ready AS (
 INSERT INTO rft.worklist AS w (consumer, item_kind, item_id, sort_key, priority, policy_step)
 SELECT 'trainer/' || r.run_id, 'group', r.group_id, r.explore_step::bigint << 32 | r.ordinal, r.priority,
        coalesce((SELECT min(p.trainer_step) FROM rft.experience e JOIN rft.policy_version p ON p.policy_version_id = e.policy_version_min
-                 WHERE e.group_id = r.group_id), r.explore_step)
+                 WHERE e.group_id = r.group_id), 2147483647)
 FROM ready r
 ON CONFLICT (consumer, item_kind, item_id) DO UPDATE SET available = true, priority = excluded.priority;
-
--- name: pipeline_depth
-SELECT count(*) AS depth FROM rft.worklist WHERE consumer = 'pipeline/' || %(run_id)s AND available;

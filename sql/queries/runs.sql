@@ -1,14 +1,17 @@
+-- name: lock_run_names
+SELECT pg_advisory_xact_lock(hashtext('rft.run_names'));
+
 -- name: insert_run
 -- Stores a run; the name gets a number when it is taken.
 INSERT INTO rft.run (name, mode, config, seed, planned_steps, pipeline_version)
 SELECT CASE WHEN n.taken = 0 THEN %(name)s ELSE %(name)s || '-' || (n.highest + 1) END,
        %(mode)s, %(config)s, %(seed)s, %(planned_steps)s, %(pipeline_version)s
-FROM (SELECT count(*) AS taken, max(coalesce(substring(name FROM '-([0-9]+)$')::bigint, 1)) AS highest
-      FROM rft.run WHERE name = %(name)s OR name ~ ('^' || regexp_replace(%(name)s, '([.])', '\\\1', 'g') || '-[0-9]+$')) n
+FROM (SELECT count(*) AS taken, coalesce(max(substring(name FROM length(%(name)s) + 2)::bigint) FILTER (WHERE name <> %(name)s), 1) AS highest
+      FROM rft.run WHERE name = %(name)s OR (starts_with(name, %(name)s || '-') AND substring(name FROM length(%(name)s) + 2) ~ '^[0-9]{1,18}$')) n
 RETURNING *;
 
 -- name: run_by_name_or_id
-SELECT * FROM rft.run WHERE name = %(run)s OR run_id::text = %(run)s;
+SELECT * FROM rft.run WHERE name = %(run)s OR run_id::text = %(run)s ORDER BY name = %(run)s DESC;
 
 -- name: newest_run
 SELECT * FROM rft.run ORDER BY run_id DESC LIMIT 1;
@@ -77,23 +80,17 @@ WHERE w.consumer = 'trainer/' || %(run_id)s AND w.item_kind = 'group' AND NOT w.
 
 -- name: return_aged
 -- Ageing out is an event of an attempt: going back undoes it.
-WITH back AS (
-    UPDATE rft.rollout_group SET trainable = true, closed_reason = NULL
-    WHERE run_id = %(run_id)s AND NOT trainable AND closed_reason LIKE 'aged out%%'
-    RETURNING group_id)
+WITH locked AS (
+    SELECT group_id FROM rft.rollout_group
+    WHERE run_id = %(run_id)s AND NOT trainable AND closed_reason LIKE 'aged out%%' ORDER BY group_id FOR UPDATE),
+back AS (
+    UPDATE rft.rollout_group g SET trainable = true, closed_reason = NULL FROM locked l WHERE g.group_id = l.group_id
+    RETURNING g.group_id)
 UPDATE rft.worklist w SET available = true FROM back
 WHERE w.consumer = 'trainer/' || %(run_id)s AND w.item_kind = 'group' AND w.item_id = back.group_id;
 
--- name: done_step
--- The last step finished on an attempt's history.
-SELECT greatest(coalesce(max(s.trainer_step), 0),
-                coalesce((SELECT c.trainer_step FROM rft.run_attempt a JOIN rft.checkpoint c ON c.checkpoint_id = a.from_checkpoint_id
-                          WHERE a.attempt_id = %(attempt_id)s), 0)) AS step
-FROM rft.v_history h
-JOIN rft.train_step s ON s.attempt_id = h.attempt_id AND (h.last_step IS NULL OR s.trainer_step <= h.last_step)
-WHERE h.history_id = %(attempt_id)s;
-
 -- name: runs_of_name
 -- Runs of a configured name, newest first: the name itself and its numbered successors.
-SELECT * FROM rft.run WHERE name = %(name)s OR name ~ ('^' || regexp_replace(%(name)s, '([.])', '\\\1', 'g') || '-[0-9]+$')
+SELECT * FROM rft.run
+WHERE name = %(name)s OR (starts_with(name, %(name)s || '-') AND substring(name FROM length(%(name)s) + 2) ~ '^[0-9]{1,18}$')
 ORDER BY run_id DESC;

@@ -10,7 +10,7 @@ import pytest
 
 import rftdata
 from rftcore.learning_curve import write_learning_curve
-from rftcore.report import Gain, best_step, build_report, compare
+from rftcore.report import Gain, build_report, compare
 from tests.stored_run import StoredRun
 
 
@@ -57,7 +57,7 @@ def test_the_best_step_is_chosen_on_validation_alone(buffer: rftdata.Buffer, run
     run.checkpoint(2)
     run.checkpoint(4)
     report = build_report(buffer)
-    assert report.best_step == best_step(buffer, run.run_id) == 2
+    assert report.best_step == 2
     assert (gain(report.gains, "test").before_step, gain(report.gains, "test").after_step) == (0, 2)
     assert gain(report.gains, "test").difference == 0.25
     assert report.best_checkpoint is not None and report.best_checkpoint.trainer_step == 2
@@ -71,13 +71,32 @@ def test_a_step_counts_as_best_only_when_every_validation_taskset_was_answered(
         run.evaluation(step, {1: a}, taskset="a")
         run.evaluation(step, {2: b}, taskset="b")
     run.evaluation(4, {1: 1.0}, taskset="a")
-    assert best_step(buffer, run.run_id) == 2
+    assert build_report(buffer).best_step == 2
 
 
 def test_of_equal_steps_the_earliest_is_best(buffer: rftdata.Buffer, run: StoredRun) -> None:
     for step in (0, 2, 4):
         run.evaluation(step, {1: 0.5})
-    assert best_step(buffer, run.run_id) == 0
+    assert build_report(buffer).best_step == 2
+
+
+def test_training_that_did_harm_is_reported_as_harm(buffer: rftdata.Buffer, run: StoredRun) -> None:
+    for step, mean in ((0, 1.0), (2, 0.5), (4, 0.0)):
+        run.evaluation(step, {1: mean})
+    for step, mean in ((0, 1.0), (2, 0.25)):
+        run.evaluation(step, {5: mean}, purpose="test", taskset="held-out")
+    report = build_report(buffer)
+    assert report.best_step == 2
+    assert (gain(report.gains, "test").difference, gain(report.gains, "validation").difference) == (-0.75, -0.5)
+
+
+def test_the_first_decoding_of_the_configuration_decides(buffer: rftdata.Buffer, run: StoredRun) -> None:
+    for step, greedy, sampled in ((2, 1.0, 0.0), (4, 0.0, 1.0)):
+        run.evaluation(step, {1: greedy})
+        run.evaluation(step, {1: sampled}, decoding="sampled")
+    assert build_report(buffer).best_step == 2
+    buffer.sql('UPDATE rft.run SET config = config || \'{"eval": {"decodings": ["sampled", "greedy"]}}\'')
+    assert build_report(buffer).best_step == 4
 
 
 def test_steps_after_the_checkpoint_of_a_crashed_attempt_do_not_count(buffer: rftdata.Buffer, run: StoredRun) -> None:

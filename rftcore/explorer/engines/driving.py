@@ -138,7 +138,7 @@ class DrivenEngine(Engine):
     def _drive(self, ready: Future[None]) -> None:
         try:
             self._open_model()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - the constructor raises it
             ready.set_exception(error)
             return
         ready.set_result(None)
@@ -149,7 +149,7 @@ class DrivenEngine(Engine):
                 if self._open_requests and not self._closing:
                     for request_id, generation in self._step():
                         self._finish(request_id, generation)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - everyone who waits gets it
             failure = RftError(
                 f"the engine for {self.model_path} stopped: {type(error).__name__}: {error}",
                 todo="start a new engine; its state is unknown after this error",

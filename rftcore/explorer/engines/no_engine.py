@@ -19,7 +19,10 @@ class NoEngine(Engine):
         self.num_generated_tokens = 0
 
     async def generate(self, prompt_token_ids: list[int], decoding: Decoding) -> Generation:
-        raise ConfigError("this workflow or evaluation samples, but explorer.engine is 'none'", todo="set explorer.engine to vllm or transformers")
+        raise ConfigError(
+            "this workflow or evaluation samples, but explorer.engine is 'none'",
+            todo="set explorer.engine to vllm or transformers",
+        )
 
     def load_weights(self, uri: str, policy_version_id: int, checksum: str | None = None) -> float:
         """There is nothing to load."""

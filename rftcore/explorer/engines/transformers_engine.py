@@ -78,10 +78,9 @@ class TransformersEngine(DrivenEngine):
             max_new_tokens=min(decoding.max_tokens, self._context_length - width),
             eos_token_id=self._end_token_ids or None,
             pad_token_id=pad,
-            temperature=1.0,
-            top_k=0,
-            top_p=1.0,
             stop_strings=list(decoding.stop) or None,
+            # The recorder does these; transformers complains about them where nothing is sampled.
+            **({"temperature": 1.0, "top_k": 0, "top_p": 1.0} if decoding.temperature > 0 else {}),
         )
         if decoding.seed is not None:
             torch.manual_seed(decoding.seed)

@@ -54,6 +54,8 @@ class VllmEngine(DrivenEngine):
             "VLLM_USE_FLASHINFER_SAMPLER": "0",
             "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
             "VLLM_NO_USAGE_STATS": "1",
+            # Its kernels warn about NUMA binding at every start.
+            "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
         }
 
     def __init__(self, model_path: str | Path, config: EngineConfig | None = None, policy_version_id: int = 0) -> None:
@@ -90,6 +92,7 @@ class VllmEngine(DrivenEngine):
                 enable_prefix_caching=True,
                 logprobs_mode="processed_logprobs",
                 worker_extension_cls=_WORKER_EXTENSION,
+                use_tqdm_on_load=False,
                 **memory,
             )
         except ValueError as error:
@@ -126,9 +129,7 @@ class VllmEngine(DrivenEngine):
                 detokenize=bool(decoding.stop),
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )
-            self._llm.llm_engine.add_request(
-                request.request_id, {"prompt_token_ids": request.prompt_token_ids}, params
-            )
+            self._llm.llm_engine.add_request(request.request_id, {"prompt_token_ids": request.prompt_token_ids}, params)
         except ValueError as error:
             raise RftError(f"vLLM refuses the request: {error}", value=decoding) from error
 

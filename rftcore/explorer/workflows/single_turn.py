@@ -12,7 +12,7 @@ async def single_turn(
     """Ask the task's prompt once.
 
     Args:
-        system: system message.
+        system: system message; an empty one keeps a chat template from adding its own.
         examples: solved examples before the question: mappings with `prompt` and `answer`.
         template: the question, with `{prompt}`, `{answer}` and `{metadata[…]}` filled in from the task.
     """
@@ -22,7 +22,7 @@ async def single_turn(
 
 def chat_messages(task: Task, system: str | None, examples: list[dict[str, str]] | None, template: str | None) -> list[Message]:
     """The chat up to the question."""
-    messages: list[Message] = [{"role": "system", "content": system}] if system else []
+    messages: list[Message] = [{"role": "system", "content": system}] if system is not None else []
     for example in examples or []:
         messages += [{"role": "user", "content": str(example["prompt"])}, {"role": "assistant", "content": str(example["answer"])}]
     if template is None and isinstance(task.prompt, list):

@@ -2,6 +2,9 @@
 
 CREATE SCHEMA IF NOT EXISTS rft;
 
+COMMENT ON TABLE rft.schema_version IS 'The revision of this schema; Alembic keeps it.';
+COMMENT ON COLUMN rft.schema_version.version_num IS 'The newest migration that was applied.';
+
 COMMENT ON SCHEMA rft IS 'The experience database: what was sampled, what people and pipelines think of it, and what was trained on it.';
 
 CREATE FUNCTION rft.clock() RETURNS timestamptz

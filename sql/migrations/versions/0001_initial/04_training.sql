@@ -22,7 +22,7 @@ COMMENT ON COLUMN rft.worklist.item_kind IS 'What an item is.';
 COMMENT ON COLUMN rft.worklist.item_id IS 'The item''s key in its own table.';
 COMMENT ON COLUMN rft.worklist.sort_key IS 'First-in-first-out order: explore step, then ordinal.';
 COMMENT ON COLUMN rft.worklist.priority IS 'For orders by priority; higher first.';
-COMMENT ON COLUMN rft.worklist.policy_step IS 'Trainer step of the policy that sampled the group''s oldest token: the claiming statement checks staleness with it.';
+COMMENT ON COLUMN rft.worklist.policy_step IS 'Trainer step of the policy that sampled the group''s oldest token: the claiming statement checks staleness with it. 2147483647: no policy sampled it, so it is never stale.';
 COMMENT ON COLUMN rft.worklist.available IS 'Whether it can be claimed now.';
 COMMENT ON COLUMN rft.worklist.claimed_by IS 'Pipeline only: the worker that holds it.';
 COMMENT ON COLUMN rft.worklist.lease_until IS 'Pipeline only: until when the claim stands.';
@@ -53,7 +53,7 @@ COMMENT ON COLUMN rft.draw.item_id IS 'Which one.';
 COMMENT ON COLUMN rft.draw.experience_id IS 'The experience used.';
 COMMENT ON COLUMN rft.draw.pair_id IS 'The preference pair, where pairs are drawn.';
 COMMENT ON COLUMN rft.draw.reward_used IS 'The reward as it stood: verdict.reward, else experience.reward.';
-COMMENT ON COLUMN rft.draw.staleness IS 'Trainer step - 1 - trainer step of the group''s oldest policy version.';
+COMMENT ON COLUMN rft.draw.staleness IS 'Trainer step - 1 - trainer step of the group''s oldest policy version; 0 where no policy sampled it.';
 COMMENT ON COLUMN rft.draw.drawn_at IS 'When.';
 
 CREATE TABLE rft.policy_version (

@@ -40,14 +40,19 @@ SELECT history_id, attempt_id, last_step FROM path;
 COMMENT ON VIEW rft.v_history IS 'Every attempt with the attempts on its path: the steps of `attempt_id` up to `last_step` (NULL: all) belong to the history of `history_id`.';
 
 -- The groups a label touches are reopened unless this run's present history has already drawn them: their verdicts are
--- stale, so they leave the trainer's worklist and go back to the pipeline's. Row locks on worklist and rollout_group
--- order this against a draw or a verdict being committed at the same moment.
+-- stale, so they leave the trainer's worklist and go back to the pipeline's. A verdict being committed at the same moment
+-- waits for the lock on rollout_group (or we for it), a draw for the one on worklist. Whoever locks both locks
+-- rollout_group first, in the order of its keys.
 CREATE FUNCTION rft.reopen_groups(touched bigint[]) RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    UPDATE rft.worklist SET available = false
-    WHERE item_kind = 'group' AND item_id = ANY (touched) AND available AND consumer LIKE 'trainer/%';
+    PERFORM FROM rft.rollout_group WHERE group_id = ANY (touched) ORDER BY group_id FOR UPDATE;
+
+    UPDATE rft.worklist w SET available = false
+    FROM rft.rollout_group g
+    WHERE g.group_id = ANY (touched) AND w.consumer = 'trainer/' || g.run_id AND w.item_kind = 'group' AND w.item_id = g.group_id
+      AND w.available;
 
     WITH open AS (
         UPDATE rft.rollout_group g
@@ -83,6 +88,9 @@ BEGIN
     IF touched IS NULL THEN
         RETURN NULL;
     END IF;
+    -- Before the labels get their ids, so that within a group ids grow in the order in which labels commit: a verdict's
+    -- label_cut then covers every label up to it.
+    PERFORM FROM rft.rollout_group WHERE group_id = ANY (touched) ORDER BY group_id FOR UPDATE;
     batch := coalesce(batch, nextval('rft.label_batch_id_seq'));
     INSERT INTO rft.label (experience_id, field, old_value, new_value, author, source, reason, label_batch_id, final)
     SELECT n.experience_id, 'reward', o.reward, n.reward,

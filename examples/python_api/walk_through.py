@@ -1,0 +1,87 @@
+"""The buffer from Python: store experiences of your own, train on them, look at them, correct one, go back.
+
+No model and no GPU: what stands in for the trainer's update is one line. Run it with `python walk_through.py [FOLDER]`.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+import rftdata
+from rftdata import Buffer, Group, Rollout, Sequence
+from rftdata.claims import Decision, claim_sealed_groups, commit_verdicts
+
+PIPELINE = "keep-everything"
+
+
+def group(question: str, answers: dict[str, float]) -> Group:
+    """One question with several answers and their rewards; the characters stand in for tokens."""
+    rollouts = []
+    for index, (answer, reward) in enumerate(answers.items()):
+        sequence = Sequence(
+            prompt=question,
+            response=answer,
+            token_ids=[ord(character) for character in question + answer],
+            num_prompt_tokens=len(question),
+            behavior_logprobs=[-0.5] * len(answer),
+            finish_reason="stop",
+            reward=reward,
+        )
+        rollouts.append(Rollout(index, "ok", reward, [sequence]))
+    return Group(rollouts, source="human", taskset="capitals", task_key=question, payload={"prompt": question})
+
+
+def decide(buffer: Buffer, run_id: int) -> None:
+    """A pipeline that keeps every row; `rft process` runs a chain of operators here."""
+    worker = buffer.database.fetch("insert_worker", run_id=run_id, role="pipeline", host="here", pid=0)[0]["worker_id"]
+    while batch := claim_sealed_groups(buffer.database, run_id, worker, count=64, lease_s=60):
+        rows = batch.table.select(["experience_id", "group_id"]).to_pylist()
+        decisions = [Decision(row["experience_id"], row["group_id"], kept=True) for row in rows]
+        commit_verdicts(buffer.database, run_id, worker, PIPELINE, batch, decisions, [])
+
+
+def main(folder: str) -> None:
+    with rftdata.open(folder) as buffer:
+        run = buffer.create_run(
+            name="walk-through", config={}, seed=1, steps=2, pipeline_version=PIPELINE, mode="train"
+        )
+
+        # Returns once rows and arrays are on the disk; a retry after a lost connection inserts nothing twice.
+        with buffer.writer(run) as writer:
+            writer.insert(
+                group("Capital of France? ", {"Paris": 1.0, "Lyon": 0.0}),
+                group("Capital of Japan? ", {"Kyoto": 0.0, "Tokyo": 0.0}),  # one reward is wrong
+            )
+        decide(buffer, run["run_id"])
+
+        # Any SQL client may correct a reward: the group is decided again before it can be drawn, and the history is kept.
+        buffer.sql("UPDATE rft.experience SET reward = 1 WHERE response = 'Tokyo'")
+        decide(buffer, run["run_id"])
+
+        with buffer.attempt(run) as attempt:
+            for step in range(attempt.start_step + 1, run["planned_steps"] + 1):
+                batch = attempt.draw(step, num_groups=1, columns=["token_ids", "loss_mask", "behavior_logprobs"])
+                assert batch is not None
+                # Your own memory, padded or packed: the values go there from the mapped file in one copy.
+                tokens = batch.padded("token_ids", np.zeros((len(batch), 32), dtype=np.int64))
+                mask = batch.padded("loss_mask", np.zeros((len(batch), 32), dtype=np.int64))
+                loss = float((tokens * mask).mean())
+                attempt.record_step(
+                    step, batch, wait_seconds=0, train_seconds=0, publish_seconds=0, metrics={"loss": loss}
+                )
+                print(f"step {step}: {batch.rows.select(['experience_id', 'reward']).to_pylist()}")
+            attempt.commit_checkpoint(2, f"{folder}/checkpoint-2")
+
+        print(
+            buffer.sql(
+                "SELECT response, reward_sampled, reward, state, trainer_steps FROM rft.v_experience ORDER BY 1"
+            ).to_pylist()
+        )
+        print(buffer.sql("SELECT experience_id, old_value, new_value, author FROM rft.label").to_pylist())
+        print(f"look around: rft sql --buffer {buffer.location}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "./buffer")

@@ -1,0 +1,141 @@
+"""vLLM in this process: what it says it sampled is what transformers computes, after every kind of weight update."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rftcore.explorer.engines.base import Decoding, EngineConfig, Generation
+from rftcore.explorer.engines.vllm_engine import VllmEngine
+from rftcore.sync.weights_file import write_weights
+from rftdata.errors import ModelError
+from tests.models import make_tiny_model
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+CONFIG = EngineConfig(dtype="float32", context_length=128, max_num_seqs=32, kv_cache_gib=0.25)
+EXACT = 1e-3
+
+
+@dataclass
+class Live:
+    """An engine and the transformers model that should agree with it."""
+
+    engine: VllmEngine
+    reference: Any
+    folder: Path
+    version: int = 0
+
+    def sample(self, count: int, decoding: Decoding, prompt: str = "u:1+2=\na:") -> tuple[list[int], list[Generation]]:
+        ids = self.engine.tokenizer.encode(prompt)
+
+        async def all_of_them() -> list[Generation]:
+            return await asyncio.gather(*(self.engine.generate(ids, decoding) for _ in range(count)))
+
+        return ids, asyncio.run(all_of_them())
+
+    def worst_difference(self, temperature: float = 1.0) -> float:
+        """Largest |engine - transformers| over the log-probabilities of sampled tokens."""
+        ids, generations = self.sample(8, Decoding(max_tokens=16, temperature=temperature))
+        return max(abs(a - b) for g in generations for a, b in zip(g.logprobs, self.expected(ids, g, temperature), strict=True))
+
+    def expected(self, ids: list[int], generation: Generation, temperature: float = 1.0) -> list[float]:
+        import torch
+
+        with torch.no_grad():
+            logits = self.reference(torch.tensor([ids + generation.token_ids])).logits[0].float() / temperature
+        logprobs = logits.log_softmax(-1)
+        return [logprobs[len(ids) - 1 + k, token].item() for k, token in enumerate(generation.token_ids)]
+
+    def change_reference(self) -> None:
+        import torch
+
+        self.version += 1
+        generator = torch.Generator().manual_seed(self.version)
+        with torch.no_grad():
+            for parameter in self.reference.parameters():
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * parameter.std() * 0.2)
+
+    def push(self) -> None:
+        publication = write_weights(self.reference.named_parameters(), self.folder / f"{self.version}.safetensors")
+        self.engine.load_weights(publication.uri, self.version, publication.checksum)
+
+
+@pytest.fixture(scope="module", params=["tied", "untied"])
+def live(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    os.environ.update(VllmEngine.process_environment(CONFIG))
+    from transformers import AutoModelForCausalLM
+
+    folder = tmp_path_factory.mktemp(request.param)
+    model = make_tiny_model(folder / "model", tied=request.param == "tied")
+    engine = VllmEngine(model, CONFIG)
+    yield Live(engine, AutoModelForCausalLM.from_pretrained(model), folder)
+    engine.close()
+
+
+def test_log_probabilities_agree_with_transformers_before_and_after_an_update(live: Live) -> None:
+    assert live.worst_difference() < EXACT
+    live.change_reference()
+    assert live.worst_difference() > 0.05, "the check must be able to fail: stale weights look different"
+    live.push()
+    assert live.worst_difference() < EXACT
+
+
+def test_log_probabilities_are_of_the_distribution_sampled_from(live: Live) -> None:
+    assert live.worst_difference(temperature=0.7) < EXACT
+    # With a nucleus the kept tokens share all of the probability, so each is likelier than without.
+    ids, generations = live.sample(8, Decoding(max_tokens=16, top_k=2))
+    gains = [a - b for g in generations for a, b in zip(g.logprobs, live.expected(ids, g), strict=True)]
+    assert min(gains) > -EXACT
+    assert max(gains) > 0.1
+
+
+def test_requests_in_flight_during_an_update_name_the_version_of_every_token(live: Live) -> None:
+    ids = live.engine.tokenizer.encode("u:7*8=\na:")
+    before = live.engine.policy_version_id
+    live.change_reference()
+
+    async def sample_and_update() -> list[Generation]:
+        tasks = [asyncio.create_task(live.engine.generate(ids, Decoding(max_tokens=100, stop=("never!",)))) for _ in range(16)]
+        await asyncio.sleep(0.15)
+        await asyncio.to_thread(live.push)
+        return await asyncio.gather(*tasks)
+
+    for generation in asyncio.run(sample_and_update()):
+        versions = [version for _, version in generation.version_spans]
+        assert versions in ([before], [live.version], [before, live.version])
+        switch = next((start for start, version in generation.version_spans if version == live.version), len(generation.token_ids))
+        new = live.expected(ids, generation)[switch:]
+        assert all(abs(a - b) < EXACT for a, b in zip(generation.logprobs[switch:], new, strict=True))
+
+
+def test_a_file_that_is_not_the_published_one_is_refused_and_the_old_weights_stay(live: Live) -> None:
+    path = live.folder / "broken.safetensors"
+    write_weights(live.reference.named_parameters(), path)
+    with pytest.raises(ModelError, match="checksum"):
+        live.engine.load_weights(str(path), 99, "0" * 16)
+    with pytest.raises(ModelError, match="does not exist"):
+        live.engine.load_weights(str(live.folder / "nowhere.safetensors"), 99)
+    assert live.engine.policy_version_id != 99
+    assert live.worst_difference() < EXACT
+
+
+def test_an_idle_engine_uses_no_processor_time(live: Live) -> None:
+    before = time.process_time()
+    time.sleep(1.0)
+    assert time.process_time() - before < 0.2
+
+
+def test_a_response_ends_at_the_limit_or_by_itself_and_says_which(live: Live) -> None:
+    _, generations = live.sample(16, Decoding(max_tokens=4))
+    for generation in generations:
+        assert generation.finish_reason in ("stop", "length")
+        assert (generation.finish_reason == "length") == (generation.token_ids[-1] != live.engine.tokenizer.eos_token_id)
+        assert len(generation.token_ids) == len(generation.logprobs) <= 4

@@ -1,0 +1,339 @@
+"""Draws: whole groups, first in first out, fresh enough, by the attempt that holds the run; undone by going back."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from rftdata import Buffer
+from rftdata.attempt import Attempt
+from rftdata.batch import Batch
+from rftdata.errors import FencedError, QueryError
+from tests.store_roles import Roles, own_group
+
+
+def drawn(batch: Batch | None) -> list[int]:
+    assert batch is not None
+    return sorted(set(batch.rows["group_id"].to_pylist()))
+
+
+def expire(roles: Roles) -> None:
+    roles.buffer.sql("UPDATE rft.run_attempt SET lease_until = now() - interval '1 s'")
+
+
+def test_a_batch_holds_whole_groups_in_first_in_first_out_order(buffer: Buffer) -> None:
+    roles = Roles(buffer, batch_groups=3, group_size=4, offset=1)
+    with roles.attempt() as attempt:
+        roles.work()
+        batch = attempt.draw(1, 2, timeout_s=5)
+        assert batch is not None and batch.short_reason is None and batch.num_groups == 2
+        assert batch.rows["group_id"].to_pylist() == [1] * 4 + [2] * 4
+        assert batch.rows["rollout_index"].to_pylist() == [0, 1, 2, 3] * 2
+        assert batch.rows["slot"].to_pylist() == list(range(8))
+        assert drawn(attempt.draw(2, 4, timeout_s=5)) == [3, 4, 5, 6]
+
+
+def test_arrays_are_packed_and_padded_into_the_callers_memory(buffer: Buffer) -> None:
+    import numpy as np
+
+    roles = Roles(buffer, batch_groups=1)
+    with roles.attempt() as attempt:
+        roles.work()
+        batch = attempt.draw(1, 1, ["token_ids", "behavior_logprobs"], timeout_s=5)
+    assert batch is not None
+    out = np.full(10, -1, dtype=np.int64)
+    assert batch.packed("token_ids", out) is out and out.tolist() == [5, 6, 7, 8, 9] * 2
+    wide = np.full((2, 7), 9.0, dtype=np.float32)
+    assert batch.padded("behavior_logprobs", wide, fill=-1)[0].tolist() == [0, 0, 0, -0.5, -0.25, -1, -1]
+    assert batch.offsets.tolist() == [0, 5, 10]
+    with pytest.raises(QueryError, match="drawn without this column"):
+        batch.packed("loss_mask")
+
+
+def test_dropped_rows_of_a_kept_group_are_not_drawn(buffer: Buffer) -> None:
+    roles = Roles(buffer, batch_groups=1, group_size=3)
+    with roles.attempt() as attempt:
+        roles.work(keep=lambda row: row["rollout_index"] != 1)
+        batch = attempt.draw(1, 1, timeout_s=5)
+    assert batch is not None and batch.rows["rollout_index"].to_pylist() == [0, 2]
+
+
+def test_a_step_drawn_before_gives_the_same_batch(buffer: Buffer) -> None:
+    roles = Roles(buffer)
+    with roles.attempt() as attempt:
+        roles.work()
+        first = attempt.draw(1, 2, timeout_s=5)
+        again = attempt.draw(1, 2, timeout_s=5)
+        assert first is not None and again is not None
+        assert again.rows.equals(first.rows) and again.short_reason is None
+    assert buffer.sql("SELECT count(*) AS n FROM rft.draw")["n"].to_pylist() == [4]
+
+
+def test_the_trainer_waits_for_groups_and_wakes_when_they_are_ready(buffer: Buffer) -> None:
+    roles = Roles(buffer)
+    with roles.attempt() as attempt:
+        assert attempt.draw(1, 2, timeout_s=0.1) is None
+        assert attempt.draw(1, 2, stop=lambda: True) is None
+        found: list[Batch | None] = []
+        thread = threading.Thread(target=lambda: found.append(attempt.draw(1, 2, timeout_s=30)))
+        thread.start()
+        roles.work()
+        thread.join()
+        assert drawn(found[0]) == [1, 2]
+
+
+def test_a_group_above_max_staleness_ages_out_as_one_and_its_place_is_planned_again(buffer: Buffer) -> None:
+    roles = Roles(buffer, offset=3, max_staleness=1, max_refill=2, steps=4)
+    with roles.attempt() as attempt:
+        roles.work()
+        for step in (1, 2):
+            roles.train(attempt, step)
+        assert attempt.draw(3, 2, timeout_s=0.1) is None
+        aged = [roles.group(group_id) for group_id in range(5, 9)]
+        assert {(row["trainable"], row["closed_reason"]) for row in aged} == {
+            (False, "aged out: staleness 2 at step 3, max_staleness 1")
+        }
+        roles.work()
+        batch = attempt.draw(3, 2, timeout_s=5)
+        assert batch is not None and batch.num_groups == 2
+        assert max(batch.rows["staleness"].to_pylist()) == 0
+        assert roles.planned("is_refill") == [(2, 2), (3, 2)]
+
+
+def test_going_back_undoes_ageing_out(buffer: Buffer) -> None:
+    roles = Roles(buffer, offset=3, max_staleness=1, steps=4)
+    with roles.attempt() as attempt:
+        roles.work()
+        for step in (1, 2):
+            roles.train(attempt, step)
+        attempt.draw(3, 2, timeout_s=0.1)
+    with roles.attempt() as again:
+        assert drawn(again.draw(1, 2, timeout_s=5)) == [1, 2]
+        assert roles.planned("trainable") == [(0, 2), (1, 2), (2, 2), (3, 2)]
+
+
+def test_an_attempt_that_was_replaced_can_do_nothing_any_more(buffer: Buffer) -> None:
+    roles = Roles(buffer)
+    old = roles.attempt()
+    roles.work()
+    batch = old.draw(1, 2, timeout_s=5)
+    assert batch is not None
+    expire(roles)
+    new = roles.attempt()
+    deeds: list[Callable[[], object]] = [
+        lambda: old.draw(1, 2, timeout_s=0.1),
+        lambda: old.draw(2, 2, timeout_s=0.1),
+        lambda: old.release(batch),
+        lambda: old.publish(1, method="memory", uri="x", num_bytes=1, checksum="0"),
+        lambda: old.record_step(1, batch, wait_seconds=0, train_seconds=0, publish_seconds=0, metrics={}),
+        lambda: old.commit_checkpoint(1, "x"),
+    ]
+    for deed in deeds:
+        with pytest.raises(FencedError, match=f"attempt {old.attempt_id} no longer holds the run 'roles'"):
+            deed()
+    for table in ("checkpoint", "train_step"):
+        assert buffer.sql(f"SELECT count(*) AS n FROM rft.{table}")["n"].to_pylist() == [0]
+    old.close()
+    assert roles.train(new, 1) == drawn(batch)
+    new.close()
+
+
+def test_a_live_trainer_is_not_replaced_and_the_error_says_who_it_is(buffer: Buffer) -> None:
+    import os
+
+    roles = Roles(buffer)
+    with roles.attempt(), pytest.raises(FencedError, match=f"being trained by process {os.getpid()} on "):
+        buffer.attempt(roles.run)
+
+
+def test_of_two_trainers_that_start_at_once_one_gets_the_run(buffer: Buffer) -> None:
+    roles = Roles(buffer)
+    together = threading.Barrier(2)
+    won: list[Attempt] = []
+    fenced: list[FencedError] = []
+
+    def start() -> None:
+        together.wait()
+        try:
+            won.append(buffer.attempt(roles.run))
+        except FencedError as error:
+            fenced.append(error)
+
+    threads = [threading.Thread(target=start) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(won), len(fenced)) == (1, 1)
+    assert buffer.find_run(roles.run_id)["current_attempt_id"] == won[0].attempt_id
+    won[0].close()
+
+
+def test_after_a_resume_draws_past_the_checkpoint_can_be_drawn_again_and_those_before_cannot(buffer: Buffer) -> None:
+    roles = Roles(buffer, steps=4)
+    attempt = roles.attempt()
+    history = []
+    for step in (1, 2, 3):
+        roles.work()
+        history.append(roles.train(attempt, step))
+        if step == 1:
+            attempt.commit_checkpoint(1, "/checkpoint/1")
+    expire(roles)
+    again = roles.attempt()
+    assert (again.start_step, again.checkpoint and again.checkpoint["uri"]) == (1, "/checkpoint/1")
+    assert roles.train(again, 2) == history[1]
+    assert roles.train(again, 3) == history[2]
+    again.commit_checkpoint(3, "/checkpoint/3")
+    roles.work()
+    roles.train(again, 4)
+    consumed = buffer.sql("SELECT attempt_id, trainer_step FROM rft.v_consumption GROUP BY 1, 2 ORDER BY 2").to_pylist()
+    assert [(row["attempt_id"], row["trainer_step"]) for row in consumed] == [
+        (attempt.attempt_id, 1),
+        (again.attempt_id, 2),
+        (again.attempt_id, 3),
+    ]
+    curve = buffer.sql("SELECT trainer_step, attempt_id FROM rft.v_train_step ORDER BY 1").to_pylist()
+    assert [row["trainer_step"] for row in curve] == [1, 2, 3, 4]
+    attempt.close()
+    again.close()
+
+
+def test_without_a_checkpoint_a_resume_starts_at_the_first_step(buffer: Buffer) -> None:
+    roles = Roles(buffer)
+    attempt = roles.attempt()
+    roles.work()
+    first = roles.train(attempt, 1)
+    attempt.close()
+    with roles.attempt() as again:
+        assert (again.start_step, again.checkpoint) == (0, None)
+        assert roles.plan() == 0
+        assert roles.train(again, 1) == first
+    assert buffer.sql("SELECT count(*) AS n FROM rft.v_train_step")["n"].to_pylist() == [1]
+
+
+def test_a_resume_does_not_bring_dropped_groups_back(buffer: Buffer) -> None:
+    roles = Roles(buffer, max_refill=1)
+    with roles.attempt():
+        roles.plan()
+        kept, dropped = roles.explore()
+        roles.decide()
+        buffer.sql(
+            "UPDATE rft.experience SET reward = 5 WHERE group_id = %s", [dropped]
+        )  # decided again: dropped this time
+        roles.decide(keep=lambda row: False)
+        assert roles.group(dropped)["trainable"] is False
+    with roles.attempt() as again:
+        batch = again.draw(1, 1, timeout_s=5)
+        assert drawn(batch) == [kept]
+        assert again.draw(2, 1, timeout_s=0.1) is None
+
+
+def test_a_batch_given_back_was_never_drawn(buffer: Buffer) -> None:
+    roles = Roles(buffer)
+    with roles.attempt() as attempt:
+        roles.work()
+        batch = attempt.draw(1, 2, timeout_s=5)
+        assert batch is not None
+        attempt.release(batch)
+        assert buffer.sql("SELECT count(*) AS n FROM rft.draw")["n"].to_pylist() == [0]
+        assert drawn(attempt.draw(1, 2, timeout_s=5)) == drawn(batch)
+
+
+def test_a_chain_that_drops_everything_ends_in_skipped_steps_with_the_reason(buffer: Buffer) -> None:
+    roles = Roles(buffer, max_refill=3, steps=3)
+    with roles.attempt() as attempt:
+        for step in (1, 2, 3):
+            assert roles.work(keep=lambda row: False) == 5
+            batch = attempt.draw(step, 2, timeout_s=5)
+            assert batch is not None and len(batch) == 0 and batch.rows["reward"].to_pylist() == []
+            assert batch.lengths.tolist() == [] and batch.packed("token_ids").tolist() == []
+            roles.publish(attempt, step)
+            attempt.record_step(step, batch, wait_seconds=0, train_seconds=0, publish_seconds=0, metrics={})
+        assert roles.plan() == 0
+    steps = buffer.sql(
+        "SELECT outcome::text AS outcome, reason FROM rft.v_train_step ORDER BY trainer_step"
+    ).to_pylist()
+    assert [row["outcome"] for row in steps] == ["skipped"] * 3
+    assert {row["reason"] for row in steps} == {
+        "0 of 2 groups survived: 2 planned and 3 refilled, explorer.max_refill is used up"
+    }
+
+
+def test_a_chain_that_drops_nine_of_ten_trains_on_what_survives(buffer: Buffer) -> None:
+    roles = Roles(buffer, max_refill=8, steps=4, batch_groups=2)
+    trained: list[int] = []
+    with roles.attempt() as attempt:
+        for step in range(1, 5):
+            roles.work(keep=lambda row: row["group_id"] % 10 == 0)
+            batch = attempt.draw(step, 2, timeout_s=5)
+            assert batch is not None
+            trained += sorted(set(batch.rows["group_id"].to_pylist()))
+            roles.publish(attempt, step)
+            attempt.record_step(
+                step, batch, wait_seconds=0, train_seconds=0, publish_seconds=0, metrics={"nan": float("nan")}
+            )
+    assert trained == [10, 20, 30, 40]
+    reasons = buffer.sql(
+        "SELECT outcome::text AS outcome, num_groups, reason FROM rft.v_train_step ORDER BY trainer_step"
+    ).to_pylist()
+    assert [row["num_groups"] for row in reasons] == [1, 1, 1, 1]
+    assert all("1 of 2 groups survived" in row["reason"] for row in reasons)
+
+
+def test_groups_ready_under_another_pipeline_are_decided_again_after_a_resume(buffer: Buffer) -> None:
+    """Drawn as they are, they would yield no rows: their verdicts are the old chain's."""
+    roles = Roles(buffer)
+    with roles.attempt():
+        roles.work()
+    buffer.sql("UPDATE rft.run SET pipeline_version = 'p2'")
+    with roles.attempt() as attempt:
+        assert attempt.draw(1, 2, timeout_s=0.1) is None
+        with pytest.raises(FencedError, match="another pipeline version"):
+            roles.decide(version="p1")
+        assert attempt.draw(1, 2, timeout_s=0.1) is None
+        buffer.sql("UPDATE rft.worklist SET available = true, claimed_by = NULL WHERE consumer LIKE 'pipeline/%'")
+        roles.decide(version="p2")
+        assert roles.plan() == 0
+        assert len(drawn(attempt.draw(1, 2, timeout_s=5))) == 2
+    assert buffer.sql("SELECT DISTINCT pipeline_version AS v FROM rft.verdict ORDER BY 1")["v"].to_pylist() == [
+        "p1",
+        "p2",
+    ]
+
+
+def test_a_run_on_stored_experiences_ends_when_they_are_used_up(buffer: Buffer) -> None:
+    roles = Roles(buffer, batch_groups=2)
+    buffer.sql("UPDATE rft.run SET mode = 'train'")
+    roles.insert(own_group(task_key="a"), own_group(task_key="b"), own_group(task_key="c"))
+    roles.decide()
+    with roles.attempt() as attempt:
+        assert len(drawn(attempt.draw(1, 2, timeout_s=5))) == 2
+        last = attempt.draw(2, 2, timeout_s=5)
+        assert last is not None and last.num_groups == 1
+        assert last.short_reason == "1 of 2 groups survived: the stored experiences are used up"
+
+
+def test_an_attempt_renews_its_lease_while_it_lives(buffer: Buffer) -> None:
+    roles = Roles(buffer)
+    with roles.attempt(lease_s=0.6):
+        time.sleep(1.0)
+        with pytest.raises(FencedError):
+            buffer.attempt(roles.run)
+    with roles.attempt():
+        pass
+
+
+def test_work_of_a_dead_explorer_is_planned_again_by_the_next_attempt(buffer: Buffer) -> None:
+    roles = Roles(buffer)
+    with roles.attempt():
+        roles.plan()
+        lost = roles.claim()
+    roles.database.run("stop_worker", worker_id=roles.worker_id, error="killed")
+    with roles.attempt():
+        buffer.sql("UPDATE rft.worker SET stopped_at = NULL")
+        again = roles.claim()
+    assert [group.group_id for group in again] == [group.group_id for group in lost]
+    assert all(a.claim_token > b.claim_token for a, b in zip(again, lost, strict=True))

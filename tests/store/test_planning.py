@@ -1,0 +1,224 @@
+"""Planning: which step may run, how many groups it lacks, which tasks they try; the same after a crash."""
+
+from __future__ import annotations
+
+import threading
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import rftdata
+from rftdata import Buffer
+from rftdata.errors import PluginError, TaskSourceError
+from rftdata.planning import Planner, last_startable_step
+from tests.store_roles import Roles, own_group
+
+PACINGS = [(1, 0), (1, 1), (1, 3), (2, 0), (2, 1), (3, 0), (3, 2), (4, 4)]
+
+
+@pytest.mark.parametrize(("interval", "offset"), PACINGS)
+def test_a_step_may_start_when_the_policy_is_new_enough(interval: int, offset: int) -> None:
+    """Step s needs the policy after trainer step floor((s - offset) / interval) · interval, and none before offset."""
+    for policy_step in range(25):
+        for step in range(40):
+            needed = max((step - offset) // interval * interval, 0)
+            assert (step <= last_startable_step(policy_step, interval, offset)) == (policy_step >= needed)
+
+
+@pytest.mark.parametrize(("interval", "offset"), [(1, 0), (1, 1), (2, 0), (3, 2)])
+def test_groups_are_planned_just_as_far_as_the_policy_allows(buffer: Buffer, interval: int, offset: int) -> None:
+    roles = Roles(buffer, interval=interval, offset=offset, steps=6)
+    with roles.attempt() as attempt:
+        for step in range(1, 7):
+            roles.work()
+            allowed = [s for s in range(6) if step - 1 >= max((s - offset) // interval * interval, 0)]
+            assert roles.planned() == [(s, 2) for s in allowed]
+            roles.train(attempt, step)
+        assert roles.plan() == 0
+
+
+def test_nothing_is_planned_before_the_first_weights_nor_after_a_stop(buffer: Buffer) -> None:
+    roles = Roles(buffer)
+    with roles.attempt(publish=False) as attempt:
+        assert roles.plan() == 0
+        roles.publish(attempt, 0)
+        roles.database.run("request_stop", run_id=roles.run_id)
+        assert roles.plan() == 0
+
+
+def test_a_place_that_was_dropped_is_planned_again_for_the_same_step(buffer: Buffer) -> None:
+    roles = Roles(buffer, max_refill=3)
+    with roles.attempt() as attempt:
+        roles.plan()
+        first, second = roles.explore()
+        roles.decide(keep=lambda row: row["group_id"] != first)
+        assert roles.plan() == 1
+        assert roles.planned() == [(0, 3)] and roles.planned("is_refill") == [(0, 1)]
+        (third,) = roles.explore()
+        roles.decide()
+        assert roles.plan() == 0
+        assert roles.train(attempt, 1) == [second, third]
+
+
+def test_refills_of_a_step_end_at_max_refill(buffer: Buffer) -> None:
+    roles = Roles(buffer, max_refill=3)
+    with roles.attempt():
+        assert roles.work(keep=lambda row: False) == 2 + 3
+        assert roles.planned("is_refill") == [(0, 3)]
+        assert roles.plan() == 0
+
+
+def test_a_group_brought_back_to_life_counts_for_the_next_step(buffer: Buffer) -> None:
+    """A refill was planned in its place meanwhile, so one group is over: the next step needs one refill less."""
+    roles = Roles(buffer, max_refill=2)
+    with roles.attempt() as attempt:
+        roles.plan()
+        first, _ = roles.explore()
+        roles.decide(keep=lambda row: row["group_id"] != first)
+        roles.work()
+        buffer.sql("UPDATE rft.experience SET reward = 0.5 WHERE group_id = %s", [first])
+        roles.decide()
+        assert first in roles.train(attempt, 1)
+        roles.plan()
+        dropped = roles.explore()[0]
+        roles.decide(keep=lambda row: row["group_id"] != dropped)
+        assert roles.plan() == 0
+        assert len(roles.train(attempt, 2)) == 2
+
+
+def test_a_group_that_a_person_wrote_takes_the_place_of_a_planned_one(buffer: Buffer) -> None:
+    roles = Roles(buffer)
+    roles.insert(own_group())
+    with roles.attempt():
+        assert roles.plan() == 1
+
+
+def test_tasksets_are_mixed_in_proportion_to_their_weights(buffer: Buffer) -> None:
+    roles = Roles(buffer, weights=(2.0, 1.0, 1.0), batch_groups=3, steps=8, offset=8)
+    with roles.attempt():
+        roles.plan()
+    names = [taskset for taskset, _ in roles.task_order()]
+    for end in range(4, 25, 4):
+        assert [names[:end].count(name) for name in ("set0", "set1", "set2")] == [end // 2, end // 4, end // 4]
+
+
+def test_planners_at_the_same_moment_plan_once(buffer: Buffer) -> None:
+    roles = Roles(buffer, batch_groups=30)
+    with roles.attempt():
+        planners = [Planner(rftdata.open(buffer.config).database, roles.run_id, roles.plan_config) for _ in range(3)]
+        together = threading.Barrier(3)
+        counts: list[int] = []
+
+        def plan(planner: Planner) -> None:
+            together.wait()
+            counts.append(planner.plan())
+
+        threads = [threading.Thread(target=plan, args=[planner]) for planner in planners]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for planner in planners:
+            counts.append(planner.plan())
+            planner._database.close()
+    assert sum(counts) == 30
+    assert [key for _, key in roles.task_order()] == [str(n) for n in range(1, 31)]
+
+
+def test_a_new_process_goes_on_where_the_selector_stood(buffer: Buffer) -> None:
+    roles = Roles(buffer, selector="shuffle", num_tasks=10, batch_groups=5, steps=4)
+    with roles.attempt() as attempt:
+        for step in range(1, 5):
+            roles.planner = Planner(roles.database, roles.run_id, roles.plan_config)
+            roles.work()
+            roles.train(attempt, step)
+    keys = [key for _, key in roles.task_order()]
+    assert sorted(keys[:10]) == sorted(keys[10:]) and len(set(keys[:10])) == 10
+
+
+CRASHING = """
+from pathlib import Path
+from rftdata.selectors.shuffle import Shuffle
+
+class Crashing(Shuffle):
+    def __init__(self, num_tasks, seed, flag):
+        super().__init__(num_tasks, seed)
+        self.flag = Path(flag)
+
+    def state_dict(self):
+        if self.flag.exists():
+            raise KeyboardInterrupt("killed between choosing tasks and committing the groups")
+        return super().state_dict()
+"""
+
+
+def test_a_crash_between_choosing_and_committing_neither_skips_nor_repeats_a_task(
+    buffer: Buffer, tmp_path: Path
+) -> None:
+    (tmp_path / "crashing.py").write_text(CRASHING)
+    flag = tmp_path / "crash"
+    roles = Roles(
+        buffer,
+        num_tasks=6,
+        batch_groups=2,
+        steps=3,
+        selector="./crashing.py:Crashing",
+        selector_args={"flag": str(flag)},
+        base_dir=tmp_path,
+    )
+    with roles.attempt() as attempt:
+        for step in range(1, 4):
+            flag.touch()
+            with pytest.raises(KeyboardInterrupt):
+                roles.plan()
+            assert roles.planned() == [(s, 2) for s in range(step - 1)]
+            flag.unlink()
+            roles.work()
+            roles.train(attempt, step)
+    assert sorted(key for _, key in roles.task_order()) == [str(n) for n in range(1, 7)]
+
+
+def test_an_excluded_task_is_not_selected(buffer: Buffer) -> None:
+    roles = Roles(buffer, num_tasks=5, batch_groups=8)
+    buffer.sql("UPDATE rft.task SET status = 'excluded' WHERE task_key = '3'")
+    with roles.attempt():
+        roles.plan()
+    assert [key for _, key in roles.task_order()] == ["1", "2", "4", "5"] * 2
+
+
+def test_ordinals_grow_in_planning_order_without_gaps(buffer: Buffer) -> None:
+    roles = Roles(buffer, steps=6, offset=6)
+    with roles.attempt():
+        roles.plan()
+    ordinals = buffer.sql("SELECT ordinal FROM rft.rollout_group ORDER BY explore_step, ordinal")["ordinal"].to_pylist()
+    assert ordinals[0] == 0 and all(b == a + 1 for a, b in pairwise(ordinals))
+
+
+def test_a_taskset_without_tasks_is_a_clear_error(buffer: Buffer) -> None:
+    roles = Roles(buffer)
+    buffer.sql("UPDATE rft.task SET status = 'excluded'")
+    with roles.attempt(), pytest.raises(TaskSourceError, match="'set0' has no active task"):
+        roles.plan()
+
+
+def test_an_unknown_selector_names_the_nearest_one(buffer: Buffer) -> None:
+    roles = Roles(buffer, selector="shufle")
+    with roles.attempt(), pytest.raises(PluginError, match="did you mean 'shuffle'"):
+        roles.plan()
+
+
+def test_outcomes_are_folded_once_and_the_fold_can_be_rebuilt(buffer: Buffer) -> None:
+    roles = Roles(buffer, num_tasks=2, batch_groups=2, steps=2)
+    with roles.attempt() as attempt:
+        roles.work(rewards=lambda group: [1.0, 1.0])
+        roles.train(attempt, 1)
+        roles.work(rewards=lambda group: [0.0, 3.0])
+    query = "SELECT task_id, alpha, beta, attempts, mean_reward FROM rft.task_stat ORDER BY task_id"
+    folded = buffer.sql(query).to_pylist()
+    assert [(row["alpha"], row["beta"], row["attempts"], row["mean_reward"]) for row in folded] == [
+        (4.0, 2.0, 2, 0.75)
+    ] * 2
+    buffer.sql("SELECT rft.rebuild_task_stat(%s)", [roles.run_id])
+    assert buffer.sql(query).to_pylist() == folded
+    assert buffer.sql("SELECT count(*) AS n FROM rft.task_observation WHERE applied")["n"].to_pylist() == [2]

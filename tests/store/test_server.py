@@ -1,0 +1,170 @@
+"""The embedded server: starts on demand, is shared by processes, private to its user, and comes back after a kill."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+
+import rftdata
+from rftdata.config import BufferConfig
+from rftdata.errors import BufferUnavailableError
+from rftdata.server import EmbeddedServer
+
+
+@pytest.fixture(scope="module")
+def folder(server_folders: Path) -> Iterator[Path]:
+    """One buffer for all tests here; each leaves its server as it likes."""
+    folder = server_folders / "own"
+    yield folder
+    EmbeddedServer(folder).stop()
+
+
+def postmaster(folder: Path) -> psutil.Process:
+    return psutil.Process(int((folder / "postgres" / "postmaster.pid").read_text().split()[0]))
+
+
+def one(folder: Path) -> list[int]:
+    with rftdata.open(str(folder)) as buffer:
+        found: list[int] = buffer.sql("SELECT 1 AS one")["one"].to_pylist()
+        return found
+
+
+def test_it_starts_stops_and_starts_again_with_its_data(folder: Path) -> None:
+    with rftdata.open(str(folder)) as buffer:
+        buffer.create_run(name="kept", config={}, seed=1, steps=1, pipeline_version="p")
+    server = EmbeddedServer(folder)
+    assert server.is_running()
+    server.stop()
+    assert not server.is_running()
+    server.stop()
+    with rftdata.open(str(folder)) as buffer:
+        assert buffer.find_run("kept")["name"] == "kept"
+
+
+def test_closing_the_buffer_leaves_the_server_running_and_another_process_uses_it(folder: Path) -> None:
+    assert one(folder) == [1]
+    first = postmaster(folder)
+    script = "import sys, rftdata; print(rftdata.open(sys.argv[1]).sql('SELECT 41 + 1 AS n')['n'].to_pylist())"
+    output = subprocess.run(
+        [sys.executable, "-c", script, str(folder)], capture_output=True, text=True, check=True, timeout=120
+    ).stdout
+    assert output.strip() == "[42]"
+    assert postmaster(folder) == first and first.is_running()
+
+
+def test_password_and_socket_are_private(folder: Path) -> None:
+    one(folder)
+    server = EmbeddedServer(folder)
+    assert stat.S_IMODE((folder / "password").stat().st_mode) == 0o600
+    assert stat.S_IMODE(server.socket_dir.stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder / "postgres").stat().st_mode) == 0o700
+    without = server.uri.replace((folder / "password").read_text().strip(), "guess")
+    with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
+        psycopg.connect(without)
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "with a session at work"])
+def test_after_kill_9_of_the_server_the_next_open_works(folder: Path, busy: bool) -> None:
+    one(folder)
+    session = psycopg.connect(EmbeddedServer(folder).uri, autocommit=True)
+    if busy:
+        # A session at work does not notice at once that the server is gone, and keeps its shared memory.
+        session.pgconn.send_query(b"SELECT count(*) FROM generate_series(1, 30000000)")
+    time.sleep(0.1)
+    postmaster(folder).send_signal(signal.SIGKILL)
+    assert one(folder) == [1]
+    session.close()
+    assert EmbeddedServer(folder).is_running()
+
+
+def test_a_stale_lock_whose_process_id_passed_to_another_program_is_no_server(folder: Path) -> None:
+    one(folder)
+    server = EmbeddedServer(folder)
+    server.stop()
+    (folder / "postgres" / "postmaster.pid").write_text(f"{os.getpid()}\n{folder}/postgres\n1\n5432\n\n\n")
+    assert not server.is_running()
+    assert one(folder) == [1]
+
+
+def test_the_address_in_listen_takes_connections_and_the_socket_still_works(folder: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    one(folder)
+    config = BufferConfig(uri=str(folder), listen=f"127.0.0.1:{port}")
+    with pytest.raises(BufferUnavailableError, match=r"runs already, without the address buffer\.listen.*rft db stop"):
+        rftdata.open(config)
+    EmbeddedServer(folder).stop()
+    with rftdata.open(config) as buffer:
+        assert buffer.sql("SELECT 1 AS one")["one"].to_pylist() == [1]
+        password = (folder / "password").read_text().strip()
+        with psycopg.connect(f"postgresql://rft_owner:{password}@127.0.0.1:{port}/rft") as connection:
+            assert connection.execute("SELECT 1").fetchone() == (1,)
+    assert one(folder) == [1]  # without `listen` the running server is found all the same
+    rftdata.open(config).close()
+    EmbeddedServer(folder).stop()
+
+
+def test_a_first_start_that_was_cut_short_is_done_again(server_folders: Path) -> None:
+    folder = server_folders / "cut-short"
+    (folder / "postgres.unfinished").mkdir(parents=True)
+    (folder / "postgres.unfinished" / "PG_VERSION").write_text("18\n")
+    (folder / "password.unfinished").write_text("")
+    try:
+        assert one(folder) == [1]
+        assert not (folder / "postgres.unfinished").exists()
+    finally:
+        EmbeddedServer(folder).stop()
+
+
+def test_a_deep_folder_gets_a_short_socket(server_folders: Path) -> None:
+    folder = server_folders / ("deep" * 20) / ("er" * 20) / "buffer"
+    try:
+        assert one(folder) == [1]
+        assert len(os.fsencode(EmbeddedServer(folder).socket_dir)) < 90
+    finally:
+        EmbeddedServer(folder).stop()
+
+
+def test_a_folder_that_cannot_be_made_or_written_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "buffer", Path("/proc/rft-buffer")):
+        with pytest.raises(BufferUnavailableError, match=r"cannot be made or written.*correct buffer\.uri"):
+            rftdata.open(str(place))
+
+
+def test_a_missing_buffer_is_not_made_when_it_should_exist(tmp_path: Path) -> None:
+    with pytest.raises(BufferUnavailableError, match="there is no buffer here"):
+        rftdata.open(str(tmp_path / "nothing"), create=False)
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_a_buffer_in_use_on_another_machine_is_refused(folder: Path) -> None:
+    one(folder)
+    (folder / "host").write_text("elsewhere")
+    try:
+        with pytest.raises(BufferUnavailableError, match=r"started on the machine 'elsewhere'.*one machine at a time"):
+            rftdata.open(str(folder))
+    finally:
+        (folder / "host").write_text(socket.gethostname())
+
+
+def test_a_port_that_is_taken_is_a_clear_error(folder: Path) -> None:
+    EmbeddedServer(folder).stop()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(BufferUnavailableError, match=r"does not start.*(in use|could not bind)"):
+            rftdata.open(BufferConfig(uri=str(folder), listen=f"127.0.0.1:{taken.getsockname()[1]}"))
+    assert one(folder) == [1]

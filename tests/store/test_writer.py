@@ -1,0 +1,358 @@
+"""Writing groups: durable, whole, once, and only by who holds them."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+import rftdata
+from rftdata import Buffer, Group, RftError, Rollout
+from rftdata.config import BufferConfig
+from rftdata.database import Database
+from rftdata.errors import BufferUnavailableError, DiskFullError, FencedError
+from rftdata.segments import PosixSegmentStore
+from rftdata.writer import Writer
+from tests.store_roles import Roles, own_group, tokens
+
+
+@pytest.fixture
+def run(buffer: Buffer) -> dict[str, Any]:
+    return buffer.create_run(name="import", config={}, seed=1, steps=1, pipeline_version="p1")
+
+
+def counts(buffer: Buffer) -> dict[str, int]:
+    names = ("rollout_group", "rollout", "experience", "segment", "write_receipt", "task_observation")
+    row: dict[str, int] = buffer.sql(
+        "SELECT " + ", ".join(f"(SELECT count(*) FROM rft.{n}) AS {n}" for n in names)
+    ).to_pylist()[0]
+    return row
+
+
+def test_rows_and_arrays_come_back_as_they_were_written(buffer: Buffer, run: dict[str, Any]) -> None:
+    long = tokens(
+        0.5, token_ids=[1, 2, 3, 4, 5, 6], num_prompt_tokens=2, behavior_logprobs=[-1.0, -2.0, -3.0, -4.0],
+        loss_mask=[True, False, True, True], policy_spans=[(2, 7), (4, 9)], reward_parts={"exact": 0.5}, metrics={"length": 4.0},
+        messages=[{"role": "user", "content": "hi"}],
+    )  # fmt: skip
+    group = Group(
+        [Rollout(0, "ok", 0.5, [long], seconds=1.5), Rollout(1, "ok", 1.0, [tokens(1.0)])],
+        taskset="t",
+        task_key="k",
+        source="human",
+    )
+    with buffer.writer(run) as writer:
+        (group_id,) = writer.insert(group)
+    rows = buffer.sql("SELECT * FROM rft.v_experience ORDER BY rollout_index").to_pylist()
+    assert [row["group_id"] for row in rows] == [group_id, group_id]
+    first = rows[0]
+    assert (first["reward"], first["reward_sampled"], first["policy_version_min"], first["policy_version_max"]) == (
+        0.5,
+        0.5,
+        7,
+        9,
+    )
+    assert (first["num_prompt_tokens"], first["num_response_tokens"], first["finish_reason"], first["source"]) == (
+        2,
+        4,
+        "stop",
+        "human",
+    )
+    arrays = buffer.read_arrays(
+        [row["experience_id"] for row in reversed(rows)],
+        ["token_ids", "loss_mask", "behavior_logprobs", "policy_spans"],
+    )
+    assert arrays["experience_id"].to_pylist() == [rows[1]["experience_id"], rows[0]["experience_id"]]
+    assert arrays["token_ids"].to_pylist() == [[5, 6, 7, 8, 9], [1, 2, 3, 4, 5, 6]]
+    assert arrays["loss_mask"].to_pylist() == [[0, 0, 0, 1, 1], [0, 0, 1, 0, 1, 1]]
+    assert arrays["behavior_logprobs"].to_pylist()[1] == [0.0, 0.0, -1.0, -2.0, -3.0, -4.0]
+    assert arrays["policy_spans"].to_pylist() == [
+        [],
+        [{"start": 2, "policy_version_id": 7}, {"start": 4, "policy_version_id": 9}],
+    ]
+    assert list(buffer.verify()) == []
+
+
+def test_several_groups_share_one_segment_and_keep_their_order(buffer: Buffer, run: dict[str, Any]) -> None:
+    with buffer.writer(run) as writer:
+        ids = writer.insert(own_group(task_key="a"), own_group(task_key="b"), own_group(task_key="a"))
+        more = writer.insert(own_group(task_key="c"))
+    assert ids + more == sorted(set(ids + more))
+    assert counts(buffer)["segment"] == 2
+    assert buffer.sql("SELECT count(*) AS n FROM rft.segment_file")["n"].to_pylist() == [1]
+    assert buffer.sql("SELECT count(*) AS n FROM rft.task")["n"].to_pylist() == [3]
+
+
+def test_a_failed_rollout_keeps_its_error_and_has_no_experience(buffer: Buffer, run: dict[str, Any]) -> None:
+    group = Group(
+        [Rollout(0, "ok", 1.0, [tokens()]), Rollout(1, "failed", error="ValueError: \x00 no number")],
+        taskset="t",
+        task_key="k",
+    )
+    with buffer.writer(run) as writer:
+        writer.insert(group)
+    rollouts = buffer.sql("SELECT outcome::text AS outcome, error FROM rft.rollout ORDER BY rollout_index").to_pylist()
+    assert [row["outcome"] for row in rollouts] == ["ok", "failed"]
+    assert rollouts[1]["error"] == "ValueError: \ufffd no number"
+    assert counts(buffer)["experience"] == 1
+
+
+class LosesOneAnswer:
+    """Passes bytes between a client and the server, and cuts the line when the commit of a write batch is answered, once.
+
+    The server has committed, the client cannot know: the case that receipts are for.
+    """
+
+    def __init__(self, server_uri: str) -> None:
+        place = conninfo_to_dict(server_uri)
+        self._server = f"{place['host']}/.s.PGSQL.{place['port']}"
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.uri = make_conninfo(
+            server_uri, host="127.0.0.1", port=self._listening.getsockname()[1], gssencmode="disable"
+        )
+        self.writing = False
+        self.lost = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client = self._listening.accept()[0]
+            except OSError:
+                return
+            server = socket.socket(socket.AF_UNIX)
+            server.connect(self._server)
+            for source, sink in ((client, server), (server, client)):
+                threading.Thread(target=self._pass_on, args=[source, sink, source is server], daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:
+        with contextlib.suppress(OSError), source:
+            while data := source.recv(65536):
+                self.writing |= not answers and b"INSERT INTO rft.write_receipt" in data
+                if answers and self.writing and not self.lost and b"COMMIT\0" in data:
+                    self.lost += 1
+                    break
+                sink.sendall(data)
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+
+
+def test_a_retry_after_a_lost_answer_inserts_once(database_uri: str, tmp_path: Path) -> None:
+    line = LosesOneAnswer(database_uri)
+    segments = PosixSegmentStore(tmp_path / "segments")
+    direct = Database(database_uri)
+    buffer = Buffer(BufferConfig(uri=database_uri), direct, None, segments)
+    run = buffer.create_run(name="import", config={}, seed=1, steps=1, pipeline_version="p1")
+    through = Database(line.uri)
+    with Writer(through, segments, run["run_id"]) as writer:
+        written = writer.insert(own_group(task_key="a"), own_group(task_key="b"))
+        assert line.lost == 1
+        written += writer.insert(own_group(task_key="c"))
+    assert buffer.sql("SELECT group_id FROM rft.rollout_group ORDER BY 1")["group_id"].to_pylist() == written
+    stored = counts(buffer)
+    assert (stored["experience"], stored["rollout"], stored["write_receipt"], stored["task_observation"]) == (
+        6,
+        6,
+        2,
+        3,
+    )
+    assert list(buffer.verify()) == []
+    through.close()
+    direct.close()
+    line.close()
+
+
+def test_a_write_survives_a_connection_that_was_cut_before_the_commit(buffer: Buffer, run: dict[str, Any]) -> None:
+    """The first try dies on the server while it waits for a lock; the second stores everything."""
+    with psycopg.connect(buffer.config.uri, autocommit=True) as other, buffer.writer(run) as writer:
+        other.execute("SELECT pg_advisory_lock(hashtext('rft.plan'), %s::integer)", [run["run_id"]])
+        written: list[int] = []
+        thread = threading.Thread(target=lambda: written.extend(writer.insert(own_group())))
+        thread.start()
+        waiting = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event = 'advisory'"
+        while not other.execute(waiting).rowcount:
+            thread.join(0.01)
+        other.execute("SELECT pg_advisory_unlock_all()")
+        thread.join()
+    assert len(written) == 1
+    assert counts(buffer) == {
+        **dict.fromkeys(("rollout_group", "segment", "write_receipt", "task_observation"), 1),
+        "rollout": 2,
+        "experience": 2,
+    }
+
+
+def test_a_fenced_writer_is_told_so_and_stores_nothing(buffer: Buffer) -> None:
+    roles = Roles(buffer)
+    roles.attempt()
+    roles.plan()
+    first, second = roles.claim()
+    buffer.sql(
+        "UPDATE rft.rollout_group SET lease_until = now() - interval '1 s' WHERE group_id = %s", [second.group_id]
+    )
+    roles.database.fetch("release_lost_claims", run_id=roles.run_id)
+    (again,) = roles.claim()
+    assert again.claim_token > second.claim_token
+    before = counts(buffer)
+    with pytest.raises(FencedError, match=f"group {second.group_id} is no longer held"):
+        roles.insert(roles.result(first, [0.0, 1.0]), roles.result(second, [0.0, 1.0]))
+    assert counts(buffer) == before
+    assert roles.insert(roles.result(first, [0.0, 1.0]), roles.result(again, [0.0, 1.0])) == [
+        first.group_id,
+        again.group_id,
+    ]
+
+
+def test_a_group_is_sealed_once(buffer: Buffer) -> None:
+    roles = Roles(buffer)
+    roles.attempt()
+    roles.plan()
+    group = roles.claim()[0]
+    roles.insert(roles.result(group, [0.0, 1.0]))
+    with pytest.raises(FencedError):
+        roles.insert(roles.result(group, [1.0, 1.0]))
+    assert counts(buffer)["rollout"] == 2
+
+
+def test_a_group_of_ones_own_can_be_decided_and_trained(buffer: Buffer) -> None:
+    roles = Roles(buffer, batch_groups=1)
+    roles.insert(own_group())
+    roles.decide()
+    attempt = roles.attempt()
+    batch = attempt.draw(1, 1, timeout_s=5)
+    assert batch is not None and batch.rows["reward"].to_pylist() == [0.0, 1.0]
+
+
+def test_demonstrations_that_no_policy_sampled_never_age(buffer: Buffer) -> None:
+    roles = Roles(buffer, batch_groups=1, max_staleness=0)
+    roles.insert(own_group())
+    roles.decide()
+    batch = roles.attempt().draw(40, 1, timeout_s=5)
+    assert batch is not None and batch.rows["staleness"].to_pylist() == [0, 0]
+
+
+def test_imports_and_planners_do_not_fight_over_ordinals(buffer: Buffer) -> None:
+    roles = Roles(buffer, batch_groups=20, steps=50, offset=40)
+    roles.attempt()
+    errors: list[Exception] = []
+
+    def import_groups() -> None:
+        try:
+            with buffer.writer(roles.run) as writer:
+                for i in range(10):
+                    writer.insert(own_group(task_key=str(i)))
+        except (RftError, psycopg.Error) as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=import_groups)
+    thread.start()
+    while thread.is_alive():
+        roles.plan()
+    thread.join()
+    assert errors == []
+    assert buffer.sql("SELECT count(*) - count(DISTINCT ordinal) AS n FROM rft.rollout_group")["n"].to_pylist() == [0]
+
+
+def test_threads_may_share_a_writer(buffer: Buffer, run: dict[str, Any]) -> None:
+    with buffer.writer(run) as writer:
+        threads = [threading.Thread(target=writer.insert, args=[own_group(task_key=str(i))]) for i in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert counts(buffer)["experience"] == 12
+    assert list(buffer.verify()) == []
+
+
+def test_what_models_sample_and_sql_cannot_hold_is_replaced(buffer: Buffer, run: dict[str, Any]) -> None:
+    import numpy as np
+
+    odd = tokens(
+        prompt="a\x00b", response="half \ud83d", messages=[{"role": "user", "content": "\x00"}],
+        metrics={"nan": float("nan"), "inf": float("inf"), "float32": np.float32(0.5)},
+    )  # fmt: skip
+    with buffer.writer(run) as writer:
+        writer.insert(
+            Group(
+                [Rollout(0, "ok", 1.0, [odd])],
+                taskset="t\x00",
+                task_key="k",
+                payload={"answer": "\x00", "x": float("nan")},
+            )
+        )
+    row = buffer.sql(
+        "SELECT prompt, response, metrics::text AS metrics, messages::text AS messages, answer FROM rft.v_experience"
+    ).to_pylist()[0]
+    assert (row["prompt"], row["response"], row["answer"]) == ("a\ufffdb", "half \ufffd", "\ufffd")
+    assert '"nan": null' in row["metrics"] and '"float32": 0.5' in row["metrics"]
+
+
+BAD_GROUPS = {
+    "one value per response token": Group(
+        [Rollout(0, sequences=[tokens(behavior_logprobs=[-1.0])])], taskset="t", task_key="k"
+    ),
+    "loss_mask must have": Group([Rollout(0, sequences=[tokens(loss_mask=[True])])], taskset="t", task_key="k"),
+    "so many prompt tokens": Group([Rollout(0, sequences=[tokens(num_prompt_tokens=6)])], taskset="t", task_key="k"),
+    "not a finite number": Group([Rollout(0, sequences=[tokens(float("nan"))])], taskset="t", task_key="k"),
+    "got inf": Group([Rollout(0, reward=float("inf"), sequences=[tokens()])], taskset="t", task_key="k"),
+    "ascending tokens": Group(
+        [Rollout(0, sequences=[tokens(policy_spans=[(4, 1), (3, 2)])])], taskset="t", task_key="k"
+    ),
+    "unknown outcome": Group([Rollout(0, "exploded")], taskset="t", task_key="k"),
+    "unknown source": Group([Rollout(0)], taskset="t", task_key="k", source="thin air"),
+    "numbered from 0": Group([Rollout(1)], taskset="t", task_key="k"),
+    "name its task": Group([Rollout(0)]),
+}
+
+
+@pytest.mark.parametrize("message", BAD_GROUPS)
+def test_a_bad_group_is_refused_with_the_reason_and_nothing_is_stored(
+    buffer: Buffer, run: dict[str, Any], message: str
+) -> None:
+    with buffer.writer(run) as writer, pytest.raises(RftError, match=message):
+        writer.insert(own_group(), BAD_GROUPS[message])
+    assert set(counts(buffer).values()) == {0}
+
+
+def test_a_claimed_group_needs_every_planned_rollout(buffer: Buffer) -> None:
+    roles = Roles(buffer, group_size=3)
+    roles.attempt()
+    roles.plan()
+    with pytest.raises(RftError, match="another number of rollouts than planned"):
+        roles.insert(roles.result(roles.claim()[0], [0.0, 1.0]))
+    assert counts(buffer)["rollout"] == 0
+
+
+def test_a_disk_that_would_get_too_full_is_refused_with_nothing_half_written(database_uri: str, tmp_path: Path) -> None:
+    config = BufferConfig(uri=database_uri, segments=str(tmp_path / "segments"), min_free_bytes=2**62)
+    with rftdata.open(config) as buffer:
+        run = buffer.create_run(name="full", config={}, seed=1, steps=1, pipeline_version="p1")
+        group = own_group()
+        with buffer.writer(run) as writer, pytest.raises(DiskFullError, match=r"buffer\.min_free_bytes"):
+            writer.insert(group)
+        assert group.group_id is None
+        assert set(counts(buffer).values()) == {0}
+    assert list((tmp_path / "segments").iterdir()) == []
+
+
+def test_segments_that_cannot_be_written_are_a_clear_error(database_uri: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BufferUnavailableError, match=r"correct buffer\.segments"):
+        rftdata.open(BufferConfig(uri=database_uri, segments=str(tmp_path / "file" / "segments")))
+
+
+def test_a_query_keeps_columns_of_one_name_apart(buffer: Buffer) -> None:
+    table = buffer.sql("SELECT 1 AS a, 2 AS a")
+    assert isinstance(table, pa.Table)
+    assert [column.to_pylist() for column in table.columns] == [[1], [2]]

