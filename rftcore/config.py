@@ -77,7 +77,9 @@ class RunConfig(Section):
     sampling: SamplingConfig = SamplingConfig()
     sync: SyncConfig = SyncConfig()
     eval: EvalConfig = EvalConfig()
-    monitor: list[str] = Field(default_factory=list, description="Where else metrics go: tensorboard, or your own by path.")
+    monitor: list[str] = Field(
+        default_factory=list, description="Where else metrics go: tensorboard, or your own by path."
+    )
     steps: int = Field(gt=0, description="Trainer steps of the run.")
 
     _base_dir: Path = PrivateAttr(default_factory=Path.cwd)
@@ -114,7 +116,9 @@ def load_config(file: Path, overrides: list[str] | None = None) -> RunConfig:
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"the configuration file cannot be read: {error.strerror}", value=str(file), todo="correct the path") from error
+        raise ConfigError(
+            f"the configuration file cannot be read: {error.strerror}", value=str(file), todo="correct the path"
+        ) from error
     try:
         raw = yaml.safe_load(text)
     except yaml.YAMLError as error:

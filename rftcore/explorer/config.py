@@ -10,11 +10,15 @@ from rftdata.config import Section
 
 
 class ExplorerConfig(Section):
-    engine: str = Field("vllm", description="vllm, transformers, none (for workflows that sample nothing), or your own by path.")
+    engine: str = Field(
+        "vllm", description="vllm, transformers, none (for workflows that sample nothing), or your own by path."
+    )
     engine_args: dict[str, Any] = Field(default_factory=dict, description="The engine's own settings.")
     workflow: str = Field("single_turn", description="single_turn, demonstration, or your own by path.")
     workflow_args: dict[str, Any] = Field(default_factory=dict, description="The workflow's own settings.")
-    reward: list[str] = Field(default_factory=list, description="Reward functions whose values are summed; names or paths.")
+    reward: list[str] = Field(
+        default_factory=list, description="Reward functions whose values are summed; names or paths."
+    )
     num_explorers: int = Field(1, ge=1, description="Explorer processes.")
     temperature: float = Field(1.0, ge=0, description="Sampling temperature of training rollouts.")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus of training rollouts.")

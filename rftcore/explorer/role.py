@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rftcore.config import RunConfig
@@ -38,7 +39,10 @@ def main(config: RunConfig, run: str | None = None, *, index: int = 0) -> int:
         index: number of this explorer among those of the run; gives it a sampling stream of its own.
     """
     joined = join_run(config, run)
-    with joined.buffer, Worker(joined.buffer.database, joined.row["run_id"], "explorer", lease_s=config.explorer.lease_s) as worker:
+    with (
+        joined.buffer,
+        Worker(joined.buffer.database, joined.row["run_id"], "explorer", lease_s=config.explorer.lease_s) as worker,
+    ):
         worker.says("starts the engine")
         engine_class = plugins.load("engine", config.explorer.engine, ENGINES, config.base_dir)
         engine: Engine = engine_class(model_folder(config), engine_config(config, index))
@@ -129,10 +133,17 @@ class Explorer:
 
     async def _take_newest_policy(self) -> None:
         rows = self.database.fetch("newest_policy", run_id=self.run_id)
-        if rows and rows[0]["policy_version_id"] != self.engine.policy_version_id:
+        if not rows or rows[0]["policy_version_id"] == self.engine.policy_version_id:
+            return
+        try:
             await self._load(rows[0], rows[0]["policy_version_id"])
-            self.policy_step = rows[0]["trainer_step"]
-            self.worker.progress |= {"policy_version_id": rows[0]["policy_version_id"], "policy_step": self.policy_step}
+        except ModelError:
+            if Path(rows[0]["uri"]).exists():
+                raise
+            # The trainer that published it has left and taken its files along; the next one publishes anew when it starts.
+            return
+        self.policy_step = rows[0]["trainer_step"]
+        self.worker.progress |= {"policy_version_id": rows[0]["policy_version_id"], "policy_step": self.policy_step}
 
     async def _load(self, row: Row, policy_version_id: int) -> None:
         self.worker.says(f"loads policy version {policy_version_id}")
@@ -147,7 +158,14 @@ class Explorer:
             return False
         self.planner.plan()
         last_step = last_startable_step(self.policy_step, self.sync.interval, self.sync.offset)
-        groups = claim_groups(self.database, self.run_id, self.worker.worker_id, last_step=last_step, count=room, lease_s=self.config.lease_s)
+        groups = claim_groups(
+            self.database,
+            self.run_id,
+            self.worker.worker_id,
+            last_step=last_step,
+            count=room,
+            lease_s=self.config.lease_s,
+        )
         self.in_flight |= {asyncio.create_task(self.runner.group(group, self.decoding)) for group in groups}
         return bool(groups)
 
@@ -170,8 +188,14 @@ class Explorer:
 
     async def _evaluate(self, row: Row) -> None:
         tasks = [Task.from_row(task) for task in self.database.fetch("evaluation_tasks", taskset=row["taskset"])]
-        self.worker.says(f"answers {len(tasks)} questions of {row['taskset']} ({row['decoding']}, step {row['trainer_step']})")
-        decoding = replace(self.decoding, temperature=0.0, top_p=1.0, top_k=0) if row["decoding"] == "greedy" else self.decoding
+        self.worker.says(
+            f"answers {len(tasks)} questions of {row['taskset']} ({row['decoding']}, step {row['trainer_step']})"
+        )
+        decoding = (
+            replace(self.decoding, temperature=0.0, top_p=1.0, top_k=0)
+            if row["decoding"] == "greedy"
+            else self.decoding
+        )
         started, before = time.monotonic(), self.engine.num_generated_tokens
         answers = await asyncio.gather(*(self._answer(task, decoding) for task in tasks))
         seconds = time.monotonic() - started
@@ -194,5 +218,3 @@ class Explorer:
         self.worker.progress["num_generated_tokens"] = self.engine.num_generated_tokens
         if tokens and seconds > 0:
             self.worker.progress["tokens_per_s"] = round(tokens / seconds, 1)
-
-

@@ -31,7 +31,14 @@ class RolloutRunner:
 
     async def group(self, claimed: ClaimedGroup, decoding: Decoding) -> Group:
         """All rollouts of a claimed group, at the same time."""
-        task = Task(claimed.task_id, claimed.taskset, claimed.task_key, claimed.payload["prompt"], claimed.payload.get("answer"), claimed.payload.get("metadata") or {})
+        task = Task(
+            claimed.task_id,
+            claimed.taskset,
+            claimed.task_key,
+            claimed.payload["prompt"],
+            claimed.payload.get("answer"),
+            claimed.payload.get("metadata") or {},
+        )
         rollouts = await asyncio.gather(*(self.rollout(task, index, decoding) for index in range(claimed.group_size)))
         return Group(list(rollouts), claimed.group_id, claimed.claim_token, self.source)
 
@@ -47,7 +54,7 @@ class RolloutRunner:
             outcome, error = "timeout", f"took longer than explorer.rollout_timeout_s = {self.timeout_s} s"
         except (ConfigError, ModelError):
             raise  # of this run, not of this rollout: every other one would fail in the same way
-        except Exception as raised:
+        except Exception as raised:  # noqa: BLE001 - the boundary: what a user's code raises is data
             outcome, error = "failed", f"{type(raised).__name__}: {raised}"
         sequences = [turn.sequence for turn in model.turns]
         for sequence in sequences:

@@ -33,7 +33,14 @@ class Task:
     def from_row(cls, row: dict[str, Any]) -> Task:
         """From task_id, taskset, task_key and payload."""
         payload = row["payload"]
-        return cls(row["task_id"], row["taskset"], row["task_key"], payload["prompt"], payload.get("answer"), payload.get("metadata") or {})
+        return cls(
+            row["task_id"],
+            row["taskset"],
+            row["task_key"],
+            payload["prompt"],
+            payload.get("answer"),
+            payload.get("metadata") or {},
+        )
 
 
 @dataclass(frozen=True)

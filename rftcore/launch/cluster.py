@@ -51,7 +51,15 @@ def start_cluster() -> str:
     """Connect to the configured cluster or start a local one; says which."""
     address = os.environ.get("RAY_ADDRESS")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    local = {} if address else {"num_cpus": max(len(os.sched_getaffinity(0)), 4), "include_dashboard": False, "object_store_memory": 128 * 2**20}
+    local = (
+        {}
+        if address
+        else {
+            "num_cpus": max(len(os.sched_getaffinity(0)), 4),
+            "include_dashboard": False,
+            "object_store_memory": 128 * 2**20,
+        }
+    )
     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
     return f"Ray cluster at {address}" if address else "a local Ray cluster"
 
@@ -82,7 +90,7 @@ def failures(processes: list[RoleProcess], *, timeout_s: float) -> tuple[list[Ro
             continue
         try:
             ray.get(process.done)
-        except Exception as error:  # the boundary: whatever ended a role is reported by name
+        except Exception as error:  # noqa: BLE001 - the boundary: whatever ended a role is reported by name
             failed[process.name] = _cause(error)
     return running, failed
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import rftdata
-from operators.chain import Chain, build_chain
 from psycopg.types.json import Jsonb
 
+import rftdata
+from operators.chain import Chain, build_chain
 from rftcore.config import RunConfig
 from rftcore.environment import check_torchvision
 from rftcore.explorer.engines import ENGINES
@@ -68,11 +68,18 @@ def engine_config(config: RunConfig, worker_index: int) -> EngineConfig:
     from pydantic import ValidationError
 
     try:
-        return EngineConfig.model_validate({"seed": config.run.seed * 1000 + worker_index, **config.explorer.engine_args})
+        return EngineConfig.model_validate(
+            {"seed": config.run.seed * 1000 + worker_index, **config.explorer.engine_args}
+        )
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(("explorer.engine_args", *map(str, first["loc"])))
-        raise ConfigError(f"{where!r}: {first['msg']}", value=first["input"], allowed=", ".join(EngineConfig.model_fields), todo="correct it") from error
+        raise ConfigError(
+            f"{where!r}: {first['msg']}",
+            value=first["input"],
+            allowed=", ".join(EngineConfig.model_fields),
+            todo="correct it",
+        ) from error
 
 
 def prepare_run(config: RunConfig, buffer: Buffer, *, resume: str | bool | None = None) -> Row:
@@ -88,12 +95,26 @@ def prepare_run(config: RunConfig, buffer: Buffer, *, resume: str | bool | None 
     stored = stored_config(config)
     if resume is None:
         return buffer.create_run(
-            name=config.run.name, config=stored, seed=config.run.seed, steps=config.steps, pipeline_version=chain.version, mode=config.run.mode
+            name=config.run.name,
+            config=stored,
+            seed=config.run.seed,
+            steps=config.steps,
+            pipeline_version=chain.version,
+            mode=config.run.mode,
         )
     row = _newest_of_name(buffer, config.run.name) if resume is True else buffer.find_run(resume)
     if row["status"] == "finished" and row["planned_steps"] >= config.steps:
-        raise ConfigError(f"the run {row['name']!r} has finished its {row['planned_steps']} steps", todo="raise steps to train on, or start a new run")
-    buffer.database.run("set_run_config", run_id=row["run_id"], config=Jsonb(stored), planned_steps=config.steps, pipeline_version=chain.version)
+        raise ConfigError(
+            f"the run {row['name']!r} has finished its {row['planned_steps']} steps",
+            todo="raise steps to train on, or start a new run",
+        )
+    buffer.database.run(
+        "set_run_config",
+        run_id=row["run_id"],
+        config=Jsonb(stored),
+        planned_steps=config.steps,
+        pipeline_version=chain.version,
+    )
     return buffer.find_run(row["run_id"])
 
 

@@ -6,6 +6,7 @@ did, the others are asked to stop, and the exit code says so; what is in the buf
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
@@ -103,10 +104,8 @@ def _show(progress: Progress, view: View) -> None:
 def _fail(buffer: Buffer, row: Row, failed: dict[str, BaseException]) -> None:
     name, error = next(iter(failed.items()))
     why = str(error) if isinstance(error, RftError) else f"{type(error).__name__}: {' '.join(str(error).split())[:600]}"
-    try:
+    with contextlib.suppress(BufferUnavailableError):  # its status stays `running`; a resume finds that nobody holds it
         buffer.database.run("finish_run", run_id=row["run_id"], status="failed", outcome=f"{name}: {why}")
-    except BufferUnavailableError:
-        pass  # its status stays `running`; a resume finds that nobody holds it
     raise RoleFailedError(
         f"the {name} of the run {row['name']!r} ended before its work did: {why.rstrip('.')}",
         todo=f"mend that if it is yours to mend, then go on from the last checkpoint: rft run --resume {row['name']}",

@@ -7,8 +7,8 @@ group; a group that fails alone is dropped with the error as its reason, so one 
 from __future__ import annotations
 
 import pyarrow.compute as pc
-from operators.chain import Chain, ChainResult, StageError, StageRun
 
+from operators.chain import Chain, ChainResult, StageError, StageRun
 from rftcore.config import RunConfig
 from rftcore.launch.prepare import build_pipeline, join_run
 from rftdata import wake
@@ -29,7 +29,9 @@ def main(config: RunConfig, run: str | None = None) -> int:
         listener = wake.Listener(buffer.database, wake.SEALED, wake.RUN)
         decided = 0
         while not worker.should_stop():
-            batch = claim_sealed_groups(buffer.database, worker.run_id, worker.worker_id, count=_BATCH_GROUPS, lease_s=_LEASE_S)
+            batch = claim_sealed_groups(
+                buffer.database, worker.run_id, worker.worker_id, count=_BATCH_GROUPS, lease_s=_LEASE_S
+            )
             if batch is None:
                 worker.says("waits", "sealed groups")
                 listener.wait(1.0)
@@ -63,7 +65,10 @@ def _one_by_one(chain: Chain, batch: SealedBatch, error: StageError) -> tuple[li
             result = chain.run(group)
         except StageError as failed:
             stage = failed.run.stage if failed.run else "chain"
-            decisions += [Decision(i, group_id, False, stage, f"the stage failed: {failed.what}"[:500]) for i in group["experience_id"].to_pylist()]
+            decisions += [
+                Decision(i, group_id, False, stage, f"the stage failed: {failed.what}"[:500])
+                for i in group["experience_id"].to_pylist()
+            ]
             stages += [_count(run) for run in (*failed.stages, failed.run) if run]
         else:
             decisions += _decisions(SealedBatch(group, [group_id]), result)
@@ -77,4 +82,6 @@ def _decisions(batch: SealedBatch, result: ChainResult) -> list[Decision]:
 
 
 def _count(run: StageRun) -> StageCount:
-    return StageCount(run.index, run.stage, run.rows_in, run.rows_kept, run.rows_dropped, run.rows_created, run.seconds, run.error)
+    return StageCount(
+        run.index, run.stage, run.rows_in, run.rows_kept, run.rows_dropped, run.rows_created, run.seconds, run.error
+    )

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from rftcore.algorithms import build_algorithm
 from rftcore.config import RunConfig
 from rftcore.launch.prepare import JoinedRun, join_run, model_folder
@@ -74,8 +76,10 @@ class TrainerRole:
         )  # fmt: skip
         if attempt.checkpoint:
             self.learner.load_checkpoint(Path(attempt.checkpoint["uri"]))
+        # Runs of two buffers may have the same name on one host.
+        shared_name = f"{self.run_name}-{xxhash.xxh3_64_hexdigest(str(self.folder).encode())[:8]}"
         publisher_class = plugins.load("sync method", config.sync.method, METHODS)
-        self.publisher: Publisher = publisher_class(self.folder, self.run_name, 2 * folder_bytes(self.model))
+        self.publisher: Publisher = publisher_class(self.folder, shared_name, 2 * folder_bytes(self.model))
         self.monitors = open_monitors(config.monitor, self.run_name, self.folder, config.base_dir)
         self.published: Publication | None = None
         self.policy_version_id = 0
@@ -134,15 +138,25 @@ class TrainerRole:
                 "response_tokens": sum(batch.rows["num_response_tokens"].to_pylist()) / len(batch),
             }
         self.attempt.record_step(
-            step, batch, wait_seconds=timing.wait, train_seconds=timing.train, publish_seconds=timing.publish, metrics=metrics
+            step,
+            batch,
+            wait_seconds=timing.wait,
+            train_seconds=timing.train,
+            publish_seconds=timing.publish,
+            metrics=metrics,
         )
-        self.worker.progress |= {"step": step, **{key: round(metrics[key], 4) for key in ("reward", "loss") if key in metrics}}
+        self.worker.progress |= {
+            "step": step,
+            **{key: round(metrics[key], 4) for key in ("reward", "loss") if key in metrics},
+        }
         for monitor in self.monitors:
             monitor.log(step, metrics)
 
     def _publish(self, step: int) -> None:
         """New weights for engines. A new attempt first publishes what it restored, under a new version."""
-        self.published = self.publisher.publish(f"attempt-{self.attempt.attempt_id}-step-{step:06d}", export_learner(self.learner))
+        self.published = self.publisher.publish(
+            f"attempt-{self.attempt.attempt_id}-step-{step:06d}", export_learner(self.learner)
+        )
         self._announce(step, self.config.sync.method, self.published)
 
     def _publish_unchanged(self, step: int) -> None:
@@ -159,7 +173,9 @@ class TrainerRole:
         self.worker.says(f"writes the checkpoint of step {step}")
         folder = self.folder / "checkpoints" / f"attempt-{self.attempt.attempt_id}-step-{step:06d}"
         self.learner.save_checkpoint(folder)
-        self.attempt.commit_checkpoint(step, str(folder), policy_version_id=self.policy_version_id, num_bytes=folder_bytes(folder))
+        self.attempt.commit_checkpoint(
+            step, str(folder), policy_version_id=self.policy_version_id, num_bytes=folder_bytes(folder)
+        )
         self._forget_old_checkpoints()
 
     def _forget_old_checkpoints(self) -> None:
@@ -168,7 +184,11 @@ class TrainerRole:
         newest = {row["checkpoint_id"] for row in rows[: self.config.trainer.keep_checkpoints]}
         best = _best(rows)
         for row in rows:
-            waits = bool(self.config.eval.tasks) and row["trainer_step"] % self.config.eval.every == 0 and row["mean_reward"] is None
+            waits = (
+                bool(self.config.eval.tasks)
+                and row["trainer_step"] % self.config.eval.every == 0
+                and row["mean_reward"] is None
+            )
             if row["checkpoint_id"] in newest or row is best or waits:
                 continue
             self.buffer.database.run("forget_checkpoint", checkpoint_id=row["checkpoint_id"])
@@ -201,7 +221,9 @@ class TrainerRole:
             if not self._wait_for_evaluations("the test sets"):
                 return
         failed = self.buffer.database.fetch("failed_evaluations", run_id=self.attempt.run_id)
-        outcome = f"{self.planned_steps} steps done" + (f"; {len(failed)} evaluations failed: {failed[0]['error']}" if failed else "")
+        outcome = f"{self.planned_steps} steps done" + (
+            f"; {len(failed)} evaluations failed: {failed[0]['error']}" if failed else ""
+        )
         self.buffer.database.run("finish_run", run_id=self.attempt.run_id, status="finished", outcome=outcome)
         wake.notify(self.buffer.database, wake.RUN)
 
@@ -209,7 +231,9 @@ class TrainerRole:
         """The test sets are read once: by the initial weights and by the checkpoint that validation chose."""
         rows = self._checkpoints()
         best = _best(rows) or rows[0]
-        first = self.buffer.database.fetch("first_policy", run_id=self.attempt.run_id, attempt_id=self.attempt.attempt_id)[0]
+        first = self.buffer.database.fetch(
+            "first_policy", run_id=self.attempt.run_id, attempt_id=self.attempt.attempt_id
+        )[0]
         self.publisher.keep = 3  # the two below and the newest
         for name, folder, version, step in (
             ("test-initial", self.model, first["policy_version_id"], 0),
@@ -247,7 +271,10 @@ def _train_batch(batch: Batch, learner: Learner) -> TrainBatch:
     offsets = batch.offsets
     missing = [row["experience_id"] for row in batch.rows.to_pylist() if row["reward"] is None]
     if missing:
-        raise RoleFailedError(f"experience {missing[0]} was drawn without a reward", todo="set its reward, or add a stage that drops such rows")
+        raise RoleFailedError(
+            f"experience {missing[0]} was drawn without a reward",
+            todo="set its reward, or add a stage that drops such rows",
+        )
     return TrainBatch.from_packed(
         token_ids=(batch.packed("token_ids"), offsets),
         loss_mask=(batch.packed("loss_mask"), offsets),

@@ -26,11 +26,21 @@ Rft = Callable[..., "subprocess.CompletedProcess[str]"]
 def rft() -> Rft:
     """Runs `rft …` to its end and returns what it printed."""
 
-    def call(*arguments: object, timeout: float = 420, cwd: Path | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
+    def call(
+        *arguments: object, timeout: float = 420, cwd: Path | None = None, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
         result = subprocess.run(
-            rft_command(*arguments), capture_output=True, text=True, timeout=timeout, cwd=cwd or CHECKOUT, env=rft_environment(), check=False
+            rft_command(*arguments),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            cwd=cwd or CHECKOUT,
+            env=rft_environment(),
+            check=False,
         )
-        assert not check or result.returncode == 0, f"rft {arguments} ended with {result.returncode}:\n{result.stdout}\n{result.stderr}"
+        assert not check or result.returncode == 0, (
+            f"rft {arguments} ended with {result.returncode}:\n{result.stdout}\n{result.stderr}"
+        )
         return result
 
     return call
@@ -58,7 +68,9 @@ def warm(tmp_path_factory: pytest.TempPathFactory, rft: Rft) -> Warm:
     """The example's warm-up: supervised fine-tuning of a random model of 0.75 million parameters."""
     folder = tmp_path_factory.mktemp("warm")
     subprocess.run([sys.executable, EXAMPLE / "make_model.py", folder / "model"], check=True, capture_output=True)
-    rft("run", EXAMPLE / "sft.yaml", "--buffer", folder / "buffer", "--set", f"model.path={folder / 'model'}", "--plain")
+    rft(
+        "run", EXAMPLE / "sft.yaml", "--buffer", folder / "buffer", "--set", f"model.path={folder / 'model'}", "--plain"
+    )
     with rftdata.open(str(folder / "buffer")) as buffer:
         uri = buffer.sql("select uri from rft.checkpoint order by trainer_step desc limit 1")["uri"][0].as_py()
     EmbeddedServer(folder / "buffer").stop()

@@ -21,12 +21,17 @@ def run(rft: Rft, warm: Warm, buffer: Path, chain: list[object]) -> None:
     rft("run", EXAMPLE / "grpo.yaml", "--plain", "--buffer", buffer, *options)
 
 
-def test_a_chain_that_drops_everything_ends_with_skipped_steps_that_say_why(rft: Rft, warm: Warm, tmp_path: Path) -> None:
+def test_a_chain_that_drops_everything_ends_with_skipped_steps_that_say_why(
+    rft: Rft, warm: Warm, tmp_path: Path
+) -> None:
     run(rft, warm, tmp_path / "buffer", [{"sql": "SELECT * FROM batch WHERE false"}])
     result = report(rft, tmp_path / "buffer", "sort-grpo")
     assert result["status"] == "finished"
     assert result["steps"]["skipped"] == 3
-    groups = rows(tmp_path / "buffer", "select explore_step, count(*) as n, bool_or(trainable) as any from rft.rollout_group group by 1 order by 1")
+    groups = rows(
+        tmp_path / "buffer",
+        "select explore_step, count(*) as n, bool_or(trainable) as any from rft.rollout_group group by 1 order by 1",
+    )
     assert [(row["n"], row["any"]) for row in groups] == [(16, False)] * 3
     reasons = rows(tmp_path / "buffer", "select reason from rft.v_train_step")
     assert all("0 of 4 groups survived" in row["reason"] and "max_refill" in row["reason"] for row in reasons)

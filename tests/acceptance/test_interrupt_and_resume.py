@@ -25,16 +25,27 @@ OVERRIDES = (
 def start(buffer: Path, warm: Warm) -> subprocess.Popen[str]:
     options = [part for override in (*OVERRIDES, f"model.path={warm.model}") for part in ("--set", override)]
     command = rft_command("run", EXAMPLE / "grpo.yaml", "--plain", "--buffer", buffer, *options)
-    return subprocess.Popen(command, env=rft_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    return subprocess.Popen(
+        command,
+        env=rft_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
 
 
 def wait_for_step(buffer: Path, step: int, process: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
-        assert process.poll() is None, f"the run ended before step {step}:\n{process.stdout.read() if process.stdout else ''}"
+        assert process.poll() is None, (
+            f"the run ended before step {step}:\n{process.stdout.read() if process.stdout else ''}"
+        )
         if (buffer / "postgres" / "postmaster.pid").exists():
             with rftdata.open(str(buffer)) as opened:
-                done = opened.sql("select coalesce(max(trainer_step), 0) as step from rft.train_step")["step"][0].as_py()
+                done = opened.sql("select coalesce(max(trainer_step), 0) as step from rft.train_step")["step"][
+                    0
+                ].as_py()
             if done >= step:
                 return
         time.sleep(0.2)
@@ -86,7 +97,10 @@ def test_a_run_goes_on_after_ctrl_c(warm: Warm, rft: Rft, tmp_path: Path) -> Non
     assert process.returncode == 130, output
     assert "go on with: rft run --resume sort-grpo" in output
     # Stopped in good order: what was trained is in a checkpoint.
-    last = rows(buffer, "select max(trainer_step) as trained, (select max(trainer_step) from rft.checkpoint) as kept from rft.train_step")[0]
+    last = rows(
+        buffer,
+        "select max(trainer_step) as trained, (select max(trainer_step) from rft.checkpoint) as kept from rft.train_step",
+    )[0]
     assert last["trained"] == last["kept"]
     rft("run", "--resume", "--plain", "--buffer", buffer)
     assert_continuous(rft, buffer)

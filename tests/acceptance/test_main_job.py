@@ -61,7 +61,9 @@ def test_training_and_held_out_questions_do_not_overlap(finished: Path) -> None:
 
 def test_engine_and_trainer_agree_on_every_log_probability(finished: Path) -> None:
     # An engine that kept old weights, or part of them, would be off by tenths of a nat after the first update.
-    steps = rows(finished, "select trainer_step, (metrics->>'logprob_diff')::float8 as diff from rft.v_train_step order by 1")
+    steps = rows(
+        finished, "select trainer_step, (metrics->>'logprob_diff')::float8 as diff from rft.v_train_step order by 1"
+    )
     assert len(steps) == 40
     assert all(step["diff"] < 1e-3 for step in steps), steps
     lengths = rows(finished, "select count(distinct policy_version_min) as versions from rft.experience")
@@ -69,10 +71,15 @@ def test_engine_and_trainer_agree_on_every_log_probability(finished: Path) -> No
 
 
 def test_a_reward_that_raises_is_a_recorded_outcome(finished: Path) -> None:
-    failed = rows(finished, "select outcome::text, error, count(*) as n from rft.rollout where outcome <> 'ok' group by 1, 2")
+    failed = rows(
+        finished, "select outcome::text, error, count(*) as n from rft.rollout where outcome <> 'ok' group by 1, 2"
+    )
     assert [row["error"] for row in failed] == ["ValueError: this verifier does not like zeros"]
     assert rows(finished, "select count(*) as n from rft.v_dropped where stage = 'outcome'")[0]["n"] >= 1
-    trained = rows(finished, "select count(*) as n from rft.draw d join rft.experience e using (experience_id) where e.reward is null")
+    trained = rows(
+        finished,
+        "select count(*) as n from rft.draw d join rft.experience e using (experience_id) where e.reward is null",
+    )
     assert trained == [{"n": 0}]
 
 

@@ -44,7 +44,9 @@ class Live:
     def worst_difference(self, temperature: float = 1.0) -> float:
         """Largest |engine - transformers| over the log-probabilities of sampled tokens."""
         ids, generations = self.sample(8, Decoding(max_tokens=16, temperature=temperature))
-        return max(abs(a - b) for g in generations for a, b in zip(g.logprobs, self.expected(ids, g, temperature), strict=True))
+        return max(
+            abs(a - b) for g in generations for a, b in zip(g.logprobs, self.expected(ids, g, temperature), strict=True)
+        )
 
     def expected(self, ids: list[int], generation: Generation, temperature: float = 1.0) -> list[float]:
         import torch
@@ -103,7 +105,10 @@ def test_requests_in_flight_during_an_update_name_the_version_of_every_token(liv
     live.change_reference()
 
     async def sample_and_update() -> list[Generation]:
-        tasks = [asyncio.create_task(live.engine.generate(ids, Decoding(max_tokens=100, stop=("never!",)))) for _ in range(16)]
+        tasks = [
+            asyncio.create_task(live.engine.generate(ids, Decoding(max_tokens=100, stop=("never!",))))
+            for _ in range(16)
+        ]
         await asyncio.sleep(0.15)
         await asyncio.to_thread(live.push)
         return await asyncio.gather(*tasks)
@@ -111,7 +116,9 @@ def test_requests_in_flight_during_an_update_name_the_version_of_every_token(liv
     for generation in asyncio.run(sample_and_update()):
         versions = [version for _, version in generation.version_spans]
         assert versions in ([before], [live.version], [before, live.version])
-        switch = next((start for start, version in generation.version_spans if version == live.version), len(generation.token_ids))
+        switch = next(
+            (start for start, version in generation.version_spans if version == live.version), len(generation.token_ids)
+        )
         new = live.expected(ids, generation)[switch:]
         assert all(abs(a - b) < EXACT for a, b in zip(generation.logprobs[switch:], new, strict=True))
 
@@ -137,5 +144,7 @@ def test_a_response_ends_at_the_limit_or_by_itself_and_says_which(live: Live) ->
     _, generations = live.sample(16, Decoding(max_tokens=4))
     for generation in generations:
         assert generation.finish_reason in ("stop", "length")
-        assert (generation.finish_reason == "length") == (generation.token_ids[-1] != live.engine.tokenizer.eos_token_id)
+        assert (generation.finish_reason == "length") == (
+            generation.token_ids[-1] != live.engine.tokenizer.eos_token_id
+        )
         assert len(generation.token_ids) == len(generation.logprobs) <= 4

@@ -20,11 +20,16 @@ async def single_turn(
     return await score(turn, task)
 
 
-def chat_messages(task: Task, system: str | None, examples: list[dict[str, str]] | None, template: str | None) -> list[Message]:
+def chat_messages(
+    task: Task, system: str | None, examples: list[dict[str, str]] | None, template: str | None
+) -> list[Message]:
     """The chat up to the question."""
     messages: list[Message] = [{"role": "system", "content": system}] if system is not None else []
     for example in examples or []:
-        messages += [{"role": "user", "content": str(example["prompt"])}, {"role": "assistant", "content": str(example["answer"])}]
+        messages += [
+            {"role": "user", "content": str(example["prompt"])},
+            {"role": "assistant", "content": str(example["answer"])},
+        ]
     if template is None and isinstance(task.prompt, list):
         return [*messages, *task.prompt]
     try:
