@@ -33,11 +33,9 @@ def check(
     from rftcore.cli.output import print_json, warn
 
     resolved = configuration(config, overrides, buffer)
-    from rftcore.algorithms import build_algorithm
     from rftcore.launch.prepare import check_plugins
 
     check_plugins(resolved)
-    build_algorithm(resolved.algorithm, resolved.base_dir)
     for sentence in _open_inputs(resolved) if deep else ():
         warn(sentence)
     plain = resolved.model_dump(mode="json")

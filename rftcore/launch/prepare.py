@@ -14,6 +14,7 @@ from psycopg.types.json import Jsonb
 
 import rftdata
 from operators.chain import Chain, build_chain
+from rftcore.algorithms import build_algorithm
 from rftcore.config import RunConfig
 from rftcore.environment import check_torchvision
 from rftcore.explorer.engines import ENGINES
@@ -55,6 +56,7 @@ def check_plugins(config: RunConfig) -> Chain:
         if name not in plugins.names("monitor", MONITORS):
             plugins.load("monitor", name, MONITORS, config.base_dir)
     engine_config(config, worker_index=0)
+    build_algorithm(config.algorithm, config.base_dir)
     return build_pipeline(config)
 
 
