@@ -22,11 +22,12 @@ from rftcore.launch.progress import Progress, View
 from rftdata import wake
 from rftdata.buffer import Buffer
 from rftdata.database import Row
-from rftdata.errors import BufferUnavailableError, RftError, RoleFailedError
+from rftdata.errors import BufferUnavailableError, FencedError, RftError, RoleFailedError
 from rftdata.worker import Worker, mark_dead_workers
 
 _STOP_GRACE_S = 60.0
 _REFRESH_S = 1.0
+_DEPARTURE_S = 45.0
 
 
 def run(config: RunConfig, *, resume: str | bool | None = None, view: View) -> int:
@@ -47,7 +48,8 @@ def run(config: RunConfig, *, resume: str | bool | None = None, view: View) -> i
     with rftdata.open(config.buffer, application="rft run") as buffer:
         config = _reachable(config)
         row = prepare_run(config, buffer, resume=resume)
-        mark_dead_workers(buffer.database, row["run_id"])
+        if resume is not None:
+            _await_departure(buffer, row, view)
         view.message(f"run {row['name']} in the buffer {buffer.location}" + (" (resumed)" if resume else ""))
         view.message(f"model {config.model.path}: {model_folder(config)}")
         threads = divide_threads()
@@ -58,6 +60,31 @@ def run(config: RunConfig, *, resume: str | bool | None = None, view: View) -> i
         finally:
             cluster.stop_cluster()
         return _conclude(buffer, row, view, stopped, time.monotonic() - started)
+
+
+def _await_departure(buffer: Buffer, row: Row, view: View) -> None:
+    """Let the processes of an earlier life of the run end: after a kill of its supervisor they take a few seconds.
+
+    Raises:
+        FencedError: they live on.
+    """
+    deadline = time.monotonic() + _DEPARTURE_S
+    told = False
+    while True:
+        mark_dead_workers(buffer.database, row["run_id"])
+        alive = [worker for worker in buffer.database.fetch("live_workers", run_id=row["run_id"]) if worker["beats"]]
+        if not alive:
+            return
+        who = ", ".join(f"{worker['role']} {worker['pid']} on {worker['host']}" for worker in alive)
+        if time.monotonic() > deadline:
+            raise FencedError(
+                f"the run {row['name']!r} is still being worked on by {who}",
+                todo="stop it first (Ctrl-C in its terminal), then resume",
+            )
+        if not told:
+            view.message(f"waits up to {_DEPARTURE_S:.0f} s for {who} to end")
+            told = True
+        time.sleep(_REFRESH_S)
 
 
 def _supervise(config: RunConfig, buffer: Buffer, row: Row, view: View) -> bool:

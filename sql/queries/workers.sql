@@ -23,7 +23,8 @@ UPDATE rft.worker SET stopped_at = clock_timestamp(), state = 'stopped', waiting
 WHERE worker_id = %(worker_id)s AND stopped_at IS NULL;
 
 -- name: live_workers
-SELECT worker_id, role::text AS role, host, pid FROM rft.worker WHERE run_id = %(run_id)s AND stopped_at IS NULL;
+SELECT worker_id, role::text AS role, host, pid, heartbeat_at > rft.clock() - interval '15 s' AS beats
+FROM rft.worker WHERE run_id = %(run_id)s AND stopped_at IS NULL;
 
 -- name: release_lost_claims
 -- Work of workers that left or fell silent goes back; a higher claim token fences whoever held it.
