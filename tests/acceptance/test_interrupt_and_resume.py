@@ -76,7 +76,7 @@ def test_a_run_goes_on_after_kill_9_of_the(victim: str, warm: Warm, rft: Rft, tm
     process = start(buffer, warm)
     wait_for_step(buffer, 4, process)
     os.kill(pid_of(buffer, victim), signal.SIGKILL)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=240)
     assert process.returncode != 0, output
     if victim in ("explorer", "pipeline", "trainer"):
         assert f"the {victim} of the run" in output
@@ -93,7 +93,7 @@ def test_a_run_goes_on_after_ctrl_c(warm: Warm, rft: Rft, tmp_path: Path) -> Non
     process = start(buffer, warm)
     wait_for_step(buffer, 4, process)
     os.kill(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=240)
     assert process.returncode == 130, output
     assert "go on with: rft run --resume sort-grpo" in output
     # Stopped in good order: what was trained is in a checkpoint.
