@@ -137,8 +137,7 @@ class EmbeddedServer:
                 self._check_host()
                 if not self.exists():
                     self._initialise()
-                if not self._await_answer():
-                    self._await_orphans()
+                if not self._await_answer() and self._await_orphans():
                     self._start()
                 elif self.listen:
                     self._check_listens(self.listen)
@@ -190,8 +189,10 @@ class EmbeddedServer:
                 todo="stop it with `rft db stop`; it listens there when it starts again",
             )  # fmt: skip
 
-    def _await_orphans(self, timeout_s: float = 60.0) -> None:
+    def _await_orphans(self, timeout_s: float = 60.0) -> bool:
         """After a kill of the server alone: wait until its sessions have noticed, then take away its locks.
+
+        False when it lives after all: one look at a busy machine's process table can miss it.
 
         PostgreSQL does not start while one of them is attached to the old shared memory, nor while the process id in a lock
         belongs to anybody, be it a zombie.
@@ -202,6 +203,8 @@ class EmbeddedServer:
             for process in psutil.process_iter(["name"])
             if process.info["name"] == "postgres" and self._is_server(process.pid)
         ]:
+            if self.is_running():
+                return False
             if time.monotonic() > deadline:
                 raise BufferUnavailableError(
                     f"sessions of a server that died still run in {self.folder}",
@@ -211,6 +214,7 @@ class EmbeddedServer:
             time.sleep(0.1)
         for lock in (self.data / "postmaster.pid", *self.socket_dir.glob(".s.PGSQL.*")):
             lock.unlink(missing_ok=True)
+        return True
 
     def _initialise(self) -> None:
         """Make the data folder beside its place and rename it, so that a crash leaves none or a whole one."""
