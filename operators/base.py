@@ -22,29 +22,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from rftdata import claims
 from rftdata.errors import ConfigError
 
-BATCH_SCHEMA = pa.schema(
-    [
-        ("experience_id", pa.int64()),
-        ("group_id", pa.int64()),
-        ("rollout_index", pa.int32()),
-        ("turn_index", pa.int32()),
-        ("task_id", pa.int64()),
-        ("taskset", pa.string()),
-        ("answer", pa.string()),
-        ("prompt", pa.string()),
-        ("response", pa.string()),
-        ("reward", pa.float64()),
-        ("reward_sampled", pa.float64()),
-        ("num_prompt_tokens", pa.int32()),
-        ("num_response_tokens", pa.int32()),
-        ("finish_reason", pa.string()),
-        ("metrics", pa.string()),
-        ("source", pa.string()),
-        ("priority", pa.float64()),
-    ]
-)
+BATCH_SCHEMA = claims.BATCH_SCHEMA.append(pa.field("priority", pa.float64()))
 """The columns of a batch. `metrics` is JSON text; `priority` is added by the chain when the caller leaves it out."""
 
 IDENTITY_COLUMNS = frozenset({"experience_id", "group_id", "rollout_index"})

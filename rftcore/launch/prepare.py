@@ -92,6 +92,7 @@ def prepare_run(config: RunConfig, buffer: Buffer, *, resume: str | bool | None 
     """
     check_torchvision()
     chain = check_plugins(config)
+    model_folder(config)  # fetched now: a run whose model does not exist must not be stored
     for taskset in (*config.tasks, *config.eval.tasks, *config.eval.test):
         load_taskset(buffer.database, taskset, config.base_dir)
     stored = stored_config(config)
