@@ -31,7 +31,9 @@ from rftdata.errors import ConfigError
 class RunSection(Section):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the run.")
     seed: int = Field(0, ge=0, description="Seed of task order, sampling and training.")
-    mode: Literal["both", "explore", "train"] = Field("both", description="Which roles the run has.")
+    mode: Literal["both", "train"] = Field(
+        "both", description="train: no explorer; groups come from elsewhere, written through the Python interface."
+    )
 
 
 class ModelSection(Section):

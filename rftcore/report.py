@@ -22,6 +22,11 @@ class _Fact(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
+def evaluation_title(purpose: str, taskset: str) -> str:
+    """What an evaluation is called where people read: a taskset named like its purpose is named once."""
+    return purpose if taskset == purpose else f"{purpose} {taskset}"
+
+
 class Gain(_Fact):
     """One taskset and decoding, before and after; rewards are means over the same questions."""
 

@@ -68,6 +68,8 @@ def print_report(reports: Sequence[Report], between: Sequence[Gain] = (), consol
 
 
 def _gains(gains: Sequence[Gain], title: str, before: str, after: str) -> Table:
+    from rftcore.report import evaluation_title
+
     table = _titled(title)
     table.add_column("taskset")
     for name in ("questions", before, after, "difference", "z"):
@@ -75,7 +77,7 @@ def _gains(gains: Sequence[Gain], title: str, before: str, after: str) -> Table:
     for gain in gains:
         error = "" if gain.standard_error is None else f" ± {gain.standard_error:.3f}"
         table.add_row(
-            f"{gain.purpose} {gain.taskset}, {gain.decoding}", str(gain.num_questions),
+            f"{evaluation_title(gain.purpose, gain.taskset)}, {gain.decoding}", str(gain.num_questions),
             f"{gain.before:.3f} (step {gain.before_step})", f"{gain.after:.3f} (step {gain.after_step})",
             f"{gain.difference:+.3f}{error}", "–" if gain.z is None else f"{gain.z:.1f}",
         )  # fmt: skip
@@ -95,7 +97,7 @@ def _facts(reports: Sequence[Report]) -> Table:
 
 def _fact_lines(one: Report) -> list[tuple[str, str]]:
     steps, groups = one.steps, one.groups
-    skipped = f", {steps.skipped} skipped ({_counts(steps.skipped_because)})" if steps.skipped else ""
+    skipped = f", {steps.skipped} skipped ({'; '.join(steps.skipped_because)})" if steps.skipped else ""
     attempts = f" in {one.num_attempts} attempts" if one.num_attempts > 1 else ""
     rate = "" if one.tokens_per_s is None else f" ({one.tokens_per_s:,.0f} a second over the whole run)"
     planned = f"{groups.planned} planned ({groups.refilled} refills)"

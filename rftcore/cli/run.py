@@ -51,7 +51,7 @@ def run(
     from rftcore.launch.progress import open_view
 
     with open_view(plain=plain) as view:
-        code = supervisor.run(config, resume=(name or True) if resume else None, view=view)
+        code = supervisor.run(config, resume=resume, name=name, view=view)
     raise typer.Exit(code)
 
 

@@ -154,7 +154,7 @@ class Explorer:
     def _claim(self) -> bool:
         """Plan and take more groups; whether any was taken."""
         room = self.config.claim_groups - len(self.in_flight)
-        if self.policy_step is None or room <= 0:
+        if self.policy_step is None or room <= 0 or self._evaluation_waits():
             return False
         self.planner.plan()
         last_step = last_startable_step(self.policy_step, self.sync.interval, self.sync.offset)
@@ -168,6 +168,13 @@ class Explorer:
         )
         self.in_flight |= {asyncio.create_task(self.runner.group(group, self.decoding)) for group in groups}
         return bool(groups)
+
+    def _evaluation_waits(self) -> bool:
+        """Whether an evaluation is asked for: no more groups are taken until it has been answered.
+
+        Without this an explorer that is never idle (one behind its trainer) would answer none before the run's end.
+        """
+        return bool(self.database.fetch("planned_evaluations", run_id=self.run_id)[0]["planned"])
 
     async def _answer_evaluation(self) -> bool:
         """Answer one pending evaluation; whether there was one."""

@@ -84,19 +84,15 @@ def engine_config(config: RunConfig, worker_index: int) -> EngineConfig:
         ) from error
 
 
-def prepare_run(config: RunConfig, buffer: Buffer, *, resume: str | bool | None = None) -> Row:
-    """Check the configuration, load its tasksets, and store a new run or find the one to go on with.
-
-    Args:
-        resume: None for a new run; True for the newest run of the configuration's name, else the run's name.
-    """
+def prepare_run(config: RunConfig, buffer: Buffer, *, resumed: Row | None = None) -> Row:
+    """Check the configuration, load its tasksets, and store a new run or the changed settings of the one to go on with."""
     check_torchvision()
     chain = check_plugins(config)
     model_folder(config)  # fetched now: a run whose model does not exist must not be stored
     for taskset in (*config.tasks, *config.eval.tasks, *config.eval.test):
         load_taskset(buffer.database, taskset, config.base_dir)
     stored = stored_config(config)
-    if resume is None:
+    if resumed is None:
         return buffer.create_run(
             name=config.run.name,
             config=stored,
@@ -105,20 +101,29 @@ def prepare_run(config: RunConfig, buffer: Buffer, *, resume: str | bool | None 
             pipeline_version=chain.version,
             mode=config.run.mode,
         )
-    row = _newest_of_name(buffer, config.run.name) if resume is True else buffer.find_run(resume)
-    if row["status"] == "finished" and row["planned_steps"] >= config.steps:
-        raise ConfigError(
-            f"the run {row['name']!r} has finished its {row['planned_steps']} steps",
-            todo="raise steps to train on, or start a new run",
-        )
     buffer.database.run(
         "set_run_config",
-        run_id=row["run_id"],
+        run_id=resumed["run_id"],
         config=Jsonb(stored),
         planned_steps=config.steps,
         pipeline_version=chain.version,
     )
-    return buffer.find_run(row["run_id"])
+    return buffer.find_run(resumed["run_id"])
+
+
+def find_resumable(config: RunConfig, buffer: Buffer, name: str | None) -> Row:
+    """The run to go on with: the one named, else the newest of the configuration's name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    found = _runs_of_name(buffer, config.run.name) if name is None else []
+    return found[0] if found else buffer.find_run(name or config.run.name)
+
+
+def has_finished(config: RunConfig, row: Row) -> bool:
+    """Whether a stored run has done all the steps that the configuration asks for."""
+    return bool(row["status"] == "finished" and row["planned_steps"] >= config.steps)
 
 
 def join_run(config: RunConfig, run: str | None) -> JoinedRun:
@@ -153,8 +158,3 @@ def model_folder(config: RunConfig) -> Path:
 
 def _runs_of_name(buffer: Buffer, name: str) -> list[Row]:
     return buffer.database.fetch("runs_of_name", name=name)
-
-
-def _newest_of_name(buffer: Buffer, name: str) -> Row:
-    found = _runs_of_name(buffer, name)
-    return found[0] if found else buffer.find_run(name)

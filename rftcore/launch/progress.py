@@ -19,6 +19,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rftcore.report import evaluation_title
+
 if TYPE_CHECKING:
     from rftdata.buffer import Buffer
 
@@ -285,7 +287,7 @@ def _measures(snapshot: Snapshot) -> list[str]:
     )
     parts.append(f"refills {snapshot['refills']}")
     parts += [
-        f"{e['purpose']} {e['taskset']} {e['decoding']} {e['mean_reward']:.3f} @{e['trainer_step']}"
+        f"{evaluation_title(e['purpose'], e['taskset'])} {e['decoding']} {e['mean_reward']:.3f} @{e['trainer_step']}"
         for e in snapshot["evaluations"]
     ]
     return parts

@@ -16,7 +16,8 @@ from types import FrameType
 import rftdata
 from rftcore.config import RunConfig
 from rftcore.launch import cluster
-from rftcore.launch.prepare import model_folder, prepare_run
+from rftcore.launch.closing import show_results
+from rftcore.launch.prepare import find_resumable, has_finished, model_folder, prepare_run
 from rftcore.launch.processors import divide_threads
 from rftcore.launch.progress import Progress, View
 from rftdata import wake
@@ -30,11 +31,13 @@ _REFRESH_S = 1.0
 _DEPARTURE_S = 45.0
 
 
-def run(config: RunConfig, *, resume: str | bool | None = None, view: View) -> int:
+def run(config: RunConfig, *, resume: bool = False, name: str | None = None, view: View) -> int:
     """Run a configuration to its end.
 
     Args:
-        resume: None starts a new run; True goes on with the newest of the configuration's name; a string names it.
+        resume: go on with a stored run. One that has done its steps (its roles may have outlived a killed `rft run`) is only
+            reported.
+        name: the run to resume; by default the newest of the configuration's name.
         view: where progress and messages go.
 
     Returns:
@@ -47,9 +50,19 @@ def run(config: RunConfig, *, resume: str | bool | None = None, view: View) -> i
     started = time.monotonic()
     with rftdata.open(config.buffer, application="rft run") as buffer:
         config = _reachable(config)
-        row = prepare_run(config, buffer, resume=resume)
-        if resume is not None:
-            _await_departure(buffer, row, view)
+        stored = None
+        if resume:
+            stored = find_resumable(config, buffer, name)
+            _await_departure(buffer, stored, view)
+            stored = buffer.find_run(stored["run_id"])
+            if has_finished(config, stored):
+                view.message(
+                    f"the run {stored['name']} has finished its {stored['planned_steps']} steps: nothing is left to do "
+                    f"(to train on, raise steps: --set steps={2 * stored['planned_steps']})"
+                )
+                show_results(buffer, stored, view)
+                return 0
+        row = prepare_run(config, buffer, resumed=stored)
         view.message(f"run {row['name']} in the buffer {buffer.location}" + (" (resumed)" if resume else ""))
         view.message(f"model {config.model.path}: {model_folder(config)}")
         threads = divide_threads()
@@ -140,8 +153,6 @@ def _fail(buffer: Buffer, row: Row, failed: dict[str, BaseException]) -> None:
 
 
 def _conclude(buffer: Buffer, row: Row, view: View, stopped: bool, seconds: float) -> int:
-    from rftcore.launch.closing import show_results
-
     state = buffer.find_run(row["run_id"])
     if state["status"] != "finished":
         outcome = "stopped by a person" if stopped else "its roles ended without finishing"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,12 +27,13 @@ class Publisher(ABC):
     """Publishes sets of weights one after the other; older ones go away."""
 
     @abstractmethod
-    def publish(self, name: str, export: Callable[[Path], object]) -> Publication:
+    def publish(self, name: str, export: Callable[[Path], object], in_use: Collection[str] = ()) -> Publication:
         """Make one set of weights available.
 
         Args:
             name: of this set, unique in the run (`step-000012`).
             export: writes the full weights as one safetensors file to the path it is given.
+            in_use: uris of earlier sets that must stay; somebody has yet to load them.
 
         Raises:
             DiskFullError: no room; nothing was published.

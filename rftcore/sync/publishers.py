@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from rftcore.sync.base import Publication, Publisher
@@ -28,15 +28,20 @@ class FolderPublisher(Publisher):
             keep: how many sets stay.
         """
         self.keep = keep
-        self.folder = self._choose_folder(run_folder, run_name, num_bytes)
+        self.num_bytes = num_bytes
+        self.folders = self._choose_folders(run_folder, run_name)
 
-    def _choose_folder(self, run_folder: Path, run_name: str, num_bytes: int) -> Path:
-        del run_name, num_bytes
-        return run_folder / "weights"
+    def _choose_folders(self, run_folder: Path, run_name: str) -> list[Path]:
+        """Where sets may go, the preferred folder first."""
+        del run_name
+        return [run_folder / "weights"]
 
-    def publish(self, name: str, export: Callable[[Path], object]) -> Publication:
-        publication = write_atomically(self.folder / f"{name}.safetensors", export)
-        prune(self.folder, self.keep)
+    def _folder_with_room(self) -> Path:
+        return self.folders[0]
+
+    def publish(self, name: str, export: Callable[[Path], object], in_use: Collection[str] = ()) -> Publication:
+        publication = write_atomically(self._folder_with_room() / f"{name}.safetensors", export)
+        prune(self.folders, self.keep, in_use)
         return publication
 
     def close(self) -> None:
@@ -46,13 +51,18 @@ class FolderPublisher(Publisher):
 class MemoryPublisher(FolderPublisher):
     """The same in shared memory (no disk is touched), as long as there is room; else in the run's folder."""
 
-    def _choose_folder(self, run_folder: Path, run_name: str, num_bytes: int) -> Path:
-        folder = shared_memory_folder(run_name, num_bytes * (self.keep + 1))
-        return folder or super()._choose_folder(run_folder, run_name, num_bytes)
+    def _choose_folders(self, run_folder: Path, run_name: str) -> list[Path]:
+        memory = shared_memory_folder(run_name, self.num_bytes * (self.keep + 1))
+        return [*([memory] if memory else []), *super()._choose_folders(run_folder, run_name)]
+
+    def _folder_with_room(self) -> Path:
+        # Sets that evaluations still need stay beside the newest ones: shared memory may fill while a run goes on.
+        full = len(self.folders) > 1 and shutil.disk_usage(self.folders[0]).free < self.num_bytes
+        return self.folders[-1] if full else self.folders[0]
 
     def close(self) -> None:
-        if self.folder.is_relative_to(SHARED_MEMORY):
-            shutil.rmtree(self.folder, ignore_errors=True)
+        if self.folders[0].is_relative_to(SHARED_MEMORY):
+            shutil.rmtree(self.folders[0], ignore_errors=True)
 
 
 def shared_memory_folder(run_name: str, num_bytes: int, root: Path = SHARED_MEMORY) -> Path | None:

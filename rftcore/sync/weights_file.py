@@ -17,7 +17,7 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -183,14 +183,19 @@ def check_complete(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
         )
 
 
-def prune(folder: Path, keep: int) -> list[Path]:
-    """Remove all but the newest `keep` weights files, and drafts of writers that died; returns what was removed.
+def prune(folders: Iterable[Path], keep: int, in_use: Collection[str] = ()) -> list[Path]:
+    """Remove weights files, and drafts of writers that died, from folders; returns what was removed.
 
-    A reader that has a removed file open keeps its bytes.
+    The newest `keep` of all folders stay, and those whose path is in `in_use`. A reader that has a removed file open keeps its
+    bytes.
     """
-    drafts = [path for path in folder.glob(".*.draft") if not _is_alive(path.name.split(".")[-2])]
-    files = sorted(folder.glob("*.safetensors"), key=lambda path: (path.stat().st_mtime_ns, path.name))
-    removed = [*drafts, *(files[:-keep] if keep > 0 else files)]
+    drafts = [path for folder in folders for path in folder.glob(".*.draft") if not _is_alive(path.name.split(".")[-2])]
+    files = sorted(
+        (path for folder in folders for path in folder.glob("*.safetensors")),
+        key=lambda path: (path.stat().st_mtime_ns, path.name),
+    )
+    old = files[:-keep] if keep > 0 else files
+    removed = [*drafts, *(path for path in old if str(path) not in in_use)]
     for path in removed:
         path.unlink(missing_ok=True)
     return removed

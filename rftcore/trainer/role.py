@@ -24,7 +24,7 @@ from rftcore.sync import METHODS
 from rftcore.sync.base import Publication, Publisher
 from rftcore.trainer.learner import Learner
 from rftcore.trainer.packing import TrainBatch
-from rftcore.trainer.publish import export_folder, export_learner, folder_bytes
+from rftcore.trainer.publish import Export, export_folder, export_learner, folder_bytes
 from rftdata import plugins, wake
 from rftdata.attempt import Attempt
 from rftdata.batch import Batch
@@ -154,10 +154,14 @@ class TrainerRole:
 
     def _publish(self, step: int) -> None:
         """New weights for engines. A new attempt first publishes what it restored, under a new version."""
-        self.published = self.publisher.publish(
+        self.published = self._hand_over(
             f"attempt-{self.attempt.attempt_id}-step-{step:06d}", export_learner(self.learner)
         )
         self._announce(step, self.config.sync.method, self.published)
+
+    def _hand_over(self, name: str, export: Export) -> Publication:
+        asked = self.buffer.database.fetch("weights_of_open_evaluations", run_id=self.attempt.run_id)
+        return self.publisher.publish(name, export, in_use={row["uri"] for row in asked})
 
     def _publish_unchanged(self, step: int) -> None:
         """A skipped step: pacing goes on, the weights are those of before."""
@@ -234,12 +238,11 @@ class TrainerRole:
         first = self.buffer.database.fetch(
             "first_policy", run_id=self.attempt.run_id, attempt_id=self.attempt.attempt_id
         )[0]
-        self.publisher.keep = 3  # the two below and the newest
         for name, folder, version, step in (
             ("test-initial", self.model, first["policy_version_id"], 0),
             ("test-best", Path(best["uri"]), best["policy_version_id"], best["trainer_step"]),
         ):
-            publication = self.publisher.publish(name, export_folder(folder))
+            publication = self._hand_over(name, export_folder(folder))
             plan_evaluations(
                 self.buffer.database, self.attempt.run_id, policy_version_id=version, trainer_step=step, purpose="test",
                 tasksets=[taskset.name for taskset in self.config.eval.test], decodings=["greedy", "sampled"],

@@ -38,8 +38,14 @@ WHERE evaluation_id = %(evaluation_id)s;
 UPDATE rft.evaluation SET status = 'failed', error = 'the attempt that asked for it ended', finished_at = clock_timestamp()
 WHERE run_id = %(run_id)s AND status IN ('planned', 'claimed');
 
+-- name: planned_evaluations
+SELECT EXISTS (SELECT FROM rft.evaluation WHERE run_id = %(run_id)s AND status = 'planned') AS planned;
+
 -- name: open_evaluations
 SELECT count(*) AS open FROM rft.evaluation WHERE run_id = %(run_id)s AND status IN ('planned', 'claimed');
+
+-- name: weights_of_open_evaluations
+SELECT DISTINCT uri FROM rft.evaluation WHERE run_id = %(run_id)s AND status IN ('planned', 'claimed');
 
 -- name: failed_evaluations
 SELECT e.evaluation_id, e.purpose, e.taskset, e.decoding, e.trainer_step, e.error FROM rft.evaluation e

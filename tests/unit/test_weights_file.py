@@ -140,7 +140,7 @@ def test_only_the_newest_files_stay_and_drafts_of_dead_writers_go(tmp_path: Path
     mine = tmp_path / f".step-4.safetensors.{os.getpid()}.draft"
     mine.touch()
     (tmp_path / ".step-4.safetensors.999999999.draft").touch()
-    prune(tmp_path, keep=2)
+    prune([tmp_path], keep=2)
     assert sorted(os.listdir(tmp_path)) == [mine.name, "step-2.safetensors", "step-3.safetensors"]
 
 
@@ -148,7 +148,7 @@ def test_a_reader_keeps_a_file_that_is_removed_under_it(tmp_path: Path) -> None:
     publication = write_weights(some_tensors().items(), tmp_path / "a.safetensors")
     reader = iterate_weights(publication.uri)
     next(reader)
-    prune(tmp_path, keep=0)
+    prune([tmp_path], keep=0)
     assert len(list(reader)) == 3
 
 
@@ -162,7 +162,33 @@ def test_a_folder_publisher_replaces_old_weights(tmp_path: Path) -> None:
 
 def test_shared_memory_without_room_falls_back_to_the_run_folder(tmp_path: Path) -> None:
     publisher = MemoryPublisher(tmp_path, "run", num_bytes=10**18)
-    assert publisher.folder == tmp_path / "weights"
+    assert publisher.folders == [tmp_path / "weights"]
+
+
+def test_weights_that_an_evaluation_needs_stay_until_it_is_answered(tmp_path: Path) -> None:
+    publisher = FolderPublisher(tmp_path, "run", num_bytes=1000, keep=1)
+
+    def publish(step: int, in_use: frozenset[str] | set[str] = frozenset()) -> str:
+        return publisher.publish(f"step-{step}", lambda draft: write_weights(some_tensors().items(), draft), in_use).uri
+
+    needed = publish(0)
+    publish(1, in_use={needed})
+    publish(2, in_use={needed})
+    assert sorted(os.listdir(tmp_path / "weights")) == ["step-0.safetensors", "step-2.safetensors"]
+    publish(3)
+    assert os.listdir(tmp_path / "weights") == ["step-3.safetensors"]
+
+
+def test_shared_memory_that_fills_during_a_run_sends_later_weights_to_the_run_folder(tmp_path: Path) -> None:
+    publisher = MemoryPublisher(tmp_path, f"full-{os.getpid()}", num_bytes=1000)
+    try:
+        assert publisher.folders[0].is_relative_to("/dev/shm")
+        publisher.num_bytes = 10**18
+        uri = publisher.publish("step-1", lambda draft: write_weights(some_tensors().items(), draft)).uri
+        assert Path(uri).parent == tmp_path / "weights"
+    finally:
+        publisher.close()
+    assert Path(uri).is_file()
 
 
 def test_the_folder_in_shared_memory_is_private_and_taken_over_by_the_runs_next_life(tmp_path: Path) -> None:
