@@ -29,6 +29,7 @@ from operators.base import BATCH_SCHEMA, IDENTITY_COLUMNS, Operator, StageOutcom
 from operators.resolve import resolve_stage
 from operators.rules import short_groups, spoilt_rewards, without_reward
 from rftdata.errors import ConfigError, OperatorError, PluginError, RftError
+from rftdata.writer import NO_PIPELINE
 
 MIN_GROUP_SIZE = "min_group_size"
 """Stage name of the group rule where no stage of the chain is to blame."""
@@ -151,7 +152,12 @@ class Chain:
 
     @property
     def version(self) -> str:
-        """Digest of everything that determines decisions: names, resolved arguments, the chain's own rules."""
+        """Digest of everything that determines decisions: names, resolved arguments, the chain's own rules.
+
+        Without stages it is `NO_PIPELINE`: complete groups then go to the trainer as they are written.
+        """
+        if not self.stages:
+            return NO_PIPELINE
         spec = [[stage.name, stage.operator.spec()] for stage in self.stages]
         text = json.dumps([spec, self.min_group_size, self.require_reward], sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]

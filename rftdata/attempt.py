@@ -12,15 +12,17 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import psycopg
 from psycopg.types.json import Jsonb
 
 from rftdata import wake
 from rftdata.batch import Batch, SegmentReader
-from rftdata.database import Connection, Row, execute, fetch
-from rftdata.errors import BufferUnavailableError, ConflictError, FencedError
+from rftdata.database import Connection, Row, execute, fetch, one, send, storable
+from rftdata.errors import FencedError, QueryError, RftError
 from rftdata.worker import mark_dead_workers, process_lives
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ class Attempt:
 
     Attributes:
         attempt_id, run_id: keys.
+        database: where it is.
         checkpoint: the row of the checkpoint it goes on from; None when it starts from the initial weights.
         start_step: trainer steps already done on its history.
     """
@@ -44,12 +47,13 @@ class Attempt:
         self, database: Database, reader: SegmentReader, run: Row, row: Row, checkpoint: Row | None, lease_s: float,
         max_staleness: int, max_refill: int,
     ) -> None:  # fmt: skip
-        self._database = database
+        self.database = database
         self._reader = reader
         self._run = run
         self._lease_s = lease_s
         self._max_staleness = max_staleness
         self._max_refill = max_refill
+        self._listener = wake.Listener(database, wake.READY, wake.RUN)
         self._closed = threading.Event()
         self.attempt_id: int = row["attempt_id"]
         self.run_id: int = run["run_id"]
@@ -80,6 +84,12 @@ class Attempt:
             execute(connection, "take_run", run_id=run_id, attempt_id=row["attempt_id"])
             execute(connection, "return_aged", run_id=run_id)
             execute(connection, "return_draws", run_id=run_id, attempt_id=row["attempt_id"])
+            execute(
+                connection,
+                "bound_policy_steps",
+                run_id=run_id,
+                start_step=checkpoint["trainer_step"] if checkpoint else 0,
+            )
             execute(connection, "reopen_stale_groups", run_id=run_id)
             fetch(connection, "release_lost_claims", run_id=run_id)
             execute(connection, "drop_lost_evaluations", run_id=run_id)
@@ -108,73 +118,49 @@ class Attempt:
         Raises:
             FencedError: another attempt holds the run.
         """
+        if "policy_spans" in columns:
+            raise QueryError(
+                "a batch has no such array", value="policy_spans", todo="read it with buffer.read_arrays(ids, ['policy_spans'])"
+            )  # fmt: skip
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        listener = wake.Listener(self._database, wake.READY, wake.RUN)
-        try:
-            while True:
-                short = self._try_draw(step, num_groups)
-                if short is not None:
-                    rows = self._database.fetch("drawn_rows", attempt_id=self.attempt_id, step=step)
-                    return Batch(step, rows, self._reader, columns, short or None)
-                if stop() or (deadline is not None and time.monotonic() > deadline):
-                    return None
-                listener.wait()
-        finally:
-            listener.close()
-
-    def _try_draw(self, step: int, num_groups: int) -> str | None:
-        """None: not yet. Otherwise drawn; the string says why the batch is short (empty when it is full)."""
-        with self._database.transaction() as connection:
-            self._fence(connection)
-            drawn = fetch(connection, "groups_drawn", attempt_id=self.attempt_id, step=step)[0]["num_groups"]
-            if drawn:
-                return "" if drawn >= num_groups else f"{drawn} of {num_groups} groups were drawn for this step before"
-            aged = execute(connection, "age_out", run_id=self.run_id, step=step, max_staleness=self._max_staleness)
-            supply = fetch(connection, "step_supply", run_id=self.run_id, explore_step=step - 1)[0]
-            short = "" if supply["available"] >= num_groups else self._exhausted(supply, num_groups)
-            if short is None:
-                if aged:
-                    connection.execute("SELECT pg_notify(%s, '')", [wake.READY])
+        while not stop():
+            drawn, rows = self._try_draw(step, num_groups)
+            if drawn["outcome"] == "drawn":
+                return Batch(step, rows, self._reader, columns, drawn["reason"])
+            if deadline is not None and time.monotonic() > deadline:
                 return None
-            picked = fetch(
-                connection, "pick_groups", run_id=self.run_id, step=step, explore_step=step - 1, num_groups=num_groups,
-                max_staleness=self._max_staleness,
-            )  # fmt: skip
-            if len(picked) < min(num_groups, supply["available"]):
-                return None  # a relabel holds some of them at this moment: look again
-            execute(
-                connection, "draw_groups", run_id=self.run_id, attempt_id=self.attempt_id, step=step,
-                group_ids=[row["item_id"] for row in picked], pipeline_version=self._run["pipeline_version"],
-            )  # fmt: skip
-            return short
+            self._listener.wait()
+        return None
 
-    def _exhausted(self, supply: Row, num_groups: int) -> str | None:
-        """Why no more groups will come for the step; None while more may."""
-        found = f"{supply['available']} of {num_groups} groups survived"
-        if self._run["mode"] == "train":
-            return None if supply["undecided_ever"] else f"{found}: the stored experiences are used up"
-        if supply["undecided"] or supply["base"] < num_groups or supply["refills"] < self._max_refill:
-            return None
-        return f"{found}: {supply['base']} planned and {supply['refills']} refilled, explorer.max_refill is used up"
+    def _try_draw(self, step: int, num_groups: int) -> tuple[Row, list[Row]]:
+        """What `rft.draw_groups` says, and the rows drawn; one round trip and one transaction."""
+        with self.database.connection() as connection, connection.pipeline():
+            drawn = send(
+                connection, "draw_groups", run_id=self.run_id, attempt_id=self.attempt_id, step=step, num_groups=num_groups,
+                max_staleness=self._max_staleness, max_refill=self._max_refill,
+            )  # fmt: skip
+            rows = send(connection, "drawn_rows", attempt_id=self.attempt_id, step=step)
+        result = one(drawn)
+        if result["outcome"] == "fenced":
+            raise self._fenced()
+        return result, rows.fetchall()
 
     def release(self, batch: Batch) -> None:
         """Give a batch back unused: its draws never took place."""
-        with self._database.transaction() as connection:
-            self._fence(connection)
+        with self.transaction() as connection:
             execute(connection, "release_draws", run_id=self.run_id, attempt_id=self.attempt_id, step=batch.step)
             # Labels that came meanwhile took it for drawn.
             execute(connection, "reopen_stale_groups", run_id=self.run_id)
-        wake.notify(self._database, wake.READY)
+        wake.notify(self.database, wake.READY)
 
     def publish(self, step: int, *, method: str, uri: str, num_bytes: int, checksum: str) -> int:
         """Announce weights that stand after `step`; returns the policy_version_id. Wakes explorers."""
-        with self._database.transaction() as connection:
-            self._fence(connection)
+        with self.transaction() as connection:
             version = fetch(
                 connection, "insert_policy_version", run_id=self.run_id, attempt_id=self.attempt_id, trainer_step=step,
                 method=method, uri=uri, num_bytes=num_bytes, checksum=checksum,
             )[0]["policy_version_id"]  # fmt: skip
-        wake.notify(self._database, wake.POLICY)
+        wake.notify(self.database, wake.POLICY)
         return int(version)
 
     def record_step(
@@ -188,35 +174,56 @@ class Attempt:
         metrics: dict[str, float],
     ) -> None:
         """Note that a step is done; a batch without experiences is a skipped step."""
-        with self._database.transaction() as connection:
-            self._fence(connection)
+        with self.transaction() as connection:
             execute(
                 connection, "insert_train_step", attempt_id=self.attempt_id, trainer_step=step, run_id=self.run_id,
                 outcome="trained" if len(batch) else "skipped", reason=batch.short_reason, num_groups=batch.num_groups,
                 num_experiences=len(batch), num_tokens=int(batch.lengths.sum()), wait_seconds=wait_seconds,
                 train_seconds=train_seconds, publish_seconds=publish_seconds,
-                metrics=Jsonb({key: value for key, value in metrics.items() if value == value and abs(value) != float("inf")}),
+                metrics=Jsonb(storable(metrics)),
             )  # fmt: skip
-        wake.notify(self._database, wake.RUN)
+        wake.notify(self.database, wake.RUN)
 
     def commit_checkpoint(
         self, step: int, uri: str, *, policy_version_id: int | None = None, num_bytes: int = 0
     ) -> int:
         """The draws up to `step` are consumed: the weights at `uri` contain them. Returns the checkpoint_id."""
-        with self._database.transaction() as connection:
-            self._fence(connection)
+        with self.transaction() as connection:
             row = fetch(
                 connection, "insert_checkpoint", run_id=self.run_id, attempt_id=self.attempt_id, trainer_step=step,
                 policy_version_id=policy_version_id, uri=uri, num_bytes=num_bytes,
             )[0]  # fmt: skip
         return int(row["checkpoint_id"])
 
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """A transaction that only the attempt holding the run can commit.
+
+        Raises:
+            FencedError: another attempt holds the run.
+        """
+        with self.database.transaction() as connection:
+            self._fence(connection)
+            yield connection
+
+    def finish(self, outcome: str) -> None:
+        """The run has done what was planned."""
+        with self.transaction() as connection:
+            execute(connection, "finish_run", run_id=self.run_id, status="finished", outcome=outcome)
+        wake.notify(self.database, wake.RUN)
+
+    def forget_checkpoint(self, checkpoint_id: int) -> None:
+        """The files of a checkpoint are about to be removed; its row stays."""
+        with self.transaction() as connection:
+            execute(connection, "forget_checkpoint", checkpoint_id=checkpoint_id)
+
     def close(self, outcome: str = "ended") -> None:
         """Give the lease back."""
         if not self._closed.is_set():
             self._closed.set()
             self._keeper.join()
-            self._database.run("end_attempt", attempt_id=self.attempt_id, outcome=outcome)
+            self._listener.close()
+            self.database.run("end_attempt", attempt_id=self.attempt_id, outcome=outcome)
 
     def __enter__(self) -> Attempt:
         return self
@@ -224,23 +231,26 @@ class Attempt:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         try:
             self.close("ended" if error is None else f"{type(error).__name__}: {error}")
-        except BufferUnavailableError:
+        except RftError:
             if error is None:  # else it would hide what went wrong first
                 raise
 
     def _fence(self, connection: Connection) -> None:
         if not fetch(connection, "fence", run_id=self.run_id, attempt_id=self.attempt_id):
-            raise FencedError(
-                f"attempt {self.attempt_id} no longer holds the run {self._run['name']!r}: a newer attempt took it over",
-                todo="end this trainer; the newer one goes on from the last checkpoint",
-            )
+            raise self._fenced()
+
+    def _fenced(self) -> FencedError:
+        return FencedError(
+            f"attempt {self.attempt_id} no longer holds the run {self._run['name']!r}: a newer attempt took it over",
+            todo="end this trainer; the newer one goes on from the last checkpoint",
+        )
 
     def _keep_lease(self) -> None:
         while not self._closed.wait(self._lease_s / 3):
             try:
-                self._database.run("renew_attempt", attempt_id=self.attempt_id, lease_s=self._lease_s)
-            except (BufferUnavailableError, ConflictError):
-                continue  # the server restarts; the next renewal tries again
+                self.database.run("renew_attempt", attempt_id=self.attempt_id, lease_s=self._lease_s)
+            except (RftError, psycopg.Error):
+                continue  # the server restarts, its disk is full for a moment: the next renewal tries again
 
 
 def _refuse_if_held(holder: Row, run: Row) -> None:

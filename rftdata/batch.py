@@ -7,20 +7,20 @@ file into the caller's array in one copy. Shapes: B experiences in slot order, T
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from rftdata.arrays import SCHEMA, SHAPE_SUFFIX, Array, ColumnReader
 from rftdata.errors import QueryError, SegmentCorruptError
-from rftdata.segments import SCHEMA, SegmentAddress, SegmentStore
+from rftdata.segments import SegmentAddress, SegmentStore
 
 if TYPE_CHECKING:
     from rftdata.database import Database
 
-Array = npt.NDArray[Any]
 ROWS = pa.schema(
     [
         ("slot", pa.int32()), ("experience_id", pa.int64()), ("group_id", pa.int64()), ("rollout_index", pa.int32()),
@@ -28,7 +28,6 @@ ROWS = pa.schema(
         ("num_response_tokens", pa.int32()),
     ]
 )  # fmt: skip
-_DTYPES: dict[str, Any] = {"token_ids": np.int32, "loss_mask": np.uint8, "behavior_logprobs": np.float32}
 
 
 class SegmentReader:
@@ -38,6 +37,7 @@ class SegmentReader:
         self._database = database
         self._store = store
         self._batches: dict[int, pa.RecordBatch] = {}
+        self._columns: dict[tuple[int, str], ColumnReader | None] = {}
         self._lock = threading.Lock()
 
     def batches(self, segment_ids: Sequence[int]) -> dict[int, pa.RecordBatch]:
@@ -52,6 +52,7 @@ class SegmentReader:
                 rows = self._database.fetch("segment_addresses", segment_ids=wanted)
                 if len(self._batches) > 4096:
                     self._batches.clear()
+                    self._columns.clear()
                     wanted = sorted(set(segment_ids))
                     rows = self._database.fetch("segment_addresses", segment_ids=wanted)
                 for row in rows:
@@ -64,27 +65,41 @@ class SegmentReader:
                 ) from error
 
     def take(self, places: Sequence[tuple[int, int]], columns: Sequence[str]) -> pa.Table:
-        """Rows at (segment id, row) places, in that order, as list columns."""
-        unknown = [column for column in columns if column not in SCHEMA.names]
-        if unknown:
-            raise QueryError("no such array", value=unknown[0], allowed=", ".join(SCHEMA.names))
+        """Rows at (segment id, row) places, in that order, as list columns; null where a row has no such array."""
         batches = self.batches([segment_id for segment_id, _ in places])
         arrays = {}
         for column in columns:
-            pieces = [batches[segment_id].column(column).slice(row, 1) for segment_id, row in places]
-            arrays[column] = pa.chunked_array(pieces, type=SCHEMA.field(column).type).combine_chunks()
+            types = {batch.schema.field(column).type for batch in batches.values() if column in batch.schema.names}
+            if column in SCHEMA.names and not types:
+                types = {SCHEMA.field(column).type}
+            if not types:
+                raise _no_such_array(column, batches.values())
+            kind = max(types, key=str)  # a large list where one of several is
+            pieces = [
+                _as_type(batches[segment_id].column(column).slice(row, 1), kind)
+                if column in batches[segment_id].schema.names
+                else pa.nulls(1, kind)
+                for segment_id, row in places
+            ]
+            arrays[column] = pa.chunked_array(pieces, type=kind).combine_chunks()
         return pa.table(arrays) if columns else pa.table({})
 
-    def slices(self, places: Sequence[tuple[int, int]], column: str) -> Iterator[Array]:
-        """Views of the mapped values of one column, one per place."""
-        batches = self.batches([segment_id for segment_id, _ in places])
-        flat: dict[int, tuple[Array, Array]] = {}
-        for segment_id, row in places:
-            if segment_id not in flat:
-                array = batches[segment_id].column(column)
-                flat[segment_id] = (array.offsets.to_numpy(), array.values.to_numpy())
-            offsets, values = flat[segment_id]
-            yield values[offsets[row] : offsets[row + 1]]
+    def columns(self, segment_ids: Sequence[int], name: str) -> dict[int, ColumnReader | None]:
+        """One column of some segments; None for those without it.
+
+        Raises:
+            QueryError: none of them has it.
+        """
+        batches = self.batches(segment_ids)
+        with self._lock:
+            for segment_id, batch in batches.items():
+                if (segment_id, name) not in self._columns:
+                    found = ColumnReader(batch, name) if name in batch.schema.names else None
+                    self._columns[segment_id, name] = found
+            readers = {segment_id: self._columns[segment_id, name] for segment_id in batches}
+        if readers and not any(readers.values()):
+            raise _no_such_array(name, batches.values())
+        return readers
 
     def all_addresses(self) -> Iterator[tuple[SegmentAddress, int]]:
         """Every segment with the number of rows it should have."""
@@ -138,27 +153,39 @@ class Batch:
         return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(self.lengths)])
 
     def packed(self, column: str, out: Array | None = None) -> Array:
-        """Values of all experiences one after the other, [sum of T]; written to `out` when given."""
-        self._check(column)
+        """Values of all experiences one after the other, [sum of T]; written to `out` when given.
+
+        Rows without the array (one of their own kind, not a base column) are zero.
+        """
         offsets = self.offsets
+        readers = self._readers(column)
         if out is None:
-            out = np.empty(int(offsets[-1]), dtype=_DTYPES[column])
-        for i, values in enumerate(self._reader.slices(self._places, column)):
-            out[offsets[i] : offsets[i + 1]] = values
+            out = np.empty(int(offsets[-1]), dtype=_dtype(column, readers))
+        for i, values in enumerate(self._flat(column, readers)):
+            self._check_length(column, i, values, int(offsets[i + 1] - offsets[i]))
+            out[offsets[i] : offsets[i + 1]] = 0 if values is None else values
         return out
 
     def padded(self, column: str, out: Array | None = None, *, fill: float = 0) -> Array:
         """Values padded on the right, [B, longest T]; written to `out` ([B, at least that]) when given."""
-        self._check(column)
         lengths = self.lengths
+        readers = self._readers(column)
         if out is None:
-            out = np.empty((len(self), int(lengths.max(initial=0))), dtype=_DTYPES[column])
-        for i, values in enumerate(self._reader.slices(self._places, column)):
-            out[i, : len(values)] = values
-            out[i, len(values) :] = fill
+            out = np.empty((len(self), int(lengths.max(initial=0))), dtype=_dtype(column, readers))
+        for i, values in enumerate(self._flat(column, readers)):
+            self._check_length(column, i, values, int(lengths[i]))
+            end = 0 if values is None else len(values)
+            out[i, :end] = values if values is not None else 0
+            out[i, end:] = fill
         return out
 
-    def _check(self, column: str) -> None:
+    def arrays(self, column: str) -> list[Array | None]:
+        """The array of each experience in its own shape, None where it has none: views of the mapped file, not copies."""
+        readers = self._readers(column)
+        found = ((readers[segment_id], row) for segment_id, row in self._places)
+        return [reader.row(row) if reader else None for reader, row in found]
+
+    def _readers(self, column: str) -> dict[int, ColumnReader | None]:
         if column not in self.columns:
             raise QueryError(
                 "the batch was drawn without this column",
@@ -166,3 +193,34 @@ class Batch:
                 allowed=", ".join(self.columns),
                 todo="name it in draw(columns=…)",
             )
+        return self._reader.columns(sorted({segment_id for segment_id, _ in self._places}), column)
+
+    def _flat(self, column: str, readers: dict[int, ColumnReader | None]) -> Iterator[Array | None]:
+        for segment_id, row in self._places:
+            reader = readers[segment_id]
+            yield reader.flat(row) if reader else None
+
+    def _check_length(self, column: str, place: int, values: Array | None, length: int) -> None:
+        if values is not None and len(values) != length:
+            raise QueryError(
+                f"the array {column!r} of experience {self.rows['experience_id'][place].as_py()} has not one value per token",
+                value=len(values),
+                allowed=str(length),
+                todo="read it with batch.arrays",
+            )
+
+
+def _dtype(column: str, readers: dict[int, ColumnReader | None]) -> np.dtype[Any]:
+    if column in SCHEMA.names:
+        base: np.dtype[Any] = np.dtype(SCHEMA.field(column).type.value_type.to_pandas_dtype())
+        return base
+    return next(reader.dtype for reader in readers.values() if reader)
+
+
+def _as_type(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    return array if array.type == kind else array.cast(kind)
+
+
+def _no_such_array(name: str, batches: Iterable[pa.RecordBatch]) -> QueryError:
+    known = sorted({column for batch in batches for column in batch.schema.names if not column.endswith(SHAPE_SUFFIX)})
+    return QueryError("no such array", value=name, allowed=", ".join(known))

@@ -122,9 +122,18 @@ class Buffer:
             todo=f"did you mean {near[0]!r}?" if near else "name one of these",
         )
 
-    def writer(self, run: str | int | Row) -> Writer:
-        """A writer of groups for a run; a context manager."""
-        return Writer(self.database, self.segments, self._run_id(run))
+    def writer(
+        self, run: str | int | Row, *, max_rows: int = 2048, max_bytes: int = 128 * 2**20, linger_ms: float = 0.0
+    ) -> Writer:
+        """A writer of groups for a run; a context manager.
+
+        Args:
+            max_rows, max_bytes: a transaction takes no further groups beyond this many experiences or bytes.
+            linger_ms: how long to wait for more before a smaller batch is stored.
+        """
+        return Writer(
+            self.database, self.segments, self._run_id(run), max_rows=max_rows, max_bytes=max_bytes, linger_ms=linger_ms
+        )
 
     def attempt(
         self, run: str | int | Row, *, lease_s: float = 30.0, max_staleness: int = 4, max_refill: int = 0

@@ -17,6 +17,7 @@ from rftdata.database import Connection, copy_rows, execute, fetch, storable
 from rftdata.errors import FencedError
 
 if TYPE_CHECKING:
+    from rftdata.attempt import Attempt
     from rftdata.database import Database, Row
 
 
@@ -117,12 +118,17 @@ def claim_evaluation(database: Database, run_id: int, worker_id: int, *, lease_s
 def finish_evaluation(
     database: Database, evaluation_id: int, worker_id: int, answers: Sequence[dict[str, Any]], seconds: float
 ) -> bool:
-    """Store the answers and their mean; False when the claim passed to another worker."""
+    """Store the answers and their mean; False when the claim passed to another worker.
+
+    Answers with an error count with their reward of 0, and the evaluation's row says how many there are.
+    """
     mean = sum(answer["reward"] for answer in answers) / max(len(answers), 1)
+    errors = [answer["error"] for answer in answers if answer["error"]]
+    error = f"{len(errors)} of {len(answers)} answers failed and count 0; the first: {errors[0]}" if errors else None
     with database.transaction() as connection:
         done = execute(
             connection, "finish_evaluation", evaluation_id=evaluation_id, worker_id=worker_id, num_tasks=len(answers),
-            mean_reward=mean, seconds=seconds,
+            mean_reward=mean, seconds=seconds, error=storable(error),
         )  # fmt: skip
         if done:
             columns = [
@@ -264,18 +270,28 @@ def _insert_operator_runs(
     copy_rows(connection, "rft.operator_run", columns, rows)
 
 
+def fail_evaluation(database: Database, evaluation_id: int, worker_id: int, error: str) -> None:
+    """An evaluation that cannot be answered; nothing happens where its claim passed to another worker."""
+    database.run("fail_evaluation", evaluation_id=evaluation_id, worker_id=worker_id, error=storable(error))
+    wake.notify(database, wake.RUN)
+
+
 def plan_evaluations(
-    database: Database, run_id: int, *, policy_version_id: int, trainer_step: int, purpose: str, tasksets: Sequence[str],
+    attempt: Attempt, *, policy_version_id: int, trainer_step: int, purpose: str, tasksets: Sequence[str],
     decodings: Sequence[str], uri: str, checksum: str,
 ) -> int:  # fmt: skip
-    """Ask for evaluations of one policy version; those its history already has are not asked for again."""
+    """Ask for evaluations of one policy version; those its history already has are not asked for again.
+
+    Raises:
+        FencedError: another attempt holds the run.
+    """
     planned = 0
-    with database.transaction() as connection:
+    with attempt.transaction() as connection:
         for taskset in tasksets:
             for decoding in decodings:
                 planned += execute(
-                    connection, "plan_evaluation", run_id=run_id, policy_version_id=policy_version_id, trainer_step=trainer_step,
-                    purpose=purpose, taskset=taskset, decoding=decoding, uri=uri, checksum=checksum,
+                    connection, "plan_evaluation", run_id=attempt.run_id, policy_version_id=policy_version_id,
+                    trainer_step=trainer_step, purpose=purpose, taskset=taskset, decoding=decoding, uri=uri, checksum=checksum,
                 )  # fmt: skip
-    wake.notify(database, wake.POLICY)
+    wake.notify(attempt.database, wake.POLICY)
     return planned

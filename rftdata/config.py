@@ -1,10 +1,16 @@
-"""Configuration of the buffer, of task sources, selectors and sampling: what `rftdata` itself reads from a YAML file."""
+"""Configuration of the buffer, of task sources, selectors and sampling: what `rftdata` itself reads from a YAML file.
+
+`config_error` says in one sentence what is wrong with any section.
+"""
 
 from __future__ import annotations
 
+import difflib
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from rftdata.errors import ConfigError
 
 
 class Section(BaseModel):
@@ -64,7 +70,7 @@ class SamplingConfig(Section):
     max_staleness: int = Field(
         4, ge=0, description="Oldest policy a drawn group may come from, in trainer steps; older groups age out."
     )
-    max_times_sampled: int = Field(1, ge=1, description="How often one group may be drawn in one history.")
+    max_times_sampled: Literal[1] = Field(1, description="How often one group may be drawn in one history.")
 
 
 class SyncConfig(Section):
@@ -88,3 +94,51 @@ class EvalConfig(Section):
     decodings: list[Literal["greedy", "sampled"]] = Field(
         ["greedy"], min_length=1, description="Of the validation tasksets."
     )
+
+
+def config_error(error: ValidationError, section: type[BaseModel], origin: str, *, within: str = "") -> ConfigError:
+    """The first thing that is wrong, and how many more there are; an unknown key names the nearest known one.
+
+    Args:
+        error: of validating `section`.
+        section: the class that was validated.
+        origin: where the values come from: a file, a plug-in's name.
+        within: key of the section in the file; empty for the whole file.
+    """
+    first, *others = error.errors(include_url=False)
+    where = ".".join(str(part) for part in (*filter(None, [within]), *first["loc"])) or "the file"
+    more = f"; {len(others)} more after this one" if others else ""
+    if first["type"] == "extra_forbidden":
+        allowed = _allowed_keys(section, first["loc"][:-1])
+        near = difflib.get_close_matches(str(first["loc"][-1]), allowed, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "remove the key or correct it"
+        return ConfigError(
+            f"{origin}: unknown key {where!r}", allowed=", ".join(allowed) or "no keys", todo=hint + more
+        )
+    if first["type"] == "missing":
+        return ConfigError(f"{origin}: {where!r} is missing", todo="add it" + more)
+    value = first["input"] if not isinstance(first["input"], dict) else None
+    message = first["msg"].removeprefix("Value error, ")
+    return ConfigError(f"{origin}: {where!r}: {message}", value=value, todo="correct it" + more)
+
+
+def _allowed_keys(section: Any, location: tuple[int | str, ...]) -> list[str]:
+    """Keys that the section at `location` within `section` accepts."""
+    for part in location:
+        if isinstance(part, int):
+            continue
+        field = section.model_fields.get(part) if hasattr(section, "model_fields") else None
+        if field is None:
+            return []
+        section = _section_of(field.annotation)
+    return sorted(section.model_fields) if hasattr(section, "model_fields") else []
+
+
+def _section_of(annotation: Any) -> Any:
+    if hasattr(annotation, "model_fields"):
+        return annotation
+    for argument in getattr(annotation, "__args__", ()):
+        found = _section_of(argument)
+        if found is not None:
+            return found
+    return None

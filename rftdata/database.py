@@ -7,6 +7,7 @@ autocommit; work that belongs together runs in `Database.transaction()`. Passwor
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from rftdata.errors import BufferUnavailableError, ConflictError, DiskFullError,
 
 Row = dict[str, Any]
 Connection = psycopg.Connection[DictRow]
+Cursor = psycopg.Cursor[DictRow]
 
 _MINIMUM_SERVER = 150000
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
@@ -142,6 +144,17 @@ def execute(connection: Connection, name: str, /, **parameters: Any) -> int:
     return connection.execute(queries()[name], parameters).rowcount
 
 
+def send(connection: Connection, name: str, /, **parameters: Any) -> Cursor:
+    """Begin a named query; inside `connection.pipeline()` it only queues it, and the cursor has rows once that block ended."""
+    return connection.execute(queries()[name], parameters)
+
+
+def one(cursor: Cursor) -> Row:
+    """The only row of a cursor."""
+    (row,) = cursor.fetchall()
+    return row
+
+
 def copy_rows(
     connection: Connection, table: str, columns: Sequence[tuple[str, str]], rows: Iterator[Sequence[Any]]
 ) -> None:
@@ -161,10 +174,13 @@ def copy_rows(
 
 def storable(value: Any) -> Any:
     """The value as text and jsonb can hold it: no NUL or half surrogate (models do sample them), no NaN or infinity."""
-    if isinstance(value, np.generic):
-        value = value.item()
     if isinstance(value, str):
+        # ASCII is the common case and known without looking at the text.
+        if value.isascii() and "\x00" not in value:
+            return value
         return _SURROGATE.sub("\ufffd", value).replace("\x00", "\ufffd")
+    if isinstance(value, np.generic):
+        return storable(value.item())
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
@@ -172,6 +188,11 @@ def storable(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [storable(item) for item in value]
     return value
+
+
+def jsonb_bytes(value: Any) -> bytes:
+    """A jsonb value's binary form, as COPY takes it: a version byte and the text."""
+    return b"\x01{}" if value == {} else b"\x01" + json.dumps(storable(value)).encode()
 
 
 @contextmanager

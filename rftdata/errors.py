@@ -29,7 +29,8 @@ class RftError(Exception):
             parts.append(f"allowed: {allowed}")
         if todo:
             parts.append(todo)
-        super().__init__("; ".join(part.rstrip(".") for part in parts) + ".")
+        text = "; ".join(part.rstrip(".") for part in parts)
+        super().__init__(text if text.endswith("?") else text + ".")
 
     def __reduce__(self) -> tuple[object, ...]:
         # The default would call the class with the finished message; Ray and multiprocessing carry errors this way.
@@ -54,6 +55,10 @@ class ModelError(RftError):
     """A model that cannot be found or opened."""
 
     exit_code = 2
+
+
+class EngineStoppedError(RftError):
+    """An engine that will answer nothing more; no rollout's outcome, since every later one would end in the same way."""
 
 
 class TaskSourceError(RftError):

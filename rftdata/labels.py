@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from rftdata.database import Connection, Row, execute, fetch
+from rftdata.database import Connection, Row, execute, fetch, storable
 from rftdata.errors import QueryError
 
 if TYPE_CHECKING:
@@ -106,8 +106,14 @@ def import_rewards(
                 f"row {number} of {file} has no usable experience_id and reward",
                 value=f"{row['experience_id']}, {row['reward']}", allowed="a whole number and a number", todo="correct the row",
             ) from error  # fmt: skip
-        opinions.append(Opinion(key, value, final, row.get("reason") or reason))
+        opinions.append(Opinion(key, value, final, _reason(row.get("reason")) or reason))
     return apply(buffer, opinions, author=author)
+
+
+def _reason(value: object) -> str | None:
+    """A cell as a reason: a column of them may have come as numbers or dates, and a hole as NaN."""
+    missing = value is None or (isinstance(value, float) and math.isnan(value))
+    return None if missing else storable(str(value).strip()) or None
 
 
 def undo(buffer: Buffer, label_batch_id: int, *, author: str, reason: str | None = None) -> LabelBatch:
@@ -195,19 +201,26 @@ def _before(labels: Sequence[Row], batch: int) -> tuple[float | None, bool] | No
     """Reward and finality a row had before `batch`, or None when another opinion stands above it.
 
     `labels` are one experience's, oldest first. Opinions form a stack: an undo takes its target off the top, everything
-    else goes on top, and the newest may always be undone (undoing an undo brings its target's reward back).
+    else goes on top, and the newest may always be undone (undoing an undo brings its target's reward back). Its reason is not
+    enough to know an undo by, since anybody may write such a sentence: it must also give back what its target replaced.
     """
+    first = {label["label_batch_id"]: i for i, label in reversed(list(enumerate(labels)))}
+
+    def replaced(of: int) -> tuple[float | None, bool]:
+        i = first[of]
+        return labels[i]["old_value"], bool(i and labels[i - 1]["final"])
+
     stack: list[int] = []
     for label in labels:
         undone = _UNDO.match(label["reason"] or "")
-        if undone and stack and stack[-1] == int(undone[1]):
+        gives_back = stack and (label["new_value"], label["final"]) == replaced(stack[-1])
+        if undone and gives_back and stack[-1] == int(undone[1]):
             stack.pop()
         elif not stack or stack[-1] != label["label_batch_id"]:
             stack.append(label["label_batch_id"])
     if labels[-1]["label_batch_id"] != batch and (not stack or stack[-1] != batch):
         return None
-    first = next(i for i, label in enumerate(labels) if label["label_batch_id"] == batch)
-    return labels[first]["old_value"], bool(first and labels[first - 1]["final"])
+    return replaced(batch)
 
 
 def _read(file: Path) -> pa.Table:
@@ -223,7 +236,10 @@ def _read(file: Path) -> pa.Table:
         if file.suffix == ".csv":
             import pyarrow.csv
 
-            return pyarrow.csv.read_csv(file)
+            # As it was written: 007 is a reason, not the number 7.
+            return pyarrow.csv.read_csv(
+                file, convert_options=pyarrow.csv.ConvertOptions(column_types={"reason": pa.string()})
+            )
     except (OSError, pa.ArrowInvalid) as error:
         raise QueryError(
             f"{file} cannot be read: {' '.join(str(error).split())}", todo="correct the path or the file"

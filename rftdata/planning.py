@@ -56,8 +56,7 @@ class Planner:
         self._database = database
         self._run_id = run_id
         self._config = config
-        self._task_ids: dict[str, list[int]] = {}
-        self._positions: dict[str, dict[int, int]] = {}
+        self._active: dict[str, tuple[Row, list[int]]] = {}
 
     def plan(self) -> int:
         """Plan what is lacking; the number of groups planned. Returns 0 while another explorer plans."""
@@ -108,38 +107,50 @@ class Planner:
         selectors = {t.name: self._selector(connection, t, states.get(t.name)) for t in self._config.tasksets}
         self._observe(connection, selectors)
         planned: dict[str, int] = dict(states[_MIXTURE]["state"]) if _MIXTURE in states else {}
-        chosen = []
+        names = []
         for _ in range(count):
             # The taskset that is furthest behind its weight: exact proportions without randomness.
             name = min(self._config.tasksets, key=lambda t: (planned.get(t.name, 0) + 1) / t.weight).name
             planned[name] = planned.get(name, 0) + 1
-            chosen.append(self._task_ids[name][selectors[name].select(1)[0]])
+            names.append(name)
+        chosen = {name: iter(selector.select(names.count(name))) for name, selector in selectors.items()}
         for name, selector in selectors.items():
             self._save(connection, name, self._config.selector.type, selector.state_dict())
         self._save(connection, _MIXTURE, "weights", planned)
-        return chosen
+        return [next(chosen[name]) for name in names]
 
     def _selector(self, connection: Connection, taskset: TasksetConfig, saved: Row | None) -> Selector:
-        ids = [row["task_id"] for row in fetch(connection, "active_task_ids", taskset=taskset.name)]
-        if not ids:
+        task_ids = self._active_tasks(connection, taskset.name)
+        if not task_ids:
             raise TaskSourceError(
                 f"the taskset {taskset.name!r} has no active task",
                 todo="load it with `rft tasks load`, or activate some of its tasks",
             )
-        self._task_ids[taskset.name] = ids
-        self._positions[taskset.name] = {task_id: i for i, task_id in enumerate(ids)}
         selector = build_selector(
-            self._config.selector.type, self._config.selector.args, len(ids), self._config.seed, self._config.base_dir
+            self._config.selector.type, self._config.selector.args, task_ids, self._config.seed, self._config.base_dir
         )
         if saved is not None and saved["selector"] == self._config.selector.type:
             selector.load_state_dict(saved["state"])
         return selector
 
+    def _active_tasks(self, connection: Connection, taskset: str) -> list[int]:
+        """Their ids, ascending; read again only when they have changed: there may be millions."""
+        stamp = fetch(connection, "active_tasks_stamp", taskset=taskset)[0]
+        known = self._active.get(taskset)
+        if known is None or known[0] != stamp:
+            stamp = fetch(connection, "active_task_ids", taskset=taskset)[0]
+            task_ids = stamp.pop("task_ids")
+            known = self._active[taskset] = (stamp, task_ids)
+        return known[1]
+
     def _observe(self, connection: Connection, selectors: dict[str, Selector]) -> None:
+        seen: dict[str, list[Observation]] = {}
         for row in fetch(connection, "new_observations", run_id=self._run_id):
-            position = self._positions.get(row["taskset"], {}).get(row["task_id"])
-            if position is not None:
-                selectors[row["taskset"]].observe([Observation(position, row["successes"], row["trials"], row["kind"])])
+            observation = Observation(row["task_id"], row["successes"], row["trials"], row["kind"])
+            seen.setdefault(row["taskset"], []).append(observation)
+        for name, selector in selectors.items():
+            if name in seen:
+                selector.observe(seen[name])
 
     def _save(self, connection: Connection, taskset: str, selector: str, state: dict[str, Any]) -> None:
         execute(

@@ -3,14 +3,7 @@
 A segment is one record batch, stored as a complete Arrow IPC *stream* (schema, batch, end) in some file at some offset,
 addressed for ever by its id in `rft.segment`. A writer appends to a file of its own, makes the bytes durable, and only
 then commits offset, length and checksum to SQL; bytes beyond a committed length mean nothing. Readers map files into
-memory and read batches without copying. The layout of one row:
-
-| column | Arrow type | meaning |
-| --- | --- | --- |
-| token_ids | list<int32> | prompt and response, T tokens |
-| loss_mask | list<uint8> | T; 1 where the token was sampled and trains, else 0 (bytes: readable without unpacking bits) |
-| behavior_logprobs | list<float32> | T; log-probability (nats) under the policy that sampled it; 0 where the mask is false |
-| policy_spans | list<struct<start: int32, policy_version_id: int64>> | which policy sampled from token `start` on |
+memory and read batches without copying. What the batches hold: `rftdata.arrays`.
 """
 
 from __future__ import annotations
@@ -24,6 +17,7 @@ import threading
 import uuid
 from abc import ABC, abstractmethod
 from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,19 +25,6 @@ import pyarrow as pa
 import xxhash
 
 from rftdata.errors import BufferUnavailableError, DiskFullError, RftError, SegmentCorruptError
-
-SCHEMA = pa.schema(
-    [
-        pa.field("token_ids", pa.list_(pa.int32()), nullable=False),
-        pa.field("loss_mask", pa.list_(pa.uint8()), nullable=False),
-        pa.field("behavior_logprobs", pa.list_(pa.float32()), nullable=False),
-        pa.field(
-            "policy_spans",
-            pa.list_(pa.struct([("start", pa.int32()), ("policy_version_id", pa.int64())])),
-            nullable=False,
-        ),
-    ]
-)
 
 _ROLL_BYTES = 512 * 2**20
 
@@ -75,10 +56,18 @@ class SegmentAppender(ABC):
 
     @abstractmethod
     def append(self, batch: pa.RecordBatch) -> Appended:
-        """Store a batch durably.
+        """Write a batch and begin to make it durable; it is so when `sync` has returned.
 
         Raises:
             DiskFullError: not enough room; nothing of the batch will be seen.
+        """
+
+    @abstractmethod
+    def sync(self) -> None:
+        """Wait until everything appended is durable.
+
+        Raises:
+            DiskFullError, BufferUnavailableError: it is not, and nothing of it may be committed.
         """
 
     @abstractmethod
@@ -112,7 +101,9 @@ class PosixSegmentStore(SegmentStore):
         self.folder = folder
         self.min_free_bytes = min_free_bytes
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            if not folder.is_dir():
+                folder.mkdir(parents=True, exist_ok=True)
+                sync_folder(folder.parent)
         except OSError as error:
             raise BufferUnavailableError(
                 f"the folder of the segments cannot be made: {error.strerror}",
@@ -162,7 +153,10 @@ class PosixSegmentStore(SegmentStore):
 
 
 class _PosixAppender(SegmentAppender):
-    """One writer's file. After an fsync error the file's state is unknown, so the appender gives up on it for good."""
+    """One writer's file. After an fsync error the file's state is unknown, so the appender gives up on it for good.
+
+    The disk works while the caller goes on: flushing runs in a thread of its own between `append` and `sync`.
+    """
 
     def __init__(self, folder: Path, min_free_bytes: int) -> None:
         self.folder = folder
@@ -170,6 +164,8 @@ class _PosixAppender(SegmentAppender):
         self._file: io.FileIO | None = None
         self._uri = ""
         self._offset = 0
+        self._flusher = ThreadPoolExecutor(1, thread_name_prefix="segment-flush")
+        self._flushing: Future[None] | None = None
 
     def append(self, batch: pa.RecordBatch) -> Appended:
         sink = pa.BufferOutputStream()
@@ -178,39 +174,58 @@ class _PosixAppender(SegmentAppender):
         data = sink.getvalue()
         self._check_room(data.size)
         if self._file is None or self._offset > _ROLL_BYTES:
+            self.sync()
             self._open()
         assert self._file is not None
         try:
             view = memoryview(data)
             while view:
                 view = view[self._file.write(view) :]
-            os.fdatasync(self._file.fileno())
         except OSError as error:
-            self.close()
+            self._give_up()
             raise _full(self.folder, error) from error
+        self._flushing = self._flusher.submit(os.fdatasync, self._file.fileno())
         appended = Appended(self._uri, self._offset, data.size, batch.num_rows, checksum(memoryview(data)))
         self._offset += data.size
         return appended
 
+    def sync(self) -> None:
+        flushing, self._flushing = self._flushing, None
+        if flushing is None:
+            return
+        try:
+            flushing.result()
+        except OSError as error:
+            self._give_up()
+            raise _full(self.folder, error) from error
+
     def close(self) -> None:
+        self._give_up()
+        self._flusher.shutdown()
+
+    def _give_up(self) -> None:
+        if self._flushing is not None:
+            self._flushing.exception()  # the descriptor must stay open until the flush has ended
+            self._flushing = None
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def _open(self) -> None:
-        self.close()
-        self._uri = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:12]}.arrows"
+        """A new file; nothing of this object changes before its name is durable too."""
+        self._give_up()
+        uri = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:12]}.arrows"
         try:
-            self._file = io.FileIO(self.folder / self._uri, "xb")
-            # The file's name must survive a power loss too.
-            folder = os.open(self.folder, os.O_RDONLY)
+            file = io.FileIO(self.folder / uri, "xb")
             try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+                sync_folder(self.folder)
+            except OSError:
+                file.close()
+                (self.folder / uri).unlink(missing_ok=True)
+                raise
         except OSError as error:
             raise _full(self.folder, error) from error
-        self._offset = 0
+        self._file, self._uri, self._offset = file, uri, 0
 
     def _check_room(self, num_bytes: int) -> None:
         try:
@@ -224,6 +239,15 @@ class _PosixAppender(SegmentAppender):
                 allowed=f"writes that leave at least buffer.min_free_bytes = {self.min_free_bytes}",
                 todo="free some space, move buffer.segments, or lower buffer.min_free_bytes",
             )
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder survive a power loss."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def checksum(data: memoryview | bytes) -> str:

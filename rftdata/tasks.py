@@ -1,5 +1,8 @@
 """Tasksets: from a source to rows of `rft.task`, once, with stable keys.
 
+A source is read again when its digest has changed. What is stored stays comparable: once a group was planned on a task of the
+set, or the set was part of an evaluation, a task whose content differs is refused, never silently kept nor changed.
+
 A source yields mappings. `prompt` and `answer` name the columns that matter; everything else a row has is kept under
 `metadata` for the reward. A row's key is its `task_key` column, else a digest of its prompt, so loading again finds the same
 rows and repeated questions count once.
@@ -25,7 +28,7 @@ from psycopg.types.json import Jsonb
 
 from rftdata import plugins
 from rftdata.config import TasksetConfig
-from rftdata.database import Database, Row, copy_rows, execute, fetch, storable
+from rftdata.database import Connection, Database, Row, copy_rows, execute, fetch, storable
 from rftdata.errors import TaskSourceError
 
 _SPLITS = ("train", "validation", "test")
@@ -39,18 +42,26 @@ def load_taskset(database: Database, config: TasksetConfig, base_dir: Path) -> i
         base_dir: folder that relative paths in the source start from.
 
     Raises:
-        TaskSourceError: unreadable source, wrong column name, no task left, or another source under the same name.
+        TaskSourceError: unreadable source, wrong column name, no task left, another source under the same name, or tasks that
+            changed after they were used.
     """
-    args = {"args": config.args, "split": config.split, "shares": list(config.split_shares), "limit": config.limit}
+    args = {
+        "args": config.args, "split": config.split, "shares": list(config.split_shares), "limit": config.limit,
+        "prompt": config.prompt, "answer": config.answer,
+    }  # fmt: skip
+    args = json.loads(json.dumps(args))
+    digest = _digest(config, base_dir)
     known = database.fetch("find_taskset", taskset=config.name)
-    if known and (known[0]["source"], known[0]["args"]) != (config.source, json.loads(json.dumps(args))):
+    stored = known[0]["args"] if known else {}
+    stored_digest = stored.pop("digest", None)
+    if known and (known[0]["source"], stored) != (config.source, args):
         raise TaskSourceError(
             f"the buffer already holds a taskset {config.name!r} from another source or with other arguments",
             value=config.source,
-            allowed=f"{known[0]['source']} with {known[0]['args']}",
+            allowed=f"{known[0]['source']} with {stored}",
             todo="give this one another name, or use another buffer",
         )
-    if known and not config.source.endswith(_READERS):
+    if known and digest == stored_digest:
         return int(known[0]["num_tasks"])  # generators are deterministic: nothing can have changed
     tasks = list(read_tasks(config, base_dir))
     if not tasks:
@@ -66,12 +77,52 @@ def load_taskset(database: Database, config: TasksetConfig, base_dir: Path) -> i
             [("position", "int8"), ("task_key", "text"), ("payload", "jsonb"), ("features", "jsonb")],
             rows,
         )
+        _replace_changed(connection, config.name)
         execute(connection, "merge_tasks", taskset=config.name)
         num_tasks = fetch(connection, "count_tasks", taskset=config.name)[0]["n"]
         execute(
-            connection, "save_taskset", taskset=config.name, source=config.source, args=Jsonb(args), num_tasks=num_tasks
-        )
+            connection, "save_taskset", taskset=config.name, source=config.source, args=Jsonb({**args, "digest": digest}),
+            num_tasks=num_tasks,
+        )  # fmt: skip
     return int(num_tasks)
+
+
+def _replace_changed(connection: Connection, taskset: str) -> None:
+    """Give stored tasks the content they have now, unless something was made of them already."""
+    changed = fetch(connection, "changed_tasks", taskset=taskset)[0]
+    if not changed["n"]:
+        return
+    if fetch(connection, "taskset_is_used", taskset=taskset)[0]["used"]:
+        raise TaskSourceError(
+            f"{changed['n']} of the tasks stored as {taskset!r} differ from their source by now, and some of the set were "
+            f"tried already; for example task {changed['task_key']!r} was {_shown(changed['stored'])}",
+            value=_shown(changed["now"]),
+            todo="give the changed taskset another name, or restore its source",
+        )
+    execute(connection, "replace_tasks", taskset=taskset)
+
+
+def _shown(payload: dict[str, Any]) -> str:
+    text = json.dumps(payload, ensure_ascii=False)
+    return text if len(text) <= 300 else f"{text[:299]}…"
+
+
+def _digest(config: TasksetConfig, base_dir: Path) -> str | None:
+    """Of the file that a source is or is written in; None when it is neither."""
+    name = config.source if config.source.endswith(_READERS) else config.source.partition(".py:")[0] + ".py"
+    path = base_dir / name
+    if not path.is_file():
+        return None
+    state = xxhash.xxh3_128()
+    try:
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                state.update(block)
+    except OSError as error:
+        raise TaskSourceError(
+            f"the file of the taskset {config.name!r} cannot be read: {error.strerror}", value=str(path), todo="mend it"
+        ) from error
+    return state.hexdigest()
 
 
 def list_tasksets(database: Database) -> list[Row]:
@@ -196,8 +247,9 @@ def _generated(config: TasksetConfig, generator: Any) -> Iterator[dict[str, Any]
 
 def _file(config: TasksetConfig, path: Path) -> Iterator[dict[str, Any]]:
     if not path.is_file():
+        wrong = "is a folder" if path.is_dir() else "does not exist"
         raise TaskSourceError(
-            f"the file of the taskset {config.name!r} does not exist",
+            f"the file of the taskset {config.name!r} {wrong}",
             value=str(path),
             todo="correct its source; it is relative to the configuration file",
         )

@@ -6,6 +6,7 @@ notification costs one poll interval, never correctness: whoever wakes looks for
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING
 
@@ -26,10 +27,13 @@ TOPICS = (PLANNED, SEALED, READY, POLICY, RUN)
 POLL_S = 0.25
 
 
-def notify(database: Database, topic: str) -> None:
-    """Wake everybody who waits for `topic`."""
-    with database.connection() as connection:
-        connection.execute("SELECT pg_notify(%s, '')", [topic])
+def notify(database: Database, *topics: str) -> None:
+    """Wake everybody who waits for one of the topics.
+
+    What they are woken for is committed: where the database cannot be reached now, they find it by their next poll.
+    """
+    with contextlib.suppress(BufferUnavailableError), database.connection() as connection:
+        connection.execute("SELECT pg_notify(topic, '') FROM unnest(%s::text[]) AS topic", [list(topics)])
 
 
 class Listener:

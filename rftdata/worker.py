@@ -6,23 +6,30 @@ import contextlib
 import os
 import socket
 import threading
+import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 from psycopg.types.json import Jsonb
 
 from rftdata import wake
 from rftdata.database import storable
-from rftdata.errors import BufferUnavailableError, ConflictError
+from rftdata.errors import RftError
 
 if TYPE_CHECKING:
     from rftdata.database import Database, Row
 
 HEARTBEAT_S = 2.0
 
+_FAILURES = (RftError, psycopg.Error)
+
 
 class Worker:
     """Registers on entering, beats in a thread of its own, and notes on leaving whether it failed.
+
+    Every worker's heartbeat also gives back what lost workers of the run hold: whoever is left of a run, on whatever machine,
+    goes on with it.
 
     Args:
         database: the buffer's.
@@ -37,7 +44,7 @@ class Worker:
         self._stopped = threading.Event()
         self._state = "starting"
         self._waiting_for: str | None = None
-        self._stop_requested = False
+        self._heartbeat_error: str | None = None
         self.run_id = run_id
         self.role = role
         self.progress: dict[str, Any] = {}
@@ -51,7 +58,7 @@ class Worker:
         changed = (state, waiting_for) != (self._state, self._waiting_for)
         self._state, self._waiting_for = state, waiting_for
         if changed:
-            with contextlib.suppress(BufferUnavailableError, ConflictError):
+            with contextlib.suppress(*_FAILURES):
                 self._beat()  # only information: the work goes on, and the heartbeat says it later
 
     def run_state(self) -> Row:
@@ -70,7 +77,7 @@ class Worker:
         self._stopped.set()
         self._thread.join()
         self._database.run("stop_worker", worker_id=self.worker_id, error=error)
-        self._database.fetch("release_lost_claims", run_id=self.run_id)
+        release_lost_claims(self._database, self.run_id)
         wake.notify(self._database, wake.RUN)
 
     def __enter__(self) -> Worker:
@@ -79,25 +86,35 @@ class Worker:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         try:
             self.stop(None if error is None else f"{type(error).__name__}: {error}")
-        except BufferUnavailableError:
+        except _FAILURES:
             if error is None:
-                raise
+                raise  # else what ended the work is worth more than that it could not be noted
 
     def _beat_often(self) -> None:
+        looked_at = time.monotonic()
         while not self._stopped.wait(HEARTBEAT_S):
             try:
+                # What is ours first: after a pause longer than the lease it is still ours unless somebody took it.
+                self._database.run("renew_claims", worker_id=self.worker_id, run_id=self.run_id, lease_s=self._lease_s)
                 self._beat()
-                self._database.run("renew_claims", worker_id=self.worker_id, lease_s=self._lease_s)
-            except (BufferUnavailableError, ConflictError):
-                continue  # the server restarts; the lease is longer than that
+                if time.monotonic() - looked_at >= self._lease_s / 4:
+                    release_lost_claims(self._database, self.run_id)
+                    looked_at = time.monotonic()
+            except _FAILURES as error:
+                # The server restarts, its disk is full, …: the lease is longer than that, and the thread must outlive it.
+                what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+                self._heartbeat_error = f"at {time.strftime('%H:%M:%S')}, {what}"
 
     def _beat(self) -> None:
+        progress = dict(self.progress)
+        if self._heartbeat_error:
+            progress["last_heartbeat_error"] = self._heartbeat_error
         self._database.run(
             "heartbeat",
             worker_id=self.worker_id,
             state=self._state,
             waiting_for=self._waiting_for,
-            progress=Jsonb(storable(dict(self.progress))),
+            progress=Jsonb(storable(progress)),
         )
 
 
@@ -107,8 +124,16 @@ def mark_dead_workers(database: Database, run_id: int) -> int:
     for row in database.fetch("live_workers", run_id=run_id):
         if row["host"] == socket.gethostname() and not process_lives(row["pid"]):
             dead += database.run("stop_worker", worker_id=row["worker_id"], error="the process is gone")
-    database.fetch("release_lost_claims", run_id=run_id)
+    release_lost_claims(database, run_id)
     return dead
+
+
+def release_lost_claims(database: Database, run_id: int) -> int:
+    """Give back the claims of workers that left or fell silent for longer than their lease; how many."""
+    released = int(database.fetch("release_lost_claims", run_id=run_id)[0]["released"])
+    if released:
+        wake.notify(database, wake.PLANNED, wake.SEALED, wake.RUN)
+    return released
 
 
 def process_lives(pid: int) -> bool:

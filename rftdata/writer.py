@@ -7,25 +7,34 @@ nothing of its batch is stored. Ids are taken from the sequences first, so that 
 
 from __future__ import annotations
 
-import contextlib
 import math
+import queue
 import threading
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
+import psycopg
 from psycopg.types.json import Jsonb
 
 from rftdata import wake
-from rftdata.database import Connection, copy_rows, execute, fetch, storable
+from rftdata.arrays import Array, encode
+from rftdata.database import Connection, Cursor, Row, copy_rows, execute, jsonb_bytes, one, send, storable
 from rftdata.errors import BufferUnavailableError, ConflictError, FencedError, RftError
-from rftdata.segments import SCHEMA, Appended, SegmentStore
+from rftdata.segments import Appended, SegmentStore
 
 if TYPE_CHECKING:
     from rftdata.database import Database
 
+IntegerSequence = list[int] | Array
+FloatSequence = list[float] | Array
+MaskSequence = list[bool] | Array
+
+# The pipeline version of runs without stages: a complete group is drawable as soon as it is written.
+NO_PIPELINE = "none"
 _RETRIES = 5
 _RETRY_AFTER_S = 0.5
 _OUTCOMES = ("ok", "failed", "timeout", "cancelled")
@@ -47,21 +56,23 @@ class Sequence:
         reward: of the sequence; None while awaited.
         reward_parts, metrics: named numbers.
         messages: the chat up to and including the response.
+        arrays: further arrays by name, of any type and shape: teacher log-probabilities, token rewards, routed experts, images…
     """
 
     prompt: str
     response: str
-    token_ids: list[int]
+    token_ids: IntegerSequence
     num_prompt_tokens: int
     finish_reason: str
     reward: float | None = None
-    behavior_logprobs: list[float] | None = None
-    loss_mask: list[bool] | None = None
+    behavior_logprobs: FloatSequence | None = None
+    loss_mask: MaskSequence | None = None
     policy_spans: list[tuple[int, int]] = field(default_factory=list)
     reward_parts: dict[str, float] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     messages: list[dict[str, Any]] | None = None
     parent_id: int | None = None
+    arrays: Mapping[str, Array] = field(default_factory=dict)
 
 
 @dataclass
@@ -93,14 +104,54 @@ class Group:
     payload: dict[str, Any] = field(default_factory=dict)
 
 
-class Writer:
-    """Writes groups of one run; threads take turns."""
+@dataclass
+class _Request:
+    """Groups that one caller wants stored together, and where the answer goes."""
 
-    def __init__(self, database: Database, store: SegmentStore, run_id: int) -> None:
+    groups: tuple[Group, ...]
+    answer: Future[list[int]] = field(default_factory=Future)
+
+    @property
+    def sequences(self) -> Iterator[Sequence]:
+        return (sequence for group in self.groups for rollout in group.rollouts for sequence in rollout.sequences)
+
+    def size(self) -> tuple[int, int]:
+        """Experiences and about how many bytes."""
+        sizes = [
+            9 * len(s.token_ids) + len(s.prompt) + len(s.response) + sum(a.nbytes for a in s.arrays.values())
+            for s in self.sequences
+        ]
+        return len(sizes), sum(sizes)
+
+
+@dataclass
+class _Ids:
+    """What the database gave to a batch: kept over retries, so that a lost answer is known from the try before."""
+
+    groups: dict[int, int] = field(default_factory=dict)
+
+
+class Writer:
+    """Writes groups of one run; threads may share it.
+
+    One thread of its own stores what callers hand in. What comes while it works is stored together by the next transaction
+    (group commit), so many callers cost few flushes and a single one waits for nobody.
+
+    Args:
+        max_rows, max_bytes: a transaction takes no further request beyond this many experiences or bytes.
+        linger_ms: how long to wait for more before a smaller batch is stored.
+    """
+
+    def __init__(
+        self, database: Database, store: SegmentStore, run_id: int, *, max_rows: int = 2048, max_bytes: int = 128 * 2**20,
+        linger_ms: float = 0.0,
+    ) -> None:  # fmt: skip
         self._database = database
         self._appender = store.appender()
-        self._file_ids: dict[str, int] = {}
+        self._max_rows, self._max_bytes, self._linger_s = max_rows, max_bytes, linger_ms / 1000
+        self._requests: queue.Queue[_Request | None] = queue.Queue()
         self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self.run_id = run_id
 
@@ -111,9 +162,14 @@ class Writer:
         self.close()
 
     def close(self) -> None:
-        self._closed.set()
+        """Store what was handed in, then stop."""
         with self._lock:
-            self._appender.close()
+            self._closed.set()
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            self._requests.put(None)
+            thread.join()
+        self._appender.close()
 
     def insert(self, *groups: Group) -> list[int]:
         """Store whole groups; returns their ids once rows and arrays are durable.
@@ -123,187 +179,221 @@ class Writer:
             DiskFullError: no room; nothing was stored.
             RftError: rows that cannot be stored (lengths that do not match, a reward that is not a finite number).
         """
-        _validate(groups)
-        with self._lock:
-            sequences = [sequence for group in groups for rollout in group.rollouts for sequence in rollout.sequences]
-            appended = self._appender.append(_encode(sequences)) if sequences else None
-            unplanned = [group for group in groups if group.group_id is None]
-            try:
-                ids = self._write_once(list(groups), unplanned, appended)
-            except BaseException:
-                for group in unplanned:
-                    group.group_id = group.claim_token = None
-                raise
-        # The groups are stored: a wake-up that is lost now costs a poll interval, not the answer.
-        with contextlib.suppress(BufferUnavailableError):
-            wake.notify(self._database, wake.SEALED)
-        return ids
+        return self.submit(*groups).result()
 
-    def _write_once(self, groups: list[Group], unplanned: list[Group], appended: Appended | None) -> list[int]:
+    def submit(self, *groups: Group) -> Future[list[int]]:
+        """Hand groups in without waiting; the future has what `insert` returns or raises.
+
+        Raises:
+            RftError: rows that cannot be stored; or the writer is closed.
+        """
+        _validate(groups)
+        request = _Request(groups)
+        with self._lock:
+            if self._closed.is_set():
+                raise RftError("the writer is closed", todo="make a new one: buffer.writer(run)")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="writer", daemon=True)
+                self._thread.start()
+            self._requests.put(request)
+        return request.answer
+
+    def _work(self) -> None:
+        while (first := self._requests.get()) is not None:
+            requests = self._gather(first)
+            try:
+                self._answer(requests)
+            except BaseException as error:  # noqa: BLE001 - whatever it is belongs to those who wait
+                for request in requests:
+                    if not request.answer.done():
+                        request.answer.set_exception(error)
+
+    def _gather(self, first: _Request) -> list[_Request]:
+        """The first request and those that go with it."""
+        requests, (rows, num_bytes) = [first], first.size()
+        deadline = time.monotonic() + self._linger_s
+        while rows < self._max_rows and num_bytes < self._max_bytes:
+            try:
+                more = self._requests.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                break
+            if more is None:
+                self._requests.put(None)  # the end; seen again after this batch
+                break
+            requests.append(more)
+            rows, num_bytes = (total + part for total, part in zip((rows, num_bytes), more.size(), strict=True))
+        return requests
+
+    def _answer(self, requests: list[_Request]) -> None:
+        try:
+            found = self._store(requests)
+        except RftError:
+            if len(requests) == 1:
+                raise
+            # One of them is to blame (a lost claim, say): each is answered by itself.
+            for request in requests:
+                try:
+                    request.answer.set_result(self._store([request])[0])
+                except RftError as error:
+                    request.answer.set_exception(error)
+            return
+        for request, ids in zip(requests, found, strict=True):
+            request.answer.set_result(ids)
+
+    def _store(self, requests: list[_Request]) -> list[list[int]]:
+        """Store requests in one transaction; the group ids of each."""
+        groups = [group for request in requests for group in request.groups]
+        sequences = [sequence for request in requests for sequence in request.sequences]
+        appended = self._appender.append(encode(sequences)) if sequences else None
+        ids = self._write_once(groups, appended)
+        wake.notify(self._database, wake.SEALED, wake.READY)
+        places = iter(ids)
+        return [[next(places) for _ in request.groups] for request in requests]
+
+    def _write_once(self, groups: list[Group], appended: Appended | None) -> list[int]:
         """Write under one receipt, again and again while the database cannot be reached."""
-        receipt = uuid.uuid4()
+        receipt, given = uuid.uuid4(), _Ids()
         for last_try in [False] * _RETRIES + [True]:
             try:
                 with self._database.transaction() as connection:
-                    # A lost answer: the ids given in the try before are those that were stored.
-                    if not fetch(connection, "find_receipt", receipt=receipt):
-                        self._write(connection, groups, unplanned, appended, receipt)
+                    self._write(connection, groups, appended, receipt, given)
                 break
             except (BufferUnavailableError, ConflictError):
                 if last_try or self._closed.wait(_RETRY_AFTER_S):
                     raise
-        return [int(group.group_id or 0) for group in groups]
+        return [given.groups[id(group)] for group in groups]
 
     def _write(
-        self,
-        connection: Connection,
-        groups: list[Group],
-        unplanned: list[Group],
-        appended: Appended | None,
-        receipt: uuid.UUID,
+        self, connection: Connection, groups: list[Group], appended: Appended | None, receipt: uuid.UUID, given: _Ids
     ) -> None:
-        if unplanned:
-            execute(connection, "wait_for_plan_lock", run_id=self.run_id)
-            for group in unplanned:
-                self._adopt(connection, group)
-        group_ids = [int(group.group_id or 0) for group in groups]
-        self._lock_groups(connection, groups, group_ids)
-        segment_id = self._insert_segment(connection, appended) if appended else 0
-        self._insert_rows(connection, groups, segment_id)
-        execute(connection, "observe_groups", group_ids=group_ids)
-        execute(connection, "seal_groups", group_ids=group_ids)
-        num_experiences = sum(len(rollout.sequences) for group in groups for rollout in group.rollouts)
-        execute(
-            connection,
-            "insert_receipt",
-            receipt=receipt,
-            run_id=self.run_id,
-            num_groups=len(groups),
-            num_experiences=num_experiences,
-        )
-
-    def _lock_groups(self, connection: Connection, groups: list[Group], group_ids: list[int]) -> None:
-        tokens = [group.claim_token for group in groups]
-        rows = fetch(connection, "lock_claimed_groups", group_ids=group_ids, claim_tokens=tokens)
-        sizes = {row["group_id"]: row["group_size"] for row in rows}
-        for group_id, group in zip(group_ids, groups, strict=True):
-            if group_id not in sizes:
-                raise FencedError(
-                    f"group {group_id} is no longer held by this worker",
-                    todo="drop the result: another worker does the group again",
-                )
-            if len(group.rollouts) != sizes[group_id]:
-                raise RftError(
-                    f"group {group_id} is written with another number of rollouts than planned", value=len(group.rollouts),
-                    allowed=str(sizes[group_id]), todo="record those that failed with their outcome",
-                )  # fmt: skip
-
-    def _adopt(self, connection: Connection, group: Group) -> None:
-        task_id = fetch(
-            connection, "upsert_task", taskset=storable(group.taskset), task_key=storable(group.task_key),
-            payload=Jsonb(storable(group.payload)),
-        )[0]["task_id"]  # fmt: skip
-        row = fetch(
-            connection,
-            "adopt_group",
-            run_id=self.run_id,
-            task_id=task_id,
-            group_size=len(group.rollouts),
-            source=group.source,
-        )[0]
-        group.group_id, group.claim_token = row["group_id"], row["claim_token"]
-
-    def _insert_segment(self, connection: Connection, appended: Appended) -> int:
-        end = appended.offset_bytes + appended.length_bytes
-        file_id = self._file_ids.get(appended.uri)
-        if file_id is None or not execute(connection, "grow_segment_file", file_id=file_id, size_bytes=end):
-            file_id = fetch(connection, "insert_segment_file", uri=appended.uri, size_bytes=end)[0]["file_id"]
-            self._file_ids[appended.uri] = file_id
-        row = fetch(
-            connection, "insert_segment", file_id=file_id, offset_bytes=appended.offset_bytes,
-            length_bytes=appended.length_bytes, num_rows=appended.num_rows, checksum=appended.checksum,
-        )[0]  # fmt: skip
-        return int(row["segment_id"])
-
-    def _insert_rows(self, connection: Connection, groups: list[Group], segment_id: int) -> None:
         rollouts = [(group, rollout) for group in groups for rollout in group.rollouts]
-        experiences = [
-            (group, rollout, i, sequence) for group, rollout in rollouts for i, sequence in enumerate(rollout.sequences)
-        ]
-        ids = fetch(connection, "reserve_ids", rollouts=len(rollouts), experiences=len(experiences))[0]
-        rollout_ids = {
-            id(rollout): rollout_id for (_, rollout), rollout_id in zip(rollouts, ids["rollouts"], strict=True)
-        }
+        experiences = [(g, r, turn, s) for g, r in rollouts for turn, s in enumerate(r.sequences)]
+        unplanned = [group for group in groups if group.group_id is None]
+        claimed = [group for group in groups if group.group_id is not None]
+        if unplanned:
+            # Whoever makes groups gives them ordinals. On its own: the statements after it must see what the one before us made.
+            execute(connection, "wait_for_plan_lock", run_id=self.run_id)
+        with connection.pipeline():  # one round trip
+            # First of all: while an earlier try of this batch is still being committed, this waits for its end.
+            new = send(
+                connection, "insert_receipt", receipt=receipt, run_id=self.run_id, num_groups=len(groups),
+                num_experiences=len(experiences),
+            )  # fmt: skip
+            run = send(connection, "pipeline_of_run", run_id=self.run_id)
+            adopted = self._adopt(connection, unplanned) if unplanned else None
+            held = send(
+                connection, "lock_claimed_groups", group_ids=[g.group_id for g in claimed],
+                claim_tokens=[g.claim_token for g in claimed],
+            )  # fmt: skip
+            segment = self._insert_segment(connection, appended) if appended else None
+            reserved = send(connection, "reserve_ids", rollouts=len(rollouts), experiences=len(experiences))
+        if not new.rowcount:
+            raise psycopg.Rollback  # the answer of an earlier try was lost: what that one was given is what it stored
+        given.groups = {id(g): int(g.group_id or 0) for g in claimed}
+        if adopted:
+            given.groups |= {id(g): row["group_id"] for g, row in zip(unplanned, adopted.fetchall(), strict=True)}
+        _check_held(claimed, held.fetchall())
+        segment_id = one(segment)["segment_id"] if segment else 0
+        ids = one(reserved)
+        rollout_ids = {id(rollout): i for (_, rollout), i in zip(rollouts, ids["rollouts"], strict=True)}
         copy_rows(
             connection, "rft.rollout", _ROLLOUT_COLUMNS,
             (
-                (rollout_ids[id(r)], g.group_id, r.index, r.outcome, r.reward, len(r.sequences), r.seconds, storable(r.error))
+                (rollout_ids[id(r)], given.groups[id(g)], r.index, r.outcome, r.reward, len(r.sequences), r.seconds, storable(r.error))
                 for g, r in rollouts
             ),
         )  # fmt: skip
-        places = zip(ids["experiences"], range(len(experiences)), experiences, strict=True)
         copy_rows(
             connection, "rft.experience", _EXPERIENCE_COLUMNS,
             (
-                _experience_row(i, self.run_id, segment_id, row, rollout_ids[id(r)], g, turn, s)
-                for i, row, (g, r, turn, s) in places
+                _experience_row(i, self.run_id, segment_id, row, rollout_ids[id(r)], given.groups[id(g)], g.source, turn, s)
+                for row, (i, (g, r, turn, s)) in enumerate(zip(ids["experiences"], experiences, strict=True))
             ),
+        )  # fmt: skip
+        self._appender.sync()  # it flushed while the rows travelled; nothing commits before it has ended
+        direct = one(run)["pipeline_version"] == NO_PIPELINE
+        self._seal(connection, groups, given, direct)
+
+    def _seal(self, connection: Connection, groups: list[Group], given: _Ids, direct: bool) -> None:
+        """No more facts: the groups go to the pipeline, or where there is none and nothing is missing, to the trainer."""
+        seen = [_outcome(group) for group in groups]
+        group_ids = [given.groups[id(group)] for group in groups]
+        ready = [i for i, group in zip(group_ids, groups, strict=True) if direct and _is_complete(group)]
+        with connection.pipeline():
+            send(
+                connection, "observe_groups", group_ids=group_ids, successes=[float(s) for s, _ in seen], trials=[t for _, t in seen]
+            )  # fmt: skip
+            send(connection, "seal_groups", group_ids=sorted(set(group_ids) - set(ready)))
+            if ready:
+                send(connection, "ready_groups", group_ids=ready, priorities=[0.0] * len(ready))
+
+    def _adopt(self, connection: Connection, groups: list[Group]) -> Cursor:
+        return send(
+            connection, "adopt_groups", run_id=self.run_id, tasksets=[storable(g.taskset) for g in groups],
+            task_keys=[storable(g.task_key) for g in groups], payloads=[Jsonb(storable(g.payload)) for g in groups],
+            sizes=[len(g.rollouts) for g in groups], sources=[g.source for g in groups],
+        )  # fmt: skip
+
+    def _insert_segment(self, connection: Connection, appended: Appended) -> Cursor:
+        return send(
+            connection, "insert_segment", uri=appended.uri, offset_bytes=appended.offset_bytes,
+            length_bytes=appended.length_bytes, num_rows=appended.num_rows, checksum=appended.checksum,
         )  # fmt: skip
 
 
-# Enums travel as text: both have the same binary form.
+def _check_held(groups: list[Group], rows: list[Row]) -> None:
+    sizes = {row["group_id"]: row["group_size"] for row in rows}
+    for group in groups:
+        if group.group_id not in sizes:
+            raise FencedError(
+                f"group {group.group_id} is no longer held by this worker",
+                todo="drop the result: another worker does the group again",
+            )
+        if len(group.rollouts) != sizes[group.group_id]:
+            raise RftError(
+                f"group {group.group_id} is written with another number of rollouts than planned", value=len(group.rollouts),
+                allowed=str(sizes[group.group_id]), todo="record those that failed with their outcome",
+            )  # fmt: skip
+
+
+def _outcome(group: Group) -> tuple[float, int]:
+    """Successes (rewards clipped to 0 and 1) and trials of a group's good rollouts: what selectors learn."""
+    rewards = [rollout.reward for rollout in group.rollouts if rollout.outcome == "ok" and rollout.reward is not None]
+    return sum((min(max(reward, 0.0), 1.0) for reward in rewards), start=0.0), len(rewards)
+
+
+def _is_complete(group: Group) -> bool:
+    return all(
+        rollout.outcome == "ok" and rollout.sequences and all(s.reward is not None for s in rollout.sequences)
+        for rollout in group.rollouts
+    )
+
+
+# Enums travel as text, which has the same binary form; jsonb as the bytes that `jsonb_bytes` makes.
 _ROLLOUT_COLUMNS = (
     ("rollout_id", "int8"), ("group_id", "int8"), ("rollout_index", "int4"), ("outcome", "text"), ("reward", "float8"),
     ("num_turns", "int4"), ("seconds", "float8"), ("error", "text"),
 )  # fmt: skip
 _EXPERIENCE_COLUMNS = (
     ("experience_id", "int8"), ("run_id", "int8"), ("group_id", "int8"), ("rollout_id", "int8"), ("turn_index", "int4"),
-    ("source", "text"), ("parent_id", "int8"), ("prompt", "text"), ("response", "text"), ("messages", "jsonb"),
-    ("reward_sampled", "float8"), ("reward", "float8"), ("reward_parts", "jsonb"), ("metrics", "jsonb"),
+    ("source", "text"), ("parent_id", "int8"), ("prompt", "text"), ("response", "text"), ("messages", "bytea"),
+    ("reward_sampled", "float8"), ("reward", "float8"), ("reward_parts", "bytea"), ("metrics", "bytea"),
     ("policy_version_min", "int8"), ("policy_version_max", "int8"), ("num_prompt_tokens", "int4"),
     ("num_response_tokens", "int4"), ("finish_reason", "text"), ("segment_id", "int8"), ("segment_row", "int4"),
 )  # fmt: skip
 
 
 def _experience_row(
-    experience_id: int,
-    run_id: int,
-    segment_id: int,
-    segment_row: int,
-    rollout_id: int,
-    group: Group,
-    turn: int,
+    experience_id: int, run_id: int, segment_id: int, segment_row: int, rollout_id: int, group_id: int, source: str, turn: int,
     s: Sequence,
-) -> tuple[Any, ...]:
+) -> tuple[Any, ...]:  # fmt: skip
     versions = [version for _, version in s.policy_spans]
     return (
-        experience_id, run_id, group.group_id, rollout_id, turn, group.source, s.parent_id, storable(s.prompt),
-        storable(s.response), None if s.messages is None else storable(s.messages), s.reward, s.reward, storable(s.reward_parts),
-        storable(s.metrics), min(versions, default=None), max(versions, default=None), s.num_prompt_tokens,
+        experience_id, run_id, group_id, rollout_id, turn, source, s.parent_id, storable(s.prompt), storable(s.response),
+        None if s.messages is None else jsonb_bytes(s.messages), s.reward, s.reward, jsonb_bytes(s.reward_parts),
+        jsonb_bytes(s.metrics), min(versions, default=None), max(versions, default=None), s.num_prompt_tokens,
         len(s.token_ids) - s.num_prompt_tokens, storable(s.finish_reason), segment_id, segment_row,
     )  # fmt: skip
-
-
-def _encode(sequences: list[Sequence]) -> pa.RecordBatch:
-    def over_tokens(sequence: Sequence, values: list[Any]) -> list[Any]:
-        return [0] * sequence.num_prompt_tokens + values
-
-    def rows() -> Iterator[dict[str, Any]]:
-        for s in sequences:
-            num_response = len(s.token_ids) - s.num_prompt_tokens
-            mask = [True] * num_response if s.loss_mask is None else s.loss_mask
-            yield {
-                "token_ids": s.token_ids,
-                "loss_mask": over_tokens(s, [int(m) for m in mask]),
-                "behavior_logprobs": over_tokens(s, s.behavior_logprobs or [0.0] * num_response),
-                "policy_spans": [{"start": start, "policy_version_id": version} for start, version in s.policy_spans],
-            }
-
-    columns: dict[str, list[Any]] = {name: [] for name in SCHEMA.names}
-    for row in rows():
-        for name, value in row.items():
-            columns[name].append(value)
-    return pa.record_batch([pa.array(columns[name], SCHEMA.field(name).type) for name in SCHEMA.names], schema=SCHEMA)
 
 
 def _validate(groups: tuple[Group, ...]) -> None:

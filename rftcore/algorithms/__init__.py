@@ -6,13 +6,13 @@ What a new file needs is written at the top of `base.py`. Importing this package
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
+from rftdata.config import config_error
 from rftdata.errors import ConfigError
 from rftdata.plugins import load
 
@@ -47,7 +47,7 @@ def build_algorithm(config: AlgorithmChoice, base_dir: Path | None = None) -> Al
     try:
         algorithm_config = algorithm_class.Config.model_validate(dict(config.args))
     except ValidationError as error:
-        raise _config_error(config.name, algorithm_class.Config, error) from error
+        raise config_error(error, algorithm_class.Config, config.name, within="algorithm") from error
     if config.group_size < algorithm_class.min_group_size:
         raise ConfigError(
             f"algorithm.group_size is too small for {config.name}, which compares rollouts of one group",
@@ -55,17 +55,3 @@ def build_algorithm(config: AlgorithmChoice, base_dir: Path | None = None) -> Al
             allowed=f"{algorithm_class.min_group_size} or more",
         )
     return algorithm_class(algorithm_config)
-
-
-def _config_error(name: str, config_class: type[BaseModel], error: ValidationError) -> ConfigError:
-    first, *others = error.errors(include_url=False)
-    where = ".".join(("algorithm", *(str(part) for part in first["loc"])))
-    more = f"; {len(others)} more after this one" if others else ""
-    if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
-        allowed = sorted(config_class.model_fields)
-        near = difflib.get_close_matches(str(first["loc"][0]), allowed, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "remove the key or correct it"
-        known = ", ".join(allowed) or f"{name} has no keys of its own"
-        return ConfigError(f"unknown key {where!r} for {name}", allowed=known, todo=hint + more)
-    message = first["msg"].removeprefix("Value error, ")
-    return ConfigError(f"{where!r}: {message}", value=first["input"], todo="correct it" + more)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +12,7 @@ import typer
 from rftcore.cli.roles import ConfigArgument
 from rftcore.cli.run import SetOption, configuration
 from rftcore.cli.session import ConfigBufferOption, JsonOption
-from rftdata.errors import ModelError, TaskSourceError
+from rftdata.errors import BufferUnavailableError, ModelError, TaskSourceError
 
 if TYPE_CHECKING:
     from rftcore.config import RunConfig
@@ -56,7 +57,10 @@ def _open_inputs(config: RunConfig) -> Iterator[str]:
 
     yield _describe_model(config)
     for taskset in (*config.tasks, *config.eval.tasks, *config.eval.test):
-        first = next(iter(read_tasks(taskset, config.base_dir)), None)
+        # To the end: the run reads every row, and refuses the source for any of them.
+        num_tasks, first = 0, None
+        for task in read_tasks(taskset, config.base_dir):
+            num_tasks, first = num_tasks + 1, first or task
         if first is None:
             raise TaskSourceError(
                 f"the taskset {taskset.name!r} has no task",
@@ -64,7 +68,7 @@ def _open_inputs(config: RunConfig) -> Iterator[str]:
                 todo="check its split, limit and arguments",
             )
         prompt = str(first["payload"].get("prompt") or first["payload"].get("messages"))
-        yield f"taskset {taskset.name}: its first prompt is {prompt[:80]!r}"
+        yield f"taskset {taskset.name}: {num_tasks:,} tasks, the first prompt is {prompt[:80]!r}"
     yield _describe_database(config.buffer)
 
 
@@ -89,6 +93,22 @@ def _describe_database(buffer: BufferConfig) -> str:
     from rftdata.server import EmbeddedServer
 
     if "://" not in buffer.uri and not EmbeddedServer(Path(buffer.uri)).exists():
-        return f"buffer: {Path(buffer.uri).resolve()} will be made"
+        return f"buffer: {_makeable(Path(buffer.uri).resolve())} will be made"
     with rftdata.open(buffer, create=False, application="rft check") as found:
         return f"buffer: {found.location} answers, schema {schema_version(found.database)}"
+
+
+def _makeable(folder: Path) -> Path:
+    """The folder, if it can be made; nothing is written to find out.
+
+    Raises:
+        BufferUnavailableError: what is there already is no folder, or not ours to write.
+    """
+    above = next(path for path in (folder, *folder.parents) if path.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise BufferUnavailableError(
+            f"the buffer's folder cannot be made or written: {above} is {'not writable' if above.is_dir() else 'no folder'}",
+            value=str(folder),
+            todo="correct buffer.uri",
+        )
+    return folder

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from rftdata.buffer import Buffer
 
-ARRAYS = ("token_ids", "loss_mask", "behavior_logprobs")
+# Token arrays by the type of their elements.
+ARRAYS = {"token_ids": "int32", "loss_mask": "uint8", "behavior_logprobs": "float32"}
 _ARROW_TYPES = {
     "bigint": "int64",
     "integer": "int32",
@@ -117,11 +118,16 @@ def _experiences(buffer: Buffer, text: str, known: dict[str, dict[str, str]], ru
     where = "" if run_id is None else f" WHERE run_id = {int(run_id)}"
     rows = _rows(buffer, "v_experience", known, where)
     columns = _wanted_arrays(text)
-    if columns and rows.num_rows:
-        arrays = buffer.read_arrays(rows["experience_id"].to_pylist(), columns)
-        for column in columns:
-            rows = rows.append_column(column, arrays[column])
+    arrays = buffer.read_arrays(rows["experience_id"].to_pylist(), columns) if columns and rows.num_rows else None
+    for column in columns:
+        rows = rows.append_column(column, arrays[column] if arrays else _no_arrays(column))
     return rows
+
+
+def _no_arrays(column: str) -> pa.Array:
+    import pyarrow as pa
+
+    return pa.array([], pa.list_(pa.type_for_alias(ARRAYS[column])))
 
 
 def _wanted_arrays(text: str) -> list[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -74,12 +75,17 @@ def split_targets(targets: list[str], resume: bool) -> tuple[Path | None, str | 
 
 
 def configuration(file: Path, overrides: list[str] | None, buffer_uri: str | None) -> RunConfig:
-    """The configuration of a file with overrides applied."""
+    """The configuration of a file with overrides applied.
+
+    Raises:
+        ConfigError: also when --buffer and --set name two buffers.
+    """
     from rftcore.config import load_config
 
     changes = list(overrides or [])
     if buffer_uri:
-        changes.append(f"buffer.uri={buffer_uri}")
+        _refuse_two_buffers(changes, buffer_uri)
+        changes.append(f"buffer.uri={json.dumps(buffer_uri)}")
     return load_config(file, changes)
 
 
@@ -88,14 +94,38 @@ def stored_configuration(
 ) -> tuple[str, RunConfig]:
     """Name of a stored run and the configuration it was started with, on the buffer it was found in."""
     from rftcore.cli.session import find_buffer
-    from rftcore.config import _apply_override, parse_config
+    from rftcore.config import apply_override, parse_config
 
-    with opened(buffer_uri, "rft run") as buffer:
+    found = find_buffer(buffer_uri)
+    _refuse_two_buffers(overrides or [], found)
+    with opened(found, "rft run") as buffer:
         row = buffer.find_run(name)
     raw = dict(row["config"])
     base_dir = Path(raw.pop("base_dir", "."))
-    # The stored address lacks the password, and the folder may have moved since.
-    raw["buffer"] = {**raw.get("buffer", {}), "uri": find_buffer(buffer_uri)}
     for override in overrides or []:
-        _apply_override(raw, override)
+        apply_override(raw, override)
+    # The stored address lacks the password, and the folder may have moved since.
+    raw["buffer"] = {**raw.get("buffer", {}), "uri": found}
     return row["name"], parse_config(raw, base_dir, f"the stored configuration of run {row['name']!r}")
+
+
+def _refuse_two_buffers(overrides: list[str], uri: str) -> None:
+    """Refuse a --set that names another buffer than `uri`: one of the two answers would be ignored."""
+    from rftcore.config import apply_override
+    from rftdata.database import redacted
+
+    changes: dict[str, Any] = {}
+    for override in overrides:
+        apply_override(changes, override)
+    section = changes.get("buffer")
+    asked = section.get("uri") if isinstance(section, dict) else None
+    if asked is not None and _place(str(asked)) != _place(uri):
+        raise ConfigError(
+            "two buffers are named",
+            value=[redacted(str(asked)), redacted(uri)],
+            todo="leave --set buffer.uri out, or --buffer",
+        )
+
+
+def _place(uri: str) -> str:
+    return uri if "://" in uri else str(Path(uri).resolve())

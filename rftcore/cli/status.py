@@ -18,6 +18,8 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Go on until the run ends or Ctrl-C.")] = False,
 ) -> None:
     """Show where a run stands, and what each of its processes does or waits for."""
+    if watch and (as_json or everyone):
+        raise typer.BadParameter("--watch draws for a person; leave it out to use --json or --all")
     from rich.console import Console
 
     from rftcore.cli.output import print_json

@@ -29,10 +29,20 @@ class ExplorerConfig(Section):
         64, ge=0, description="Groups planned in each step in the place of dropped ones, beyond trainer.batch_groups."
     )
     claim_groups: int = Field(16, ge=1, description="Groups one explorer takes at a time.")
-    rollout_timeout_s: float = Field(600.0, gt=0, description="A rollout that takes longer is recorded as timed out.")
+    rollout_timeout_s: float = Field(
+        600.0, gt=0, description="A rollout that takes longer from its start is recorded as timed out."
+    )
     lease_s: float = Field(60.0, gt=0, description="A silent explorer's groups go to others after this many seconds.")
 
     @field_validator("reward", mode="before")
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
+
+    @field_validator("reward")
+    @classmethod
+    def _named_once(cls, names: list[str]) -> list[str]:
+        doubled = sorted({name for name in names if names.count(name) > 1})
+        if doubled:
+            raise ValueError(f"{', '.join(doubled)} is named more than once; to weigh a reward, do so in its function")
+        return names

@@ -9,6 +9,8 @@ the version that sampled it). Evaluations run alone, after the rollouts in fligh
 from __future__ import annotations
 
 import asyncio
+import logging
+import socket
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -23,12 +25,19 @@ from rftcore.explorer.task import Task
 from rftcore.explorer.workflows import WORKFLOWS
 from rftcore.launch.prepare import JoinedRun, engine_config, join_run, model_folder
 from rftdata import plugins, wake
-from rftdata.claims import claim_evaluation, claim_groups, finish_evaluation, release_groups
+from rftdata.claims import claim_evaluation, claim_groups, fail_evaluation, finish_evaluation, release_groups
 from rftdata.database import Row
 from rftdata.errors import FencedError, ModelError
 from rftdata.planning import PlanConfig, Planner, last_startable_step
 from rftdata.worker import Worker
 from rftdata.writer import Group
+
+logger = logging.getLogger(__name__)
+
+# Besides what the engine works on, as much waits in it again, so that it never runs dry between two rollouts.
+_ROLLOUTS_PER_SEQUENCE = 2
+# A trainer that ends in good order takes its weights along a moment before it gives back its lease.
+_MISSING_WEIGHTS_S = 10.0
 
 
 def main(config: RunConfig, run: str | None = None, *, index: int = 0) -> int:
@@ -74,6 +83,7 @@ class Explorer:
         self.runner = RolloutRunner(
             engine, plugins.load("workflow", self.config.workflow, WORKFLOWS, config.base_dir), self.config.workflow_args,
             build_scorer(self.config.reward, config.base_dir), self.config.rollout_timeout_s, source,
+            asyncio.Semaphore(_ROLLOUTS_PER_SEQUENCE * engine_config(config, worker_index=0).max_num_seqs),
         )  # fmt: skip
         self.planner = Planner(self.database, self.run_id, PlanConfig(
             tuple(config.tasks), config.selector, config.run.seed, config.trainer.batch_groups, config.algorithm.group_size,
@@ -81,6 +91,7 @@ class Explorer:
         ))  # fmt: skip
         self.writer = joined.buffer.writer(joined.row)
         self.in_flight: set[asyncio.Task[Group]] = set()
+        self._weights_missing: tuple[int, float] | None = None  # policy version, and when that was first seen
 
     async def run(self) -> None:
         """Explore until the run ends or asks to stop."""
@@ -89,7 +100,7 @@ class Explorer:
             while not self.worker.should_stop():
                 await self._store_finished()
                 await self._take_newest_policy()
-                if await self._answer_evaluation() or self._claim():
+                if await self._answer_evaluations() or self._claim():
                     continue
                 await self._sleep(listener)
         finally:
@@ -118,7 +129,12 @@ class Explorer:
     async def _store_finished(self) -> None:
         done = {task for task in self.in_flight if task.done()}
         self.in_flight -= done
-        groups = [task.result() for task in done]
+        errors = [error for task in done if (error := task.exception())]
+        await self._store([task.result() for task in done if not task.exception()])
+        if errors:
+            raise errors[0]
+
+    async def _store(self, groups: list[Group]) -> None:
         if not groups:
             return
         try:
@@ -132,22 +148,54 @@ class Explorer:
                     continue
 
     async def _take_newest_policy(self) -> None:
-        rows = self.database.fetch("newest_policy", run_id=self.run_id)
-        if not rows or rows[0]["policy_version_id"] == self.engine.policy_version_id:
+        row = self._newest_policy()
+        if row is None or row["policy_version_id"] == self.engine.policy_version_id:
             return
+        version: int = row["policy_version_id"]
         try:
-            await self._load(rows[0], rows[0]["policy_version_id"])
-        except ModelError:
-            if Path(rows[0]["uri"]).exists():
+            if row["checksum"] == self.policy_checksum:
+                await asyncio.to_thread(self.engine.set_policy_version, version)
+            else:
+                await self._load(row)
+        except ModelError as error:
+            if Path(row["uri"]).exists():
                 raise
-            # The trainer that published it has left and taken its files along; the next one publishes anew when it starts.
+            self._bear_missing_weights(row, error)
             return
-        self.policy_step = rows[0]["trainer_step"]
-        self.worker.progress |= {"policy_version_id": rows[0]["policy_version_id"], "policy_step": self.policy_step}
+        self._weights_missing = None
+        self.policy_step = row["trainer_step"]
+        self.worker.progress |= {"policy_version_id": version, "policy_step": self.policy_step}
 
-    async def _load(self, row: Row, policy_version_id: int) -> None:
-        self.worker.says(f"loads policy version {policy_version_id}")
-        seconds = await asyncio.to_thread(self.engine.load_weights, row["uri"], policy_version_id, row["checksum"])
+    def _newest_policy(self) -> Row | None:
+        rows = self.database.fetch("newest_policy", run_id=self.run_id)
+        return rows[0] if rows else None
+
+    def _bear_missing_weights(self, row: Row, error: ModelError) -> None:
+        """Whoever published them has replaced them by now, or has left: the next trainer publishes anew. Or we never will see them.
+
+        Raises:
+            ModelError: the trainer that published them lives, and they are still the newest.
+        """
+        newest = self._newest_policy()
+        if newest is None or newest["policy_version_id"] != row["policy_version_id"]:
+            return
+        now = time.monotonic()
+        if self._weights_missing is None or self._weights_missing[0] != row["policy_version_id"]:
+            self._weights_missing = (row["policy_version_id"], now)
+        trainer = self.database.fetch("attempt_holder", attempt_id=row["attempt_id"])[0]
+        if trainer["alive"] and now - self._weights_missing[1] > _MISSING_WEIGHTS_S:
+            raise ModelError(
+                f"the weights file {row['uri']} of policy version {row['policy_version_id']} does not exist on this host "
+                f"({socket.gethostname()}); the trainer on {trainer['host']} published it by sync.method {row['method']!r}",
+                allowed="memory reaches explorers on the trainer's host only, checkpoint those that see its buffer folder",
+                todo="set sync.method to checkpoint with the buffer on a shared filesystem, or explore on the trainer's host",
+            ) from error
+
+    async def _load(self, row: Row) -> None:
+        self.worker.says(f"loads policy version {row['policy_version_id']}")
+        seconds = await asyncio.to_thread(
+            self.engine.load_weights, row["uri"], row["policy_version_id"], row["checksum"]
+        )
         self.policy_checksum = row["checksum"]
         self.worker.progress["load_weights_s"] = round(seconds, 3)
 
@@ -176,24 +224,31 @@ class Explorer:
         """
         return bool(self.database.fetch("planned_evaluations", run_id=self.run_id)[0]["planned"])
 
-    async def _answer_evaluation(self) -> bool:
-        """Answer one pending evaluation; whether there was one."""
+    async def _answer_evaluations(self) -> bool:
+        """Answer every pending evaluation; whether there was one.
+
+        They come in the order of their policy versions, so that each weights file is loaded once, and the newest weights not
+        before the last evaluation of older ones.
+        """
         if self.policy_step is None or self.in_flight:
             return False
-        row = claim_evaluation(self.database, self.run_id, self.worker.worker_id, lease_s=self.config.lease_s)
-        if row is None:
-            return False
-        try:
-            if row["checksum"] != self.policy_checksum:
-                await self._load(row, row["policy_version_id"])
-            await self._evaluate(row)
-        except ModelError as error:
-            # Its weights are gone (the trainer keeps only the newest): that evaluation fails, the run goes on.
-            self.database.run("fail_evaluation", evaluation_id=row["evaluation_id"], error=str(error))
-            wake.notify(self.database, wake.RUN)
-        return True
+        answered = False
+        while not self.worker.should_stop():
+            row = claim_evaluation(self.database, self.run_id, self.worker.worker_id, lease_s=self.config.lease_s)
+            if row is None:
+                break
+            answered = True
+            try:
+                if row["checksum"] != self.policy_checksum:
+                    await self._load(row)
+                await self._evaluate(row)
+            except ModelError as error:
+                # Its weights are gone (the trainer keeps only the newest): that evaluation fails, the run goes on.
+                fail_evaluation(self.database, row["evaluation_id"], self.worker.worker_id, str(error))
+        return answered
 
     async def _evaluate(self, row: Row) -> None:
+        """Store the answers of one evaluation; asked to stop, leave it: what a worker holds when it leaves is planned again."""
         tasks = [Task.from_row(task) for task in self.database.fetch("evaluation_tasks", taskset=row["taskset"])]
         self.worker.says(
             f"answers {len(tasks)} questions of {row['taskset']} ({row['decoding']}, step {row['trainer_step']})"
@@ -204,10 +259,35 @@ class Explorer:
             else self.decoding
         )
         started, before = time.monotonic(), self.engine.num_generated_tokens
-        answers = await asyncio.gather(*(self._answer(task, decoding) for task in tasks))
+        answers = await self._answers(tasks, decoding)
+        if answers is None:
+            return
         seconds = time.monotonic() - started
         self._note_rate(self.engine.num_generated_tokens - before, seconds)
         finish_evaluation(self.database, row["evaluation_id"], self.worker.worker_id, answers, seconds)
+        failed = [answer for answer in answers if answer["error"]]
+        if failed:
+            logger.warning(
+                "%d of %d answers on %s (%s, step %d) could not be scored and count 0; the first: %s",
+                len(failed), len(answers), row["taskset"], row["decoding"], row["trainer_step"], failed[0]["error"],
+            )  # fmt: skip
+
+    async def _answers(self, tasks: list[Task], decoding: Decoding) -> list[dict[str, Any]] | None:
+        """One answer per task; None when asked to stop before the last."""
+        running = [asyncio.create_task(self._answer(task, decoding)) for task in tasks]
+        pending = set(running)
+        try:
+            while pending:
+                done, pending = await asyncio.wait(pending, timeout=0.5, return_when=asyncio.FIRST_EXCEPTION)
+                for answer in done:
+                    answer.result()
+                if pending and self.worker.should_stop():
+                    return None
+            return [answer.result() for answer in running]
+        finally:
+            for answer in running:
+                answer.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
 
     async def _answer(self, task: Task, decoding: Decoding) -> dict[str, Any]:
         rollout = await self.runner.rollout(task, 0, decoding)

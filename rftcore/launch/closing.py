@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+from pathlib import Path
+
 from rftcore.launch.progress import View
 from rftdata.buffer import Buffer
 from rftdata.database import Row
@@ -19,7 +23,7 @@ def show_results(buffer: Buffer, row: Row, view: View) -> None:
     write_learning_curve(report, picture)
     view.close()
     print_report([report])
-    option = "" if buffer.location.endswith("/buffer") else f" --buffer {buffer.location}"
+    option = buffer_option(buffer.location)
     print(f"""
 buffer          {buffer.location}
 learning curve  {picture}
@@ -32,3 +36,10 @@ Try next:
   rft query{option} "select experience_id, len(token_ids) as tokens from experience limit 5"
   rft sql{option} "update rft.experience set reward = 1 where experience_id = 1"   # a relabel, with history
   rft label history 1{option}""")
+
+
+def buffer_option(location: str) -> str:
+    """What commands given in this folder need to find the buffer; empty where they find it without."""
+    default = os.environ.get("RFT_BUFFER") or "buffer"
+    found = default if "://" in default else str(Path(default).resolve())
+    return "" if location == found else f" --buffer {shlex.quote(location)}"

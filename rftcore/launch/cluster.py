@@ -60,7 +60,8 @@ def start_cluster() -> str:
             "object_store_memory": 128 * 2**20,
         }
     )
-    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
+    # "local", not None: None joins whatever cluster somebody left running on this machine.
+    ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
     return f"Ray cluster at {address}" if address else "a local Ray cluster"
 
 

@@ -15,6 +15,7 @@ from psycopg.types.json import Jsonb
 import rftdata
 from operators.chain import Chain, build_chain
 from rftcore.algorithms import build_algorithm
+from rftcore.algorithms.requirements import check_rollouts, check_sampling
 from rftcore.config import RunConfig
 from rftcore.environment import check_torchvision
 from rftcore.explorer.engines import ENGINES
@@ -56,8 +57,12 @@ def check_plugins(config: RunConfig) -> Chain:
         if name not in plugins.names("monitor", MONITORS):
             plugins.load("monitor", name, MONITORS, config.base_dir)
     engine_config(config, worker_index=0)
-    build_algorithm(config.algorithm, config.base_dir)
-    return build_pipeline(config)
+    chain = build_pipeline(config)
+    algorithm = build_algorithm(config.algorithm, config.base_dir)
+    check_sampling(algorithm, config.explorer)
+    if config.run.mode == "both":
+        check_rollouts(algorithm, config.explorer, chain)
+    return chain
 
 
 def build_pipeline(config: RunConfig) -> Chain:
@@ -84,11 +89,20 @@ def engine_config(config: RunConfig, worker_index: int) -> EngineConfig:
         ) from error
 
 
-def prepare_run(config: RunConfig, buffer: Buffer, *, resumed: Row | None = None) -> Row:
-    """Check the configuration, load its tasksets, and store a new run or the changed settings of the one to go on with."""
+def check_run(config: RunConfig) -> None:
+    """Everything that a run needs and that can be wrong, apart from its buffer and its tasks.
+
+    Raises:
+        PluginError, ConfigError, ModelError: what is wrong.
+    """
     check_torchvision()
-    chain = check_plugins(config)
+    check_plugins(config)
     model_folder(config)  # fetched now: a run whose model does not exist must not be stored
+
+
+def prepare_run(config: RunConfig, buffer: Buffer, *, resumed: Row | None = None) -> Row:
+    """Load a checked configuration's tasksets, and store a new run or the changed settings of the one to go on with."""
+    chain = build_pipeline(config)
     for taskset in (*config.tasks, *config.eval.tasks, *config.eval.test):
         load_taskset(buffer.database, taskset, config.base_dir)
     stored = stored_config(config)
@@ -132,6 +146,7 @@ def join_run(config: RunConfig, run: str | None) -> JoinedRun:
     Args:
         run: name or id; None for the newest unfinished run of the configuration's name, else a new one.
     """
+    check_run(config)
     buffer = rftdata.open(config.buffer, application=f"rft {socket.gethostname()}")
     if run is not None:
         return JoinedRun(buffer, buffer.find_run(run), config)

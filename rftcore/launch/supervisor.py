@@ -1,7 +1,9 @@
 """`rft run`: prepares the run, places its roles, shows its progress, and reports how it ended.
 
 It takes no part in the work: it reads the buffer for what it shows, and watches the processes. When one ends before its work
-did, the others are asked to stop, and the exit code says so; what is in the buffer stays, and `--resume` goes on.
+did, the others are asked to stop, and the exit code says so; what is in the buffer stays, and `--resume` goes on. Roles that do
+not stop in time are killed, which is no failure of theirs. Once the run has finished its results are complete: a role that
+fails after that is told of, and the exit code stays 0.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import rftdata
 from rftcore.config import RunConfig
 from rftcore.launch import cluster
 from rftcore.launch.closing import show_results
-from rftcore.launch.prepare import find_resumable, has_finished, model_folder, prepare_run
+from rftcore.launch.prepare import check_run, find_resumable, has_finished, model_folder, prepare_run
 from rftcore.launch.processors import divide_threads
 from rftcore.launch.progress import Progress, View
 from rftdata import wake
@@ -41,15 +43,16 @@ def run(config: RunConfig, *, resume: bool = False, name: str | None = None, vie
         view: where progress and messages go.
 
     Returns:
-        0 finished; 130 stopped by a person.
+        0 finished, even when a role failed afterwards; 130 stopped by a person.
 
     Raises:
         RoleFailedError: a role ended early; what it said.
         RftError: the run could not be started.
     """
     started = time.monotonic()
+    config = _reachable(config)
+    check_run(config)  # before a buffer is made: a mistake leaves none behind
     with rftdata.open(config.buffer, application="rft run") as buffer:
-        config = _reachable(config)
         stored = None
         if resume:
             stored = find_resumable(config, buffer, name)
@@ -108,23 +111,26 @@ def _supervise(config: RunConfig, buffer: Buffer, row: Row, view: View) -> bool:
         processes = cluster.start_roles(config, row["name"], divide_threads())
         progress = Progress(buffer, row["run_id"])
         failed: dict[str, BaseException] = {}
+        killed: set[str] = set()
         asked_at: float | None = None
         while processes:
             processes, newly_failed = cluster.failures(processes, timeout_s=_REFRESH_S)
-            failed |= newly_failed
+            failed |= {name: error for name, error in newly_failed.items() if name not in killed}
             if (stop.is_set() or failed) and asked_at is None:
                 asked_at = time.monotonic()
                 _ask_to_stop(buffer, row, view, failed)
-            if asked_at is not None and time.monotonic() - asked_at > _STOP_GRACE_S:
+            if processes and not killed and asked_at is not None and time.monotonic() - asked_at > _STOP_GRACE_S:
+                killed = {process.name for process in processes}
+                view.message(f"{', '.join(sorted(killed))} did not stop within {_STOP_GRACE_S:.0f} s: killed")
                 cluster.kill(processes)
             _show(progress, view)
     if failed:
-        _fail(buffer, row, failed)
+        _fail(buffer, row, failed, view)
     return stop.is_set()
 
 
 def _ask_to_stop(buffer: Buffer, row: Row, view: View, failed: dict[str, BaseException]) -> None:
-    why = f"{', '.join(failed)} ended early" if failed else "interrupted"
+    why = f"{', '.join(failed)} ended with an error" if failed else "interrupted"
     view.message(f"{why}: the other processes are asked to stop (up to {_STOP_GRACE_S:.0f} s)")
     try:
         mark_dead_workers(buffer.database, row["run_id"])
@@ -141,11 +147,16 @@ def _show(progress: Progress, view: View) -> None:
         view.message("the database does not answer")
 
 
-def _fail(buffer: Buffer, row: Row, failed: dict[str, BaseException]) -> None:
+def _fail(buffer: Buffer, row: Row, failed: dict[str, BaseException], view: View) -> None:
+    """Note why the run ended and raise it; a warning when it had finished already."""
     name, error = next(iter(failed.items()))
     why = str(error) if isinstance(error, RftError) else f"{type(error).__name__}: {' '.join(str(error).split())[:600]}"
     with contextlib.suppress(BufferUnavailableError):  # its status stays `running`; a resume finds that nobody holds it
-        buffer.database.run("finish_run", run_id=row["run_id"], status="failed", outcome=f"{name}: {why}")
+        if not buffer.database.run("finish_run", run_id=row["run_id"], status="failed", outcome=f"{name}: {why}"):
+            view.message(
+                f"warning: the run had finished when the {name} failed: {why.rstrip('.')}; its results are complete"
+            )
+            return
     raise RoleFailedError(
         f"the {name} of the run {row['name']!r} ended before its work did: {why.rstrip('.')}",
         todo=f"mend that if it is yours to mend, then go on from the last checkpoint: rft run --resume {row['name']}",
@@ -165,10 +176,12 @@ def _conclude(buffer: Buffer, row: Row, view: View, stopped: bool, seconds: floa
 
 
 def _reachable(config: RunConfig) -> RunConfig:
-    """The configuration with a buffer address that processes started elsewhere can use too."""
-    uri = config.buffer.uri
-    absolute = uri if "://" in uri else str(Path(uri).resolve())
-    copy = config.model_copy(update={"buffer": config.buffer.model_copy(update={"uri": absolute})})
+    """The configuration with places of the buffer that processes started elsewhere can use too."""
+    places = {"uri": config.buffer.uri, "segments": config.buffer.segments}
+    absolute = {
+        key: place if place is None or "://" in place else str(Path(place).resolve()) for key, place in places.items()
+    }
+    copy = config.model_copy(update={"buffer": config.buffer.model_copy(update=absolute)})
     copy._base_dir = config.base_dir
     return copy
 

@@ -31,7 +31,7 @@ class Publisher(ABC):
         """Make one set of weights available.
 
         Args:
-            name: of this set, unique in the run (`step-000012`).
+            name: of this set, unique in the attempt (`step-000012`).
             export: writes the full weights as one safetensors file to the path it is given.
             in_use: uris of earlier sets that must stay; somebody has yet to load them.
 

@@ -59,12 +59,11 @@ def complete_state(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
     return state
 
 
-def write_weights(tensors: Iterable[tuple[str, Tensor]], path: Path) -> Publication:
-    """Write named tensors as one complete file at `path`."""
+def write_weights(tensors: Iterable[tuple[str, Tensor]], path: Path) -> None:
+    """Write named tensors and the output head to `path`; what calls it gives the file its name (`write_atomically`)."""
     from safetensors.torch import save_file
 
-    state = complete_state(tensors)
-    return write_atomically(path, lambda draft: save_file(state, draft, metadata={"format": "pt"}))
+    save_file(complete_state(tensors), path, metadata={"format": "pt"})
 
 
 def write_atomically(path: Path, export: Callable[[Path], object]) -> Publication:

@@ -5,8 +5,8 @@
     training/state.json                           step, format version, the parameters' names
 
 Invariant: a folder under its final name is complete and on disk (written beside it, fsynced, renamed, the parent
-fsynced). What a crash leaves behind ends in `.draft` and is removed by `remove_drafts`. No pickle: tensors are
-safetensors, the rest is JSON. Which checkpoints count is the database's to say, not this module's.
+fsynced). What a crash leaves behind, a draft or a whole folder that was never committed, is removed by `remove_abandoned`.
+No pickle: tensors are safetensors, the rest is JSON. Which checkpoints count is the database's to say, not this module's.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,13 @@ FORMAT_VERSION = 1
 _TENSORS = "tensors.safetensors"
 _STATE = "state.json"
 _DRAFT = ".draft"
+_FOLDER = re.compile(rf"attempt-(\d+)-step-\d+({re.escape(_DRAFT)})?")
 _DISK_FULL_TEXT = os.strerror(errno.ENOSPC)
+
+
+def folder_name(attempt_id: int, step: int) -> str:
+    """What the folder of a checkpoint is called; no two checkpoints of a run share a name."""
+    return f"attempt-{attempt_id}-step-{step:06d}"
 
 
 def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
@@ -60,10 +67,23 @@ def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
     _fsync(folder.parent)
 
 
-def remove_drafts(parent: Path) -> None:
-    """Remove what writers that died left in `parent`; call it only while none is writing there."""
-    for draft in parent.glob(f"*{_DRAFT}"):
-        shutil.rmtree(draft)
+def remove_abandoned(parent: Path, attempt_id: int, committed: Collection[str]) -> list[Path]:
+    """Remove what attempts before this one left in `parent` and nobody will use; returns what was removed.
+
+    Later attempts may have replaced this one already, and a person may keep folders there under names of their own: both stay.
+
+    Args:
+        parent: the run's folder of checkpoints.
+        attempt_id: of the attempt that holds the run: earlier ones can commit nothing any more.
+        committed: names of the folders that committed checkpoints need.
+    """
+    removed = []
+    for path in sorted(parent.glob("attempt-*")):
+        match = _FOLDER.fullmatch(path.name)
+        if match and int(match[1]) < attempt_id and path.name not in committed:
+            shutil.rmtree(path, ignore_errors=True)
+            removed.append(path)
+    return removed
 
 
 def write_training_state(folder: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:

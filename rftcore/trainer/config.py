@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from rftdata.config import Section
 
@@ -38,3 +38,10 @@ class TrainerConfig(Section):
         False, description="Recompute activations backward: less memory, a third slower."
     )
     num_threads: int | None = Field(None, ge=1, description="CPU threads of torch; null: as the environment says.")
+
+    @field_validator("betas")
+    @classmethod
+    def _betas_are_decay_rates(cls, betas: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError("each must be at least 0 and below 1")
+        return betas

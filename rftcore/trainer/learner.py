@@ -2,9 +2,10 @@
 
 Invariants:
 - One `update` is one optimizer step; its gradient does not depend on how the batch is cut into micro-batches.
-- Log-probabilities are float32 whatever the type of the matrix products, under the distribution that was sampled from
-  (logits divided by `temperature`), and computed only at tokens that count: with a vocabulary of 49,152 the output
-  layer costs a quarter of the model, and responses are a few percent of the tokens.
+- Log-probabilities are float32 whatever the type of the matrix products, and computed only at tokens that count: with a
+  vocabulary of 49,152 the output layer costs a quarter of the model, and responses are a few percent of the tokens.
+  They are under the distribution that was sampled from (logits divided by `temperature`) where the algorithm compares
+  them with those the engine recorded, and the model's own (temperature 1) where it does not.
 - After `load_checkpoint` the learner goes on as if it had never stopped: bit-equal on a CPU.
 - Learning rate is a function of the step alone, so there is no scheduler state to lose.
 
@@ -47,7 +48,8 @@ class Learner:
         config: the trainer's section.
         algorithm: gives advantages and the loss per token.
         seed: of torch's generators.
-        temperature: the rollouts' sampling temperature; behaviour log-probabilities are after it, so ours must be.
+        temperature: the rollouts' sampling temperature; behaviour log-probabilities are after it, so ours must be. Of
+            no effect with an algorithm that does not use them.
         total_steps: length of the run; `lr_schedule: cosine` needs it.
         device: CUDA where there is one, else the CPU.
 
@@ -67,7 +69,7 @@ class Learner:
         total_steps: int | None = None,
         device: str | torch.device | None = None,
     ) -> None:
-        if temperature <= 0:
+        if temperature <= 0 and algorithm.uses_behavior_logprobs:
             raise ConfigError("training needs sampled rollouts", value=temperature, allowed="a temperature above 0")
         if config.lr_schedule == "cosine" and total_steps is None:
             raise ConfigError(
@@ -78,7 +80,7 @@ class Learner:
         torch.manual_seed(seed)
         self.config = config
         self.algorithm = algorithm
-        self.temperature = temperature
+        self.temperature = temperature if algorithm.uses_behavior_logprobs else 1.0
         self.total_steps = total_steps
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.step = 0
@@ -107,9 +109,12 @@ class Learner:
         `skipped`: one overflow must not end a long run, and the optimizer's moments would never recover from it.
 
         Raises:
-            RftError: a reward that is not a number, or the fifth gradient in a row that is not finite.
+            RftError: a reward that is not a number, an experience that needs behaviour log-probabilities and has none, or
+                the fifth gradient in a row that is not finite.
         """
         started = time.perf_counter()
+        if self.algorithm.uses_behavior_logprobs:
+            _refuse_missing_behavior(batch)
         advantages_B = self.algorithm.advantages(batch.rewards_B, batch.group_index_B, batch.rollout_index_B)
         weights_BT = aggregation_weights(batch.loss_mask_BT, self.algorithm.aggregation)
         micro_batches = split_batch(
@@ -144,17 +149,11 @@ class Learner:
         share = 0.5 * (1.0 + math.cos(math.pi * progress))
         return config.learning_rate * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * share)
 
-    def export_tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Name and a tensor of every weight an engine needs, `lm_head.weight` always among them, none shared.
-
-        Args:
-            dtype: type of floating-point tensors; as trained when None.
-        """
+    def export_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Name and a tensor of every weight an engine needs, `lm_head.weight` always among them, none shared."""
         seen: set[int] = set()
         for name, tensor in self.model.state_dict().items():
             exported = tensor.detach()
-            if dtype is not None and exported.is_floating_point():
-                exported = exported.to(dtype)
             # Tied weights are one storage under two names; an engine that prepacks its output layer needs both.
             if exported.data_ptr() in seen:
                 exported = exported.clone()
@@ -259,7 +258,7 @@ class Learner:
         token_loss = self.algorithm.loss(
             TokenBatch(
                 logprobs_N=logprobs_N,
-                behavior_logprobs_N=micro_batch.behavior_logprobs_N,
+                behavior_logprobs_N=micro_batch.behavior_logprobs_N.nan_to_num(nan=0.0),
                 advantages_N=advantages_B.to(self.device)[micro_batch.sequence_N],
                 reference_logprobs_N=reference_logprobs,
                 sequence_N=micro_batch.sequence_N,
@@ -336,6 +335,17 @@ def _output_only_at(model: PreTrainedModel, source_N: Tensor) -> Iterator[None]:
 
 def _pick(logprobs_NV: Tensor, target_N: Tensor) -> Tensor:
     return logprobs_NV.gather(1, target_N[:, None])[:, 0]
+
+
+def _refuse_missing_behavior(batch: TrainBatch) -> None:
+    """Stop before tokens that nobody sampled are weighed by who sampled them."""
+    wrong = batch.behavior_logprobs_BT.isnan().any(dim=1).nonzero().flatten().tolist()
+    if wrong:
+        raise RftError(
+            f"{len(wrong)} of {batch.num_experiences} experiences of the batch have no behaviour log-probabilities, which this "
+            f"algorithm needs; the first is experience {wrong[0]} of the batch",
+            todo="give behavior_logprobs when experiences are written, or train with an algorithm that needs none, like sft",
+        )
 
 
 def _entropy(logprobs_NV: Tensor) -> Tensor:

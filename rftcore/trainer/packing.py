@@ -39,7 +39,7 @@ class TrainBatch:
         token_ids_BT: int64; `pad_token_id` after the end.
         attention_mask_BT: bool; True on tokens of the experience, False on padding.
         loss_mask_BT: bool; True on the response tokens that count. Never True at t = 0: nothing predicts it.
-        behavior_logprobs_BT: float32, nats; 0 where the loss mask is False.
+        behavior_logprobs_BT: float32, nats; 0 where the loss mask is False, NaN where it is True and nobody sampled.
         rewards_B: float32; the reward to train with.
         group_index_B: int64, 0..num_groups-1.
         rollout_index_B: int64; which rollout of its group; turns of one rollout share it.
@@ -78,11 +78,11 @@ class TrainBatch:
         Args:
             token_ids, loss_mask, behavior_logprobs: (values, offsets); experience b is
                 `values[offsets[b]:offsets[b + 1]]`, offsets has B + 1 entries and may start above 0. The three are
-                aligned token by token. `behavior_logprobs` is None where nothing was sampled (imported data).
+                aligned token by token. `behavior_logprobs` is NaN, or None as a whole, where nobody sampled.
             rewards, group_ids, rollout_index: B entries; group_ids may be any integers.
 
         Raises:
-            ValueError: columns that do not fit each other, or a log-probability that counts and is not finite.
+            ValueError: columns that do not fit each other, or a log-probability that counts and is infinite.
         """
         lengths = np.diff(token_ids[1])
         for name, column in (("loss_mask", loss_mask), ("behavior_logprobs", behavior_logprobs)):
@@ -95,12 +95,12 @@ class TrainBatch:
         loss_mask_BT = _pad(loss_mask, present_BT, np.bool_, False)
         loss_mask_BT[:, 0] = False
         if behavior_logprobs is None:
-            behavior_BT = np.zeros(present_BT.shape, np.float32)
+            behavior_BT = np.where(loss_mask_BT, np.float32(np.nan), np.float32(0.0))
         else:
             behavior_BT = np.where(loss_mask_BT, _pad(behavior_logprobs, present_BT, np.float32, 0.0), np.float32(0.0))
-        wrong = np.flatnonzero(~np.isfinite(behavior_BT).all(axis=1))
+        wrong = np.flatnonzero(np.isinf(behavior_BT).any(axis=1))
         if len(wrong):
-            raise ValueError(f"behavior_logprobs of experience {wrong[0]} of the batch are not all finite")
+            raise ValueError(f"behavior_logprobs of experience {wrong[0]} of the batch are infinite")
         _, group_index = np.unique(np.asarray(group_ids, np.int64), return_inverse=True)
         return cls(
             token_ids_BT=torch.from_numpy(_pad(token_ids, present_BT, np.int64, pad_token_id)),

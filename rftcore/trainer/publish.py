@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rftcore.sync.weights_file import complete_state, iterate_weights
+from rftcore.sync.weights_file import iterate_weights, write_weights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,7 +18,7 @@ Export = Callable[[Path], object]
 
 def export_learner(learner: Learner) -> Export:
     """Writes the learner's weights as they are now."""
-    return lambda path: _save(learner.export_tensors(), path)
+    return lambda path: write_weights(learner.export_tensors(), path)
 
 
 def export_folder(folder: Path) -> Export:
@@ -28,15 +28,9 @@ def export_folder(folder: Path) -> Export:
         for file in sorted(folder.glob("*.safetensors")):
             yield from iterate_weights(file)
 
-    return lambda path: _save(tensors(), path)
+    return lambda path: write_weights(tensors(), path)
 
 
 def folder_bytes(folder: Path) -> int:
     """Size of a folder's files."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def _save(tensors: Iterator[tuple[str, Tensor]], path: Path) -> None:
-    from safetensors.torch import save_file
-
-    save_file(complete_state(tensors), path, metadata={"format": "pt"})

@@ -1,15 +1,17 @@
 """The trainer: draws batches, updates the weights, publishes them, commits checkpoints; and ends the run.
 
-A step is: draw (the rewards as they stand now), update, publish, checkpoint where due, record. What a crash may lose is the work
-since the last checkpoint, never an experience: the next attempt draws those groups again. After the last step the trainer waits
-for the validation it asked for, picks the best checkpoint by it, and asks for the one reading of the test sets: by the
-initial weights and by the best.
+A step is: draw (the rewards as they stand now), update, publish, write the checkpoint where due, record, commit the checkpoint.
+Recorded before committed: a step that a checkpoint contains has its row. What a crash may lose is the work since the last
+checkpoint, never an experience: the next attempt draws those groups again, removes what was left half-done, and asks again for
+the validations that nobody answered. After the last step the trainer waits for the validation it asked for, picks the best
+checkpoint by it, and asks for the one reading of the test sets: by the initial weights and by the best.
 """
 
 from __future__ import annotations
 
 import shutil
 import time
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +24,11 @@ from rftcore.launch.prepare import JoinedRun, join_run, model_folder
 from rftcore.monitor import open_monitors
 from rftcore.sync import METHODS
 from rftcore.sync.base import Publication, Publisher
+from rftcore.trainer.checkpoints import folder_name, remove_abandoned
 from rftcore.trainer.learner import Learner
 from rftcore.trainer.packing import TrainBatch
 from rftcore.trainer.publish import Export, export_folder, export_learner, folder_bytes
+from rftcore.validation import best_step, validation_scores
 from rftdata import plugins, wake
 from rftdata.attempt import Attempt
 from rftdata.batch import Batch
@@ -72,14 +76,17 @@ class TrainerRole:
         self.model = model_folder(config)
         self.learner = Learner(
             str(self.model), config.trainer, build_algorithm(config.algorithm, config.base_dir), config.run.seed,
-            temperature=config.explorer.temperature or 1.0, total_steps=config.steps,
+            temperature=config.explorer.temperature, total_steps=config.steps,
         )  # fmt: skip
+        self._remove_abandoned_checkpoints()
         if attempt.checkpoint:
             self.learner.load_checkpoint(Path(attempt.checkpoint["uri"]))
         # Runs of two buffers may have the same name on one host.
         shared_name = f"{self.run_name}-{xxhash.xxh3_64_hexdigest(str(self.folder).encode())[:8]}"
         publisher_class = plugins.load("sync method", config.sync.method, METHODS)
-        self.publisher: Publisher = publisher_class(self.folder, shared_name, 2 * folder_bytes(self.model))
+        self.publisher: Publisher = publisher_class(
+            self.folder, shared_name, attempt.attempt_id, 2 * folder_bytes(self.model)
+        )
         self.monitors = open_monitors(config.monitor, self.run_name, self.folder, config.base_dir)
         self.published: Publication | None = None
         self.policy_version_id = 0
@@ -88,10 +95,11 @@ class TrainerRole:
         """Train to the last step, then see the evaluations through."""
         try:
             step = self.attempt.start_step
+            self._ask_again_for_validations()
             self._publish(step)
             self._ask_for_validation(step)
             while step < self.planned_steps:
-                if not self._step(step + 1):
+                if self.worker.should_stop() or not self._step(step + 1):
                     self._leave(step)
                     return
                 step += 1
@@ -121,10 +129,13 @@ class TrainerRole:
             self._publish(step)
         else:
             self._publish_unchanged(step)
+        folder = None
         if step % self.config.trainer.checkpoint_every == 0 or step == self.planned_steps:
-            self._checkpoint(step)
+            folder = self._write_checkpoint(step)
         timing.publish = time.monotonic() - started
         self._record(step, batch, timing, metrics)
+        if folder is not None:
+            self._commit_checkpoint(step, folder)
         if step % self.config.eval.every == 0 or step == self.planned_steps:
             self._ask_for_validation(step)
         return True
@@ -154,9 +165,7 @@ class TrainerRole:
 
     def _publish(self, step: int) -> None:
         """New weights for engines. A new attempt first publishes what it restored, under a new version."""
-        self.published = self._hand_over(
-            f"attempt-{self.attempt.attempt_id}-step-{step:06d}", export_learner(self.learner)
-        )
+        self.published = self._hand_over(f"step-{step:06d}", export_learner(self.learner))
         self._announce(step, self.config.sync.method, self.published)
 
     def _hand_over(self, name: str, export: Export) -> Publication:
@@ -173,53 +182,94 @@ class TrainerRole:
             step, method=method, uri=publication.uri, num_bytes=publication.num_bytes, checksum=publication.checksum
         )
 
-    def _checkpoint(self, step: int) -> None:
+    def _write_checkpoint(self, step: int) -> Path:
         self.worker.says(f"writes the checkpoint of step {step}")
-        folder = self.folder / "checkpoints" / f"attempt-{self.attempt.attempt_id}-step-{step:06d}"
+        folder = self.folder / "checkpoints" / folder_name(self.attempt.attempt_id, step)
         self.learner.save_checkpoint(folder)
+        return folder
+
+    def _commit_checkpoint(self, step: int, folder: Path) -> None:
         self.attempt.commit_checkpoint(
             step, str(folder), policy_version_id=self.policy_version_id, num_bytes=folder_bytes(folder)
         )
         self._forget_old_checkpoints()
 
     def _forget_old_checkpoints(self) -> None:
-        """Keep the newest ones, the best one, and those whose score is not known yet."""
+        """Keep the newest ones, the best one, and those whose score is still to come."""
+        # Before the scores are read: an answer that comes in between must not make a checkpoint look unscored and settled.
         rows = self._checkpoints()
+        best = self._best(rows)
         newest = {row["checkpoint_id"] for row in rows[: self.config.trainer.keep_checkpoints]}
-        best = _best(rows)
         for row in rows:
-            waits = (
-                bool(self.config.eval.tasks)
-                and row["trainer_step"] % self.config.eval.every == 0
-                and row["mean_reward"] is None
-            )
-            if row["checkpoint_id"] in newest or row is best or waits:
+            if row["checkpoint_id"] in newest or row is best or row["waits"]:
                 continue
-            self.buffer.database.run("forget_checkpoint", checkpoint_id=row["checkpoint_id"])
+            self.attempt.forget_checkpoint(row["checkpoint_id"])
             shutil.rmtree(row["uri"], ignore_errors=True)
 
+    def _remove_abandoned_checkpoints(self) -> None:
+        rows = self.buffer.database.fetch("committed_checkpoints", run_id=self.attempt.run_id)
+        # By name: the folder of the buffer may have moved since.
+        committed = {Path(row["uri"]).name for row in rows}
+        remove_abandoned(self.folder / "checkpoints", self.attempt.attempt_id, committed)
+
     def _checkpoints(self) -> list[dict[str, Any]]:
-        decoding = self.config.eval.decodings[0]
-        return self.buffer.database.fetch("kept_checkpoints", attempt_id=self.attempt.attempt_id, decoding=decoding)
+        """Those whose files are there, newest first."""
+        return self.buffer.database.fetch("kept_checkpoints", attempt_id=self.attempt.attempt_id)
+
+    def _best(self, rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+        """The one among these checkpoints that validation chooses; None without a score."""
+        scores = validation_scores(
+            self.buffer.database, self.attempt.run_id, self._validation_sets, self.config.eval.decodings[0]
+        )
+        best = best_step({step: scores[step] for row in rows if (step := row["trainer_step"]) in scores})
+        return next((row for row in rows if row["trainer_step"] == best), None)
+
+    @property
+    def _validation_sets(self) -> list[str]:
+        return [taskset.name for taskset in self.config.eval.tasks]
+
+    def _ask_again_for_validations(self) -> None:
+        """Validations of earlier steps that nobody answered before the last attempt ended, from the folders of their weights.
+
+        This comes before the first publication: what is handed over here must not push out the weights that engines load next.
+        """
+        if not self.config.eval.tasks or not self.attempt.start_step:
+            return
+        database, run_id = self.buffer.database, self.attempt.run_id
+        wanted = {(name, decoding) for name in self._validation_sets for decoding in self.config.eval.decodings}
+        answered: dict[int, set[tuple[str, str]]] = defaultdict(set)
+        for row in database.fetch("answered_validations", run_id=run_id):
+            answered[row["trainer_step"]].add((row["taskset"], row["decoding"]))
+        first = database.fetch("first_policy", run_id=run_id, attempt_id=self.attempt.attempt_id)[:1]
+        sources = [(row["trainer_step"], Path(row["uri"]), row["policy_version_id"]) for row in self._checkpoints()]
+        sources += [(0, self.model, row["policy_version_id"]) for row in first if row["trainer_step"] == 0]
+        for step, folder, version in sources:
+            due = step < self.attempt.start_step and step % self.config.eval.every == 0
+            if due and wanted - answered[step] and version is not None and folder.is_dir():
+                publication = self._hand_over(f"again-step-{step:06d}", export_folder(folder))
+                self._plan_validation(step, version, publication)
 
     def _ask_for_validation(self, step: int) -> None:
-        if not self.config.eval.tasks:
-            return
-        assert self.published is not None
+        if self.config.eval.tasks:
+            assert self.published is not None
+            self._plan_validation(step, self.policy_version_id, self.published)
+
+    def _plan_validation(self, step: int, policy_version_id: int, publication: Publication) -> None:
         plan_evaluations(
-            self.buffer.database, self.attempt.run_id, policy_version_id=self.policy_version_id, trainer_step=step, purpose="validation",
-            tasksets=[taskset.name for taskset in self.config.eval.tasks], decodings=self.config.eval.decodings,
-            uri=self.published.uri, checksum=self.published.checksum,
+            self.attempt, policy_version_id=policy_version_id, trainer_step=step,
+            purpose="validation", tasksets=self._validation_sets, decodings=self.config.eval.decodings,
+            uri=publication.uri, checksum=publication.checksum,
         )  # fmt: skip
 
     def _leave(self, step: int) -> None:
         """Asked to stop: keep what was trained."""
         if step > self.attempt.start_step and not any(row["trainer_step"] == step for row in self._checkpoints()):
-            self._checkpoint(step)
+            self._commit_checkpoint(step, self._write_checkpoint(step))
 
     def _finish(self) -> None:
         if not self._wait_for_evaluations("the last validation"):
             return
+        self._forget_old_checkpoints()  # none waits for its score any more
         if self.config.eval.test:
             self._ask_for_tests()
             if not self._wait_for_evaluations("the test sets"):
@@ -228,13 +278,12 @@ class TrainerRole:
         outcome = f"{self.planned_steps} steps done" + (
             f"; {len(failed)} evaluations failed: {failed[0]['error']}" if failed else ""
         )
-        self.buffer.database.run("finish_run", run_id=self.attempt.run_id, status="finished", outcome=outcome)
-        wake.notify(self.buffer.database, wake.RUN)
+        self.attempt.finish(outcome)
 
     def _ask_for_tests(self) -> None:
         """The test sets are read once: by the initial weights and by the checkpoint that validation chose."""
         rows = self._checkpoints()
-        best = _best(rows) or rows[0]
+        best = self._best(rows) or rows[0]
         first = self.buffer.database.fetch(
             "first_policy", run_id=self.attempt.run_id, attempt_id=self.attempt.attempt_id
         )[0]
@@ -244,7 +293,7 @@ class TrainerRole:
         ):
             publication = self._hand_over(name, export_folder(folder))
             plan_evaluations(
-                self.buffer.database, self.attempt.run_id, policy_version_id=version, trainer_step=step, purpose="test",
+                self.attempt, policy_version_id=version, trainer_step=step, purpose="test",
                 tasksets=[taskset.name for taskset in self.config.eval.test], decodings=["greedy", "sampled"],
                 uri=publication.uri, checksum=publication.checksum,
             )  # fmt: skip
@@ -257,17 +306,10 @@ class TrainerRole:
             while self.buffer.database.fetch("open_evaluations", run_id=self.attempt.run_id)[0]["open"]:
                 if self.worker.run_state()["stop_requested"]:
                     return False
-                self.buffer.database.fetch("release_lost_claims", run_id=self.attempt.run_id)
                 listener.wait(1.0)
         finally:
             listener.close()
         return True
-
-
-def _best(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The checkpoint with the highest validation score; the earlier one among equals."""
-    scored = [row for row in rows if row["mean_reward"] is not None]
-    return max(scored, key=lambda row: (row["mean_reward"], -row["trainer_step"])) if scored else None
 
 
 def _train_batch(batch: Batch, learner: Learner) -> TrainBatch:

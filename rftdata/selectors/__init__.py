@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,16 @@ __all__ = ["SELECTORS", "Observation", "Selector", "build_selector"]
 
 
 def build_selector(
-    name: str, args: dict[str, Any], num_tasks: int, seed: int, base_dir: Path | None = None
+    name: str, args: dict[str, Any], task_ids: Sequence[int], seed: int, base_dir: Path | None = None
 ) -> Selector:
-    """The selector called `name` over a taskset of `num_tasks` tasks.
+    """The selector called `name` over the active tasks of a taskset, ascending.
 
     Raises:
         PluginError: unknown name. ConfigError: arguments it does not take.
     """
     cls = plugins.load("selector", name, SELECTORS, base_dir)
     try:
-        selector: Selector = cls(num_tasks=num_tasks, seed=seed, **args)
+        selector: Selector = cls(task_ids=task_ids, seed=seed, **args)
     except TypeError as error:
         raise ConfigError(
             f"the selector {name!r} does not take these arguments: {error}",

@@ -25,18 +25,41 @@ RETURNING e.*;
 SELECT task_id, taskset, task_key, payload FROM rft.task WHERE taskset = %(taskset)s AND status = 'active' ORDER BY task_id;
 
 -- name: finish_evaluation
+-- `error` of one that is done says how many answers could not be scored.
 UPDATE rft.evaluation SET status = 'done', num_tasks = %(num_tasks)s, mean_reward = %(mean_reward)s, seconds = %(seconds)s,
-    finished_at = clock_timestamp(), lease_until = NULL
+    error = %(error)s, finished_at = clock_timestamp(), lease_until = NULL
 WHERE evaluation_id = %(evaluation_id)s AND claimed_by = %(worker_id)s AND status = 'claimed';
 
 -- name: fail_evaluation
 UPDATE rft.evaluation SET status = 'failed', error = %(error)s, finished_at = clock_timestamp(), lease_until = NULL
-WHERE evaluation_id = %(evaluation_id)s;
+WHERE evaluation_id = %(evaluation_id)s AND claimed_by = %(worker_id)s AND status = 'claimed';
 
 -- name: drop_lost_evaluations
--- A new attempt plans its own; what earlier ones asked for and never got is given up.
-UPDATE rft.evaluation SET status = 'failed', error = 'the attempt that asked for it ended', finished_at = clock_timestamp()
-WHERE run_id = %(run_id)s AND status IN ('planned', 'claimed');
+-- A new attempt asks anew for what earlier ones asked for and never got. The old rows name weights that are gone, and there
+-- can be one row only for a policy version, taskset and decoding.
+DELETE FROM rft.evaluation WHERE run_id = %(run_id)s AND status <> 'done';
+
+-- name: answered_validations
+-- What the run's present history knows of its validation tasksets.
+SELECT DISTINCT e.trainer_step, e.taskset, e.decoding
+FROM rft.run r
+JOIN rft.v_history h ON h.history_id = r.current_attempt_id
+JOIN rft.policy_version p ON p.attempt_id = h.attempt_id AND (h.last_step IS NULL OR p.trainer_step <= h.last_step)
+JOIN rft.evaluation e ON e.policy_version_id = p.policy_version_id AND e.purpose = 'validation' AND e.status = 'done'
+WHERE r.run_id = %(run_id)s;
+
+-- name: validation_scores
+-- Mean over the tasksets of every step of the run's present history at which all of them were answered.
+SELECT trainer_step, avg(mean_reward) AS score
+FROM (
+    SELECT DISTINCT ON (e.trainer_step, e.taskset) e.trainer_step, e.mean_reward
+    FROM rft.run r
+    JOIN rft.v_history h ON h.history_id = r.current_attempt_id
+    JOIN rft.policy_version p ON p.attempt_id = h.attempt_id AND (h.last_step IS NULL OR p.trainer_step <= h.last_step)
+    JOIN rft.evaluation e ON e.policy_version_id = p.policy_version_id AND e.purpose = 'validation' AND e.status = 'done'
+    WHERE r.run_id = %(run_id)s AND e.decoding = %(decoding)s AND e.taskset = ANY (%(tasksets)s)
+    ORDER BY e.trainer_step, e.taskset, e.evaluation_id DESC) newest
+GROUP BY trainer_step HAVING count(*) = cardinality(%(tasksets)s::text[]);
 
 -- name: planned_evaluations
 SELECT EXISTS (SELECT FROM rft.evaluation WHERE run_id = %(run_id)s AND status = 'planned') AS planned;

@@ -18,27 +18,37 @@ JOIN unnest(%(group_ids)s::bigint[], %(claim_tokens)s::bigint[]) AS c (group_id,
 WHERE g.status = 'claimed' AND g.claim_token = c.claim_token
 ORDER BY g.group_id FOR UPDATE OF g;
 
--- name: adopt_group
--- A group that nobody planned: imported or written by a person.
-INSERT INTO rft.rollout_group (run_id, attempt_id, ordinal, task_id, explore_step, group_size, source, status, claim_token)
-SELECT r.run_id, coalesce(r.current_attempt_id, -r.run_id),
-       (SELECT coalesce(max(ordinal), -1) + 1 FROM rft.rollout_group WHERE run_id = r.run_id),
-       %(task_id)s, 0, %(group_size)s, %(source)s, 'claimed', 1
-FROM rft.run r WHERE r.run_id = %(run_id)s
-RETURNING group_id, claim_token;
+-- name: adopt_groups
+-- Groups that nobody planned, imported or written by a person, with the tasks they name; their ids in the order given.
+WITH given AS (
+    SELECT * FROM unnest(%(tasksets)s::text[], %(task_keys)s::text[], %(payloads)s::jsonb[], %(sizes)s::integer[], %(sources)s::text[])
+        WITH ORDINALITY AS g (taskset, task_key, payload, group_size, source, place)),
+known AS (
+    SELECT t.task_id, t.taskset, t.task_key FROM (SELECT DISTINCT taskset, task_key FROM given) g
+    JOIN rft.task t USING (taskset, task_key)),
+made AS (
+    -- DO UPDATE and not DO NOTHING: a task that another writer makes at this moment is returned too.
+    INSERT INTO rft.task AS t (taskset, task_key, payload)
+    SELECT DISTINCT ON (taskset, task_key) taskset, task_key, payload FROM given
+    WHERE (taskset, task_key) NOT IN (SELECT taskset, task_key FROM known) ORDER BY taskset, task_key, place
+    ON CONFLICT (taskset, task_key) DO UPDATE SET task_key = excluded.task_key RETURNING task_id, taskset, task_key),
+adopted AS (
+    INSERT INTO rft.rollout_group (run_id, attempt_id, ordinal, task_id, explore_step, group_size, source, status, claim_token)
+    SELECT r.run_id, coalesce(r.current_attempt_id, -r.run_id),
+           (SELECT coalesce(max(ordinal), -1) FROM rft.rollout_group WHERE run_id = r.run_id) + g.place,
+           t.task_id, 0, g.group_size, g.source::rft.experience_source, 'claimed', 1
+    FROM given g JOIN (SELECT * FROM known UNION ALL SELECT * FROM made) t USING (taskset, task_key)
+    JOIN rft.run r ON r.run_id = %(run_id)s
+    ORDER BY g.place
+    RETURNING group_id, ordinal)
+SELECT group_id FROM adopted ORDER BY ordinal;
 
 -- name: wait_for_plan_lock
 -- Whoever makes groups gives them ordinals: planners and writers of unplanned groups take turns.
 SELECT pg_advisory_xact_lock(hashtext('rft.plan'), %(run_id)s::integer);
 
--- name: upsert_task
-INSERT INTO rft.task AS t (taskset, task_key, payload) VALUES (%(taskset)s, %(task_key)s, %(payload)s)
-ON CONFLICT (taskset, task_key) DO UPDATE SET task_key = excluded.task_key RETURNING task_id;
-
--- name: find_receipt
-SELECT 1 AS ok FROM rft.write_receipt WHERE receipt = %(receipt)s;
-
 -- name: insert_receipt
+-- No row where this batch is stored already; waits where it is being stored at this moment.
 INSERT INTO rft.write_receipt (receipt, run_id, num_groups, num_experiences)
 VALUES (%(receipt)s, %(run_id)s, %(num_groups)s, %(num_experiences)s) ON CONFLICT DO NOTHING;
 
@@ -46,15 +56,12 @@ VALUES (%(receipt)s, %(run_id)s, %(num_groups)s, %(num_experiences)s) ON CONFLIC
 SELECT (SELECT coalesce(array_agg(nextval('rft.rollout_rollout_id_seq')), '{}') FROM generate_series(1, %(rollouts)s)) AS rollouts,
        (SELECT coalesce(array_agg(nextval('rft.experience_experience_id_seq')), '{}') FROM generate_series(1, %(experiences)s)) AS experiences;
 
--- name: insert_segment_file
-INSERT INTO rft.segment_file (uri, size_bytes) VALUES (%(uri)s, %(size_bytes)s) RETURNING file_id;
-
--- name: grow_segment_file
-UPDATE rft.segment_file SET size_bytes = greatest(size_bytes, %(size_bytes)s) WHERE file_id = %(file_id)s;
-
 -- name: insert_segment
+WITH file AS (
+    INSERT INTO rft.segment_file AS f (uri, size_bytes) VALUES (%(uri)s, %(offset_bytes)s::bigint + %(length_bytes)s::bigint)
+    ON CONFLICT (uri) DO UPDATE SET size_bytes = greatest(f.size_bytes, excluded.size_bytes) RETURNING file_id)
 INSERT INTO rft.segment (file_id, offset_bytes, length_bytes, num_rows, checksum)
-VALUES (%(file_id)s, %(offset_bytes)s, %(length_bytes)s, %(num_rows)s, %(checksum)s) RETURNING segment_id;
+SELECT file_id, %(offset_bytes)s, %(length_bytes)s, %(num_rows)s, %(checksum)s FROM file RETURNING segment_id;
 
 -- name: seal_groups
 -- No more facts: the pipeline's turn. Groups with an outcome for every rollout only.
@@ -68,11 +75,9 @@ SELECT 'pipeline/' || run_id, 'group', group_id, explore_step::bigint << 32 | or
 -- What selectors learn, and its fold, in the transaction that seals the groups.
 WITH seen AS (
     INSERT INTO rft.task_observation (run_id, attempt_id, ordinal, task_id, successes, trials)
-    SELECT g.run_id, g.attempt_id, g.ordinal, g.task_id,
-           coalesce(sum(least(greatest(o.reward, 0), 1)) FILTER (WHERE o.outcome = 'ok'), 0), count(*) FILTER (WHERE o.outcome = 'ok' AND o.reward IS NOT NULL)
-    FROM rft.rollout_group g JOIN rft.rollout o USING (group_id)
-    WHERE g.group_id = ANY (%(group_ids)s)
-    GROUP BY g.group_id
+    SELECT g.run_id, g.attempt_id, g.ordinal, g.task_id, o.successes, o.trials
+    FROM unnest(%(group_ids)s::bigint[], %(successes)s::float8[], %(trials)s::float8[]) AS o (group_id, successes, trials)
+    JOIN rft.rollout_group g USING (group_id)
     RETURNING run_id, task_id, successes, trials),
 folded AS (SELECT run_id, task_id, sum(successes) AS successes, sum(trials) AS trials, count(*) AS attempts FROM seen GROUP BY run_id, task_id)
 INSERT INTO rft.task_stat AS s (run_id, task_id, alpha, beta, attempts, mean_reward)

@@ -43,8 +43,16 @@ VALUES (%(run_id)s, %(attempt_id)s, %(ordinal)s, %(task_id)s, %(explore_step)s, 
 INSERT INTO rft.task_stat AS s (run_id, task_id, last_selected_at) SELECT %(run_id)s, unnest(%(task_ids)s::bigint[]), clock_timestamp()
 ON CONFLICT (run_id, task_id) DO UPDATE SET last_selected_at = excluded.last_selected_at;
 
+-- name: active_tasks_stamp
+-- Differs whenever the active tasks do; a person may exclude one and activate another, so their number is not enough.
+SELECT count(*) AS num_tasks, max(task_id) AS highest, bit_xor(hashint8extended(task_id, 0)) AS digest
+FROM rft.task WHERE taskset = %(taskset)s AND status = 'active';
+
 -- name: active_task_ids
-SELECT task_id FROM rft.task WHERE taskset = %(taskset)s AND status = 'active' ORDER BY task_id;
+-- With their stamp. One array: a row per task takes several times as long.
+SELECT count(*) AS num_tasks, max(task_id) AS highest, bit_xor(hashint8extended(task_id, 0)) AS digest,
+       coalesce(array_agg(task_id ORDER BY task_id), '{}') AS task_ids
+FROM rft.task WHERE taskset = %(taskset)s AND status = 'active';
 
 -- name: new_observations
 -- Found by state, not by a high-water mark: a row that commits late is not missed.
@@ -59,14 +67,3 @@ SELECT taskset, selector, state FROM rft.selector_state WHERE run_id = %(run_id)
 -- name: save_selector_state
 INSERT INTO rft.selector_state AS s (run_id, taskset, selector, state) VALUES (%(run_id)s, %(taskset)s, %(selector)s, %(state)s)
 ON CONFLICT (run_id, taskset) DO UPDATE SET selector = excluded.selector, state = excluded.state, updated_at = clock_timestamp();
-
--- name: step_supply
--- Whether a trainer step can still hope for more groups.
-SELECT (SELECT count(*) FROM rft.worklist WHERE consumer = 'trainer/' || %(run_id)s AND available
-            AND sort_key < (%(explore_step)s + 1)::bigint << 32) AS available,
-       (SELECT count(*) FROM rft.rollout_group WHERE run_id = %(run_id)s AND trainable
-            AND status IN ('planned', 'claimed', 'sealed') AND explore_step <= %(explore_step)s) AS undecided,
-       (SELECT count(*) FROM rft.rollout_group WHERE run_id = %(run_id)s AND explore_step = %(explore_step)s AND NOT is_refill) AS base,
-       (SELECT count(*) FROM rft.rollout_group WHERE run_id = %(run_id)s AND explore_step = %(explore_step)s AND is_refill) AS refills,
-       (SELECT count(*) FROM rft.rollout_group WHERE run_id = %(run_id)s AND trainable
-            AND status IN ('planned', 'claimed', 'sealed')) AS undecided_ever;

@@ -33,7 +33,9 @@ UPDATE rft.run SET config = %(config)s, planned_steps = %(planned_steps)s, pipel
 WHERE run_id = %(run_id)s;
 
 -- name: finish_run
-UPDATE rft.run SET status = %(status)s, outcome = %(outcome)s, finished_at = clock_timestamp() WHERE run_id = %(run_id)s;
+-- A run that has finished stays so, whatever happens to its processes afterwards.
+UPDATE rft.run SET status = %(status)s, outcome = %(outcome)s, finished_at = clock_timestamp()
+WHERE run_id = %(run_id)s AND status <> 'finished';
 
 -- name: lock_run
 SELECT * FROM rft.run WHERE run_id = %(run_id)s FOR UPDATE;
@@ -67,16 +69,24 @@ UPDATE rft.run_attempt SET lease_until = rft.clock() + %(lease_s)s * interval '1
 UPDATE rft.run_attempt SET ended_at = clock_timestamp(), lease_until = rft.clock(), outcome = %(outcome)s WHERE attempt_id = %(attempt_id)s;
 
 -- name: return_draws
--- After a crash: groups drawn after the checkpoint, by attempts this history leaves there, can be drawn again.
+-- After a crash: groups drawn after the checkpoint, by attempts this history leaves there, can be drawn again. Groups are locked
+-- first, as labels lock them: a label in flight either is seen by the statements that follow or sees what this one did.
+WITH locked AS (
+    SELECT g.group_id FROM rft.worklist w JOIN rft.rollout_group g ON g.group_id = w.item_id
+    WHERE w.consumer = 'trainer/' || %(run_id)s AND w.item_kind = 'group' AND NOT w.available AND g.status = 'ready' AND g.trainable
+      AND NOT EXISTS (
+          SELECT FROM rft.draw d
+          JOIN rft.v_history h ON h.history_id = %(attempt_id)s AND h.attempt_id = d.attempt_id
+              AND (h.last_step IS NULL OR d.trainer_step <= h.last_step)
+          WHERE d.item_kind = 'group' AND d.item_id = w.item_id)
+    ORDER BY g.group_id FOR UPDATE OF g)
 UPDATE rft.worklist w SET available = true
-FROM rft.rollout_group g
-WHERE w.consumer = 'trainer/' || %(run_id)s AND w.item_kind = 'group' AND NOT w.available AND g.group_id = w.item_id
-  AND g.status = 'ready' AND g.trainable
-  AND NOT EXISTS (
-      SELECT FROM rft.draw d
-      JOIN rft.v_history h ON h.history_id = %(attempt_id)s AND h.attempt_id = d.attempt_id
-          AND (h.last_step IS NULL OR d.trainer_step <= h.last_step)
-      WHERE d.item_kind = 'group' AND d.item_id = w.item_id);
+FROM locked l WHERE w.consumer = 'trainer/' || %(run_id)s AND w.item_kind = 'group' AND w.item_id = l.group_id;
+
+-- name: bound_policy_steps
+-- Groups sampled by policies after the checkpoint, which this history never had: they age from the checkpoint on.
+UPDATE rft.worklist SET policy_step = %(start_step)s
+WHERE consumer = 'trainer/' || %(run_id)s AND policy_step > %(start_step)s AND policy_step < 2147483647;
 
 -- name: return_aged
 -- Ageing out is an event of an attempt: going back undoes it.
@@ -90,7 +100,6 @@ UPDATE rft.worklist w SET available = true FROM back
 WHERE w.consumer = 'trainer/' || %(run_id)s AND w.item_kind = 'group' AND w.item_id = back.group_id;
 
 -- name: runs_of_name
--- Runs of a configured name, newest first: the name itself and its numbered successors.
-SELECT * FROM rft.run
-WHERE name = %(name)s OR (starts_with(name, %(name)s || '-') AND substring(name FROM length(%(name)s) + 2) ~ '^[0-9]{1,18}$')
-ORDER BY run_id DESC;
+-- Runs of a configured name, newest first. Their own names may be numbered, but so may another experiment's: the name in the
+-- configuration tells. A run that somebody stored without one is known by its own.
+SELECT * FROM rft.run WHERE coalesce(config -> 'run' ->> 'name', name) = %(name)s ORDER BY run_id DESC;

@@ -6,16 +6,21 @@ UPDATE rft.worker SET heartbeat_at = rft.clock(), state = %(state)s, waiting_for
 WHERE worker_id = %(worker_id)s;
 
 -- name: renew_claims
--- A live worker keeps what it claimed.
+-- A live worker keeps what it claimed. With its run in every condition: indexes lead to what a run has open.
 -- Rows that somebody is just finishing are passed over: locked in another order they could end in a deadlock.
 WITH groups AS (
     UPDATE rft.rollout_group SET lease_until = rft.clock() + %(lease_s)s * interval '1 s'
-    WHERE group_id IN (SELECT group_id FROM rft.rollout_group WHERE claimed_by = %(worker_id)s AND status = 'claimed' FOR UPDATE SKIP LOCKED)),
+    WHERE group_id IN (
+        SELECT group_id FROM rft.rollout_group WHERE run_id = %(run_id)s AND claimed_by = %(worker_id)s AND status = 'claimed'
+        FOR UPDATE SKIP LOCKED)),
 evaluations AS (
     UPDATE rft.evaluation SET lease_until = rft.clock() + %(lease_s)s * interval '1 s'
-    WHERE claimed_by = %(worker_id)s AND status = 'claimed')
+    WHERE run_id = %(run_id)s AND claimed_by = %(worker_id)s AND status = 'claimed')
 UPDATE rft.worklist w SET lease_until = rft.clock() + %(lease_s)s * interval '1 s'
-FROM (SELECT consumer, item_kind, item_id FROM rft.worklist WHERE claimed_by = %(worker_id)s AND NOT available FOR UPDATE SKIP LOCKED) mine
+FROM (
+    SELECT consumer, item_kind, item_id FROM rft.worklist
+    WHERE consumer = 'pipeline/' || %(run_id)s AND claimed_by = %(worker_id)s AND NOT available
+    FOR UPDATE SKIP LOCKED) mine
 WHERE (w.consumer, w.item_kind, w.item_id) = (mine.consumer, mine.item_kind, mine.item_id);
 
 -- name: stop_worker

@@ -12,7 +12,7 @@ import pytest
 
 from rftcore.explorer.engines import ENGINES
 from rftcore.explorer.engines.base import Decoding, Engine, EngineConfig, Generation
-from rftcore.sync.weights_file import write_weights
+from rftcore.sync.weights_file import write_atomically, write_weights
 from rftdata import plugins
 from rftdata.errors import RftError
 from tests.models import make_tiny_model
@@ -54,7 +54,9 @@ def reference(folder: Path, noise: int = 0) -> Any:
 
 
 def push(engine: Engine, weights: Any, folder: Path, version: int) -> None:
-    publication = write_weights(weights.named_parameters(), folder / f"{version}.safetensors")
+    publication = write_atomically(
+        folder / f"{version}.safetensors", lambda draft: write_weights(weights.named_parameters(), draft)
+    )
     engine.load_weights(publication.uri, version, publication.checksum)
 
 

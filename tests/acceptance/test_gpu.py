@@ -21,7 +21,7 @@ def test_the_engine_on_a_gpu_follows_weight_updates(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     from rftcore.models import resolve_model
-    from rftcore.sync.weights_file import write_weights
+    from rftcore.sync.weights_file import write_atomically, write_weights
 
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
@@ -47,7 +47,9 @@ def test_the_engine_on_a_gpu_follows_weight_updates(tmp_path: Path) -> None:
         for parameter in reference.parameters():
             parameter.add_(torch.randn_like(parameter) * parameter.float().std() * 0.05)
     assert mean_difference() > 0.15, "stale weights must look different"
-    publication = write_weights(reference.named_parameters(), tmp_path / "weights.safetensors")
+    publication = write_atomically(
+        tmp_path / "weights.safetensors", lambda draft: write_weights(reference.named_parameters(), draft)
+    )
     seconds = engine.load_weights(publication.uri, 1, publication.checksum)
     after = mean_difference()
     print(f"weights loaded in {seconds:.2f} s; mean |difference| {after:.3f} nats")

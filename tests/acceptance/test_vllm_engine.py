@@ -14,7 +14,7 @@ import pytest
 
 from rftcore.explorer.engines.base import Decoding, EngineConfig, Generation
 from rftcore.explorer.engines.vllm_engine import VllmEngine
-from rftcore.sync.weights_file import write_weights
+from rftcore.sync.weights_file import write_atomically, write_weights
 from rftdata.errors import ModelError
 from tests.models import make_tiny_model
 
@@ -66,7 +66,10 @@ class Live:
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * parameter.std() * 0.2)
 
     def push(self) -> None:
-        publication = write_weights(self.reference.named_parameters(), self.folder / f"{self.version}.safetensors")
+        publication = write_atomically(
+            self.folder / f"{self.version}.safetensors",
+            lambda draft: write_weights(self.reference.named_parameters(), draft),
+        )
         self.engine.load_weights(publication.uri, self.version, publication.checksum)
 
 
@@ -121,6 +124,16 @@ def test_requests_in_flight_during_an_update_name_the_version_of_every_token(liv
         )
         new = live.expected(ids, generation)[switch:]
         assert all(abs(a - b) < EXACT for a, b in zip(generation.logprobs[switch:], new, strict=True))
+
+
+def test_weights_published_again_are_kept_under_the_new_version(live: Live) -> None:
+    before = live.engine.policy_version_id
+    live.version += 1
+    live.engine.set_policy_version(live.version)
+    _, generations = live.sample(4, Decoding(max_tokens=8))
+    assert live.version != before
+    assert {span for generation in generations for span in generation.version_spans} == {(0, live.version)}
+    assert live.worst_difference() < EXACT
 
 
 def test_a_file_that_is_not_the_published_one_is_refused_and_the_old_weights_stay(live: Live) -> None:

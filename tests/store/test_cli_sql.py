@@ -14,7 +14,7 @@ import pytest
 import rftdata
 from rftcore.cli import run_command
 from rftcore.cli.sql import psql_command
-from rftdata.segments import SCHEMA
+from rftdata.arrays import SCHEMA
 from tests.stored_run import StoredRun
 
 Result = tuple[int, str, str]
@@ -145,6 +145,18 @@ def test_selecting_everything_includes_the_arrays(run: StoredRun, capsys: pytest
         assert code == 0 and json.loads(out)[0]["token_ids"] == list(np.arange(9))
 
 
+@pytest.mark.parametrize("column", ["token_ids", "loss_mask", "behavior_logprobs"])
+def test_arrays_can_be_asked_for_before_there_is_an_experience(
+    buffer: rftdata.Buffer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, column: str
+) -> None:
+    monkeypatch.setenv("RFT_BUFFER", buffer.config.uri)
+    StoredRun(buffer)
+    code, out, err = rft(capsys, "query", "--json", f"select avg(list_sum({column})) as mean from experience")
+    assert (code, err) == (0, "") and json.loads(out) == [{"mean": None}]
+    code, out, _ = rft(capsys, "query", "--json", "select * from experience")
+    assert code == 0 and json.loads(out) == []
+
+
 def test_tables_without_rows_can_be_queried(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
     text = "select count(*) as n, avg(staleness) as s from draw, verdict, evaluation, task_stat"
     code, out, _ = rft(capsys, "query", "--json", text)
@@ -195,6 +207,13 @@ def test_status_and_report_speak_of_the_newest_run(run: StoredRun, capsys: pytes
     assert code == 0 and json.loads(out)["planned_steps"] == 4
     code, out, _ = rft(capsys, "report", "--json")
     assert code == 0 and json.loads(out)["sampled_tokens"] == 10
+
+
+@pytest.mark.parametrize("option", ["--json", "--all"])
+def test_watching_refuses_what_it_would_ignore(run: StoredRun, capsys: pytest.CaptureFixture[str], option: str) -> None:
+    code, out, err = rft(capsys, "status", "--watch", option)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "--watch" in err and option in err
 
 
 def test_an_unknown_run_names_the_nearest(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:

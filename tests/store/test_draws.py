@@ -6,11 +6,14 @@ import threading
 import time
 from collections.abc import Callable
 
+import psycopg
 import pytest
 
 from rftdata import Buffer
 from rftdata.attempt import Attempt
 from rftdata.batch import Batch
+from rftdata.claims import plan_evaluations
+from rftdata.database import execute
 from rftdata.errors import FencedError, QueryError
 from tests.store_roles import Roles, own_group
 
@@ -337,3 +340,66 @@ def test_work_of_a_dead_explorer_is_planned_again_by_the_next_attempt(buffer: Bu
         again = roles.claim()
     assert [group.group_id for group in again] == [group.group_id for group in lost]
     assert all(a.claim_token > b.claim_token for a, b in zip(again, lost, strict=True))
+
+
+def test_a_fenced_trainer_can_neither_end_the_run_nor_forget_a_checkpoint_nor_ask_for_evaluations(
+    buffer: Buffer,
+) -> None:
+    roles = Roles(buffer)
+    old = roles.attempt()
+    checkpoint = old.commit_checkpoint(0, "/checkpoints/0")
+    expire(roles)
+    with roles.attempt():
+        for act in (
+            lambda: old.finish("done"),
+            lambda: old.forget_checkpoint(checkpoint),
+            lambda: plan_evaluations(
+                old, policy_version_id=1, trainer_step=0, purpose="validation", tasksets=["set0"], decodings=["greedy"],
+                uri="/weights", checksum="0",
+            ),
+        ):  # fmt: skip
+            with pytest.raises(FencedError):
+                act()
+        state = buffer.sql("SELECT status::text AS status FROM rft.run").to_pylist()
+        assert state == [{"status": "running"}]
+        assert buffer.sql("SELECT count(*) AS n FROM rft.checkpoint WHERE deleted_at IS NULL")["n"].to_pylist() == [1]
+
+
+def test_a_label_in_flight_while_a_batch_is_given_back_is_not_lost(buffer: Buffer) -> None:
+    """The label commits after the release has looked for labels; it must then find the group released, and reopen it."""
+    roles = Roles(buffer, batch_groups=1)
+    with roles.attempt() as attempt:
+        roles.work()
+        batch = attempt.draw(1, 1, timeout_s=5)
+        (group_id,) = drawn(batch)
+        with psycopg.connect(buffer.config.uri, autocommit=True) as other:
+            relabel = threading.Thread(
+                target=other.execute, args=["UPDATE rft.experience SET reward = 0.9 WHERE group_id = %s", [group_id]]
+            )
+            with attempt.transaction() as connection:
+                execute(connection, "release_draws", run_id=roles.run_id, attempt_id=attempt.attempt_id, step=1)
+                relabel.start()
+                relabel.join(0.5)
+                assert relabel.is_alive()  # it waits for the group
+                execute(connection, "reopen_stale_groups", run_id=roles.run_id)
+            relabel.join()
+        assert roles.group(group_id)["status"] == "sealed"
+        assert roles.decide() == [group_id]
+        again = attempt.draw(1, 1, timeout_s=5)
+        assert again is not None and set(again.rows["reward"].to_pylist()) == {0.9}
+
+
+def test_groups_sampled_by_a_policy_that_this_history_never_had_age_from_its_checkpoint(buffer: Buffer) -> None:
+    roles = Roles(buffer, batch_groups=1, offset=5, steps=12, max_staleness=2)
+    with roles.attempt() as attempt:
+        attempt.commit_checkpoint(0, "/checkpoints/0")
+        roles.publish(attempt, 5)
+        roles.plan()
+        roles.explore(count=2)
+        roles.decide()
+        late = roles.claim(1)
+    with roles.attempt(publish=False) as attempt:
+        roles.insert(*[roles.result(group, [0.0, 1.0]) for group in late])
+        roles.decide()
+        steps = buffer.sql("SELECT DISTINCT policy_step FROM rft.worklist WHERE consumer LIKE 'trainer/%%'", [])
+        assert steps["policy_step"].to_pylist() == [0]

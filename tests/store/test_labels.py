@@ -104,6 +104,17 @@ def test_an_undo_can_be_undone(buffer: rftdata.Buffer, ids: list[int]) -> None:
     assert rewards(buffer)[0] == 0.5
 
 
+def test_a_reason_that_reads_like_an_undo_is_none(buffer: rftdata.Buffer, ids: list[int]) -> None:
+    first = labels.set_rewards(buffer, {ids[0]: 0.5}, author="ada")
+    reason = f"undo of label batch {first.label_batch_id} is not enough, half of it was right"
+    second = labels.set_rewards(buffer, {ids[0]: 0.7}, author="bob", reason=reason)
+    third = labels.set_rewards(buffer, {ids[0]: 0.9}, author="carol")
+    labels.undo(buffer, third.label_batch_id, author="carol")
+    undone = labels.undo(buffer, second.label_batch_id, author="bob")
+    assert undone.overruled == ()
+    assert rewards(buffer)[0] == 0.5
+
+
 def test_a_batch_written_in_plain_sql_can_be_undone(buffer: rftdata.Buffer, ids: list[int]) -> None:
     buffer.sql("UPDATE rft.experience SET reward = reward + 1")
     (batch,) = labels.batches(buffer)
@@ -137,6 +148,35 @@ def test_a_file_of_labels_is_one_batch_with_a_reason_for_each_row(
     assert rewards(buffer)[:2] == [0.25, 0.75]
     found = {row["experience_id"]: row["reason"] for row in labels.history(buffer, label_batch_id=batch.label_batch_id)}
     assert found == {ids[0]: "first", ids[1]: "second look"}
+
+
+@pytest.mark.parametrize(
+    ("reasons", "found"),
+    [
+        ([7, 7], ["7", "7"]),
+        ([7, None], ["7", "second look"]),
+        ([0.5, float("nan")], ["0.5", "second look"]),
+        (["  ", ""], ["second look", "second look"]),
+        ([None, None], ["second look", "second look"]),
+        ([True, None], ["True", "second look"]),
+        (["a\x00b", "c"], ["a\ufffdb", "c"]),
+    ],
+)
+def test_reasons_need_not_be_text(
+    buffer: rftdata.Buffer, ids: list[int], tmp_path: Path, reasons: list[object], found: list[str]
+) -> None:
+    file = tmp_path / "labels.parquet"
+    pyarrow.parquet.write_table(pa.table({"experience_id": ids[:2], "reward": [0.25, 0.75], "reason": reasons}), file)
+    labels.import_rewards(buffer, file, author="ada", reason="second look")
+    assert [labels.history(buffer, key)[0]["reason"] for key in ids[:2]] == found
+
+
+def test_a_csv_column_of_numbers_with_holes_keeps_its_text_as_reasons(
+    buffer: rftdata.Buffer, ids: list[int], tmp_path: Path
+) -> None:
+    (tmp_path / "labels.csv").write_text(f"experience_id,reward,reason\n{ids[0]},0.25,007\n{ids[1]},0.75,\n")
+    labels.import_rewards(buffer, tmp_path / "labels.csv", author="ada")
+    assert [labels.history(buffer, key)[0]["reason"] for key in ids[:2]] == ["007", None]
 
 
 @pytest.mark.parametrize(

@@ -142,8 +142,8 @@ from pathlib import Path
 from rftdata.selectors.shuffle import Shuffle
 
 class Crashing(Shuffle):
-    def __init__(self, num_tasks, seed, flag):
-        super().__init__(num_tasks, seed)
+    def __init__(self, task_ids, seed, flag):
+        super().__init__(task_ids, seed)
         self.flag = Path(flag)
 
     def state_dict(self):
@@ -185,6 +185,74 @@ def test_an_excluded_task_is_not_selected(buffer: Buffer) -> None:
     with roles.attempt():
         roles.plan()
     assert [key for _, key in roles.task_order()] == ["1", "2", "4", "5"] * 2
+
+
+@pytest.mark.parametrize("selector", ["sequential", "shuffle"])
+def test_tasks_excluded_and_added_in_the_middle_of_an_epoch_make_none_repeat(buffer: Buffer, selector: str) -> None:
+    roles = Roles(buffer, num_tasks=10, batch_groups=5, steps=4, selector=selector)
+    with roles.attempt() as attempt:
+        roles.work()
+        seen = {key for _, key in roles.task_order()}
+        assert len(seen) == 5
+        left = sorted({str(n) for n in range(1, 11)} - seen)
+        gone = [min(seen), left[0]]
+        buffer.sql("UPDATE rft.task SET status = 'excluded' WHERE task_key = ANY (%s)", [gone])
+        buffer.sql("INSERT INTO rft.task (taskset, task_key, payload) VALUES ('set0', 'new', '{}')")
+        for step in range(1, 4):
+            roles.train(attempt, step)
+            roles.work()
+    keys = [key for _, key in roles.task_order()]
+    assert sorted(keys[5:9]) == left[1:]
+    assert sorted(keys[9:18]) == sorted({"new", *map(str, range(1, 11))} - set(gone))
+
+
+def test_task_ids_are_read_again_only_when_they_changed(buffer: Buffer) -> None:
+    roles = Roles(buffer)
+    planner = roles.planner
+    with buffer.database.transaction() as connection:
+        first = planner._active_tasks(connection, "set0")
+        assert planner._active_tasks(connection, "set0") is first
+    for change in (
+        "UPDATE rft.task SET status = 'excluded' WHERE task_key = '1'",
+        "UPDATE rft.task SET status = (ARRAY['active', 'excluded'])[task_key::int]::rft.task_status WHERE task_key IN ('1', '2')",
+        "INSERT INTO rft.task (taskset, task_key, payload) VALUES ('set0', 'new', '{}')",
+    ):
+        buffer.sql(change)
+        wanted = buffer.sql("SELECT task_id FROM rft.task WHERE status = 'active' ORDER BY 1")["task_id"].to_pylist()
+        with buffer.database.transaction() as connection:
+            assert planner._active_tasks(connection, "set0") == wanted
+
+
+def test_selectors_learn_every_outcome_once_by_task(buffer: Buffer, tmp_path: Path) -> None:
+    (tmp_path / "learning.py").write_text(LEARNING)
+    roles = Roles(buffer, num_tasks=2, steps=2, selector="./learning.py:Learning", base_dir=tmp_path)
+    with roles.attempt() as attempt:
+        roles.work(rewards=lambda group: [1.0, 0.0])
+        buffer.sql("UPDATE rft.task SET status = 'excluded' WHERE task_key = '1'")
+        roles.train(attempt, 1)
+        roles.work()
+        roles.train(attempt, 2)
+    ids = buffer.sql("SELECT task_id FROM rft.task ORDER BY 1")["task_id"].to_pylist()
+    (state,) = buffer.sql("SELECT state FROM rft.selector_state WHERE taskset = 'set0'")["state"].to_pylist()
+    assert sorted(state["seen"]) == [[ids[0], 1.0, 2.0], [ids[1], 1.0, 2.0]]
+
+
+LEARNING = """
+from rftdata.selectors.sequential import Sequential
+
+class Learning(Sequential):
+    seen = ()
+
+    def observe(self, observations):
+        self.seen = [*self.seen, *([o.task_id, o.successes, o.trials] for o in observations)]
+
+    def state_dict(self):
+        return {**super().state_dict(), "seen": list(self.seen)}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.seen = state["seen"]
+"""
 
 
 def test_ordinals_grow_in_planning_order_without_gaps(buffer: Buffer) -> None:

@@ -222,9 +222,12 @@ def test_a_foreign_error_passes_unchanged(buffer: Buffer) -> None:
 
 def test_names_of_runs_are_numbered_even_when_many_start_at_once(buffer: Buffer) -> None:
     names: list[str] = []
+    config = {"run": {"name": "sums (v1.5+)"}}
 
     def create() -> None:
-        names.append(buffer.create_run(name="sums (v1.5+)", config={}, seed=1, steps=1, pipeline_version="p")["name"])
+        names.append(
+            buffer.create_run(name="sums (v1.5+)", config=config, seed=1, steps=1, pipeline_version="p")["name"]
+        )
 
     threads = [threading.Thread(target=create) for _ in range(5)]
     for thread in threads:

@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rftdata import Buffer
+from rftdata.arrays import SCHEMA
 from rftdata.errors import SegmentCorruptError
-from rftdata.segments import SCHEMA, Appended, PosixSegmentStore, SegmentAddress, SegmentAppender
+from rftdata.segments import Appended, PosixSegmentStore, SegmentAddress, SegmentAppender
 from tests.store_roles import Roles
 
 

@@ -15,7 +15,7 @@ KINDS = pytest.mark.parametrize("kind", SELECTORS)
 
 
 def build(kind: str, num_tasks: int, seed: int = 0) -> Selector:
-    return build_selector(kind, {}, num_tasks, seed)
+    return build_selector(kind, {}, range(num_tasks), seed)
 
 
 @KINDS
@@ -49,15 +49,56 @@ def test_a_restart_from_the_saved_state_changes_nothing(
 @KINDS
 def test_choosing_does_not_depend_on_how_it_is_cut_into_calls(kind: str) -> None:
     once, often = build(kind, 5), build(kind, 5)
-    assert once.select(12) == [position for _ in range(12) for position in often.select(1)]
+    assert once.select(12) == [task_id for _ in range(12) for task_id in often.select(1)]
 
 
 @KINDS
 def test_outcomes_are_taken_and_metrics_are_numbers(kind: str) -> None:
     selector = build(kind, 4)
     selector.select(6)
-    selector.observe([Observation(position=2, successes=1.0, trials=4.0, kind="explicit")])
+    selector.observe([Observation(task_id=2, successes=1.0, trials=4.0, kind="explicit")])
     assert selector.metrics() == {"epoch": 1.5}
+
+
+def restarted(kind: str, before: Selector, task_ids: list[int]) -> Selector:
+    """The same selector in another process, over the tasks there are by now."""
+    after = build_selector(kind, {}, task_ids, before.seed)
+    after.load_state_dict(json.loads(json.dumps(before.state_dict())))
+    return after
+
+
+@KINDS
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), seed=st.integers(0, 2**31))
+def test_no_task_comes_twice_in_an_epoch_when_tasks_are_excluded_and_added(
+    kind: str, data: st.DataObject, seed: int
+) -> None:
+    ids = data.draw(st.lists(st.integers(1, 10**9), min_size=2, max_size=30, unique=True).map(sorted))
+    selector = build_selector(kind, {}, ids, seed)
+    first = selector.select(data.draw(st.integers(1, len(ids) - 1)))
+    assert len(set(first)) == len(first)
+    excluded = data.draw(st.sets(st.sampled_from(ids), max_size=len(ids) - 1))
+    added = [max(ids) + n for n in range(1, data.draw(st.integers(1, 5)))]
+    left = [task_id for task_id in ids if task_id not in excluded]
+    selector = restarted(kind, selector, left + added)
+    rest = [task_id for task_id in left if task_id not in first]
+    assert sorted(selector.select(len(rest))) == rest
+    assert sorted(selector.select(len(left + added))) == left + added
+
+
+@KINDS
+def test_excluding_tasks_moves_no_other(kind: str) -> None:
+    ids = list(range(40))
+    order = build_selector(kind, {}, ids, 5).select(40)
+    fewer = build_selector(kind, {}, [i for i in ids if i % 4], 5).select(30)
+    assert fewer == [i for i in order if i % 4]
+
+
+def test_shuffle_favours_no_place() -> None:
+    """Over many epochs every task stands on average in the middle."""
+    epochs = [build("shuffle", 20, seed).select(20) for seed in range(400)]
+    means = [sum(order.index(i) for order in epochs) / len(epochs) for i in range(20)]
+    assert max(abs(mean - 9.5) for mean in means) < 1.2  # four standard errors
 
 
 def test_sequential_keeps_loading_order() -> None:
@@ -72,4 +113,4 @@ def test_shuffle_orders_every_epoch_and_every_seed_anew() -> None:
 
 def test_arguments_a_selector_does_not_take_are_a_clear_error() -> None:
     with pytest.raises(ConfigError, match="'shuffle' does not take these arguments"):
-        build_selector("shuffle", {"speed": 3}, 4, 0)
+        build_selector("shuffle", {"speed": 3}, range(4), 0)

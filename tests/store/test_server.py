@@ -88,6 +88,94 @@ def test_after_kill_9_of_the_server_the_next_open_works(folder: Path, busy: bool
     assert EmbeddedServer(folder).is_running()
 
 
+OPENING = """
+import sys, rftdata, rftdata.server
+rftdata.server._START_S = 3.0
+try:
+    with rftdata.open(sys.argv[1]) as buffer:
+        print(buffer.sql("SELECT pg_postmaster_start_time()::text AS t")["t"][0])
+except rftdata.errors.BufferUnavailableError as error:
+    print(error)
+"""
+
+
+def opened_in_another_container(folder: Path) -> str:
+    """What opening the folder gives where no process of this test can be seen, nor its shared memory."""
+    apart = ["unshare", "--pid", "--ipc", "--fork", "--mount-proc"]
+    try:
+        subprocess.run([*apart, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this user may not make process namespaces")
+    return subprocess.run(
+        [*apart, sys.executable, "-c", OPENING, str(folder)], capture_output=True, text=True, check=True, timeout=120
+    ).stdout.strip()
+
+
+def test_a_server_whose_process_cannot_be_seen_is_used_and_never_started_twice(folder: Path) -> None:
+    one(folder)
+    server = postmaster(folder)
+    with psycopg.connect(EmbeddedServer(folder).uri) as session:
+        started = session.execute("SELECT pg_postmaster_start_time()::text").fetchone()
+        assert started is not None
+        assert opened_in_another_container(folder) == started[0]
+        assert postmaster(folder) == server
+        assert session.execute("SELECT 1").fetchone() == (1,)
+
+
+def test_a_server_that_neither_answers_nor_can_be_seen_is_not_taken_for_dead(folder: Path) -> None:
+    one(folder)
+    server = postmaster(folder)
+    server.suspend()
+    try:
+        said = opened_in_another_container(folder)
+    finally:
+        server.resume()
+    assert "live, but it does not answer here" in said and "another container" in said
+    assert postmaster(folder) == server
+    assert one(folder) == [1]
+
+
+@pytest.mark.parametrize("name", ["my 'odd' buffer", 'a "quoted", $HOME `id` \\ %s one'])
+def test_a_folder_may_have_any_name(server_folders: Path, name: str) -> None:
+    folder = server_folders / name
+    try:
+        assert one(folder) == [1]
+        EmbeddedServer(folder).stop()
+        assert one(folder) == [1]
+    finally:
+        EmbeddedServer(folder).stop()
+
+
+def test_the_note_of_the_machine_is_written_once_and_an_empty_one_refuses_nobody(folder: Path) -> None:
+    one(folder)
+    note = folder / "host"
+    before = note.stat()
+    one(folder)
+    assert (note.stat().st_ino, note.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    note.write_text("")
+    assert one(folder) == [1]
+    assert note.read_text() == socket.gethostname()
+
+
+def test_a_new_database_is_not_lost_with_the_name_of_its_folder(
+    server_folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = server_folders / "synced"
+    real, synced = os.fsync, []
+
+    def fsync(descriptor: int) -> None:
+        real(descriptor)
+        synced.append((os.readlink(f"/proc/self/fd/{descriptor}"), (folder / "postgres").exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    try:
+        one(folder)
+    finally:
+        EmbeddedServer(folder).stop()
+    assert (str(folder), True) in synced
+    assert (str(folder), False) in synced  # and before it the password and the place of the socket
+
+
 def test_a_stale_lock_whose_process_id_passed_to_another_program_is_no_server(folder: Path) -> None:
     one(folder)
     server = EmbeddedServer(folder)

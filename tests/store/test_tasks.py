@@ -200,7 +200,7 @@ BAD_SOURCES: list[tuple[Callable[[Path], str], str]] = [
     (not_parquet, "cannot be read"),
     (wrong_column, r"no column 'question' \(row 1\); allowed: prompt, target; name the column"),
     (no_rows, "has no task"),
-    (folder, "does not exist"),
+    (folder, "is a folder"),
     (lambda path: "missing.jsonl", "does not exist .*missing.jsonl"),
     (lambda path: "reasoning_gym:chain_summ", "no generator 'chain_summ'; allowed: chain_sum"),
     (lambda path: "somewhere", "unknown kind of source"),
@@ -227,7 +227,70 @@ def test_a_function_that_is_not_there_is_named(tmp_path: Path, buffer: Buffer) -
         load_taskset(buffer.database, TasksetConfig(name="t", source="./gen.py:summs"), tmp_path)
 
 
-@pytest.mark.parametrize("change", [{"source": "other.jsonl"}, {"limit": 5}, {"split": "test"}])
+def answers(buffer: Buffer) -> list[str]:
+    return buffer.sql("SELECT payload ->> 'answer' AS a FROM rft.task ORDER BY task_id")["a"].to_pylist()
+
+
+CORRECTED = [{**ROWS[0], "answer": "one"}, *ROWS[1:3]]
+
+
+def plan_a_group(buffer: Buffer) -> None:
+    buffer.sql(
+        "INSERT INTO rft.rollout_group (run_id, attempt_id, ordinal, task_id, explore_step, group_size)"
+        " SELECT 1, 1, 0, max(task_id), 0, 2 FROM rft.task"
+    )
+
+
+def plan_an_evaluation(buffer: Buffer) -> None:
+    buffer.sql(
+        "INSERT INTO rft.evaluation (run_id, policy_version_id, trainer_step, purpose, taskset, decoding, uri, checksum)"
+        " VALUES (1, 1, 0, 'validation', 'sums', 'greedy', '/w', '0')"
+    )
+
+
+def test_tasks_corrected_before_any_was_tried_are_replaced(buffer: Buffer, tmp_path: Path) -> None:
+    config = TasksetConfig(name="sums", source="sums.jsonl")
+    write(tmp_path / "sums.jsonl", ROWS[:3])
+    load_taskset(buffer.database, config, tmp_path)
+    write(tmp_path / "sums.jsonl", CORRECTED)
+    assert load_taskset(buffer.database, config, tmp_path) == 3
+    assert answers(buffer) == ["one", "3.0", "5.0"]
+
+
+@pytest.mark.parametrize("use", [plan_a_group, plan_an_evaluation])
+def test_tasks_corrected_after_some_were_tried_are_refused_with_an_example(
+    buffer: Buffer, tmp_path: Path, use: Callable[[Buffer], None]
+) -> None:
+    config = TasksetConfig(name="sums", source="sums.jsonl")
+    write(tmp_path / "sums.jsonl", ROWS[:3])
+    load_taskset(buffer.database, config, tmp_path)
+    use(buffer)
+    write(tmp_path / "sums.jsonl", CORRECTED)
+    with pytest.raises(
+        TaskSourceError, match=r"1 of the tasks stored as 'sums' differ.*was .*1\.0.*got .*one.*another name"
+    ):
+        load_taskset(buffer.database, config, tmp_path)
+    assert answers(buffer) == ["1.0", "3.0", "5.0"]
+    write(tmp_path / "sums.jsonl", ROWS[:4])  # more tasks are welcome
+    assert load_taskset(buffer.database, config, tmp_path) == 4
+
+
+def test_an_edited_generator_is_read_again_an_unchanged_one_is_not(buffer: Buffer, tmp_path: Path) -> None:
+    (tmp_path / "gen.py").write_text(GENERATOR)
+    config = TasksetConfig(name="own", source="./gen.py:sums", args={"count": 2})
+    load_taskset(buffer.database, config, tmp_path)
+    buffer.sql("DELETE FROM rft.task")
+    assert load_taskset(buffer.database, config, tmp_path) == 2
+    assert answers(buffer) == []
+    (tmp_path / "gen.py").write_text(GENERATOR.replace("i + level,", "i - level,"))
+    load_taskset(buffer.database, config, tmp_path)
+    assert answers(buffer) == ["-1", "0"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"source": "other.jsonl"}, {"limit": 5}, {"split": "test"}, {"prompt": "answer"}, {"answer": "level"}],
+)
 def test_another_source_under_the_same_name_is_refused(buffer: Buffer, tmp_path: Path, change: dict[str, Any]) -> None:
     write(tmp_path / "sums.jsonl", ROWS)
     write(tmp_path / "other.jsonl", ROWS)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import resource
 import socket
 import threading
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +18,12 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 import rftdata
 from rftdata import Buffer, Group, RftError, Rollout
+from rftdata.arrays import encode
 from rftdata.config import BufferConfig
 from rftdata.database import Database
 from rftdata.errors import BufferUnavailableError, DiskFullError, FencedError
 from rftdata.segments import PosixSegmentStore
-from rftdata.writer import Writer
+from rftdata.writer import Writer, _Ids
 from tests.store_roles import Roles, own_group, tokens
 
 
@@ -191,6 +195,69 @@ def test_a_write_survives_a_connection_that_was_cut_before_the_commit(buffer: Bu
         "rollout": 2,
         "experience": 2,
     }
+
+
+def test_a_retry_waits_for_a_first_try_that_is_still_being_committed(buffer: Buffer, run: dict[str, Any]) -> None:
+    """The line broke while the server was at work: the second try must not store the batch beside the first."""
+    groups, receipt, given = [own_group()], uuid.uuid4(), _Ids()
+    with Writer(buffer.database, buffer.segments, run["run_id"]) as writer:
+        appended = writer._appender.append(encode([s for g in groups for r in g.rollouts for s in r.sequences]))
+
+        def retry() -> None:
+            with buffer.database.transaction() as connection:
+                writer._write(connection, groups, appended, receipt, given)
+
+        thread = threading.Thread(target=retry)
+        with buffer.database.transaction() as first:
+            writer._write(first, groups, appended, receipt, given)
+            stored = dict(given.groups)
+            thread.start()
+            thread.join(0.5)
+            assert thread.is_alive()
+        thread.join()
+    assert given.groups == stored
+    assert (counts(buffer)["experience"], counts(buffer)["rollout_group"]) == (2, 1)
+
+
+def test_what_callers_hand_in_together_is_stored_together_and_a_bad_claim_fails_alone(buffer: Buffer) -> None:
+    roles = Roles(buffer)
+    roles.attempt()
+    roles.plan()
+    first, second = roles.claim()
+    stale = Group(roles.result(second, [0.0, 1.0]).rollouts, second.group_id, second.claim_token - 1)
+    with buffer.writer(roles.run, linger_ms=300) as writer:
+        answers = [writer.submit(own_group(task_key=str(i))) for i in range(3)]
+        good = writer.submit(roles.result(first, [0.0, 1.0]))
+        assert [len(answer.result()) for answer in answers] == [1, 1, 1] and good.result() == [first.group_id]
+        assert counts(buffer)["segment"] == 1
+        answers = [writer.submit(own_group(task_key="a")), writer.submit(stale), writer.submit(own_group(task_key="b"))]
+        with pytest.raises(FencedError):
+            answers[1].result()
+        assert len(answers[0].result() + answers[2].result()) == 2
+    with pytest.raises(RftError, match="closed"):
+        writer.insert(own_group())
+    assert list(buffer.verify()) == []
+
+
+def test_a_file_that_could_not_be_opened_leaves_no_wrong_offset_behind(buffer: Buffer, run: dict[str, Any]) -> None:
+    folder = Path(buffer.config.segments or "")
+    with buffer.writer(run) as writer:
+        writer.insert(own_group(task_key="a"))
+        appender = writer._appender
+        appender._give_up()  # as after a failed flush
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        try:
+            # One descriptor is left: the file opens, its folder does not.
+            free = os.dup(0)
+            os.close(free)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, limits[1]))
+            with pytest.raises(BufferUnavailableError, match="cannot be written"):
+                appender._open()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        writer.insert(own_group(task_key="b"))
+    assert list(buffer.verify()) == []
+    assert {row["uri"] for row in buffer.sql("SELECT uri FROM rft.segment_file").to_pylist()} == set(os.listdir(folder))
 
 
 def test_a_fenced_writer_is_told_so_and_stores_nothing(buffer: Buffer) -> None:

@@ -116,6 +116,27 @@ def test_a_valid_configuration_is_printed_with_its_defaults(
     assert "steps: 9" in out and "max_staleness: 4" in out
 
 
+@pytest.mark.parametrize("change", ["buffer.uri=./b", "buffer={uri: ./b}"])
+@pytest.mark.parametrize("verb", ["run", "check", "train"])
+def test_two_different_buffers_are_refused(
+    verb: str, change: str, empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (empty_folder / "config.yaml").write_text(CONFIG)
+    assert run_command([verb, "config.yaml", "--buffer", "./a", "--set", change]) == 2
+    text = said(capsys)
+    assert "./a" in text and "./b" in text and "two buffers" in text
+
+
+def test_the_same_buffer_may_be_named_twice(empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (empty_folder / "config.yaml").write_text(CONFIG)
+    assert run_command(["check", "config.yaml", "--buffer", "./a", "--set", f"buffer.uri={empty_folder / 'a'}"]) == 0
+
+
+def test_resuming_refuses_to_look_in_one_buffer_and_work_in_another(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["run", "--resume", "--buffer", "./a", "--set", "buffer.uri=./b"]) == 2
+    assert "two buffers" in said(capsys)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [["nonsense"], ["report", "--nonsense"], ["label", "set", "one", "2"], ["label", "set", "1"], ["query"]],

@@ -18,7 +18,7 @@ from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.base import KLConfig
 from rftcore.algorithms.grpo import GRPO, GRPOConfig
 from rftcore.algorithms.sft import SFT
-from rftcore.trainer.checkpoints import remove_drafts, write_folder
+from rftcore.trainer.checkpoints import remove_abandoned, write_folder
 from rftcore.trainer.config import TrainerConfig
 from rftcore.trainer.learner import Learner
 from rftcore.trainer.packing import TrainBatch
@@ -232,6 +232,26 @@ class TestSkippedSteps:
             learner.update(make_batch(1, rewards=[0.0] * 5 + [float("nan")] * 7), 1)
 
 
+def test_an_algorithm_that_weighs_by_who_sampled_refuses_what_nobody_sampled(model_path: str) -> None:
+    batch = make_batch(5)
+    batch.behavior_logprobs_BT[6][batch.loss_mask_BT[6]] = torch.nan
+    learner = Learner(model_path, config(), GRPO(), 0)
+    before = weights(learner)
+    with pytest.raises(RftError, match=r"1 of 12 experiences .* no behaviour log-probabilities.* experience 6"):
+        learner.update(batch, 1)
+    assert all(torch.equal(before[name], tensor) for name, tensor in weights(learner).items())
+    metrics = Learner(model_path, config(), SFT(), 0).update(batch, 1)
+    assert all(np.isfinite(value) for value in metrics.values())
+
+
+def test_imitation_does_not_depend_on_the_temperature_of_rollouts(model_path: str) -> None:
+    losses = [
+        Learner(model_path, config(), SFT(), 0, temperature=temperature).update(make_batch(6), 1)["loss"]
+        for temperature in (1.0, 0.3, 0.0)
+    ]
+    assert losses[0] == losses[1] == losses[2]
+
+
 class TestLearningRate:
     def test_rises_linearly_then_stays(self, model_path: str) -> None:
         learner = Learner(model_path, config(learning_rate=1.0, warmup_steps=4), GRPO(), 0)
@@ -312,11 +332,13 @@ class TestCheckpoint:
             write_folder(tmp_path / "c", fill)
         assert list(tmp_path.iterdir()) == []
 
-    def test_drafts_of_writers_that_died_are_removed(self, tmp_path: Path) -> None:
-        (tmp_path / "step-3.draft").mkdir()
-        (tmp_path / "step-2").mkdir()
-        remove_drafts(tmp_path)
-        assert [path.name for path in tmp_path.iterdir()] == ["step-2"]
+    def test_what_earlier_attempts_left_and_no_checkpoint_needs_is_removed(self, tmp_path: Path) -> None:
+        kept = ["attempt-1-step-000001", "attempt-3-step-000004.draft", "attempt-4-step-000009", "attempt-best", "mine"]
+        for name in (*kept, "attempt-1-step-000002", "attempt-2-step-000003.draft"):
+            (tmp_path / name).mkdir()
+        remove_abandoned(tmp_path, 3, {"attempt-1-step-000001"})
+        assert sorted(path.name for path in tmp_path.iterdir()) == kept
+        assert remove_abandoned(tmp_path / "no-checkpoint-yet", 3, ()) == []
 
     def test_a_folder_that_is_none_is_refused(self, model_path: str, tmp_path: Path) -> None:
         learner = Learner(model_path, config(), GRPO(), 0)
@@ -337,7 +359,6 @@ def test_export_holds_every_weight_and_the_output_head_sharing_none(tmp_path: Pa
     assert len({tensor.data_ptr() for tensor in exported.values()}) == len(exported)
     same = torch.equal(exported["lm_head.weight"], exported["model.embed_tokens.weight"])
     assert same is tied
-    assert {tensor.dtype for _, tensor in learner.export_tensors(torch.bfloat16)} == {torch.bfloat16}
 
 
 def test_a_model_that_does_not_exist_is_refused(tmp_path: Path) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -56,6 +59,77 @@ def test_a_missing_folder_is_named(path: str) -> None:
 def test_an_unknown_name_without_network_says_what_was_tried(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="nobody/nothing"):
         resolve_model("nobody/nothing", cache_dir=tmp_path)
+
+
+def cache_of_the_hub(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, *files: Path) -> None:
+    """A cache that holds these files of a model."""
+    from huggingface_hub import constants
+
+    model = folder / f"models--{name.replace('/', '--')}"
+    snapshot = model / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text("0" * 40)
+    for file in files:
+        (snapshot / file.name).symlink_to(file)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder))
+
+
+def test_a_whole_model_in_the_hubs_cache_is_used(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache_of_the_hub(monkeypatch, tmp_path, "some/model", *tiny.iterdir())
+    assert (resolve_model("some/model", cache_dir=tmp_path) / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(("name", "then"), [("some/model", "is not on this machine"), (SMOL, "cannot be downloaded")])
+def test_a_tokenizer_alone_in_the_hubs_cache_is_no_model(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, then: str
+) -> None:
+    parts = (tiny / "tokenizer.json", tiny / "tokenizer_config.json", tiny / "config.json")
+    cache_of_the_hub(monkeypatch, tmp_path / "hub", name, *parts)
+    with pytest.raises(ModelError, match=then):
+        resolve_model(name, cache_dir=tmp_path)
+
+
+class _Hub(BaseHTTPRequestHandler):
+    """A hub with one repository, which holds a text and no model."""
+
+    def do_GET(self) -> None:
+        found = self.path.startswith("/api/models/some/model")
+        answer: object = {"id": "some/model", "sha": "0" * 40, "siblings": [{"rfilename": "README.md"}]}
+        if "/tree/" in self.path:
+            answer = [{"type": "file", "path": "README.md", "size": 3, "oid": "0" * 40}]
+        body = json.dumps(answer).encode()
+        self.send_response(200 if found else 404)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+
+def test_a_repository_that_holds_no_model_is_refused_with_what_it_lacks(tmp_path: Path) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    program = (
+        "import sys; from pathlib import Path; from rftcore.models import resolve_model;"
+        "from rftdata.errors import ModelError\n"
+        "try: print(resolve_model('some/model', Path(sys.argv[1])))\n"
+        "except ModelError as error: print(error)"
+    )
+    environment = {
+        **os.environ, "HF_HUB_OFFLINE": "0", "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+        "HF_HOME": str(tmp_path / "home"), "NO_PROXY": "127.0.0.1",
+    }  # fmt: skip
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", program, tmp_path], env=environment, capture_output=True, text=True, check=True
+        )
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert "it lacks config.json, *.safetensors, tokenizer.json" in done.stdout, done.stderr
 
 
 def test_a_packaged_model_that_cannot_be_downloaded_leaves_nothing_half_done(tmp_path: Path) -> None:

@@ -55,12 +55,12 @@ class TestFromPacked:
             rollout_index=[0, 1],
         )
         assert batch.token_ids_BT.tolist() == [[2, 3, 0], [4, 5, 6]]
-        assert batch.behavior_logprobs_BT.abs().sum() == 0
+        assert torch.equal(batch.behavior_logprobs_BT.isnan(), batch.loss_mask_BT)
 
     def test_never_counts_the_first_token_which_nothing_predicts(self) -> None:
         assert make_batch([([], [7, 8])]).loss_mask_BT.tolist() == [[False, True]]
 
-    def test_ignores_log_probabilities_where_nothing_counts_and_refuses_nan_where_it_does(self) -> None:
+    def test_ignores_log_probabilities_where_nothing_counts_and_keeps_that_nobody_sampled(self) -> None:
         def build(logprobs: list[float]) -> TrainBatch:
             offsets = np.array([0, 3])
             return TrainBatch.from_packed(
@@ -73,8 +73,9 @@ class TestFromPacked:
             )
 
         assert build([np.nan, -5.0, -1.0]).behavior_logprobs_BT.tolist() == [[0.0, 0.0, -1.0]]
+        assert build([0.0, 0.0, np.nan]).behavior_logprobs_BT.isnan().tolist() == [[False, False, True]]
         with pytest.raises(ValueError, match="experience 0"):
-            build([0.0, 0.0, np.nan])
+            build([0.0, 0.0, -np.inf])
 
     def test_refuses_columns_that_do_not_fit(self) -> None:
         offsets = np.array([0, 2])

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from rftcore.sync.publishers import FolderPublisher, MemoryPublisher, shared_memory_folder
+from rftcore.sync.base import Publication
+from rftcore.sync.publishers import SHARED_MEMORY, FolderPublisher, MemoryPublisher, shared_memory_folder
 from rftcore.sync.weights_file import (
     check_complete,
     checksum_file,
@@ -34,9 +38,13 @@ def some_tensors(seed: int = 0) -> dict[str, torch.Tensor]:
     }
 
 
+def publish(path: Path, seed: int = 0) -> Publication:
+    return write_atomically(path, lambda draft: write_weights(some_tensors(seed).items(), draft))
+
+
 def test_tensors_come_back_bit_for_bit_with_their_types(tmp_path: Path) -> None:
     tensors = some_tensors()
-    publication = write_weights(tensors.items(), tmp_path / "a.safetensors")
+    publication = publish(tmp_path / "a.safetensors")
     back = dict(iterate_weights(open_weights(publication.uri, publication.checksum)))
     for name, tensor in tensors.items():
         assert back[name].dtype == tensor.dtype and torch.equal(back[name], tensor)
@@ -44,7 +52,7 @@ def test_tensors_come_back_bit_for_bit_with_their_types(tmp_path: Path) -> None:
 
 
 def test_the_output_head_of_a_tied_model_is_written_as_a_copy_of_the_embedding(tmp_path: Path) -> None:
-    publication = write_weights(some_tensors().items(), tmp_path / "a.safetensors")
+    publication = publish(tmp_path / "a.safetensors")
     back = dict(iterate_weights(publication.uri))
     assert torch.equal(back["lm_head.weight"], back[EMBEDDING])
 
@@ -57,7 +65,8 @@ def test_an_output_head_of_its_own_is_kept() -> None:
 def test_tensors_that_share_memory_or_are_transposed_can_be_written(tmp_path: Path) -> None:
     embedding = torch.randn(7, 4)
     tensors = [(EMBEDDING, embedding), ("lm_head.weight", embedding), ("model.t.weight", torch.randn(3, 5).T)]
-    back = dict(iterate_weights(write_weights(tensors, tmp_path / "a.safetensors").uri))
+    write_weights(tensors, tmp_path / "a.safetensors")
+    back = dict(iterate_weights(tmp_path / "a.safetensors"))
     assert all(torch.equal(back[name], tensor) for name, tensor in tensors)
 
 
@@ -67,7 +76,7 @@ def test_a_state_without_head_and_embedding_is_refused() -> None:
 
 
 def test_one_flipped_bit_is_found(tmp_path: Path) -> None:
-    publication = write_weights(some_tensors().items(), tmp_path / "a.safetensors")
+    publication = publish(tmp_path / "a.safetensors")
     content = bytearray(Path(publication.uri).read_bytes())
     content[-1] ^= 1
     Path(publication.uri).write_bytes(content)
@@ -82,7 +91,7 @@ def test_a_removed_file_is_an_error_that_says_so(tmp_path: Path) -> None:
 
 def test_a_failed_write_leaves_the_old_file_and_no_draft(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
-    before = write_weights(some_tensors().items(), path)
+    before = publish(path)
 
     def fail(draft: Path) -> None:
         draft.write_bytes(b"half")
@@ -104,7 +113,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_the_header_alone_tells_the_shapes(tmp_path: Path) -> None:
-    publication = write_weights(some_tensors().items(), tmp_path / "a.safetensors")
+    publication = publish(tmp_path / "a.safetensors")
     assert read_shapes(Path(publication.uri))[EMBEDDING] == (7, 4)
 
 
@@ -127,7 +136,7 @@ def test_a_file_that_would_leave_a_tensor_as_it_was_is_refused(tmp_path: Path, m
 
 
 def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:
-    publication = write_weights(some_tensors().items(), tmp_path / "a.safetensors")
+    publication = publish(tmp_path / "a.safetensors")
     with pytest.raises(ModelError, match="does not fit the model"):
         check_complete(Path(publication.uri), {EMBEDDING: (9, 4)})
 
@@ -145,53 +154,95 @@ def test_only_the_newest_files_stay_and_drafts_of_dead_writers_go(tmp_path: Path
 
 
 def test_a_reader_keeps_a_file_that_is_removed_under_it(tmp_path: Path) -> None:
-    publication = write_weights(some_tensors().items(), tmp_path / "a.safetensors")
+    publication = publish(tmp_path / "a.safetensors")
     reader = iterate_weights(publication.uri)
     next(reader)
     prune([tmp_path], keep=0)
     assert len(list(reader)) == 3
 
 
+def export(draft: Path) -> None:
+    write_weights(some_tensors().items(), draft)
+
+
+def names(folder: Path) -> list[str]:
+    """Files below a folder, by their paths in it."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.fixture
+def run_name() -> Iterator[str]:
+    """A name no other run of this host has; what is left of it in shared memory goes."""
+    name = f"test-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    yield name
+    shutil.rmtree(in_shared_memory(name), ignore_errors=True)
+
+
+def in_shared_memory(run_name: str) -> Path:
+    return SHARED_MEMORY / f"rftdata-{os.getuid()}" / run_name
+
+
 def test_a_folder_publisher_replaces_old_weights(tmp_path: Path) -> None:
-    publisher = FolderPublisher(tmp_path, "run", num_bytes=1000, keep=1)
+    publisher = FolderPublisher(tmp_path, "run", 7, num_bytes=1000, keep=1)
     for step in range(3):
-        publication = publisher.publish(f"step-{step:06}", lambda draft: write_weights(some_tensors().items(), draft))
-    assert os.listdir(tmp_path / "weights") == ["step-000002.safetensors"]
+        publication = publisher.publish(f"step-{step:06}", export)
+    assert names(tmp_path / "weights") == ["attempt-7/step-000002.safetensors"]
     assert open_weights(publication.uri, publication.checksum).is_file()
 
 
-def test_shared_memory_without_room_falls_back_to_the_run_folder(tmp_path: Path) -> None:
-    publisher = MemoryPublisher(tmp_path, "run", num_bytes=10**18)
-    assert publisher.folders == [tmp_path / "weights"]
+def test_shared_memory_without_room_falls_back_to_the_run_folder(tmp_path: Path, run_name: str) -> None:
+    publisher = MemoryPublisher(tmp_path, run_name, 1, num_bytes=10**18)
+    assert publisher.folders == [tmp_path / "weights" / "attempt-1"]
 
 
 def test_weights_that_an_evaluation_needs_stay_until_it_is_answered(tmp_path: Path) -> None:
-    publisher = FolderPublisher(tmp_path, "run", num_bytes=1000, keep=1)
-
-    def publish(step: int, in_use: frozenset[str] | set[str] = frozenset()) -> str:
-        return publisher.publish(f"step-{step}", lambda draft: write_weights(some_tensors().items(), draft), in_use).uri
-
-    needed = publish(0)
-    publish(1, in_use={needed})
-    publish(2, in_use={needed})
-    assert sorted(os.listdir(tmp_path / "weights")) == ["step-0.safetensors", "step-2.safetensors"]
-    publish(3)
-    assert os.listdir(tmp_path / "weights") == ["step-3.safetensors"]
+    publisher = FolderPublisher(tmp_path, "run", 1, num_bytes=1000, keep=1)
+    needed = publisher.publish("step-0", export).uri
+    for step in (1, 2):
+        publisher.publish(f"step-{step}", export, in_use={needed})
+    folder = tmp_path / "weights" / "attempt-1"
+    assert names(folder) == ["step-0.safetensors", "step-2.safetensors"]
+    publisher.publish("step-3", export)
+    assert names(folder) == ["step-3.safetensors"]
 
 
-def test_shared_memory_that_fills_during_a_run_sends_later_weights_to_the_run_folder(tmp_path: Path) -> None:
-    publisher = MemoryPublisher(tmp_path, f"full-{os.getpid()}", num_bytes=1000)
-    try:
-        assert publisher.folders[0].is_relative_to("/dev/shm")
-        publisher.num_bytes = 10**18
-        uri = publisher.publish("step-1", lambda draft: write_weights(some_tensors().items(), draft)).uri
-        assert Path(uri).parent == tmp_path / "weights"
-    finally:
-        publisher.close()
+def test_shared_memory_that_fills_during_a_run_sends_later_weights_to_the_run_folder(
+    tmp_path: Path, run_name: str
+) -> None:
+    publisher = MemoryPublisher(tmp_path, run_name, 1, num_bytes=1000)
+    assert publisher.folders[0].is_relative_to(SHARED_MEMORY)
+    publisher.num_bytes = 10**18
+    uri = publisher.publish("step-1", export).uri
+    assert Path(uri).is_relative_to(tmp_path / "weights")
+    publisher.close()
     assert Path(uri).is_file()
 
 
-def test_the_folder_in_shared_memory_is_private_and_taken_over_by_the_runs_next_life(tmp_path: Path) -> None:
-    folder = shared_memory_folder("a/run", 1, root=tmp_path)
-    assert folder is not None and folder.parent.stat().st_mode & 0o777 == 0o700
-    assert shared_memory_folder("a/run", 1, root=tmp_path) == folder
+def test_the_folder_in_shared_memory_is_private(tmp_path: Path) -> None:
+    folder = shared_memory_folder("a/run", 1, 1, root=tmp_path)
+    assert folder is not None and folder.is_dir()
+    assert (tmp_path / f"rftdata-{os.getuid()}").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("kind", [FolderPublisher, MemoryPublisher])
+def test_a_trainer_that_was_replaced_leaves_its_successors_weights_alone(
+    kind: type[FolderPublisher], tmp_path: Path, run_name: str
+) -> None:
+    replaced = kind(tmp_path, run_name, 1, num_bytes=1000, keep=1)
+    replaced.publish("step-1", export)
+    successor = kind(tmp_path, run_name, 2, num_bytes=1000, keep=1)
+    publication = successor.publish("step-1", export)
+    replaced.publish("step-2", export)  # it does not know yet
+    replaced.close()
+    kind(tmp_path, run_name, 1, num_bytes=1000).close()  # nor does one that starts late
+    assert open_weights(publication.uri, publication.checksum).is_file()
+
+
+def test_what_a_killed_trainer_left_in_shared_memory_is_removed_by_the_next(tmp_path: Path, run_name: str) -> None:
+    for attempt_id in (1, 2):
+        MemoryPublisher(tmp_path, run_name, attempt_id, num_bytes=1000).publish("step-1", export)
+    last = MemoryPublisher(tmp_path, run_name, 10, num_bytes=1000)
+    last.publish("step-2", export)
+    assert names(in_shared_memory(run_name)) == ["attempt-10/step-2.safetensors"]
+    last.close()
+    assert not in_shared_memory(run_name).exists()

@@ -132,7 +132,8 @@ class Engine(ABC):
         """Sample one response. Cancelling the awaiting task takes the request out of the engine.
 
         Raises:
-            RftError: the prompt does not fit the context length, or the engine has stopped.
+            RftError: the prompt does not fit the context length.
+            EngineStoppedError: the engine was closed, or ended by an error.
         """
 
     @abstractmethod
@@ -143,6 +144,10 @@ class Engine(ABC):
         missing, incomplete or does not match `checksum` (given: verified), the old weights stay and ModelError is
         raised. Open requests go on under the new weights; their `version_spans` tell.
         """
+
+    def set_policy_version(self, policy_version_id: int) -> None:
+        """The weights in the engine were published again, unchanged, under a new version: tokens from now on carry it."""
+        self.policy_version_id = policy_version_id
 
     @abstractmethod
     def close(self) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from rftcore.explorer.engines.base import Decoding, Engine, EngineConfig, Generation
 from rftcore.sync.weights_file import check_complete, open_weights, read_shapes_of_model
-from rftdata.errors import RftError
+from rftdata.errors import EngineStoppedError, RftError
 
 ABORTED = Generation(token_ids=[], logprobs=[], text="", finish_reason="abort", version_spans=[])
 
@@ -44,7 +44,8 @@ class _Cancel:
 
 @dataclass(frozen=True, eq=False)
 class _Load:
-    path: Path
+    path: Path | None
+    """None keeps the weights and changes only their version."""
     policy_version_id: int
     result: Future[None] = field(default_factory=Future)
 
@@ -70,7 +71,7 @@ class DrivenEngine(Engine):
         self._open_requests: dict[str, Request] = {}
         self._gate = threading.Lock()  # orders `_put` against the thread's last look at the inbox
         self._closing = False
-        self._stopped: RftError | None = None
+        self._stopped: EngineStoppedError | None = None
         ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._drive, args=(ready,), name="engine", daemon=True)
         self._thread.start()
@@ -95,8 +96,11 @@ class DrivenEngine(Engine):
         """Do a bounded piece of work; return what finished."""
 
     @abstractmethod
-    def _replace_weights(self, path: Path, policy_version_id: int) -> None:
+    def _replace_weights(self, path: Path) -> None:
         """Load a complete weights file; nothing computed with the old weights may be used afterwards."""
+
+    def _name_version(self, policy_version_id: int) -> None:
+        """The next token on is of this version."""
 
     @abstractmethod
     def _close_model(self) -> None:
@@ -117,15 +121,20 @@ class DrivenEngine(Engine):
         started = time.perf_counter()
         path = open_weights(uri, checksum)
         check_complete(path, self._expected_shapes)
-        load = _Load(path, policy_version_id)
-        self._put(load)
-        load.result.result()
+        self._load_and_wait(_Load(path, policy_version_id))
         return time.perf_counter() - started
+
+    def set_policy_version(self, policy_version_id: int) -> None:
+        self._load_and_wait(_Load(None, policy_version_id))
 
     def close(self) -> None:
         self._closing = True
         self._inbox.put(_Wake())
         self._thread.join()
+
+    def _load_and_wait(self, load: _Load) -> None:
+        self._put(load)
+        load.result.result()
 
     def _put(self, command: Request | _Load) -> None:
         with self._gate:
@@ -142,7 +151,7 @@ class DrivenEngine(Engine):
             ready.set_exception(error)
             return
         ready.set_result(None)
-        failure: RftError | None = None
+        failure: EngineStoppedError | None = None
         try:
             while not self._closing:
                 self._take_commands()
@@ -150,7 +159,7 @@ class DrivenEngine(Engine):
                     for request_id, generation in self._step():
                         self._finish(request_id, generation)
         except Exception as error:  # noqa: BLE001 - everyone who waits gets it
-            failure = RftError(
+            failure = EngineStoppedError(
                 f"the engine for {self.model_path} stopped: {type(error).__name__}: {error}",
                 todo="start a new engine; its state is unknown after this error",
             )
@@ -188,9 +197,13 @@ class DrivenEngine(Engine):
 
     def _load(self, load: _Load) -> None:
         try:
-            self._replace_weights(load.path, load.policy_version_id)
+            if load.path is not None:
+                self._replace_weights(load.path)
+            self._name_version(load.policy_version_id)
         except Exception as error:
-            load.result.set_exception(RftError(f"loading {load.path} into the engine failed half-way: {error}"))
+            load.result.set_exception(
+                EngineStoppedError(f"loading {load.path} into the engine failed half-way: {error}")
+            )
             raise
         self.policy_version_id = load.policy_version_id
         load.result.set_result(None)
@@ -201,9 +214,9 @@ class DrivenEngine(Engine):
             self.num_generated_tokens += len(generation.token_ids)
             request.result.set_result(generation)
 
-    def _end(self, failure: RftError | None) -> None:
+    def _end(self, failure: EngineStoppedError | None) -> None:
         """Settle everything that waits, then free the model."""
-        reason = failure or RftError("the engine is closed", todo="make a new one")
+        reason = failure or EngineStoppedError("the engine is closed", todo="make a new one")
         with self._gate:
             self._stopped = reason
         while not self._inbox.empty():

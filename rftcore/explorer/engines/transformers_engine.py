@@ -25,7 +25,7 @@ class TransformersEngine(DrivenEngine):
 
     def _open_model(self) -> None:
         import torch
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM, GenerationConfig
 
         self._waiting: dict[str, Request] = {}
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -40,6 +40,11 @@ class TransformersEngine(DrivenEngine):
         self._context_length = min(self.config.context_length or limit, limit)
         end_token = self._model.generation_config.eos_token_id or self.tokenizer.eos_token_id
         self._end_token_ids = [end_token] if isinstance(end_token, int) else list(end_token or [])
+        # `generate` fills what a request leaves open from here: a model's own repetition_penalty and the like would change
+        # the distribution that is sampled from, and the trainer computes the one without them.
+        self._model.generation_config = GenerationConfig(
+            eos_token_id=self._end_token_ids or None, pad_token_id=self._model.generation_config.pad_token_id
+        )
 
     def _add(self, request: Request) -> None:
         if not 0 < len(request.prompt_token_ids) < self._context_length:
@@ -115,7 +120,7 @@ class TransformersEngine(DrivenEngine):
         text = self._detokenizer.decode(token_ids, skip_special_tokens=True)
         return min((place for place in map(text.find, stop) if place >= 0), default=None)
 
-    def _replace_weights(self, path: Path, policy_version_id: int) -> None:
+    def _replace_weights(self, path: Path) -> None:
         # Into the parameters in place; a tied head is the embedding's own tensor and is written twice alike.
         state = self._model.state_dict(keep_vars=False)
         for name, tensor in iterate_weights(path):

@@ -153,11 +153,13 @@ class VllmEngine(DrivenEngine):
             version_spans=[(span.start, int(span.version)) for span in completion.weight_versions or []],
         )
 
-    def _replace_weights(self, path: Path, policy_version_id: int) -> None:
+    def _replace_weights(self, path: Path) -> None:
         engine = self._llm.llm_engine
         engine.collective_rpc("load_weights_file", args=(str(path),))
         engine.reset_prefix_cache(reset_running_requests=True)
-        engine.set_weight_version(str(policy_version_id))
+
+    def _name_version(self, policy_version_id: int) -> None:
+        self._llm.llm_engine.set_weight_version(str(policy_version_id))
 
     def _close_model(self) -> None:
         self._llm.llm_engine.engine_core.shutdown()

@@ -24,19 +24,28 @@ REWARDS = {
 def build_scorer(names: list[str], base_dir: Path) -> Scorer:
     """One scorer that sums the named rewards.
 
+    A part is called by its function's name or its key in the function's mapping; where that name is taken already, by the
+    name in the configuration as well (`./b.py:score`, `./b.py:score.accuracy`).
+
     Raises:
         PluginError: a name that is unknown or does not load.
     """
-    functions = {name.rpartition(":")[2] or name: plugins.load("reward", name, REWARDS, base_dir) for name in names}
+    functions = [(name, plugins.load("reward", name, REWARDS, base_dir)) for name in names]
 
     async def score(turn: Turn, task: Task) -> Score:
         parts: dict[str, float] = {}
-        for name, function in functions.items():
+        total = 0.0
+        for name, function in functions:
             value: Any = function(turn, task)
             if inspect.isawaitable(value):
                 value = await value
-            parts |= {str(k): float(v) for k, v in value.items()} if isinstance(value, dict) else {name: float(value)}
-        total = sum(parts.values())
+            if isinstance(value, dict):
+                named = [(str(key), f"{name}.{key}", float(part)) for key, part in value.items()]
+            else:
+                named = [(name.rpartition(":")[2], name, float(value))]
+            for short, qualified, part in named:
+                parts[qualified if short in parts else short] = part
+                total += part
         if not math.isfinite(total):
             raise RftError("a reward is not finite", value=parts, todo="mend the reward function")
         return Score(total, parts)

@@ -76,6 +76,17 @@ COMMENT ON COLUMN rft.run_attempt.started_at IS 'When it took the lease.';
 COMMENT ON COLUMN rft.run_attempt.ended_at IS 'When it gave the lease back; NULL while alive or after a crash.';
 COMMENT ON COLUMN rft.run_attempt.outcome IS 'How it ended, in a sentence.';
 
+CREATE TABLE rft.attempt_history (
+    history_id bigint NOT NULL,
+    attempt_id bigint NOT NULL,
+    last_step integer,
+    PRIMARY KEY (history_id, attempt_id)
+);
+COMMENT ON TABLE rft.attempt_history IS 'Every attempt with the attempts on its path, written when it starts: a row per ancestor and one for itself.';
+COMMENT ON COLUMN rft.attempt_history.history_id IS 'The attempt whose path it is.';
+COMMENT ON COLUMN rft.attempt_history.attempt_id IS 'An attempt on the path.';
+COMMENT ON COLUMN rft.attempt_history.last_step IS 'Its steps up to this one belong to the history; NULL: all.';
+
 CREATE TYPE rft.worker_role AS ENUM ('explorer', 'pipeline', 'trainer', 'supervisor');
 COMMENT ON TYPE rft.worker_role IS 'explorer: rollouts; pipeline: operator chain; trainer: weight updates; supervisor: rft run itself.';
 

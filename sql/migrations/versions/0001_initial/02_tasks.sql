@@ -36,6 +36,8 @@ COMMENT ON COLUMN rft.task.features IS 'Numbers and tags selectors may use (diff
 COMMENT ON COLUMN rft.task.status IS 'Whether it may be selected.';
 COMMENT ON COLUMN rft.task.created_at IS 'When it was loaded.';
 
+CREATE INDEX task_active ON rft.task (taskset, task_id) WHERE status = 'active';
+
 CREATE TYPE rft.observation_kind AS ENUM ('explicit', 'implicit', 'manual', 'correction');
 COMMENT ON TYPE rft.observation_kind IS 'explicit: the task was tried; implicit: inferred from others; manual: a person''s; correction: a relabel changed an earlier outcome.';
 
@@ -124,7 +126,7 @@ CREATE TABLE rft.rollout_group (
     planned_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     sealed_at timestamptz,
     ready_at timestamptz,
-    UNIQUE (attempt_id, ordinal)
+    UNIQUE (run_id, ordinal)
 ) WITH (fillfactor = 80);
 CREATE INDEX rollout_group_open ON rft.rollout_group (run_id, explore_step, ordinal) WHERE status IN ('planned', 'claimed', 'sealed');
 CREATE INDEX rollout_group_step ON rft.rollout_group (run_id, explore_step);

@@ -16,6 +16,8 @@ CREATE TABLE rft.worklist (
     PRIMARY KEY (consumer, item_kind, item_id)
 ) WITH (fillfactor = 70);
 CREATE INDEX worklist_available ON rft.worklist (consumer, sort_key) WHERE available;
+CREATE INDEX worklist_age ON rft.worklist (consumer, policy_step) WHERE available;
+CREATE INDEX worklist_claimed ON rft.worklist (claimed_by) WHERE claimed_by IS NOT NULL;
 COMMENT ON TABLE rft.worklist IS 'Claimable work of one consumer: `trainer/RUN` draws groups, `pipeline/RUN` decides on them. Narrow and hot on purpose.';
 COMMENT ON COLUMN rft.worklist.consumer IS 'Whose work it is.';
 COMMENT ON COLUMN rft.worklist.item_kind IS 'What an item is.';

@@ -24,19 +24,22 @@ CREATE TRIGGER label_append_only
 CREATE TRIGGER rollout_facts
     BEFORE UPDATE OR DELETE OR TRUNCATE ON rft.rollout FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_fact_change();
 
-CREATE VIEW rft.v_history AS
-WITH RECURSIVE path AS (
-    SELECT a.attempt_id AS history_id, a.attempt_id, NULL::integer AS last_step, a.parent_attempt_id, a.from_checkpoint_id
-    FROM rft.run_attempt a
-    UNION ALL
-    SELECT p.history_id, a.attempt_id,
-           least(coalesce(p.last_step, 2147483647), coalesce(c.trainer_step, 0)),
-           a.parent_attempt_id, a.from_checkpoint_id
-    FROM path p
-    JOIN rft.run_attempt a ON a.attempt_id = p.parent_attempt_id
-    LEFT JOIN rft.checkpoint c ON c.checkpoint_id = p.from_checkpoint_id
-)
-SELECT history_id, attempt_id, last_step FROM path;
+CREATE FUNCTION rft.note_history() RETURNS trigger
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    INSERT INTO rft.attempt_history (history_id, attempt_id, last_step) VALUES (NEW.attempt_id, NEW.attempt_id, NULL);
+    INSERT INTO rft.attempt_history (history_id, attempt_id, last_step)
+    SELECT NEW.attempt_id, h.attempt_id, least(h.last_step, coalesce(c.trainer_step, 0))
+    FROM rft.attempt_history h LEFT JOIN rft.checkpoint c ON c.checkpoint_id = NEW.from_checkpoint_id
+    WHERE h.history_id = NEW.parent_attempt_id;
+    RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION rft.note_history() IS 'Writes the path of a new attempt: that of its parent, up to the checkpoint it goes on from.';
+CREATE TRIGGER attempt_history AFTER INSERT ON rft.run_attempt FOR EACH ROW EXECUTE FUNCTION rft.note_history();
+
+CREATE VIEW rft.v_history AS SELECT history_id, attempt_id, last_step FROM rft.attempt_history;
 COMMENT ON VIEW rft.v_history IS 'Every attempt with the attempts on its path: the steps of `attempt_id` up to `last_step` (NULL: all) belong to the history of `history_id`.';
 
 -- The groups a label touches are reopened unless this run's present history has already drawn them: their verdicts are
@@ -128,3 +131,93 @@ AS $$
     SELECT count(*) FROM written
 $$;
 COMMENT ON FUNCTION rft.rebuild_task_stat(bigint) IS 'Folds a run''s observations into task_stat again; returns the number of tasks written.';
+
+-- The statements of one draw in one round trip. Locks: the run's row in share mode (a take-over waits for us), then groups that
+-- age out, then the worklist items picked; those that a relabel holds at this moment are passed over.
+CREATE FUNCTION rft.draw_groups(
+    of_run bigint, of_attempt bigint, step integer, wanted integer, staleness_limit integer, refill_limit integer,
+    OUT outcome text, OUT reason text)
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    queue CONSTANT text := 'trainer/' || of_run;
+    r rft.run;
+    picked bigint[];
+    found_before integer;
+    waiting integer;
+    planned record;
+BEGIN
+    SELECT * INTO r FROM rft.run WHERE run_id = of_run AND current_attempt_id = of_attempt FOR SHARE;
+    IF NOT FOUND THEN
+        outcome := 'fenced';
+        RETURN;
+    END IF;
+    outcome := 'drawn';
+    SELECT count(DISTINCT item_id) INTO found_before FROM rft.draw WHERE attempt_id = of_attempt AND trainer_step = step;
+    IF found_before > 0 THEN
+        IF found_before < wanted THEN
+            reason := format('%s of %s groups were drawn for this step before', found_before, wanted);
+        END IF;
+        RETURN;
+    END IF;
+
+    -- Groups too old for this step leave the worklist; their place goes back to the planner.
+    WITH locked AS (
+        SELECT g.group_id FROM rft.worklist w JOIN rft.rollout_group g ON g.group_id = w.item_id
+        WHERE w.consumer = queue AND w.item_kind = 'group' AND w.available AND w.policy_step < step - 1 - staleness_limit
+        ORDER BY g.group_id FOR UPDATE OF g SKIP LOCKED),
+    old AS (
+        UPDATE rft.worklist w SET available = false FROM locked l
+        WHERE w.consumer = queue AND w.item_kind = 'group' AND w.item_id = l.group_id AND w.available
+        RETURNING w.item_id, w.policy_step)
+    UPDATE rft.rollout_group g
+    SET trainable = false,
+        closed_reason = format('aged out: staleness %s at step %s, max_staleness %s', step - 1 - o.policy_step, step, staleness_limit)
+    FROM old o WHERE g.group_id = o.item_id;
+    IF FOUND THEN
+        PERFORM pg_notify('rft_ready', '');
+    END IF;
+
+    SELECT array_agg(item_id) INTO picked FROM (
+        SELECT item_id FROM rft.worklist
+        WHERE consumer = queue AND available AND sort_key < step::bigint << 32 AND policy_step >= step - 1 - staleness_limit
+        ORDER BY sort_key LIMIT wanted FOR UPDATE SKIP LOCKED) p;
+    IF coalesce(cardinality(picked), 0) < wanted THEN
+        SELECT count(*) INTO waiting FROM (
+            SELECT FROM rft.worklist WHERE consumer = queue AND available AND sort_key < step::bigint << 32 LIMIT wanted) w;
+        SELECT count(*) FILTER (WHERE g.trainable AND g.status IN ('planned', 'claimed', 'sealed') AND
+                                      (r.mode = 'train' OR g.explore_step < step)) AS undecided,
+               count(*) FILTER (WHERE g.explore_step = step - 1 AND NOT g.is_refill) AS base,
+               count(*) FILTER (WHERE g.explore_step = step - 1 AND g.is_refill) AS refills
+        INTO planned FROM rft.rollout_group g
+        WHERE g.run_id = of_run AND (g.explore_step = step - 1 OR g.status IN ('planned', 'claimed', 'sealed'));
+        IF waiting > coalesce(cardinality(picked), 0) OR planned.undecided > 0
+            OR (r.mode <> 'train' AND (planned.base < wanted OR planned.refills < refill_limit)) THEN
+            outcome := 'not yet';
+            RETURN;
+        END IF;
+        reason := format('%s of %s groups survived: ', waiting, wanted)
+            || CASE WHEN r.mode = 'train' THEN 'the stored experiences are used up'
+               ELSE format('%s planned and %s refilled, explorer.max_refill is used up', planned.base, planned.refills) END;
+    END IF;
+
+    -- Every experience drawn is noted with its reward as it stands.
+    WITH taken AS (
+        UPDATE rft.worklist w SET available = false
+        WHERE w.consumer = queue AND w.item_kind = 'group' AND w.item_id = ANY (picked)
+        RETURNING w.item_id, w.sort_key, w.policy_step)
+    INSERT INTO rft.draw (attempt_id, trainer_step, slot, item_kind, item_id, experience_id, reward_used, staleness)
+    SELECT of_attempt, step, row_number() OVER (ORDER BY p.sort_key, o.rollout_index, e.turn_index) - 1, 'group', p.item_id,
+           e.experience_id, CASE WHEN e.reward_final THEN e.reward ELSE coalesce(v.reward, e.reward) END,
+           CASE WHEN p.policy_step = 2147483647 THEN 0 ELSE step - 1 - p.policy_step END
+    FROM taken p
+    JOIN rft.experience e ON e.group_id = p.item_id
+    JOIN rft.rollout o USING (rollout_id)
+    LEFT JOIN LATERAL (
+        SELECT v.kept, v.reward FROM rft.verdict v
+        WHERE v.experience_id = e.experience_id AND v.pipeline_version = r.pipeline_version
+        ORDER BY v.verdict_id DESC LIMIT 1) v ON true
+    WHERE coalesce(v.kept, r.pipeline_version = 'none');
+END
+$$;
+COMMENT ON FUNCTION rft.draw_groups IS 'Draws whole ready groups for a trainer step, first in first out. outcome: drawn (reason says why a batch is short), not yet, or fenced (the attempt no longer holds the run).';

@@ -1,0 +1,125 @@
+"""The bare layout: what a day's prototype of this design does, as the yardstick for the full buffer.
+
+One Arrow IPC file per batch, fsync'ed; rows by binary COPY into one table and keys into a narrow queue, in one transaction with a NOTIFY;
+a claim is an UPDATE with SKIP LOCKED over rows. No receipts, fencing, groups, verdicts, histories, checksums or labels.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+from psycopg.types.json import Jsonb
+
+from benchmarks.workload import Sample
+
+_DDL = Path(__file__).with_suffix(".sql")
+_COLUMNS = "key, group_key, prompt, response, num_prompt_tokens, num_tokens, reward, metrics, file, file_row"
+_TYPES = ("int8", "int8", "text", "text", "int4", "int4", "float8", "jsonb", "text", "int4")
+
+
+class BareLayout:
+    """One process's connection to the bare layout.
+
+    Args:
+        uri: of a PostgreSQL database.
+        folder: for the Arrow files.
+    """
+
+    def __init__(self, uri: str, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._connection = psycopg.connect(uri, autocommit=True)
+        self._maps: dict[str, pa.RecordBatch] = {}
+
+    def create(self) -> None:
+        """Make the two tables anew."""
+        self._connection.execute(_DDL.read_text())
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def write(self, samples: Sequence[Sample]) -> None:
+        """Store a batch durably."""
+        name = f"{uuid.uuid4().hex}.arrow"
+        with open(self.folder / name, "wb") as file:
+            with pa.ipc.new_file(file, _encode(samples[:0]).schema) as writer:
+                writer.write_batch(_encode(samples))
+            file.flush()
+            os.fsync(file.fileno())
+        with self._connection.transaction(), self._connection.cursor() as cursor:
+            with cursor.copy(f"COPY bare.experience ({_COLUMNS}) FROM STDIN (FORMAT BINARY)") as copy:
+                copy.set_types(_TYPES)
+                for row, s in enumerate(samples):
+                    copy.write_row(
+                        (s.key, s.group, s.prompt, s.response, s.num_prompt_tokens, len(s.token_ids), s.reward,
+                         Jsonb(s.metrics), name, row)
+                    )  # fmt: skip
+            with cursor.copy("COPY bare.queue (key) FROM STDIN (FORMAT BINARY)") as copy:
+                copy.set_types(["int8"])
+                for s in samples:
+                    copy.write_row((s.key,))
+            cursor.execute("SELECT pg_notify('bare', '')")
+
+    def claim(self, num: int) -> list[tuple[Any, ...]]:
+        """Up to `num` rows (key, num_tokens, file, file_row), each given out once."""
+        return self._connection.execute(_CLAIM, [num]).fetchall()
+
+    def read(self, rows: Sequence[tuple[Any, ...]]) -> dict[str, np.ndarray[Any, Any]]:
+        """Packed arrays of claimed rows."""
+        offsets = np.concatenate([[0], np.cumsum([row[1] for row in rows])])
+        out: dict[str, np.ndarray[Any, Any]] = {
+            "token_ids": np.empty(offsets[-1], np.int32),
+            "logprobs": np.empty(offsets[-1], np.float32),
+            "mask": np.empty(offsets[-1], np.uint8),
+        }
+        for name, values in out.items():
+            for i, (_, _, file, file_row) in enumerate(rows):
+                column = self._batch(file).column(name)
+                starts = column.offsets
+                begin, end = starts[file_row].as_py(), starts[file_row + 1].as_py()
+                values[offsets[i] : offsets[i + 1]] = column.values.slice(begin, end - begin).to_numpy()
+        return out
+
+    def listen(self) -> psycopg.Connection[Any]:
+        """A connection that hears of every commit."""
+        connection = psycopg.connect(
+            self._connection.info.dsn, password=self._connection.info.password, autocommit=True
+        )
+        connection.execute("LISTEN bare")
+        return connection
+
+    def _batch(self, name: str) -> pa.RecordBatch:
+        if name not in self._maps:
+            if len(self._maps) > 64:
+                self._maps.clear()
+            self._maps[name] = pa.ipc.open_file(pa.memory_map(str(self.folder / name))).get_batch(0)
+        return self._maps[name]
+
+
+_CLAIM = """UPDATE bare.queue q SET available = false FROM (
+    SELECT key FROM bare.queue WHERE available ORDER BY key LIMIT %s FOR UPDATE SKIP LOCKED) p, bare.experience e
+WHERE q.key = p.key AND e.key = p.key RETURNING e.key, e.num_tokens, e.file, e.file_row"""
+
+
+def _encode(samples: Sequence[Sample]) -> pa.RecordBatch:
+    lengths = [len(s.token_ids) for s in samples]
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+
+    def column(arrays: list[Any], dtype: Any) -> pa.Array:
+        flat = np.concatenate(arrays) if arrays else np.empty(0, dtype)
+        return pa.ListArray.from_arrays(offsets, pa.array(flat.astype(dtype, copy=False)))
+
+    return pa.record_batch(
+        {
+            "token_ids": column([s.token_ids for s in samples], np.int32),
+            "logprobs": column([s.logprobs for s in samples], np.float32),
+            "mask": column([s.mask for s in samples], np.uint8),
+        }
+    )

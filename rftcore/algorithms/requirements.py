@@ -1,0 +1,69 @@
+"""What an algorithm needs of the rollouts it trains on, checked before a process is started."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rftdata.errors import ConfigError
+
+if TYPE_CHECKING:
+    from operators.base import Operator
+    from operators.chain import Chain
+    from rftcore.algorithms.base import Algorithm
+    from rftcore.explorer.config import ExplorerConfig
+
+
+def check_sampling(algorithm: Algorithm, explorer: ExplorerConfig) -> None:
+    """Engines record log-probabilities of the distribution they sampled from; the learner must be able to compute the same.
+
+    Raises:
+        ConfigError: truncated or greedy sampling with an algorithm that weighs tokens by the policy that sampled them.
+    """
+    if not algorithm.uses_behavior_logprobs:
+        return
+    for name, value, allowed in (("top_p", explorer.top_p, 1.0), ("top_k", explorer.top_k, 0)):
+        if value != allowed:
+            raise ConfigError(
+                f"explorer.{name} cuts tokens off, and {algorithm.name} would compare the shares of those that are left with "
+                "probabilities among all",
+                value=value,
+                allowed=str(allowed),
+                todo="explore less with explorer.temperature",
+            )
+    if explorer.temperature == 0:
+        raise ConfigError(
+            f"explorer.temperature 0 samples nothing, and {algorithm.name} learns from samples",
+            value=explorer.temperature,
+            allowed="a temperature above 0",
+        )
+
+
+def check_rollouts(algorithm: Algorithm, explorer: ExplorerConfig, chain: Chain) -> None:
+    """Whether rollouts that come through the chain have what the algorithm learns from.
+
+    Raises:
+        ConfigError: answers that nobody sampled, or rollouts that all have the same reward.
+    """
+    if algorithm.uses_behavior_logprobs:
+        for name, value in (("engine", explorer.engine), ("workflow", explorer.workflow)):
+            if value in ("none", "demonstration"):
+                raise ConfigError(
+                    f"explorer.{name} {value!r} samples nothing, and {algorithm.name} needs the log-probabilities of samples",
+                    todo="use sft to imitate what is given, or an engine and a workflow that sample",
+                )
+    if (
+        algorithm.group_relative
+        and not explorer.reward
+        and explorer.workflow == "single_turn"
+        and not any(_may_set_rewards(stage.operator) for stage in chain.stages)
+    ):
+        raise ConfigError(
+            f"explorer.reward is empty: all rollouts would get 0, and {algorithm.name} learns from differences within a group",
+            todo="name a reward such as exact_match or ./reward.py:score",
+        )
+
+
+def _may_set_rewards(operator: Operator) -> bool:
+    # Only these name every column they write; a query and a user's own code need not.
+    declares_all = type(operator).__module__.startswith(("operators.experience.", "operators.data_juicer"))
+    return "reward" in operator.writes or not declares_all

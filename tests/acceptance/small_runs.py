@@ -1,0 +1,41 @@
+"""The sorting example made small enough for a run in half a minute, and roles started as processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from tests.acceptance.conftest import EXAMPLE, Warm, rft_command, rft_environment
+
+STEPS = 4
+RUN = "sort-grpo"
+_OVERRIDES = (
+    "explorer.engine=transformers", "explorer.engine_args={dtype: float32, context_length: 64}", "trainer.checkpoint_every=2", "eval.every=4",
+    "trainer.batch_groups=4", f"steps={STEPS}", "eval.test=[]", "explorer.max_refill=64",
+)  # fmt: skip
+
+
+def settings(warm: Warm, *more: str) -> list[str]:
+    """`--set` options that make `grpo.yaml` small; `more` come last and win."""
+    overrides = (*_OVERRIDES, f"model.path={warm.model}", *more)
+    return [part for override in overrides for part in ("--set", override)]
+
+
+def start(
+    verb: str, *options: object, config: Path = EXAMPLE / "grpo.yaml", ray_folder: Path | None = None
+) -> subprocess.Popen[str]:
+    """Start `rft VERB CONFIG …` and return at once.
+
+    Args:
+        ray_folder: where Ray puts its files; whether it exists afterwards tells whether Ray was started.
+    """
+    environment = rft_environment() if ray_folder is None else {**rft_environment(), "RAY_TMPDIR": str(ray_folder)}
+    return subprocess.Popen(
+        rft_command(verb, config, *options),
+        env={**environment, "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )

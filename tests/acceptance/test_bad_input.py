@@ -1,0 +1,333 @@
+"""What a user gets wrong is told in one paragraph, before anything is started and without a trace in the buffer."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+import rftdata
+from rftdata.server import EmbeddedServer
+from tests.acceptance.conftest import EXAMPLE, Rft, rft_command, rft_environment, rows
+
+# Each starts processes that import the training stack, which adds up.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+CONFIG = {
+    "run": {"name": "letters", "seed": 1},
+    "model": {"path": "./model"},
+    "tasks": [{"name": "letters", "source": "tasks.jsonl"}],
+    "pipelines": {"experience": [{"drop_truncated": {"finish_reasons": ["abort"]}}]},
+    "algorithm": {"name": "grpo", "group_size": 2},
+    "explorer": {
+        "engine": "transformers",
+        "engine_args": {"dtype": "float32", "context_length": 64},
+        "reward": "./reward.py:score",
+        "max_tokens": 4,
+        "max_refill": 2,
+    },
+    "trainer": {"batch_groups": 2},
+    "steps": 2,
+}
+REWARD = """
+def score(turn, task):
+    return float(len(set(turn.response)))
+"""
+
+
+@dataclass
+class Place:
+    """A folder with a configuration that is right, and a buffer without runs."""
+
+    folder: Path
+    buffer: Path
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "config.yaml"
+
+
+@pytest.fixture(scope="module")
+def place(server_folders: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("bad")
+    subprocess.run([sys.executable, EXAMPLE / "make_model.py", folder / "model"], check=True, capture_output=True)
+    (folder / "tasks.jsonl").write_text(
+        "".join(json.dumps({"question": f"{i}>", "answer": str(i)}) + "\n" for i in range(10, 40))
+    )
+    (folder / "reward.py").write_text(REWARD)
+    (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG))
+    (folder / "folder.jsonl").mkdir()
+    (folder / "line3.jsonl").write_text(
+        '{"question": "1>"}\n{"question": "2>"}\n{"question": 3>}\n{"question": "4>"}\n'
+    )
+    (folder / "column.jsonl").write_text('{"prompt": "1>", "answer": "1"}\n')
+    (folder / "empty.jsonl").write_text("")
+    (folder / "list.jsonl").write_text('["1>", "1"]\n')
+    (folder / "not.parquet").write_text("question,answer\n")
+    (folder / "raises.py").write_text("raise RuntimeError('no licence for the judge')\n")
+    (folder / "other_name.py").write_text("def scoer(turn, task):\n    return 1.0\n")
+    (folder / "no_model").mkdir()
+    buffer = server_folders / "bad"
+    rftdata.open(str(buffer)).close()
+    yield Place(folder, buffer)
+    EmbeddedServer(buffer).stop()
+
+
+def call(*arguments: object, ray_folder: Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        rft_command(*arguments),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={**rft_environment(), "RAY_TMPDIR": str(ray_folder)},
+        check=False,
+    )
+
+
+def refused(place: Place, tmp_path: Path, *arguments: object, exit_code: int = 2) -> str:
+    """The one paragraph that a command says on refusing; nothing was started and no run is stored."""
+    result = call(*arguments, ray_folder=tmp_path / "ray")
+    assert result.returncode == exit_code, result.stderr
+    assert result.stderr.startswith("rft: ") and result.stderr.count("\n") == 1, result.stderr
+    assert "Traceback" not in result.stdout + result.stderr
+    assert "defect of rftdata" not in result.stderr
+    assert not result.stderr.rstrip().endswith(("?.", "..", ";.")), result.stderr
+    assert not (tmp_path / "ray").exists(), "Ray was started"
+    if place.buffer.exists():
+        assert rows(place.buffer, "select name from rft.run") == []
+    return result.stderr
+
+
+def tasks_from(source: str, **more: object) -> str:
+    return "tasks=" + json.dumps([{"name": "letters", "source": source, **more}])
+
+
+# Setting, then the words of: what is wrong, the value, what is allowed, what to do.
+WRONG = {
+    "task file that is missing": (
+        tasks_from("absent.jsonl"),
+        ["'letters'", "does not exist", "absent.jsonl", "correct its source"],
+    ),
+    "task file that is a folder": (
+        tasks_from("folder.jsonl"),
+        ["'letters'", "is a folder", "folder.jsonl", "correct its source"],
+    ),
+    "task file with a broken line": (
+        tasks_from("line3.jsonl"),
+        ["'letters'", "line 3 is not JSON", "line3.jsonl", "mend"],
+    ),
+    "task file with rows that are lists": (tasks_from("list.jsonl"), ["row 1", "'letters'", "1>", "mend its source"]),
+    "task file of another format": (tasks_from("not.parquet"), ["cannot be read", "not.parquet", "mend or replace"]),
+    "task file without the prompt": (
+        tasks_from("column.jsonl"),
+        ["no column 'question'", "row 1", "allowed: answer, prompt", "prompt: …"],
+    ),
+    "task file with another prompt": (
+        tasks_from("tasks.jsonl", prompt="quest"),
+        ["no column 'quest'", "allowed: answer, question", "prompt: …"],
+    ),
+    "task file that is empty": (tasks_from("empty.jsonl"), ["'letters' has no task", "empty.jsonl", "check its"]),
+    "task source of an unknown kind": (
+        tasks_from("tasks.txt"),
+        ["unknown kind of source", "tasks.txt", "allowed: reasoning_gym:NAME", ".jsonl"],
+    ),
+    "stage that is unknown": (
+        "pipelines.experience=[{drop_truncatd: {}}]",
+        ["stage 1", "unknown operator", "'drop_truncatd'", "allowed:", "did you mean 'drop_truncated'?"],
+    ),
+    "stage with an unknown argument": (
+        "pipelines.experience=[{drop_truncated: {reasons: [abort]}}]",
+        ["stage 1", "reasons", "finish_reasons"],
+    ),
+    "sql with a wrong column": (
+        "pipelines.experience=[{sql: 'SELECT * FROM batch WHERE rewrd > 0'}]",
+        ["stage 1", "rewrd", "allowed: columns of batch:", "reward", "correct the query"],
+    ),
+    "sql that does not parse": (
+        "pipelines.experience=[{sql: 'SELEC * FROM batch'}]",
+        ["stage 1", "SELEC", "correct the query"],
+    ),
+    "sql that loses the key": (
+        "pipelines.experience=[{sql: 'SELECT reward FROM batch'}]",
+        ["stage 1", "experience_id", "SELECT list"],
+    ),
+    "reward file that is missing": (
+        "explorer.reward=./absent.py:score",
+        ["reward", "does not exist", "absent.py", "correct the path"],
+    ),
+    "reward file that raises": (
+        "explorer.reward=./raises.py:score",
+        ["'./raises.py:score'", "RuntimeError: no licence for the judge", "mend"],
+    ),
+    "reward without the function": (
+        "explorer.reward=./other_name.py:score",
+        ["other_name.py has no 'score'", "allowed: scoer", "correct"],
+    ),
+    "reward that is unknown": (
+        "explorer.reward=exact_mach",
+        ["unknown reward", "'exact_mach'", "allowed:", "did you mean 'exact_match'?"],
+    ),
+    "model that is missing": (
+        "model.path=./absent",
+        ["model's folder does not exist", "absent", "allowed: a folder with config.json", "correct model.path"],
+    ),
+    "model folder without a model": (
+        "model.path=./no_model",
+        ["no model", "config.json", "no_model", "correct model.path"],
+    ),
+    "learning rate below zero": (
+        "trainer.learning_rate=-0.001",
+        ["'trainer.learning_rate'", "greater than 0", "-0.001", "correct it"],
+    ),
+    "key that is unknown": (
+        "trainer.lerning_rate=0.1",
+        ["unknown key 'trainer.lerning_rate'", "allowed:", "did you mean 'learning_rate'?"],
+    ),
+    "section that is unknown": (
+        "explorr.engine=vllm",
+        ["unknown key 'explorr'", "allowed:", "did you mean 'explorer'?"],
+    ),
+    "key of the algorithm that is unknown": (
+        "algorithm.clipp=0.2",
+        ["unknown key 'algorithm.clipp'", "allowed:", "did you mean 'clip'?"],
+    ),
+    "key of the engine that is unknown": (
+        "explorer.engine_args={dtyp: float32}",
+        ["explorer.engine_args.dtyp", "allowed:", "dtype"],
+    ),
+    "key of a taskset that is unknown": (
+        tasks_from("tasks.jsonl", prompts="question"),
+        ["tasks.0.prompts", "allowed:", "did you mean 'prompt'?"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("setting", "words"), WRONG.values(), ids=WRONG)
+def test_rft_run_refuses_a(setting: str, words: list[str], place: Place, tmp_path: Path) -> None:
+    text = refused(place, tmp_path, "run", place.config, "--plain", "--buffer", place.buffer, "--set", setting)
+    assert [word for word in words if word not in text] == [], text
+
+
+def test_a_server_that_refuses_connections_is_named_without_the_password(place: Place, tmp_path: Path) -> None:
+    text = refused(
+        place, tmp_path, "run", place.config, "--plain", "--buffer", "postgresql://me:secret@127.0.0.1:1/rft",
+        "--set", f"buffer.segments={tmp_path / 'segments'}", exit_code=1,
+    )  # fmt: skip
+    assert "127.0.0.1:1/rft" in text and "onnection refused" in text and "correct buffer.uri" in text
+    assert "secret" not in text
+    assert not (tmp_path / "segments").exists()
+
+
+def test_a_server_needs_a_folder_for_the_arrays(place: Place, tmp_path: Path) -> None:
+    url = "postgresql://me:secret@127.0.0.1:1/rft"
+    text = refused(place, tmp_path, "run", place.config, "--plain", "--buffer", url, exit_code=1)
+    assert "buffer.segments" in text and "secret" not in text
+
+
+def test_a_buffer_that_is_a_file_is_refused_and_left_alone(place: Place, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    text = refused(place, tmp_path, "run", place.config, "--plain", "--buffer", tmp_path / "file", exit_code=1)
+    assert str(tmp_path / "file") in text and "cannot be made or written" in text and "correct buffer.uri" in text
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_buffer_in_a_folder_that_cannot_be_written_is_refused(place: Place, tmp_path: Path) -> None:
+    folder = tmp_path / "read-only"
+    folder.mkdir(mode=0o555)
+    # Nothing is forbidden to root, except where there are no files.
+    target = Path("/proc/rft-buffer") if os.geteuid() == 0 else folder / "buffer"
+    text = refused(place, tmp_path, "run", place.config, "--plain", "--buffer", target, exit_code=1)
+    assert str(target) in text and "cannot be made or written" in text and "correct buffer.uri" in text
+
+
+def test_a_configuration_that_is_no_yaml_or_no_file_is_refused(place: Place, tmp_path: Path) -> None:
+    (tmp_path / "broken.yaml").write_text("run: {name: a\nsteps: 3\n")
+    text = refused(place, tmp_path, "run", tmp_path / "broken.yaml", "--buffer", place.buffer)
+    assert "broken.yaml is not valid YAML" in text and "line" in text
+    text = refused(place, tmp_path, "run", tmp_path, "--buffer", place.buffer)
+    assert "configuration file cannot be read" in text and str(tmp_path) in text
+
+
+@pytest.mark.parametrize("arguments", [["run", "--resume", "NOSUCH"], ["report", "NOSUCH"], ["status", "NOSUCH"]])
+def test_a_run_that_does_not_exist_is_refused(arguments: list[str], place: Place, tmp_path: Path) -> None:
+    text = refused(place, tmp_path, *arguments, "--buffer", place.buffer)
+    assert "holds no run" in text and "rft run CONFIG" in text
+
+
+def test_check_deep_opens_everything_and_makes_nothing(place: Place, rft: Rft, tmp_path: Path) -> None:
+    result = rft("check", "--deep", place.config, "--buffer", tmp_path / "new")
+    assert yaml.safe_load(result.stdout)["steps"] == 2
+    assert "15 tokens" in result.stderr and "30 tasks" in result.stderr and "'10>'" in result.stderr
+    assert "will be made" in result.stderr and "is valid" in result.stderr
+    assert not (tmp_path / "new").exists()
+    assert "answers, schema" in rft("check", "--deep", place.config, "--buffer", place.buffer).stderr
+    assert rows(place.buffer, "select name from rft.run") == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        (tasks_from("line3.jsonl"), ["line 3 is not JSON"]),
+        (tasks_from("absent.jsonl"), ["does not exist"]),
+        ("model.path=./no_model", ["config.json"]),
+        ("explorer.reward=./raises.py:score", ["no licence"]),
+        ("buffer.uri=postgresql://me:secret@127.0.0.1:1/rft", ["buffer.segments"]),
+        ("buffer.uri=./config.yaml/buffer", ["config.yaml/buffer"]),
+    ],
+    ids=["task line", "task file", "model", "reward", "server", "folder"],
+)
+def test_check_deep_finds_what_a_run_would_stumble_over(
+    setting: str, words: list[str], place: Place, tmp_path: Path
+) -> None:
+    result = subprocess.run(
+        rft_command("check", "--deep", place.config, "--set", setting),
+        capture_output=True, text=True, timeout=120, env=rft_environment(), cwd=place.folder, check=False,
+    )  # fmt: skip
+    assert result.returncode in (1, 2), result.stderr
+    assert result.stdout == ""  # no configuration that would look valid
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("rft: ") and "Traceback" not in result.stderr and "defect" not in last
+    assert all(word in last for word in words), result.stderr
+    assert "is valid" not in result.stderr and "secret" not in result.stderr
+
+
+def test_a_stage_that_fails_on_every_row_ends_the_run_with_a_reason_for_each(
+    place: Place, server_folders: Path, tmp_path: Path
+) -> None:
+    # It binds, so that only the rows show what is wrong with it.
+    chain = ["SELECT * FROM batch WHERE CAST(response || 'x' AS INTEGER) > 0"]
+    buffer = server_folders / "failing-stage"
+    ray_folder = Path(f"/tmp/rft-ray-{os.getpid()}")  # the sockets in it need a short name
+    try:
+        result = call(
+            "run", place.config, "--plain", "--buffer", buffer, "--set", f"pipelines.experience={json.dumps([{'sql': chain[0]}])}",
+            ray_folder=ray_folder, timeout=280,
+        )  # fmt: skip
+        assert result.returncode == 0, result.stdout + result.stderr
+        assert "Traceback" not in result.stdout + result.stderr
+        reasons = rows(buffer, "select distinct stage, reason from rft.v_dropped")
+        assert {row["stage"] for row in reasons} == {"sql"}
+        assert all("Conversion Error" in row["reason"] for row in reasons), reasons
+        undecided = rows(
+            buffer,
+            """select count(*) as n from rft.experience e
+               where not exists (select from rft.verdict v where v.experience_id = e.experience_id)""",
+        )
+        assert undecided == [{"n": 0}]
+        steps = rows(buffer, "select num_groups, reason from rft.v_train_step")
+        assert len(steps) == 2 and all(step["num_groups"] == 0 and step["reason"] for step in steps)
+        errors = rows(buffer, "select count(*) as n from rft.operator_run where error is not null")
+        assert errors[0]["n"] > 0
+        assert ray_folder.exists()  # so its absence says elsewhere that Ray was not started
+    finally:
+        shutil.rmtree(ray_folder, ignore_errors=True)
+        if buffer.exists():
+            EmbeddedServer(buffer).stop()

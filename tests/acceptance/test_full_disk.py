@@ -1,0 +1,205 @@
+"""A disk that fills up while a run goes on: a clear end, nothing half-written, and `rft run --resume` once there is room."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import rftdata
+from rftdata.config import BufferConfig
+from rftdata.server import EmbeddedServer
+from tests.acceptance.conftest import Rft, Warm, report
+from tests.acceptance.small_runs import RUN, settings, start
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+STEPS = 12
+MIB = 2**20
+
+
+class SmallDisk:
+    """A file system of its own, in memory, whose size can be changed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def resize(self, num_bytes: int) -> None:
+        subprocess.run(["mount", "-o", f"remount,size={num_bytes}", self.folder], check=True, capture_output=True)
+
+    def fill(self) -> None:
+        """Take what is left."""
+        with contextlib.suppress(OSError), (self.folder / "ballast").open("wb", buffering=0) as file:
+            while True:
+                file.write(b"\0" * 4096)
+
+
+@pytest.fixture
+def small_disk(server_folders: Path) -> Iterator[Callable[[str, int], SmallDisk]]:
+    """Mounts one at a path below the folder of the test's buffer; skips where that is forbidden."""
+    mounted: list[Path] = []
+
+    def make(name: str, num_bytes: int) -> SmallDisk:
+        folder = server_folders / name
+        folder.mkdir(parents=True)
+        result = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "tmpfs", folder],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if result.returncode != 0:
+            pytest.skip(f"a small disk cannot be mounted: {result.stderr.strip()}")
+        mounted.append(folder)
+        return SmallDisk(folder)
+
+    yield make
+    for folder in mounted:
+        subprocess.run(["umount", "--lazy", folder], check=False, capture_output=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def buffer(server_folders: Path, small_disk: object) -> Iterator[Path]:
+    """Where the test's buffer goes; its server is gone before the small disk is."""
+    folder = server_folders / "full"
+    yield folder
+    EmbeddedServer(folder).stop()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def opened(buffer: Path, segments: Path | None = None) -> rftdata.Buffer:
+    config = BufferConfig(uri=str(buffer), segments=None if segments is None else str(segments), min_free_bytes=0)
+    return rftdata.open(config, create=False)
+
+
+def one(buffer: Path, query: str) -> object:
+    with opened(buffer) as found:
+        return found.sql(query).column(0)[0].as_py()
+
+
+def run(buffer: Path, warm: Warm, *overrides: str) -> subprocess.Popen[str]:
+    return start("run", "--plain", "--buffer", buffer, *settings(warm, f"steps={STEPS}", *overrides))
+
+
+def wait_for_step(buffer: Path, step: int, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline:
+        assert process.poll() is None, f"the run ended before step {step}:\n{process.communicate()[0]}"
+        if (buffer / "host").exists() and one(
+            buffer, "select coalesce(max(trainer_step), 0) from rft.train_step"
+        ) >= step:  # type: ignore[operator]
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"step {step} was not reached")
+
+
+def ended_with_a_clear_error(process: subprocess.Popen[str]) -> str:
+    """What the run said at its end: one paragraph."""
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 1, output
+    assert "Traceback" not in output and "defect of rftdata" not in output, output
+    last = output.rstrip().splitlines()[-1]
+    assert last.startswith("rft: "), output
+    return last
+
+
+def assert_nothing_is_half_written(buffer: Path, segments: Path | None = None) -> None:
+    with opened(buffer, segments) as found:
+        assert list(found.verify()) == []
+        checkpoints = found.sql("select uri from rft.checkpoint where deleted_at is null")["uri"].to_pylist()
+    runs = buffer / "runs" / RUN / "checkpoints"
+    assert all((Path(uri) / "training" / "state.json").is_file() for uri in checkpoints)
+    assert sorted(map(str, runs.glob("*"))) == sorted(checkpoints)
+
+
+def assert_resumed_to_the_end(rft: Rft, buffer: Path, *overrides: str) -> None:
+    options = [part for override in overrides for part in ("--set", override)]
+    rft("run", "--resume", "--plain", "--buffer", buffer, *options)
+    result = report(rft, buffer, RUN)
+    assert result["status"] == "finished" and result["steps"]["done"] == STEPS
+    with opened(buffer) as found:
+        curve = found.sql("select trainer_step from rft.v_train_step order by 1")["trainer_step"].to_pylist()
+        twice = found.sql("select experience_id from rft.v_consumption group by 1 having count(*) > 1").num_rows
+    assert curve == list(range(1, STEPS + 1))
+    assert twice == 0
+
+
+def test_the_disk_of_the_segments(
+    buffer: Path, small_disk: Callable[[str, int], SmallDisk], warm: Warm, rft: Rft
+) -> None:
+    disk = small_disk("segments", MIB)
+    process = run(buffer, warm, f"buffer.segments={disk.folder}", "buffer.min_free_bytes=0")
+    wait_for_step(buffer, 3, process)
+    disk.fill()
+    said = ended_with_a_clear_error(process)
+    # Which of the two depends on whether the last write fitted by the page.
+    assert f"the disk of the segments in {disk.folder} has" in said or f"segments in {disk.folder} is full" in said
+    assert "free some space" in said and f"rft run --resume {RUN}" in said
+    assert_nothing_is_half_written(buffer, disk.folder)
+    disk.resize(64 * MIB)
+    assert_resumed_to_the_end(rft, buffer)
+    assert_nothing_is_half_written(buffer, disk.folder)
+
+
+def test_writers_stop_before_the_disk_is_full(
+    buffer: Path, small_disk: Callable[[str, int], SmallDisk], warm: Warm, rft: Rft
+) -> None:
+    disk = small_disk("segments", 16 * MIB)
+    said = ended_with_a_clear_error(run(buffer, warm, f"buffer.segments={disk.folder}"))
+    assert f"the disk of the segments in {disk.folder} has" in said
+    assert f"buffer.min_free_bytes = {256 * MIB}" in said and "lower buffer.min_free_bytes" in said
+    assert_nothing_is_half_written(buffer, disk.folder)
+    assert_resumed_to_the_end(rft, buffer, "buffer.min_free_bytes=1048576")
+    assert_nothing_is_half_written(buffer, disk.folder)
+
+
+def test_the_disk_of_the_checkpoints(
+    buffer: Path, small_disk: Callable[[str, int], SmallDisk], warm: Warm, rft: Rft
+) -> None:
+    disk = small_disk("full/runs", 512 * MIB)
+    process = run(buffer, warm)
+    wait_for_step(buffer, 3, process)
+    disk.fill()
+    said = ended_with_a_clear_error(process)
+    assert f"the trainer of the run {RUN!r} ended before its work did: no room for the checkpoint" in said
+    assert "free space on the file system" in said and f"rft run --resume {RUN}" in said
+    assert_nothing_is_half_written(buffer)
+    kept = one(buffer, "select max(trainer_step) from rft.checkpoint where deleted_at is null")
+    assert isinstance(kept, int) and kept >= 2
+    disk.resize(1024 * MIB)
+    assert_resumed_to_the_end(rft, buffer)
+    assert_nothing_is_half_written(buffer)
+
+
+def test_the_disk_of_the_database(
+    buffer: Path, small_disk: Callable[[str, int], SmallDisk], warm: Warm, rft: Rft
+) -> None:
+    """Segments and checkpoints lie there too; whoever meets the end first says so."""
+    disk = small_disk("full", 512 * MIB)
+    process = run(buffer, warm, "buffer.min_free_bytes=0")
+    wait_for_step(buffer, 3, process)
+    disk.fill()
+    said = ended_with_a_clear_error(process)
+    assert "full" in said or "no room" in said or "No space left" in said, said
+    assert "free" in said and f"rft run --resume {RUN}" in said
+    disk.resize(1024 * MIB)
+    assert_nothing_is_half_written(buffer)
+    assert_resumed_to_the_end(rft, buffer)
+    assert_nothing_is_half_written(buffer)
+
+
+def test_a_disk_too_small_for_a_new_database(
+    buffer: Path, small_disk: Callable[[str, int], SmallDisk], warm: Warm, rft: Rft
+) -> None:
+    disk = small_disk("full", 8 * MIB)
+    said = ended_with_a_clear_error(run(buffer, warm))
+    assert f"the disk of {disk.folder} is full" in said and "free some space" in said
+    assert not (buffer / "postgres").exists()
+    # The same command works when there is room.
+    disk.resize(512 * MIB)
+    with rftdata.open(str(buffer)) as made:
+        assert made.sql("select name from rft.run").num_rows == 0

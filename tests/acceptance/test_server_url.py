@@ -1,0 +1,198 @@
+"""A whole run on a PostgreSQL server with a password: nothing else changes, and the password stays where the user put it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import psutil
+import psycopg
+import pytest
+import yaml
+from psycopg import sql
+
+import rftdata
+from rftdata.config import BufferConfig
+from rftdata.server import EmbeddedServer, binary_dir
+from tests.acceptance.conftest import EXAMPLE, Rft, Warm, rft_command, rft_environment
+from tests.acceptance.small_runs import RUN, STEPS, settings
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+# With characters that a URL, a shell or a regular expression would take for something else.
+PASSWORD = "s3cr3t/w:th@ödd %41"
+
+
+@dataclass
+class Finished:
+    """A finished run on the server, and everything it could have left the password in."""
+
+    url: str
+    folder: Path
+    output: str
+    command_lines: set[str]
+    ray_folder: Path
+
+
+@pytest.fixture(scope="module")
+def url(server_folders: Path) -> Iterator[str]:
+    """A database of an ordinary account, reached by TCP: what an administrator would hand out."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = EmbeddedServer(server_folders / "tcp", listen=f"127.0.0.1:{port}")
+    with psycopg.connect(server.start(), autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE ROLE trainee LOGIN PASSWORD {}").format(sql.Literal(PASSWORD)))
+        connection.execute("CREATE DATABASE experiences OWNER trainee")
+    yield f"postgresql://trainee:{quote(PASSWORD, safe='')}@127.0.0.1:{port}/experiences"
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def finished(url: str, warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
+    folder = tmp_path_factory.mktemp("server")
+    config = yaml.safe_load((EXAMPLE / "grpo.yaml").read_text())
+    # The address comes from a file that only its owner reads; the segments are relative to where `rft run` is called.
+    config["buffer"] = {"uri": url, "segments": "./arrays/segments"}
+    (folder / "grpo.yaml").write_text(yaml.safe_dump(config))
+    (folder / "grpo.yaml").chmod(0o600)
+    shutil.copy(EXAMPLE / "tasks.py", folder)
+    # Unix sockets of Ray have short names only.
+    ray_folder = Path(f"/tmp/rft-ray-{os.getpid()}")
+    process = subprocess.Popen(
+        rft_command("run", folder / "grpo.yaml", "--plain", *settings(warm, "monitor=[tensorboard]")),
+        env={
+            **rft_environment(),
+            "RAY_TMPDIR": str(ray_folder),
+            "PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")]),
+        },
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    seen: set[str] = set()
+    ended = threading.Event()
+
+    def look() -> None:
+        # What `ps` shows to everybody on this machine, for as long as the run goes on.
+        while not ended.wait(0.25):
+            for other in psutil.process_iter(["cmdline"]):
+                seen.add(" ".join(other.info["cmdline"] or ()))
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        output, _ = process.communicate(timeout=400)
+    finally:
+        ended.set()
+        looking.join()
+        process.kill()
+    assert process.returncode == 0, output
+    yield Finished(url, folder, output, seen, ray_folder)
+    shutil.rmtree(ray_folder, ignore_errors=True)
+
+
+def spellings() -> list[str]:
+    """The password as it is, as it stands in a URL, and as JSON writes it."""
+    return [PASSWORD, quote(PASSWORD, safe=""), json.dumps(PASSWORD)[1:-1]]
+
+
+def assert_no_password(text: str, where: str) -> None:
+    for spelling in spellings():
+        assert spelling not in text, f"the password is in {where}"
+
+
+def test_the_run_finishes_and_reports_itself(finished: Finished) -> None:
+    assert f"{STEPS}/{STEPS}" in finished.output, finished.output
+    assert "Traceback" not in finished.output
+    assert_no_password(finished.output, "the output of rft run")
+    # The next commands it proposes are for this buffer.
+    assert "--buffer postgresql://trainee" in finished.output
+
+
+def test_nothing_that_ps_shows_holds_the_password(finished: Finished) -> None:
+    assert any("raylet" in line for line in finished.command_lines)
+    assert_no_password("\n".join(finished.command_lines), "a command line")
+
+
+def test_no_file_of_the_run_or_of_ray_holds_the_password(finished: Finished) -> None:
+    files = [
+        path
+        for root in (finished.folder, finished.ray_folder)
+        for path in root.rglob("*")
+        if path.is_file() and path != finished.folder / "grpo.yaml"
+    ]
+    assert any(path.suffix == ".log" or ".log" in path.name for path in files)
+    for path in files:
+        data = path.read_bytes()
+        assert not any(spelling.encode() in data for spelling in spellings()), f"the password is in {path}"
+
+
+def test_the_database_does_not_hold_its_own_password(finished: Finished) -> None:
+    dumped = subprocess.run(
+        [binary_dir() / "pg_dump", finished.url], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+    assert RUN in dumped
+    assert_no_password(dumped, "the database")
+    with psycopg.connect(finished.url) as connection:
+        found = connection.execute("select config->'buffer'->>'uri' from rft.run").fetchone()
+    assert found is not None and found[0].startswith("postgresql://trainee:…@127.0.0.1:")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["sql", "select count(*) from rft.run"], ["1"]),
+        (["sql", "--json", "select status from run"], ["finished"]),
+        (["query", "--json", "select count(*) as n, max(len(token_ids)) > 0 as filled from experience"], ["true"]),
+        (["report"], [RUN]),
+        (["report", RUN, "--json"], ['"status": "finished"']),
+        (["status"], [f"{RUN}: finished"]),
+        (["status", "--json"], ['"status": "finished"']),
+        (["lineage", "1"], []),
+        (["label", "history"], []),
+        (["tasks", "list"], ["sort-train"]),
+        (["doctor"], ["all is well"]),
+    ],
+    ids=lambda value: " ".join(value) if value and value[0].islower() else "",
+)
+def test_commands_find_rows_and_arrays_from_any_folder(
+    finished: Finished, rft: Rft, tmp_path: Path, arguments: list[str], words: list[str]
+) -> None:
+    result = rft(*arguments, "--buffer", finished.url, cwd=tmp_path)
+    assert all(word in result.stdout for word in words), result.stdout
+    assert_no_password(result.stdout + result.stderr, f"the output of rft {arguments[0]}")
+    assert list(tmp_path.iterdir()) == []  # reading makes no folders
+
+
+def test_a_wrong_password_is_one_paragraph_without_it(finished: Finished, rft: Rft) -> None:
+    wrong = finished.url.replace(quote(PASSWORD, safe=""), "gu3ss")
+    result = rft("status", "--buffer", wrong, check=False)
+    assert result.returncode == 1
+    assert result.stderr.startswith("rft: ") and result.stderr.count("\n") == 1, result.stderr
+    assert "password authentication failed" in result.stderr and "trainee" in result.stderr
+    assert "gu3ss" not in result.stderr
+
+
+def test_the_arrays_lie_in_the_folder_and_are_whole(finished: Finished) -> None:
+    segments = finished.folder / "arrays" / "segments"
+    assert list(segments.glob("*.arrows"))
+    assert (finished.folder / "arrays" / "runs" / RUN / "learning_curve.png").is_file()
+    with rftdata.open(BufferConfig(uri=finished.url, segments=str(segments))) as opened:
+        assert list(opened.verify()) == []
+
+
+def test_a_finished_run_is_found_by_resume_from_another_folder(finished: Finished, rft: Rft, tmp_path: Path) -> None:
+    again = rft("run", "--resume", "--plain", "--buffer", finished.url, cwd=tmp_path)
+    assert "nothing is left to do" in again.stdout
+    assert_no_password(again.stdout + again.stderr, "the output of rft run --resume")
+    assert list(tmp_path.iterdir()) == []

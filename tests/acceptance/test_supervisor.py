@@ -1,0 +1,123 @@
+"""How `rft run` ends when a role does not stop, or fails when its work is done; and that it joins nobody else's Ray cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rftdata.server import EmbeddedServer
+from tests.acceptance.conftest import rft_environment, rows
+from tests.models import make_tiny_model
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+CONFIG = """
+run: {{name: supervised, seed: 1}}
+model: {{path: {model}}}
+tasks: [{{name: t, source: "./tasks.py:questions"}}]
+selector: {{type: shuffle}}
+algorithm: {{name: sft, group_size: 1}}
+explorer: {{engine: "./engines.py:Stubborn", workflow: demonstration, max_refill: 0, claim_groups: 64}}
+trainer: {{batch_groups: 4, checkpoint_every: 2000, autocast: none}}
+sync: {{offset: 8}}
+sampling: {{max_staleness: 100}}
+steps: 2000
+"""
+TASKS = """
+def questions():
+    return ({"question": f"{n} + 1 =", "answer": str(n + 1)} for n in range(10_000))
+"""
+ENGINES = """
+import time
+
+from rftcore.explorer.engines.no_engine import NoEngine
+
+
+class Stubborn(NoEngine):
+    def close(self):
+        time.sleep(600)
+
+
+class Clumsy(NoEngine):
+    def close(self):
+        raise RuntimeError("it stumbled on the way out")
+"""
+# The command line with a shorter patience.
+PROGRAM = """
+import sys
+from rftcore.cli import main
+from rftcore.launch import supervisor
+supervisor._STOP_GRACE_S = 3.0
+main()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    make_tiny_model(tmp_path / "model")
+    (tmp_path / "config.yaml").write_text(CONFIG.format(model=tmp_path / "model"))
+    (tmp_path / "tasks.py").write_text(TASKS)
+    (tmp_path / "engines.py").write_text(ENGINES)
+    yield tmp_path
+    if (tmp_path / "buffer" / "postgres").exists():
+        EmbeddedServer(tmp_path / "buffer").stop()
+
+
+def start(folder: Path, *options: str) -> subprocess.Popen[str]:
+    overrides = [part for option in options for part in ("--set", option)]
+    arguments = ["run", folder / "config.yaml", "--plain", "--buffer", folder / "buffer", *overrides]
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *map(str, arguments)], env=rft_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def test_a_role_that_does_not_stop_after_ctrl_c_is_killed_and_the_run_counts_as_interrupted(folder: Path) -> None:
+    process = start(folder)
+    buffer = folder / "buffer"
+    running = buffer / "postgres" / "postmaster.pid"
+    while not running.exists() or not rows(buffer, "select 1 from rft.train_step limit 1"):
+        assert process.poll() is None, process.stdout.read() if process.stdout else ""
+        time.sleep(0.5)
+    os.kill(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, output
+    assert "explorer did not stop within 3 s: killed" in output
+    assert "ended before its work did" not in output
+    run = rows(buffer, "select status::text as status, outcome from rft.run")
+    assert run == [{"status": "interrupted", "outcome": "stopped by a person"}]
+
+
+def test_a_role_that_fails_when_the_run_has_finished_takes_nothing_away_from_it(folder: Path) -> None:
+    process = start(folder, "steps=2", "explorer.engine=./engines.py:Clumsy")
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    assert "warning: the run had finished when the explorer failed" in output and "stumbled" in output
+    assert "2 of 2" in output, "the results are shown"
+    assert rows(folder / "buffer", "select status::text as status, outcome from rft.run") == [
+        {"status": "finished", "outcome": "2 steps done"}
+    ]
+
+
+def test_a_cluster_that_somebody_left_running_is_not_joined() -> None:
+    program = "from rftcore.launch import cluster; print(cluster.start_cluster()); cluster.stop_cluster()"
+    # Not pytest's folder: Ray's sockets are in it, and their paths must be short.
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        # What `ray start --head` leaves for whoever comes next; here the cluster is gone.
+        current = Path(folder) / "ray" / "ray_current_cluster"
+        current.parent.mkdir()
+        current.write_text("127.0.0.1:9")
+        environment = {**rft_environment(), "RAY_TMPDIR": folder}
+        environment.pop("RAY_ADDRESS", None)
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=150, check=False
+        )
+    assert "a local Ray cluster" in done.stdout, done.stderr[-2000:]

@@ -1,0 +1,213 @@
+"""The explorer on a real buffer with an engine of one's own: who is asked what, which weights are loaded when, how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rftdata
+from rftcore.config import parse_config
+from rftcore.explorer import role
+from rftcore.explorer.engines.base import Decoding, Engine, Generation
+from rftcore.explorer.role import Explorer
+from rftcore.launch.prepare import JoinedRun
+from rftdata.attempt import Attempt
+from rftdata.claims import plan_evaluations
+from rftdata.errors import EngineStoppedError, ModelError
+from rftdata.worker import Worker
+from tests.models import make_character_tokenizer
+
+CONFIG: dict[str, Any] = {
+    "run": {"name": "explored", "seed": 7},
+    "model": {"path": "nowhere"},
+    "tasks": [{"name": "train", "source": "none"}],
+    "algorithm": {"name": "grpo", "group_size": 2},
+    "trainer": {"batch_groups": 2},
+    "steps": 4,
+}
+
+
+class OneAtATime(Engine):
+    """Answers `2` to everything, one request after the other."""
+
+    def __init__(self, seconds: float = 0.0, dies_at: int | None = None) -> None:
+        self.tokenizer = make_character_tokenizer()
+        self.policy_version_id = 0
+        self.num_generated_tokens = 0
+        self.loaded: list[str] = []
+        self.asked = 0
+        self._seconds = seconds
+        self._dies_at = dies_at
+        self._turn = asyncio.Lock()
+
+    async def generate(self, prompt_token_ids: list[int], decoding: Decoding) -> Generation:
+        self.asked += 1
+        if self._dies_at is not None and self.asked >= self._dies_at:
+            raise EngineStoppedError("the engine stopped: out of memory")
+        async with self._turn:
+            await asyncio.sleep(self._seconds)
+        return Generation(self.tokenizer.encode("2"), [-0.5], "2", "stop", [(0, self.policy_version_id)])
+
+    def load_weights(self, uri: str, policy_version_id: int, checksum: str | None = None) -> float:
+        if not Path(uri).is_file():
+            raise ModelError(f"the weights file {uri} does not exist")
+        self.loaded.append(Path(uri).name)
+        self.policy_version_id = policy_version_id
+        return 0.0
+
+    def close(self) -> None:
+        pass
+
+
+class Run:
+    """A run whose trainer is the test."""
+
+    def __init__(self, buffer: rftdata.Buffer, folder: Path) -> None:
+        self.buffer = buffer
+        self.folder = folder
+        self.row = buffer.create_run(name="explored", config={}, seed=7, steps=4, pipeline_version="p1")
+        self.run_id: int = self.row["run_id"]
+        for taskset in ("train", "validation"):
+            buffer.sql(
+                "INSERT INTO rft.task (taskset, task_key, payload)"
+                """ SELECT %s, n::text, '{"prompt": "1+1=", "answer": "2"}' FROM generate_series(1, 8) AS n""",
+                [taskset],
+            )
+
+    def publish(self, attempt: Attempt, step: int, name: str, *, exists: bool = True) -> int:
+        if exists:
+            (self.folder / name).write_text(name)
+        return attempt.publish(step, method="memory", uri=str(self.folder / name), num_bytes=1, checksum=name)
+
+    def ask(self, attempt: Attempt, version: int, name: str, *decodings: str) -> None:
+        plan_evaluations(
+            attempt, policy_version_id=version, trainer_step=0, purpose="validation", tasksets=["validation"],
+            decodings=decodings or ["greedy"], uri=str(self.folder / name), checksum=name,
+        )  # fmt: skip
+
+    def explore(self, engine: Engine, until: Callable[[], bool], **explorer: Any) -> None:
+        """Run an explorer until something holds, then ask it to stop."""
+        section = {"reward": "exact_match", "engine_args": {"max_num_seqs": 1}, **explorer}
+        config = parse_config({**CONFIG, "explorer": section}, self.folder, "test")
+
+        async def explore() -> None:
+            explorer = asyncio.create_task(Explorer(JoinedRun(self.buffer, self.row, config), worker, engine).run())
+            deadline = time.monotonic() + 30
+            while not until() and not explorer.done():
+                assert time.monotonic() < deadline, self.evaluations()
+                await asyncio.sleep(0.05)
+            self.buffer.sql("UPDATE rft.run SET stop_requested = true WHERE run_id = %s", [self.run_id])
+            await asyncio.wait_for(explorer, 20)
+
+        with Worker(self.buffer.database, self.run_id, "explorer") as worker:
+            asyncio.run(explore())
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        return self.rows(
+            "SELECT status::text AS status, mean_reward, error FROM rft.evaluation WHERE run_id = %s ORDER BY evaluation_id"
+        )
+
+    def all_answered(self) -> bool:
+        return all(row["status"] == "done" for row in self.evaluations())
+
+    def rows(self, query: str) -> list[dict[str, Any]]:
+        return self.buffer.sql(query, [self.run_id]).to_pylist()
+
+
+@pytest.fixture
+def run(buffer: rftdata.Buffer, tmp_path: Path) -> Run:
+    return Run(buffer, tmp_path)
+
+
+@pytest.fixture
+def attempt(run: Run) -> Iterator[Attempt]:
+    with run.buffer.attempt(run.row) as attempt:
+        yield attempt
+
+
+def test_an_engine_that_dies_ends_the_explorer_and_leaves_the_evaluation_to_another(run: Run, attempt: Attempt) -> None:
+    run.ask(attempt, run.publish(attempt, 0, "a"), "a")
+    with pytest.raises(EngineStoppedError, match="out of memory"):
+        run.explore(OneAtATime(dies_at=3), until=run.all_answered)
+    assert run.evaluations() == [{"status": "planned", "mean_reward": None, "error": None}]
+    assert "out of memory" in run.rows("SELECT error FROM rft.worker WHERE run_id = %s")[0]["error"]
+
+
+def test_an_engine_that_dies_during_rollouts_makes_no_failed_ones(run: Run, attempt: Attempt) -> None:
+    run.publish(attempt, 0, "a")
+    with pytest.raises(EngineStoppedError, match="out of memory"):
+        run.explore(OneAtATime(dies_at=1), until=lambda: False)
+    assert run.rows("SELECT outcome FROM rft.rollout JOIN rft.rollout_group g USING (group_id) WHERE run_id = %s") == []
+    groups = run.rows("SELECT DISTINCT status::text AS status FROM rft.rollout_group WHERE run_id = %s")
+    assert groups == [{"status": "planned"}]
+
+
+def test_waiting_for_the_engine_does_not_count_as_time_of_an_answer(run: Run, attempt: Attempt) -> None:
+    run.ask(attempt, run.publish(attempt, 0, "a"), "a")
+    # Eight questions of 0.2 s, one after the other: 1.6 s in all, and each at most twice its own.
+    run.explore(OneAtATime(seconds=0.2), until=run.all_answered, rollout_timeout_s=1.0)
+    assert run.evaluations() == [{"status": "done", "mean_reward": 1.0, "error": None}]
+
+
+def test_answers_that_took_too_long_are_counted_in_the_evaluations_row(run: Run, attempt: Attempt) -> None:
+    run.ask(attempt, run.publish(attempt, 0, "a"), "a")
+    run.explore(OneAtATime(seconds=0.5), until=run.all_answered, rollout_timeout_s=0.1)
+    (evaluation,) = run.evaluations()
+    assert evaluation["mean_reward"] == 0
+    assert (
+        "8 of 8 answers failed" in evaluation["error"] and "explorer.rollout_timeout_s = 0.1 s" in evaluation["error"]
+    )
+
+
+def test_an_evaluation_is_left_when_the_run_is_asked_to_stop(run: Run, attempt: Attempt) -> None:
+    run.ask(attempt, run.publish(attempt, 0, "a"), "a")
+    engine = OneAtATime(seconds=3600)
+    run.explore(engine, until=lambda: engine.asked > 0)
+    assert run.evaluations() == [{"status": "planned", "mean_reward": None, "error": None}]
+
+
+def test_evaluations_of_one_set_of_weights_load_it_once(run: Run, attempt: Attempt) -> None:
+    old = run.publish(attempt, 0, "old")
+    run.publish(attempt, 1, "new")
+    run.ask(attempt, old, "old", "greedy", "sampled")
+    engine = OneAtATime()
+    run.explore(engine, until=lambda: run.all_answered() and engine.loaded[-1] == "new")
+    assert engine.loaded == ["new", "old", "new"]
+
+
+def test_weights_that_are_published_again_are_not_loaded_again(run: Run, attempt: Attempt) -> None:
+    run.publish(attempt, 0, "a")
+    versions = [0]
+    engine = OneAtATime()
+
+    def renamed() -> bool:
+        if engine.loaded and len(versions) == 1:
+            versions.append(run.publish(attempt, 1, "a"))
+        return engine.policy_version_id == versions[-1] > 0
+
+    run.explore(engine, until=renamed)
+    assert engine.loaded == ["a"]
+
+
+def test_weights_of_a_live_trainer_that_never_appear_end_the_explorer_and_name_the_method(
+    run: Run, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(role, "_MISSING_WEIGHTS_S", 0.5)
+    run.publish(attempt, 0, "elsewhere", exists=False)
+    with pytest.raises(ModelError, match=r"sync\.method 'memory'") as caught:
+        run.explore(OneAtATime(), until=lambda: False)
+    assert socket.gethostname() in str(caught.value)
+
+
+def test_weights_that_a_trainer_took_along_are_waited_for(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(role, "_MISSING_WEIGHTS_S", 0.5)
+    with run.buffer.attempt(run.row) as attempt:
+        run.publish(attempt, 0, "gone", exists=False)
+    ends = time.monotonic() + 2
+    run.explore(OneAtATime(), until=lambda: time.monotonic() > ends)

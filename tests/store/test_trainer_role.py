@@ -1,0 +1,331 @@
+"""The trainer role itself on a real buffer: a tiny model, stored groups, and the test in the place of the explorer."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import torch
+
+from rftcore.config import RunConfig, parse_config
+from rftcore.launch.prepare import JoinedRun, stored_config
+from rftcore.report import build_report
+from rftcore.sync.weights_file import iterate_weights, open_weights
+from rftcore.trainer.role import TrainerRole
+from rftdata import Buffer
+from rftdata.claims import (
+    Decision,
+    claim_evaluation,
+    claim_sealed_groups,
+    commit_verdicts,
+    fail_evaluation,
+    finish_evaluation,
+)
+from rftdata.database import Row
+from rftdata.errors import ConfigError, RftError
+from rftdata.worker import Worker
+from tests.models import make_tiny_model
+from tests.store_roles import own_group
+
+Rewards = Callable[[Row], float | None]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def training(buffer: Buffer, tiny: Path) -> Iterator[Training]:
+    with ThreadPoolExecutor() as pool:
+        training = Training(buffer, tiny, pool)
+        yield training
+        if training.run:
+            training.stop()  # a trainer that a failed test left waiting must not hold up the others
+
+
+class Training:
+    """One run that trains on stored groups, one group a step.
+
+    The test decides when a group is ready, and answers evaluations.
+    """
+
+    def __init__(self, buffer: Buffer, model: Path, pool: ThreadPoolExecutor) -> None:
+        self.buffer = buffer
+        self.model = model
+        self.pool = pool
+        self.run: Row = {}
+
+    def start(self, steps: int, **sections: dict[str, Any]) -> None:
+        """Store the run and a sealed group for every step."""
+        self.config = self.configured(steps, **sections)
+        self.run = self.buffer.create_run(
+            name="stored", config=stored_config(self.config), seed=1, steps=steps, pipeline_version="p1", mode="train"
+        )
+        with self.buffer.writer(self.run) as writer:
+            writer.insert(*[own_group(task_key=str(step)) for step in range(steps)])
+        self.explorer: int = self.buffer.database.fetch(
+            "insert_worker", run_id=self.run["run_id"], role="explorer", host="here", pid=os.getpid()
+        )[0]["worker_id"]
+
+    def configured(self, steps: int, **sections: dict[str, Any]) -> RunConfig:
+        raw: dict[str, Any] = {
+            "run": {"name": "stored"}, "buffer": {"uri": self.buffer.config.uri, "segments": self.buffer.config.segments},
+            "model": {"path": str(self.model)}, "tasks": [{"name": "t", "source": "./none.py:none"}],
+            "algorithm": {"name": "sft", "group_size": 1}, "explorer": {"reward": "exact_match"},
+            "trainer": {"batch_groups": 1, "checkpoint_every": 1, "autocast": "none"}, "sync": {"method": "checkpoint"},
+            "steps": steps,
+        }  # fmt: skip
+        for name, section in sections.items():
+            raw[name] = {**raw.get(name, {}), **section}
+        return parse_config(raw, self.model, "the test")
+
+    def make_ready(self, count: int) -> None:
+        """Verdicts on that many more groups: so many steps can be drawn."""
+        database, run_id = self.buffer.database, self.run["run_id"]
+        batch = claim_sealed_groups(database, run_id, self.explorer, count=count, lease_s=60)
+        assert batch is not None
+        kept = [Decision(row["experience_id"], row["group_id"], True) for row in batch.table.to_pylist()]
+        commit_verdicts(database, run_id, self.explorer, "p1", batch, kept, [])
+
+    def attempt(self) -> Future[None]:
+        """One life of the trainer, in a thread; it holds the run when this returns."""
+        before = self.rows("select count(*) as n from rft.run_attempt")[0]["n"]
+        life = self.pool.submit(self.train)
+        self.wait_for(f"(select count(*) > {before} from rft.run_attempt)", life)
+        return life
+
+    def train(self) -> None:
+        with (
+            Worker(self.buffer.database, self.run["run_id"], "trainer") as worker,
+            self.buffer.attempt(self.run, max_staleness=1000) as attempt,
+        ):
+            TrainerRole(JoinedRun(self.buffer, self.run, self.config), worker, attempt).run()
+
+    def stop(self) -> None:
+        self.buffer.database.run("request_stop", run_id=self.run["run_id"])
+
+    def answer(self, rewards: Rewards) -> list[Row]:
+        """Answer what is asked; where `rewards` gives None the evaluation fails. What was answered."""
+        answered = []
+        while row := claim_evaluation(self.buffer.database, self.run["run_id"], self.explorer, lease_s=60):
+            reward = rewards(row)
+            if reward is None:
+                fail_evaluation(self.buffer.database, row["evaluation_id"], self.explorer, "it failed")
+                continue
+            given = {"task_id": 1, "reward": reward, "response": "", "num_response_tokens": 1, "finish_reason": "stop"}
+            finish_evaluation(
+                self.buffer.database, row["evaluation_id"], self.explorer, [{**given, "error": None}], seconds=1.0
+            )
+            answered.append(row)
+        return answered
+
+    def answer_until_done(self, future: Future[None], rewards: Rewards) -> list[Row]:
+        answered = []
+        while not future.done():
+            answered += self.answer(rewards)
+            time.sleep(0.02)
+        future.result()
+        return answered
+
+    def wait_for(self, what: str, future: Future[None]) -> None:
+        """Wait until a condition in SQL holds."""
+        deadline = time.monotonic() + 60
+        while not self.rows(f"select {what} as yes")[0]["yes"]:
+            if future.done():
+                future.result()
+            assert time.monotonic() < deadline, f"it never came: {what}"
+            time.sleep(0.02)
+
+    def rows(self, query: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.buffer.sql(query).to_pylist()
+        return found
+
+    def steps(self) -> list[int]:
+        """Steps of the present history that are on record."""
+        return [row["trainer_step"] for row in self.rows("select trainer_step from rft.v_train_step order by 1")]
+
+    def checkpoints(self) -> list[int]:
+        """Steps with a checkpoint whose files are there."""
+        found = self.rows("select trainer_step, uri from rft.checkpoint where deleted_at is null order by 1")
+        assert all((Path(row["uri"]) / "model.safetensors").is_file() for row in found)
+        return [row["trainer_step"] for row in found]
+
+
+def validation(every: int, *tasksets: str) -> dict[str, Any]:
+    return {"every": every, "tasks": [{"name": name, "source": "./none.py:none"} for name in tasksets]}
+
+
+def test_a_stop_is_honoured_while_groups_are_ready(training: Training) -> None:
+    training.start(200, trainer={"checkpoint_every": 50})
+    training.make_ready(200)
+    life = training.attempt()
+    training.wait_for("exists (select from rft.train_step where trainer_step >= 2)", life)
+    training.stop()
+    life.result(timeout=60)
+    last = training.steps()[-1]
+    assert 2 <= last < 200
+    assert training.checkpoints()[-1] == last
+    assert training.rows("select status::text as status from rft.run")[0]["status"] == "running"
+
+
+def test_a_checkpoint_is_not_judged_on_part_of_its_validation(training: Training) -> None:
+    training.start(3, trainer={"keep_checkpoints": 1}, eval=validation(1, "easy", "hard"))
+    training.make_ready(2)
+    life = training.attempt()
+
+    def rewards(row: Row) -> float:
+        return {1: {"easy": 0.4, "hard": 0.4}, 2: {"easy": 1.0, "hard": -1.0}}.get(row["trainer_step"], {}).get(row["taskset"], 0.0)  # fmt: skip
+
+    # Step 2 was answered on its easy taskset only when the checkpoint of step 3 is committed.
+    training.wait_for("(select count(*) = 6 from rft.evaluation)", life)
+    withheld = "taskset = 'hard' and trainer_step = 2"
+    training.buffer.sql(f"update rft.evaluation set status = 'claimed', claimed_by = 0 where {withheld}")
+    training.answer(rewards)
+    training.make_ready(1)
+    training.wait_for("exists (select from rft.evaluation where trainer_step = 3)", life)
+    assert training.checkpoints() == [1, 2, 3]
+    training.buffer.sql(f"update rft.evaluation set status = 'planned', claimed_by = null where {withheld}")
+    training.answer_until_done(life, rewards)
+    assert training.checkpoints() == [1, 3]
+    report = build_report(training.buffer)
+    assert report.best_step == 1
+    assert report.best_checkpoint is not None and report.best_checkpoint.trainer_step == 1
+
+
+def test_the_tests_are_read_by_the_best_of_those_answered_in_full(training: Training) -> None:
+    evaluation = {**validation(1, "easy", "hard"), "test": [{"name": "test", "source": "./none.py:none"}]}
+    training.start(2, eval=evaluation)
+    training.make_ready(2)
+
+    def rewards(row: Row) -> float | None:
+        if row["trainer_step"] == 2:
+            return 1.0 if row["taskset"] == "easy" else None
+        return 0.5
+
+    asked = training.answer_until_done(training.attempt(), rewards)
+    assert {row["trainer_step"] for row in asked if row["purpose"] == "test"} == {0, 1}
+    assert build_report(training.buffer).best_step == 1
+
+
+def test_a_checkpoint_whose_validation_failed_does_not_wait_for_ever(training: Training) -> None:
+    training.start(4, trainer={"keep_checkpoints": 1}, eval=validation(1, "easy"))
+    training.make_ready(2)
+    life = training.attempt()
+    training.wait_for("(select count(*) = 3 from rft.evaluation)", life)
+    training.answer(lambda row: None if row["trainer_step"] == 1 else 1.0)
+    training.make_ready(2)
+    training.answer_until_done(life, lambda row: 0.0)
+    assert training.checkpoints() == [2, 4]
+
+
+def test_validations_that_nobody_answered_are_asked_again_with_the_weights_of_their_step(training: Training) -> None:
+    training.start(5, trainer={"learning_rate": 0.01}, eval=validation(2, "easy", "hard"))
+    training.make_ready(3)
+    life = training.attempt()
+    training.wait_for("exists (select from rft.train_step where trainer_step = 3)", life)
+    held = "update rft.evaluation set status = 'claimed', claimed_by = 0 where trainer_step = 2 and taskset = 'easy'"
+    training.buffer.sql(held)
+    training.stop()
+    life.result(timeout=60)
+    assert training.rows("select * from rft.evaluation where status = 'done'") == []
+    folders = {row["trainer_step"]: Path(row["uri"]) for row in training.rows("select * from rft.checkpoint")}
+    folders[0] = training.model
+
+    training.make_ready(2)
+    seen: set[int] = set()
+
+    def rewards(row: Row) -> float:
+        if row["trainer_step"] in (0, 2):
+            given = dict(iterate_weights(open_weights(row["uri"], row["checksum"])))
+            stored = dict(iterate_weights(folders[row["trainer_step"]] / "model.safetensors"))
+            assert all(torch.equal(given[name], tensor) for name, tensor in stored.items())
+            seen.add(row["trainer_step"])
+        return 1.0 if row["trainer_step"] == 2 else 0.0
+
+    training.answer_until_done(training.attempt(), rewards)
+    assert seen == {0, 2}
+    report = build_report(training.buffer)
+    assert [[point.step for point in curve.points] for curve in report.evaluation_curves] == [[0, 2, 3, 4, 5]] * 2
+    assert report.best_step == 2
+    assert training.rows("select * from rft.evaluation where status <> 'done'") == []
+
+
+def test_an_interrupted_reading_of_the_tests_is_done_by_the_next_life(training: Training) -> None:
+    training.start(1, eval={"test": [{"name": "test", "source": "./none.py:none"}]})
+    training.make_ready(1)
+    life = training.attempt()
+    training.wait_for("(select count(*) = 4 from rft.evaluation where purpose = 'test')", life)
+    training.stop()
+    life.result(timeout=60)
+    asked = training.answer_until_done(training.attempt(), lambda row: 1.0)
+    assert sorted((row["trainer_step"], row["decoding"]) for row in asked) == [
+        (0, "greedy"), (0, "sampled"), (1, "greedy"), (1, "sampled"),
+    ]  # fmt: skip
+
+
+def test_a_step_that_a_checkpoint_contains_is_on_record_whenever_the_trainer_dies(training: Training) -> None:
+    """The database refuses the record of step 2, as if the process had been killed in front of it."""
+    training.start(3)
+    training.make_ready(3)
+    with psycopg.connect(training.buffer.config.uri, autocommit=True) as connection:
+        connection.execute("""
+            CREATE FUNCTION die() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'killed'; END $$;
+            CREATE TRIGGER die BEFORE INSERT ON rft.train_step FOR EACH ROW WHEN (NEW.trainer_step = 2) EXECUTE FUNCTION die();
+        """)
+        with pytest.raises((RftError, psycopg.Error), match="killed"):
+            training.train()
+        connection.execute("DROP FUNCTION die CASCADE")
+    assert training.checkpoints() == training.steps() == [1]
+    orphan = training.buffer.run_folder(training.run) / "checkpoints" / "attempt-1-step-000002"
+    assert orphan.is_dir()
+    training.train()
+    assert training.steps() == [1, 2, 3]
+    assert not orphan.exists(), "the next attempt removes what no checkpoint needs"
+    assert training.checkpoints() == [2, 3]
+
+
+def test_what_a_killed_trainer_left_half_written_is_removed(training: Training) -> None:
+    training.start(2)
+    training.make_ready(1)
+    life = training.attempt()
+    training.wait_for("exists (select from rft.checkpoint)", life)
+    training.stop()
+    life.result(timeout=60)
+    folder = training.buffer.run_folder(training.run) / "checkpoints"
+    for name in ("attempt-1-step-000002.draft", "attempt-1-step-000002", "attempt-9-step-000002", "my-favourite"):
+        (folder / name).mkdir()
+    training.make_ready(1)
+    training.train()
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "attempt-1-step-000001", "attempt-2-step-000002", "attempt-9-step-000002", "my-favourite",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("algorithm", "expected"), [("grpo", 0.5), ("sft", 1.0)])
+def test_the_sampling_temperature_concerns_algorithms_that_compare_with_what_was_sampled(
+    training: Training, algorithm: str, expected: float
+) -> None:
+    training.start(1, algorithm={"name": algorithm, "group_size": 2}, explorer={"temperature": 0.5})
+    assert learner_temperature(training) == expected
+
+
+def test_greedy_rollouts_teach_nothing_to_an_algorithm_that_compares(training: Training) -> None:
+    training.start(1, algorithm={"name": "grpo", "group_size": 2}, explorer={"temperature": 0.0})
+    with pytest.raises(ConfigError, match="sampled rollouts"):
+        learner_temperature(training)
+
+
+def learner_temperature(training: Training) -> float:
+    joined = JoinedRun(training.buffer, training.run, training.config)
+    with (
+        Worker(training.buffer.database, training.run["run_id"], "trainer") as worker,
+        training.buffer.attempt(training.run) as attempt,
+    ):
+        return TrainerRole(joined, worker, attempt).learner.temperature

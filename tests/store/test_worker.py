@@ -1,0 +1,156 @@
+"""Workers: what a lost one held goes back while the others work on, and a heartbeat outlives what befalls the database."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+
+from rftdata import Buffer, wake
+from rftdata.claims import plan_evaluations
+from rftdata.database import queries
+from rftdata.errors import DiskFullError, QueryError
+from rftdata.worker import Worker
+from tests.store_roles import Roles, own_group
+
+HOLDER = """
+import sys, time, rftdata
+from rftdata.claims import claim_evaluation, claim_groups, claim_sealed_groups
+from rftdata.config import BufferConfig
+from rftdata.worker import Worker
+
+uri, segments, run_id = sys.argv[1], sys.argv[2], int(sys.argv[3])
+buffer = rftdata.open(BufferConfig(uri=uri, segments=segments))
+worker = Worker(buffer.database, run_id, "explorer", lease_s=3)
+held = [
+    claim_groups(buffer.database, run_id, worker.worker_id, last_step=9, count=9, lease_s=3),
+    claim_sealed_groups(buffer.database, run_id, worker.worker_id, count=9, lease_s=3),
+    claim_evaluation(buffer.database, run_id, worker.worker_id, lease_s=3),
+]
+print(all(held), flush=True)
+time.sleep(600)
+"""
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to pass"
+        time.sleep(0.1)
+
+
+def claims(buffer: Buffer) -> dict[str, int]:
+    """How many claims there are of each kind."""
+    found: dict[str, int] = buffer.sql(
+        "SELECT (SELECT count(*) FROM rft.rollout_group WHERE status = 'claimed') AS groups,"
+        " (SELECT count(*) FROM rft.worklist WHERE NOT available) AS items,"
+        " (SELECT count(*) FROM rft.evaluation WHERE status = 'claimed') AS evaluations"
+    ).to_pylist()[0]
+    return found
+
+
+def test_claims_of_a_killed_process_go_back_while_the_others_work_on(buffer: Buffer) -> None:
+    """As when it ran on another machine: nobody can look whether its process lives, and nobody starts or stops meanwhile."""
+    roles = Roles(buffer)
+    with roles.attempt() as attempt:
+        roles.insert(own_group())
+        roles.plan()
+        plan_evaluations(
+            attempt, policy_version_id=1, trainer_step=0, purpose="validation", tasksets=["set0"],
+            decodings=["greedy"], uri="/weights", checksum="0",
+        )  # fmt: skip
+        with Worker(buffer.database, roles.run_id, "trainer", lease_s=8):
+            arguments = [buffer.config.uri, str(buffer.config.segments), str(roles.run_id)]
+            holder = subprocess.Popen([sys.executable, "-c", HOLDER, *arguments], stdout=subprocess.PIPE, text=True)
+            assert holder.stdout is not None
+            assert holder.stdout.readline().strip() == "True"
+            buffer.sql("UPDATE rft.worker SET host = 'elsewhere'")
+            assert claims(buffer) == {"groups": 1, "items": 1, "evaluations": 1}
+            time.sleep(6)  # twice its lease: a live worker keeps what it claimed
+            assert claims(buffer) == {"groups": 1, "items": 1, "evaluations": 1}
+            topics = [wake.Listener(buffer.database, topic) for topic in (wake.PLANNED, wake.SEALED, wake.RUN)]
+            for listener in topics:
+                listener.wait()
+            holder.kill()
+            holder.wait()
+            holder.stdout.close()
+            until(lambda: claims(buffer) == {"groups": 0, "items": 0, "evaluations": 0})
+            for listener in topics:
+                assert listener.wait(5)
+                listener.close()
+    (group,) = roles.claim()
+    assert group.claim_token == 3  # claimed, taken back, claimed again: what the lost one held is fenced
+
+
+def worker_row(buffer: Buffer, worker: Worker) -> dict[str, Any]:
+    row: dict[str, Any] = buffer.sql(
+        "SELECT progress, waiting_for, error, stopped_at, extract(epoch FROM clock_timestamp() - heartbeat_at)::float8 AS age"
+        " FROM rft.worker WHERE worker_id = %s",
+        [worker.worker_id],
+    ).to_pylist()[0]
+    return row
+
+
+REFUSING = """
+CREATE FUNCTION rft.test_refuse() RETURNS trigger LANGUAGE plpgsql AS
+$$ BEGIN RAISE EXCEPTION 'no room' USING ERRCODE = '{code}'; END $$;
+CREATE TRIGGER refuse BEFORE UPDATE ON rft.worker FOR EACH STATEMENT EXECUTE FUNCTION rft.test_refuse();
+"""
+DISK_FULL, CANCELED, CHECK_VIOLATION = "53100", "57014", "23514"
+
+
+@pytest.mark.parametrize("code", [DISK_FULL, CANCELED, CHECK_VIOLATION])
+def test_the_heartbeat_outlives_whatever_the_database_says(buffer: Buffer, code: str) -> None:
+    roles = Roles(buffer)
+    with Worker(buffer.database, roles.run_id, "explorer") as worker:
+        buffer.sql(REFUSING.format(code=code))
+        worker.says("works")
+        until(lambda: worker._heartbeat_error is not None)
+        buffer.sql("DROP FUNCTION rft.test_refuse CASCADE")
+        until(lambda: "last_heartbeat_error" in str(worker_row(buffer, worker)["progress"]))
+        row = worker_row(buffer, worker)
+    assert row["age"] < 5 and row["progress"]["last_heartbeat_error"].startswith("at ")
+
+
+def test_an_error_of_the_work_is_not_hidden_by_one_of_leaving(buffer: Buffer) -> None:
+    roles = Roles(buffer)
+    buffer.sql(REFUSING.format(code=DISK_FULL))
+    with pytest.raises(QueryError, match="no_such_table"), Worker(buffer.database, roles.run_id, "explorer"):
+        buffer.sql("SELECT * FROM no_such_table")
+    buffer.sql("DROP FUNCTION rft.test_refuse CASCADE")
+    with pytest.raises(DiskFullError), Worker(buffer.database, roles.run_id, "explorer"):
+        buffer.sql(REFUSING.format(code=DISK_FULL))
+
+
+def plan_nodes(node: dict[str, Any]) -> list[tuple[str, str]]:
+    """(kind, table) of every node of an EXPLAIN that reads a table."""
+    own = [(node["Node Type"], node["Relation Name"])] if "Relation Name" in node else []
+    return own + [found for child in node.get("Plans", ()) for found in plan_nodes(child)]
+
+
+@pytest.mark.parametrize("query", ["renew_claims", "release_lost_claims"])
+def test_claims_are_found_by_index_among_everything_that_waits(buffer: Buffer, query: str) -> None:
+    run_id = Roles(buffer).run_id
+    buffer.sql(
+        "INSERT INTO rft.worklist (consumer, item_id, sort_key) SELECT c || %s, n, n"
+        " FROM generate_series(1, 20000) AS n, unnest(ARRAY['trainer/', 'pipeline/9']) AS c",
+        [run_id],
+    )
+    buffer.sql(
+        "INSERT INTO rft.rollout_group (run_id, attempt_id, ordinal, task_id, explore_step, group_size, status)"
+        " SELECT 9, 9, n, 1, 0, 1, 'claimed' FROM generate_series(1, 20000) AS n"
+    )
+    buffer.sql("ANALYZE rft.worklist, rft.rollout_group")
+    with psycopg.connect(buffer.config.uri) as connection:
+        explained = connection.execute(
+            "EXPLAIN (FORMAT JSON) " + queries()[query], {"worker_id": 1, "run_id": run_id, "lease_s": 1}
+        ).fetchone()
+    assert explained is not None
+    nodes = plan_nodes(explained[0][0]["Plan"])
+    assert {table for _, table in nodes} >= {"worklist", "rollout_group"}
+    assert [node for node in nodes if node[0] == "Seq Scan" and node[1] in ("worklist", "rollout_group")] == []

@@ -1,0 +1,59 @@
+"""Naming an object of one's own: by file, by entry point, by dotted path; what does not load is a clear error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rftdata import plugins
+from rftdata.errors import PluginError
+
+BUILTINS = {"own": "json:loads"}
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder on the path with an installed package that brings three rewards, two of which do not load."""
+    info = tmp_path / "their_rewards-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-rewards\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[rftdata.reward]\ngood = json:dumps\nown = json:dumps\nno_module = not_installed_anywhere:reward\n"
+        "no_object = json:no_such_reward\njson.loads = json:dumps\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["no_module", "no_object"])
+def test_an_entry_point_that_does_not_load_is_a_clear_error(installed: Path, name: str) -> None:
+    with pytest.raises(
+        PluginError, match=f"the reward '{name}' of the package their-rewards does not load.*mend or remove"
+    ):
+        plugins.load("reward", name, BUILTINS)
+
+
+def test_names_are_looked_up_among_built_ins_then_entry_points_then_as_dotted_paths(installed: Path) -> None:
+    import json
+
+    assert plugins.load("reward", "own", BUILTINS) is json.loads
+    assert plugins.load("reward", "good", BUILTINS) is json.dumps
+    assert plugins.load("reward", "json.loads", BUILTINS) is json.dumps
+    assert plugins.load("reward", "json:loads", BUILTINS) is json.loads
+    assert set(plugins.names("reward", BUILTINS)) >= {"own", "good", "no_module"}
+
+
+def test_an_edited_file_is_read_again_an_unchanged_one_is_one_module(tmp_path: Path) -> None:
+    file = tmp_path / "reward.py"
+    file.write_text("def reward():\n    return 1\n")
+    first = plugins.load("reward", "./reward.py:reward", {}, tmp_path)
+    assert plugins.load("reward", "./reward.py:reward", {}, tmp_path) is first
+    file.write_text("def reward():\n    return 2\n")
+    assert plugins.load("reward", "./reward.py:reward", {}, tmp_path)() == 2
+
+
+def test_a_file_that_raises_says_what_and_where(tmp_path: Path) -> None:
+    (tmp_path / "reward.py").write_text("1 / 0\n")
+    with pytest.raises(PluginError, match=r"does not load: ZeroDivisionError: division by zero; mend .*reward\.py"):
+        plugins.load("reward", "./reward.py:reward", {}, tmp_path)
