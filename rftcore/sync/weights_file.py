@@ -121,6 +121,23 @@ def open_weights(uri: str, checksum: str | None = None) -> Path:
     return path
 
 
+@contextlib.contextmanager
+def hold(path: Path) -> Iterator[Path]:
+    """A path to a weights file that works, in any process of this host and user, although its name is removed meanwhile.
+
+    Whoever published it may leave, or publish newer weights, while an engine loads these.
+
+    Raises:
+        ModelError: the file does not exist.
+    """
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise ModelError(f"the weights file {path} cannot be opened: {error.strerror}") from error
+    with file:
+        yield Path(f"/proc/{os.getpid()}/fd/{file.fileno()}")
+
+
 def iterate_weights(path: str | Path) -> Iterator[tuple[str, Tensor]]:
     """Names and CPU tensors of a file, one at a time."""
     from safetensors import safe_open

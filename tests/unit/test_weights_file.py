@@ -17,6 +17,7 @@ from rftcore.sync.weights_file import (
     check_complete,
     checksum_file,
     complete_state,
+    hold,
     iterate_weights,
     open_weights,
     prune,
@@ -180,6 +181,16 @@ def run_name() -> Iterator[str]:
 
 def in_shared_memory(run_name: str) -> Path:
     return SHARED_MEMORY / f"rftdata-{os.getuid()}" / run_name
+
+
+def test_a_file_that_is_held_can_be_opened_after_its_name_is_gone(tmp_path: Path) -> None:
+    publication = publish(tmp_path / "a.safetensors")
+    with hold(Path(publication.uri)) as held:
+        Path(publication.uri).unlink()
+        assert {name for name, _ in iterate_weights(held)} >= set(some_tensors())
+        assert open_weights(str(held), publication.checksum) == held
+    with pytest.raises(ModelError, match="cannot be opened"), hold(Path(publication.uri)):
+        pass
 
 
 def test_a_folder_publisher_replaces_old_weights(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rftcore.explorer.engines.base import Decoding, Engine, EngineConfig, Generation
-from rftcore.sync.weights_file import check_complete, open_weights, read_shapes_of_model
+from rftcore.sync.weights_file import check_complete, hold, open_weights, read_shapes_of_model
 from rftdata.errors import EngineStoppedError, RftError
 
 ABORTED = Generation(token_ids=[], logprobs=[], text="", finish_reason="abort", version_spans=[])
@@ -120,8 +120,9 @@ class DrivenEngine(Engine):
     def load_weights(self, uri: str, policy_version_id: int, checksum: str | None = None) -> float:
         started = time.perf_counter()
         path = open_weights(uri, checksum)
-        check_complete(path, self._expected_shapes)
-        self._load_and_wait(_Load(path, policy_version_id))
+        with hold(path) as held:
+            check_complete(held, self._expected_shapes)
+            self._load_and_wait(_Load(held, policy_version_id))
         return time.perf_counter() - started
 
     def set_policy_version(self, policy_version_id: int) -> None:

@@ -1,0 +1,30 @@
+"""`rft bench NAME`: the benchmarks, as programs of their own; JSON on stdout, progress on stderr."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rftdata.errors import ConfigError
+
+_FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+def bench(
+    context: typer.Context, name: Annotated[str, typer.Argument(metavar="NAME", help="Which one: buffer.")]
+) -> None:
+    """Run a benchmark; options after NAME are its own (`rft bench buffer --help`)."""
+    if name in ("-h", "--help"):
+        print(context.get_help())
+        return
+    known = sorted(file.stem for file in _FOLDER.glob("*.py") if "def main(" in file.read_text(encoding="utf-8"))
+    if not known:
+        raise ConfigError("benchmarks are part of a checkout, not of the installed package", value=str(_FOLDER))
+    if name not in known:
+        raise ConfigError("no such benchmark", value=name, allowed=", ".join(known))
+    command = [sys.executable, "-m", f"benchmarks.{name}", *context.args]
+    raise typer.Exit(subprocess.run(command, cwd=_FOLDER.parent, check=False).returncode)
