@@ -71,7 +71,8 @@ class Roles:
         )
         for taskset in tasksets:
             buffer.sql(
-                "INSERT INTO rft.task (taskset, task_key, payload) SELECT %s, n::text, '{}' FROM generate_series(1, %s) AS n",
+                "INSERT INTO rft.task (taskset, task_key, payload) SELECT %s, n::text, '{}' FROM generate_series(1, %s) AS n"
+                " ON CONFLICT DO NOTHING",
                 [taskset.name, num_tasks],
             )
         selector_config = SelectorConfig.model_validate({"type": selector, **(selector_args or {})})

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from psycopg.types.json import Jsonb
+from pydantic import ValidationError
 
 import rftdata
 from operators.chain import Chain, build_chain
@@ -26,8 +27,8 @@ from rftcore.models import resolve_model
 from rftcore.monitor import MONITORS
 from rftdata import plugins
 from rftdata.buffer import Buffer
+from rftdata.config import config_error
 from rftdata.database import Row
-from rftdata.errors import ConfigError
 from rftdata.selectors import SELECTORS
 from rftdata.tasks import load_taskset
 
@@ -72,21 +73,12 @@ def build_pipeline(config: RunConfig) -> Chain:
 
 def engine_config(config: RunConfig, worker_index: int) -> EngineConfig:
     """The engine's settings; every explorer samples from a stream of its own."""
-    from pydantic import ValidationError
-
     try:
         return EngineConfig.model_validate(
             {"seed": config.run.seed * 1000 + worker_index, **config.explorer.engine_args}
         )
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(("explorer.engine_args", *map(str, first["loc"])))
-        raise ConfigError(
-            f"{where!r}: {first['msg']}",
-            value=first["input"],
-            allowed=", ".join(EngineConfig.model_fields),
-            todo="correct it",
-        ) from error
+        raise config_error(error, EngineConfig, "the engine's settings", within="explorer.engine_args") from error
 
 
 def check_run(config: RunConfig) -> None:

@@ -201,7 +201,7 @@ WRONG = {
     ),
     "key of the engine that is unknown": (
         "explorer.engine_args={dtyp: float32}",
-        ["explorer.engine_args.dtyp", "allowed:", "dtype"],
+        ["explorer.engine_args.dtyp", "allowed:", "did you mean 'dtype'?"],
     ),
     "key of a taskset that is unknown": (
         tasks_from("tasks.jsonl", prompts="question"),

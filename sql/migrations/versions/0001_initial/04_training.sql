@@ -178,7 +178,7 @@ COMMENT ON COLUMN rft.evaluation.lease_until IS 'Until when the claim stands.';
 COMMENT ON COLUMN rft.evaluation.num_tasks IS 'Questions answered.';
 COMMENT ON COLUMN rft.evaluation.mean_reward IS 'Mean over the questions.';
 COMMENT ON COLUMN rft.evaluation.seconds IS 'Wall time.';
-COMMENT ON COLUMN rft.evaluation.error IS 'Why it failed.';
+COMMENT ON COLUMN rft.evaluation.error IS 'Why it failed; of one that is done, how many answers failed and count 0.';
 COMMENT ON COLUMN rft.evaluation.planned_at IS 'When asked for.';
 COMMENT ON COLUMN rft.evaluation.finished_at IS 'When done.';
 
