@@ -121,7 +121,9 @@ class EmbeddedServer:
             return False
 
     def _answers(self) -> bool:
-        return self._run("pg_isready", "-q", "-h", str(self.socket_dir), "-p", self._port, check=False).returncode == 0
+        # As ourselves: the server's own account may no longer be let into a folder above, where we are.
+        probe = [str(self.binary("pg_isready")), "-q", "-h", str(self.socket_dir), "-p", self._port]
+        return subprocess.run(probe, stdin=subprocess.DEVNULL, check=False).returncode == 0
 
     def _lock_unless_it_answers(self) -> int | None:
         """The lock of a folder whose server is gone, as a file descriptor; None when there is one that answers.

@@ -256,3 +256,18 @@ def test_a_port_that_is_taken_is_a_clear_error(folder: Path) -> None:
         with pytest.raises(BufferUnavailableError, match=r"does not start.*(in use|could not bind)"):
             rftdata.open(BufferConfig(uri=str(folder), listen=f"127.0.0.1:{taken.getsockname()[1]}"))
     assert one(folder) == [1]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts the server under another account")
+def test_a_folder_that_was_closed_above_a_running_server_does_not_make_it_unseen(tmp_path: Path) -> None:
+    above = tmp_path / "above"
+    above.mkdir(mode=0o755)
+    server = EmbeddedServer(above / "buffer")
+    uri = server.start()
+    try:
+        above.chmod(0o700)
+        assert server.is_running()
+        assert EmbeddedServer(above / "buffer").start() == uri
+    finally:
+        above.chmod(0o755)
+        server.stop()
