@@ -94,7 +94,18 @@ def install(extras: str) -> None:
         for attempt in uv_attempts(extras, environment):
             options = [*attempt, *no_index]
             print(f"       uv {' '.join(options) or 'without further options'}", flush=True)
-            command = [str(PYTHON), "-m", "uv", "pip", "install", "--python", str(PYTHON), *options]
+            # Compiled now, as pip does it: a run starts several processes, and each would compile anew where nothing may be cached.
+            command = [
+                str(PYTHON),
+                "-m",
+                "uv",
+                "pip",
+                "install",
+                "--compile-bytecode",
+                "--python",
+                str(PYTHON),
+                *options,
+            ]
             command += ["--constraint", str(CONSTRAINTS), "--editable", requirement]
             if succeeds(command, environment=environment, show=True):
                 return
