@@ -116,7 +116,7 @@ def test_the_run_finishes_and_reports_itself(finished: Finished) -> None:
     assert "Traceback" not in finished.output
     assert_no_password(finished.output, "the output of rft run")
     # The next commands it proposes are for this buffer.
-    assert "--buffer postgresql://trainee" in finished.output
+    assert "--buffer 'postgresql://trainee" in finished.output
 
 
 def test_nothing_that_ps_shows_holds_the_password(finished: Finished) -> None:
