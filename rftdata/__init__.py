@@ -6,6 +6,6 @@ transformers: a notebook or a labeller's laptop needs only it.
 
 from rftdata.buffer import Buffer, open
 from rftdata.errors import RftError
-from rftdata.writer import Group, Rollout, Sequence
+from rftdata.groups import Group, Rollout, Sequence
 
 __all__ = ["Buffer", "Group", "RftError", "Rollout", "Sequence", "open"]

@@ -28,7 +28,7 @@ import pyarrow as pa
 from rftdata.errors import RftError
 
 if TYPE_CHECKING:
-    from rftdata.writer import Sequence as Experience
+    from rftdata.groups import Sequence as Experience
 
 Array = npt.NDArray[Any]
 

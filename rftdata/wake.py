@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
+from rftdata.database import execute
 from rftdata.errors import BufferUnavailableError
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def notify(database: Database, *topics: str) -> None:
     What they are woken for is committed: where the database cannot be reached now, they find it by their next poll.
     """
     with contextlib.suppress(BufferUnavailableError), database.connection() as connection:
-        connection.execute("SELECT pg_notify(topic, '') FROM unnest(%s::text[]) AS topic", [list(topics)])
+        execute(connection, "notify", topics=list(topics))
 
 
 class Listener:

@@ -7,12 +7,11 @@ nothing of its batch is stored. Ids are taken from the sequences first, so that 
 
 from __future__ import annotations
 
-import math
 import queue
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -21,87 +20,19 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from rftdata import wake
-from rftdata.arrays import Array, encode
+from rftdata.arrays import encode
 from rftdata.database import Connection, Cursor, Row, copy_rows, execute, jsonb_bytes, one, send, storable
 from rftdata.errors import BufferUnavailableError, ConflictError, FencedError, RftError
+from rftdata.groups import Group, Sequence, is_complete, successes_and_trials, validate
 from rftdata.segments import Appended, SegmentStore
 
 if TYPE_CHECKING:
     from rftdata.database import Database
 
-IntegerSequence = list[int] | Array
-FloatSequence = list[float] | Array
-MaskSequence = list[bool] | Array
-
 # The pipeline version of runs without stages: a complete group is drawable as soon as it is written.
 NO_PIPELINE = "none"
 _RETRIES = 5
 _RETRY_AFTER_S = 0.5
-_OUTCOMES = ("ok", "failed", "timeout", "cancelled")
-_SOURCES = ("explorer", "human", "import", "synthesis")
-
-
-@dataclass
-class Sequence:
-    """One trainable sequence: a whole rollout, or one turn of it. T = prompt and response tokens.
-
-    Attributes:
-        prompt, response: as text.
-        token_ids: [T].
-        num_prompt_tokens: how many of them come before the response.
-        behavior_logprobs: [T - num_prompt_tokens] nats, of the response tokens; None where nobody sampled (demonstrations).
-        loss_mask: [T - num_prompt_tokens]; None trains on every response token.
-        policy_spans: (index of the first token, policy_version_id), ascending; empty where no policy sampled.
-        finish_reason: stop, length or abort.
-        reward: of the sequence; None while awaited.
-        reward_parts, metrics: named numbers.
-        messages: the chat up to and including the response.
-        arrays: further arrays by name, of any type and shape: teacher log-probabilities, token rewards, routed experts, images…
-    """
-
-    prompt: str
-    response: str
-    token_ids: IntegerSequence
-    num_prompt_tokens: int
-    finish_reason: str
-    reward: float | None = None
-    behavior_logprobs: FloatSequence | None = None
-    loss_mask: MaskSequence | None = None
-    policy_spans: list[tuple[int, int]] = field(default_factory=list)
-    reward_parts: dict[str, float] = field(default_factory=dict)
-    metrics: dict[str, float] = field(default_factory=dict)
-    messages: list[dict[str, Any]] | None = None
-    parent_id: int | None = None
-    arrays: Mapping[str, Array] = field(default_factory=dict)
-
-
-@dataclass
-class Rollout:
-    """One try. A failed one keeps its error and the turns it had."""
-
-    index: int
-    outcome: str = "ok"
-    reward: float | None = None
-    sequences: list[Sequence] = field(default_factory=list)
-    seconds: float = 0.0
-    error: str | None = None
-
-
-@dataclass
-class Group:
-    """All rollouts of one task.
-
-    A claimed group names `group_id` and `claim_token`. A group of your own (an import, a person's) names the task
-    instead: `taskset`, `task_key` and its `payload`; it is planned and sealed in one go.
-    """
-
-    rollouts: list[Rollout]
-    group_id: int | None = None
-    claim_token: int | None = None
-    source: str = "explorer"
-    taskset: str | None = None
-    task_key: str | None = None
-    payload: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -187,7 +118,7 @@ class Writer:
         Raises:
             RftError: rows that cannot be stored; or the writer is closed.
         """
-        _validate(groups)
+        validate(groups)
         request = _Request(groups)
         with self._lock:
             if self._closed.is_set():
@@ -316,9 +247,9 @@ class Writer:
 
     def _seal(self, connection: Connection, groups: list[Group], given: _Ids, direct: bool) -> None:
         """No more facts: the groups go to the pipeline, or where there is none and nothing is missing, to the trainer."""
-        seen = [_outcome(group) for group in groups]
+        seen = [successes_and_trials(group) for group in groups]
         group_ids = [given.groups[id(group)] for group in groups]
-        ready = [i for i, group in zip(group_ids, groups, strict=True) if direct and _is_complete(group)]
+        ready = [i for i, group in zip(group_ids, groups, strict=True) if direct and is_complete(group)]
         with connection.pipeline():
             send(
                 connection, "observe_groups", group_ids=group_ids, successes=[float(s) for s, _ in seen], trials=[t for _, t in seen]
@@ -356,19 +287,6 @@ def _check_held(groups: list[Group], rows: list[Row]) -> None:
             )  # fmt: skip
 
 
-def _outcome(group: Group) -> tuple[float, int]:
-    """Successes (rewards clipped to 0 and 1) and trials of a group's good rollouts: what selectors learn."""
-    rewards = [rollout.reward for rollout in group.rollouts if rollout.outcome == "ok" and rollout.reward is not None]
-    return sum((min(max(reward, 0.0), 1.0) for reward in rewards), start=0.0), len(rewards)
-
-
-def _is_complete(group: Group) -> bool:
-    return all(
-        rollout.outcome == "ok" and rollout.sequences and all(s.reward is not None for s in rollout.sequences)
-        for rollout in group.rollouts
-    )
-
-
 # Enums travel as text, which has the same binary form; jsonb as the bytes that `jsonb_bytes` makes.
 _ROLLOUT_COLUMNS = (
     ("rollout_id", "int8"), ("group_id", "int8"), ("rollout_index", "int4"), ("outcome", "text"), ("reward", "float8"),
@@ -394,63 +312,3 @@ def _experience_row(
         jsonb_bytes(s.metrics), min(versions, default=None), max(versions, default=None), s.num_prompt_tokens,
         len(s.token_ids) - s.num_prompt_tokens, storable(s.finish_reason), segment_id, segment_row,
     )  # fmt: skip
-
-
-def _validate(groups: tuple[Group, ...]) -> None:
-    claimed = [group.group_id for group in groups if group.group_id is not None]
-    if len(set(claimed)) < len(claimed):
-        raise RftError("a group is given twice", value=sorted(claimed), todo="write each group once")
-    for group in groups:
-        if group.group_id is None and (group.taskset is None or group.task_key is None):
-            raise RftError(
-                "a group needs either group_id and claim_token, or taskset and task_key", todo="name its task"
-            )
-        if group.source not in _SOURCES:
-            raise RftError("a group has an unknown source", value=group.source, allowed=", ".join(_SOURCES))
-        if (
-            sorted(rollout.index for rollout in group.rollouts) != list(range(len(group.rollouts)))
-            or not group.rollouts
-        ):
-            raise RftError(
-                "a group's rollouts must be numbered from 0, one after the other",
-                value=[r.index for r in group.rollouts],
-            )
-        for rollout in group.rollouts:
-            if rollout.outcome not in _OUTCOMES:
-                raise RftError("a rollout has an unknown outcome", value=rollout.outcome, allowed=", ".join(_OUTCOMES))
-            _check_reward(rollout.reward)
-            for sequence in rollout.sequences:
-                _validate_sequence(sequence)
-
-
-def _validate_sequence(s: Sequence) -> None:
-    if not 0 <= s.num_prompt_tokens <= len(s.token_ids):
-        raise RftError(
-            "a sequence cannot have so many prompt tokens",
-            value=s.num_prompt_tokens,
-            allowed=f"0 to {len(s.token_ids)}",
-        )
-    num_response = len(s.token_ids) - s.num_prompt_tokens
-    for name in ("behavior_logprobs", "loss_mask"):
-        values = getattr(s, name)
-        if values is not None and len(values) != num_response:
-            raise RftError(
-                f"{name} must have one value per response token", value=len(values), allowed=str(num_response)
-            )
-    starts = [start for start, _ in s.policy_spans]
-    if starts != sorted(set(starts)) or any(not 0 <= start < len(s.token_ids) for start in starts):
-        raise RftError(
-            "policy_spans must begin at ascending tokens of the sequence",
-            value=s.policy_spans,
-            allowed=f"0 to {len(s.token_ids) - 1}",
-        )
-    _check_reward(s.reward)
-
-
-def _check_reward(reward: float | None) -> None:
-    if reward is not None and not math.isfinite(reward):
-        raise RftError(
-            "a reward is not a finite number",
-            value=reward,
-            todo="give None while it is awaited, or record the rollout as failed",
-        )

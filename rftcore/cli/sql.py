@@ -90,7 +90,7 @@ def psql_command(buffer: Buffer) -> tuple[str, list[str], dict[str, str]]:
     """Program, arguments and environment of psql on the buffer; the password travels in the environment only."""
     from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-    from rftdata.server import binary_dir
+    from rftdata.programs import binary_dir
 
     parts = conninfo_to_dict(buffer.database.uri)
     environment = {**os.environ, "PGAPPNAME": "rft sql"}

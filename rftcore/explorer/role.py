@@ -28,9 +28,9 @@ from rftdata import plugins, wake
 from rftdata.claims import claim_evaluation, claim_groups, fail_evaluation, finish_evaluation, release_groups
 from rftdata.database import Row
 from rftdata.errors import FencedError, ModelError
+from rftdata.groups import Group
 from rftdata.planning import PlanConfig, Planner, last_startable_step
 from rftdata.worker import Worker
-from rftdata.writer import Group
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from rftcore.explorer.engines.base import Decoding, Engine
 from rftcore.explorer.task import Model, Scorer, Task, Workflow
 from rftdata.claims import ClaimedGroup
 from rftdata.errors import ConfigError, EngineStoppedError, ModelError
-from rftdata.writer import Group, Rollout
+from rftdata.groups import Group, Rollout
 
 _ERRORS_OF_THE_RUN = (ConfigError, ModelError, EngineStoppedError)
 

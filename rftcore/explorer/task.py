@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rftcore.explorer.engines.base import Decoding, Engine
-from rftdata.writer import Sequence
+from rftdata.groups import Sequence
 
 Message = dict[str, Any]
 

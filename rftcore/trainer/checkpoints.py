@@ -22,6 +22,7 @@ from typing import Any
 
 from torch import Tensor
 
+from rftdata.durable import sync_path
 from rftdata.errors import DiskFullError, ModelError
 
 FORMAT_VERSION = 1
@@ -50,7 +51,7 @@ def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
     try:
         fill(draft)
         for path in (*draft.rglob("*"), draft):
-            _fsync(path)
+            sync_path(path)
     except Exception as error:
         shutil.rmtree(draft, ignore_errors=True)
         # safetensors raises its own class on a full disk; the system's text is in the message.
@@ -64,7 +65,7 @@ def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
         # is written again only by an attempt that has gone back to before it, and that has not committed it yet.
         shutil.rmtree(folder)
     os.rename(draft, folder)
-    _fsync(folder.parent)
+    sync_path(folder.parent)
 
 
 def remove_abandoned(parent: Path, attempt_id: int, committed: Collection[str]) -> list[Path]:
@@ -138,11 +139,3 @@ def copy_tokenizer(source: str, folder: Path) -> None:
 def _is_tokenizer_file(name: str) -> bool:
     known = ("tokenizer", "special_tokens_map", "added_tokens", "chat_template", "vocab", "merges", "spiece")
     return name.startswith(known) and not name.endswith(".safetensors")
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

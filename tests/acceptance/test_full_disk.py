@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,12 +40,18 @@ class SmallDisk:
 
 
 @pytest.fixture
-def small_disk(server_folders: Path) -> Iterator[Callable[[str, int], SmallDisk]]:
-    """Mounts one at a path below the folder of the test's buffer; skips where that is forbidden."""
+def own_folder(server_folders: Path) -> Path:
+    """A folder of its own for every test: a mount that is still busy keeps its folder for a while."""
+    return Path(tempfile.mkdtemp(dir=server_folders))
+
+
+@pytest.fixture
+def small_disk(own_folder: Path) -> Iterator[Callable[[str, int], SmallDisk]]:
+    """Mounts one at a path below the test's folder; skips where that is forbidden."""
     mounted: list[Path] = []
 
     def make(name: str, num_bytes: int) -> SmallDisk:
-        folder = server_folders / name
+        folder = own_folder / name
         folder.mkdir(parents=True)
         result = subprocess.run(
             ["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "tmpfs", folder],
@@ -59,16 +65,14 @@ def small_disk(server_folders: Path) -> Iterator[Callable[[str, int], SmallDisk]
     yield make
     for folder in mounted:
         subprocess.run(["umount", "--lazy", folder], check=False, capture_output=True)
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture
-def buffer(server_folders: Path, small_disk: object) -> Iterator[Path]:
+def buffer(own_folder: Path, small_disk: object) -> Iterator[Path]:
     """Where the test's buffer goes; its server is gone before the small disk is."""
-    folder = server_folders / "full"
+    folder = own_folder / "buffer"
     yield folder
     EmbeddedServer(folder).stop()
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def opened(buffer: Path, segments: Path | None = None) -> rftdata.Buffer:
@@ -160,7 +164,7 @@ def test_writers_stop_before_the_disk_is_full(
 def test_the_disk_of_the_checkpoints(
     buffer: Path, small_disk: Callable[[str, int], SmallDisk], warm: Warm, rft: Rft
 ) -> None:
-    disk = small_disk("full/runs", 512 * MIB)
+    disk = small_disk("buffer/runs", 512 * MIB)
     process = run(buffer, warm)
     wait_for_step(buffer, 3, process)
     disk.fill()
@@ -179,7 +183,7 @@ def test_the_disk_of_the_database(
     buffer: Path, small_disk: Callable[[str, int], SmallDisk], warm: Warm, rft: Rft
 ) -> None:
     """Segments and checkpoints lie there too; whoever meets the end first says so."""
-    disk = small_disk("full", 512 * MIB)
+    disk = small_disk("buffer", 512 * MIB)
     process = run(buffer, warm, "buffer.min_free_bytes=0")
     wait_for_step(buffer, 3, process)
     disk.fill()
@@ -195,7 +199,7 @@ def test_the_disk_of_the_database(
 def test_a_disk_too_small_for_a_new_database(
     buffer: Path, small_disk: Callable[[str, int], SmallDisk], warm: Warm, rft: Rft
 ) -> None:
-    disk = small_disk("full", 8 * MIB)
+    disk = small_disk("buffer", 8 * MIB)
     said = ended_with_a_clear_error(run(buffer, warm))
     assert f"the disk of {disk.folder} is full" in said and "free some space" in said
     assert not (buffer / "postgres").exists()

@@ -21,7 +21,8 @@ from psycopg import sql
 
 import rftdata
 from rftdata.config import BufferConfig
-from rftdata.server import EmbeddedServer, binary_dir
+from rftdata.programs import binary_dir
+from rftdata.server import EmbeddedServer
 from tests.acceptance.conftest import EXAMPLE, Rft, Warm, rft_command, rft_environment
 from tests.acceptance.small_runs import RUN, STEPS, settings
 

@@ -10,7 +10,7 @@ import pytest
 from rftcore.explorer.rewards import build_scorer
 from rftcore.explorer.task import Score, Task, Turn
 from rftdata.errors import RftError
-from rftdata.writer import Sequence
+from rftdata.groups import Sequence
 
 TASK = Task(1, "sums", "one", "1+1=", "2")
 TURN = Turn([], "2", "stop", Sequence("1+1=", "2", [1, 2], 1, "stop"))

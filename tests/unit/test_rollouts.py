@@ -12,7 +12,7 @@ from rftcore.explorer.engines.base import Decoding
 from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.explorer.task import Model, Score, Scorer, Task
 from rftdata.errors import EngineStoppedError, ModelError
-from rftdata.writer import Rollout
+from rftdata.groups import Rollout
 
 TASK = Task(1, "sums", "one", "1+1=", "2")
 

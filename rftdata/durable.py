@@ -1,0 +1,25 @@
+"""Files and names that must survive a power loss."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def sync_path(path: Path) -> None:
+    """Flush a file's bytes, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
+    """Write a file so that a crash leaves the old one, none or the new one, never half of it."""
+    draft = path.with_name(f"{path.name}.unfinished")
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8") as file:
+        file.write(text)
+    sync_path(draft)
+    draft.replace(path)
+    sync_path(path.parent)

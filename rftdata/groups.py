@@ -1,0 +1,161 @@
+"""What is written: a task's group of rollouts, each with its trainable sequences; and what of it cannot be stored."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy.typing as npt
+
+from rftdata.errors import RftError
+
+Array = npt.NDArray[Any]
+IntegerSequence = list[int] | Array
+FloatSequence = list[float] | Array
+MaskSequence = list[bool] | Array
+_OUTCOMES = ("ok", "failed", "timeout", "cancelled")
+_SOURCES = ("explorer", "human", "import", "synthesis")
+
+
+@dataclass
+class Sequence:
+    """One trainable sequence: a whole rollout, or one turn of it. T = prompt and response tokens.
+
+    Attributes:
+        prompt, response: as text.
+        token_ids: [T].
+        num_prompt_tokens: how many of them come before the response.
+        behavior_logprobs: [T - num_prompt_tokens] nats, of the response tokens; None where nobody sampled (demonstrations).
+        loss_mask: [T - num_prompt_tokens]; None trains on every response token.
+        policy_spans: (index of the first token, policy_version_id), ascending; empty where no policy sampled.
+        finish_reason: stop, length or abort.
+        reward: of the sequence; None while awaited.
+        reward_parts, metrics: named numbers.
+        messages: the chat up to and including the response.
+        arrays: further arrays by name, of any type and shape: teacher log-probabilities, token rewards, routed experts, images…
+    """
+
+    prompt: str
+    response: str
+    token_ids: IntegerSequence
+    num_prompt_tokens: int
+    finish_reason: str
+    reward: float | None = None
+    behavior_logprobs: FloatSequence | None = None
+    loss_mask: MaskSequence | None = None
+    policy_spans: list[tuple[int, int]] = field(default_factory=list)
+    reward_parts: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    messages: list[dict[str, Any]] | None = None
+    parent_id: int | None = None
+    arrays: Mapping[str, Array] = field(default_factory=dict)
+
+
+@dataclass
+class Rollout:
+    """One try. A failed one keeps its error and the turns it had."""
+
+    index: int
+    outcome: str = "ok"
+    reward: float | None = None
+    sequences: list[Sequence] = field(default_factory=list)
+    seconds: float = 0.0
+    error: str | None = None
+
+
+@dataclass
+class Group:
+    """All rollouts of one task.
+
+    A claimed group names `group_id` and `claim_token`. A group of your own (an import, a person's) names the task
+    instead: `taskset`, `task_key` and its `payload`; it is planned and sealed in one go.
+    """
+
+    rollouts: list[Rollout]
+    group_id: int | None = None
+    claim_token: int | None = None
+    source: str = "explorer"
+    taskset: str | None = None
+    task_key: str | None = None
+    payload: dict[str, Any] = field(default_factory=dict)
+
+
+def successes_and_trials(group: Group) -> tuple[float, int]:
+    """Successes (rewards clipped to 0 and 1) and trials of a group's good rollouts: what selectors learn."""
+    rewards = [rollout.reward for rollout in group.rollouts if rollout.outcome == "ok" and rollout.reward is not None]
+    return sum((min(max(reward, 0.0), 1.0) for reward in rewards), start=0.0), len(rewards)
+
+
+def is_complete(group: Group) -> bool:
+    """Whether every rollout is good and every reward is there."""
+    return all(
+        rollout.outcome == "ok" and rollout.sequences and all(s.reward is not None for s in rollout.sequences)
+        for rollout in group.rollouts
+    )
+
+
+def validate(groups: tuple[Group, ...]) -> None:
+    """Refuse what cannot be stored.
+
+    Raises:
+        RftError: what is wrong, the value and what is allowed.
+    """
+    claimed = [group.group_id for group in groups if group.group_id is not None]
+    if len(set(claimed)) < len(claimed):
+        raise RftError("a group is given twice", value=sorted(claimed), todo="write each group once")
+    for group in groups:
+        if group.group_id is None and (group.taskset is None or group.task_key is None):
+            raise RftError(
+                "a group needs either group_id and claim_token, or taskset and task_key", todo="name its task"
+            )
+        if group.source not in _SOURCES:
+            raise RftError("a group has an unknown source", value=group.source, allowed=", ".join(_SOURCES))
+        if (
+            sorted(rollout.index for rollout in group.rollouts) != list(range(len(group.rollouts)))
+            or not group.rollouts
+        ):
+            raise RftError(
+                "a group's rollouts must be numbered from 0, one after the other",
+                value=[r.index for r in group.rollouts],
+            )
+        for rollout in group.rollouts:
+            if rollout.outcome not in _OUTCOMES:
+                raise RftError("a rollout has an unknown outcome", value=rollout.outcome, allowed=", ".join(_OUTCOMES))
+            _check_reward(rollout.reward)
+            for sequence in rollout.sequences:
+                _validate_sequence(sequence)
+
+
+def _validate_sequence(s: Sequence) -> None:
+    if not 0 <= s.num_prompt_tokens <= len(s.token_ids):
+        raise RftError(
+            "a sequence cannot have so many prompt tokens",
+            value=s.num_prompt_tokens,
+            allowed=f"0 to {len(s.token_ids)}",
+        )
+    num_response = len(s.token_ids) - s.num_prompt_tokens
+    for name in ("behavior_logprobs", "loss_mask"):
+        values = getattr(s, name)
+        if values is not None and len(values) != num_response:
+            raise RftError(
+                f"{name} must have one value per response token", value=len(values), allowed=str(num_response)
+            )
+    starts = [start for start, _ in s.policy_spans]
+    if starts != sorted(set(starts)) or any(not 0 <= start < len(s.token_ids) for start in starts):
+        raise RftError(
+            "policy_spans must begin at ascending tokens of the sequence",
+            value=s.policy_spans,
+            allowed=f"0 to {len(s.token_ids) - 1}",
+        )
+    _check_reward(s.reward)
+
+
+def _check_reward(reward: float | None) -> None:
+    if reward is not None and not math.isfinite(reward):
+        raise RftError(
+            "a reward is not a finite number",
+            value=reward,
+            todo="give None while it is awaited, or record the rollout as failed",
+        )
