@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rftdata.errors import RftError
 
@@ -45,6 +46,7 @@ SCHEMA = pa.schema(
     ]
 )
 SHAPE_SUFFIX = ".shape"
+_PURGED = b"purged_rows"
 _LIST_LIMIT = 2**31 - 1
 # Types that Arrow lacks travel as unsigned integers of their width; the field's metadata names the type.
 _CARRIERS: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -148,6 +150,25 @@ def _carried(flat: Array, name: str) -> pa.Array:
     )
 
 
+def emptied(batch: pa.RecordBatch, rows: Iterable[int]) -> pa.RecordBatch:
+    """The batch without the values of some rows: these have empty base columns and no further arrays, and are named in the metadata."""
+    gone = sorted(purged_rows(batch) | set(rows))
+    mask = np.zeros(batch.num_rows, np.bool_)
+    mask[gone] = True
+    columns = []
+    for field in batch.schema:
+        nothing = pa.scalar([] if field.name in SCHEMA.names else None, field.type)
+        # Copies what stays: nothing of the other rows' values is left in the buffers.
+        columns.append(pc.if_else(pa.array(mask), nothing, batch.column(field.name)))
+    metadata = {**(batch.schema.metadata or {}), _PURGED: json.dumps(gone).encode()}
+    return pa.record_batch(columns, schema=batch.schema.with_metadata(metadata))
+
+
+def purged_rows(batch: pa.RecordBatch) -> frozenset[int]:
+    """Rows whose values were purged."""
+    return frozenset(json.loads((batch.schema.metadata or {}).get(_PURGED, b"[]")))
+
+
 class ColumnReader:
     """One column of a mapped record batch: views of single rows, without copying.
 
@@ -161,7 +182,7 @@ class ColumnReader:
         self._offsets = column.offsets.to_numpy()
         values = column.values.to_numpy(zero_copy_only=True)
         wanted = metadata.get(b"dtype")
-        self._values: Array = values if wanted is None else values.view(_dtype(wanted.decode()))
+        self._values: Array = values if wanted is None else values.view(named_dtype(wanted.decode()))
         self.dtype = self._values.dtype
         self._missing = None if column.null_count == 0 else column.is_null().to_numpy(zero_copy_only=False)
         self._inner = json.loads(metadata[b"shape"]) if b"shape" in metadata else [-1]
@@ -181,7 +202,7 @@ class ColumnReader:
         return self._values[self._offsets[index] : self._offsets[index + 1]]
 
 
-def _dtype(name: str) -> np.dtype[Any]:
+def named_dtype(name: str) -> np.dtype[Any]:
     try:
         return np.dtype(name)
     except TypeError:

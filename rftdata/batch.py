@@ -7,6 +7,7 @@ file into the caller's array in one copy. Shapes: B experiences in slot order, T
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rftdata.arrays import SCHEMA, SHAPE_SUFFIX, Array, ColumnReader
-from rftdata.errors import QueryError, SegmentCorruptError
+from rftdata.arrays import SCHEMA, SHAPE_SUFFIX, Array, ColumnReader, purged_rows
+from rftdata.errors import PurgedError, QueryError, SegmentCorruptError
 from rftdata.segments import SegmentAddress, SegmentStore
 
 if TYPE_CHECKING:
@@ -31,12 +32,20 @@ ROWS = pa.schema(
 
 
 class SegmentReader:
-    """Reads rows of segments; addresses of segments are looked up once, since a segment's content never changes."""
+    """Reads rows of segments.
+
+    A segment's content changes in one way only: a purge writes it anew, elsewhere, with rows emptied, and later overwrites the old
+    bytes. So a batch is handed out for `MAX_AGE_S` only before its address is looked up again, far less than a purge waits.
+    """
+
+    MAX_AGE_S = 60.0
 
     def __init__(self, database: Database, store: SegmentStore) -> None:
         self._database = database
         self._store = store
         self._batches: dict[int, pa.RecordBatch] = {}
+        self._addresses: dict[int, tuple[SegmentAddress, float]] = {}  # with when it was looked up
+        self._purged: dict[int, frozenset[int]] = {}
         self._columns: dict[tuple[int, str], ColumnReader | None] = {}
         self._lock = threading.Lock()
 
@@ -47,16 +56,14 @@ class SegmentReader:
             SegmentCorruptError: a segment is unknown or cannot be served.
         """
         with self._lock:
-            wanted = sorted(set(segment_ids) - set(self._batches))
+            now = time.monotonic()
+            wanted = sorted({i for i in segment_ids if not self._is_fresh(i, now)})
             if wanted:
-                rows = self._database.fetch("segment_addresses", segment_ids=wanted)
                 if len(self._batches) > 4096:
-                    self._batches.clear()
-                    self._columns.clear()
+                    self._forget_all()
                     wanted = sorted(set(segment_ids))
-                    rows = self._database.fetch("segment_addresses", segment_ids=wanted)
-                for row in rows:
-                    self._batches[row["segment_id"]] = self._store.read(SegmentAddress(**row), verify=True)
+                for row in self._database.fetch("segment_addresses", segment_ids=wanted):
+                    self._keep(SegmentAddress(**row), now)
             try:
                 return {i: self._batches[i] for i in segment_ids}
             except KeyError as error:
@@ -64,8 +71,37 @@ class SegmentReader:
                     f"segment {error} is not in rft.segment", todo="`rft doctor` lists every affected experience"
                 ) from error
 
+    def _is_fresh(self, segment_id: int, now: float) -> bool:
+        return segment_id in self._addresses and now - self._addresses[segment_id][1] <= self.MAX_AGE_S
+
+    def _keep(self, address: SegmentAddress, now: float) -> None:
+        known = self._addresses.get(address.segment_id)
+        if known is None or known[0] != address:
+            batch = self._store.read(address, verify=True)
+            self._batches[address.segment_id] = batch
+            self._purged[address.segment_id] = purged_rows(batch)
+            for key in [key for key in self._columns if key[0] == address.segment_id]:
+                del self._columns[key]
+        self._addresses[address.segment_id] = (address, now)
+
+    def _forget_all(self) -> None:
+        for known in (self._batches, self._addresses, self._purged, self._columns):
+            known.clear()
+
+    def forget(self) -> None:
+        """Look everything up again."""
+        with self._lock:
+            self._forget_all()
+
+    def purged(self, places: Sequence[tuple[int, int]]) -> list[int]:
+        """Which of some (segment id, row) places, by their index, were purged."""
+        self.batches([segment_id for segment_id, _ in places])
+        with self._lock:
+            return [i for i, (segment_id, row) in enumerate(places) if row in self._purged.get(segment_id, ())]
+
     def take(self, places: Sequence[tuple[int, int]], columns: Sequence[str]) -> pa.Table:
-        """Rows at (segment id, row) places, in that order, as list columns; null where a row has no such array."""
+        """Rows at (segment id, row) places, in that order, as list columns; null where a row has no such array or was purged."""
+        purged = set(self.purged(places))
         batches = self.batches([segment_id for segment_id, _ in places])
         arrays = {}
         for column in columns:
@@ -77,9 +113,9 @@ class SegmentReader:
             kind = max(types, key=str)  # a large list where one of several is
             pieces = [
                 _as_type(batches[segment_id].column(column).slice(row, 1), kind)
-                if column in batches[segment_id].schema.names
+                if column in batches[segment_id].schema.names and i not in purged
                 else pa.nulls(1, kind)
-                for segment_id, row in places
+                for i, (segment_id, row) in enumerate(places)
             ]
             arrays[column] = pa.chunked_array(pieces, type=kind).combine_chunks()
         return pa.table(arrays) if columns else pa.table({})
@@ -180,7 +216,10 @@ class Batch:
         return out
 
     def arrays(self, column: str) -> list[Array | None]:
-        """The array of each experience in its own shape, None where it has none: views of the mapped file, not copies."""
+        """The array of each experience in its own shape, None where it has none.
+
+        Views of the mapped file, not copies: for use within an hour, after which the bytes of a purged row's segment are overwritten.
+        """
         readers = self._readers(column)
         found = ((readers[segment_id], row) for segment_id, row in self._places)
         return [reader.row(row) if reader else None for reader, row in found]
@@ -192,6 +231,11 @@ class Batch:
                 value=column,
                 allowed=", ".join(self.columns),
                 todo="name it in draw(columns=…)",
+            )
+        for i in self._reader.purged(self._places):
+            raise PurgedError(
+                f"experience {self.rows['experience_id'][i].as_py()} was purged after step {self.step} drew it",
+                todo="give the batch back with attempt.release(batch) and draw again; `rft lineage` says by whom it was purged",
             )
         return self._reader.columns(sorted({segment_id for segment_id, _ in self._places}), column)
 

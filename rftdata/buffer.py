@@ -10,7 +10,7 @@ import difflib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import psycopg
@@ -18,11 +18,12 @@ import pyarrow as pa
 from psycopg.rows import tuple_row
 from psycopg.types.json import Jsonb
 
+from rftdata.arrays import purged_rows
 from rftdata.attempt import Attempt
 from rftdata.batch import SegmentReader
 from rftdata.config import BufferConfig
 from rftdata.database import Database, Row, execute, fetch, migrate, redacted
-from rftdata.errors import BufferUnavailableError, QueryError, SegmentCorruptError
+from rftdata.errors import BufferUnavailableError, PurgedError, QueryError, SegmentCorruptError
 from rftdata.segments import PosixSegmentStore, SegmentStore
 from rftdata.server import EmbeddedServer
 from rftdata.writer import Writer
@@ -150,26 +151,47 @@ class Buffer:
         """
         return Attempt.start(self.database, self.reader, self._run_id(run), lease_s, max_staleness, max_refill)
 
-    def read_arrays(self, experience_ids: Sequence[int], columns: Sequence[str]) -> pa.Table:
-        """Token arrays of experiences, in the order asked for: experience_id and the list columns named."""
+    def read_arrays(
+        self, experience_ids: Sequence[int], columns: Sequence[str], *, purged: Literal["refuse", "null"] = "refuse"
+    ) -> pa.Table:
+        """Token arrays of experiences, in the order asked for: experience_id and the list columns named.
+
+        Args:
+            purged: what to do where the arrays were purged.
+
+        Raises:
+            QueryError: no such experience, or none of them has such an array.
+            PurgedError: the arrays of one are gone.
+        """
         rows = self.database.fetch("experience_addresses", experience_ids=list(experience_ids))
         place = {row["experience_id"]: (row["segment_id"], row["segment_row"]) for row in rows}
         missing = [i for i in experience_ids if i not in place]
         if missing:
             raise QueryError("no such experience", value=missing[0])
-        table = self.reader.take([place[i] for i in experience_ids], columns)
+        places = [place[i] for i in experience_ids]
+        if purged == "refuse":
+            for i in self.reader.purged(places):
+                raise PurgedError(
+                    f"the arrays of experience {experience_ids[i]} were purged",
+                    todo="leave it out; rft.v_purged lists them all",
+                )
+        table = self.reader.take(places, columns)
         return table.add_column(0, "experience_id", pa.array(np.asarray(experience_ids, dtype=np.int64)))
 
     def verify(self) -> Iterator[str]:
-        """Check every segment's checksum and every reference to it; yields one sentence per problem."""
+        """Check every segment's checksum, every reference to it and every purge of it; yields one sentence per problem."""
+        purged = {row["segment_id"]: set(row["rows"]) for row in self.database.fetch("purged_rows")}
         for address, num_rows in self.reader.all_addresses():
             try:
-                found = self.segments.read(address, verify=True).num_rows
+                found = self.segments.read(address, verify=True)
             except SegmentCorruptError as error:
                 yield str(error)
                 continue
-            if found != num_rows:
-                yield f"segment {address.segment_id} holds {found} rows where rft.segment says {num_rows}"
+            if found.num_rows != num_rows:
+                yield f"segment {address.segment_id} holds {found.num_rows} rows where rft.segment says {num_rows}"
+            kept = sorted(purged.get(address.segment_id, set()) - purged_rows(found))
+            if kept:
+                yield f"segment {address.segment_id} still holds row {kept[0]}, which was purged; restore the newer file, or purge again"
         for row in self.database.fetch("dangling_references"):
             place = f"row {row['segment_row']} of segment {row['segment_id']}"
             yield f"experience {row['experience_id']} points at {place}, which does not exist"

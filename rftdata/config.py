@@ -19,6 +19,26 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class RetentionRule(Section):
+    """Limits of what is kept; where several are set, each holds."""
+
+    max_age_days: float | None = Field(None, gt=0, description="Purge experiences that are older.")
+    max_experiences: int | None = Field(None, ge=0, description="Keep the newest so many.")
+    max_bytes: int | None = Field(None, ge=0, description="Keep the newest that fit, texts and arrays together.")
+
+
+class RetentionConfig(RetentionRule):
+    keep_labelled: bool = Field(True, description="Groups of which one is labelled stay, whatever the limits say.")
+    tasksets: dict[str, RetentionRule] = Field(
+        default_factory=dict, description="Limits of single tasksets, beside those of all together."
+    )
+
+    @property
+    def has_limits(self) -> bool:
+        rules = [self, *self.tasksets.values()]
+        return any(v is not None for r in rules for v in (r.max_age_days, r.max_experiences, r.max_bytes))
+
+
 class BufferConfig(Section):
     uri: str = Field("./buffer", description="Folder of an embedded PostgreSQL, or a postgresql:// URL.")
     segments: str | None = Field(
@@ -26,6 +46,10 @@ class BufferConfig(Section):
     )
     min_free_bytes: int = Field(256 * 2**20, ge=0, description="Writers refuse to go below this much free disk.")
     listen: str | None = Field(None, description="HOST:PORT on which the embedded server also accepts TCP.")
+    retention: RetentionConfig | None = Field(
+        None,
+        description="What `rft db retention` purges; a run applies it when it starts. Everything is kept by default.",
+    )
 
 
 class TasksetConfig(Section):

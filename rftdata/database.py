@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -68,6 +70,8 @@ class Database:
 
     def __init__(self, uri: str, *, max_connections: int = 8, application: str = "rft") -> None:
         self.uri = uri
+        self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._connections_lock = threading.Lock()
         self._pool: ConnectionPool[Connection] = ConnectionPool(
             uri,
             min_size=0,
@@ -81,6 +85,7 @@ class Database:
                 "connect_timeout": 10,
             },
             check=ConnectionPool.check_connection,
+            configure=self._note,
         )
         try:
             with translated(uri), psycopg.connect(uri, connect_timeout=10) as connection:
@@ -103,6 +108,15 @@ class Database:
 
     def close(self) -> None:
         self._pool.close()
+
+    def _note(self, connection: Connection) -> None:
+        with self._connections_lock:
+            self._connections.add(connection)
+
+    def own_pids(self) -> list[int]:
+        """Process ids, on the server, of the sessions in this pool."""
+        with self._connections_lock:
+            return [connection.info.backend_pid for connection in self._connections if not connection.closed]
 
     @contextmanager
     def connection(self) -> Iterator[Connection]:
@@ -218,6 +232,11 @@ def translated(uri: str) -> Iterator[None]:
             f"the database at {redacted(uri)} cannot be used: {reason}",
             todo="start it, or correct buffer.uri (host, port, user, password, database name)",
         ) from error
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise QueryError(
+            f"this account may not do that: {_one_line(error)}",
+            todo="connect as one that may: docs/how-to/roles.md says what rft_reader, rft_labeler, rft_worker and the owner may do",
+        ) from error
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as error:
         raise QueryError(_one_line(error)) from error
 
@@ -241,6 +260,7 @@ def migrate(database: Database) -> str:
     from alembic.config import Config
     from alembic.util.exc import CommandError
     from sqlalchemy import create_engine
+    from sqlalchemy.exc import ProgrammingError
 
     config = Config()
     config.set_main_option("script_location", str(migrations))
@@ -252,6 +272,14 @@ def migrate(database: Database) -> str:
             connection.exec_driver_sql("CREATE SCHEMA IF NOT EXISTS rft")
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
+            connection.exec_driver_sql("SELECT rft.grant_roles()")  # tables that came after the roles
+    except ProgrammingError as error:
+        if not isinstance(error.orig, psycopg.errors.InsufficientPrivilege):
+            raise
+        raise SchemaVersionError(
+            f"the schema must be brought to version {head}, which this account may not do", value=schema_version(database),
+            todo="let the schema's owner run any rft command on this buffer once",
+        ) from error  # fmt: skip
     except CommandError as error:
         raise SchemaVersionError(
             "the database's schema is newer than this program", value=schema_version(database), allowed=f"up to {head}",
@@ -260,6 +288,17 @@ def migrate(database: Database) -> str:
     finally:
         engine.dispose()
     return head
+
+
+def grant_roles(database: Database) -> tuple[list[str], list[str]]:
+    """Make the roles of `rft.create_roles` where this account may, and give each what it may do; those made, and those granted.
+
+    Raises:
+        QueryError: this account does not own the schema.
+    """
+    with database.transaction() as connection:
+        row = fetch(connection, "create_and_grant_roles")[0]
+    return list(row["made"]), list(row["granted"])
 
 
 def schema_version(database: Database) -> str | None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
+
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 
 def sync_path(path: Path) -> None:
@@ -23,3 +26,15 @@ def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
     sync_path(draft)
     draft.replace(path)
     sync_path(path.parent)
+
+
+def give_back(descriptor: int, offset: int, length: int) -> bool:
+    """Give a file's range back to the file system, where it can; the range reads as zeros, the file keeps its length."""
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        done: int = libc.fallocate(
+            descriptor, _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_longlong(offset), ctypes.c_longlong(length)
+        )
+    except (OSError, AttributeError):
+        return False  # not Linux
+    return done == 0

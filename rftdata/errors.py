@@ -93,6 +93,10 @@ class SegmentCorruptError(RftError):
     """Bytes of a segment that do not match their checksum or their address."""
 
 
+class PurgedError(RftError):
+    """Arrays of an experience that was purged: they are gone for good."""
+
+
 class FencedError(RftError):
     """A worker whose claim or attempt has passed to somebody else; its write was refused."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +17,57 @@ IntegerSequence = list[int] | Array
 FloatSequence = list[float] | Array
 MaskSequence = list[bool] | Array
 _OUTCOMES = ("ok", "failed", "timeout", "cancelled")
-_SOURCES = ("explorer", "human", "import", "synthesis")
+SOURCES = ("explorer", "human", "import", "synthesis")
+
+
+@dataclass(frozen=True)
+class LabelRecord:
+    """A label as it was given, for an import; fields as in `rft.label`."""
+
+    old_value: float | None
+    new_value: float | None
+    author: str
+    session_user_name: str
+    source: str
+    reason: str | None
+    label_batch_id: int
+    final: bool
+    labelled_at: datetime.datetime
+
+
+@dataclass(frozen=True)
+class SequenceOrigin:
+    """What an imported experience was where it was exported; fields as in `rft.experience_origin`.
+
+    Attributes:
+        reward, reward_final: with its latest label applied; `Sequence.reward` is what was sampled.
+        labels: its history there, oldest first.
+        source: of the experience where it was first stored.
+    """
+
+    origin_experience_id: int
+    origin_parent_id: int | None
+    policy_version_min: int | None
+    policy_version_max: int | None
+    policy_step: int | None
+    sampled_at: datetime.datetime
+    earlier: list[dict[str, Any]]
+    source: str
+    reward: float | None
+    reward_final: bool
+    labels: tuple[LabelRecord, ...] = ()
+
+
+@dataclass(frozen=True)
+class GroupOrigin:
+    """What an imported group was where it was exported; fields as in `rft.group_origin`."""
+
+    buffer_id: str
+    origin_run_id: int
+    origin_run: str
+    origin_group_id: int
+    explore_step: int
+    group_size: int
 
 
 @dataclass
@@ -35,6 +86,7 @@ class Sequence:
         reward_parts, metrics: named numbers.
         messages: the chat up to and including the response.
         arrays: further arrays by name, of any type and shape: teacher log-probabilities, token rewards, routed experts, images…
+        origin: of an imported one. Its policy spans name another buffer's versions, so it counts as sampled by no policy of ours.
     """
 
     prompt: str
@@ -51,6 +103,7 @@ class Sequence:
     messages: list[dict[str, Any]] | None = None
     parent_id: int | None = None
     arrays: Mapping[str, Array] = field(default_factory=dict)
+    origin: SequenceOrigin | None = None
 
 
 @dataclass
@@ -70,7 +123,7 @@ class Group:
     """All rollouts of one task.
 
     A claimed group names `group_id` and `claim_token`. A group of your own (an import, a person's) names the task
-    instead: `taskset`, `task_key` and its `payload`; it is planned and sealed in one go.
+    instead: `taskset`, `task_key` and its `payload`; it is planned and sealed in one go. An imported one names its `origin`, too.
     """
 
     rollouts: list[Rollout]
@@ -80,6 +133,7 @@ class Group:
     taskset: str | None = None
     task_key: str | None = None
     payload: dict[str, Any] = field(default_factory=dict)
+    origin: GroupOrigin | None = None
 
 
 def successes_and_trials(group: Group) -> tuple[float, int]:
@@ -89,11 +143,17 @@ def successes_and_trials(group: Group) -> tuple[float, int]:
 
 
 def is_complete(group: Group) -> bool:
-    """Whether every rollout is good and every reward is there."""
+    """Whether every rollout is good, every reward is there and nobody has labelled one."""
     return all(
-        rollout.outcome == "ok" and rollout.sequences and all(s.reward is not None for s in rollout.sequences)
+        rollout.outcome == "ok" and rollout.sequences and all(_is_settled(s) for s in rollout.sequences)
         for rollout in group.rollouts
     )
+
+
+def _is_settled(sequence: Sequence) -> bool:
+    if sequence.origin is not None:
+        return sequence.origin.reward is not None and not sequence.origin.labels
+    return sequence.reward is not None
 
 
 def validate(groups: tuple[Group, ...]) -> None:
@@ -110,8 +170,8 @@ def validate(groups: tuple[Group, ...]) -> None:
             raise RftError(
                 "a group needs either group_id and claim_token, or taskset and task_key", todo="name its task"
             )
-        if group.source not in _SOURCES:
-            raise RftError("a group has an unknown source", value=group.source, allowed=", ".join(_SOURCES))
+        if group.source not in SOURCES:
+            raise RftError("a group has an unknown source", value=group.source, allowed=", ".join(SOURCES))
         if (
             sorted(rollout.index for rollout in group.rollouts) != list(range(len(group.rollouts)))
             or not group.rollouts
@@ -123,7 +183,7 @@ def validate(groups: tuple[Group, ...]) -> None:
         for rollout in group.rollouts:
             if rollout.outcome not in _OUTCOMES:
                 raise RftError("a rollout has an unknown outcome", value=rollout.outcome, allowed=", ".join(_OUTCOMES))
-            _check_reward(rollout.reward)
+            check_reward(rollout.reward)
             for sequence in rollout.sequences:
                 _validate_sequence(sequence)
 
@@ -149,10 +209,11 @@ def _validate_sequence(s: Sequence) -> None:
             value=s.policy_spans,
             allowed=f"0 to {len(s.token_ids) - 1}",
         )
-    _check_reward(s.reward)
+    check_reward(s.reward)
 
 
-def _check_reward(reward: float | None) -> None:
+def check_reward(reward: float | None) -> None:
+    """Refuse a reward that is no number; None is one that is awaited."""
     if reward is not None and not math.isfinite(reward):
         raise RftError(
             "a reward is not a finite number",

@@ -24,7 +24,7 @@ from pathlib import Path
 import pyarrow as pa
 import xxhash
 
-from rftdata.durable import sync_path
+from rftdata.durable import give_back, sync_path
 from rftdata.errors import BufferUnavailableError, DiskFullError, RftError, SegmentCorruptError
 
 _ROLL_BYTES = 512 * 2**20
@@ -89,6 +89,17 @@ class SegmentStore(ABC):
             SegmentCorruptError: missing file, truncated range, checksum mismatch (with `verify`), undecodable bytes.
         """
 
+    def erase(self, uri: str, offset_bytes: int, length_bytes: int) -> None:
+        """Overwrite bytes that no segment refers to and no reader can hold; a file that is gone holds none.
+
+        Raises:
+            BufferUnavailableError: this kind of store cannot, or the file cannot be written.
+        """
+        raise BufferUnavailableError(
+            f"{type(self).__name__} cannot overwrite parts of a file",
+            todo=f"remove the object {uri} once no segment is in it",
+        )
+
 
 class PosixSegmentStore(SegmentStore):
     """Segments in files below a folder.
@@ -126,6 +137,21 @@ class PosixSegmentStore(SegmentStore):
                 return reader.read_next_batch()
         except (pa.ArrowException, OSError, StopIteration) as error:
             raise _corrupt(address, f"its bytes are not an Arrow stream: {error}") from error
+
+    def erase(self, uri: str, offset_bytes: int, length_bytes: int) -> None:
+        try:
+            with open(self.folder / uri, "r+b") as file:
+                file.seek(offset_bytes)
+                left = length_bytes
+                while left > 0:
+                    left -= file.write(bytes(min(left, 2**20)))
+                file.flush()
+                os.fdatasync(file.fileno())
+                give_back(file.fileno(), offset_bytes, length_bytes)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise _full(self.folder, error) from error
 
     def _bytes(self, address: SegmentAddress) -> pa.Buffer:
         end = address.offset_bytes + address.length_bytes

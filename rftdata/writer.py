@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg.types.json import Jsonb
 
-from rftdata import wake
+from rftdata import origins, wake
 from rftdata.arrays import encode
 from rftdata.database import Connection, Cursor, Row, copy_rows, execute, jsonb_bytes, one, send, storable
 from rftdata.errors import BufferUnavailableError, ConflictError, FencedError, RftError
@@ -234,13 +234,16 @@ class Writer:
                 for g, r in rollouts
             ),
         )  # fmt: skip
+        numbered = [(i, s) for i, (_, _, _, s) in zip(ids["experiences"], experiences, strict=True)]
+        parents = origins.new_ids(numbered)
         copy_rows(
             connection, "rft.experience", _EXPERIENCE_COLUMNS,
             (
-                _experience_row(i, self.run_id, segment_id, row, rollout_ids[id(r)], given.groups[id(g)], g.source, turn, s)
+                _experience_row(i, self.run_id, segment_id, row, rollout_ids[id(r)], given.groups[id(g)], g.source, turn, s, parents)
                 for row, (i, (g, r, turn, s)) in enumerate(zip(ids["experiences"], experiences, strict=True))
             ),
         )  # fmt: skip
+        origins.store(connection, self.run_id, [(given.groups[id(g)], g.origin) for g in groups if g.origin], numbered)
         self._appender.sync()  # it flushed while the rows travelled; nothing commits before it has ended
         direct = one(run)["pipeline_version"] == NO_PIPELINE
         self._seal(connection, groups, given, direct)
@@ -295,7 +298,7 @@ _ROLLOUT_COLUMNS = (
 _EXPERIENCE_COLUMNS = (
     ("experience_id", "int8"), ("run_id", "int8"), ("group_id", "int8"), ("rollout_id", "int8"), ("turn_index", "int4"),
     ("source", "text"), ("parent_id", "int8"), ("prompt", "text"), ("response", "text"), ("messages", "bytea"),
-    ("reward_sampled", "float8"), ("reward", "float8"), ("reward_parts", "bytea"), ("metrics", "bytea"),
+    ("reward_sampled", "float8"), ("reward", "float8"), ("reward_final", "bool"), ("reward_parts", "bytea"), ("metrics", "bytea"),
     ("policy_version_min", "int8"), ("policy_version_max", "int8"), ("num_prompt_tokens", "int4"),
     ("num_response_tokens", "int4"), ("finish_reason", "text"), ("segment_id", "int8"), ("segment_row", "int4"),
 )  # fmt: skip
@@ -303,12 +306,17 @@ _EXPERIENCE_COLUMNS = (
 
 def _experience_row(
     experience_id: int, run_id: int, segment_id: int, segment_row: int, rollout_id: int, group_id: int, source: str, turn: int,
-    s: Sequence,
+    s: Sequence, parents: Mapping[int, int],
 ) -> tuple[Any, ...]:  # fmt: skip
-    versions = [version for _, version in s.policy_spans]
+    versions, parent_id, reward, final = [version for _, version in s.policy_spans], s.parent_id, s.reward, False
+    if s.origin is not None:
+        # Versions of another buffer, or of another run's policy, say nothing about how stale it is here.
+        versions, reward, final = [], s.origin.reward, s.origin.reward_final
+        if s.origin.origin_parent_id is not None:
+            parent_id = parents.get(s.origin.origin_parent_id, parent_id)
     return (
-        experience_id, run_id, group_id, rollout_id, turn, source, s.parent_id, storable(s.prompt), storable(s.response),
-        None if s.messages is None else jsonb_bytes(s.messages), s.reward, s.reward, jsonb_bytes(s.reward_parts),
+        experience_id, run_id, group_id, rollout_id, turn, source, parent_id, storable(s.prompt), storable(s.response),
+        None if s.messages is None else jsonb_bytes(s.messages), s.reward, reward, final, jsonb_bytes(s.reward_parts),
         jsonb_bytes(s.metrics), min(versions, default=None), max(versions, default=None), s.num_prompt_tokens,
         len(s.token_ids) - s.num_prompt_tokens, storable(s.finish_reason), segment_id, segment_row,
     )  # fmt: skip

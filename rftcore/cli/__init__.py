@@ -16,7 +16,24 @@ import traceback
 import typer
 from typer.main import get_command
 
-from rftcore.cli import bench, check, db, doctor, label, lineage, query, report, roles, run, sql, status, tasks
+from rftcore.cli import (
+    bench,
+    check,
+    db,
+    doctor,
+    export,
+    import_,
+    label,
+    lineage,
+    purge,
+    query,
+    report,
+    roles,
+    run,
+    sql,
+    status,
+    tasks,
+)
 from rftdata.errors import RftError
 
 EXIT_DEFECT = 70
@@ -40,6 +57,9 @@ app.command("report")(report.report)
 app.command("sql")(sql.sql)
 app.command("query")(query.query)
 app.command("lineage")(lineage.lineage)
+app.command("export")(export.export)
+app.command("import")(import_.import_)
+app.command("purge")(purge.purge)
 app.command("check")(check.check)
 app.command("doctor")(doctor.doctor)
 app.command(

@@ -1,4 +1,4 @@
-"""`rft db start|stop|status|uri`: the embedded server of a buffer."""
+"""`rft db …`: the embedded server of a buffer; roles and retention of any buffer."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rftcore.cli.session import BufferOption, JsonOption, find_buffer
+from rftcore.cli import retention
+from rftcore.cli.session import BufferOption, JsonOption, find_buffer, opened
 from rftdata.errors import BufferUnavailableError, ConfigError
 
 if TYPE_CHECKING:
     from rftdata.server import EmbeddedServer
 
-app = typer.Typer(help="The embedded PostgreSQL of a buffer.", no_args_is_help=True)
+app = typer.Typer(help="The PostgreSQL of a buffer: the embedded server, roles, retention.", no_args_is_help=True)
 
 
 @app.command("start")
@@ -81,6 +82,31 @@ def uri(buffer: BufferOption = None) -> None:
     if not server.is_running():
         server.start()
     print(server.uri)
+
+
+@app.command("roles")
+def roles(buffer: BufferOption = None, as_json: JsonOption = False) -> None:
+    """Make the roles rft_reader, rft_labeler and rft_worker where they are missing, and give each exactly what it may do.
+
+    Works on a server's URL, too. Needs the owner of the schema; making roles needs CREATEROLE. Then, in `rft sql`:
+    CREATE ROLE ada LOGIN IN ROLE rft_labeler, and \\password ada.
+    """
+    from rftcore.cli.output import print_json, warn
+    from rftdata.database import grant_roles
+
+    with opened(buffer, "rft db") as found:
+        made, held = grant_roles(found.database)
+    missing = [name for name in ("rft_reader", "rft_labeler", "rft_worker") if name not in held]
+    if as_json:
+        print_json({"made": made, "granted": held, "missing": missing})
+    else:
+        print(f"made: {', '.join(made) or 'none'}; granted: {', '.join(held) or 'none'}")
+    if missing:
+        warn(f"this account may not make {', '.join(missing)}; let one with CREATEROLE run `rft db roles`")
+        raise typer.Exit(1)
+
+
+app.command("retention")(retention.retention)
 
 
 def _server(uri: str | None) -> EmbeddedServer:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rftcore.cli.session import BufferOption, JsonOption, opened
 from rftdata.errors import QueryError
+
+if TYPE_CHECKING:
+    from rftdata.database import Database, Row
 
 
 def lineage(
@@ -21,16 +24,21 @@ def lineage(
     run: Annotated[
         str | None, typer.Option("--run", metavar="RUN", help="Whose checkpoint; the newest run's by default.")
     ] = None,
+    origin: Annotated[
+        bool,
+        typer.Option("--origin", help="With EXPERIENCE: where it was imported from, hop by hop, the nearest first."),
+    ] = False,
     buffer: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show which steps and checkpoints used an experience, or which experiences a checkpoint has seen.
 
-    corrected_since: the reward was changed after this step used it.
+    corrected_since: the reward was changed after this step used it. Of an imported experience it says where it comes from, of a
+    purged one by whom and why.
     """
     from rftcore.cli.output import print_rows
 
-    if (experience is None) == (checkpoint is None):
+    if (experience is None) == (checkpoint is None) or (origin and experience is None):
         raise QueryError(
             "rft lineage answers one question at a time",
             allowed="EXPERIENCE, or --checkpoint STEP",
@@ -45,6 +53,11 @@ def lineage(
                     value=experience,
                     todo='`rft sql "select * from v_experience limit 5"` shows some',
                 )
+            if origin:
+                print_rows(_hops(database, experience), ("buffer_id", "run", "experience_id"), as_json=as_json)
+                return
+            if not as_json:
+                _tell(database, experience)
             rows = database.fetch("lineage_of_experience", experience_id=experience)
             names = (
                 "run",
@@ -68,3 +81,24 @@ def lineage(
             rows = database.fetch("lineage_of_checkpoint", run_id=row["run_id"], step=checkpoint)
             names = ("trainer_step", "experience_id", "reward_used", "reward_now", "corrected_since")
     print_rows(rows, names, as_json=as_json)
+
+
+def _hops(database: Database, experience: int) -> list[Row]:
+    """Where an experience was before it came here, the nearest first."""
+    rows = database.fetch("origins_of_experience", experience_id=experience)
+    return [hop for row in rows for hop in (row, *reversed(row["earlier"]))]
+
+
+def _tell(database: Database, experience: int) -> None:
+    """What its steps do not say: where it comes from, where it went, and whether it was purged."""
+    for row in database.fetch("origins_of_experience", experience_id=experience):
+        place = "this buffer" if row["same_buffer"] else f"buffer {row['buffer_id']}"
+        step = "" if row["policy_step"] is None else f", sampled by the policy of step {row['policy_step']}"
+        print(f"comes from experience {row['experience_id']} of run {row['run']!r} in {place}{step}")
+    for row in database.fetch("copies_of_experience", experience_id=experience):
+        print(f"was imported into run {row['run']!r} as experience {row['experience_id']}")
+    for row in database.fetch("purge_of_experience", experience_id=experience):
+        when = f"{row['purged_at']:%Y-%m-%d %H:%M}"
+        print(
+            f"its text and arrays were purged by {row['author']} on {when} (purge {row['purge_id']}): {row['reason']}"
+        )

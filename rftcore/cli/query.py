@@ -37,7 +37,8 @@ def query(
     """Run a DuckDB query over experiences with their token arrays.
 
     `experience` has the columns of rft.v_experience and token_ids, loss_mask, behavior_logprobs; every other table and
-    view of schema rft goes by its own name (run, draw, verdict, task, evaluation, v_group, …). Only what the query names
+    view of schema rft goes by its own name (run, draw, verdict, task, evaluation, v_group, …). Arrays of purged experiences are
+    NULL. Only what the query names
     is loaded: `rft query "select avg(list_sum(behavior_logprobs)) from experience where reward = 1"`.
     """
     from rftcore.cli.output import print_rows
@@ -118,7 +119,11 @@ def _experiences(buffer: Buffer, text: str, known: dict[str, dict[str, str]], ru
     where = "" if run_id is None else f" WHERE run_id = {int(run_id)}"
     rows = _rows(buffer, "v_experience", known, where)
     columns = _wanted_arrays(text)
-    arrays = buffer.read_arrays(rows["experience_id"].to_pylist(), columns) if columns and rows.num_rows else None
+    arrays = (
+        buffer.read_arrays(rows["experience_id"].to_pylist(), columns, purged="null")
+        if columns and rows.num_rows
+        else None
+    )
     for column in columns:
         rows = rows.append_column(column, arrays[column] if arrays else _no_arrays(column))
     return rows

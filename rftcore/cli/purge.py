@@ -1,0 +1,95 @@
+"""`rft purge`: texts and arrays removed for good."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rftcore.cli.session import BufferOption, JsonOption, author, opened
+from rftdata.errors import QueryError
+
+if TYPE_CHECKING:
+    from rftdata.purge import Erased, Purged
+
+
+def purge(
+    where: Annotated[
+        str | None, typer.Option("--where", metavar="SQL", help="What to purge: columns of rft.v_experience.")
+    ] = None,
+    reason: Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="Why; stored for good.")] = None,
+    run: Annotated[
+        list[str] | None, typer.Option("--run", metavar="RUN", help="Of this run only; may be repeated.")
+    ] = None,
+    with_tasks: Annotated[
+        bool, typer.Option("--with-tasks", help="Empty their tasks, too, and what evaluations answered to them.")
+    ] = False,
+    erase: Annotated[
+        bool, typer.Option("--erase", help="Purge nothing: only overwrite the bytes of earlier purges that are due.")
+    ] = False,
+    now: Annotated[
+        bool, typer.Option("--now", help="Overwrite the old bytes at once; refused while others use the buffer.")
+    ] = False,
+    rewrite_tables: Annotated[
+        bool,
+        typer.Option("--rewrite-tables", help="Leave no byte of the texts in the tables' files; locks them meanwhile."),
+    ] = False,
+    by: Annotated[
+        str | None, typer.Option("--author", envvar="RFT_AUTHOR", help="Who says so; your login name by default.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be purged, and purge nothing.")] = False,
+    buffer: BufferOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove texts and arrays of experiences for good; ids, counts, rewards and lineage stay, and a line that says who and why.
+
+    No query, batch or export sees them from then on, and their groups are never drawn again. The bytes of the arrays are
+    overwritten an hour later, when no reader can hold them, by the next rft purge or rft db retention; --now does not wait.
+    Back-ups and the write-ahead log keep what they have until they are replaced.
+    """
+    from rftcore.cli.output import print_json
+    from rftdata import purge as purging
+
+    if erase == (where is not None) or (where is not None and reason is None):
+        raise QueryError("rft purge needs a condition and a reason", allowed="--where SQL --reason TEXT, or --erase")
+    with opened(buffer, "rft purge") as found:
+        done = None
+        if where is not None:
+            done = purging.purge(
+                found,
+                where,
+                reason=reason or "",
+                author=by or author(),
+                runs=run or (),
+                tasks_too=with_tasks,
+                dry_run=dry_run,
+            )
+        if not dry_run and (rewrite_tables or (done is not None and done.num_experiences)):
+            purging.vacuum(found, rewrite=rewrite_tables)
+        erased = None if dry_run else purging.erase(found, now=now)
+    if as_json:
+        print_json({"purge": done and asdict(done), "erased": erased and asdict(erased)})
+        return
+    if done is not None:
+        _tell(done, dry_run)
+    if erased is not None:
+        _tell_erased(erased)
+
+
+def _tell(done: Purged, dry_run: bool) -> None:
+    before = f", {done.num_purged_before} were purged before" if done.num_purged_before else ""
+    which = f" (purge {done.purge_id})" if done.purge_id is not None else ""
+    print(f"{done.num_experiences} experiences {'would be ' if dry_run else ''}purged{before}{which}")
+    if done.num_tasks:
+        print(f"{done.num_tasks} of their tasks keep a prompt of their own: --with-tasks empties those, too")
+
+
+def _tell_erased(erased: Erased) -> None:
+    if erased.num_ranges:
+        print(f"{erased.num_bytes} bytes of purged arrays are overwritten")
+    if erased.num_ranges_left:
+        print(
+            f"{erased.num_bytes_left} bytes of purged arrays wait until no reader can hold them:"
+            " `rft purge --erase` in an hour, or with --now when nobody else uses the buffer"
+        )

@@ -1,0 +1,93 @@
+"""`rft db retention`: purge what has been kept long enough."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rftcore.cli.session import BufferOption, JsonOption, author, opened
+from rftdata.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rftdata.buffer import Buffer
+    from rftdata.config import RetentionConfig
+
+
+def retention(
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="CONFIG", help="Use buffer.retention of this configuration file.")
+    ] = None,
+    max_age_days: Annotated[float | None, typer.Option("--max-age-days", help="Purge what is older.")] = None,
+    max_experiences: Annotated[int | None, typer.Option("--max-experiences", help="Keep the newest so many.")] = None,
+    max_bytes: Annotated[int | None, typer.Option("--max-bytes", help="Keep the newest that fit.")] = None,
+    taskset: Annotated[
+        str | None, typer.Option("--taskset", metavar="NAME", help="The limits given here are for this taskset only.")
+    ] = None,
+    labelled_too: Annotated[
+        bool, typer.Option("--labelled-too", help="Do not keep groups because they are labelled.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be purged, and purge nothing.")] = False,
+    buffer: BufferOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Purge what retention rules no longer keep, and overwrite the bytes of earlier purges that are due.
+
+    Rules are those given here, else those of --config, else buffer.retention of the newest run. What is labelled, or may still be
+    trained on, stays.
+    """
+    from rftcore.cli.output import print_json
+    from rftdata import purge
+    from rftdata import retention as rules
+
+    given = {"max_age_days": max_age_days, "max_experiences": max_experiences, "max_bytes": max_bytes}
+    with opened(buffer, "rft db") as found:
+        wanted = _rules(found, config, {k: v for k, v in given.items() if v is not None}, taskset, labelled_too)
+        done = rules.apply(found, wanted, author=author(), dry_run=dry_run)
+        if done.purged and not dry_run:
+            purge.vacuum(found, rewrite=False)
+        erased = None if dry_run else purge.erase(found)
+    if as_json:
+        print_json({
+            "purged": {text: asdict(part) for text, part in done.purged.items()}, "num_protected": done.num_protected,
+            "erased": erased and asdict(erased),
+        })  # fmt: skip
+        return
+    for text, part in done.purged.items():
+        print(f"{text}: {part.num_experiences} experiences {'would be ' if dry_run else ''}purged")
+    if not done.purged:
+        print("nothing is over the limits")
+    if done.num_protected:
+        print(f"{done.num_protected} over the limits stay: they are labelled, or may still be trained on")
+
+
+def _rules(
+    buffer: Buffer, config: Path | None, limits: dict[str, float], taskset: str | None, labelled_too: bool
+) -> RetentionConfig:
+    from pydantic import ValidationError
+
+    from rftdata.config import RetentionConfig, config_error
+
+    if limits:
+        values: dict[str, Any] = {"tasksets": {taskset: limits}} if taskset else dict(limits)
+    elif config is not None:
+        from rftcore.config import load_config
+
+        found = load_config(config).buffer.retention
+        values = {} if found is None else found.model_dump()
+    else:
+        values = (buffer.find_run()["config"].get("buffer") or {}).get("retention") or {}
+    if labelled_too:
+        values["keep_labelled"] = False
+    try:
+        rules = RetentionConfig.model_validate(values)
+    except ValidationError as error:
+        raise config_error(error, RetentionConfig, "the retention rules") from error
+    if not rules.has_limits:
+        raise ConfigError(
+            "there is no retention rule",
+            todo="give --max-age-days, --max-experiences or --max-bytes, or set buffer.retention",
+        )
+    return rules

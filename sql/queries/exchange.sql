@@ -1,0 +1,92 @@
+-- name: buffer_identity
+-- The buffer's name for other buffers; made by whoever asks first.
+WITH made AS (INSERT INTO rft.buffer_identity (buffer_id) VALUES (gen_random_uuid()) ON CONFLICT (only_row) DO NOTHING RETURNING buffer_id)
+SELECT buffer_id::text AS buffer_id FROM made UNION ALL SELECT buffer_id::text FROM rft.buffer_identity LIMIT 1;
+
+-- name: export_groups
+-- Groups that have outcomes, in order.
+SELECT group_id FROM rft.rollout_group
+WHERE status IN ('sealed', 'ready', 'abandoned') AND (%(run_ids)s::bigint[] IS NULL OR run_id = ANY (%(run_ids)s))
+  AND (status <> 'abandoned' OR EXISTS (SELECT FROM rft.rollout o WHERE o.group_id = rollout_group.group_id))
+ORDER BY run_id, ordinal;
+
+-- name: export_rows
+-- All of some groups, a row per sequence or rollout without one. What was imported is exported as what it was at first.
+SELECT r.run_id, r.name AS run, g.group_id, g.group_size, coalesce(go.explore_step, g.explore_step) AS explore_step,
+       t.taskset, t.task_key, t.payload::text AS task_payload, t.features::text AS task_features,
+       o.rollout_index, o.outcome::text AS outcome, o.reward AS rollout_reward, o.seconds, o.error,
+       e.experience_id, e.turn_index, coalesce(eo.source, e.source)::text AS source, e.parent_id, e.prompt, e.response,
+       e.messages::text AS messages, e.reward_sampled, e.reward, e.reward_final, e.reward_parts::text AS reward_parts,
+       e.metrics::text AS metrics, coalesce(eo.policy_version_min, e.policy_version_min) AS policy_version_min,
+       coalesce(eo.policy_version_max, e.policy_version_max) AS policy_version_max,
+       coalesce(eo.policy_step, p.trainer_step) AS policy_step, e.num_prompt_tokens, e.finish_reason,
+       coalesce(eo.sampled_at, e.created_at) AS created_at,
+       (eo.earlier || jsonb_build_array(jsonb_build_object(
+           'buffer_id', go.buffer_id, 'run', go.origin_run, 'experience_id', eo.origin_experience_id)))::text AS earlier,
+       e.segment_id, e.segment_row, x.experience_id IS NOT NULL AS purged
+FROM rft.rollout_group g
+JOIN rft.run r USING (run_id)
+JOIN rft.task t USING (task_id)
+JOIN rft.rollout o USING (group_id)
+LEFT JOIN rft.experience e ON e.rollout_id = o.rollout_id AND e.group_id = g.group_id
+LEFT JOIN rft.policy_version p ON p.policy_version_id = e.policy_version_min
+LEFT JOIN rft.group_origin go ON go.group_id = g.group_id
+LEFT JOIN rft.experience_origin eo ON eo.experience_id = e.experience_id
+LEFT JOIN rft.purged_experience x ON x.experience_id = e.experience_id
+WHERE g.group_id = ANY (%(group_ids)s)
+ORDER BY g.run_id, g.ordinal, o.rollout_index, e.turn_index;
+
+-- name: export_labels
+SELECT experience_id, old_value, new_value, author, session_user_name, source::text AS source, reason, label_batch_id, final, labelled_at
+FROM rft.label WHERE experience_id = ANY (%(experience_ids)s) ORDER BY label_id;
+
+-- name: import_target
+-- The run that an earlier import of this run made.
+SELECT * FROM rft.run WHERE config -> 'import' ->> 'buffer_id' = %(buffer_id)s::text AND (config -> 'import' ->> 'run_id')::bigint = %(origin_run_id)s
+ORDER BY run_id LIMIT 1;
+
+-- name: import_lock
+-- One import into a run at a time, for as long as the connection lives.
+SELECT pg_advisory_lock(hashtext('rft.import'), %(run_id)s::integer);
+
+-- name: imported_groups
+-- Which of a buffer's groups a run has, and which of their experiences.
+SELECT go.origin_group_id, go.group_id, array_agg(eo.origin_experience_id) FILTER (WHERE eo.experience_id IS NOT NULL) AS experience_ids
+FROM rft.group_origin go
+LEFT JOIN rft.experience e USING (group_id)
+LEFT JOIN rft.experience_origin eo ON eo.experience_id = e.experience_id
+WHERE go.run_id = %(run_id)s AND go.buffer_id = %(buffer_id)s::text::uuid GROUP BY go.origin_group_id, go.group_id;
+
+-- name: imported_experiences
+-- Experiences here by their ids in a buffer they came from, of one run.
+SELECT eo.origin_experience_id, eo.experience_id
+FROM rft.experience_origin eo
+JOIN rft.experience e USING (experience_id)
+JOIN rft.group_origin go USING (group_id)
+WHERE go.run_id = %(run_id)s AND go.buffer_id = %(buffer_id)s::text::uuid AND eo.origin_experience_id = ANY (%(origin_ids)s);
+
+-- name: tasks_that_differ
+-- Tasks of these names that say something else.
+SELECT t.taskset, t.task_key
+FROM unnest(%(tasksets)s::text[], %(task_keys)s::text[], %(payloads)s::jsonb[], %(features)s::jsonb[]) AS n (taskset, task_key, payload, features)
+JOIN rft.task t USING (taskset, task_key)
+WHERE (t.payload, t.features) IS DISTINCT FROM (n.payload, n.features) ORDER BY t.task_id LIMIT 1;
+
+-- name: import_tasks
+INSERT INTO rft.task (taskset, task_key, payload, features)
+SELECT * FROM unnest(%(tasksets)s::text[], %(task_keys)s::text[], %(payloads)s::jsonb[], %(features)s::jsonb[])
+ON CONFLICT (taskset, task_key) DO NOTHING;
+
+-- name: origins_of_experience
+-- Where an experience comes from, the nearest first.
+SELECT go.buffer_id::text AS buffer_id, go.origin_run AS run, eo.origin_experience_id AS experience_id, eo.policy_step, eo.sampled_at,
+       go.imported_at, go.buffer_id = (SELECT buffer_id FROM rft.buffer_identity) AS same_buffer, eo.earlier
+FROM rft.experience_origin eo JOIN rft.experience e USING (experience_id) JOIN rft.group_origin go USING (group_id)
+WHERE eo.experience_id = %(experience_id)s;
+
+-- name: copies_of_experience
+-- Imports of an experience of this buffer into runs of this buffer.
+SELECT r.name AS run, eo.experience_id
+FROM rft.experience_origin eo JOIN rft.experience e USING (experience_id) JOIN rft.group_origin go USING (group_id)
+JOIN rft.buffer_identity i ON i.buffer_id = go.buffer_id JOIN rft.run r ON r.run_id = go.run_id
+WHERE eo.origin_experience_id = %(experience_id)s ORDER BY eo.experience_id;

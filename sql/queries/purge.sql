@@ -1,0 +1,102 @@
+-- name: purge_of_experience
+SELECT purge_id, author, reason, purged_at FROM rft.v_purged WHERE experience_id = %(experience_id)s;
+
+-- name: purge_candidates
+-- Experiences of some groups or all, with where their arrays are; those purged before are left out. In the order of segments, so
+-- that each is written anew once.
+SELECT e.experience_id, e.segment_id, e.segment_row, f.uri, s.offset_bytes, s.length_bytes, s.checksum
+FROM rft.experience e JOIN rft.segment s USING (segment_id) JOIN rft.segment_file f USING (file_id)
+WHERE e.experience_id = ANY (%(experience_ids)s)
+  AND NOT EXISTS (SELECT FROM rft.purged_experience x WHERE x.experience_id = e.experience_id)
+ORDER BY e.segment_id, e.segment_row;
+
+-- name: being_trained_on
+-- Experiences in a batch that a live trainer has drawn and not yet noted as done: their arrays are being read.
+SELECT d.experience_id, d.trainer_step, r.name AS run
+FROM rft.run r
+JOIN rft.run_attempt a ON a.attempt_id = r.current_attempt_id AND a.ended_at IS NULL AND a.lease_until > rft.clock()
+JOIN rft.draw d ON d.attempt_id = a.attempt_id
+WHERE d.experience_id = ANY (%(experience_ids)s)
+  AND NOT EXISTS (SELECT FROM rft.train_step t WHERE t.attempt_id = d.attempt_id AND t.trainer_step = d.trainer_step)
+ORDER BY d.experience_id;
+
+-- name: insert_purge
+INSERT INTO rft.purge (kind, selection, reason, author, tasks_too)
+VALUES (%(kind)s, %(selection)s, %(reason)s, %(author)s, %(tasks_too)s) RETURNING purge_id;
+
+-- name: purge_texts
+SELECT rft.purge_texts(%(experience_ids)s, %(purge_id)s, %(tasks_too)s) AS purged;
+
+-- name: lock_segment
+-- A segment, if its bytes are still where they were read; whoever else moves it waits.
+SELECT segment_id FROM rft.segment s JOIN rft.segment_file f USING (file_id)
+WHERE s.segment_id = %(segment_id)s AND f.uri = %(uri)s AND s.offset_bytes = %(offset_bytes)s FOR UPDATE OF s;
+
+-- name: move_segment
+WITH file AS (
+    INSERT INTO rft.segment_file AS f (uri, size_bytes) VALUES (%(uri)s, %(offset_bytes)s::bigint + %(length_bytes)s::bigint)
+    ON CONFLICT (uri) DO UPDATE SET size_bytes = greatest(f.size_bytes, excluded.size_bytes) RETURNING file_id)
+UPDATE rft.segment s SET file_id = file.file_id, offset_bytes = %(offset_bytes)s, length_bytes = %(length_bytes)s, checksum = %(checksum)s
+FROM file WHERE s.segment_id = %(segment_id)s;
+
+-- name: retire_range
+INSERT INTO rft.retired_range (purge_id, uri, offset_bytes, length_bytes)
+VALUES (%(purge_id)s, %(uri)s, %(offset_bytes)s, %(length_bytes)s);
+
+-- name: count_purged
+UPDATE rft.purge SET num_experiences = num_experiences + %(num_experiences)s, num_array_bytes = num_array_bytes + %(num_bytes)s
+WHERE purge_id = %(purge_id)s;
+
+-- name: finish_purge
+UPDATE rft.purge SET finished_at = clock_timestamp() WHERE purge_id = %(purge_id)s;
+
+-- name: ranges_to_erase
+-- Never one that a segment refers to, whatever a restored back-up says.
+SELECT retired_range_id, uri, offset_bytes, length_bytes FROM rft.retired_range
+WHERE erased_at IS NULL AND retired_at < rft.clock() - %(grace_s)s * interval '1 s'
+  AND NOT EXISTS (
+      SELECT FROM rft.segment s JOIN rft.segment_file f USING (file_id)
+      WHERE f.uri = retired_range.uri AND s.offset_bytes < retired_range.offset_bytes + retired_range.length_bytes
+        AND retired_range.offset_bytes < s.offset_bytes + s.length_bytes)
+ORDER BY retired_range_id;
+
+-- name: range_is_erased
+UPDATE rft.retired_range SET erased_at = clock_timestamp() WHERE retired_range_id = %(retired_range_id)s;
+
+-- name: ranges_left
+SELECT count(*) AS ranges, coalesce(sum(length_bytes), 0)::bigint AS num_bytes, min(retired_at) AS oldest
+FROM rft.retired_range WHERE erased_at IS NULL;
+
+-- name: sessions_in_database
+-- Who else is connected to this database.
+SELECT DISTINCT application_name FROM pg_stat_activity
+WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> ALL (%(own_pids)s::integer[]) ORDER BY 1;
+
+-- name: tasks_of_purged
+-- Tasks that keep texts of their own though all or some of their experiences are purged.
+SELECT count(DISTINCT g.task_id) AS num_tasks FROM rft.experience e JOIN rft.rollout_group g USING (group_id) JOIN rft.task t USING (task_id)
+WHERE e.experience_id = ANY (%(experience_ids)s) AND t.payload <> '{"purged": true}';
+
+-- name: purged_rows
+SELECT segment_id, array_agg(segment_row ORDER BY segment_row) AS rows FROM rft.purged_experience GROUP BY segment_id;
+
+-- name: retention_groups
+-- Groups with what a rule looks at, the newest first. protected: rules pass over it. A group is protected while somebody's label stands on
+-- it, while it is open, and while it may still be trained on: a run that has not ended for good could draw it, now or, after going back to
+-- its last checkpoint, again.
+SELECT g.group_id, t.taskset, count(*) AS num_experiences, max(e.created_at) AS created_at,
+       sum(octet_length(e.prompt) + octet_length(e.response) + coalesce(octet_length(e.messages::text), 0)
+           + s.length_bytes / greatest(s.num_rows, 1))::bigint AS num_bytes,
+       array_agg(e.experience_id) AS experience_ids,
+       (%(keep_labelled)s AND bool_or(EXISTS (SELECT FROM rft.label l WHERE l.experience_id = e.experience_id)))
+       OR g.status NOT IN ('ready', 'abandoned')
+       OR (g.trainable AND r.status <> 'finished' AND r.current_attempt_id IS NOT NULL AND NOT EXISTS (SELECT FROM rft.v_consumption c WHERE c.run_id = g.run_id AND c.item_id = g.group_id))
+       AS protected
+FROM rft.rollout_group g
+JOIN rft.run r USING (run_id)
+JOIN rft.task t USING (task_id)
+JOIN rft.experience e ON e.group_id = g.group_id
+JOIN rft.segment s USING (segment_id)
+WHERE NOT EXISTS (SELECT FROM rft.purged_experience x WHERE x.experience_id = e.experience_id)
+GROUP BY g.group_id, t.taskset, r.status, r.current_attempt_id
+ORDER BY max(e.created_at) DESC, g.group_id DESC;

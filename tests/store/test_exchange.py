@@ -1,0 +1,371 @@
+"""Moving experiences out of a buffer and into another: exact in every format, once, and with their origin."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import psycopg
+import pyarrow.parquet
+import pytest
+
+import rftdata
+from rftcore.cli import run_command
+from rftdata import Buffer, Group, Rollout, exchange, labels
+from rftdata.arrays import ColumnReader
+from rftdata.config import BufferConfig
+from rftdata.errors import QueryError
+from rftdata.server import EmbeddedServer
+from tests.store_roles import Roles, own_group, tokens
+
+FORMATS = ["out.parquet", "out.jsonl", "out"]
+TEXT = 'Füße 🦶 \u2028 "quoted" \\n\n\ttab 中文 \U0001f9ea'
+ARRAYS: dict[str, np.ndarray[Any, Any]] = {
+    "bf16": np.array([1.5, float("nan"), -0.0], dtype=ml_dtypes.bfloat16),
+    "image": np.arange(24, dtype=np.uint8).reshape(2, 3, 4),
+    "mask": np.array([True, False, True]),
+    "nothing": np.zeros((0, 7), dtype=np.int16),
+    "scalar": np.array(2.5),
+    "teacher": np.array([[float("nan"), float("inf")], [-float("inf"), 1e-300]]),
+}
+
+
+@pytest.fixture
+def other(server: EmbeddedServer, buffer: Buffer, tmp_path: Path) -> Iterator[Buffer]:
+    """A second buffer, empty."""
+    name = buffer.config.uri.split("?")[0].rpartition("/")[2] + "b"
+    with psycopg.connect(server.uri, autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}" TEMPLATE template_rft')
+    uri = server.uri.replace("/rft?", f"/{name}?")
+    with rftdata.open(BufferConfig(uri=uri, segments=str(tmp_path / "other"), min_free_bytes=0)) as opened:
+        yield opened
+    with psycopg.connect(server.uri, autocommit=True) as connection:
+        connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+@pytest.fixture
+def full(buffer: Buffer) -> Buffer:
+    """Everything an experience can be: turns, failures, odd texts and arrays, labels, a parent, spans of policies."""
+    roles = Roles(buffer)
+    with roles.attempt() as attempt:
+        roles.plan()
+        claimed, *others = roles.claim()
+        first = tokens(
+            1.0, roles.version, prompt=TEXT, response=TEXT, messages=[{"role": "user", "content": TEXT, "n": [1, 2.5, None]}],
+            reward_parts={"accuracy": 1.0}, metrics={"entropy": 0.1, "ünï": 2}, arrays=ARRAYS,
+            behavior_logprobs=[float("nan"), -math.pi],
+        )  # fmt: skip
+        second = tokens(
+            None, roles.version, loss_mask=[0, 1], arrays={"bf16": ARRAYS["bf16"][:1]}, finish_reason="length"
+        )
+        rollouts = [
+            Rollout(0, "ok", 1.0, [first, second], seconds=1.25),
+            Rollout(1, "failed", None, [], seconds=0.5, error=f"ValueError: {TEXT}"),
+        ]
+        roles.insert(Group(rollouts, claimed.group_id, claimed.claim_token))
+        roles.insert(*[roles.result(group, [0.25, 0.75]) for group in others])
+        del attempt
+    ids = experience_ids(buffer)
+    made = tokens(0.5, parent_id=ids[0], behavior_logprobs=None)
+    with buffer.writer(roles.run) as writer:
+        writer.insert(
+            Group(
+                [Rollout(0, "ok", 0.5, [made])],
+                source="synthesis",
+                taskset="mine",
+                task_key=TEXT,
+                payload={"answer": TEXT},
+            )
+        )
+    buffer.sql("UPDATE rft.task SET features = '{\"level\": 3}' WHERE taskset = 'mine'")
+    labels.set_rewards(buffer, {ids[0]: 0.125, ids[1]: 1 / 3}, author="ada", reason=f"because {TEXT}")
+    labels.set_rewards(buffer, {ids[0]: 0.5}, author="bo", final=True)
+    return buffer
+
+
+def experience_ids(buffer: Buffer, run: str | None = None) -> list[int]:
+    found = buffer.sql(
+        "SELECT experience_id FROM rft.experience JOIN rft.run USING (run_id) WHERE coalesce(name = %s, true) ORDER BY 1",
+        [run],
+    )
+    return found["experience_id"].to_pylist() if found.num_rows else []
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    """What a file says, without what every buffer gives anew: ids, the run's name, batches, hops."""
+    rows = []
+    for _, row in exchange.files.read(path):
+        for name in ("buffer_id", "run_id", "run", "group_id", "experience_id", "parent_id", "earlier"):
+            row.pop(name)
+        for name in ("token_ids", "loss_mask", "behavior_logprobs"):
+            row[name] = None if row[name] is None else row[name].tobytes()
+        for name in ("messages", "metrics", "reward_parts", "task_payload", "task_features"):
+            row[name] = None if row[name] is None else json.loads(row[name])
+        for label in row["labels"] or ():
+            label.pop("label_batch_id")
+        rows.append(row)
+    return rows
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_out_and_in_again_is_exact(full: Buffer, other: Buffer, tmp_path: Path, name: str) -> None:
+    done = exchange.export(full, tmp_path / name)
+    assert (done.num_groups, done.num_rollouts, done.num_experiences, done.num_purged) == (3, 5, 5, 0)
+    loaded = exchange.load(other, tmp_path / name)
+    assert (loaded.runs, loaded.num_groups, loaded.num_experiences, loaded.num_present) == (["roles"], 3, 5, 0)
+    again = tmp_path / ("again-" + name)
+    exchange.export(other, again)
+    assert rows_of(again) == rows_of(tmp_path / name)
+    assert list(other.verify()) == []
+
+
+def test_every_format_says_the_same(full: Buffer, tmp_path: Path) -> None:
+    for name in FORMATS:
+        exchange.export(full, tmp_path / name)
+    first, *others = [rows_of(tmp_path / name) for name in FORMATS]
+    assert others == [first, first]
+    assert [row["error"] for row in first if row["outcome"] == "failed"] == [f"ValueError: {TEXT}"]
+
+
+def test_arrays_of_every_type_and_shape_arrive_bit_by_bit(full: Buffer, other: Buffer, tmp_path: Path) -> None:
+    exchange.export(full, tmp_path / "a.jsonl")
+    exchange.load(other, tmp_path / "a.jsonl")
+    row = other.sql("SELECT segment_id, segment_row FROM rft.experience ORDER BY experience_id LIMIT 1").to_pylist()[0]
+    batch = other.reader.batches([row["segment_id"]])[row["segment_id"]]
+    for name, array in ARRAYS.items():
+        found = ColumnReader(batch, name).row(row["segment_row"])
+        assert found is not None
+        assert (found.dtype, found.shape, found.tobytes()) == (array.dtype, array.shape, array.tobytes())
+
+
+def test_a_second_import_adds_nothing_and_an_interrupted_one_is_completed(
+    full: Buffer, other: Buffer, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.parquet"
+    exchange.export(full, file)
+    exchange.load(other, file)
+    before = other.sql("SELECT count(*) AS n, max(experience_id) AS m FROM rft.experience").to_pylist()
+    again = exchange.load(other, file)
+    assert (again.runs, again.num_groups, again.num_experiences, again.num_present) == (["roles"], 0, 0, 3)
+    assert other.sql("SELECT count(*) AS n, max(experience_id) AS m FROM rft.experience").to_pylist() == before
+    # As if only the first group had been written when the process died: a run of its own has part of the file.
+    part = tmp_path / "part.parquet"
+    pyarrow.parquet.write_table(pyarrow.parquet.read_table(file).slice(0, 3), part)
+    assert exchange.load(other, part, run="half").num_groups == 1
+    rest = exchange.load(other, file, run="half")
+    assert (rest.num_groups, rest.num_present) == (2, 1)
+    assert len(experience_ids(other, "half")) == 5
+
+
+def test_labels_come_with_their_history_and_can_be_undone_here(full: Buffer, other: Buffer, tmp_path: Path) -> None:
+    exchange.export(full, tmp_path / "a.parquet")
+    exchange.load(other, tmp_path / "a.parquet")
+    first, second = experience_ids(other)[:2]
+    history = labels.history(other, first)
+    assert [(row["old_value"], row["new_value"], row["author"], row["final"]) for row in history] == [
+        (0.125, 0.5, "bo", True), (1.0, 0.125, "ada", False),
+    ]  # fmt: skip
+    theirs = labels.history(other, second)[0]
+    assert theirs["label_batch_id"] == history[1]["label_batch_id"] and theirs["reason"] == f"because {TEXT}"
+    labels.undo(other, history[0]["label_batch_id"], author="eve")
+    rows = other.sql(
+        "SELECT reward, reward_final, reward_sampled FROM rft.experience WHERE experience_id = %s", [first]
+    )
+    assert rows.to_pylist() == [{"reward": 0.125, "reward_final": False, "reward_sampled": 1.0}]
+
+
+def test_an_imported_experience_names_its_origin_and_no_policy_of_this_buffer(
+    full: Buffer, other: Buffer, tmp_path: Path
+) -> None:
+    exchange.export(full, tmp_path / "a.parquet")
+    exchange.load(other, tmp_path / "a.parquet")
+    rows = other.sql(
+        "SELECT policy_version_min, source::text AS source, parent_id FROM rft.experience ORDER BY experience_id"
+    ).to_pylist()
+    assert {(row["policy_version_min"], row["source"]) for row in rows} == {(None, "import")}
+    assert rows[-1]["parent_id"] == experience_ids(other)[0]  # the parent's id here
+    theirs = full.sql("SELECT experience_id, policy_version_min FROM rft.experience ORDER BY 1").to_pylist()
+    buffer_id = full.sql("SELECT buffer_id::text AS b FROM rft.buffer_identity")["b"][0].as_py()
+    for here, there in zip(experience_ids(other), theirs, strict=True):
+        (origin,) = other.database.fetch("origins_of_experience", experience_id=here)
+        assert (origin["buffer_id"], origin["run"], origin["experience_id"]) == (
+            buffer_id,
+            "roles",
+            there["experience_id"],
+        )
+    spans = other.read_arrays(experience_ids(other)[:1], ["policy_spans"])["policy_spans"][0].as_py()
+    assert [span["policy_version_id"] for span in spans] == [theirs[0]["policy_version_min"]]
+
+
+def test_a_chain_of_imports_names_every_hop(full: Buffer, other: Buffer, tmp_path: Path) -> None:
+    """From one buffer to another, there into a second run, and home again."""
+    exchange.export(full, tmp_path / "1.parquet")
+    exchange.load(other, tmp_path / "1.parquet")
+    exchange.export(other, tmp_path / "2.parquet")
+    exchange.load(other, tmp_path / "2.parquet", run="copy")
+    exchange.export(other, tmp_path / "3.parquet", runs=["copy"])
+    assert exchange.load(full, tmp_path / "3.parquet", run="home").num_experiences == 5
+    (origin,) = full.database.fetch("origins_of_experience", experience_id=experience_ids(full, "home")[0])
+    assert [hop["run"] for hop in origin["earlier"]] == ["roles", "roles"] and origin["run"] == "copy"
+    assert origin["earlier"][0]["experience_id"] == experience_ids(full, "roles")[0]
+    exchange.export(full, tmp_path / "4.parquet", runs=["home"])
+    assert rows_of(tmp_path / "4.parquet") == rows_of(tmp_path / "1.parquet")
+
+
+def test_an_imported_run_can_be_trained_on(buffer: Buffer, tmp_path: Path) -> None:
+    run = buffer.create_run(name="old", config={}, seed=1, steps=1, pipeline_version="p")
+    with buffer.writer(run) as writer:
+        writer.insert(own_group(task_key="a"), own_group(task_key="b"))
+    exchange.export(buffer, tmp_path / "a.parquet", runs=["old"])
+    exchange.load(buffer, tmp_path / "a.parquet", run="new")
+    with buffer.attempt("new") as attempt:
+        batch = attempt.draw(1, 2, timeout_s=5)
+        assert batch is not None and batch.rows["reward"].to_pylist() == [0.0, 1.0, 0.0, 1.0]
+        assert set(batch.rows["staleness"].to_pylist()) == {0}
+        assert batch.packed("token_ids").tolist() == [5, 6, 7, 8, 9] * 4
+
+
+def test_only_what_is_chosen_is_exported(full: Buffer, other: Buffer, tmp_path: Path) -> None:
+    done = exchange.export(full, tmp_path / "a.jsonl", where="reward > 0.6 -- the good ones")
+    assert (done.num_experiences, done.num_groups, done.num_rollouts) == (1, 1, 1)
+    assert exchange.load(other, tmp_path / "a.jsonl").num_experiences == 1
+    whole = exchange.export(full, tmp_path / "b.jsonl", where="reward > 0.6", whole_groups=True)
+    assert (whole.num_experiences, whole.num_groups) == (2, 1)
+    # The rest of a group that is there in part is refused rather than lost.
+    with pytest.raises(QueryError, match=r"already, without experience \d+.*another run"):
+        exchange.load(other, tmp_path / "b.jsonl")
+    assert exchange.load(other, tmp_path / "b.jsonl", run="whole").num_experiences == 2
+
+
+def test_tasks_that_say_something_else_are_refused_and_a_prefix_helps(
+    full: Buffer, other: Buffer, tmp_path: Path
+) -> None:
+    exchange.export(full, tmp_path / "a.parquet")
+    other.sql("INSERT INTO rft.task (taskset, task_key, payload) VALUES ('mine', %s, '{\"answer\": 42}')", [TEXT])
+    with pytest.raises(QueryError, match=r"says something else in this buffer.*--taskset-prefix"):
+        exchange.load(other, tmp_path / "a.parquet")
+    assert other.sql("SELECT (SELECT count(*) FROM rft.run) + (SELECT count(*) FROM rft.task) AS n")[
+        "n"
+    ].to_pylist() == [1]
+    exchange.load(other, tmp_path / "a.parquet", taskset_prefix="theirs/")
+    assert other.sql("SELECT DISTINCT taskset FROM rft.v_experience ORDER BY 1")["taskset"].to_pylist() == [
+        "theirs/mine", "theirs/set0",
+    ]  # fmt: skip
+
+
+def _break(file: Path, **changes: Any) -> None:
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for name, value in changes.items():
+        if value is None:
+            lines[-1].pop(name)
+        else:
+            lines[-1][name] = value
+    file.write_text("\n".join(json.dumps(line) for line in lines))
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"group_id": None}, "lacks group_id"),
+        ({"prompt": None}, "it has no prompt"),
+        ({"buffer_id": "here"}, "badly formed hexadecimal UUID"),
+        ({"loss_mask": [1]}, "one value per token"),
+        ({"loss_mask": [0, 0, 0, 1, 300]}, "out of bounds"),
+        ({"token_ids": ["a"]}, "invalid literal"),
+        ({"num_prompt_tokens": 99}, "so many prompt tokens"),
+        ({"reward": "NaN"}, "must be real number"),
+        ({"source": "dream"}, "unknown source"),
+        ({"outcome": "dream"}, "unknown outcome"),
+        ({"created_at": "yesterday"}, "Invalid isoformat"),
+        ({"arrays": [{"name": "x", "dtype": "object", "shape": [1], "data": "AAAAAAAAAAA="}]}, "array 'x'"),
+        ({"arrays": [{"name": "x", "dtype": "float32", "shape": [3], "data": "AAAA"}]}, "array 'x'"),
+        ({"arrays": [{"name": "token_ids", "dtype": "int8", "shape": [1], "data": "AA=="}]}, "cannot have this name"),
+        ({"task_payload": [1]}, "no JSON object"),
+    ],
+)  # fmt: skip
+def test_a_bad_row_is_named_and_nothing_is_imported(
+    full: Buffer, other: Buffer, tmp_path: Path, changes: dict[str, Any], what: str
+) -> None:
+    file = tmp_path / "a.jsonl"
+    exchange.export(full, file)
+    _break(file, **changes)
+    with pytest.raises(QueryError, match=what) as refused:
+        exchange.load(other, file)
+    assert "line 6" in str(refused.value) or "lacks" in str(refused.value)
+    counts = "SELECT (SELECT count(*) FROM rft.run) + (SELECT count(*) FROM rft.task) + (SELECT count(*) FROM rft.rollout_group) AS n"
+    assert other.sql(counts)["n"].to_pylist() == [0]
+
+
+def test_rows_of_a_group_must_stand_together(full: Buffer, other: Buffer, tmp_path: Path) -> None:
+    exchange.export(full, tmp_path / "a.jsonl")
+    lines = (tmp_path / "a.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "b.jsonl").write_text("".join([*lines[1:], lines[0]]))
+    with pytest.raises(QueryError, match=r"line 6.*do not stand together.*sort the file"):
+        exchange.load(other, tmp_path / "b.jsonl")
+
+
+def rft(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = run_command(list(arguments))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_the_commands(
+    full: Buffer, other: Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RFT_SEGMENTS", str(tmp_path / "segments"))
+    file = str(tmp_path / "a.parquet")
+    code, out, _ = rft(capsys, "export", file, "--buffer", full.config.uri)
+    assert code == 0 and out == f"{file}: 5 experiences, 5 rollouts, 3 groups\n"
+    monkeypatch.setenv("RFT_SEGMENTS", str(tmp_path / "other"))
+    code, out, _ = rft(capsys, "import", file, "--json", "--buffer", other.config.uri)
+    assert code == 0 and json.loads(out) == {"runs": ["roles"], "num_groups": 3, "num_experiences": 5, "num_present": 0}
+    monkeypatch.delenv("RFT_SEGMENTS")  # the imported run says where the arrays are
+    code, out, _ = rft(capsys, "import", file, "--buffer", other.config.uri)
+    assert code == 0 and out == "0 experiences in 0 groups imported into roles; 3 groups were there already\n"
+    code, out, _ = rft(capsys, "query", "select sum(len(token_ids)) as n from experience", "--buffer", other.config.uri)
+    assert code == 0 and "25" in out
+    here, there = experience_ids(other)[0], experience_ids(full)[0]
+    code, out, _ = rft(capsys, "lineage", str(here), "--buffer", other.config.uri)
+    assert code == 0 and f"comes from experience {there} of run 'roles' in buffer " in out
+    code, out, _ = rft(capsys, "lineage", str(here), "--origin", "--json", "--buffer", other.config.uri)
+    assert code == 0 and [hop["experience_id"] for hop in json.loads(out)] == [there]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["export", "x.csv"], ".parquet"),
+        (["export", "a.jsonl", "--where", "rewad > 1"], 'column "rewad" does not exist'),
+        (["export", "a.jsonl", "--where", "true); DROP TABLE rft.draw; SELECT 1, (2"], "multiple commands"),
+        (["export", "a.jsonl", "--where", "pg_notify('x', '') IS NULL AND reward > 9"], "no experience is chosen"),
+        (["export", "a.jsonl", "--run", "rolls"], "did you mean 'roles'"),
+        (["export", "there.jsonl"], "exists already"),
+        (["export", "no/folder/a.jsonl"], "cannot be written"),
+        (["import", "missing.parquet"], "no such file"),
+        (["import", "there.jsonl"], "no rows"),
+        (["import", "text.parquet"], "cannot be read"),
+        (["import", "folder"], "no dataset folder"),
+        (["import", "text.jsonl"], "line 1"),
+    ],
+)
+def test_bad_arguments_are_refused_and_leave_nothing(
+    full: Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str],
+    what: str,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("RFT_SEGMENTS", str(tmp_path / "segments"))
+    (tmp_path / "work" / "folder").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "work")
+    Path("there.jsonl").touch()
+    Path("text.parquet").write_text("no parquet")
+    Path("text.jsonl").write_text("no json\n")
+    before = sorted(Path().iterdir())
+    code, out, err = rft(capsys, *arguments, "--buffer", full.config.uri)
+    assert (code, out) == (2, "") and what in err, err
+    assert sorted(Path().iterdir()) == before
+    assert full.sql("SELECT to_regclass('rft.draw') IS NOT NULL AS there")["there"].to_pylist() == [True]

@@ -1,0 +1,411 @@
+"""Purging: text and arrays are gone for good, everything else still tells what happened."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import psycopg
+import pytest
+
+import rftdata
+from rftcore.cli import run_command
+from rftdata import Buffer, Group, Rollout, exchange, labels, purge, retention, segments
+from rftdata.arrays import emptied, encode, purged_rows
+from rftdata.config import RetentionConfig
+from rftdata.errors import BufferUnavailableError, PurgedError, QueryError, RftError
+from rftdata.segments import SegmentAddress
+from tests.store_roles import Roles, own_group, tokens
+
+SECRET = "the patient's name is Mallory"
+# As bytes in a segment, and as text in a table.
+MARK = np.frombuffer(SECRET.encode(), dtype=np.uint8)
+
+
+def secret_group(task_key: str, rewards: tuple[float, ...] = (0.0, 1.0)) -> Group:
+    rollouts = [
+        Rollout(i, "ok", r, [tokens(
+            r, prompt=SECRET, response=f"{SECRET}!", messages=[{"role": "user", "content": SECRET}], arrays={"image": MARK},
+            metrics={"entropy": 0.5, "said": SECRET}, reward_parts={"accuracy": r},
+        )])
+        for i, r in enumerate(rewards)
+    ]  # fmt: skip
+    return Group(rollouts, source="import", taskset="mine", task_key=task_key, payload={"question": SECRET})
+
+
+@pytest.fixture
+def stored(buffer: Buffer) -> Buffer:
+    """A run without stages: one group with the secret, and one without, in one segment."""
+    buffer.create_run(name="r", config={}, seed=1, steps=3, pipeline_version="none")
+    with buffer.writer("r") as writer:
+        writer.insert(secret_group("secret"), own_group(task_key="plain"))
+    return buffer
+
+
+def all_ids(buffer: Buffer) -> list[int]:
+    found: list[int] = buffer.sql("SELECT experience_id FROM rft.experience ORDER BY 1")["experience_id"].to_pylist()
+    return found
+
+
+def erase_at_once(buffer: Buffer) -> None:
+    with buffer.database.connection() as connection:
+        connection.execute("UPDATE rft.retired_range SET retired_at = retired_at - interval '1 day'")
+    purge.erase(buffer)
+
+
+def files_hold(buffer: Buffer, text: bytes) -> list[str]:
+    folder = Path(str(buffer.config.segments))
+    return [file.name for file in sorted(folder.iterdir()) if text in file.read_bytes()]
+
+
+def test_text_and_arrays_are_gone_and_the_rest_stays(stored: Buffer) -> None:
+    before = stored.read_arrays(all_ids(stored)[2:], ["token_ids", "behavior_logprobs", "loss_mask", "policy_spans"])
+    assert files_hold(stored, SECRET.encode()) != []
+    done = purge.purge(stored, "task_key = 'secret'", reason="asked to", author="ada")
+    assert (done.num_experiences, done.num_tasks) == (2, 1)
+    rows = stored.sql("SELECT * FROM rft.experience ORDER BY experience_id").to_pylist()
+    assert [(row["prompt"], row["response"], row["messages"]) for row in rows[:2]] == [
+        ("[purged]", "[purged]", None)
+    ] * 2
+    assert [(row["reward"], row["num_prompt_tokens"], row["num_response_tokens"]) for row in rows[:2]] == [
+        (0, 3, 2),
+        (1, 3, 2),
+    ]
+    assert [row["metrics"] for row in rows[:2]] == [{"entropy": 0.5}] * 2
+    assert rows[2]["prompt"] == "1 + 1 ="
+    assert stored.read_arrays(all_ids(stored)[2:], before.column_names[1:]) == before
+    erase_at_once(stored)
+    assert files_hold(stored, SECRET.encode()) == []
+    assert list(stored.verify()) == []
+    audit = stored.sql("SELECT * FROM rft.v_purged ORDER BY experience_id").to_pylist()
+    assert [(row["experience_id"], row["reason"], row["author"], row["selection"]) for row in audit] == [
+        (i, "asked to", "ada", "task_key = 'secret'") for i in all_ids(stored)[:2]
+    ]
+
+
+def test_with_its_tasks_no_row_of_the_database_holds_the_text(stored: Buffer) -> None:
+    purge.purge(stored, "task_key = 'secret'", reason="asked to", author="ada", tasks_too=True)
+    purge.vacuum(stored, rewrite=True)
+    tables = stored.sql(
+        "SELECT relname::text AS t FROM pg_class WHERE relnamespace = 'rft'::regnamespace AND relkind = 'r'"
+    )
+    for table in tables["t"].to_pylist():
+        found = stored.sql(f"SELECT count(*) AS n FROM rft.{table} x WHERE x::text LIKE '%Mallory%'")
+        assert found["n"].to_pylist() == [0], table
+    assert stored.sql("SELECT status::text AS s FROM rft.task WHERE task_key = 'secret'")["s"].to_pylist() == [
+        "excluded"
+    ]
+
+
+def test_rewritten_tables_hold_no_byte_of_it_on_disk(stored: Buffer) -> None:
+    def on_disk() -> bool:
+        paths = stored.sql(
+            "SELECT current_setting('data_directory') || '/' || pg_relation_filepath(c.oid) AS p FROM pg_class c"
+            " WHERE c.oid IN ('rft.experience'::regclass, (SELECT reltoastrelid FROM pg_class WHERE oid = 'rft.experience'::regclass))"
+        )["p"].to_pylist()
+        stored.sql("CHECKPOINT")
+        return any(SECRET.encode() in Path(path).read_bytes() for path in paths)
+
+    assert on_disk()
+    purge.purge(stored, "task_key = 'secret'", reason="asked to", author="ada")
+    purge.vacuum(stored, rewrite=True)
+    assert not on_disk()
+
+
+def test_every_reader_refuses_or_skips_purged_arrays(
+    stored: Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = all_ids(stored)
+    purge.purge(stored, "task_key = 'secret'", reason="asked to", author="ada")
+    with pytest.raises(PurgedError, match=rf"arrays of experience {ids[0]} were purged"):
+        stored.read_arrays(ids, ["token_ids"])
+    table = stored.read_arrays(ids, ["token_ids"], purged="null")
+    assert [value and len(value) for value in table["token_ids"].to_pylist()] == [None, None, 5, 5]
+    done = exchange.export(stored, tmp_path / "a.jsonl")
+    assert (done.num_experiences, done.num_purged, done.num_groups) == (2, 2, 1)
+    assert SECRET not in (tmp_path / "a.jsonl").read_text()
+    monkeypatch.setenv("RFT_SEGMENTS", str(stored.config.segments))
+    code = run_command(
+        ["query", "--buffer", stored.config.uri, "--json", "select prompt, len(token_ids) as n from experience"]
+    )
+    assert code == 0
+    assert [row["n"] for row in json.loads(capsys.readouterr().out)] == [None, None, 5, 5]
+    with pytest.raises(QueryError, match="everything chosen was purged"):
+        exchange.export(stored, tmp_path / "b.jsonl", where="task_key = 'secret'")
+    assert not (tmp_path / "b.jsonl").exists()
+
+
+def test_a_purged_group_is_never_drawn_not_even_after_a_label_or_a_crash(stored: Buffer) -> None:
+    with stored.attempt("r") as attempt:
+        batch = attempt.draw(1, 1, timeout_s=5)
+        assert batch is not None and len(batch) == 2
+        drawn = batch.rows["experience_id"].to_pylist()
+        # While its arrays are being read it cannot be purged.
+        with pytest.raises(RftError, match=r"is in the batch that step 1 of run 'r' trains on.*not purged"):
+            purge.purge(stored, f"experience_id = {drawn[0]}", reason="x", author="ada")
+        assert SECRET in stored.sql("SELECT prompt FROM rft.experience ORDER BY 1 DESC")["prompt"].to_pylist()
+        attempt.record_step(1, batch, wait_seconds=0, train_seconds=0, publish_seconds=0, metrics={})
+        purge.purge(stored, f"experience_id = {drawn[0]}", reason="x", author="ada")
+    # No checkpoint was committed: a new attempt would draw step 1 again.
+    labels.set_rewards(stored, {drawn[0]: 0.5, drawn[1]: 0.25}, author="bo")
+    with stored.attempt("r") as attempt:
+        again = attempt.draw(1, 1, timeout_s=5)
+        assert again is not None and not set(again.rows["experience_id"].to_pylist()) & set(drawn)
+        assert attempt.draw(2, 1, timeout_s=0.1) is None
+
+
+def test_a_batch_in_hand_says_which_row_was_purged(stored: Buffer) -> None:
+    with stored.attempt("r") as attempt:
+        batch = attempt.draw(1, 1, timeout_s=5)
+        assert batch is not None
+        attempt.record_step(1, batch, wait_seconds=0, train_seconds=0, publish_seconds=0, metrics={})
+        purge.purge(stored, "task_key = 'secret'", reason="x", author="ada")
+        with pytest.raises(PurgedError, match="was purged after step 1 drew it"):
+            batch.packed("token_ids")
+
+
+def test_a_reader_elsewhere_follows_the_segment_before_its_old_bytes_go(stored: Buffer) -> None:
+    with rftdata.open(stored.config) as elsewhere:
+        plain = all_ids(stored)[2:]
+        before = elsewhere.read_arrays(plain, ["token_ids"])
+        purge.purge(stored, "task_key = 'secret'", reason="x", author="ada")
+        assert elsewhere.read_arrays(plain, ["token_ids"]) == before  # the old bytes are still there
+        elsewhere.reader.MAX_AGE_S = 0.0
+        erase_at_once(stored)
+        assert elsewhere.read_arrays(plain, ["token_ids"]) == before
+        with pytest.raises(PurgedError):
+            elsewhere.read_arrays(all_ids(stored)[:1], ["token_ids"])
+    assert purge.GRACE_S >= 10 * type(stored.reader).MAX_AGE_S
+
+
+def test_old_bytes_wait_for_readers_unless_nobody_else_is_there(stored: Buffer) -> None:
+    purge.purge(stored, "task_key = 'secret'", reason="x", author="ada")
+    waiting = purge.erase(stored)
+    assert waiting.num_ranges == 0 and waiting.num_ranges_left == 1
+    with (
+        psycopg.connect(stored.config.uri, application_name="a notebook"),
+        pytest.raises(BufferUnavailableError, match=r"a notebook.*leave --now away"),
+    ):
+        purge.erase(stored, now=True)
+    assert files_hold(stored, SECRET.encode()) != []
+    done = purge.erase(stored, now=True)
+    assert (done.num_ranges, done.num_ranges_left) == (1, 0) and done.num_bytes > len(MARK)
+    assert files_hold(stored, SECRET.encode()) == []
+
+
+def test_a_second_purge_of_a_segment_leaves_nothing_either(stored: Buffer) -> None:
+    first, second, *rest = all_ids(stored)
+    purge.purge(stored, f"experience_id = {first}", reason="one", author="ada")
+    purge.purge(stored, f"experience_id IN ({first}, {second})", reason="two", author="ada")
+    erase_at_once(stored)
+    assert files_hold(stored, SECRET.encode()) == []
+    assert list(stored.verify()) == []
+    assert stored.sql("SELECT num_experiences FROM rft.purge ORDER BY 1")["num_experiences"].to_pylist() == [1, 1]
+    assert stored.read_arrays(rest, ["token_ids"]).num_rows == 2
+    again = purge.purge(stored, f"experience_id = {first}", reason="three", author="ada")
+    assert (again.purge_id, again.num_experiences, again.num_purged_before) == (None, 0, 1)
+
+
+def test_writers_go_on_in_the_file_that_is_purged_from(stored: Buffer) -> None:
+    with stored.writer("r") as writer:
+        writer.insert(secret_group("early"))
+        purge.purge(stored, "prompt LIKE '%Mallory%'", reason="x", author="ada")
+        writer.insert(own_group(task_key="late"))
+        erase_at_once(stored)
+        writer.insert(own_group(task_key="later"))
+    assert files_hold(stored, SECRET.encode()) == []
+    assert list(stored.verify()) == []
+    assert stored.read_arrays(all_ids(stored)[-4:], ["token_ids"])["token_ids"].to_pylist() == [[5, 6, 7, 8, 9]] * 4
+
+
+def test_killed_before_its_transaction_a_purge_has_done_nothing(
+    stored: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rewritten segment is durable but nothing refers to it: the same command purges then."""
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(segments._PosixAppender, "sync", die)
+    with pytest.raises(KeyboardInterrupt):
+        purge.purge(stored, "task_key = 'secret'", reason="x", author="ada")
+    monkeypatch.undo()
+    assert list(stored.verify()) == []
+    assert stored.read_arrays(all_ids(stored), ["token_ids"]).num_rows == 4
+    assert purge.purge(stored, "task_key = 'secret'", reason="x", author="ada").num_experiences == 2
+    finished = stored.sql("SELECT finished_at IS NOT NULL AS f FROM rft.purge ORDER BY purge_id")["f"].to_pylist()
+    assert finished == [False, True]
+
+
+def test_a_relabel_meanwhile_is_no_deadlock_and_facts_stay_facts(stored: Buffer) -> None:
+    ids = all_ids(stored)
+    thread = Thread(
+        target=lambda: [labels.set_rewards(stored, dict.fromkeys(ids, x / 10), author="bo") for x in range(10)]
+    )
+    thread.start()
+    purge.purge(stored, "task_key = 'secret'", reason="x", author="ada")
+    thread.join()
+    assert set(stored.sql("SELECT reward FROM rft.experience")["reward"].to_pylist()) == {0.9}
+    for statement in (
+        "UPDATE rft.experience SET prompt = 'x'",
+        "UPDATE rft.rollout SET error = 'x'",
+        "DELETE FROM rft.experience",
+    ):
+        with pytest.raises(QueryError, match=r"holds facts.*rft purge"):
+            stored.sql(statement)
+
+
+def test_lineage_still_names_the_checkpoints(
+    stored: Buffer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with stored.attempt("r") as attempt:
+        batch = attempt.draw(1, 1, timeout_s=5)
+        assert batch is not None
+        attempt.record_step(1, batch, wait_seconds=0, train_seconds=0, publish_seconds=0, metrics={})
+        attempt.commit_checkpoint(1, "/checkpoints/1")
+    monkeypatch.setenv("RFT_SEGMENTS", str(stored.config.segments))
+    monkeypatch.setenv("RFT_BUFFER", stored.config.uri)
+    monkeypatch.setenv("RFT_AUTHOR", "ada")
+    assert run_command(["purge", "--where", "task_key = 'secret'", "--reason", "the law"]) == 0
+    out = capsys.readouterr().out
+    assert "2 experiences purged (purge 1)" in out and "--with-tasks" in out and "wait until no reader" in out
+    assert run_command(["lineage", str(all_ids(stored)[0])]) == 0
+    out = capsys.readouterr().out
+    assert "purged by ada on 20" in out and "the law" in out and "/checkpoints/1" in out
+    assert run_command(["purge", "--erase", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["erased"]["num_ranges_left"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["--where", "true"], "--where SQL --reason TEXT"),
+        (["--reason", "x"], "--where SQL --reason TEXT"),
+        (["--where", "true", "--reason", " "], "needs a reason"),
+        (["--where", "rewad = 1", "--reason", "x"], 'column "rewad" does not exist'),
+        (["--where", "reward = 99", "--reason", "x"], "holds for no experience"),
+        (["--where", "true", "--reason", "x", "--run", "s"], "no such run"),
+        (["--where", "true", "--reason", "x", "--erase"], "--where SQL --reason TEXT"),
+    ],
+)
+def test_bad_purges_are_refused_and_purge_nothing(
+    stored: Buffer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], what: str
+) -> None:
+    monkeypatch.setenv("RFT_SEGMENTS", str(stored.config.segments))
+    code = run_command(["purge", *arguments, "--buffer", stored.config.uri])
+    captured = capsys.readouterr()
+    assert (code, captured.out) == (2, "") and what in captured.err
+    assert stored.sql("SELECT count(*) AS n FROM rft.purge")["n"].to_pylist() == [0]
+
+
+def test_emptied_batches_hold_nothing_of_the_rows(buffer: Buffer) -> None:
+    wide = tokens(1.0, 7, arrays={"a": np.arange(6, dtype=np.int16).reshape(2, 3), "mark": MARK})
+    odd = tokens(1.0, 8, arrays={"a": np.array(3, dtype=np.int16), "mark": MARK[::-1].copy()})
+    batch = encode([wide, odd, tokens(0.0)])
+    left = emptied(emptied(batch, [0]), [2])
+    assert purged_rows(left) == {0, 2}
+    for name in batch.schema.names:
+        assert left.column(name)[1] == batch.column(name)[1]
+        assert not left.column(name)[0].as_py() and not left.column(name)[2].as_py()
+    assert left.schema.remove_metadata() == batch.schema
+    store = buffer.segments
+    appender = store.appender()
+    place = appender.append(left)
+    appender.sync()
+    appender.close()
+    assert files_hold(buffer, MARK.tobytes()) == []
+    read = store.read(SegmentAddress(1, place.uri, place.offset_bytes, place.length_bytes, place.checksum), verify=True)
+    assert read == left and purged_rows(read) == {0, 2}
+
+
+def retained(buffer: Buffer, **rules: Any) -> tuple[dict[str, int], int]:
+    done = retention.apply(buffer, RetentionConfig.model_validate(rules), author="ada")
+    return {text: part.num_experiences for text, part in done.purged.items()}, done.num_protected
+
+
+@pytest.fixture
+def aged(buffer: Buffer) -> Buffer:
+    """A finished run of five groups of two, the oldest ten days old, the newest six, in two tasksets; the second oldest is labelled."""
+    run = buffer.create_run(name="r", config={}, seed=1, steps=3, pipeline_version="none")
+    for i in range(5):
+        group = own_group(task_key=str(i))
+        group.taskset = "odd" if i % 2 else "even"
+        with buffer.writer(run) as writer:
+            writer.insert(group)
+    with buffer.database.transaction() as connection:
+        connection.execute("SET LOCAL rft.purge = 'the test makes them old'")
+        connection.execute(
+            "UPDATE rft.experience SET created_at = now() - (11 - (experience_id + 1) / 2) * interval '1 day'"
+        )
+    buffer.sql("UPDATE rft.run SET status = 'finished'")
+    labels.set_rewards(buffer, {3: 0.5}, author="bo")
+    buffer.sql("UPDATE rft.rollout_group SET status = 'ready'")
+    return buffer
+
+
+def kept(buffer: Buffer) -> list[int]:
+    found: list[int] = buffer.sql(
+        "SELECT experience_id FROM rft.experience WHERE experience_id NOT IN (SELECT experience_id FROM rft.v_purged) ORDER BY 1"
+    )["experience_id"].to_pylist()
+    return found
+
+
+def test_retention_by_age_keeps_what_is_labelled(aged: Buffer) -> None:
+    assert retained(aged, max_age_days=7.5) == ({"max_age_days 7.5": 4}, 2)
+    assert kept(aged) == [3, 4, 7, 8, 9, 10]
+    assert aged.sql("SELECT DISTINCT kind::text AS k, reason FROM rft.v_purged").to_pylist() == [
+        {"k": "retention", "reason": "retention: max_age_days 7.5"}
+    ]
+    assert retained(aged, max_age_days=7.5) == ({}, 2)
+    assert retained(aged, max_age_days=7.5, keep_labelled=False) == ({"max_age_days 7.5": 2}, 0)
+
+
+def test_retention_by_number_and_by_size_keeps_the_newest(aged: Buffer) -> None:
+    assert retained(aged, max_experiences=7, keep_labelled=False) == ({"max_experiences 7": 4}, 0)
+    assert kept(aged) == [5, 6, 7, 8, 9, 10]
+    sizes = aged.database.fetch("retention_groups", keep_labelled=True)
+    assert retained(aged, max_bytes=int(sizes[0]["num_bytes"]))[0] == {f"max_bytes {sizes[0]['num_bytes']}": 4}
+    assert kept(aged) == [9, 10]
+
+
+def test_retention_of_one_taskset_leaves_the_others(aged: Buffer) -> None:
+    assert retained(aged, tasksets={"even": {"max_experiences": 2}}) == ({"taskset even: max_experiences 2": 4}, 0)
+    assert kept(aged) == [3, 4, 7, 8, 9, 10]
+
+
+def test_retention_spares_what_may_still_be_trained_on(buffer: Buffer) -> None:
+    roles = Roles(buffer, steps=3)
+    with roles.attempt() as attempt:
+        roles.work()
+        roles.train(attempt, 1)
+        attempt.commit_checkpoint(1, "/c/1")
+        roles.work()
+        roles.train(attempt, 2)
+        roles.work()
+        # Step 1 is in a checkpoint; step 2 is not, and step 3 is waiting.
+        assert retained(buffer, max_experiences=0) == ({"max_experiences 0": 4}, 8)
+    # The run was killed here: step 2 is drawn again, whole.
+    with roles.attempt() as attempt:
+        assert attempt.start_step == 1
+        assert len(roles.train(attempt, 2)) == 2
+
+
+def test_retention_from_the_command_line(
+    aged: Buffer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RFT_SEGMENTS", str(aged.config.segments))
+    monkeypatch.setenv("RFT_BUFFER", aged.config.uri)
+    assert run_command(["db", "retention"]) == 2
+    assert "no retention rule" in capsys.readouterr().err
+    assert run_command(["db", "retention", "--max-age-days", "-1"]) == 2
+    assert "max_age_days" in capsys.readouterr().err
+    assert run_command(["db", "retention", "--max-age-days", "7.5", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "4 experiences would be purged" in out and "2 over the limits stay" in out and len(kept(aged)) == 10
+    aged.sql('UPDATE rft.run SET config = \'{"buffer": {"retention": {"max_age_days": 7.5}}}\'')
+    assert run_command(["db", "retention", "--json"]) == 0
+    done = json.loads(capsys.readouterr().out)
+    assert done["purged"]["max_age_days 7.5"]["num_experiences"] == 4 and len(kept(aged)) == 6
