@@ -31,6 +31,7 @@ Connection = psycopg.Connection[DictRow]
 Cursor = psycopg.Cursor[DictRow]
 
 _MINIMUM_SERVER = 150000
+_MIGRATING = threading.Lock()
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
@@ -266,7 +267,8 @@ def migrate(database: Database) -> str:
     config.set_main_option("script_location", str(migrations))
     engine = create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(database.uri))
     try:
-        with translated(database.uri), engine.begin() as connection:
+        # Alembic keeps what it works on in globals: threads of this process take turns, whatever their databases.
+        with _MIGRATING, translated(database.uri), engine.begin() as connection:
             # Two processes may open a new buffer at once; the lock goes with the transaction.
             connection.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext('rft.migrate'))")
             connection.exec_driver_sql("CREATE SCHEMA IF NOT EXISTS rft")

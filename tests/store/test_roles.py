@@ -1,0 +1,277 @@
+"""Least privilege: what each role may do and may not, logged in by password over TCP."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+from urllib.parse import quote
+
+import psycopg
+import pytest
+from psycopg import sql
+
+import rftdata
+from rftcore.cli import run_command
+from rftdata import Buffer, exchange, labels, purge
+from rftdata.config import BufferConfig
+from rftdata.database import Database, grant_roles, migrate
+from rftdata.errors import BufferUnavailableError, QueryError, SchemaVersionError
+from rftdata.labels import Opinion
+from rftdata.server import EmbeddedServer
+from tests.store_roles import Roles, own_group
+
+PASSWORD = "p@ss w/ord:%41"
+ROLES = ("rft_reader", "rft_labeler", "rft_worker")
+
+
+@pytest.fixture(scope="module")
+def tcp(server_folders: Path) -> Iterator[tuple[EmbeddedServer, int]]:
+    """A server that accepts TCP, with an account for every role, and one that owns a database but may make no roles."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = EmbeddedServer(server_folders / "roles", listen=f"127.0.0.1:{port}")
+    rftdata.open(BufferConfig(uri=str(server.folder), listen=server.listen)).close()
+    with psycopg.connect(server.uri, autocommit=True) as connection:
+        for role in ROLES:
+            statement = sql.SQL("CREATE ROLE {} LOGIN PASSWORD {} IN ROLE {}")
+            connection.execute(
+                statement.format(sql.Identifier(f"a_{role}"), sql.Literal(PASSWORD), sql.Identifier(role))
+            )
+        connection.execute(sql.SQL("CREATE ROLE outsider LOGIN PASSWORD {}").format(sql.Literal(PASSWORD)))
+        connection.execute("CREATE DATABASE outside OWNER outsider")
+    yield server, port
+    server.stop()
+
+
+def url(tcp: tuple[EmbeddedServer, int], user: str, password: str = PASSWORD, database: str = "rft") -> str:
+    return f"postgresql://{user}:{quote(password, safe='')}@127.0.0.1:{tcp[1]}/{database}"
+
+
+@pytest.fixture
+def owner(tcp: tuple[EmbeddedServer, int]) -> Iterator[Buffer]:
+    with rftdata.open(BufferConfig(uri=str(tcp[0].folder), listen=tcp[0].listen)) as buffer:
+        yield buffer
+
+
+@pytest.fixture
+def stored(owner: Buffer) -> int:
+    """A new run with one group; the id of its first experience."""
+    run = owner.create_run(name="r", config={}, seed=1, steps=1, pipeline_version="p")
+    with owner.writer(run) as writer:
+        writer.insert(own_group(task_key=str(run["run_id"])))
+    return int(owner.sql("SELECT max(experience_id) - 1 AS i FROM rft.experience")["i"][0].as_py())
+
+
+@pytest.fixture
+def as_(tcp: tuple[EmbeddedServer, int], owner: Buffer) -> Iterator[dict[str, Buffer]]:
+    """The buffer as each role sees it."""
+    segments = str(Path(str(owner.folder)) / "segments")
+    buffers = {role: rftdata.open(BufferConfig(uri=url(tcp, f"a_{role}"), segments=segments)) for role in ROLES}
+    yield buffers
+    for buffer in buffers.values():
+        buffer.close()
+
+
+def denied(buffer: Buffer, statement: str) -> bool:
+    try:
+        buffer.sql(statement)
+    except QueryError as error:
+        return "permission denied" in str(error) or "must be owner" in str(error)
+    return False
+
+
+def test_a_wrong_password_and_an_account_without_a_role_are_refused(
+    tcp: tuple[EmbeddedServer, int], stored: int
+) -> None:
+    with pytest.raises(BufferUnavailableError, match="password authentication failed") as refused:
+        Database(url(tcp, "a_rft_reader", "guess"))
+    assert "guess" not in str(refused.value)
+    with psycopg.connect(url(tcp, "outsider")) as connection, pytest.raises(psycopg.errors.InsufficientPrivilege):
+        connection.execute("SELECT * FROM rft.run")
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_everybody_reads_every_table_and_view_and_arrays(as_: dict[str, Buffer], stored: int, role: str) -> None:
+    tables = as_[role].sql(
+        "SELECT relname::text AS t FROM pg_class WHERE relnamespace = 'rft'::regnamespace AND relkind IN ('r', 'v')"
+    )
+    assert len(tables) > 30
+    for table in tables["t"].to_pylist():
+        as_[role].sql(f'SELECT * FROM rft."{table}" LIMIT 1')
+    assert as_[role].read_arrays([stored], ["token_ids"])["token_ids"].to_pylist() == [[5, 6, 7, 8, 9]]
+    assert list(as_[role].verify()) == []
+
+
+def test_a_reader_writes_nothing(as_: dict[str, Buffer], owner: Buffer, stored: int) -> None:
+    tables = owner.sql(
+        "SELECT relname::text AS t FROM pg_class WHERE relnamespace = 'rft'::regnamespace AND relkind = 'r'"
+    )
+    for role in ("rft_reader", "rft_labeler"):
+        for table in tables["t"].to_pylist():
+            assert denied(as_[role], f'DELETE FROM rft."{table}"'), (role, table)
+            assert denied(as_[role], f'INSERT INTO rft."{table}" DEFAULT VALUES'), (role, table)
+            assert denied(as_[role], f'TRUNCATE rft."{table}"'), (role, table)
+    assert denied(as_["rft_reader"], "UPDATE rft.experience SET reward = 1")
+    assert denied(as_["rft_reader"], "SELECT nextval('rft.label_batch_id_seq')")
+    with pytest.raises(QueryError, match=r"may not do that.*docs/how-to/roles.md"):
+        labels.set_rewards(as_["rft_reader"], {stored: 1.0}, author="a")
+
+
+def test_a_labeler_relabels_and_does_nothing_else(as_: dict[str, Buffer], owner: Buffer, stored: int) -> None:
+    labeler = as_["rft_labeler"]
+    labeler.sql("UPDATE rft.experience SET reward = 0.25 WHERE experience_id = %s", [stored])
+    batch = labels.apply(labeler, [Opinion(stored, 0.75, True, "seen")], author="ada")
+    labels.undo(labeler, batch.label_batch_id, author="ada")
+    history = owner.sql(
+        "SELECT new_value, author, session_user_name FROM rft.label WHERE experience_id = %s ORDER BY label_id",
+        [stored],
+    ).to_pylist()
+    assert [(row["new_value"], row["author"], row["session_user_name"]) for row in history] == [
+        (0.25, "a_rft_labeler", "a_rft_labeler"), (0.75, "ada", "a_rft_labeler"), (0.25, "ada", "a_rft_labeler"),
+    ]  # fmt: skip
+    for statement in (
+        "UPDATE rft.experience SET prompt = 'x'",
+        "UPDATE rft.experience SET reward_sampled = 1",
+        "INSERT INTO rft.label (experience_id, field, author, label_batch_id) VALUES (1, 'reward', 'x', 1)",
+        "UPDATE rft.rollout_group SET status = 'ready'",
+        "UPDATE rft.worklist SET available = true",
+        "UPDATE rft.run SET stop_requested = true",
+        "UPDATE rft.task SET status = 'excluded'",
+        "CREATE TABLE rft.mine (a int)",
+        "ALTER TABLE rft.experience DISABLE TRIGGER ALL",
+        "SELECT rft.purge_texts(ARRAY[1], 1, false)",
+        "SELECT rft.create_roles()",
+        "SELECT rft.grant_roles()",
+        "SET ROLE rft_worker",
+    ):
+        assert denied(labeler, statement), statement
+
+
+def test_the_exception_for_purges_is_the_owners_alone(as_: dict[str, Buffer], stored: int) -> None:
+    for role in ("rft_labeler", "rft_worker"):
+        statement = "SET rft.purge = '1'; UPDATE rft.experience SET prompt = 'x'"
+        assert denied(as_[role], statement)
+        with pytest.raises(QueryError, match="may not do that"):
+            purge.purge(as_[role], f"experience_id = {stored}", reason="x", author="x")
+
+
+def test_a_worker_does_the_work_of_every_role_of_a_run(as_: dict[str, Buffer], owner: Buffer, tmp_path: Path) -> None:
+    worker = as_["rft_worker"]
+    # Its run and tasks, too; the helper inserts tasks as the verbs do.
+    roles = Roles(worker, steps=2)
+    with roles.attempt() as attempt:
+        for step in (1, 2):
+            roles.work()
+            roles.train(attempt, step)
+            attempt.commit_checkpoint(step, f"/c/{step}")
+        attempt.finish("done")
+    with roles.attempt(publish=False):
+        pass  # takes the run over: what was drawn or aged after the checkpoint comes back
+    ids = worker.sql("SELECT experience_id FROM rft.experience WHERE run_id = %s", [roles.run_id])[
+        "experience_id"
+    ].to_pylist()
+    exchange.export(worker, tmp_path / "a.parquet", runs=[str(roles.run_id)])
+    assert exchange.load(worker, tmp_path / "a.parquet", run=f"copy of {roles.run_id}").num_groups == 4
+    labels.set_rewards(worker, {ids[0]: 0.5}, author="judge")
+    for statement in (
+        "UPDATE rft.experience SET prompt = 'x'",
+        "DELETE FROM rft.experience",
+        "DELETE FROM rft.run",
+        "DELETE FROM rft.checkpoint",
+        "UPDATE rft.rollout SET reward = 1",
+        "UPDATE rft.label SET author = 'x'",
+        "INSERT INTO rft.label (experience_id, field, author, label_batch_id) VALUES (1, 'reward', 'x', 1)",
+        "UPDATE rft.schema_version SET version_num = '1'",
+        "INSERT INTO rft.purge (kind, selection, reason, author, tasks_too) VALUES ('request', '', '', '', false)",
+        "CREATE TABLE rft.mine (a int)",
+    ):
+        assert denied(worker, statement), statement
+
+
+def test_an_owner_without_the_right_to_make_roles_migrates_nevertheless(
+    tcp: tuple[EmbeddedServer, int], tmp_path: Path
+) -> None:
+    """Roles are the whole server's: here they exist, so they are granted."""
+    with rftdata.open(BufferConfig(uri=url(tcp, "outsider", database="outside"), segments=str(tmp_path))) as buffer:
+        buffer.create_run(name="r", config={}, seed=1, steps=1, pipeline_version="p")
+        assert grant_roles(buffer.database) == ([], sorted(ROLES))
+    with rftdata.open(BufferConfig(uri=url(tcp, "a_rft_reader", database="outside"), segments=str(tmp_path))) as buffer:
+        assert buffer.find_run()["name"] == "r"
+        assert denied(buffer, "UPDATE rft.run SET name = 'x'")
+
+
+def test_an_old_schema_is_a_clear_error_for_whom_may_not_migrate(
+    tcp: tuple[EmbeddedServer, int], tmp_path: Path
+) -> None:
+    with psycopg.connect(tcp[0].uri, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE empty")
+    with pytest.raises(SchemaVersionError, match=r"this account may not do.*let the schema's owner"):
+        rftdata.open(BufferConfig(uri=url(tcp, "a_rft_worker", database="empty"), segments=str(tmp_path)))
+
+
+def test_the_verb_makes_what_is_missing_and_says_what_it_may_not(
+    tcp: tuple[EmbeddedServer, int], owner: Buffer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run_command(["db", "roles", "--buffer", str(owner.folder)]) == 0
+    assert capsys.readouterr().out == "made: none; granted: rft_labeler, rft_reader, rft_worker\n"
+    monkeypatch.setenv("RFT_SEGMENTS", str(owner.segments.folder))  # type: ignore[attr-defined]
+    assert run_command(["db", "roles", "--buffer", url(tcp, "a_rft_reader")]) == 2
+    captured = capsys.readouterr()
+    assert (
+        "may not do that" in captured.err
+        and PASSWORD not in captured.err
+        and quote(PASSWORD, safe="") not in captured.err
+    )
+
+
+def test_rights_are_given_anew_not_added_up(owner: Buffer, as_: dict[str, Buffer]) -> None:
+    owner.sql("GRANT DELETE ON rft.run TO rft_reader")
+    assert not denied(as_["rft_reader"], "DELETE FROM rft.run WHERE false")
+    grant_roles(owner.database)
+    assert denied(as_["rft_reader"], "DELETE FROM rft.run WHERE false")
+
+
+def test_the_migration_makes_the_roles_on_a_new_server_from_two_databases_at_once(
+    server_folders: Path, tmp_path: Path
+) -> None:
+    server = EmbeddedServer(server_folders / "fresh")
+    uri = server.start()
+    try:
+        with psycopg.connect(uri, autocommit=True) as connection:
+            connection.execute("CREATE DATABASE second")
+        uris = [uri, uri.replace("/rft?", "/second?")]
+        script = "import sys; from rftdata.database import *; migrate(Database(sys.argv[1]))"
+        processes = [
+            subprocess.Popen([sys.executable, "-c", script, uri], stderr=subprocess.PIPE, text=True) for uri in uris
+        ]
+        for process in processes:
+            _, error = process.communicate(timeout=120)
+            assert process.returncode == 0, error
+        for uri in uris:
+            with psycopg.connect(uri) as connection:
+                row = connection.execute("SELECT has_table_privilege('rft_reader', 'rft.run', 'SELECT')").fetchone()
+            assert row == (True,)
+    finally:
+        server.stop()
+
+
+def test_threads_of_one_process_may_migrate_different_databases(tcp: tuple[EmbeddedServer, int]) -> None:
+    names = ("thread1", "thread2", "thread3")
+    with psycopg.connect(tcp[0].uri, autocommit=True) as connection:
+        for name in names:
+            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    databases = [Database(tcp[0].uri.replace("/rft?", f"/{name}?")) for name in names]
+    versions: list[str] = []
+    threads = [Thread(target=lambda d=database: versions.append(migrate(d))) for database in databases]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(versions) == 3
+    for database in databases:
+        database.close()
