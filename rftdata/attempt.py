@@ -8,13 +8,14 @@ a history that ended, and their groups can be drawn again.
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg.types.json import Jsonb
@@ -23,6 +24,7 @@ from rftdata import wake
 from rftdata.batch import Batch, SegmentReader
 from rftdata.database import Connection, Row, execute, fetch, one, send, storable
 from rftdata.errors import FencedError, QueryError, RftError
+from rftdata.outage import ride_out
 from rftdata.worker import mark_dead_workers, process_lives
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ ARRAYS = ("token_ids", "loss_mask", "behavior_logprobs")
 
 class Attempt:
     """An attempt that holds its run; made by `Buffer.attempt`.
+
+    Its methods ride out a restart of the database (`rftdata.outage`): what they write is looked for before it is written again.
 
     Attributes:
         attempt_id, run_id: keys.
@@ -59,6 +63,9 @@ class Attempt:
         self.run_id: int = run["run_id"]
         self.checkpoint = checkpoint
         self.start_step: int = checkpoint["trainer_step"] if checkpoint else 0
+        self._newest_version = self._newest_checkpoint = (
+            0  # ids this object got: anything newer is of a try whose answer was lost
+        )
         self._keeper = threading.Thread(target=self._keep_lease, name="attempt-lease", daemon=True)
         self._keeper.start()
 
@@ -124,7 +131,7 @@ class Attempt:
             )  # fmt: skip
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not stop():
-            drawn, rows = self._try_draw(step, num_groups)
+            drawn, rows = ride_out(lambda: self._try_draw(step, num_groups))
             if drawn["outcome"] == "drawn":
                 return Batch(step, rows, self._reader, columns, drawn["reason"])
             if deadline is not None and time.monotonic() > deadline:
@@ -147,21 +154,40 @@ class Attempt:
 
     def release(self, batch: Batch) -> None:
         """Give a batch back unused: its draws never took place."""
+        ride_out(lambda: self._release(batch.step))
+        wake.notify(self.database, wake.READY)
+
+    def _release(self, step: int) -> None:
         with self.transaction() as connection:
-            execute(connection, "release_draws", run_id=self.run_id, attempt_id=self.attempt_id, step=batch.step)
+            execute(connection, "release_draws", run_id=self.run_id, attempt_id=self.attempt_id, step=step)
             # Labels that came meanwhile took it for drawn.
             execute(connection, "reopen_stale_groups", run_id=self.run_id)
-        wake.notify(self.database, wake.READY)
 
     def publish(self, step: int, *, method: str, uri: str, num_bytes: int, checksum: str) -> int:
         """Announce weights that stand after `step`; returns the policy_version_id. Wakes explorers."""
-        with self.transaction() as connection:
-            version = fetch(
-                connection, "insert_policy_version", run_id=self.run_id, attempt_id=self.attempt_id, trainer_step=step,
-                method=method, uri=uri, num_bytes=num_bytes, checksum=checksum,
-            )[0]["policy_version_id"]  # fmt: skip
+        row = self._write_once(
+            "insert_policy_version",
+            {
+                "run_id": self.run_id, "attempt_id": self.attempt_id, "trainer_step": step, "method": method, "uri": uri,
+                "num_bytes": num_bytes, "checksum": checksum,
+            },
+            "policy_version_after",
+            {"attempt_id": self.attempt_id, "after": self._newest_version},
+        )  # fmt: skip
+        self._newest_version = int(row["policy_version_id"])
         wake.notify(self.database, wake.POLICY)
-        return int(version)
+        return self._newest_version
+
+    def _write_once(self, write: str, values: dict[str, Any], look: str, known: dict[str, Any]) -> Row:
+        """Run a named statement that returns its row; tried again, look first whether an earlier try has written it."""
+        tries = itertools.count()
+
+        def attempted() -> Row:
+            with self.transaction() as connection:
+                found = fetch(connection, look, **known) if next(tries) else []
+                return (found or fetch(connection, write, **values))[0]
+
+        return ride_out(attempted)
 
     def record_step(
         self,
@@ -174,26 +200,34 @@ class Attempt:
         metrics: dict[str, float],
     ) -> None:
         """Note that a step is done; a batch without experiences is a skipped step."""
-        with self.transaction() as connection:
-            execute(
-                connection, "insert_train_step", attempt_id=self.attempt_id, trainer_step=step, run_id=self.run_id,
-                outcome="trained" if len(batch) else "skipped", reason=batch.short_reason, num_groups=batch.num_groups,
-                num_experiences=len(batch), num_tokens=int(batch.lengths.sum()), wait_seconds=wait_seconds,
-                train_seconds=train_seconds, publish_seconds=publish_seconds,
-                metrics=Jsonb(storable(metrics)),
-            )  # fmt: skip
+        self._write_once(
+            "insert_train_step",
+            {
+                "attempt_id": self.attempt_id, "trainer_step": step, "run_id": self.run_id,
+                "outcome": "trained" if len(batch) else "skipped", "reason": batch.short_reason, "num_groups": batch.num_groups,
+                "num_experiences": len(batch), "num_tokens": int(batch.lengths.sum()), "wait_seconds": wait_seconds,
+                "train_seconds": train_seconds, "publish_seconds": publish_seconds, "metrics": Jsonb(storable(metrics)),
+            },
+            "train_step_done",
+            {"attempt_id": self.attempt_id, "trainer_step": step},
+        )  # fmt: skip
         wake.notify(self.database, wake.RUN)
 
     def commit_checkpoint(
         self, step: int, uri: str, *, policy_version_id: int | None = None, num_bytes: int = 0
     ) -> int:
         """The draws up to `step` are consumed: the weights at `uri` contain them. Returns the checkpoint_id."""
-        with self.transaction() as connection:
-            row = fetch(
-                connection, "insert_checkpoint", run_id=self.run_id, attempt_id=self.attempt_id, trainer_step=step,
-                policy_version_id=policy_version_id, uri=uri, num_bytes=num_bytes,
-            )[0]  # fmt: skip
-        return int(row["checkpoint_id"])
+        row = self._write_once(
+            "insert_checkpoint",
+            {
+                "run_id": self.run_id, "attempt_id": self.attempt_id, "trainer_step": step,
+                "policy_version_id": policy_version_id, "uri": uri, "num_bytes": num_bytes,
+            },
+            "checkpoint_after",
+            {"attempt_id": self.attempt_id, "after": self._newest_checkpoint},
+        )  # fmt: skip
+        self._newest_checkpoint = int(row["checkpoint_id"])
+        return self._newest_checkpoint
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -208,14 +242,16 @@ class Attempt:
 
     def finish(self, outcome: str) -> None:
         """The run has done what was planned."""
-        with self.transaction() as connection:
-            execute(connection, "finish_run", run_id=self.run_id, status="finished", outcome=outcome)
+        ride_out(lambda: self._execute("finish_run", run_id=self.run_id, status="finished", outcome=outcome))
         wake.notify(self.database, wake.RUN)
 
     def forget_checkpoint(self, checkpoint_id: int) -> None:
         """The files of a checkpoint are about to be removed; its row stays."""
+        ride_out(lambda: self._execute("forget_checkpoint", checkpoint_id=checkpoint_id))
+
+    def _execute(self, name: str, **parameters: Any) -> None:
         with self.transaction() as connection:
-            execute(connection, "forget_checkpoint", checkpoint_id=checkpoint_id)
+            execute(connection, name, **parameters)
 
     def close(self, outcome: str = "ended") -> None:
         """Give the lease back."""
@@ -223,7 +259,7 @@ class Attempt:
             self._closed.set()
             self._keeper.join()
             self._listener.close()
-            self.database.run("end_attempt", attempt_id=self.attempt_id, outcome=outcome)
+            ride_out(lambda: self.database.run("end_attempt", attempt_id=self.attempt_id, outcome=outcome))
 
     def __enter__(self) -> Attempt:
         return self

@@ -6,7 +6,7 @@ Claims are rows with a lease that the worker's heartbeat renews; SKIP LOCKED let
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import pyarrow as pa
 from rftdata import wake
 from rftdata.database import Connection, copy_rows, execute, fetch, storable
 from rftdata.errors import FencedError
+from rftdata.outage import ride_out
 
 if TYPE_CHECKING:
     from rftdata.attempt import Attempt
@@ -92,12 +93,25 @@ BATCH_SCHEMA = pa.schema(
 
 
 def claim_groups(
-    database: Database, run_id: int, worker_id: int, *, last_step: int, count: int, lease_s: float
-) -> list[ClaimedGroup]:
-    """Up to `count` planned groups of explorer steps up to `last_step`, in planning order."""
-    rows = database.fetch(
-        "claim_groups", run_id=run_id, worker_id=worker_id, last_step=last_step, count=count, lease_s=lease_s
-    )
+    database: Database, run_id: int, worker_id: int, *, last_step: int, count: int, lease_s: float,
+    held: Collection[int] | None = None,
+) -> list[ClaimedGroup]:  # fmt: skip
+    """Up to `count` planned groups of explorer steps up to `last_step`, in planning order.
+
+    Args:
+        held: every group this worker works on, by which a restart of the database can be ridden out: what a claim whose answer was
+            lost took beside them is given back. None raises instead.
+    """
+
+    def claim() -> list[Row]:
+        return database.fetch(
+            "claim_groups", run_id=run_id, worker_id=worker_id, last_step=last_step, count=count, lease_s=lease_s
+        )
+
+    def give_back() -> None:
+        database.run("release_groups_but", worker_id=worker_id, held=list(held or ()))
+
+    rows = claim() if held is None else ride_out(claim, between=give_back)
     names = ClaimedGroup.__dataclass_fields__
     return sorted(
         (ClaimedGroup(**{name: row[name] for name in names}) for row in rows), key=lambda g: (g.explore_step, g.ordinal)
@@ -106,12 +120,15 @@ def claim_groups(
 
 def release_groups(database: Database, worker_id: int) -> int:
     """Give back the groups this worker holds; the number of them."""
-    return database.run("release_groups", worker_id=worker_id)
+    return ride_out(lambda: database.run("release_groups_but", worker_id=worker_id, held=[]))
 
 
 def claim_evaluation(database: Database, run_id: int, worker_id: int, *, lease_s: float) -> Row | None:
-    """The next evaluation to answer, or None."""
-    rows = database.fetch("claim_evaluation", run_id=run_id, worker_id=worker_id, lease_s=lease_s)
+    """The next evaluation to answer, or None; a worker that claims one holds no other."""
+    rows = ride_out(
+        lambda: database.fetch("claim_evaluation", run_id=run_id, worker_id=worker_id, lease_s=lease_s),
+        between=lambda: database.run("release_evaluations", run_id=run_id, worker_id=worker_id),
+    )
     return rows[0] if rows else None
 
 
@@ -125,27 +142,38 @@ def finish_evaluation(
     mean = sum(answer["reward"] for answer in answers) / max(len(answers), 1)
     errors = [answer["error"] for answer in answers if answer["error"]]
     error = f"{len(errors)} of {len(answers)} answers failed and count 0; the first: {errors[0]}" if errors else None
-    with database.transaction() as connection:
-        done = execute(
-            connection, "finish_evaluation", evaluation_id=evaluation_id, worker_id=worker_id, num_tasks=len(answers),
-            mean_reward=mean, seconds=seconds, error=storable(error),
-        )  # fmt: skip
-        if done:
-            columns = [
-                ("evaluation_id", "int8"), ("task_id", "int8"), ("reward", "float8"), ("response", "text"),
-                ("num_response_tokens", "int4"), ("finish_reason", "text"), ("error", "text"),
-            ]  # fmt: skip
-            rows = ((evaluation_id, *(storable(answer[name]) for name, _ in columns[1:])) for answer in answers)
-            copy_rows(connection, "rft.evaluation_answer", columns, rows)
+
+    def store() -> bool:
+        with database.transaction() as connection:
+            done = execute(
+                connection, "finish_evaluation", evaluation_id=evaluation_id, worker_id=worker_id, num_tasks=len(answers),
+                mean_reward=mean, seconds=seconds, error=storable(error),
+            )  # fmt: skip
+            if done:
+                columns = [
+                    ("evaluation_id", "int8"), ("task_id", "int8"), ("reward", "float8"), ("response", "text"),
+                    ("num_response_tokens", "int4"), ("finish_reason", "text"), ("error", "text"),
+                ]  # fmt: skip
+                rows = ((evaluation_id, *(storable(answer[name]) for name, _ in columns[1:])) for answer in answers)
+                copy_rows(connection, "rft.evaluation_answer", columns, rows)
+        return bool(done)
+
+    stored = ride_out(store)
     wake.notify(database, wake.RUN)
-    return bool(done)
+    return stored
 
 
 def claim_sealed_groups(
     database: Database, run_id: int, worker_id: int, *, count: int, lease_s: float
 ) -> SealedBatch | None:
-    """Up to `count` sealed groups whose verdicts are due, or None."""
-    claimed = database.fetch("claim_sealed_groups", run_id=run_id, worker_id=worker_id, count=count, lease_s=lease_s)
+    """Up to `count` sealed groups whose verdicts are due, or None.
+
+    A worker decides on one batch at a time: after a restart of the database, what it holds is of a claim whose answer was lost.
+    """
+    claimed = ride_out(
+        lambda: database.fetch("claim_sealed_groups", run_id=run_id, worker_id=worker_id, count=count, lease_s=lease_s),
+        between=lambda: database.run("release_items", run_id=run_id, worker_id=worker_id),
+    )
     if not claimed:
         return None
     group_ids = [row["group_id"] for row in claimed]
@@ -180,6 +208,18 @@ def commit_verdicts(
     Raises:
         FencedError: the run has another pipeline by now; nothing was stored.
     """
+    decided = ride_out(
+        lambda: _commit_verdicts(database, run_id, worker_id, pipeline_version, batch, decisions, stages)
+    )
+    wake.notify(database, wake.READY)
+    return decided
+
+
+def _commit_verdicts(
+    database: Database, run_id: int, worker_id: int, pipeline_version: str, batch: SealedBatch, decisions: Sequence[Decision],
+    stages: Sequence[StageCount],
+) -> list[int]:  # fmt: skip
+    """One transaction. Done twice it finds its items gone the second time, and notes the stages once."""
     with database.transaction() as connection:
         _check_pipeline(connection, run_id, pipeline_version)
         execute(connection, "lock_groups", group_ids=batch.group_ids)
@@ -223,8 +263,8 @@ def commit_verdicts(
             reasons=[_closed_reason(dropped[group_id]) for group_id in closed],
         )
         execute(connection, "ready_groups", group_ids=list(kept), priorities=list(kept.values()))
-        _insert_operator_runs(connection, run_id, worker_id, pipeline_version, stages)
-    wake.notify(database, wake.READY)
+        if held:
+            _insert_operator_runs(connection, run_id, worker_id, pipeline_version, stages)
     return sorted(held)
 
 
@@ -272,7 +312,9 @@ def _insert_operator_runs(
 
 def fail_evaluation(database: Database, evaluation_id: int, worker_id: int, error: str) -> None:
     """An evaluation that cannot be answered; nothing happens where its claim passed to another worker."""
-    database.run("fail_evaluation", evaluation_id=evaluation_id, worker_id=worker_id, error=storable(error))
+    ride_out(
+        lambda: database.run("fail_evaluation", evaluation_id=evaluation_id, worker_id=worker_id, error=storable(error))
+    )
     wake.notify(database, wake.RUN)
 
 
@@ -285,13 +327,18 @@ def plan_evaluations(
     Raises:
         FencedError: another attempt holds the run.
     """
-    planned = 0
-    with attempt.transaction() as connection:
-        for taskset in tasksets:
-            for decoding in decodings:
-                planned += execute(
-                    connection, "plan_evaluation", run_id=attempt.run_id, policy_version_id=policy_version_id,
-                    trainer_step=trainer_step, purpose=purpose, taskset=taskset, decoding=decoding, uri=uri, checksum=checksum,
-                )  # fmt: skip
+
+    def plan() -> int:
+        planned = 0
+        with attempt.transaction() as connection:
+            for taskset in tasksets:
+                for decoding in decodings:
+                    planned += execute(
+                        connection, "plan_evaluation", run_id=attempt.run_id, policy_version_id=policy_version_id,
+                        trainer_step=trainer_step, purpose=purpose, taskset=taskset, decoding=decoding, uri=uri, checksum=checksum,
+                    )  # fmt: skip
+        return planned
+
+    planned = ride_out(plan)
     wake.notify(attempt.database, wake.POLICY)
     return planned

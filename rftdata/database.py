@@ -25,12 +25,18 @@ from psycopg.rows import DictRow, dict_row
 from psycopg_pool import ConnectionPool, PoolTimeout
 
 from rftdata.errors import BufferUnavailableError, ConflictError, DiskFullError, QueryError, SchemaVersionError
+from rftdata.outage import ride_out
 
 Row = dict[str, Any]
 Connection = psycopg.Connection[DictRow]
 Cursor = psycopg.Cursor[DictRow]
 
 _MINIMUM_SERVER = 150000
+# Words of a query that does more than read: of our own functions only the clock and views are reads.
+_CHANGES = re.compile(
+    r"\b(INSERT|UPDATE|DELETE|CREATE|TRUNCATE|FOR (NO KEY )?(UPDATE|SHARE)|nextval|set_config|pg_export_snapshot|pg_(try_)?advisory\w*|pg_notify"
+    r"|rft\.(?!clock\()\w+\()"
+)
 _MIGRATING = threading.Lock()
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
@@ -53,6 +59,17 @@ def queries() -> Mapping[str, str]:
             assert name.strip() not in found, f"two queries are called {name}"
             found[name.strip()] = body.strip().rstrip(";")
     return found
+
+
+@cache
+def reads() -> frozenset[str]:
+    """Named queries that change nothing and lock nothing: asking one again is safe."""
+    return frozenset(name for name, text in queries().items() if _is_read(text))
+
+
+def _is_read(text: str) -> bool:
+    bare = re.sub(r"--[^\n]*|'(?:[^']|'')*'", "", text).strip()
+    return bool(re.match(r"(SELECT|WITH)\b", bare)) and not _CHANGES.search(bare)
 
 
 def redacted(uri: str) -> str:
@@ -139,7 +156,10 @@ class Database:
             )
 
     def fetch(self, name: str, /, **parameters: Any) -> list[Row]:
-        """Rows of a named query."""
+        """Rows of a named query; one that only reads is asked again while the server restarts."""
+        return ride_out(lambda: self._fetch(name, parameters)) if name in reads() else self._fetch(name, parameters)
+
+    def _fetch(self, name: str, parameters: dict[str, Any]) -> list[Row]:
         with self.connection() as connection:
             return fetch(connection, name, **parameters)
 

@@ -20,6 +20,7 @@ from rftdata import wake
 from rftdata.config import SelectorConfig, TasksetConfig
 from rftdata.database import Connection, Row, execute, fetch
 from rftdata.errors import TaskSourceError
+from rftdata.outage import ride_out
 from rftdata.selectors import Observation, Selector, build_selector
 
 if TYPE_CHECKING:
@@ -59,7 +60,13 @@ class Planner:
         self._active: dict[str, tuple[Row, list[int]]] = {}
 
     def plan(self) -> int:
-        """Plan what is lacking; the number of groups planned. Returns 0 while another explorer plans."""
+        """Plan what is lacking; the number of groups planned. Returns 0 while another explorer plans.
+
+        What is lacking is derived from the groups there are, so a restart of the database is ridden out.
+        """
+        return ride_out(self._plan)
+
+    def _plan(self) -> int:
         with self._database.transaction() as connection:
             if not fetch(connection, "try_plan_lock", run_id=self._run_id)[0]["locked"]:
                 return 0

@@ -9,6 +9,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
 from rftdata.errors import BufferUnavailableError
 
 _ACCOUNT = "rftdata-postgres"
@@ -28,6 +30,22 @@ def binary_dir() -> Path:
         (d for d in root.glob("pginstall[0-9]*") if (d / "bin" / "postgres").exists()), key=lambda d: int(d.name[9:])
     )
     return (versions[-1] if versions else root / "pginstall") / "bin"
+
+
+def client_program(name: str) -> str:
+    """A client program: the bundled one, which knows every server up to its version, else the one on the path."""
+    try:
+        bundled = binary_dir() / name
+    except BufferUnavailableError:
+        return name
+    return str(bundled) if bundled.exists() else name
+
+
+def without_password(uri: str) -> tuple[str, dict[str, str]]:
+    """A connection string that anybody may see, and the environment that brings the password it lacks."""
+    parts = conninfo_to_dict(uri)
+    password = parts.pop("password", None)
+    return make_conninfo(**parts), {} if password is None else {"PGPASSWORD": str(password)}
 
 
 def server_account() -> pwd.struct_passwd | None:

@@ -89,6 +89,14 @@ class SegmentStore(ABC):
             SegmentCorruptError: missing file, truncated range, checksum mismatch (with `verify`), undecodable bytes.
         """
 
+    @abstractmethod
+    def read_bytes(self, address: SegmentAddress) -> pa.Buffer:
+        """The bytes at an address, checked against their checksum; for a back-up.
+
+        Raises:
+            SegmentCorruptError: as `read` with `verify`.
+        """
+
     def erase(self, uri: str, offset_bytes: int, length_bytes: int) -> None:
         """Overwrite bytes that no segment refers to and no reader can hold; a file that is gone holds none.
 
@@ -129,14 +137,18 @@ class PosixSegmentStore(SegmentStore):
         return _PosixAppender(self.folder, self.min_free_bytes)
 
     def read(self, address: SegmentAddress, *, verify: bool = False) -> pa.RecordBatch:
-        data = self._bytes(address)
-        if verify and checksum(memoryview(data)) != address.checksum:
-            raise _corrupt(address, "its bytes do not match their checksum")
+        data = self.read_bytes(address) if verify else self._bytes(address)
         try:
             with pa.ipc.open_stream(data) as reader:
                 return reader.read_next_batch()
         except (pa.ArrowException, OSError, StopIteration) as error:
             raise _corrupt(address, f"its bytes are not an Arrow stream: {error}") from error
+
+    def read_bytes(self, address: SegmentAddress) -> pa.Buffer:
+        data = self._bytes(address)
+        if checksum(memoryview(data)) != address.checksum:
+            raise _corrupt(address, "its bytes do not match their checksum")
+        return data
 
     def erase(self, uri: str, offset_bytes: int, length_bytes: int) -> None:
         try:

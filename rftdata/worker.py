@@ -16,6 +16,7 @@ from psycopg.types.json import Jsonb
 from rftdata import wake
 from rftdata.database import storable
 from rftdata.errors import RftError
+from rftdata.outage import ride_out
 
 if TYPE_CHECKING:
     from rftdata.database import Database, Row
@@ -76,8 +77,8 @@ class Worker:
             return
         self._stopped.set()
         self._thread.join()
-        self._database.run("stop_worker", worker_id=self.worker_id, error=error)
-        release_lost_claims(self._database, self.run_id)
+        ride_out(lambda: self._database.run("stop_worker", worker_id=self.worker_id, error=error))
+        ride_out(lambda: release_lost_claims(self._database, self.run_id))
         wake.notify(self._database, wake.RUN)
 
     def __enter__(self) -> Worker:

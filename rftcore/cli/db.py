@@ -1,4 +1,4 @@
-"""`rft db …`: the embedded server of a buffer; roles and retention of any buffer."""
+"""`rft db …`: the embedded server of a buffer; roles, retention and back-up of any buffer."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rftcore.cli import retention
+from rftcore.cli import backup, retention
 from rftcore.cli.session import BufferOption, JsonOption, find_buffer, opened
 from rftdata.errors import BufferUnavailableError, ConfigError
 
 if TYPE_CHECKING:
     from rftdata.server import EmbeddedServer
 
-app = typer.Typer(help="The PostgreSQL of a buffer: the embedded server, roles, retention.", no_args_is_help=True)
+app = typer.Typer(
+    help="The PostgreSQL of a buffer: the embedded server, roles, retention, back-up.", no_args_is_help=True
+)
 
 
 @app.command("start")
@@ -107,6 +109,8 @@ def roles(buffer: BufferOption = None, as_json: JsonOption = False) -> None:
 
 
 app.command("retention")(retention.retention)
+app.command("backup")(backup.backup)
+app.command("restore")(backup.restore)
 
 
 def _server(uri: str | None) -> EmbeddedServer:

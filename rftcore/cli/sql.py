@@ -88,20 +88,10 @@ def _refused(error: QueryError, sqlstate: str | None) -> QueryError:
 
 def psql_command(buffer: Buffer) -> tuple[str, list[str], dict[str, str]]:
     """Program, arguments and environment of psql on the buffer; the password travels in the environment only."""
-    from psycopg.conninfo import conninfo_to_dict, make_conninfo
+    from rftdata.programs import client_program, without_password
 
-    from rftdata.programs import binary_dir
-
-    parts = conninfo_to_dict(buffer.database.uri)
-    environment = {**os.environ, "PGAPPNAME": "rft sql"}
-    password = parts.pop("password", None)
-    if password is not None:
-        environment["PGPASSWORD"] = str(password)
+    address, password = without_password(buffer.database.uri)
     quoted = author().replace("\\", "\\\\").replace(" ", "\\ ")
-    environment["PGOPTIONS"] = f"-c search_path=rft,public -c rft.author={quoted} " + os.environ.get("PGOPTIONS", "")
-    try:
-        bundled = binary_dir() / "psql"
-    except BufferUnavailableError:
-        bundled = None
-    program = str(bundled) if bundled is not None and bundled.exists() else "psql"
-    return program, ["psql", make_conninfo(**parts)], environment
+    options = f"-c search_path=rft,public -c rft.author={quoted} " + os.environ.get("PGOPTIONS", "")
+    environment = {**os.environ, **password, "PGAPPNAME": "rft sql", "PGOPTIONS": options}
+    return client_program("psql"), ["psql", address], environment

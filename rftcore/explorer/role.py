@@ -90,7 +90,7 @@ class Explorer:
             self.config.max_refill, self.sync.interval, self.sync.offset, source, config.base_dir,
         ))  # fmt: skip
         self.writer = joined.buffer.writer(joined.row)
-        self.in_flight: set[asyncio.Task[Group]] = set()
+        self.in_flight: dict[asyncio.Task[Group], int] = {}  # with the group each works on
         self._weights_missing: tuple[int, float] | None = None  # policy version, and when that was first seen
 
     async def run(self) -> None:
@@ -127,8 +127,9 @@ class Explorer:
         return f"the policy after trainer step {self.policy_step + 1}, or a group to refill"
 
     async def _store_finished(self) -> None:
-        done = {task for task in self.in_flight if task.done()}
-        self.in_flight -= done
+        done = [task for task in self.in_flight if task.done()]
+        for task in done:
+            del self.in_flight[task]
         errors = [error for task in done if (error := task.exception())]
         await self._store([task.result() for task in done if not task.exception()])
         if errors:
@@ -213,8 +214,11 @@ class Explorer:
             last_step=last_step,
             count=room,
             lease_s=self.config.lease_s,
+            held=self.in_flight.values(),
         )
-        self.in_flight |= {asyncio.create_task(self.runner.group(group, self.decoding)) for group in groups}
+        self.in_flight |= {
+            asyncio.create_task(self.runner.group(group, self.decoding)): group.group_id for group in groups
+        }
         return bool(groups)
 
     def _evaluation_waits(self) -> bool:

@@ -54,6 +54,11 @@ INSERT INTO rft.policy_version (run_id, attempt_id, trainer_step, method, uri, n
 VALUES (%(run_id)s, %(attempt_id)s, %(trainer_step)s, %(method)s, %(uri)s, %(num_bytes)s, %(checksum)s)
 RETURNING policy_version_id;
 
+-- name: policy_version_after
+-- What an attempt published since.
+SELECT policy_version_id FROM rft.policy_version WHERE attempt_id = %(attempt_id)s AND policy_version_id > %(after)s::bigint
+ORDER BY policy_version_id DESC LIMIT 1;
+
 -- name: newest_policy
 SELECT p.* FROM rft.policy_version p JOIN rft.run r ON r.run_id = p.run_id AND r.current_attempt_id = p.attempt_id
 WHERE p.run_id = %(run_id)s ORDER BY p.policy_version_id DESC LIMIT 1;
@@ -62,11 +67,20 @@ WHERE p.run_id = %(run_id)s ORDER BY p.policy_version_id DESC LIMIT 1;
 INSERT INTO rft.train_step (attempt_id, trainer_step, run_id, outcome, reason, num_groups, num_experiences, num_tokens,
     wait_seconds, train_seconds, publish_seconds, metrics)
 VALUES (%(attempt_id)s, %(trainer_step)s, %(run_id)s, %(outcome)s, %(reason)s, %(num_groups)s, %(num_experiences)s, %(num_tokens)s,
-    %(wait_seconds)s, %(train_seconds)s, %(publish_seconds)s, %(metrics)s);
+    %(wait_seconds)s, %(train_seconds)s, %(publish_seconds)s, %(metrics)s)
+RETURNING attempt_id, trainer_step;
+
+-- name: train_step_done
+SELECT attempt_id, trainer_step FROM rft.train_step WHERE attempt_id = %(attempt_id)s AND trainer_step = %(trainer_step)s;
 
 -- name: insert_checkpoint
 INSERT INTO rft.checkpoint (run_id, attempt_id, trainer_step, policy_version_id, uri, num_bytes)
 VALUES (%(run_id)s, %(attempt_id)s, %(trainer_step)s, %(policy_version_id)s, %(uri)s, %(num_bytes)s) RETURNING checkpoint_id;
+
+-- name: checkpoint_after
+-- What an attempt committed since.
+SELECT checkpoint_id FROM rft.checkpoint WHERE attempt_id = %(attempt_id)s AND checkpoint_id > %(after)s::bigint
+ORDER BY checkpoint_id DESC LIMIT 1;
 
 -- name: kept_checkpoints
 -- Checkpoints on an attempt's history whose files are there, newest first; `waits`: a validation of the step is still open.

@@ -21,6 +21,11 @@ SET status = 'claimed', claimed_by = %(worker_id)s, lease_until = rft.clock() + 
 FROM picked p WHERE e.evaluation_id = p.evaluation_id
 RETURNING e.*;
 
+-- name: release_evaluations
+-- What an explorer holds without knowing, after a claim whose answer was lost.
+UPDATE rft.evaluation SET status = 'planned', claimed_by = NULL, lease_until = NULL
+WHERE run_id = %(run_id)s AND claimed_by = %(worker_id)s AND status = 'claimed';
+
 -- name: evaluation_tasks
 SELECT task_id, taskset, task_key, payload FROM rft.task WHERE taskset = %(taskset)s AND status = 'active' ORDER BY task_id;
 

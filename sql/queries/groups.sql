@@ -86,7 +86,7 @@ ON CONFLICT (run_id, task_id) DO UPDATE
 SET alpha = s.alpha + excluded.alpha - 1, beta = s.beta + excluded.beta - 1, attempts = s.attempts + excluded.attempts,
     mean_reward = (s.alpha + excluded.alpha - 2) / nullif(s.alpha + s.beta + excluded.alpha + excluded.beta - 4, 0);
 
--- name: release_groups
--- An explorer that stops in good order gives back what it has not finished.
+-- name: release_groups_but
+-- What an explorer has not finished: all, when it stops in good order; what it does not know of, after a claim whose answer was lost.
 UPDATE rft.rollout_group SET status = 'planned', claimed_by = NULL, lease_until = NULL, claim_token = claim_token + 1
-WHERE claimed_by = %(worker_id)s AND status = 'claimed';
+WHERE claimed_by = %(worker_id)s AND status = 'claimed' AND group_id <> ALL (%(held)s::bigint[]);

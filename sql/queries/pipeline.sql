@@ -7,6 +7,11 @@ UPDATE rft.worklist w SET available = false, claimed_by = %(worker_id)s, lease_u
 FROM picked p WHERE w.consumer = 'pipeline/' || %(run_id)s AND w.item_kind = p.item_kind AND w.item_id = p.item_id
 RETURNING w.item_id AS group_id;
 
+-- name: release_items
+-- What a pipeline worker holds without knowing, after a claim whose answer was lost.
+UPDATE rft.worklist SET available = true, claimed_by = NULL, lease_until = NULL
+WHERE consumer = 'pipeline/' || %(run_id)s AND claimed_by = %(worker_id)s AND NOT available;
+
 -- name: batch_of_groups
 -- What stages see of an experience.
 SELECT e.experience_id, e.group_id, o.rollout_index, e.turn_index, g.task_id, t.taskset, t.payload ->> 'answer' AS answer,

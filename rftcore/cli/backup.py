@@ -1,0 +1,51 @@
+"""`rft db backup` and `rft db restore`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rftcore.cli.session import BufferOption, JsonOption, opened
+from rftdata.errors import QueryError
+
+
+def backup(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to write it; must not exist.")],
+    buffer: BufferOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write database and arrays into a folder, both of one moment, while everybody works on."""
+    from rftcore.cli.output import print_json
+    from rftdata.backup import back_up
+
+    with opened(buffer, "rft db backup") as found:
+        manifest = back_up(found, folder)
+    if as_json:
+        print_json(asdict(manifest))
+        return
+    size = (manifest.dump_bytes + manifest.segment_bytes) / 2**20
+    print(f"{folder}: {manifest.num_experiences} experiences, {manifest.num_segments} segments, {size:.1f} MiB")
+
+
+def restore(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="What `rft db backup` wrote.")],
+    buffer: BufferOption = None,
+    segments: Annotated[
+        Path | None, typer.Option("--segments", help="Folder for the arrays; needed where --buffer is a server's URL.")
+    ] = None,
+) -> None:
+    """Make a new buffer of a back-up: --buffer names a new folder, or the URL of an empty database."""
+    from rftdata.backup import restore as restored
+    from rftdata.config import BufferConfig
+
+    if buffer is None:
+        raise QueryError(
+            "say where to restore to", allowed="a new folder, or the URL of an empty database", todo="add --buffer"
+        )
+    target = BufferConfig(uri=buffer, segments=None if segments is None else str(segments))
+    with restored(folder, target) as found:
+        num_experiences = found.database.fetch("doctor_counts")[0]["experiences"]
+        print(f"{found.location}: {num_experiences} experiences, every segment matches its checksum")

@@ -1,0 +1,381 @@
+"""A database that restarts, or that answers into the void, under those who work: they go on, and nothing is done twice."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import rftdata
+from rftdata import Buffer, outage, wake
+from rftdata.attempt import Attempt
+from rftdata.claims import claim_evaluation, claim_groups, claim_sealed_groups, plan_evaluations
+from rftdata.config import BufferConfig
+from rftdata.database import queries, reads
+from rftdata.errors import BufferUnavailableError, ConflictError
+from rftdata.server import EmbeddedServer
+from rftdata.worker import Worker
+from tests.store_roles import Roles, own_group
+
+
+@pytest.fixture(scope="module")
+def own(server_folders: Path) -> Iterator[EmbeddedServer]:
+    """A server that a test may stop."""
+    server = EmbeddedServer(server_folders / "restarts")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def restarting(own: EmbeddedServer) -> Iterator[Buffer]:
+    with rftdata.open(str(own.folder)) as buffer:
+        buffer.sql("TRUNCATE rft.run, rft.run_attempt, rft.draw, rft.worklist, rft.rollout_group, rft.task CASCADE")
+        yield buffer
+
+
+@contextlib.contextmanager
+def down(server: EmbeddedServer, seconds: float = 1.5) -> Iterator[None]:
+    """The server is stopped when the block begins, and comes back after some seconds."""
+    server.stop()
+
+    def start() -> None:
+        time.sleep(seconds)
+        server.start()
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    yield
+    thread.join()
+
+
+@pytest.mark.slow
+def test_every_role_goes_on_through_a_restart_between_any_two_of_its_steps(
+    own: EmbeddedServer, restarting: Buffer
+) -> None:
+    roles = Roles(restarting, steps=2)
+    with roles.attempt() as attempt:
+        with down(own):
+            assert roles.plan() == 2
+        with down(own):
+            claimed = claim_groups(
+                roles.database, roles.run_id, roles.worker_id, last_step=0, count=9, lease_s=60, held=[]
+            )
+        with down(own):
+            ids = roles.insert(*[roles.result(group, [0.0, 1.0]) for group in claimed])
+        with down(own):
+            sealed = claim_sealed_groups(roles.database, roles.run_id, roles.worker_id, count=9, lease_s=60)
+        assert sealed is not None and sorted(sealed.group_ids) == sorted(ids)
+        with down(own):
+            assert roles.commit(sealed) == sorted(ids)
+        with down(own):
+            batch = attempt.draw(1, 2, timeout_s=20)
+        assert batch is not None and len(batch) == 4
+        with down(own):
+            attempt.release(batch)
+        with down(own):
+            batch = attempt.draw(1, 2, timeout_s=20)
+            assert batch is not None
+        with down(own):
+            roles.publish(attempt, 1)
+        with down(own):
+            attempt.record_step(1, batch, wait_seconds=0, train_seconds=0, publish_seconds=0, metrics={})
+        with down(own):
+            attempt.commit_checkpoint(1, "/c/1")
+        with down(own):
+            attempt.finish("done")
+        with down(own):
+            attempt.close()
+    assert restarting.find_run(roles.run_id)["status"] == "finished"
+    counts = restarting.sql(
+        "SELECT (SELECT count(*) FROM rft.policy_version WHERE attempt_id = %(a)s) AS versions,"
+        " (SELECT count(*) FROM rft.checkpoint WHERE attempt_id = %(a)s) AS checkpoints,"
+        " (SELECT count(*) FROM rft.draw WHERE attempt_id = %(a)s) AS draws,"
+        " (SELECT count(*) FROM rft.experience WHERE run_id = %(r)s) AS experiences",
+        {"a": attempt.attempt_id, "r": roles.run_id},
+    ).to_pylist()
+    assert counts == [{"versions": 2, "checkpoints": 1, "draws": 4, "experiences": 4}]
+
+
+def test_who_waits_and_who_beats_is_there_afterwards(own: EmbeddedServer, restarting: Buffer) -> None:
+    roles = Roles(restarting)
+    with roles.attempt() as attempt, Worker(restarting.database, roles.run_id, "trainer", lease_s=20) as worker:
+        drawn: list[Any] = []
+        waiting = threading.Thread(target=lambda: drawn.append(attempt.draw(1, 2, timeout_s=30)))
+        waiting.start()
+        with down(own):
+            assert not worker.should_stop()
+            worker.says("waits")
+        roles.work()
+        waiting.join()
+        assert len(drawn[0]) == 4
+        before = restarting.sql("SELECT heartbeat_at FROM rft.worker ORDER BY worker_id DESC LIMIT 1")["heartbeat_at"][
+            0
+        ]
+        deadline = time.monotonic() + 15
+        while (
+            restarting.sql("SELECT heartbeat_at FROM rft.worker ORDER BY worker_id DESC LIMIT 1")["heartbeat_at"][0]
+            == before
+        ):
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+
+
+def test_a_listener_hears_again_after_a_restart(own: EmbeddedServer, restarting: Buffer) -> None:
+    listener = wake.Listener(restarting.database, wake.READY)
+    assert listener.wait()  # it has begun to listen
+    with down(own, 0.5):
+        assert not listener.wait(0.1)
+    while not listener.wait(0.1):
+        pass  # it listens again
+    wake.notify(restarting.database, wake.READY)
+    assert listener.wait(5.0)
+    listener.close()
+
+
+def test_a_writer_that_is_handed_groups_all_the_while_loses_and_doubles_none(
+    own: EmbeddedServer, restarting: Buffer
+) -> None:
+    run = restarting.create_run(name="w", config={}, seed=1, steps=1, pipeline_version="none")
+    acknowledged: list[int] = []
+    ended = threading.Event()
+
+    def write() -> None:
+        with restarting.writer(run) as writer:
+            while not ended.is_set():
+                acknowledged.extend(writer.insert(own_group(task_key=str(len(acknowledged)))))
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    for _ in range(3):
+        time.sleep(0.3)
+        with down(own, 0.3):
+            pass
+    time.sleep(0.5)
+    ended.set()
+    thread.join()
+    stored = restarting.sql("SELECT group_id FROM rft.rollout_group WHERE run_id = %s ORDER BY 1", [run["run_id"]])
+    assert stored["group_id"].to_pylist() == acknowledged and len(acknowledged) > 3
+    assert restarting.sql("SELECT count(*) AS n FROM rft.experience WHERE run_id = %s", [run["run_id"]])[
+        "n"
+    ].to_pylist() == [2 * len(acknowledged)]
+    assert list(restarting.verify()) == []
+
+
+@pytest.mark.slow
+def test_a_database_that_stays_away_is_an_error_in_the_end(
+    own: EmbeddedServer, restarting: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outage, "RIDE_OUT_S", 1.0)
+    run = restarting.create_run(name="w", config={}, seed=1, steps=1, pipeline_version="none")
+    own.stop()
+    started = time.monotonic()
+    with pytest.raises(BufferUnavailableError, match="cannot be used"):
+        restarting.find_run(run["run_id"])
+    assert 1.0 < time.monotonic() - started < 20
+    own.start()
+    assert restarting.find_run(run["run_id"])["name"] == run["name"]
+
+
+def test_what_is_no_outage_is_not_tried_again() -> None:
+    calls: list[int] = []
+
+    def refused() -> None:
+        calls.append(1)
+        raise BufferUnavailableError("no") from psycopg.errors.InvalidPassword("password authentication failed")
+
+    def conflict() -> None:
+        calls.append(1)
+        raise ConflictError("deadlock")
+
+    for action in (refused, conflict):
+        with pytest.raises((BufferUnavailableError, ConflictError)):
+            outage.ride_out(action)
+    assert len(calls) == 2
+
+
+def test_reads_are_queries_that_change_nothing(buffer: Buffer) -> None:
+    """Every one is carried out in a read-only transaction; a query that writes, locks or calls what does is not among them."""
+    others = {name for name in queries() if name not in reads()}
+    assert {
+        "draw_groups",
+        "claim_groups",
+        "reopen_stale_groups",
+        "label_next_batch",
+        "fence",
+        "lock_run",
+        "notify",
+    } <= others
+    assert {"run_state", "newest_policy", "segment_addresses", "planned_evaluations", "live_workers"} <= reads()
+    with buffer.database.transaction() as connection:
+        connection.execute("SET TRANSACTION READ ONLY")
+        for name in sorted(reads()):
+            text = queries()[name]
+            assert "FOR UPDATE" not in text and "INSERT" not in text, name
+
+
+class LossyProxy:
+    """Carries a server's unix socket on a TCP port. Armed, it delivers the next message that holds some bytes, lets the server act
+    on it, and cuts the line instead of bringing the answer back."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self._pattern: bytes | None = None
+        self.cut = threading.Event()
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listening.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def lose_answer_to(self, pattern: bytes) -> None:
+        self.cut.clear()
+        self._pattern = pattern
+
+    def close(self) -> None:
+        self._listening.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listening.accept()
+            except OSError:
+                return
+            upstream = socket.socket(socket.AF_UNIX)
+            upstream.connect(self._target)
+            doomed = threading.Event()
+            threading.Thread(target=self._carry_up, args=(client, upstream, doomed), daemon=True).start()
+            threading.Thread(target=self._carry_down, args=(client, upstream, doomed), daemon=True).start()
+
+    def _carry_up(self, client: socket.socket, upstream: socket.socket, doomed: threading.Event) -> None:
+        with contextlib.suppress(OSError):
+            while data := client.recv(65536):
+                if self._pattern is not None and self._pattern in data:
+                    self._pattern = None
+                    doomed.set()
+                upstream.sendall(data)
+            upstream.shutdown(socket.SHUT_WR)
+
+    def _carry_down(self, client: socket.socket, upstream: socket.socket, doomed: threading.Event) -> None:
+        with contextlib.suppress(OSError):
+            while data := upstream.recv(65536):
+                if not doomed.is_set():
+                    client.sendall(data)
+                elif b"Z\x00\x00\x00\x05I" in data:  # ready again, outside a transaction: it is committed
+                    break
+        for line in (client, upstream):
+            with contextlib.suppress(OSError):
+                line.shutdown(socket.SHUT_RDWR)  # the other thread waits on it, so closing alone would not end it
+            line.close()
+        if doomed.is_set():
+            self.cut.set()
+
+
+@pytest.fixture
+def lossy(server: EmbeddedServer, buffer: Buffer) -> Iterator[tuple[LossyProxy, Buffer]]:
+    """The buffer over a line that can be cut."""
+    proxy = LossyProxy(str(server.socket_dir / ".s.PGSQL.5432"))
+    name = buffer.config.uri.split("?")[0].rpartition("/")[2]
+    password = server.password_file.read_text().strip()
+    uri = f"postgresql://rft_owner:{password}@127.0.0.1:{proxy.port}/{name}?sslmode=disable&gssencmode=disable"
+    with rftdata.open(BufferConfig(uri=uri, segments=buffer.config.segments, min_free_bytes=0)) as opened:
+        yield proxy, opened
+    proxy.close()
+
+
+def lost(proxy: LossyProxy, pattern: bytes, action: Callable[[], Any]) -> Any:
+    """What an action returns whose first answer is lost after it was carried out."""
+    proxy.lose_answer_to(pattern)
+    found = action()
+    assert proxy.cut.is_set(), "the line was not cut"
+    return found
+
+
+def count(buffer: Buffer, table: str) -> int:
+    return int(buffer.sql(f"SELECT count(*) AS n FROM rft.{table}")["n"][0].as_py())
+
+
+def test_a_claim_whose_answer_was_lost_leaves_no_group_with_nobody(lossy: tuple[LossyProxy, Buffer]) -> None:
+    proxy, buffer = lossy
+    roles = Roles(buffer, batch_groups=4)
+    with roles.attempt():
+        roles.plan()
+
+        def claim(held: list[int], number: int) -> list[int]:
+            return [
+                group.group_id
+                for group in claim_groups(
+                    roles.database, roles.run_id, roles.worker_id, last_step=0, count=number, lease_s=60, held=held
+                )
+            ]
+
+        first = claim([], 1)
+        second = lost(proxy, b"SET status = 'claimed'", lambda: claim(first, 1))
+        assert len(second) == 1 and second != first
+        rest = claim([*first, *second], 9)
+        assert len({*first, *second, *rest}) == 4
+
+
+def test_a_claim_of_verdicts_or_of_an_evaluation_whose_answer_was_lost_comes_back(
+    lossy: tuple[LossyProxy, Buffer],
+) -> None:
+    proxy, buffer = lossy
+    roles = Roles(buffer)
+    with roles.attempt() as attempt:
+        roles.plan()
+        ids = roles.explore()
+        batch = lost(proxy, b"SET available = false, claimed_by", roles.claim_sealed)
+        assert batch is not None and sorted(batch.group_ids) == sorted(ids)
+        assert lost(proxy, b"COMMIT", lambda: roles.commit(batch)) == []  # it was done the first time
+        assert count(buffer, "verdict") == 4
+        assert [row["status"] for row in map(roles.group, ids)] == ["ready", "ready"]
+        assert roles.version is not None
+        asked = {"policy_version_id": roles.version, "trainer_step": 0, "purpose": "validation", "tasksets": ["set0"]}
+        lost(proxy, b"COMMIT", lambda: plan_evaluations(attempt, **asked, decodings=["greedy"], uri="/w", checksum="0"))
+        assert count(buffer, "evaluation") == 1
+
+        def claim() -> Any:
+            return claim_evaluation(buffer.database, roles.run_id, roles.worker_id, lease_s=60)
+
+        assert lost(proxy, b"UPDATE rft.evaluation e", claim)["taskset"] == "set0"
+
+
+def test_a_trainer_writes_nothing_twice_when_answers_are_lost(lossy: tuple[LossyProxy, Buffer]) -> None:
+    proxy, buffer = lossy
+    roles = Roles(buffer)
+    with roles.attempt() as attempt:
+        roles.work()
+        batch = lost(proxy, b"rft.draw_groups", lambda: attempt.draw(1, 2, timeout_s=20))
+        assert len(batch) == 4 and count(buffer, "draw") == 4
+        before = count(buffer, "policy_version")
+        version = lost(proxy, b"COMMIT", lambda: publish(attempt, 1))
+        assert count(buffer, "policy_version") == before + 1
+        newest = buffer.sql("SELECT max(policy_version_id) AS v FROM rft.policy_version")["v"].to_pylist()
+        assert newest == [version]
+        assert publish(attempt, 1) == version + 1  # asked for again, it is published again
+
+        def record() -> None:
+            attempt.record_step(1, batch, wait_seconds=0, train_seconds=0, publish_seconds=0, metrics={})
+
+        lost(proxy, b"COMMIT", record)
+        lost(proxy, b"COMMIT", lambda: attempt.commit_checkpoint(1, "/c/1"))
+        assert (count(buffer, "train_step"), count(buffer, "checkpoint")) == (1, 1)
+        lost(proxy, b"COMMIT", lambda: attempt.finish("done"))
+        assert buffer.find_run(roles.run_id)["status"] == "finished"
+
+
+def publish(attempt: Attempt, step: int) -> int:
+    return attempt.publish(step, method="memory", uri=f"/w/{step}", num_bytes=1, checksum="0")
+
+
+def test_a_plan_whose_answer_was_lost_is_not_made_twice(lossy: tuple[LossyProxy, Buffer]) -> None:
+    proxy, buffer = lossy
+    roles = Roles(buffer)
+    with roles.attempt():
+        assert lost(proxy, b"COMMIT", roles.plan) == 0  # it was made the first time
+        assert roles.planned() == [(0, 2)]
+        assert [key for _, key in roles.task_order()] == ["1", "2"]
