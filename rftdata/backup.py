@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from rftdata.config import BufferConfig
-from rftdata.database import fetch, redacted, schema_version, translated
+from rftdata.database import fetch, grant_roles, redacted, schema_version, translated
 from rftdata.durable import sync_path, write_whole
 from rftdata.errors import BufferUnavailableError, QueryError, SegmentCorruptError
 from rftdata.programs import client_program, without_password
@@ -155,6 +155,7 @@ def restore(folder: Path, target: BufferConfig) -> Buffer:
         str(folder / DUMP),
     )
     buffer = rftdata.open(target.model_copy(update={"segments": str(segments)}))
+    grant_roles(buffer.database)  # a dump names no rights: the roles may be missing on the new server
     problems = list(buffer.verify())
     if problems:
         buffer.close()

@@ -45,7 +45,7 @@ def without_password(uri: str) -> tuple[str, dict[str, str]]:
     """A connection string that anybody may see, and the environment that brings the password it lacks."""
     parts = conninfo_to_dict(uri)
     password = parts.pop("password", None)
-    return make_conninfo(**parts), {} if password is None else {"PGPASSWORD": str(password)}
+    return make_conninfo("", **parts), {} if password is None else {"PGPASSWORD": str(password)}
 
 
 def server_account() -> pwd.struct_passwd | None:
