@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from rftdata.config import RetentionConfig, RetentionRule
 from rftdata.database import Row
-from rftdata.purge import Purged, purge_experiences
+from rftdata.purge import Erased, Purged, erase, purge_experiences, vacuum
 
 if TYPE_CHECKING:
     from rftdata.buffer import Buffer
@@ -31,6 +31,10 @@ class Retained:
 
     purged: dict[str, Purged] = field(default_factory=dict)
     num_protected: int = 0
+
+    @property
+    def num_experiences(self) -> int:
+        return sum(part.num_experiences for part in self.purged.values())
 
 
 def apply(buffer: Buffer, rules: RetentionConfig, *, author: str, dry_run: bool = False) -> Retained:
@@ -58,6 +62,14 @@ def apply(buffer: Buffer, rules: RetentionConfig, *, author: str, dry_run: bool 
                     dry_run=dry_run,
                 )  # fmt: skip
     return done
+
+
+def enforce(buffer: Buffer, rules: RetentionConfig, *, author: str) -> tuple[Retained, Erased]:
+    """Apply the rules, clear away what was purged, and overwrite what earlier purges left that is due."""
+    done = apply(buffer, rules, author=author)
+    if done.purged:
+        vacuum(buffer, rewrite=False)
+    return done, erase(buffer)
 
 
 def _over(rule: RetentionRule, groups: list[Row]) -> Iterable[tuple[str, list[Row]]]:

@@ -39,16 +39,15 @@ def retention(
     trained on, stays.
     """
     from rftcore.cli.output import print_json
-    from rftdata import purge
     from rftdata import retention as rules
 
     given = {"max_age_days": max_age_days, "max_experiences": max_experiences, "max_bytes": max_bytes}
     with opened(buffer, "rft db") as found:
         wanted = _rules(found, config, {k: v for k, v in given.items() if v is not None}, taskset, labelled_too)
-        done = rules.apply(found, wanted, author=author(), dry_run=dry_run)
-        if done.purged and not dry_run:
-            purge.vacuum(found, rewrite=False)
-        erased = None if dry_run else purge.erase(found)
+        if dry_run:
+            done, erased = rules.apply(found, wanted, author=author(), dry_run=True), None
+        else:
+            done, erased = rules.enforce(found, wanted, author=author())
     if as_json:
         print_json({
             "purged": {text: asdict(part) for text, part in done.purged.items()}, "num_protected": done.num_protected,

@@ -22,7 +22,7 @@ from rftcore.launch.closing import show_results
 from rftcore.launch.prepare import check_run, find_resumable, has_finished, model_folder, prepare_run
 from rftcore.launch.processors import divide_threads
 from rftcore.launch.progress import Progress, View
-from rftdata import wake
+from rftdata import retention, wake
 from rftdata.buffer import Buffer
 from rftdata.database import Row
 from rftdata.errors import BufferUnavailableError, FencedError, RftError, RoleFailedError
@@ -67,6 +67,7 @@ def run(config: RunConfig, *, resume: bool = False, name: str | None = None, vie
                 return 0
         row = prepare_run(config, buffer, resumed=stored)
         view.message(f"run {row['name']} in the buffer {buffer.location}" + (" (resumed)" if resume else ""))
+        _retain(config, buffer, view)
         view.message(f"model {config.model.path}: {model_folder(config)}")
         threads = divide_threads()
         view.message(threads.sentence)
@@ -76,6 +77,20 @@ def run(config: RunConfig, *, resume: bool = False, name: str | None = None, vie
         finally:
             cluster.stop_cluster()
         return _conclude(buffer, row, view, stopped, time.monotonic() - started)
+
+
+def _retain(config: RunConfig, buffer: Buffer, view: View) -> None:
+    """Purge what buffer.retention no longer keeps; the run goes on where that cannot be done."""
+    rules = config.buffer.retention
+    if rules is None or not rules.has_limits:
+        return
+    try:
+        done, _ = retention.enforce(buffer, rules, author="buffer.retention")
+    except RftError as error:
+        view.message(f"warning: buffer.retention is not applied: {error}")
+        return
+    if done.num_experiences:
+        view.message(f"buffer.retention: {done.num_experiences} experiences purged; rft.v_purged lists them")
 
 
 def _await_departure(buffer: Buffer, row: Row, view: View) -> None:

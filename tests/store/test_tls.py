@@ -129,7 +129,7 @@ def tls() -> Iterator[TlsServer]:
         with open(data / "postgresql.conf", "a", encoding="utf-8") as file:
             file.write(
                 f"port = {port}\nlisten_addresses = '127.0.0.1'\nunix_socket_directories = ''\nssl = on\nfsync = off\n"
-                f"ssl_cert_file = '{folder}/cert.pem'\nssl_key_file = '{folder}/key.pem'\nlog_statement = 'ddl'\n"
+                f"ssl_cert_file = '{folder}/cert.pem'\nssl_key_file = '{folder}/key.pem'\n"
             )
         run(programs / "pg_ctl", "start", "-w", "-D", data, "-l", folder / "log")
         try:
@@ -137,6 +137,8 @@ def tls() -> Iterator[TlsServer]:
             with psycopg.connect(f"{admin}/postgres", autocommit=True) as connection:
                 connection.execute(psycopg.sql.SQL("CREATE ROLE trainee LOGIN PASSWORD {}").format(PASSWORD))
                 connection.execute("CREATE DATABASE experiences OWNER trainee")
+                connection.execute("ALTER SYSTEM SET log_statement = 'all'")  # from now on: what we send is in its log
+                connection.execute("SELECT pg_reload_conf()")
             url = f"postgresql://trainee:{quote(PASSWORD, safe='')}@localhost:{port}/experiences"
             yield TlsServer(url, port, folder, folder / "cert.pem")
         finally:
@@ -199,7 +201,7 @@ def test_nothing_that_is_stored_or_written_holds_the_password(
     raw = {
         "run": {"name": "r"}, "model": {"path": "m"}, "tasks": [{"name": "t", "source": "t.jsonl"}], "steps": 1,
         "buffer": {"uri": tls.verified, "segments": str(tmp_path / "segments")}, "algorithm": {"name": "grpo"},
-        "explorer": {"reward": ["accuracy"]},
+        "explorer": {"reward": ["accuracy"]}, "trainer": {"batch_groups": 2, "learning_rate": 1e-6},
     }  # fmt: skip
     stored = stored_config(parse_config(raw, tmp_path, "a test"))
     buffer.create_run(name="r", config=stored, seed=1, steps=1, pipeline_version="p")
