@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from rftdata.arrays import emptied
 from rftdata.database import Row, execute, fetch
 from rftdata.errors import BufferUnavailableError, ConflictError, QueryError, RftError
-from rftdata.segments import Appended, SegmentAddress
+from rftdata.segments import Appended, PosixSegmentStore, SegmentAddress
 from rftdata.selection import chosen
 
 if TYPE_CHECKING:
@@ -99,13 +99,20 @@ def purge_experiences(
         "insert_purge", kind=kind, selection=selection, reason=reason.strip(), author=author, tasks_too=tasks_too
     )[0]
     purge_id = int(row["purge_id"])
-    appender = buffer.segments.appender()
+    appender = _appender(buffer)
     try:
         done = sum(_purge_chunk(buffer, appender, chunk, purge_id, tasks_too) for chunk in _chunks(candidates))
     finally:
         appender.close()
     buffer.database.run("finish_purge", purge_id=purge_id)
     return Purged(purge_id, done, before, 0 if tasks_too else num_tasks)
+
+
+def _appender(buffer: Buffer) -> SegmentAppender:
+    """Where segments are written anew. A purge gives space back, so it may use what writers must leave free."""
+    if isinstance(buffer.segments, PosixSegmentStore):
+        return PosixSegmentStore(buffer.segments.folder).appender()
+    return buffer.segments.appender()
 
 
 def _chunks(candidates: list[Row]) -> Iterator[list[int]]:

@@ -68,9 +68,9 @@ SELECT count(*) AS ranges, coalesce(sum(length_bytes), 0)::bigint AS num_bytes, 
 FROM rft.retired_range WHERE erased_at IS NULL;
 
 -- name: sessions_in_database
--- Who else is connected to this database.
+-- Who else is connected to this database. Of other accounts' sessions an ordinary one sees little more than that they are there.
 SELECT DISTINCT application_name FROM pg_stat_activity
-WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> ALL (%(own_pids)s::integer[]) ORDER BY 1;
+WHERE datname = current_database() AND coalesce(backend_type, 'client backend') = 'client backend' AND pid <> ALL (%(own_pids)s::integer[]) ORDER BY 1;
 
 -- name: tasks_of_purged
 -- Tasks that keep texts of their own though all or some of their experiences are purged.

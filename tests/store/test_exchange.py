@@ -230,6 +230,24 @@ def test_an_imported_run_can_be_trained_on(buffer: Buffer, tmp_path: Path) -> No
         assert batch.packed("token_ids").tolist() == [5, 6, 7, 8, 9] * 4
 
 
+def test_an_import_within_a_buffer_is_told_from_both_ends(
+    buffer: Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = buffer.create_run(name="old", config={}, seed=1, steps=1, pipeline_version="p")
+    with buffer.writer(run) as writer:
+        writer.insert(own_group(task_key="a"))
+    exchange.export(buffer, tmp_path / "a.parquet")
+    exchange.load(buffer, tmp_path / "a.parquet", run="new")
+    monkeypatch.setenv("RFT_SEGMENTS", str(buffer.config.segments))
+    (first, _), (copy, _) = experience_ids(buffer, "old"), experience_ids(buffer, "new")
+    _, out, _ = rft(capsys, "lineage", str(first), "--buffer", buffer.config.uri)
+    assert f"was imported into run 'new' as experience {copy}" in out
+    _, out, _ = rft(capsys, "lineage", str(copy), "--buffer", buffer.config.uri)
+    assert f"comes from experience {first} of run 'old' in this buffer" in out
+    code, _, err = rft(capsys, "lineage", "--checkpoint", "1", "--origin", "--buffer", buffer.config.uri)
+    assert code == 2 and "one question at a time" in err
+
+
 def test_only_what_is_chosen_is_exported(full: Buffer, other: Buffer, tmp_path: Path) -> None:
     done = exchange.export(full, tmp_path / "a.jsonl", where="reward > 0.6 -- the good ones")
     assert (done.num_experiences, done.num_groups, done.num_rollouts) == (1, 1, 1)

@@ -16,7 +16,7 @@ from rftcore.cli import run_command
 from rftdata import Buffer, Group, Rollout, exchange, labels, purge, retention, segments
 from rftdata.arrays import emptied, encode, purged_rows
 from rftdata.config import RetentionConfig
-from rftdata.errors import BufferUnavailableError, PurgedError, QueryError, RftError
+from rftdata.errors import BufferUnavailableError, DiskFullError, PurgedError, QueryError, RftError
 from rftdata.segments import SegmentAddress
 from tests.store_roles import Roles, own_group, tokens
 
@@ -219,6 +219,14 @@ def test_writers_go_on_in_the_file_that_is_purged_from(stored: Buffer) -> None:
     assert files_hold(stored, SECRET.encode()) == []
     assert list(stored.verify()) == []
     assert stored.read_arrays(all_ids(stored)[-4:], ["token_ids"])["token_ids"].to_pylist() == [[5, 6, 7, 8, 9]] * 4
+
+
+def test_a_disk_with_only_its_reserve_left_can_be_purged(stored: Buffer) -> None:
+    assert isinstance(stored.segments, segments.PosixSegmentStore)
+    stored.segments.min_free_bytes = 2**62
+    with stored.writer("r") as writer, pytest.raises(DiskFullError):
+        writer.insert(own_group(task_key="late"))
+    assert purge.purge(stored, "task_key = 'secret'", reason="x", author="ada").num_experiences == 2
 
 
 def test_killed_before_its_transaction_a_purge_has_done_nothing(

@@ -185,6 +185,8 @@ def test_a_worker_does_the_work_of_every_role_of_a_run(as_: dict[str, Buffer], o
         "DELETE FROM rft.checkpoint",
         "UPDATE rft.rollout SET reward = 1",
         "UPDATE rft.label SET author = 'x'",
+        "UPDATE rft.verdict SET kept = true",
+        "UPDATE rft.group_origin SET origin_run = 'x'",
         "INSERT INTO rft.label (experience_id, field, author, label_batch_id) VALUES (1, 'reward', 'x', 1)",
         "UPDATE rft.schema_version SET version_num = '1'",
         "INSERT INTO rft.purge (kind, selection, reason, author, tasks_too) VALUES ('request', '', '', '', false)",
@@ -275,3 +277,18 @@ def test_threads_of_one_process_may_migrate_different_databases(tcp: tuple[Embed
     assert len(versions) == 3
     for database in databases:
         database.close()
+
+
+def test_an_owner_that_sees_little_of_other_sessions_still_waits_for_them(
+    tcp: tuple[EmbeddedServer, int], tmp_path: Path
+) -> None:
+    with psycopg.connect(tcp[0].uri, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE guarded OWNER outsider")
+    config = BufferConfig(uri=url(tcp, "outsider", database="guarded"), segments=str(tmp_path))
+    with rftdata.open(config) as buffer:
+        with (
+            psycopg.connect(url(tcp, "a_rft_reader", database="guarded")),
+            pytest.raises(BufferUnavailableError, match="others use the buffer"),
+        ):
+            purge.erase(buffer, now=True)
+        assert purge.erase(buffer, now=True).num_ranges == 0

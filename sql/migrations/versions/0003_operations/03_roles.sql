@@ -32,6 +32,9 @@ AS $$
 DECLARE
     held text[] := (SELECT coalesce(array_agg(rolname::text ORDER BY rolname), '{}') FROM pg_roles
                     WHERE rolname IN ('rft_reader', 'rft_labeler', 'rft_worker'));
+    -- Written once: of these a worker changes nothing.
+    append_only CONSTANT text[] := ARRAY['verdict', 'operator_run', 'write_receipt', 'evaluation_answer', 'attempt_history',
+                                         'buffer_identity', 'group_origin', 'experience_origin'];
     role text;
     relation record;
 BEGIN
@@ -58,7 +61,8 @@ BEGIN
             WHERE c.relnamespace = 'rft'::regnamespace AND c.relkind IN ('r', 'p')
               AND c.relname NOT IN ('schema_version', 'experience', 'label', 'rollout', 'purge', 'purged_experience', 'retired_range')
         LOOP
-            EXECUTE format('GRANT INSERT, UPDATE ON rft.%I TO rft_worker', relation.relname);
+            EXECUTE format('GRANT %s ON rft.%I TO rft_worker',
+                           CASE WHEN relation.relname = ANY (append_only) THEN 'INSERT' ELSE 'INSERT, UPDATE' END, relation.relname);
         END LOOP;
         GRANT INSERT ON rft.experience, rft.rollout TO rft_worker;
         GRANT UPDATE (reward, reward_final) ON rft.experience TO rft_worker;
