@@ -24,6 +24,7 @@ from rftcore.launch.processors import divide_threads
 from rftcore.launch.progress import Progress, View
 from rftdata import retention, wake
 from rftdata.buffer import Buffer
+from rftdata.config import RetentionConfig
 from rftdata.database import Row
 from rftdata.errors import BufferUnavailableError, FencedError, RftError, RoleFailedError
 from rftdata.worker import Worker, mark_dead_workers
@@ -67,7 +68,7 @@ def run(config: RunConfig, *, resume: bool = False, name: str | None = None, vie
                 return 0
         row = prepare_run(config, buffer, resumed=stored)
         view.message(f"run {row['name']} in the buffer {buffer.location}" + (" (resumed)" if resume else ""))
-        _retain(config, buffer, view)
+        apply_retention(config.buffer.retention, buffer, view)
         view.message(f"model {config.model.path}: {model_folder(config)}")
         threads = divide_threads()
         view.message(threads.sentence)
@@ -79,9 +80,8 @@ def run(config: RunConfig, *, resume: bool = False, name: str | None = None, vie
         return _conclude(buffer, row, view, stopped, time.monotonic() - started)
 
 
-def _retain(config: RunConfig, buffer: Buffer, view: View) -> None:
+def apply_retention(rules: RetentionConfig | None, buffer: Buffer, view: View) -> None:
     """Purge what buffer.retention no longer keeps; the run goes on where that cannot be done."""
-    rules = config.buffer.retention
     if rules is None or not rules.has_limits:
         return
     try:

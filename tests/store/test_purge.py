@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -229,21 +232,33 @@ def test_a_disk_with_only_its_reserve_left_can_be_purged(stored: Buffer) -> None
     assert purge.purge(stored, "task_key = 'secret'", reason="x", author="ada").num_experiences == 2
 
 
-def test_killed_before_its_transaction_a_purge_has_done_nothing(
-    stored: Buffer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The rewritten segment is durable but nothing refers to it: the same command purges then."""
-
-    def die(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(segments._PosixAppender, "sync", die)
-    with pytest.raises(KeyboardInterrupt):
-        purge.purge(stored, "task_key = 'secret'", reason="x", author="ada")
-    monkeypatch.undo()
+def test_killed_in_the_middle_every_experience_is_whole_or_purged_and_the_same_command_goes_on(stored: Buffer) -> None:
+    with stored.writer("r") as writer:
+        for i in range(60):
+            writer.insert(secret_group(f"s{i}"))  # a segment each
+    script = (
+        "import sys, rftdata; from rftdata import purge; from rftdata.config import BufferConfig; purge._CHUNK_SEGMENTS = 1\n"
+        "buffer = rftdata.open(BufferConfig(uri=sys.argv[1], segments=sys.argv[2], min_free_bytes=0))\n"
+        "purge.purge(buffer, \"prompt LIKE '%Mallory%'\", reason='x', author='ada')"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script, stored.config.uri, str(stored.config.segments)])
+    while not stored.sql("SELECT 1 AS x FROM rft.purged_experience LIMIT 1").num_rows:
+        assert process.poll() is None
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    rows = stored.sql(
+        "SELECT e.experience_id, e.prompt, x.experience_id IS NOT NULL AS purged FROM rft.experience e"
+        " LEFT JOIN rft.purged_experience x USING (experience_id)"
+    ).to_pylist()
+    assert 0 < sum(row["purged"] for row in rows) < 122
+    assert all((row["prompt"] == "[purged]") == row["purged"] for row in rows)
     assert list(stored.verify()) == []
-    assert stored.read_arrays(all_ids(stored), ["token_ids"]).num_rows == 4
-    assert purge.purge(stored, "task_key = 'secret'", reason="x", author="ada").num_experiences == 2
+    whole = [row["experience_id"] for row in rows if not row["purged"]]
+    assert stored.read_arrays(whole, ["token_ids"]).num_rows == len(whole)
+    assert purge.purge(stored, "prompt LIKE '%Mallory%'", reason="x", author="ada").num_experiences == len(whole) - 2
+    erase_at_once(stored)
+    assert files_hold(stored, SECRET.encode()) == []
     finished = stored.sql("SELECT finished_at IS NOT NULL AS f FROM rft.purge ORDER BY purge_id")["f"].to_pylist()
     assert finished == [False, True]
 
@@ -417,3 +432,20 @@ def test_retention_from_the_command_line(
     assert run_command(["db", "retention", "--json"]) == 0
     done = json.loads(capsys.readouterr().out)
     assert done["purged"]["max_age_days 7.5"]["num_experiences"] == 4 and len(kept(aged)) == 6
+
+
+def test_a_run_that_starts_applies_the_rules_or_says_why_not(aged: Buffer, capsys: pytest.CaptureFixture[str]) -> None:
+    from rftcore.launch.progress import LineView
+    from rftcore.launch.supervisor import apply_retention
+
+    view = LineView()
+    apply_retention(None, aged, view)
+    apply_retention(RetentionConfig(), aged, view)
+    assert len(kept(aged)) == 10
+    rules = RetentionConfig(max_age_days=7.5)
+    apply_retention(rules, aged, view)
+    assert "buffer.retention: 4 experiences purged" in capsys.readouterr().out and len(kept(aged)) == 6
+    for file in Path(str(aged.config.segments)).iterdir():
+        file.unlink()
+    apply_retention(RetentionConfig(max_age_days=0.5), aged, view)
+    assert "warning: buffer.retention is not applied: segment" in capsys.readouterr().out and len(kept(aged)) == 6
