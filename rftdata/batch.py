@@ -97,7 +97,10 @@ class SegmentReader:
         """Which of some (segment id, row) places, by their index, were purged."""
         self.batches([segment_id for segment_id, _ in places])
         with self._lock:
-            return [i for i, (segment_id, row) in enumerate(places) if row in self._purged.get(segment_id, ())]
+            marked = {i: self._purged[i] for i in {segment_id for segment_id, _ in places} if self._purged[i]}
+        if not marked:  # as nearly always
+            return []
+        return [i for i, (segment_id, row) in enumerate(places) if row in marked.get(segment_id, ())]
 
     def take(self, places: Sequence[tuple[int, int]], columns: Sequence[str]) -> pa.Table:
         """Rows at (segment id, row) places, in that order, as list columns; null where a row has no such array or was purged."""

@@ -103,7 +103,7 @@ def _datasets() -> Any:
     except ImportError as error:
         raise QueryError(
             "folders of the library datasets need that library",
-            todo="`pip install datasets`, or use a name that ends in .parquet or .jsonl",
+            todo="`pip install 'rftdata[hf]'`, or use a name that ends in .parquet or .jsonl",
         ) from error
     datasets.disable_progress_bars()
     return datasets
