@@ -89,7 +89,17 @@ def purge_experiences(
     buffer: Buffer, ids: Sequence[int], *, kind: str, selection: str, reason: str, author: str, tasks_too: bool = False,
     dry_run: bool = False,
 ) -> Purged:  # fmt: skip
-    """Purge experiences by their ids; see `purge`."""
+    """Purge experiences by their ids; see `purge`.
+
+    Copies of an experience in other runs may share its arrays, and have its texts: a request purges them too, retention spares what
+    is copied, since another run may still need it.
+    """
+    copies = buffer.database.fetch("sharers_of_arrays", experience_ids=list(ids))
+    if kind == "request":
+        ids = [*ids, *(row["experience_id"] for row in copies)]
+    else:
+        copied = {i for row in copies for i in row["shares_with"]}
+        ids = [i for i in ids if i not in copied]
     candidates = buffer.database.fetch("purge_candidates", experience_ids=list(ids))
     num_tasks = int(buffer.database.fetch("tasks_of_purged", experience_ids=list(ids))[0]["num_tasks"])
     before = len(ids) - len(candidates)

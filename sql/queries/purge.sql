@@ -10,6 +10,13 @@ WHERE e.experience_id = ANY (%(experience_ids)s)
   AND NOT EXISTS (SELECT FROM rft.purged_experience x WHERE x.experience_id = e.experience_id)
 ORDER BY e.segment_id, e.segment_row;
 
+-- name: sharers_of_arrays
+-- Copies: other experiences at the same address, with whose arrays theirs would go.
+SELECT copy.experience_id, array_agg(e.experience_id) AS shares_with
+FROM rft.experience e JOIN rft.experience copy USING (segment_id, segment_row)
+WHERE e.experience_id = ANY (%(experience_ids)s) AND copy.experience_id <> ALL (%(experience_ids)s)
+GROUP BY copy.experience_id;
+
 -- name: being_trained_on
 -- Experiences in a batch that a live trainer has drawn and not yet noted as done: their arrays are being read.
 SELECT d.experience_id, d.trainer_step, r.name AS run

@@ -212,6 +212,36 @@ def test_a_second_purge_of_a_segment_leaves_nothing_either(stored: Buffer) -> No
     assert (again.purge_id, again.num_experiences, again.num_purged_before) == (None, 0, 1)
 
 
+def copy_group(buffer: Buffer, task_key: str) -> list[int]:
+    """Copies of a group's experiences in another run that share the arrays."""
+    run = buffer.create_run(name="copy", config={}, seed=1, steps=3, pipeline_version="none")
+    with buffer.writer(run) as writer:
+        writer.insert(own_group(task_key="twin"))
+    with buffer.database.transaction() as connection:
+        connection.execute("SET LOCAL rft.purge = 'the test makes copies of them'")
+        connection.execute(
+            "UPDATE rft.experience e SET segment_id = o.segment_id, segment_row = o.segment_row, prompt = o.prompt"
+            " FROM rft.v_experience o, rft.v_experience n WHERE n.experience_id = e.experience_id AND e.run_id = %s"
+            " AND o.task_key = %s AND o.rollout_index = n.rollout_index",
+            [run["run_id"], task_key],
+        )
+    found: list[int] = buffer.sql(
+        "SELECT experience_id FROM rft.experience WHERE run_id = %s ORDER BY 1", [run["run_id"]]
+    )["experience_id"].to_pylist()
+    return found
+
+
+def test_copies_that_share_arrays_go_with_them_and_retention_spares_what_is_copied(stored: Buffer) -> None:
+    copies = copy_group(stored, "secret")
+    ids = all_ids(stored)
+    assert retained(stored, max_experiences=len(copies)) == ({"max_experiences 2": 2}, 0)
+    assert kept(stored) == [*ids[:2], *copies]  # the plain group alone is gone
+    assert purge.purge(stored, "task_key = 'secret'", reason="x", author="ada").num_experiences == 4
+    assert kept(stored) == []
+    assert stored.sql("SELECT DISTINCT prompt FROM rft.experience")["prompt"].to_pylist() == ["[purged]"]
+    assert list(stored.verify()) == []
+
+
 def test_writers_go_on_in_the_file_that_is_purged_from(stored: Buffer) -> None:
     with stored.writer("r") as writer:
         writer.insert(secret_group("early"))
