@@ -29,21 +29,39 @@ def rft() -> Rft:
     def call(
         *arguments: object, timeout: float = 420, cwd: Path | None = None, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        result = subprocess.run(
-            rft_command(*arguments),
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            cwd=cwd or CHECKOUT,
-            env=rft_environment(),
-            check=False,
-        )
+        try:
+            result = subprocess.run(
+                rft_command(*arguments),
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+                cwd=cwd or CHECKOUT,
+                env=rft_environment(),
+                check=False,
+            )
+        except subprocess.TimeoutExpired as expired:
+            said = (expired.stdout or b"").decode() + (expired.stderr or b"").decode()
+            pytest.fail(
+                f"rft {arguments} took over {timeout} s; it said:\n{said[-6000:]}\n{_workers(arguments)}", pytrace=False
+            )
         assert not check or result.returncode == 0, (
             f"rft {arguments} ended with {result.returncode}:\n{result.stdout}\n{result.stderr}"
         )
         return result
 
     return call
+
+
+def _workers(arguments: tuple[object, ...]) -> str:
+    """What the processes of a buffer said they were doing, for the message of a call that hangs."""
+    named = [Path(str(arguments[i + 1])) for i, argument in enumerate(arguments[:-1]) if argument == "--buffer"]
+    queries = (
+        "select * from rft.worker",
+        "select * from rft.worklist",
+        "select * from rft.evaluation",
+        "select * from rft.rollout_group",
+    )
+    return "\n".join(f"{query}: {rows(buffer, query)[-30:]}" for buffer in named for query in queries)
 
 
 def rft_command(*arguments: object) -> list[str]:
