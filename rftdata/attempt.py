@@ -23,6 +23,7 @@ from rftdata import wake
 from rftdata.batch import Batch, SegmentReader
 from rftdata.database import Connection, Row, execute, fetch, one, send, storable
 from rftdata.errors import FencedError, QueryError, RftError
+from rftdata.failpoints import failpoint
 from rftdata.worker import mark_dead_workers, process_lives
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ class Attempt:
             execute(connection, "reopen_stale_groups", run_id=run_id)
             fetch(connection, "release_lost_claims", run_id=run_id)
             execute(connection, "drop_lost_evaluations", run_id=run_id)
+        failpoint("trainer.started")
         wake.notify(database, wake.RUN)
         return cls(database, reader, run, row, checkpoint, lease_s, max_staleness, max_refill)
 
@@ -126,6 +128,7 @@ class Attempt:
         while not stop():
             drawn, rows = self._try_draw(step, num_groups)
             if drawn["outcome"] == "drawn":
+                failpoint("trainer.drawn")
                 return Batch(step, rows, self._reader, columns, drawn["reason"])
             if deadline is not None and time.monotonic() > deadline:
                 return None
@@ -160,6 +163,7 @@ class Attempt:
                 connection, "insert_policy_version", run_id=self.run_id, attempt_id=self.attempt_id, trainer_step=step,
                 method=method, uri=uri, num_bytes=num_bytes, checksum=checksum,
             )[0]["policy_version_id"]  # fmt: skip
+        failpoint("trainer.published")
         wake.notify(self.database, wake.POLICY)
         return int(version)
 
@@ -182,6 +186,7 @@ class Attempt:
                 train_seconds=train_seconds, publish_seconds=publish_seconds,
                 metrics=Jsonb(storable(metrics)),
             )  # fmt: skip
+        failpoint("trainer.recorded")
         wake.notify(self.database, wake.RUN)
 
     def commit_checkpoint(
@@ -193,6 +198,7 @@ class Attempt:
                 connection, "insert_checkpoint", run_id=self.run_id, attempt_id=self.attempt_id, trainer_step=step,
                 policy_version_id=policy_version_id, uri=uri, num_bytes=num_bytes,
             )[0]  # fmt: skip
+        failpoint("trainer.checkpoint_committed")
         return int(row["checkpoint_id"])
 
     @contextmanager
@@ -216,6 +222,7 @@ class Attempt:
         """The files of a checkpoint are about to be removed; its row stays."""
         with self.transaction() as connection:
             execute(connection, "forget_checkpoint", checkpoint_id=checkpoint_id)
+        failpoint("trainer.checkpoint_forgotten")
 
     def close(self, outcome: str = "ended") -> None:
         """Give the lease back."""

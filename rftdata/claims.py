@@ -15,6 +15,7 @@ import pyarrow as pa
 from rftdata import wake
 from rftdata.database import Connection, copy_rows, execute, fetch, storable
 from rftdata.errors import FencedError
+from rftdata.failpoints import failpoint
 
 if TYPE_CHECKING:
     from rftdata.attempt import Attempt
@@ -98,6 +99,8 @@ def claim_groups(
     rows = database.fetch(
         "claim_groups", run_id=run_id, worker_id=worker_id, last_step=last_step, count=count, lease_s=lease_s
     )
+    if rows:
+        failpoint("explorer.claimed")
     names = ClaimedGroup.__dataclass_fields__
     return sorted(
         (ClaimedGroup(**{name: row[name] for name in names}) for row in rows), key=lambda g: (g.explore_step, g.ordinal)
@@ -148,6 +151,7 @@ def claim_sealed_groups(
     claimed = database.fetch("claim_sealed_groups", run_id=run_id, worker_id=worker_id, count=count, lease_s=lease_s)
     if not claimed:
         return None
+    failpoint("pipeline.claimed")
     group_ids = [row["group_id"] for row in claimed]
     rows = database.fetch("batch_of_groups", group_ids=group_ids)
     cuts = dict.fromkeys(group_ids, 0)
@@ -224,6 +228,8 @@ def commit_verdicts(
         )
         execute(connection, "ready_groups", group_ids=list(kept), priorities=list(kept.values()))
         _insert_operator_runs(connection, run_id, worker_id, pipeline_version, stages)
+        failpoint("pipeline.decided")
+    failpoint("pipeline.committed")
     wake.notify(database, wake.READY)
     return sorted(held)
 

@@ -20,6 +20,7 @@ from rftdata import wake
 from rftdata.config import SelectorConfig, TasksetConfig
 from rftdata.database import Connection, Row, execute, fetch
 from rftdata.errors import TaskSourceError
+from rftdata.failpoints import failpoint
 from rftdata.selectors import Observation, Selector, build_selector
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class Planner:
             lacking = self._lacking(steps)
             if lacking:
                 self._insert(connection, steps[0]["current_attempt_id"], lacking)
+                failpoint("planner.inserted")
         if lacking:
             wake.notify(self._database, wake.PLANNED)
         return len(lacking)

@@ -23,6 +23,7 @@ from rftcore.explorer.engines import ENGINES
 from rftcore.explorer.engines.base import EngineConfig
 from rftcore.explorer.rewards import REWARDS
 from rftcore.explorer.workflows import WORKFLOWS
+from rftcore.launch.stacks import answer_requests
 from rftcore.models import resolve_model
 from rftcore.monitor import MONITORS
 from rftdata import plugins
@@ -141,12 +142,14 @@ def join_run(config: RunConfig, run: str | None) -> JoinedRun:
     check_run(config)
     buffer = rftdata.open(config.buffer, application=f"rft {socket.gethostname()}")
     if run is not None:
-        return JoinedRun(buffer, buffer.find_run(run), config)
-    with buffer.database.transaction() as connection:
-        # Roles started at the same moment must not make a run each.
-        connection.execute("SELECT pg_advisory_xact_lock(hashtext('rft.join'))")
-        found = [row for row in _runs_of_name(buffer, config.run.name) if row["status"] in ("created", "running")]
-        row = found[0] if found else prepare_run(config, buffer)
+        row = buffer.find_run(run)
+    else:
+        with buffer.database.transaction() as connection:
+            # Roles started at the same moment must not make a run each.
+            connection.execute("SELECT pg_advisory_xact_lock(hashtext('rft.join'))")
+            found = [row for row in _runs_of_name(buffer, config.run.name) if row["status"] in ("created", "running")]
+            row = found[0] if found else prepare_run(config, buffer)
+    answer_requests(buffer.run_folder(row))
     return JoinedRun(buffer, row, config)
 
 

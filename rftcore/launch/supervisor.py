@@ -22,6 +22,7 @@ from rftcore.launch.closing import show_results
 from rftcore.launch.prepare import check_run, find_resumable, has_finished, model_folder, prepare_run
 from rftcore.launch.processors import divide_threads
 from rftcore.launch.progress import Progress, View
+from rftcore.launch.stacks import answer_requests
 from rftdata import wake
 from rftdata.buffer import Buffer
 from rftdata.database import Row
@@ -66,6 +67,7 @@ def run(config: RunConfig, *, resume: bool = False, name: str | None = None, vie
                 show_results(buffer, stored, view)
                 return 0
         row = prepare_run(config, buffer, resumed=stored)
+        answer_requests(buffer.run_folder(row))
         view.message(f"run {row['name']} in the buffer {buffer.location}" + (" (resumed)" if resume else ""))
         view.message(f"model {config.model.path}: {model_folder(config)}")
         threads = divide_threads()

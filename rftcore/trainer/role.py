@@ -34,6 +34,7 @@ from rftdata.attempt import Attempt
 from rftdata.batch import Batch
 from rftdata.claims import plan_evaluations
 from rftdata.errors import RoleFailedError
+from rftdata.failpoints import failpoint
 from rftdata.worker import Worker
 
 
@@ -122,6 +123,7 @@ class TrainerRole:
             self.worker.says(f"trains step {step} on {len(batch)} experiences")
             started = time.monotonic()
             metrics = self.learner.update(_train_batch(batch, self.learner), step)
+            failpoint("trainer.updated")
             timing.train = time.monotonic() - started
         started = time.monotonic()
         self.worker.says(f"publishes the weights of step {step}")
@@ -186,6 +188,7 @@ class TrainerRole:
         self.worker.says(f"writes the checkpoint of step {step}")
         folder = self.folder / "checkpoints" / folder_name(self.attempt.attempt_id, step)
         self.learner.save_checkpoint(folder)
+        failpoint("trainer.checkpoint_written")
         return folder
 
     def _commit_checkpoint(self, step: int, folder: Path) -> None:

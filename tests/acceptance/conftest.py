@@ -29,21 +29,20 @@ def rft() -> Rft:
     def call(
         *arguments: object, timeout: float = 420, cwd: Path | None = None, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
+        process = subprocess.Popen(
+            rft_command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd or CHECKOUT,
+            env=rft_environment(),
+        )  # fmt: skip
         try:
-            result = subprocess.run(
-                rft_command(*arguments),
-                capture_output=True,
-                text=True,
-                timeout=timeout,
-                cwd=cwd or CHECKOUT,
-                env=rft_environment(),
-                check=False,
-            )
-        except subprocess.TimeoutExpired as expired:
-            said = (expired.stdout or b"").decode() + (expired.stderr or b"").decode()
+            stdout, stderr = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            doing = _what_they_do(arguments)
+            process.kill()
+            stdout, stderr = process.communicate()
             pytest.fail(
-                f"rft {arguments} took over {timeout} s; it said:\n{said[-6000:]}\n{_workers(arguments)}", pytrace=False
+                f"rft {arguments} took over {timeout} s:\n{stdout[-4000:]}\n{stderr[-4000:]}\n{doing}", pytrace=False
             )
+        result = subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
         assert not check or result.returncode == 0, (
             f"rft {arguments} ended with {result.returncode}:\n{result.stdout}\n{result.stderr}"
         )
@@ -52,7 +51,7 @@ def rft() -> Rft:
     return call
 
 
-def _workers(arguments: tuple[object, ...]) -> str:
+def _what_they_do(arguments: tuple[object, ...]) -> str:
     """What the processes of a buffer said they were doing, for the message of a call that hangs."""
     named = [Path(str(arguments[i + 1])) for i, argument in enumerate(arguments[:-1]) if argument == "--buffer"]
     queries = (
@@ -61,7 +60,14 @@ def _workers(arguments: tuple[object, ...]) -> str:
         "select * from rft.evaluation",
         "select * from rft.rollout_group",
     )
-    return "\n".join(f"{query}: {rows(buffer, query)[-30:]}" for buffer in named for query in queries)
+    found = [f"{query}: {rows(buffer, query)[-30:]}" for buffer in named for query in queries]
+    stacks = [
+        subprocess.run(
+            rft_command("status", "--stacks", "--buffer", buffer), capture_output=True, text=True, check=False
+        ).stdout
+        for buffer in named
+    ]
+    return "\n".join(found + stacks)
 
 
 def rft_command(*arguments: object) -> list[str]:
