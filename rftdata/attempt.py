@@ -74,7 +74,7 @@ class Attempt:
             parent = run["current_attempt_id"]
             checkpoint = None
             if parent is not None:
-                _refuse_if_held(fetch(connection, "attempt_holder", attempt_id=parent)[0], run)
+                refuse_if_held(fetch(connection, "attempt_holder", attempt_id=parent)[0], run)
                 found = fetch(connection, "last_checkpoint", attempt_id=parent)
                 checkpoint = found[0] if found else None
             row = fetch(
@@ -82,18 +82,7 @@ class Attempt:
                 from_checkpoint_id=checkpoint["checkpoint_id"] if checkpoint else None,
                 host=socket.gethostname(), pid=os.getpid(), lease_s=lease_s,
             )[0]  # fmt: skip
-            execute(connection, "take_run", run_id=run_id, attempt_id=row["attempt_id"])
-            execute(connection, "return_aged", run_id=run_id)
-            execute(connection, "return_draws", run_id=run_id, attempt_id=row["attempt_id"])
-            execute(
-                connection,
-                "bound_policy_steps",
-                run_id=run_id,
-                start_step=checkpoint["trainer_step"] if checkpoint else 0,
-            )
-            execute(connection, "reopen_stale_groups", run_id=run_id)
-            fetch(connection, "release_lost_claims", run_id=run_id)
-            execute(connection, "drop_lost_evaluations", run_id=run_id)
+            start_attempt(connection, run_id, row["attempt_id"], checkpoint)
         failpoint("trainer.started")
         wake.notify(database, wake.RUN)
         return cls(database, reader, run, row, checkpoint, lease_s, max_staleness, max_refill)
@@ -260,7 +249,24 @@ class Attempt:
                 continue  # the server restarts, its disk is full for a moment: the next renewal tries again
 
 
-def _refuse_if_held(holder: Row, run: Row) -> None:
+def start_attempt(connection: Connection, run_id: int, attempt_id: int, checkpoint: Row | None) -> None:
+    """Make a new attempt the run's own: what its history has not used can be drawn, what nobody works on can be claimed."""
+    execute(connection, "take_run", run_id=run_id, attempt_id=attempt_id)
+    execute(connection, "return_aged", run_id=run_id)
+    execute(connection, "return_draws", run_id=run_id, attempt_id=attempt_id)
+    start_step = checkpoint["trainer_step"] if checkpoint else 0
+    execute(connection, "bound_policy_steps", run_id=run_id, start_step=start_step)
+    execute(connection, "reopen_stale_groups", run_id=run_id)
+    fetch(connection, "release_lost_claims", run_id=run_id)
+    execute(connection, "drop_lost_evaluations", run_id=run_id)
+
+
+def refuse_if_held(holder: Row, run: Row) -> None:
+    """Whether somebody still trains.
+
+    Raises:
+        FencedError: somebody does.
+    """
     same_host = holder["host"] == socket.gethostname()
     if not holder["alive"] or (same_host and not process_lives(holder["pid"])):
         return

@@ -23,6 +23,7 @@ from rftdata.batch import SegmentReader
 from rftdata.config import BufferConfig
 from rftdata.database import Database, Row, execute, fetch, migrate, redacted
 from rftdata.errors import BufferUnavailableError, QueryError, SegmentCorruptError
+from rftdata.rewind import fork, rewind
 from rftdata.segments import PosixSegmentStore, SegmentStore
 from rftdata.server import EmbeddedServer
 from rftdata.writer import Writer
@@ -150,6 +151,48 @@ class Buffer:
         """
         return Attempt.start(self.database, self.reader, self._run_id(run), lease_s, max_staleness, max_refill)
 
+    def rewind(self, run: str | int | Row, step: int, *, keep_rollouts: bool = False) -> None:
+        """Take a run back to the checkpoint of an earlier step; what trains it next goes on from there.
+
+        Groups planned since then stay stored and are not used any more; task statistics and selectors are as they were.
+        Labels stay as they are.
+
+        Args:
+            step: a trainer step with a kept checkpoint, or 0 for the initial weights.
+            keep_rollouts: undo only the draws: every group that the remaining steps did not use can be drawn.
+
+        Raises:
+            ConfigError: there is no such checkpoint.
+            FencedError: a live process trains the run.
+        """
+        rewind(self.database, self._run_id(run), step, keep_rollouts=keep_rollouts)
+
+    def fork(
+        self, run: str | int | Row, *, name: str, step: int | None = None, keep_rollouts: bool = False,
+        config: dict[str, Any] | None = None, steps: int | None = None, pipeline_version: str | None = None,
+    ) -> Row:  # fmt: skip
+        """A new run that goes on from a step of another, which stays as it is. Returns the new run's row.
+
+        Groups that the history up to the step did not draw are copied (their arrays are shared; each experience names its origin in
+        `parent_id`), and the new run's pipeline decides on them.
+
+        Args:
+            name: of the new run; a taken one gets a number.
+            step: a trainer step with a kept checkpoint, 0 for the initial weights; by default the newest.
+            keep_rollouts: copy the groups planned after the step, too.
+            config, steps, pipeline_version: of the new run; by default those of the old one.
+
+        Raises:
+            ConfigError: there is no such checkpoint.
+        """
+        parent = self.find_run(run["run_id"] if isinstance(run, dict) else run)
+        new = {
+            "name": name, "mode": parent["mode"], "config": Jsonb(parent["config"] if config is None else config), "seed": parent["seed"],
+            "planned_steps": parent["planned_steps"] if steps is None else steps,
+            "pipeline_version": pipeline_version or parent["pipeline_version"],
+        }  # fmt: skip
+        return fork(self.database, parent, new, step, keep_rollouts=keep_rollouts)
+
     def read_arrays(self, experience_ids: Sequence[int], columns: Sequence[str]) -> pa.Table:
         """Token arrays of experiences, in the order asked for: experience_id and the list columns named."""
         rows = self.database.fetch("experience_addresses", experience_ids=list(experience_ids))
@@ -225,8 +268,8 @@ def query_error(error: psycopg.Error) -> QueryError:
 def _column(values: list[Any]) -> pa.Array:
     try:
         return pa.array(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
-        # Mixed JSON, numerics and the like: as the text a person would read.
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError):
+        # Mixed JSON, numbers beyond 64 bits and the like: as the text a person would read.
         return pa.array(
             [None if v is None else v if isinstance(v, str) else json.dumps(v, default=str) for v in values]
         )

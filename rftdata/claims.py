@@ -226,12 +226,17 @@ def commit_verdicts(
             group_ids=closed,
             reasons=[_closed_reason(dropped[group_id]) for group_id in closed],
         )
-        execute(connection, "ready_groups", group_ids=list(kept), priorities=list(kept.values()))
+        ready_groups(connection, kept)
         _insert_operator_runs(connection, run_id, worker_id, pipeline_version, stages)
         failpoint("pipeline.decided")
     failpoint("pipeline.committed")
     wake.notify(database, wake.READY)
     return sorted(held)
+
+
+def ready_groups(connection: Connection, priorities: dict[int, float]) -> None:
+    """Let groups be drawn; their priorities by group id."""
+    execute(connection, "ready_groups", group_ids=list(priorities), priorities=list(priorities.values()))
 
 
 def _check_pipeline(connection: Connection, run_id: int, pipeline_version: str) -> None:

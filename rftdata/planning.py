@@ -73,7 +73,10 @@ class Planner:
             )
             lacking = self._lacking(steps)
             if lacking:
-                self._insert(connection, steps[0]["current_attempt_id"], lacking)
+                execute(
+                    connection, "insert_selector_snapshot", run_id=self._run_id, policy_step=steps[0]["policy_step"]
+                )
+                self._insert(connection, steps[0], lacking)
                 failpoint("planner.inserted")
         if lacking:
             wake.notify(self._database, wake.PLANNED)
@@ -93,13 +96,14 @@ class Planner:
             spare = max(-missing, 0)
         return lacking
 
-    def _insert(self, connection: Connection, attempt_id: int, lacking: list[tuple[int, bool]]) -> None:
+    def _insert(self, connection: Connection, state: Row, lacking: list[tuple[int, bool]]) -> None:
         tasks = self._select(connection, len(lacking))
         ordinal = fetch(connection, "next_ordinal", run_id=self._run_id)[0]["ordinal"]
         for i, ((step, is_refill), task_id) in enumerate(zip(lacking, tasks, strict=True)):
             execute(
-                connection, "insert_group", run_id=self._run_id, attempt_id=attempt_id, ordinal=ordinal + i, task_id=task_id,
-                explore_step=step, group_size=self._config.group_size, is_refill=is_refill, source=self._config.source,
+                connection, "insert_group", run_id=self._run_id, attempt_id=state["current_attempt_id"], ordinal=ordinal + i,
+                task_id=task_id, explore_step=step, group_size=self._config.group_size, is_refill=is_refill,
+                source=self._config.source, planned_policy_step=state["policy_step"],
             )  # fmt: skip
         execute(connection, "mark_selected", run_id=self._run_id, task_ids=sorted(set(tasks)))
 

@@ -30,6 +30,7 @@ from rftdata import plugins
 from rftdata.buffer import Buffer
 from rftdata.config import config_error
 from rftdata.database import Row
+from rftdata.errors import ConfigError
 from rftdata.selectors import SELECTORS
 from rftdata.tasks import load_taskset
 
@@ -126,6 +127,45 @@ def find_resumable(config: RunConfig, buffer: Buffer, name: str | None) -> Row:
     """
     found = _runs_of_name(buffer, config.run.name) if name is None else []
     return found[0] if found else buffer.find_run(name or config.run.name)
+
+
+@dataclass(frozen=True)
+class GoBack:
+    """Where a resumed run begins instead of its newest checkpoint.
+
+    Attributes:
+        step: the trainer step; None is the newest with a checkpoint (a fork).
+        keep_rollouts: groups planned after the step are used.
+        fork: name of the new run that begins there; None takes the run itself back.
+    """
+
+    step: int | None
+    keep_rollouts: bool = False
+    fork: str | None = None
+
+
+def take_back(config: RunConfig, buffer: Buffer, row: Row, go_back: GoBack) -> tuple[RunConfig, Row]:
+    """Take a stored run, or a new fork of it, to an earlier step; its configuration and row.
+
+    Raises:
+        ConfigError: there is no such checkpoint, or the configuration asks for no step beyond it.
+    """
+    if go_back.step is not None and go_back.step >= config.steps:
+        raise ConfigError(
+            "nothing would be left to do after going back", value=f"--at-step {go_back.step} with steps: {config.steps}",
+            todo="name an earlier step, or raise steps: --set steps=N",
+        )  # fmt: skip
+    if go_back.fork is None:
+        assert go_back.step is not None
+        buffer.rewind(row, go_back.step, keep_rollouts=go_back.keep_rollouts)
+        return config, buffer.find_run(row["run_id"])
+    forked = config.model_copy(update={"run": config.run.model_copy(update={"name": go_back.fork})})
+    forked._base_dir = config.base_dir
+    new = buffer.fork(
+        row, name=go_back.fork, step=go_back.step, keep_rollouts=go_back.keep_rollouts, config=stored_config(forked), steps=config.steps,
+        pipeline_version=build_pipeline(config).version,
+    )  # fmt: skip
+    return forked, new
 
 
 def has_finished(config: RunConfig, row: Row) -> bool:

@@ -198,13 +198,13 @@ class TrainerRole:
         self._forget_old_checkpoints()
 
     def _forget_old_checkpoints(self) -> None:
-        """Keep the newest ones, the best one, and those whose score is still to come."""
+        """Keep the newest ones, the best one, those whose score is still to come, and what other runs began with."""
         # Before the scores are read: an answer that comes in between must not make a checkpoint look unscored and settled.
         rows = self._checkpoints()
         best = self._best(rows)
         newest = {row["checkpoint_id"] for row in rows[: self.config.trainer.keep_checkpoints]}
         for row in rows:
-            if row["checkpoint_id"] in newest or row is best or row["waits"]:
+            if row["checkpoint_id"] in newest or row is best or row["waits"] or row["needed"]:
                 continue
             self.attempt.forget_checkpoint(row["checkpoint_id"])
             shutil.rmtree(row["uri"], ignore_errors=True)

@@ -69,12 +69,16 @@ INSERT INTO rft.checkpoint (run_id, attempt_id, trainer_step, policy_version_id,
 VALUES (%(run_id)s, %(attempt_id)s, %(trainer_step)s, %(policy_version_id)s, %(uri)s, %(num_bytes)s) RETURNING checkpoint_id;
 
 -- name: kept_checkpoints
--- Checkpoints on an attempt's history whose files are there, newest first; `waits`: a validation of the step is still open.
+-- Checkpoints on an attempt's history whose files are there, newest first; `waits`: a validation of the step is still open; `needed`: it
+-- belongs to another run, or another run began with it.
 SELECT c.checkpoint_id, c.trainer_step, c.uri, c.policy_version_id,
+       c.run_id <> a.run_id OR EXISTS (
+           SELECT FROM rft.run_attempt f WHERE f.from_checkpoint_id = c.checkpoint_id AND f.run_id <> c.run_id) AS needed,
        EXISTS (SELECT FROM rft.evaluation e
                WHERE e.run_id = c.run_id AND e.trainer_step = c.trainer_step AND e.purpose = 'validation'
                  AND e.status IN ('planned', 'claimed')) AS waits
 FROM rft.v_history h
+JOIN rft.run_attempt a ON a.attempt_id = h.history_id
 JOIN rft.checkpoint c ON c.attempt_id = h.attempt_id AND (h.last_step IS NULL OR c.trainer_step <= h.last_step)
 WHERE h.history_id = %(attempt_id)s AND c.deleted_at IS NULL
 ORDER BY c.trainer_step DESC, c.checkpoint_id DESC;

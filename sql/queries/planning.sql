@@ -18,7 +18,7 @@ WITH run AS (
 span AS (
     SELECT *, least((policy_step / %(interval)s::integer + 1) * %(interval)s::integer - 1 + %(offset)s::integer, planned_steps - 1) AS last_step
     FROM run WHERE policy_step IS NOT NULL)
-SELECT s.current_attempt_id, step AS explore_step, n.base, n.refills, n.live,
+SELECT s.current_attempt_id, s.policy_step, step AS explore_step, n.base, n.refills, n.live,
        (SELECT count(*) FROM rft.worklist WHERE consumer = 'trainer/' || s.run_id AND available AND sort_key < s.first_step::bigint << 32)
      + (SELECT count(*) FROM rft.rollout_group WHERE run_id = s.run_id AND explore_step < s.first_step AND trainable
         AND status IN ('planned', 'claimed', 'sealed')) AS spare
@@ -29,15 +29,16 @@ CROSS JOIN LATERAL (
            count(*) FILTER (WHERE g.trainable AND g.status <> 'abandoned' AND (g.status <> 'ready' OR w.available)) AS live
     FROM rft.rollout_group g
     LEFT JOIN rft.worklist w ON w.consumer = 'trainer/' || g.run_id AND w.item_kind = 'group' AND w.item_id = g.group_id
-    WHERE g.run_id = s.run_id AND g.explore_step = step) n
+    WHERE g.run_id = s.run_id AND g.explore_step = step AND g.left_by IS NULL) n
 ORDER BY step;
 
 -- name: next_ordinal
 SELECT coalesce(max(ordinal), -1) + 1 AS ordinal FROM rft.rollout_group WHERE run_id = %(run_id)s;
 
 -- name: insert_group
-INSERT INTO rft.rollout_group (run_id, attempt_id, ordinal, task_id, explore_step, group_size, is_refill, source)
-VALUES (%(run_id)s, %(attempt_id)s, %(ordinal)s, %(task_id)s, %(explore_step)s, %(group_size)s, %(is_refill)s, %(source)s);
+INSERT INTO rft.rollout_group (run_id, attempt_id, ordinal, task_id, explore_step, group_size, is_refill, source, planned_policy_step)
+VALUES (%(run_id)s, %(attempt_id)s, %(ordinal)s, %(task_id)s, %(explore_step)s, %(group_size)s, %(is_refill)s, %(source)s,
+    %(planned_policy_step)s);
 
 -- name: mark_selected
 INSERT INTO rft.task_stat AS s (run_id, task_id, last_selected_at) SELECT %(run_id)s, unnest(%(task_ids)s::bigint[]), clock_timestamp()
@@ -56,7 +57,8 @@ FROM rft.task WHERE taskset = %(taskset)s AND status = 'active';
 
 -- name: new_observations
 -- Found by state, not by a high-water mark: a row that commits late is not missed.
-UPDATE rft.task_observation o SET applied = true
+UPDATE rft.task_observation o
+SET applied = true, applied_in = (SELECT max(snapshot_id) FROM rft.selector_snapshot WHERE run_id = %(run_id)s)
 FROM rft.task t
 WHERE o.run_id = %(run_id)s AND NOT o.applied AND t.task_id = o.task_id
 RETURNING o.observation_id, t.taskset, o.task_id, o.successes, o.trials, o.kind::text AS kind;

@@ -59,5 +59,5 @@ def test_a_crash_at_every_failpoint(crew: Crew) -> None:
 
 
 def test_an_unknown_failpoint_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"no failpoint is called 'writer\.apended'; there are writer\.appended"):
-        arm("writer.apended")
+    with pytest.raises(ValueError, match=r"no failpoint is called 'writer\.nowhere'; there are writer\.appended"):
+        arm("writer.nowhere")

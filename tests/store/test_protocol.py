@@ -41,14 +41,19 @@ class Stored:
     decided: bool = False
     kept: bool = True
     stale: bool = False  # a label came after the verdict
+    left: bool = False  # the run went back to before it was planned
 
 
 @dataclass
 class History:
-    """The steps on the way of the present attempt: which groups each drew, and where its checkpoint is."""
+    """The steps on the way of the present attempt: which groups each drew, and where its checkpoints are."""
 
     draws: dict[int, list[int]] = field(default_factory=dict)
-    checkpoint: int = 0
+    checkpoints: list[int] = field(default_factory=lambda: [0])
+
+    @property
+    def checkpoint(self) -> int:
+        return self.checkpoints[-1]
 
     @property
     def drawn(self) -> set[int]:
@@ -67,6 +72,7 @@ class Protocol(RuleBasedStateMachine):
             max_staleness=NEVER_STALE,
         )  # fmt: skip
         self.stored: dict[int, Stored] = {}
+        self.planned_at: dict[int, int] = {}  # the step at which the policy stood
         self.history = History()
         self.held: list[ClaimedGroup] = []
         self.lost: list[ClaimedGroup] = []
@@ -86,6 +92,10 @@ class Protocol(RuleBasedStateMachine):
     @rule()
     def plan(self) -> None:
         self.roles.plan()
+        for row in self.rows(
+            "SELECT group_id FROM rft.rollout_group WHERE run_id = %s AND status = 'planned'", [self.roles.run_id]
+        ):
+            self.planned_at.setdefault(row["group_id"], self.roles.policy_step)
 
     @rule(count=st.integers(1, 3))
     def claim(self, count: int) -> None:
@@ -150,6 +160,7 @@ class Protocol(RuleBasedStateMachine):
         decided = self.roles.commit(self.deciding, keep=lambda row: not drop)
         for group_id in decided:
             group = self.stored[group_id]
+            assert not group.left
             group.decided, group.kept, group.stale = True, not drop, False
         self.deciding = None
 
@@ -173,7 +184,7 @@ class Protocol(RuleBasedStateMachine):
         )
         if group.rewards[place] != reward:
             group.rewards[place] = reward
-            group.stale = group_id not in self.history.drawn
+            group.stale = group_id not in self.history.drawn and not group.left
 
     # The trainer.
 
@@ -189,7 +200,7 @@ class Protocol(RuleBasedStateMachine):
         assert not set(groups) & self.history.drawn, "drawn twice on one history"
         for group_id in groups:
             group = self.stored[group_id]
-            assert group.decided and group.kept and not group.stale
+            assert group.decided and group.kept and not group.stale and not group.left
             assert [row["reward"] for row in rows if row["group_id"] == group_id] == group.rewards
         assert len(groups) == self.roles.batch_groups or batch.short_reason
         self.history.draws[self.step + 1] = groups
@@ -218,7 +229,7 @@ class Protocol(RuleBasedStateMachine):
     @rule()
     def checkpoint(self) -> None:
         self.attempt.commit_checkpoint(self.step, f"/checkpoints/{self.step}")
-        self.history.checkpoint = self.step
+        self.history.checkpoints.append(self.step)
 
     @rule()
     def trainer_dies(self) -> None:
@@ -226,10 +237,34 @@ class Protocol(RuleBasedStateMachine):
             "UPDATE rft.run_attempt SET lease_until = now() - interval '1 s' WHERE run_id = %s", [self.roles.run_id]
         )
         self.fenced.append(self.attempt)
+        event(f"trainer died after {'some' if self.history.draws else 'no'} draws")
+        self._go_on()
+
+    @rule(data=st.data(), keep=st.booleans())
+    def go_back(self, data: st.DataObject, keep: bool) -> None:
+        """To any checkpoint of the present history, or to the initial weights."""
+        step = data.draw(st.sampled_from(self.history.checkpoints))
+        self.attempt.close()
+        self.buffer.rewind(self.roles.run, step, keep_rollouts=keep)
+        self.history.checkpoints = [s for s in self.history.checkpoints if s <= step]
+        if not keep:
+            for group_id, group in self.stored.items():
+                group.left = group.left or self._planned_after(group_id, step)
+            gone = [group for group in self.held if self._planned_after(group.group_id, step)]
+            self.lost += gone
+            self.held = [group for group in self.held if group not in gone]
+        event(f"went back {'some' if step < self.step else 'no'} steps{', rollouts kept' if keep else ''}")
+        self.fenced.append(self.attempt)
+        self._go_on()
+
+    def _planned_after(self, group_id: int, step: int) -> bool:
+        return self.planned_at.get(group_id, -1) >= step  # an import was never planned
+
+    def _go_on(self) -> None:
+        """A new attempt takes the run over."""
         self.attempt = self.roles.attempt()
         self.step = self.attempt.start_step
         assert self.step == self.history.checkpoint
-        event(f"trainer died after {'some' if self.history.draws else 'no'} draws")
         self._undo(self.step)
         self.open_batch = None
 
@@ -250,7 +285,8 @@ class Protocol(RuleBasedStateMachine):
         for later in [s for s in self.history.draws if s > step]:
             del self.history.draws[later]
         for group_id, group in self.stored.items():
-            if group.decided and group_id not in self.history.drawn and self._labelled_since_verdict(group_id):
+            drawable = group.decided and not group.left and group_id not in self.history.drawn
+            if drawable and self._labelled_since_verdict(group_id):
                 group.stale = True
 
     def _labelled_since_verdict(self, group_id: int) -> bool:
@@ -290,7 +326,7 @@ class Protocol(RuleBasedStateMachine):
         assert {row["item_id"] for row in waiting} == {
             group_id
             for group_id, group in self.stored.items()
-            if group.decided and group.kept and not group.stale and group_id not in drawn
+            if group.decided and group.kept and not group.stale and not group.left and group_id not in drawn
         }
 
     @invariant()
