@@ -45,7 +45,7 @@ class Attempt:
     """
 
     def __init__(
-        self, database: Database, reader: SegmentReader, run: Row, row: Row, checkpoint: Row | None, lease_s: float,
+        self, database: Database, reader: SegmentReader, run: Row, row: Row, checkpoint: Row | None, lease_s: float | None,
         max_staleness: int, max_refill: int,
     ) -> None:  # fmt: skip
         self.database = database
@@ -61,7 +61,8 @@ class Attempt:
         self.checkpoint = checkpoint
         self.start_step: int = checkpoint["trainer_step"] if checkpoint else 0
         self._keeper = threading.Thread(target=self._keep_lease, name="attempt-lease", daemon=True)
-        self._keeper.start()
+        if lease_s is not None:
+            self._keeper.start()
 
     @classmethod
     def start(
@@ -87,9 +88,30 @@ class Attempt:
         wake.notify(database, wake.RUN)
         return cls(database, reader, run, row, checkpoint, lease_s, max_staleness, max_refill)
 
+    @classmethod
+    def join(
+        cls,
+        database: Database,
+        reader: SegmentReader,
+        run_id: int,
+        attempt_id: int,
+        max_staleness: int,
+        max_refill: int,
+    ) -> Attempt:
+        """Be a further rank of an attempt that another process holds: see `Buffer.join_attempt`."""
+        with database.transaction() as connection:
+            run = fetch(connection, "lock_run", run_id=run_id)[0]
+            row = fetch(connection, "attempt_holder", attempt_id=attempt_id)[0]
+            found = fetch(connection, "last_checkpoint", attempt_id=attempt_id)
+        attempt = cls(database, reader, run, row, found[0] if found else None, None, max_staleness, max_refill)
+        if run["current_attempt_id"] != attempt_id:
+            attempt.close()
+            raise attempt._fenced()
+        return attempt
+
     def draw(
-        self, step: int, num_groups: int, columns: Sequence[str] = ARRAYS, *, timeout_s: float | None = None,
-        stop: Callable[[], bool] = lambda: False,
+        self, step: int, num_groups: int, columns: Sequence[str] = ARRAYS, *, share: tuple[int, int] | None = None,
+        timeout_s: float | None = None, stop: Callable[[], bool] = lambda: False,
     ) -> Batch | None:  # fmt: skip
         """The batch of a trainer step: whole ready groups, first in first out, claimed in one transaction.
 
@@ -100,6 +122,8 @@ class Attempt:
             step: trainer step, from 1; it draws groups of explorer steps before it.
             num_groups: groups wanted.
             columns: token arrays wanted.
+            share: (rank, world size) of a data-parallel trainer: whichever rank asks first draws the step's groups, every rank gets
+                its part of them (`Batch.share`) and reads no other rank's arrays.
             timeout_s: give up after this long; None waits for ever.
             stop: asked between waits; a true answer gives up.
 
@@ -115,18 +139,21 @@ class Attempt:
             )  # fmt: skip
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not stop():
-            drawn, rows = self._try_draw(step, num_groups)
+            drawn, rows = self._try_draw(step, num_groups, one_at_a_time=share is not None)
             if drawn["outcome"] == "drawn":
                 failpoint("trainer.drawn")
-                return Batch(step, rows, self._reader, columns, drawn["reason"])
+                batch = Batch(step, rows, self._reader, columns, drawn["reason"])
+                return batch if share is None else batch.share(*share)
             if deadline is not None and time.monotonic() > deadline:
                 return None
             self._listener.wait()
         return None
 
-    def _try_draw(self, step: int, num_groups: int) -> tuple[Row, list[Row]]:
+    def _try_draw(self, step: int, num_groups: int, *, one_at_a_time: bool) -> tuple[Row, list[Row]]:
         """What `rft.draw_groups` says, and the rows drawn; one round trip and one transaction."""
         with self.database.connection() as connection, connection.pipeline():
+            if one_at_a_time:
+                send(connection, "wait_for_draw_lock", attempt_id=self.attempt_id)
             drawn = send(
                 connection, "draw_groups", run_id=self.run_id, attempt_id=self.attempt_id, step=step, num_groups=num_groups,
                 max_staleness=self._max_staleness, max_refill=self._max_refill,
@@ -214,12 +241,13 @@ class Attempt:
         failpoint("trainer.checkpoint_forgotten")
 
     def close(self, outcome: str = "ended") -> None:
-        """Give the lease back."""
+        """Give the lease back; a process that only joined leaves."""
         if not self._closed.is_set():
             self._closed.set()
-            self._keeper.join()
             self._listener.close()
-            self.database.run("end_attempt", attempt_id=self.attempt_id, outcome=outcome)
+            if self._lease_s is not None:
+                self._keeper.join()
+                self.database.run("end_attempt", attempt_id=self.attempt_id, outcome=outcome)
 
     def __enter__(self) -> Attempt:
         return self
@@ -242,6 +270,7 @@ class Attempt:
         )
 
     def _keep_lease(self) -> None:
+        assert self._lease_s is not None
         while not self._closed.wait(self._lease_s / 3):
             try:
                 self.database.run("renew_attempt", attempt_id=self.attempt_id, lease_s=self._lease_s)

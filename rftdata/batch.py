@@ -6,6 +6,7 @@ file into the caller's array in one copy. Shapes: B experiences in slot order, T
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -151,6 +152,33 @@ class Batch:
     def offsets(self) -> npt.NDArray[np.int64]:
         """Where each experience begins in a packed column, [B + 1]."""
         return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(self.lengths)])
+
+    def share(self, rank: int, world_size: int) -> Batch:
+        """What one of `world_size` data-parallel ranks trains on: whole groups, the tokens spread as evenly as groups allow.
+
+        Every rank comes to the same division by itself: the largest group goes to the rank with the fewest tokens so far (LPT,
+        Graham 1969, at most 4/3 of the best). Arrays are read when they are asked for, so each rank reads its own only. A rank's share
+        may be empty where there are fewer groups than ranks.
+
+        Raises:
+            QueryError: no such rank.
+        """
+        if not 0 <= rank < world_size:
+            raise QueryError("there is no such rank", value=rank, allowed=f"0 to {world_size - 1}")
+        tokens: dict[int, int] = {}
+        group_ids = self.rows["group_id"].to_pylist()
+        for group_id, length in zip(group_ids, self.lengths.tolist(), strict=True):
+            tokens[group_id] = tokens.get(group_id, 0) + length
+        loads = [0] * world_size
+        owner: dict[int, int] = {}
+        for group_id, count in sorted(tokens.items(), key=lambda item: -item[1]):
+            owner[group_id] = loads.index(min(loads))
+            loads[owner[group_id]] += count
+        mine = [place for place, group_id in enumerate(group_ids) if owner[group_id] == rank]
+        part = copy.copy(self)
+        part.rows = self.rows.take(pa.array(mine, pa.int64()))
+        part._places = [self._places[place] for place in mine]
+        return part
 
     def packed(self, column: str, out: Array | None = None) -> Array:
         """Values of all experiences one after the other, [sum of T]; written to `out` when given.

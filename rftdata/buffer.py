@@ -151,6 +151,22 @@ class Buffer:
         """
         return Attempt.start(self.database, self.reader, self._run_id(run), lease_s, max_staleness, max_refill)
 
+    def join_attempt(
+        self, run: str | int | Row, attempt_id: int, *, max_staleness: int = 4, max_refill: int = 0
+    ) -> Attempt:
+        """Take part in an attempt that another process holds: a further rank of its trainer, which draws its share of each step.
+
+        Only the holder keeps the lease; when it is replaced, this one is fenced too.
+
+        Args:
+            attempt_id: of the holder's `Attempt`, which tells its ranks (broadcast).
+            max_staleness, max_refill: as the holder has them.
+
+        Raises:
+            FencedError: the attempt does not hold the run.
+        """
+        return Attempt.join(self.database, self.reader, self._run_id(run), attempt_id, max_staleness, max_refill)
+
     def rewind(self, run: str | int | Row, step: int, *, keep_rollouts: bool = False) -> None:
         """Take a run back to the checkpoint of an earlier step; what trains it next goes on from there.
 

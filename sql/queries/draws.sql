@@ -1,6 +1,10 @@
 -- name: draw_groups
 SELECT * FROM rft.draw_groups(%(run_id)s, %(attempt_id)s, %(step)s, %(num_groups)s, %(max_staleness)s, %(max_refill)s);
 
+-- name: wait_for_draw_lock
+-- The ranks of one attempt take turns: the first draws a step's groups, the others find them drawn.
+SELECT pg_advisory_xact_lock(hashtext('rft.draw'), %(attempt_id)s::integer);
+
 -- name: drawn_rows
 SELECT d.slot, d.experience_id, d.item_id AS group_id, o.rollout_index, e.turn_index, d.reward_used AS reward, d.staleness,
        e.num_prompt_tokens, e.num_response_tokens, e.segment_id, e.segment_row
