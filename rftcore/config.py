@@ -17,7 +17,6 @@ from rftcore.trainer.config import TrainerConfig
 from rftdata.config import (
     BufferConfig,
     EvalConfig,
-    SamplingConfig,
     Section,
     SelectorConfig,
     SyncConfig,
@@ -25,6 +24,7 @@ from rftdata.config import (
     config_error,
 )
 from rftdata.errors import ConfigError
+from rftdata.sampling import SamplingConfig
 
 
 class RunSection(Section):

@@ -8,11 +8,12 @@ a history that ended, and their groups can be drawn again.
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from rftdata import wake
 from rftdata.batch import Batch, SegmentReader
 from rftdata.database import Connection, Row, execute, fetch, one, send, storable
 from rftdata.errors import FencedError, QueryError, RftError
+from rftdata.sampling import SamplingConfig, checked_formula
 from rftdata.worker import mark_dead_workers, process_lives
 
 if TYPE_CHECKING:
@@ -44,14 +46,12 @@ class Attempt:
     """
 
     def __init__(
-        self, database: Database, reader: SegmentReader, run: Row, row: Row, checkpoint: Row | None, lease_s: float,
-        max_staleness: int, max_refill: int,
+        self, database: Database, reader: SegmentReader, run: Row, row: Row, checkpoint: Row | None, lease_s: float, max_refill: int
     ) -> None:  # fmt: skip
         self.database = database
         self._reader = reader
         self._run = run
         self._lease_s = lease_s
-        self._max_staleness = max_staleness
         self._max_refill = max_refill
         self._listener = wake.Listener(database, wake.READY, wake.RUN)
         self._closed = threading.Event()
@@ -64,9 +64,11 @@ class Attempt:
 
     @classmethod
     def start(
-        cls, database: Database, reader: SegmentReader, run_id: int, lease_s: float, max_staleness: int, max_refill: int
-    ) -> Attempt:
+        cls, database: Database, reader: SegmentReader, run_id: int, lease_s: float, sampling: SamplingConfig, max_refill: int,
+        tasksets: Sequence[str],
+    ) -> Attempt:  # fmt: skip
         """Take the run: see `Buffer.attempt`."""
+        formula = checked_formula(database, sampling.priority.formula)
         mark_dead_workers(database, run_id)
         with database.transaction() as connection:
             run = fetch(connection, "lock_run", run_id=run_id)[0]
@@ -82,6 +84,7 @@ class Attempt:
                 host=socket.gethostname(), pid=os.getpid(), lease_s=lease_s,
             )[0]  # fmt: skip
             execute(connection, "take_run", run_id=run_id, attempt_id=row["attempt_id"])
+            execute(connection, "set_sampler", run_id=run_id, policy=Jsonb(sampling.policy(tasksets, formula)))
             execute(connection, "return_aged", run_id=run_id)
             execute(connection, "return_draws", run_id=run_id, attempt_id=row["attempt_id"])
             execute(
@@ -94,13 +97,13 @@ class Attempt:
             fetch(connection, "release_lost_claims", run_id=run_id)
             execute(connection, "drop_lost_evaluations", run_id=run_id)
         wake.notify(database, wake.RUN)
-        return cls(database, reader, run, row, checkpoint, lease_s, max_staleness, max_refill)
+        return cls(database, reader, run, row, checkpoint, lease_s, max_refill)
 
     def draw(
         self, step: int, num_groups: int, columns: Sequence[str] = ARRAYS, *, timeout_s: float | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> Batch | None:  # fmt: skip
-        """The batch of a trainer step: whole ready groups, first in first out, claimed in one transaction.
+        """The batch of a trainer step: whole ready groups by the run's sampling policy, claimed in one transaction.
 
         Waits for groups. When no more can come for this step (every group is decided and the refill is used up) the batch is
         short, and its `short_reason` says why; it may be empty. A step drawn before by this attempt is drawn no second time.
@@ -137,7 +140,7 @@ class Attempt:
         with self.database.connection() as connection, connection.pipeline():
             drawn = send(
                 connection, "draw_groups", run_id=self.run_id, attempt_id=self.attempt_id, step=step, num_groups=num_groups,
-                max_staleness=self._max_staleness, max_refill=self._max_refill,
+                max_refill=self._max_refill,
             )  # fmt: skip
             rows = send(connection, "drawn_rows", attempt_id=self.attempt_id, step=step)
         result = one(drawn)
@@ -152,6 +155,30 @@ class Attempt:
             # Labels that came meanwhile took it for drawn.
             execute(connection, "reopen_stale_groups", run_id=self.run_id)
         wake.notify(self.database, wake.READY)
+
+    def set_priorities(self, priorities: Mapping[int, float]) -> int:
+        """New priorities of groups (by group_id), for orders by priority and for formulas that use `priority`.
+
+        Returns:
+            How many of them this run has; others are passed over.
+
+        Raises:
+            FencedError: another attempt holds the run.
+            QueryError: a priority that is negative or no finite number.
+        """
+        for group_id, priority in priorities.items():
+            if not (math.isfinite(priority) and priority >= 0):
+                raise QueryError(
+                    f"the priority of group {group_id} is no priority",
+                    value=priority,
+                    allowed="finite numbers from 0 on",
+                )
+        with self.transaction() as connection:
+            known = fetch(
+                connection, "set_priorities", run_id=self.run_id, item_ids=list(priorities),
+                priorities=[float(value) for value in priorities.values()],
+            )[0]["num_known"]  # fmt: skip
+        return int(known)
 
     def publish(self, step: int, *, method: str, uri: str, num_bytes: int, checksum: str) -> int:
         """Announce weights that stand after `step`; returns the policy_version_id. Wakes explorers."""

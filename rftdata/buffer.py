@@ -23,6 +23,7 @@ from rftdata.batch import SegmentReader
 from rftdata.config import BufferConfig
 from rftdata.database import Database, Row, execute, fetch, migrate, redacted
 from rftdata.errors import BufferUnavailableError, QueryError, SegmentCorruptError
+from rftdata.sampling import SamplingConfig
 from rftdata.segments import PosixSegmentStore, SegmentStore
 from rftdata.server import EmbeddedServer
 from rftdata.writer import Writer
@@ -136,19 +137,24 @@ class Buffer:
         )
 
     def attempt(
-        self, run: str | int | Row, *, lease_s: float = 30.0, max_staleness: int = 4, max_refill: int = 0
-    ) -> Attempt:
+        self, run: str | int | Row, *, lease_s: float = 30.0, sampling: SamplingConfig | None = None, max_refill: int = 0,
+        tasksets: Sequence[str] = (),
+    ) -> Attempt:  # fmt: skip
         """Start training a run, or go on from its last checkpoint; holds the run's lease until closed.
 
         Args:
             lease_s: a trainer that is silent for this long may be replaced.
-            max_staleness: oldest policy a drawn group may come from, in trainer steps.
+            sampling: how batches are drawn; first in first out, each group once, by default.
             max_refill: how many groups the planner may add to a step in the place of dropped ones.
+            tasksets: names of the run's tasksets, for `sampling.stratify`.
 
         Raises:
             FencedError: another live process trains the run.
+            ConfigError: a priority formula that is no expression.
         """
-        return Attempt.start(self.database, self.reader, self._run_id(run), lease_s, max_staleness, max_refill)
+        return Attempt.start(
+            self.database, self.reader, self._run_id(run), lease_s, sampling or SamplingConfig(), max_refill, tasksets
+        )
 
     def read_arrays(self, experience_ids: Sequence[int], columns: Sequence[str]) -> pa.Table:
         """Token arrays of experiences, in the order asked for: experience_id and the list columns named."""

@@ -394,6 +394,7 @@ def play(learner: Learner, steps: int, score: Callable[[Tensor, Tensor], Tensor]
             rewards_B=rewards,
             group_index_B=torch.arange(8).repeat_interleave(8),
             rollout_index_B=torch.arange(8).repeat(8),
+            importance_weights_B=torch.ones(64),
         )
         metrics = learner.update(batch, step)
         # On-policy: what was sampled and what is trained are the same policy, so every ratio is 1.
