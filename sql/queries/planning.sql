@@ -21,17 +21,18 @@ span AS (
     FROM run WHERE policy_step IS NOT NULL)
 SELECT s.current_attempt_id, step AS explore_step, rft.num_planned(step + 1, %(per_step)s) AS due, n.base, n.refills, n.live,
        (SELECT count(*) FROM (
-            SELECT FROM rft.worklist WHERE consumer = 'trainer/' || s.run_id AND available AND times_sampled = 0 AND lane <> ''
-                AND sort_key < s.first_step::bigint << 32 LIMIT %(enough)s) w)
-     + (SELECT count(*) FROM rft.rollout_group WHERE run_id = s.run_id AND explore_step < s.first_step AND trainable
-        AND status IN ('planned', 'claimed', 'sealed')
+            SELECT FROM rft.worklist WHERE consumer = 'trainer/' || s.run_id AND available AND times_sampled = 0
+                AND lane = ANY (rft.explorer_lanes(s.run_id)) AND sort_key < s.first_step::bigint << 32 LIMIT %(enough)s) w)
+     + (SELECT count(*) FROM rft.rollout_group g WHERE run_id = s.run_id AND explore_step < s.first_step AND trainable
+        AND status IN ('planned', 'claimed', 'sealed') AND rft.is_paced(g)
         AND NOT EXISTS (SELECT FROM rft.worklist d WHERE d.consumer = 'trainer/' || s.run_id AND d.item_kind = 'group'
                         AND d.item_id = group_id AND d.times_sampled > 0)) AS spare
 FROM span s
 CROSS JOIN LATERAL generate_series(s.first_step, s.last_step) AS step
 CROSS JOIN LATERAL (
-    SELECT count(*) FILTER (WHERE NOT g.is_refill) AS base, count(*) FILTER (WHERE g.is_refill) AS refills,
+    SELECT count(*) FILTER (WHERE NOT g.is_refill AND rft.is_paced(g)) AS base, count(*) FILTER (WHERE g.is_refill) AS refills,
            count(*) FILTER (WHERE g.trainable AND g.status <> 'abandoned' AND coalesce(w.times_sampled, 0) = 0
+                            AND rft.is_paced(g)
                             AND (g.status <> 'ready' OR w.available)) AS live
     FROM rft.rollout_group g
     LEFT JOIN rft.worklist w ON w.consumer = 'trainer/' || g.run_id AND w.item_kind = 'group' AND w.item_id = g.group_id

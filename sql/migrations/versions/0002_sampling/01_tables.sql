@@ -104,6 +104,9 @@ COMMENT ON COLUMN rft.worklist.draw_weight IS 'Trainer only: its chance of being
 COMMENT ON COLUMN rft.worklist.times_sampled IS 'Trainer only: draws of the present history, folded again when an attempt starts.';
 COMMENT ON COLUMN rft.worklist.resume_step IS 'Trainer only: the step from which a group that was drawn can be drawn again; NULL: it does not rest.';
 
+ALTER TABLE rft.rollout_group ADD COLUMN is_adopted boolean NOT NULL DEFAULT false;
+COMMENT ON COLUMN rft.rollout_group.is_adopted IS 'Nobody planned it: an import, or written by a person. It takes the place of a planned one where it stands in a lane that explorers supply.';
+
 ALTER TABLE rft.draw
     ADD COLUMN importance_weight double precision,
     ADD COLUMN draw_key double precision;

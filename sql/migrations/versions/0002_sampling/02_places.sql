@@ -40,6 +40,23 @@ AS $$
 $$;
 COMMENT ON FUNCTION rft.lane_of IS 'The lane that takes a group of a source and taskset that was drawn so often; no row: none does.';
 
+CREATE FUNCTION rft.explorer_lanes(of_run bigint) RETURNS text[]
+LANGUAGE sql STABLE
+AS $$
+    SELECT array_agg(lane) FROM rft.sampler_lane
+    WHERE run_id = of_run AND NOT replay AND coalesce(source = 'explorer', true)
+$$;
+COMMENT ON FUNCTION rft.explorer_lanes IS 'The lanes that explorers supply: pacing counts what stands in them.';
+
+CREATE FUNCTION rft.is_paced(g rft.rollout_group) RETURNS boolean
+LANGUAGE sql STABLE
+AS $$
+    SELECT NOT g.is_adopted OR EXISTS (
+        SELECT FROM rft.task t CROSS JOIN LATERAL rft.lane_of(g.run_id, g.source, t.taskset, 0) l
+        WHERE t.task_id = g.task_id AND l.lane = ANY (rft.explorer_lanes(g.run_id)))
+$$;
+COMMENT ON FUNCTION rft.is_paced IS 'Whether a group takes a place that explorers would fill: it was planned, or came of itself into a lane that they supply.';
+
 CREATE FUNCTION rft.lane_state(of_run bigint, of_attempt bigint)
 RETURNS TABLE (lane text, draw_number bigint, num_assigned bigint, num_drawn bigint, clock double precision)
 LANGUAGE sql STABLE

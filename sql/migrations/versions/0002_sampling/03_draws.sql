@@ -73,20 +73,21 @@ AS $$ SELECT (ceil(round((step * per_step)::numeric, 6)) - ceil(round(((step - 1
 COMMENT ON FUNCTION rft.num_planned IS 'New groups that are planned for a trainer step, from 1, where a step takes so many on average.';
 
 -- What can still come for a step.
-CREATE FUNCTION rft.outlook(of_run bigint, of_mode rft.run_mode, step integer, short_lanes text[], OUT undecided bigint, OUT base bigint, OUT refills bigint)
+CREATE FUNCTION rft.outlook(
+    of_run bigint, step integer, later_too boolean, short_lanes text[], OUT undecided bigint, OUT base bigint, OUT refills bigint)
 LANGUAGE sql STABLE
 AS $$
     SELECT count(*) FILTER (WHERE g.trainable AND g.status IN ('planned', 'claimed', 'sealed') AND
-                                  (of_mode = 'train' OR g.explore_step < step) AND
+                                  (later_too OR g.explore_step < step) AND
                                   (short_lanes IS NULL OR EXISTS (
                                       SELECT FROM rft.task t CROSS JOIN LATERAL rft.lane_of(of_run, g.source, t.taskset, 0) l
                                       WHERE t.task_id = g.task_id AND l.lane = ANY (short_lanes)))),
-           count(*) FILTER (WHERE g.explore_step = step - 1 AND NOT g.is_refill),
+           count(*) FILTER (WHERE g.explore_step = step - 1 AND NOT g.is_refill AND rft.is_paced(g)),
            count(*) FILTER (WHERE g.explore_step = step - 1 AND g.is_refill)
     FROM rft.rollout_group g
     WHERE g.run_id = of_run AND (g.explore_step = step - 1 OR g.status IN ('planned', 'claimed', 'sealed'))
 $$;
-COMMENT ON FUNCTION rft.outlook IS 'For a step: groups that are not decided yet (of some lanes; NULL: of any), and how many were planned and refilled for it.';
+COMMENT ON FUNCTION rft.outlook IS 'For a step: groups that are not decided yet (of some lanes; NULL: of any; of later explorer steps too, where they count), and how many were planned and refilled for it.';
 
 DROP FUNCTION rft.draw_groups(bigint, bigint, integer, integer, integer, integer);
 
@@ -115,7 +116,7 @@ DECLARE
     fresh integer;
     may_come boolean;
     short_lanes text[];
-    from_explorers boolean := false;
+    supplied CONSTANT text[] := rft.explorer_lanes(of_run);
     outlook record;
     keeps_state boolean;
     reuses boolean;
@@ -156,7 +157,7 @@ BEGIN
 
     -- Each place of the batch goes to the lane that is furthest behind its ratio; first every lane fills its own.
     FOR l IN
-        SELECT n.lane, n.source, n.replay, coalesce(q.places, 0) AS places
+        SELECT n.lane, coalesce(q.places, 0) AS places
         FROM rft.sampler_lane n
         LEFT JOIN (
             SELECT c.lane, count(*) AS places FROM (
@@ -176,17 +177,17 @@ BEGIN
         taken := taken || cardinality(items)::bigint;
         IF cardinality(items) < l.places OR allowed < wanted THEN
             short_lanes := short_lanes || l.lane;
-            from_explorers := from_explorers OR (NOT l.replay AND coalesce(l.source = 'explorer', true));
         END IF;
     END LOOP;
 
     IF short_lanes IS NOT NULL THEN
-        SELECT * INTO outlook FROM rft.outlook(of_run, r.mode, step, CASE WHEN cardinality(lanes) > 1 THEN short_lanes END) o;
+        SELECT * INTO outlook FROM rft.outlook(
+            of_run, step, r.mode = 'train' OR allowed < wanted, CASE WHEN cardinality(lanes) > 1 THEN short_lanes END) o;
         SELECT count(*) INTO fresh FROM (
             SELECT FROM rft.worklist
-            WHERE consumer = queue AND available AND times_sampled = 0 AND sort_key < below AND lane <> '' LIMIT wanted) w;
+            WHERE consumer = queue AND available AND times_sampled = 0 AND sort_key < below AND lane = ANY (supplied) LIMIT wanted) w;
         -- As the planner counts: it plans what a step is due, and in the place of what was lost.
-        may_come := outlook.undecided > 0 OR (r.mode <> 'train' AND from_explorers AND (
+        may_come := outlook.undecided > 0 OR (r.mode <> 'train' AND short_lanes && supplied AND (
             outlook.base < rft.num_planned(step, wanted * s.fresh_share)
             OR (outlook.refills < refill_limit AND fresh < rft.num_planned(step, wanted * s.fresh_share))));
         IF NOT may_come AND allowed = wanted THEN
