@@ -25,7 +25,9 @@ def stored(buffer: Buffer, num: int, *, batch_groups: int = 1, source: str = "im
     return roles
 
 
-def add(roles: Roles, num: int, *, source: str = "import", taskset: str = "mine", rewards: Sequence[float] = (0.0, 1.0)) -> list[int]:
+def add(
+    roles: Roles, num: int, *, source: str = "import", taskset: str = "mine", rewards: Sequence[float] = (0.0, 1.0)
+) -> list[int]:
     groups = [own_group(rewards, task_key=str(i)) for i in range(num)]
     for group in groups:
         object.__setattr__(group, "source", source)
@@ -86,7 +88,9 @@ def test_uniform_gives_late_comers_the_same_chance_as_those_who_waited(buffer: B
             num_new += group in new
             old = buffer.sql("SELECT item_id FROM rft.worklist WHERE available ORDER BY 1")["item_id"].to_pylist()
             # Back to 6 and 6: all but six leave, and six come.
-            buffer.sql("UPDATE rft.worklist SET available = false WHERE available AND item_id <> ALL (%s)", [old[::2][:6]])
+            buffer.sql(
+                "UPDATE rft.worklist SET available = false WHERE available AND item_id <> ALL (%s)", [old[::2][:6]]
+            )
             new = set(add(roles, 6))
     assert abs(num_new - 100) < 3.3 * 50**0.5, num_new
 
@@ -325,9 +329,7 @@ FORMULA = "mean_reward * (1 - mean_reward) / (1 + times_sampled)"
 
 
 def test_a_formula_follows_writes_labels_and_draws(buffer: Buffer) -> None:
-    roles = stored(
-        buffer, 2, order="prioritized", max_times_sampled=0, priority={"formula": FORMULA, "exponent": 1.0}
-    )
+    roles = stored(buffer, 2, order="prioritized", max_times_sampled=0, priority={"formula": FORMULA, "exponent": 1.0})
     with roles.attempt() as attempt:
         assert weights(buffer) == pytest.approx({1: 0.25, 2: 0.25})
         add(roles, 1, rewards=(0.0, 0.2))
@@ -412,7 +414,9 @@ def test_many_readers_of_one_attempt_draw_each_group_once_and_a_step_once(buffer
             for step in steps:
                 found.append((step, groups_of(draw(attempt, step, 3))))
 
-        threads = [threading.Thread(target=read, args=[steps]) for steps in (range(1, 21), range(1, 21), range(20, 0, -1))]
+        threads = [
+            threading.Thread(target=read, args=[steps]) for steps in (range(1, 21), range(1, 21), range(20, 0, -1))
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -140,6 +140,9 @@ CREATE FUNCTION rft.place_items(of_run bigint, of_items bigint[], of_values doub
 RETURNS TABLE (item_id bigint, lane text, draw_weight double precision, draw_key double precision, clock double precision, is_race boolean)
 LANGUAGE sql STABLE
 AS $$
+    -- Once for all groups, and not for each of them.
+    WITH state AS MATERIALIZED (
+        SELECT * FROM rft.lane_state(of_run, (SELECT current_attempt_id FROM rft.run WHERE run_id = of_run)))
     SELECT i.item_id, coalesce(l.lane, ''), w.weight,
            rft.draw_key(coalesce(l.sample_order, 'fifo'), g.explore_step::bigint << 32 | g.ordinal, w.weight, coalesce(c.clock, 0), r.seed,
                         i.item_id, i.times),
@@ -150,7 +153,7 @@ AS $$
     JOIN rft.run r ON r.run_id = of_run
     LEFT JOIN LATERAL rft.lane_of(of_run, g.source, t.taskset, i.times) l ON true
     CROSS JOIN LATERAL (SELECT rft.draw_weight(coalesce(l.sample_order, 'fifo'), i.value, l.priority_exponent) AS weight) w
-    LEFT JOIN rft.lane_state(of_run, r.current_attempt_id) c ON c.lane = l.lane
+    LEFT JOIN state c ON c.lane = l.lane
 $$;
 COMMENT ON FUNCTION rft.place_items IS 'Lane, weight and key of groups that come in now, given their formula''s value and how often each was drawn.';
 
@@ -161,6 +164,8 @@ DECLARE
     of_run bigint;
     limited boolean;
     num_new integer;
+    times integer[];
+    weighed double precision[];
 BEGIN
     IF cardinality(of_groups) = 0 THEN
         RETURN;
@@ -169,6 +174,11 @@ BEGIN
     UPDATE rft.rollout_group g SET status = 'ready', ready_at = clock_timestamp(), trainable = true, closed_reason = NULL,
         sealed_at = coalesce(g.sealed_at, clock_timestamp()), lease_until = NULL
     WHERE g.group_id = ANY (of_groups);
+
+    SELECT array_agg(coalesce(w.times_sampled, 0) ORDER BY i.place) INTO times
+    FROM unnest(of_groups) WITH ORDINALITY AS i (item_id, place)
+    LEFT JOIN rft.worklist w ON w.consumer = 'trainer/' || of_run AND w.item_kind = 'group' AND w.item_id = i.item_id;
+    weighed := rft.formula_values(of_run, of_groups, of_priorities, times);
 
     -- Its age is that of its oldest token, or of the step at which this history left that policy's; where no policy sampled one
     -- (demonstrations), it does not age.
@@ -182,13 +192,7 @@ BEGIN
                          JOIN rft.policy_version v ON v.policy_version_id = e.policy_version_min
                          LEFT JOIN rft.attempt_history h ON h.history_id = u.current_attempt_id AND h.attempt_id = v.attempt_id
                          WHERE e.group_id = g.group_id), 2147483647)
-        FROM (SELECT coalesce(array_agg(t.times_sampled ORDER BY i.place), '{}') AS times
-              FROM unnest(of_groups) WITH ORDINALITY AS i (item_id, place)
-              CROSS JOIN LATERAL (SELECT coalesce((
-                  SELECT x.times_sampled FROM rft.worklist x
-                  WHERE x.consumer = 'trainer/' || of_run AND x.item_kind = 'group' AND x.item_id = i.item_id), 0) AS times_sampled) t) known
-        CROSS JOIN LATERAL (SELECT rft.formula_values(of_run, of_groups, of_priorities, known.times) AS values) f
-        CROSS JOIN LATERAL rft.place_items(of_run, of_groups, f.values, known.times) p
+        FROM rft.place_items(of_run, of_groups, weighed, times) p
         JOIN unnest(of_groups, of_priorities) AS c (group_id, priority) ON c.group_id = p.item_id
         JOIN rft.rollout_group g ON g.group_id = p.item_id
         JOIN rft.run u ON u.run_id = of_run
@@ -221,6 +225,10 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     before CONSTANT jsonb := rft.sampler_policy(of_run);
+    items bigint[];
+    priorities double precision[];
+    times integer[];
+    weighed double precision[];
 BEGIN
     INSERT INTO rft.sampler AS s (run_id, max_staleness, formula, samples_per_insert, min_size_to_sample, error_buffer, fresh_share)
     SELECT of_run, p.max_staleness, p.formula, p.samples_per_insert, p.min_size_to_sample, p.error_buffer, p.fresh_share
@@ -241,12 +249,11 @@ BEGIN
     UPDATE rft.sampler s SET epoch = s.epoch + 1, num_inserted = CASE WHEN s.samples_per_insert IS NULL THEN 0 ELSE (
         SELECT count(*) FROM rft.worklist w WHERE w.consumer = 'trainer/' || of_run AND w.available AND w.times_sampled = 0) END
     WHERE s.run_id = of_run;
+    SELECT array_agg(item_id ORDER BY item_id), array_agg(priority ORDER BY item_id), array_agg(times_sampled ORDER BY item_id)
+    INTO items, priorities, times FROM rft.worklist WHERE consumer = 'trainer/' || of_run AND item_kind = 'group';
+    weighed := rft.formula_values(of_run, items, priorities, times);
     UPDATE rft.worklist w SET lane = p.lane, draw_weight = p.draw_weight, draw_key = p.draw_key
-    FROM (SELECT array_agg(item_id ORDER BY item_id) AS items, array_agg(priority ORDER BY item_id) AS priorities,
-                 array_agg(times_sampled ORDER BY item_id) AS times
-          FROM rft.worklist WHERE consumer = 'trainer/' || of_run AND item_kind = 'group') a
-    CROSS JOIN LATERAL rft.formula_values(of_run, a.items, a.priorities, a.times) AS f (values)
-    CROSS JOIN LATERAL rft.place_items(of_run, a.items, f.values, a.times) p
+    FROM rft.place_items(of_run, items, weighed, times) p
     WHERE w.consumer = 'trainer/' || of_run AND w.item_kind = 'group' AND w.item_id = p.item_id
       AND (w.lane, w.draw_weight, w.draw_key) IS DISTINCT FROM (p.lane, p.draw_weight, p.draw_key);
 END
@@ -254,24 +261,26 @@ $$;
 COMMENT ON FUNCTION rft.set_sampler IS 'Sets a run''s policy; where it is another one than before, every waiting group gets its place in it. The caller holds the run''s row exclusively.';
 
 CREATE FUNCTION rft.set_priorities(of_run bigint, of_items bigint[], of_priorities double precision[]) RETURNS bigint
-LANGUAGE sql
+LANGUAGE plpgsql
 AS $$
-    WITH known AS (
-        SELECT array_agg(w.item_id ORDER BY w.item_id) AS items, array_agg(n.priority ORDER BY w.item_id) AS priorities,
-               array_agg(w.times_sampled ORDER BY w.item_id) AS times
-        FROM unnest(of_items, of_priorities) AS n (item_id, priority)
-        JOIN rft.worklist w ON w.consumer = 'trainer/' || of_run AND w.item_kind = 'group' AND w.item_id = n.item_id),
-    changed AS (
-        UPDATE rft.worklist w
-        SET priority = n.priority, draw_weight = p.draw_weight,
-            draw_key = CASE WHEN p.is_race THEN p.clock + greatest(w.draw_key - p.clock, 0) * w.draw_weight / p.draw_weight
-                            ELSE w.draw_key END
-        FROM known k
-        CROSS JOIN LATERAL rft.formula_values(of_run, k.items, k.priorities, k.times) AS f (values)
-        CROSS JOIN LATERAL rft.place_items(of_run, k.items, f.values, k.times) p
-        JOIN unnest(of_items, of_priorities) AS n (item_id, priority) ON n.item_id = p.item_id
-        WHERE w.consumer = 'trainer/' || of_run AND w.item_kind = 'group' AND w.item_id = p.item_id
-        RETURNING 1)
-    SELECT count(*) FROM changed
+DECLARE
+    items bigint[];
+    priorities double precision[];
+    times integer[];
+    weighed double precision[];
+BEGIN
+    SELECT array_agg(w.item_id ORDER BY w.item_id), array_agg(n.priority ORDER BY w.item_id), array_agg(w.times_sampled ORDER BY w.item_id)
+    INTO items, priorities, times
+    FROM unnest(of_items, of_priorities) AS n (item_id, priority)
+    JOIN rft.worklist w ON w.consumer = 'trainer/' || of_run AND w.item_kind = 'group' AND w.item_id = n.item_id;
+    weighed := rft.formula_values(of_run, items, priorities, times);
+    UPDATE rft.worklist w
+    SET priority = n.priority, draw_weight = p.draw_weight,
+        draw_key = CASE WHEN p.is_race THEN p.clock + greatest(w.draw_key - p.clock, 0) * w.draw_weight / p.draw_weight ELSE w.draw_key END
+    FROM rft.place_items(of_run, items, weighed, times) p
+    JOIN unnest(items, priorities) AS n (item_id, priority) ON n.item_id = p.item_id
+    WHERE w.consumer = 'trainer/' || of_run AND w.item_kind = 'group' AND w.item_id = p.item_id;
+    RETURN coalesce(cardinality(items), 0);
+END
 $$;
 COMMENT ON FUNCTION rft.set_priorities IS 'New priorities of groups that wait, rest or were drawn; returns how many there are.';

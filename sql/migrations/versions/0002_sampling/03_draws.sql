@@ -26,15 +26,17 @@ DECLARE
     items bigint[];
     priorities double precision[];
     times integer[];
+    weighed double precision[];
 BEGIN
     SELECT array_agg(l.item_id), array_agg(l.priority), array_agg(l.times_sampled) INTO items, priorities, times FROM (
         SELECT w.item_id, w.priority, w.times_sampled FROM rft.worklist w JOIN rft.rollout_group g ON g.group_id = w.item_id
         WHERE w.consumer = queue AND w.resume_step <= step AND g.status = 'ready' AND g.trainable
         ORDER BY w.item_id FOR UPDATE OF w SKIP LOCKED) l;
     IF items IS NOT NULL THEN
+        weighed := rft.formula_values(of_run, items, priorities, times);
         UPDATE rft.worklist w
         SET available = true, resume_step = NULL, lane = p.lane, draw_weight = p.draw_weight, draw_key = p.draw_key
-        FROM rft.place_items(of_run, items, rft.formula_values(of_run, items, priorities, times), times) p
+        FROM rft.place_items(of_run, items, weighed, times) p
         WHERE w.consumer = queue AND w.item_kind = 'group' AND w.item_id = p.item_id;
     END IF;
 END
@@ -118,6 +120,7 @@ DECLARE
     short_lanes text[];
     supplied CONSTANT text[] := rft.explorer_lanes(of_run);
     outlook record;
+    num_lanes integer;
     keeps_state boolean;
     reuses boolean;
 BEGIN
@@ -137,9 +140,9 @@ BEGIN
     END IF;
 
     SELECT * INTO s FROM rft.sampler WHERE run_id = of_run;
-    SELECT bool_or(n.max_times_sampled IS NULL OR n.max_times_sampled > 1), count(*) > 1 OR s.samples_per_insert IS NOT NULL
+    SELECT count(*), bool_or(n.max_times_sampled IS NULL OR n.max_times_sampled > 1), count(*) > 1 OR s.samples_per_insert IS NOT NULL
                OR bool_or(n.sample_order IN ('uniform', 'prioritized'))
-    INTO reuses, keeps_state FROM rft.sampler_lane n WHERE n.run_id = of_run;
+    INTO num_lanes, reuses, keeps_state FROM rft.sampler_lane n WHERE n.run_id = of_run;
     oldest := step - 1 - s.max_staleness;
     IF reuses THEN
         PERFORM rft.wake_items(of_run, step);
@@ -157,14 +160,14 @@ BEGIN
 
     -- Each place of the batch goes to the lane that is furthest behind its ratio; first every lane fills its own.
     FOR l IN
-        SELECT n.lane, coalesce(q.places, 0) AS places
+        SELECT n.lane, CASE WHEN num_lanes = 1 THEN allowed ELSE coalesce(q.places, 0) END AS places
         FROM rft.sampler_lane n
         LEFT JOIN (
             SELECT c.lane, count(*) AS places FROM (
                 SELECT x.lane FROM rft.sampler_lane x
                 LEFT JOIN rft.lane_state(of_run, of_attempt) y USING (lane)
                 CROSS JOIN generate_series(1, allowed) AS k
-                WHERE x.run_id = of_run
+                WHERE x.run_id = of_run AND num_lanes > 1
                 ORDER BY (coalesce(y.num_assigned, 0) + k) / x.ratio, x.place LIMIT allowed) c
             GROUP BY c.lane) q USING (lane)
         WHERE n.run_id = of_run ORDER BY n.place
@@ -182,7 +185,7 @@ BEGIN
 
     IF short_lanes IS NOT NULL THEN
         SELECT * INTO outlook FROM rft.outlook(
-            of_run, step, r.mode = 'train' OR allowed < wanted, CASE WHEN cardinality(lanes) > 1 THEN short_lanes END) o;
+            of_run, step, r.mode = 'train' OR allowed < wanted, CASE WHEN num_lanes > 1 THEN short_lanes END) o;
         SELECT count(*) INTO fresh FROM (
             SELECT FROM rft.worklist
             WHERE consumer = queue AND available AND times_sampled = 0 AND sort_key < below AND lane = ANY (supplied) LIMIT wanted) w;
@@ -204,7 +207,7 @@ BEGIN
         END IF;
         -- A lane that has run dry: the others fill its places with what they have left.
         FOR i IN 1 .. cardinality(lanes) LOOP
-            EXIT WHEN cardinality(picked) >= allowed OR cardinality(lanes) = 1;
+            EXIT WHEN cardinality(picked) >= allowed OR num_lanes = 1;
             items := rft.pick_items(queue, lanes[i], below, oldest, allowed - cardinality(picked), picked);
             picked := picked || items;
             picked_lanes := picked_lanes || array_fill(lanes[i], ARRAY[cardinality(items)]);
