@@ -97,6 +97,11 @@ CREATE INDEX worklist_draw ON rft.worklist (consumer, lane, draw_key) WHERE avai
 CREATE INDEX worklist_resting ON rft.worklist (consumer, resume_step) WHERE resume_step IS NOT NULL;
 -- Draws take rows from one end of an index: what they leave there has to be cleared before it is as long as the queue.
 ALTER TABLE rft.worklist SET (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 2000);
+-- What runs of before have drawn.
+UPDATE rft.worklist w SET times_sampled = 1
+FROM rft.run r, rft.draw d, rft.attempt_history h
+WHERE w.consumer = 'trainer/' || r.run_id AND d.item_kind = w.item_kind AND d.item_id = w.item_id AND h.history_id = r.current_attempt_id
+  AND h.attempt_id = d.attempt_id AND (h.last_step IS NULL OR d.trainer_step <= h.last_step);
 COMMENT ON COLUMN rft.worklist.priority IS 'How much it matters, as pipeline or trainer said; the sampler''s formula may use it.';
 COMMENT ON COLUMN rft.worklist.lane IS 'Trainer only: the lane of rft.sampler_lane it stands in; empty: none takes it.';
 COMMENT ON COLUMN rft.worklist.draw_key IS 'Trainer only: the least is drawn first.';

@@ -335,22 +335,17 @@ BEGIN
     -- A draw in flight is waited for; the next statement sees what it took.
     PERFORM FROM rft.worklist w JOIN rft.rollout_group g ON g.group_id = w.item_id AND w.consumer = 'trainer/' || g.run_id
     WHERE g.group_id = ANY (touched) AND w.item_kind = 'group' ORDER BY w.item_id FOR UPDATE OF w;
-    -- A group that was drawn is decided on again only where it can be drawn again: it waits, rests, or is being decided on.
+    -- A group that was drawn is decided on again only where it can be drawn again.
     WITH open AS (
         UPDATE rft.rollout_group g
         SET status = 'sealed', trainable = true, closed_reason = NULL
-        FROM rft.run r
-        WHERE g.group_id = ANY (touched) AND r.run_id = g.run_id AND g.status IN ('sealed', 'ready')
-          AND (g.status = 'sealed'
-               OR EXISTS (
-                   SELECT FROM rft.worklist w
-                   WHERE w.consumer = 'trainer/' || g.run_id AND w.item_kind = 'group' AND w.item_id = g.group_id
-                     AND (w.available OR w.resume_step IS NOT NULL))
-               OR NOT EXISTS (
-                   SELECT FROM rft.draw d
-                   JOIN rft.v_history h ON h.history_id = r.current_attempt_id AND h.attempt_id = d.attempt_id
-                       AND (h.last_step IS NULL OR d.trainer_step <= h.last_step)
-                   WHERE d.item_kind = 'group' AND d.item_id = g.group_id))
+        WHERE g.group_id = ANY (touched) AND g.status IN ('sealed', 'ready')
+          AND (g.status = 'sealed' OR NOT EXISTS (
+              SELECT FROM rft.worklist w
+              WHERE w.consumer = 'trainer/' || g.run_id AND w.item_kind = 'group' AND w.item_id = g.group_id AND w.times_sampled > 0
+                AND NOT EXISTS (
+                    SELECT FROM rft.task t CROSS JOIN LATERAL rft.lane_of(g.run_id, g.source, t.taskset, w.times_sampled) l
+                    WHERE t.task_id = g.task_id AND (l.max_times_sampled IS NULL OR l.max_times_sampled > w.times_sampled))))
         RETURNING g.group_id, g.run_id, g.explore_step, g.ordinal)
     INSERT INTO rft.worklist AS w (consumer, item_kind, item_id, sort_key)
     SELECT 'pipeline/' || run_id, 'group', group_id, explore_step::bigint << 32 | ordinal FROM open
