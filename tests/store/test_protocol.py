@@ -324,8 +324,11 @@ class Protocol(RuleBasedStateMachine):
         assert {row["item_id"] for row in waiting} == {
             group_id
             for group_id, group in self.stored.items()
-            if group.decided and group.kept and not group.stale
-            and self._may_be_drawn(group_id) and not self._rests(group_id, self.tried)
+            if group.decided
+            and group.kept
+            and not group.stale
+            and self._may_be_drawn(group_id)
+            and not self._rests(group_id, self.tried)
         }
 
     @invariant()

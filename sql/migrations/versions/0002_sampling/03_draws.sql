@@ -49,6 +49,10 @@ AS $$
 DECLARE
     queue CONSTANT text := 'trainer/' || of_run;
 BEGIN
+    -- The least is one look into an index; what follows is planned anew at every call.
+    IF coalesce((SELECT min(policy_step) FROM rft.worklist WHERE consumer = queue AND available), 2147483647) >= step - 1 - staleness_limit THEN
+        RETURN;
+    END IF;
     -- A group that was drawn has had its turn: it leaves the worklist, and nothing is planned in its place.
     WITH locked AS (
         SELECT g.group_id FROM rft.worklist w JOIN rft.rollout_group g ON g.group_id = w.item_id
