@@ -28,7 +28,7 @@ class LaneConfig(Section):
     """One source of a mixture; what it does not say is as in the section `sampling`."""
 
     source: Source | None = Field(
-        None, description="Take groups of this source; replay: groups that were drawn before, whatever their source."
+        None, description="Take groups of this source; replay: what was drawn as often as its own source allows."
     )
     taskset: str | None = Field(None, min_length=1, description="Take groups of this taskset.")
     ratio: float = Field(gt=0, description="Share of a batch, relative to the other sources.")

@@ -38,12 +38,7 @@ FOR UPDATE;
 DELETE FROM rft.worklist WHERE consumer = 'pipeline/' || %(run_id)s AND item_kind = 'group' AND item_id = ANY (%(group_ids)s);
 
 -- name: close_groups
--- Dropped whole: the place goes back to the planner, which counts only groups that can still train. One that was drawn before and
--- rests is not drawn again.
-WITH resting AS (
-    UPDATE rft.worklist w SET resume_step = NULL FROM rft.rollout_group g
-    WHERE g.group_id = ANY (%(group_ids)s::bigint[]) AND w.consumer = 'trainer/' || g.run_id AND w.item_kind = 'group'
-      AND w.item_id = g.group_id AND w.resume_step IS NOT NULL)
+-- Dropped whole: the place goes back to the planner, which counts only groups that can still train.
 UPDATE rft.rollout_group g SET status = 'ready', ready_at = clock_timestamp(), trainable = false, closed_reason = c.reason
 FROM unnest(%(group_ids)s::bigint[], %(reasons)s::text[]) AS c (group_id, reason) WHERE g.group_id = c.group_id;
 

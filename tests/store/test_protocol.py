@@ -37,7 +37,7 @@ POLICIES: list[dict[str, Any]] = [
     {"max_times_sampled": 2},
     {"order": "prioritized", "max_times_sampled": 3, "cooldown_steps": 2, "priority": {"formula": "mean_reward"}},
     {"mixture": [{"source": "explorer", "ratio": 2}, {"source": "import", "ratio": 1, "order": "uniform", "max_times_sampled": 2}]},
-    {"mixture": [{"source": "explorer", "ratio": 1}, {"source": "import", "ratio": 1},
+    {"mixture": [{"source": "explorer", "ratio": 1}, {"source": "import", "ratio": 1, "max_times_sampled": 2},
                  {"source": "replay", "ratio": 1, "order": "uniform", "max_times_sampled": 3}]},
 ]  # fmt: skip
 
@@ -195,8 +195,10 @@ class Protocol(RuleBasedStateMachine):
         """The policy for a group as often drawn as it is."""
         lanes = self.roles.sampling.policy()["lanes"]
         fits = [lane for lane in lanes if lane["source"] in (None, self.stored[group_id].source)]
-        replay = [lane for lane in fits if lane["replay"] and self.history.steps(group_id)]
-        found: dict[str, Any] = (replay + [lane for lane in fits if not lane["replay"]])[0]
+        times = len(self.history.steps(group_id))
+        fits = sorted((lane for lane in fits if times or not lane["replay"]), key=lambda lane: bool(lane["replay"]))
+        left = [lane for lane in fits if times < (lane["max_times_sampled"] or NEVER_STALE)]
+        found: dict[str, Any] = (left or fits)[0]
         return found
 
     def _may_be_drawn(self, group_id: int) -> bool:

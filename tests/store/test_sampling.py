@@ -476,3 +476,16 @@ def test_another_policy_after_a_resume_gives_everybody_a_place_in_it(buffer: Buf
 def test_policies_that_mean_nothing_are_refused(sampling: dict[str, Any], what: str) -> None:
     with pytest.raises(ValueError, match=what):
         SamplingConfig.model_validate(sampling)
+
+
+def test_replay_takes_over_where_a_source_has_no_uses_left(buffer: Buffer) -> None:
+    mixture = [
+        {"source": "import", "ratio": 1, "max_times_sampled": 0},
+        {"source": "human", "ratio": 1},
+        {"source": "replay", "ratio": 1, "max_times_sampled": 2},
+    ]
+    roles = stored(buffer, 1, mixture=mixture)
+    people = add(roles, 2, source="human")
+    with roles.attempt() as attempt:
+        drawn = [{*groups_of(draw(attempt, step, 3))} for step in range(1, 6)]
+    assert drawn == [{1, *people}, {1, *people}, {1}, {1}, {1}]

@@ -52,10 +52,10 @@ CREATE TABLE rft.sampler_lane (
 COMMENT ON TABLE rft.sampler_lane IS 'One queue of a run''s sampler: which groups stand in it, in which order they are drawn, and its share of a batch.';
 COMMENT ON COLUMN rft.sampler_lane.run_id IS 'The run.';
 COMMENT ON COLUMN rft.sampler_lane.lane IS 'Its name.';
-COMMENT ON COLUMN rft.sampler_lane.place IS 'A group stands in the first lane, in this order, that takes it.';
+COMMENT ON COLUMN rft.sampler_lane.place IS 'A group stands in the first lane, in this order, that takes it and has uses left.';
 COMMENT ON COLUMN rft.sampler_lane.source IS 'It takes groups of this source; NULL: of any.';
 COMMENT ON COLUMN rft.sampler_lane.taskset IS 'It takes groups of this taskset; NULL: of any.';
-COMMENT ON COLUMN rft.sampler_lane.replay IS 'It takes groups that were drawn before, ahead of all other lanes.';
+COMMENT ON COLUMN rft.sampler_lane.replay IS 'It takes groups that were drawn before and that no other lane has uses left for.';
 COMMENT ON COLUMN rft.sampler_lane.ratio IS 'Its share of a batch is this over the sum of all.';
 COMMENT ON COLUMN rft.sampler_lane.sample_order IS 'Which of its groups are drawn first.';
 COMMENT ON COLUMN rft.sampler_lane.max_times_sampled IS 'How often one group may be drawn in one history; NULL: no limit.';

@@ -36,9 +36,9 @@ AS $$
     SELECT * FROM rft.sampler_lane l
     WHERE l.run_id = of_run AND (l.source IS NULL OR l.source = of_source) AND (l.taskset IS NULL OR l.taskset = of_taskset)
       AND (NOT l.replay OR times > 0)
-    ORDER BY l.replay DESC, l.place LIMIT 1
+    ORDER BY l.max_times_sampled IS NULL OR l.max_times_sampled > times DESC, l.replay, l.place LIMIT 1
 $$;
-COMMENT ON FUNCTION rft.lane_of IS 'The lane that takes a group of a source and taskset that was drawn so often; no row: none does.';
+COMMENT ON FUNCTION rft.lane_of IS 'The lane of a group of a source and taskset that was drawn so often: the first that takes it and has uses left, replay last; where none has, the first. No row: none takes it.';
 
 CREATE FUNCTION rft.explorer_lanes(of_run bigint) RETURNS text[]
 LANGUAGE sql STABLE

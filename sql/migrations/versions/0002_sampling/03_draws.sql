@@ -267,9 +267,10 @@ BEGIN
         SET available = false, times_sampled = w.times_sampled + 1, lane = coalesce(n.lane, ''),
             resume_step = CASE WHEN n.max_times_sampled IS NULL OR n.max_times_sampled > w.times_sampled + 1 THEN step + n.cooldown_steps END
         FROM unnest(picked) AS p (item_id)
+        JOIN rft.worklist b ON b.consumer = queue AND b.item_kind = 'group' AND b.item_id = p.item_id
         JOIN rft.rollout_group g ON g.group_id = p.item_id
         JOIN rft.task t USING (task_id)
-        LEFT JOIN LATERAL rft.lane_of(of_run, g.source, t.taskset, 1) n ON true
+        LEFT JOIN LATERAL rft.lane_of(of_run, g.source, t.taskset, b.times_sampled + 1) n ON true
         WHERE w.consumer = queue AND w.item_kind = 'group' AND w.item_id = p.item_id;
     ELSE
         UPDATE rft.worklist w SET available = false, times_sampled = w.times_sampled + 1
@@ -292,8 +293,8 @@ BEGIN
     -- Groups are locked first, as labels lock them: a label in flight either is seen by the statements that follow or sees what
     -- this one did.
     WITH used AS (
-        SELECT w.item_id, w.available, w.times_sampled, w.resume_step, g.source, k.taskset, u.times::integer AS times, u.last_step,
-               u.undone_key
+        SELECT w.item_id, w.available, w.times_sampled, w.resume_step, g.status = 'ready' AND g.trainable AS decided, g.source, k.taskset,
+               u.times::integer AS times, u.last_step, u.undone_key
         FROM rft.worklist w
         JOIN rft.rollout_group g ON g.group_id = w.item_id
         JOIN rft.task k USING (task_id)
@@ -307,13 +308,12 @@ BEGIN
             LEFT JOIN rft.attempt_history p ON p.history_id = parent AND p.attempt_id = d.attempt_id
                 AND (p.last_step IS NULL OR d.trainer_step <= p.last_step)
             WHERE d.item_kind = 'group' AND d.item_id = w.item_id) u
-        WHERE w.consumer = queue AND w.item_kind = 'group' AND (NOT w.available OR w.times_sampled > 0)
-          AND g.status = 'ready' AND g.trainable),
+        WHERE w.consumer = queue AND w.item_kind = 'group' AND (NOT w.available OR w.times_sampled > 0)),
     due AS (
         SELECT u.*, n.lane AS lane_now,
                CASE WHEN NOT m.may THEN NULL WHEN u.times > 0 AND u.last_step + n.cooldown_steps > start_step
                     THEN u.last_step + n.cooldown_steps END AS resume_now,
-               m.may AND (u.times = 0 OR u.last_step + n.cooldown_steps <= start_step) AS available_now
+               u.decided AND m.may AND (u.times = 0 OR u.last_step + n.cooldown_steps <= start_step) AS available_now
         FROM used u
         LEFT JOIN LATERAL rft.lane_of(of_run, u.source, u.taskset, u.times) n ON true
         CROSS JOIN LATERAL (SELECT u.times = 0 OR (n.lane IS NOT NULL AND (n.max_times_sampled IS NULL OR u.times < n.max_times_sampled)) AS may) m),
