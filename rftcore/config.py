@@ -112,6 +112,15 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _explorers_have_a_share(self) -> RunConfig:
+        if self.run.mode == "both" and self.sampling.fresh_share() == 0:
+            raise ValueError(
+                "sampling.mixture names no source that explorers supply, so they would plan nothing; add the source explorer "
+                "or a taskset, or set run.mode to train"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _evaluations_have_who_answers(self) -> RunConfig:
         asked = " and ".join(key for key in ("tasks", "test") if getattr(self.eval, key))
         if asked and self.run.mode == "train":

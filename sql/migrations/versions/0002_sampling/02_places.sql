@@ -43,7 +43,7 @@ COMMENT ON FUNCTION rft.lane_of IS 'The lane of a group of a source and taskset 
 CREATE FUNCTION rft.explorer_lanes(of_run bigint) RETURNS text[]
 LANGUAGE sql STABLE
 AS $$
-    SELECT array_agg(lane) FROM rft.sampler_lane
+    SELECT coalesce(array_agg(lane), '{}') FROM rft.sampler_lane
     WHERE run_id = of_run AND NOT replay AND coalesce(source = 'explorer', true)
 $$;
 COMMENT ON FUNCTION rft.explorer_lanes IS 'The lanes that explorers supply: pacing counts what stands in them.';
@@ -249,8 +249,9 @@ BEGIN
     UPDATE rft.sampler s SET epoch = s.epoch + 1, num_inserted = CASE WHEN s.samples_per_insert IS NULL THEN 0 ELSE (
         SELECT count(*) FROM rft.worklist w WHERE w.consumer = 'trainer/' || of_run AND w.available AND w.times_sampled = 0) END
     WHERE s.run_id = of_run;
-    SELECT array_agg(item_id ORDER BY item_id), array_agg(priority ORDER BY item_id), array_agg(times_sampled ORDER BY item_id)
-    INTO items, priorities, times FROM rft.worklist WHERE consumer = 'trainer/' || of_run AND item_kind = 'group';
+    SELECT array_agg(l.item_id), array_agg(l.priority), array_agg(l.times_sampled) INTO items, priorities, times FROM (
+        SELECT w.item_id, w.priority, w.times_sampled FROM rft.worklist w
+        WHERE w.consumer = 'trainer/' || of_run AND w.item_kind = 'group' ORDER BY w.item_id FOR UPDATE) l;
     weighed := rft.formula_values(of_run, items, priorities, times);
     UPDATE rft.worklist w SET lane = p.lane, draw_weight = p.draw_weight, draw_key = p.draw_key
     FROM rft.place_items(of_run, items, weighed, times) p
@@ -269,10 +270,11 @@ DECLARE
     times integer[];
     weighed double precision[];
 BEGIN
-    SELECT array_agg(w.item_id ORDER BY w.item_id), array_agg(n.priority ORDER BY w.item_id), array_agg(w.times_sampled ORDER BY w.item_id)
-    INTO items, priorities, times
-    FROM unnest(of_items, of_priorities) AS n (item_id, priority)
-    JOIN rft.worklist w ON w.consumer = 'trainer/' || of_run AND w.item_kind = 'group' AND w.item_id = n.item_id;
+    -- Locked in the order in which labels lock them.
+    SELECT array_agg(l.item_id), array_agg(l.priority), array_agg(l.times_sampled) INTO items, priorities, times FROM (
+        SELECT w.item_id, n.priority, w.times_sampled FROM unnest(of_items, of_priorities) AS n (item_id, priority)
+        JOIN rft.worklist w ON w.consumer = 'trainer/' || of_run AND w.item_kind = 'group' AND w.item_id = n.item_id
+        ORDER BY w.item_id FOR UPDATE OF w) l;
     weighed := rft.formula_values(of_run, items, priorities, times);
     UPDATE rft.worklist w
     SET priority = n.priority, draw_weight = p.draw_weight,
