@@ -8,11 +8,12 @@ a history that ended, and their groups can be drawn again.
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ from rftdata.batch import Batch, SegmentReader
 from rftdata.database import Connection, Row, execute, fetch, one, send, storable
 from rftdata.errors import FencedError, QueryError, RftError
 from rftdata.failpoints import failpoint
+from rftdata.sampling import SamplingConfig, checked_formula
 from rftdata.worker import mark_dead_workers, process_lives
 
 if TYPE_CHECKING:
@@ -46,13 +48,12 @@ class Attempt:
 
     def __init__(
         self, database: Database, reader: SegmentReader, run: Row, row: Row, checkpoint: Row | None, lease_s: float | None,
-        max_staleness: int, max_refill: int,
+        max_refill: int,
     ) -> None:  # fmt: skip
         self.database = database
         self._reader = reader
         self._run = run
         self._lease_s = lease_s
-        self._max_staleness = max_staleness
         self._max_refill = max_refill
         self._listener = wake.Listener(database, wake.READY, wake.RUN)
         self._closed = threading.Event()
@@ -66,9 +67,11 @@ class Attempt:
 
     @classmethod
     def start(
-        cls, database: Database, reader: SegmentReader, run_id: int, lease_s: float, max_staleness: int, max_refill: int
-    ) -> Attempt:
+        cls, database: Database, reader: SegmentReader, run_id: int, lease_s: float, sampling: SamplingConfig, max_refill: int,
+        tasksets: Sequence[str],
+    ) -> Attempt:  # fmt: skip
         """Take the run: see `Buffer.attempt`."""
+        formula = checked_formula(database, sampling.priority.formula)
         mark_dead_workers(database, run_id)
         with database.transaction() as connection:
             run = fetch(connection, "lock_run", run_id=run_id)[0]
@@ -83,10 +86,12 @@ class Attempt:
                 from_checkpoint_id=checkpoint["checkpoint_id"] if checkpoint else None,
                 host=socket.gethostname(), pid=os.getpid(), lease_s=lease_s,
             )[0]  # fmt: skip
+            execute(connection, "take_run", run_id=run_id, attempt_id=row["attempt_id"])
+            execute(connection, "set_sampler", run_id=run_id, policy=Jsonb(sampling.policy(tasksets, formula)))
             start_attempt(connection, run_id, row["attempt_id"], checkpoint)
         failpoint("trainer.started")
         wake.notify(database, wake.RUN)
-        return cls(database, reader, run, row, checkpoint, lease_s, max_staleness, max_refill)
+        return cls(database, reader, run, row, checkpoint, lease_s, max_refill)
 
     @classmethod
     def join(
@@ -95,7 +100,6 @@ class Attempt:
         reader: SegmentReader,
         run_id: int,
         attempt_id: int,
-        max_staleness: int,
         max_refill: int,
     ) -> Attempt:
         """Be a further rank of an attempt that another process holds: see `Buffer.join_attempt`."""
@@ -103,7 +107,7 @@ class Attempt:
             run = fetch(connection, "lock_run", run_id=run_id)[0]
             row = fetch(connection, "attempt_holder", attempt_id=attempt_id)[0]
             found = fetch(connection, "last_checkpoint", attempt_id=attempt_id)
-        attempt = cls(database, reader, run, row, found[0] if found else None, None, max_staleness, max_refill)
+        attempt = cls(database, reader, run, row, found[0] if found else None, None, max_refill)
         if run["current_attempt_id"] != attempt_id:
             attempt.close()
             raise attempt._fenced()
@@ -113,7 +117,7 @@ class Attempt:
         self, step: int, num_groups: int, columns: Sequence[str] = ARRAYS, *, share: tuple[int, int] | None = None,
         timeout_s: float | None = None, stop: Callable[[], bool] = lambda: False,
     ) -> Batch | None:  # fmt: skip
-        """The batch of a trainer step: whole ready groups, first in first out, claimed in one transaction.
+        """The batch of a trainer step: whole ready groups by the run's sampling policy, claimed in one transaction.
 
         Waits for groups. When no more can come for this step (every group is decided and the refill is used up) the batch is
         short, and its `short_reason` says why; it may be empty. A step drawn before by this attempt is drawn no second time.
@@ -139,7 +143,7 @@ class Attempt:
             )  # fmt: skip
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not stop():
-            drawn, rows = self._try_draw(step, num_groups, one_at_a_time=share is not None)
+            drawn, rows = self._try_draw(step, num_groups)
             if drawn["outcome"] == "drawn":
                 failpoint("trainer.drawn")
                 batch = Batch(step, rows, self._reader, columns, drawn["reason"])
@@ -149,14 +153,12 @@ class Attempt:
             self._listener.wait()
         return None
 
-    def _try_draw(self, step: int, num_groups: int, *, one_at_a_time: bool) -> tuple[Row, list[Row]]:
+    def _try_draw(self, step: int, num_groups: int) -> tuple[Row, list[Row]]:
         """What `rft.draw_groups` says, and the rows drawn; one round trip and one transaction."""
         with self.database.connection() as connection, connection.pipeline():
-            if one_at_a_time:
-                send(connection, "wait_for_draw_lock", attempt_id=self.attempt_id)
             drawn = send(
                 connection, "draw_groups", run_id=self.run_id, attempt_id=self.attempt_id, step=step, num_groups=num_groups,
-                max_staleness=self._max_staleness, max_refill=self._max_refill,
+                max_refill=self._max_refill,
             )  # fmt: skip
             rows = send(connection, "drawn_rows", attempt_id=self.attempt_id, step=step)
         result = one(drawn)
@@ -171,6 +173,30 @@ class Attempt:
             # Labels that came meanwhile took it for drawn.
             execute(connection, "reopen_stale_groups", run_id=self.run_id)
         wake.notify(self.database, wake.READY)
+
+    def set_priorities(self, priorities: Mapping[int, float]) -> int:
+        """New priorities of groups (by group_id), for orders by priority and for formulas that use `priority`.
+
+        Returns:
+            How many of them this run has; others are passed over.
+
+        Raises:
+            FencedError: another attempt holds the run.
+            QueryError: a priority that is negative or no finite number.
+        """
+        for group_id, priority in priorities.items():
+            if not (math.isfinite(priority) and priority >= 0):
+                raise QueryError(
+                    f"the priority of group {group_id} is no priority",
+                    value=priority,
+                    allowed="finite numbers from 0 on",
+                )
+        with self.transaction() as connection:
+            known = fetch(
+                connection, "set_priorities", run_id=self.run_id, item_ids=list(priorities),
+                priorities=[float(value) for value in priorities.values()],
+            )[0]["num_known"]  # fmt: skip
+        return int(known)
 
     def publish(self, step: int, *, method: str, uri: str, num_bytes: int, checksum: str) -> int:
         """Announce weights that stand after `step`; returns the policy_version_id. Wakes explorers."""
@@ -279,8 +305,7 @@ class Attempt:
 
 
 def start_attempt(connection: Connection, run_id: int, attempt_id: int, checkpoint: Row | None) -> None:
-    """Make a new attempt the run's own: what its history has not used can be drawn, what nobody works on can be claimed."""
-    execute(connection, "take_run", run_id=run_id, attempt_id=attempt_id)
+    """Set the run to a new attempt's history: what that has not used can be drawn, what nobody works on can be claimed."""
     execute(connection, "return_aged", run_id=run_id)
     execute(connection, "return_draws", run_id=run_id, attempt_id=attempt_id)
     start_step = checkpoint["trainer_step"] if checkpoint else 0

@@ -24,6 +24,7 @@ from rftdata.config import BufferConfig
 from rftdata.database import Database, Row, execute, fetch, migrate, redacted
 from rftdata.errors import BufferUnavailableError, QueryError, SegmentCorruptError
 from rftdata.rewind import fork, rewind
+from rftdata.sampling import SamplingConfig
 from rftdata.segments import PosixSegmentStore, SegmentStore
 from rftdata.server import EmbeddedServer
 from rftdata.writer import Writer
@@ -137,35 +138,38 @@ class Buffer:
         )
 
     def attempt(
-        self, run: str | int | Row, *, lease_s: float = 30.0, max_staleness: int = 4, max_refill: int = 0
-    ) -> Attempt:
+        self, run: str | int | Row, *, lease_s: float = 30.0, sampling: SamplingConfig | None = None, max_refill: int = 0,
+        tasksets: Sequence[str] = (),
+    ) -> Attempt:  # fmt: skip
         """Start training a run, or go on from its last checkpoint; holds the run's lease until closed.
 
         Args:
             lease_s: a trainer that is silent for this long may be replaced.
-            max_staleness: oldest policy a drawn group may come from, in trainer steps.
+            sampling: how batches are drawn; first in first out, each group once, by default.
             max_refill: how many groups the planner may add to a step in the place of dropped ones.
+            tasksets: names of the run's tasksets, for `sampling.stratify`.
 
         Raises:
             FencedError: another live process trains the run.
+            ConfigError: a priority formula that is no expression.
         """
-        return Attempt.start(self.database, self.reader, self._run_id(run), lease_s, max_staleness, max_refill)
+        return Attempt.start(
+            self.database, self.reader, self._run_id(run), lease_s, sampling or SamplingConfig(), max_refill, tasksets
+        )
 
-    def join_attempt(
-        self, run: str | int | Row, attempt_id: int, *, max_staleness: int = 4, max_refill: int = 0
-    ) -> Attempt:
+    def join_attempt(self, run: str | int | Row, attempt_id: int, *, max_refill: int = 0) -> Attempt:
         """Take part in an attempt that another process holds: a further rank of its trainer, which draws its share of each step.
 
         Only the holder keeps the lease; when it is replaced, this one is fenced too.
 
         Args:
             attempt_id: of the holder's `Attempt`, which tells its ranks (broadcast).
-            max_staleness, max_refill: as the holder has them.
+            max_refill: as the holder has it.
 
         Raises:
             FencedError: the attempt does not hold the run.
         """
-        return Attempt.join(self.database, self.reader, self._run_id(run), attempt_id, max_staleness, max_refill)
+        return Attempt.join(self.database, self.reader, self._run_id(run), attempt_id, max_refill)
 
     def rewind(self, run: str | int | Row, step: int, *, keep_rollouts: bool = False) -> None:
         """Take a run back to the checkpoint of an earlier step; what trains it next goes on from there.

@@ -31,7 +31,7 @@ _MIXTURE = "*"
 
 @dataclass(frozen=True)
 class PlanConfig:
-    """What planning needs of a run's configuration."""
+    """What planning needs of a run's configuration; `fresh_share`: new groups per group of a batch."""
 
     tasksets: tuple[TasksetConfig, ...]
     selector: SelectorConfig
@@ -42,6 +42,7 @@ class PlanConfig:
     interval: int
     offset: int
     source: str = "explorer"
+    fresh_share: float = 1.0
     base_dir: Path | None = None
 
 
@@ -70,6 +71,8 @@ class Planner:
                 run_id=self._run_id,
                 interval=self._config.interval,
                 offset=self._config.offset,
+                per_step=self._config.batch_groups * self._config.fresh_share,
+                enough=self._config.batch_groups * (self._config.interval + self._config.offset + 1),
             )
             lacking = self._lacking(steps)
             if lacking:
@@ -89,8 +92,8 @@ class Planner:
         spare = steps[0]["spare"] if steps else 0
         lacking: list[tuple[int, bool]] = []
         for row in steps:
-            base = max(config.batch_groups - row["base"], 0)
-            missing = config.batch_groups - row["live"] - base - spare
+            base = max(row["due"] - row["base"], 0)
+            missing = row["due"] - row["live"] - base - spare
             refills = max(min(missing, config.max_refill - row["refills"]), 0)
             lacking += [(row["explore_step"], False)] * base + [(row["explore_step"], True)] * refills
             spare = max(-missing, 0)

@@ -48,6 +48,7 @@ def rewind(database: Database, run_id: int, step: int, *, keep_rollouts: bool = 
                 )
                 execute(connection, "forget_selectors", run_id=run_id, states=states)
             fetch(connection, "rebuild_task_stat", run_id=run_id)
+        execute(connection, "take_run", run_id=run_id, attempt_id=attempt_id)
         start_attempt(connection, run_id, attempt_id, checkpoint)
     wake.notify(database, wake.RUN)
 
@@ -74,6 +75,7 @@ def fork(database: Database, parent: Row, new: dict[str, Any], step: int | None,
         execute(connection, "copy_observations", snapshot_id=snapshot["snapshot_id"], **which)
         fetch(connection, "rebuild_task_stat", run_id=run_id)
         execute(connection, "take_run", run_id=run_id, attempt_id=attempt_id)
+        execute(connection, "copy_sampler", run_id=run_id, parent_run_id=parent_id)
         copied = fetch(connection, "copy_groups", **which)
         direct = [
             row["group_id"] for row in copied if run["pipeline_version"] == NO_PIPELINE and row["status"] == "ready"

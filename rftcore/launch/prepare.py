@@ -31,6 +31,7 @@ from rftdata.buffer import Buffer
 from rftdata.config import config_error
 from rftdata.database import Row
 from rftdata.errors import ConfigError
+from rftdata.sampling import checked_formula
 from rftdata.selectors import SELECTORS
 from rftdata.tasks import load_taskset
 
@@ -95,7 +96,13 @@ def check_run(config: RunConfig) -> None:
 
 
 def prepare_run(config: RunConfig, buffer: Buffer, *, resumed: Row | None = None) -> Row:
-    """Load a checked configuration's tasksets, and store a new run or the changed settings of the one to go on with."""
+    """Load a checked configuration's tasksets, and store a new run or the changed settings of the one to go on with.
+
+    Raises:
+        ConfigError: a priority formula that the database does not take.
+        TaskSourceError: a taskset that cannot be loaded.
+    """
+    checked_formula(buffer.database, config.sampling.priority.formula)
     chain = build_pipeline(config)
     for taskset in (*config.tasks, *config.eval.tasks, *config.eval.test):
         load_taskset(buffer.database, taskset, config.base_dir)

@@ -45,7 +45,10 @@ def main(config: RunConfig, run: str | None = None) -> int:
         joined.buffer as buffer,
         Worker(buffer.database, joined.row["run_id"], "trainer") as worker,
         buffer.attempt(
-            joined.row, max_staleness=config.sampling.max_staleness, max_refill=config.explorer.max_refill
+            joined.row,
+            sampling=config.sampling,
+            max_refill=config.explorer.max_refill,
+            tasksets=[taskset.name for taskset in config.tasks],
         ) as attempt,
     ):
         worker.says("loads the model")
@@ -330,4 +333,5 @@ def _train_batch(batch: Batch, learner: Learner) -> TrainBatch:
         rewards=batch.rows["reward"].to_pylist(),
         group_ids=batch.rows["group_id"].to_pylist(),
         rollout_index=batch.rows["rollout_index"].to_pylist(),
+        importance_weights=batch.rows["importance_weight"].to_pylist(),
     )

@@ -1,13 +1,9 @@
 -- name: draw_groups
-SELECT * FROM rft.draw_groups(%(run_id)s, %(attempt_id)s, %(step)s, %(num_groups)s, %(max_staleness)s, %(max_refill)s);
-
--- name: wait_for_draw_lock
--- The ranks of one attempt take turns: the first draws a step's groups, the others find them drawn.
-SELECT pg_advisory_xact_lock(hashtext('rft.draw'), %(attempt_id)s::integer);
+SELECT * FROM rft.draw_groups(%(run_id)s, %(attempt_id)s, %(step)s, %(num_groups)s, %(max_refill)s);
 
 -- name: drawn_rows
 SELECT d.slot, d.experience_id, d.item_id AS group_id, o.rollout_index, e.turn_index, d.reward_used AS reward, d.staleness,
-       e.num_prompt_tokens, e.num_response_tokens, e.segment_id, e.segment_row
+       coalesce(d.importance_weight, 1) AS importance_weight, e.num_prompt_tokens, e.num_response_tokens, e.segment_id, e.segment_row
 FROM rft.draw d
 JOIN rft.experience e USING (experience_id)
 JOIN rft.rollout o USING (rollout_id)
@@ -19,7 +15,7 @@ ORDER BY d.slot;
 -- as drawn: the pipeline decides on them again.
 SELECT rft.reopen_groups(array_agg(w.item_id))
 FROM rft.worklist w JOIN rft.run r ON w.consumer = 'trainer/' || r.run_id
-WHERE r.run_id = %(run_id)s AND w.item_kind = 'group' AND w.available
+WHERE r.run_id = %(run_id)s AND w.item_kind = 'group' AND (w.available OR w.resume_step IS NOT NULL)
   AND coalesce((SELECT max(v.label_cut) FROM rft.verdict v WHERE v.group_id = w.item_id AND v.pipeline_version = r.pipeline_version),
                CASE WHEN r.pipeline_version = 'none' THEN 0 ELSE -1 END)
       < coalesce((SELECT max(l.label_id) FROM rft.experience e JOIN rft.label l USING (experience_id) WHERE e.group_id = w.item_id), 0)
@@ -33,10 +29,17 @@ WITH locked AS (
     ORDER BY group_id FOR UPDATE),
 gone AS (
     DELETE FROM rft.draw WHERE attempt_id = %(attempt_id)s AND trainer_step = %(step)s
-        AND item_id IN (SELECT group_id FROM locked) RETURNING item_id)
-UPDATE rft.worklist w SET available = true
-FROM (SELECT DISTINCT item_id FROM gone) g
-WHERE w.consumer = 'trainer/' || %(run_id)s AND w.item_kind = 'group' AND w.item_id = g.item_id;
+        AND item_id IN (SELECT group_id FROM locked) RETURNING item_id, draw_key),
+state AS (DELETE FROM rft.sampler_step WHERE attempt_id = %(attempt_id)s AND trainer_step = %(step)s)
+UPDATE rft.worklist w
+SET available = g.status = 'ready' AND g.trainable, times_sampled = w.times_sampled - 1, resume_step = NULL,
+    lane = coalesce(n.lane, ''), draw_key = coalesce(d.draw_key, w.draw_key)
+FROM (SELECT item_id, min(draw_key) AS draw_key FROM gone GROUP BY item_id) d
+JOIN rft.rollout_group g ON g.group_id = d.item_id
+JOIN rft.task t USING (task_id)
+LEFT JOIN rft.worklist before ON before.consumer = 'trainer/' || g.run_id AND before.item_kind = 'group' AND before.item_id = d.item_id
+LEFT JOIN LATERAL rft.lane_of(g.run_id, g.source, t.taskset, before.times_sampled - 1) n ON true
+WHERE w.consumer = 'trainer/' || %(run_id)s AND w.item_kind = 'group' AND w.item_id = d.item_id;
 
 -- name: segment_addresses
 SELECT s.segment_id, f.uri, s.offset_bytes, s.length_bytes, s.checksum

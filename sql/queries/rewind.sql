@@ -81,6 +81,16 @@ SELECT %(run_id)s, %(attempt_id)s, o.ordinal, o.task_id, o.kind, o.successes, o.
 FROM rft.task_observation o LEFT JOIN rft.rollout_group g ON g.run_id = o.run_id AND g.ordinal = o.ordinal
 WHERE o.run_id = %(parent_run_id)s AND g.left_by IS NULL AND (%(keep_rollouts)s OR coalesce(g.planned_policy_step < %(step)s, true));
 
+-- name: copy_sampler
+-- A fork samples as its parent does until its first attempt says otherwise; its counts begin anew (another epoch than its history's).
+WITH lanes AS (
+    INSERT INTO rft.sampler_lane
+    SELECT (jsonb_populate_record(NULL::rft.sampler_lane, to_jsonb(l) || jsonb_build_object('run_id', %(run_id)s))).*
+    FROM rft.sampler_lane l WHERE l.run_id = %(parent_run_id)s)
+INSERT INTO rft.sampler
+SELECT (jsonb_populate_record(NULL::rft.sampler, to_jsonb(s) || jsonb_build_object('run_id', %(run_id)s, 'epoch', s.epoch + 1, 'num_inserted', 0))).*
+FROM rft.sampler s WHERE s.run_id = %(parent_run_id)s;
+
 -- name: copy_groups
 -- Whole groups that the fork's history has not drawn, as groups of its own: the same arrays, each experience with its origin as parent.
 -- They are sealed: the fork's pipeline decides on them.
@@ -95,9 +105,9 @@ WITH source AS (
           WHERE d.item_kind = 'group' AND d.item_id = g.group_id)),
 groups AS (
     INSERT INTO rft.rollout_group (run_id, attempt_id, ordinal, task_id, explore_step, group_size, source, status, is_refill, planned_policy_step,
-        planned_at, sealed_at)
+        planned_at, sealed_at, is_adopted)
     SELECT %(run_id)s, %(attempt_id)s, ordinal, task_id, explore_step, group_size, source, 'sealed', is_refill, planned_policy_step, planned_at,
-           sealed_at
+           sealed_at, is_adopted
     FROM source RETURNING group_id, ordinal),
 pairs AS (SELECT s.group_id AS origin, g.group_id FROM source s JOIN groups g USING (ordinal)),
 rollouts AS (
