@@ -1,6 +1,6 @@
 # The two commands of the README are `make demo` and `make test`; each sets up what it needs. `make` alone lists all.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast lint format docs
+.PHONY: help setup demo test test-fast crash-test lint format docs
 
 BIN := .venv/bin
 # Tests share small machines with the engines they start; threads that spin while waiting would starve them.
@@ -20,6 +20,9 @@ test: setup lint  ## the checks and all tests; PYTEST_ARGS="-k name" narrows the
 
 test-fast: setup  ## the tests without the slow ones
 	$(BIN)/python -m pytest -m "not slow and not gpu" $(PYTEST_ARGS)
+
+crash-test: setup  ## kills processes at random and looks for what is lost; KILLS=1000, SEED=n repeats a schedule
+	$(BIN)/python -m tests.crash.storm --kills $(or $(KILLS),1000) $(if $(SEED),--seed $(SEED))
 
 lint: setup  ## ruff, mypy (strict on rftdata and operators), the import contracts, spelling
 	$(BIN)/ruff check .

@@ -17,7 +17,6 @@ from rftcore.trainer.config import TrainerConfig
 from rftdata.config import (
     BufferConfig,
     EvalConfig,
-    SamplingConfig,
     Section,
     SelectorConfig,
     SyncConfig,
@@ -25,6 +24,7 @@ from rftdata.config import (
     config_error,
 )
 from rftdata.errors import ConfigError
+from rftdata.sampling import SamplingConfig
 
 
 class RunSection(Section):
@@ -108,6 +108,15 @@ class RunConfig(Section):
             raise ValueError(
                 f"eval.every ({self.eval.every}) must be a multiple of trainer.checkpoint_every "
                 f"({self.trainer.checkpoint_every}): the best evaluated policy is kept as a checkpoint"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _explorers_have_a_share(self) -> RunConfig:
+        if self.run.mode == "both" and self.sampling.fresh_share() == 0:
+            raise ValueError(
+                "sampling.mixture names no source that explorers supply, so they would plan nothing; add the source explorer "
+                "or a taskset, or set run.mode to train"
             )
         return self
 

@@ -93,7 +93,7 @@ class Groups(_Fact):
 
 
 class Report(_Fact):
-    """Everything `rft report` prints."""
+    """Everything `rft report` prints; `unscored`: evaluations with answers that failed and count 0."""
 
     run: str
     run_id: int
@@ -120,6 +120,7 @@ class Report(_Fact):
     gains: list[Gain]
     train_curve: list[Point]
     evaluation_curves: list[EvaluationCurve]
+    unscored: list[str]
 
 
 def build_report(buffer: Buffer, run: str | int | Row | None = None) -> Report:
@@ -157,6 +158,10 @@ def build_report(buffer: Buffer, run: str | int | Row | None = None) -> Report:
         gains=[gain for gain in (_gain(buffer, rows, best) for rows in _by_curve(evaluations).values()) if gain],
         train_curve=[Point(**p) for p in database.fetch("report_train_curve", run_id=run_id)],
         evaluation_curves=[_curve(rows) for rows in _by_curve(evaluations).values()],
+        unscored=[
+            f"{evaluation_title(e['purpose'], e['taskset'])}, {e['decoding']}, step {e['trainer_step']}: {e['error']}"
+            for e in evaluations if e["error"]
+        ],
     )  # fmt: skip
 
 

@@ -9,11 +9,12 @@ a history that ended, and their groups can be drawn again.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,9 @@ from rftdata import wake
 from rftdata.batch import Batch, SegmentReader
 from rftdata.database import Connection, Row, execute, fetch, one, send, storable
 from rftdata.errors import FencedError, QueryError, RftError
+from rftdata.failpoints import failpoint
 from rftdata.outage import ride_out
+from rftdata.sampling import SamplingConfig, checked_formula
 from rftdata.worker import mark_dead_workers, process_lives
 
 if TYPE_CHECKING:
@@ -48,14 +51,13 @@ class Attempt:
     """
 
     def __init__(
-        self, database: Database, reader: SegmentReader, run: Row, row: Row, checkpoint: Row | None, lease_s: float,
-        max_staleness: int, max_refill: int,
+        self, database: Database, reader: SegmentReader, run: Row, row: Row, checkpoint: Row | None, lease_s: float | None,
+        max_refill: int,
     ) -> None:  # fmt: skip
         self.database = database
         self._reader = reader
         self._run = run
         self._lease_s = lease_s
-        self._max_staleness = max_staleness
         self._max_refill = max_refill
         self._listener = wake.Listener(database, wake.READY, wake.RUN)
         self._closed = threading.Event()
@@ -67,20 +69,23 @@ class Attempt:
             0  # ids this object got: anything newer is of a try whose answer was lost
         )
         self._keeper = threading.Thread(target=self._keep_lease, name="attempt-lease", daemon=True)
-        self._keeper.start()
+        if lease_s is not None:
+            self._keeper.start()
 
     @classmethod
     def start(
-        cls, database: Database, reader: SegmentReader, run_id: int, lease_s: float, max_staleness: int, max_refill: int
-    ) -> Attempt:
+        cls, database: Database, reader: SegmentReader, run_id: int, lease_s: float, sampling: SamplingConfig, max_refill: int,
+        tasksets: Sequence[str],
+    ) -> Attempt:  # fmt: skip
         """Take the run: see `Buffer.attempt`."""
+        formula = checked_formula(database, sampling.priority.formula)
         mark_dead_workers(database, run_id)
         with database.transaction() as connection:
             run = fetch(connection, "lock_run", run_id=run_id)[0]
             parent = run["current_attempt_id"]
             checkpoint = None
             if parent is not None:
-                _refuse_if_held(fetch(connection, "attempt_holder", attempt_id=parent)[0], run)
+                refuse_if_held(fetch(connection, "attempt_holder", attempt_id=parent)[0], run)
                 found = fetch(connection, "last_checkpoint", attempt_id=parent)
                 checkpoint = found[0] if found else None
             row = fetch(
@@ -89,25 +94,37 @@ class Attempt:
                 host=socket.gethostname(), pid=os.getpid(), lease_s=lease_s,
             )[0]  # fmt: skip
             execute(connection, "take_run", run_id=run_id, attempt_id=row["attempt_id"])
-            execute(connection, "return_aged", run_id=run_id)
-            execute(connection, "return_draws", run_id=run_id, attempt_id=row["attempt_id"])
-            execute(
-                connection,
-                "bound_policy_steps",
-                run_id=run_id,
-                start_step=checkpoint["trainer_step"] if checkpoint else 0,
-            )
-            execute(connection, "reopen_stale_groups", run_id=run_id)
-            fetch(connection, "release_lost_claims", run_id=run_id)
-            execute(connection, "drop_lost_evaluations", run_id=run_id)
+            execute(connection, "set_sampler", run_id=run_id, policy=Jsonb(sampling.policy(tasksets, formula)))
+            start_attempt(connection, run_id, row["attempt_id"], checkpoint)
+        failpoint("trainer.started")
         wake.notify(database, wake.RUN)
-        return cls(database, reader, run, row, checkpoint, lease_s, max_staleness, max_refill)
+        return cls(database, reader, run, row, checkpoint, lease_s, max_refill)
+
+    @classmethod
+    def join(
+        cls,
+        database: Database,
+        reader: SegmentReader,
+        run_id: int,
+        attempt_id: int,
+        max_refill: int,
+    ) -> Attempt:
+        """Be a further rank of an attempt that another process holds: see `Buffer.join_attempt`."""
+        with database.transaction() as connection:
+            run = fetch(connection, "lock_run", run_id=run_id)[0]
+            row = fetch(connection, "attempt_holder", attempt_id=attempt_id)[0]
+            found = fetch(connection, "last_checkpoint", attempt_id=attempt_id)
+        attempt = cls(database, reader, run, row, found[0] if found else None, None, max_refill)
+        if run["current_attempt_id"] != attempt_id:
+            attempt.close()
+            raise attempt._fenced()
+        return attempt
 
     def draw(
-        self, step: int, num_groups: int, columns: Sequence[str] = ARRAYS, *, timeout_s: float | None = None,
-        stop: Callable[[], bool] = lambda: False,
+        self, step: int, num_groups: int, columns: Sequence[str] = ARRAYS, *, share: tuple[int, int] | None = None,
+        timeout_s: float | None = None, stop: Callable[[], bool] = lambda: False,
     ) -> Batch | None:  # fmt: skip
-        """The batch of a trainer step: whole ready groups, first in first out, claimed in one transaction.
+        """The batch of a trainer step: whole ready groups by the run's sampling policy, claimed in one transaction.
 
         Waits for groups. When no more can come for this step (every group is decided and the refill is used up) the batch is
         short, and its `short_reason` says why; it may be empty. A step drawn before by this attempt is drawn no second time.
@@ -116,6 +133,8 @@ class Attempt:
             step: trainer step, from 1; it draws groups of explorer steps before it.
             num_groups: groups wanted.
             columns: token arrays wanted.
+            share: (rank, world size) of a data-parallel trainer: whichever rank asks first draws the step's groups, every rank gets
+                its part of them (`Batch.share`) and reads no other rank's arrays.
             timeout_s: give up after this long; None waits for ever.
             stop: asked between waits; a true answer gives up.
 
@@ -133,7 +152,9 @@ class Attempt:
         while not stop():
             drawn, rows = ride_out(lambda: self._try_draw(step, num_groups))
             if drawn["outcome"] == "drawn":
-                return Batch(step, rows, self._reader, columns, drawn["reason"])
+                failpoint("trainer.drawn")
+                batch = Batch(step, rows, self._reader, columns, drawn["reason"])
+                return batch if share is None else batch.share(*share)
             if deadline is not None and time.monotonic() > deadline:
                 return None
             self._listener.wait()
@@ -144,7 +165,7 @@ class Attempt:
         with self.database.connection() as connection, connection.pipeline():
             drawn = send(
                 connection, "draw_groups", run_id=self.run_id, attempt_id=self.attempt_id, step=step, num_groups=num_groups,
-                max_staleness=self._max_staleness, max_refill=self._max_refill,
+                max_refill=self._max_refill,
             )  # fmt: skip
             rows = send(connection, "drawn_rows", attempt_id=self.attempt_id, step=step)
         result = one(drawn)
@@ -163,6 +184,30 @@ class Attempt:
             # Labels that came meanwhile took it for drawn.
             execute(connection, "reopen_stale_groups", run_id=self.run_id)
 
+    def set_priorities(self, priorities: Mapping[int, float]) -> int:
+        """New priorities of groups (by group_id), for orders by priority and for formulas that use `priority`.
+
+        Returns:
+            How many of them this run has; others are passed over.
+
+        Raises:
+            FencedError: another attempt holds the run.
+            QueryError: a priority that is negative or no finite number.
+        """
+        for group_id, priority in priorities.items():
+            if not (math.isfinite(priority) and priority >= 0):
+                raise QueryError(
+                    f"the priority of group {group_id} is no priority",
+                    value=priority,
+                    allowed="finite numbers from 0 on",
+                )
+        with self.transaction() as connection:
+            known = fetch(
+                connection, "set_priorities", run_id=self.run_id, item_ids=list(priorities),
+                priorities=[float(value) for value in priorities.values()],
+            )[0]["num_known"]  # fmt: skip
+        return int(known)
+
     def publish(self, step: int, *, method: str, uri: str, num_bytes: int, checksum: str) -> int:
         """Announce weights that stand after `step`; returns the policy_version_id. Wakes explorers."""
         row = self._write_once(
@@ -175,6 +220,7 @@ class Attempt:
             {"attempt_id": self.attempt_id, "after": self._newest_version},
         )  # fmt: skip
         self._newest_version = int(row["policy_version_id"])
+        failpoint("trainer.published")
         wake.notify(self.database, wake.POLICY)
         return self._newest_version
 
@@ -211,6 +257,7 @@ class Attempt:
             "train_step_done",
             {"attempt_id": self.attempt_id, "trainer_step": step},
         )  # fmt: skip
+        failpoint("trainer.recorded")
         wake.notify(self.database, wake.RUN)
 
     def commit_checkpoint(
@@ -227,6 +274,7 @@ class Attempt:
             {"attempt_id": self.attempt_id, "after": self._newest_checkpoint},
         )  # fmt: skip
         self._newest_checkpoint = int(row["checkpoint_id"])
+        failpoint("trainer.checkpoint_committed")
         return self._newest_checkpoint
 
     @contextmanager
@@ -248,18 +296,20 @@ class Attempt:
     def forget_checkpoint(self, checkpoint_id: int) -> None:
         """The files of a checkpoint are about to be removed; its row stays."""
         ride_out(lambda: self._execute("forget_checkpoint", checkpoint_id=checkpoint_id))
+        failpoint("trainer.checkpoint_forgotten")
 
     def _execute(self, name: str, **parameters: Any) -> None:
         with self.transaction() as connection:
             execute(connection, name, **parameters)
 
     def close(self, outcome: str = "ended") -> None:
-        """Give the lease back."""
+        """Give the lease back; a process that only joined leaves."""
         if not self._closed.is_set():
             self._closed.set()
-            self._keeper.join()
             self._listener.close()
-            ride_out(lambda: self.database.run("end_attempt", attempt_id=self.attempt_id, outcome=outcome))
+            if self._lease_s is not None:
+                self._keeper.join()
+                ride_out(lambda: self.database.run("end_attempt", attempt_id=self.attempt_id, outcome=outcome))
 
     def __enter__(self) -> Attempt:
         return self
@@ -282,6 +332,7 @@ class Attempt:
         )
 
     def _keep_lease(self) -> None:
+        assert self._lease_s is not None
         while not self._closed.wait(self._lease_s / 3):
             try:
                 self.database.run("renew_attempt", attempt_id=self.attempt_id, lease_s=self._lease_s)
@@ -289,7 +340,23 @@ class Attempt:
                 continue  # the server restarts, its disk is full for a moment: the next renewal tries again
 
 
-def _refuse_if_held(holder: Row, run: Row) -> None:
+def start_attempt(connection: Connection, run_id: int, attempt_id: int, checkpoint: Row | None) -> None:
+    """Set the run to a new attempt's history: what that has not used can be drawn, what nobody works on can be claimed."""
+    execute(connection, "return_aged", run_id=run_id)
+    execute(connection, "return_draws", run_id=run_id, attempt_id=attempt_id)
+    start_step = checkpoint["trainer_step"] if checkpoint else 0
+    execute(connection, "bound_policy_steps", run_id=run_id, start_step=start_step)
+    execute(connection, "reopen_stale_groups", run_id=run_id)
+    fetch(connection, "release_lost_claims", run_id=run_id)
+    execute(connection, "drop_lost_evaluations", run_id=run_id)
+
+
+def refuse_if_held(holder: Row, run: Row) -> None:
+    """Whether somebody still trains.
+
+    Raises:
+        FencedError: somebody does.
+    """
     same_host = holder["host"] == socket.gethostname()
     if not holder["alive"] or (same_host and not process_lives(holder["pid"])):
         return

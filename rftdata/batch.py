@@ -6,6 +6,7 @@ file into the caller's array in one copy. Shapes: B experiences in slot order, T
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 ROWS = pa.schema(
     [
         ("slot", pa.int32()), ("experience_id", pa.int64()), ("group_id", pa.int64()), ("rollout_index", pa.int32()),
-        ("turn_index", pa.int32()), ("reward", pa.float64()), ("staleness", pa.int32()), ("num_prompt_tokens", pa.int32()),
-        ("num_response_tokens", pa.int32()),
+        ("turn_index", pa.int32()), ("reward", pa.float64()), ("staleness", pa.int32()),
+        ("importance_weight", pa.float64()), ("num_prompt_tokens", pa.int32()), ("num_response_tokens", pa.int32()),
     ]
 )  # fmt: skip
 
@@ -153,7 +154,8 @@ class Batch:
     Attributes:
         step: the trainer step, from 1.
         rows: one row per experience in slot order, as in `ROWS`: slot, experience_id, group_id, rollout_index, turn_index,
-            reward (as it stood when drawn; null where none), staleness, num_prompt_tokens, num_response_tokens.
+            reward (as it stood when drawn; null where none), staleness, importance_weight (1 unless sampling is prioritised: what
+            to multiply the experience's loss by), num_prompt_tokens, num_response_tokens.
         short_reason: why the batch holds fewer groups than asked for; None when it is full.
     """
 
@@ -190,6 +192,33 @@ class Batch:
     def offsets(self) -> npt.NDArray[np.int64]:
         """Where each experience begins in a packed column, [B + 1]."""
         return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(self.lengths)])
+
+    def share(self, rank: int, world_size: int) -> Batch:
+        """What one of `world_size` data-parallel ranks trains on: whole groups, the tokens spread as evenly as groups allow.
+
+        Every rank comes to the same division by itself: the largest group goes to the rank with the fewest tokens so far (LPT,
+        Graham 1969, at most 4/3 of the best). Arrays are read when they are asked for, so each rank reads its own only. A rank's share
+        may be empty where there are fewer groups than ranks.
+
+        Raises:
+            QueryError: no such rank.
+        """
+        if not 0 <= rank < world_size:
+            raise QueryError("there is no such rank", value=rank, allowed=f"0 to {world_size - 1}")
+        tokens: dict[int, int] = {}
+        group_ids = self.rows["group_id"].to_pylist()
+        for group_id, length in zip(group_ids, self.lengths.tolist(), strict=True):
+            tokens[group_id] = tokens.get(group_id, 0) + length
+        loads = [0] * world_size
+        owner: dict[int, int] = {}
+        for group_id, count in sorted(tokens.items(), key=lambda item: -item[1]):
+            owner[group_id] = loads.index(min(loads))
+            loads[owner[group_id]] += count
+        mine = [place for place, group_id in enumerate(group_ids) if owner[group_id] == rank]
+        part = copy.copy(self)
+        part.rows = self.rows.take(pa.array(mine, pa.int64()))
+        part._places = [self._places[place] for place in mine]
+        return part
 
     def packed(self, column: str, out: Array | None = None) -> Array:
         """Values of all experiences one after the other, [sum of T]; written to `out` when given.

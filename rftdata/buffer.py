@@ -24,6 +24,8 @@ from rftdata.batch import SegmentReader
 from rftdata.config import BufferConfig
 from rftdata.database import Database, Row, execute, fetch, migrate, redacted
 from rftdata.errors import BufferUnavailableError, PurgedError, QueryError, SegmentCorruptError
+from rftdata.rewind import fork, rewind
+from rftdata.sampling import SamplingConfig
 from rftdata.segments import PosixSegmentStore, SegmentStore
 from rftdata.server import EmbeddedServer
 from rftdata.writer import Writer
@@ -137,19 +139,80 @@ class Buffer:
         )
 
     def attempt(
-        self, run: str | int | Row, *, lease_s: float = 30.0, max_staleness: int = 4, max_refill: int = 0
-    ) -> Attempt:
+        self, run: str | int | Row, *, lease_s: float = 30.0, sampling: SamplingConfig | None = None, max_refill: int = 0,
+        tasksets: Sequence[str] = (),
+    ) -> Attempt:  # fmt: skip
         """Start training a run, or go on from its last checkpoint; holds the run's lease until closed.
 
         Args:
             lease_s: a trainer that is silent for this long may be replaced.
-            max_staleness: oldest policy a drawn group may come from, in trainer steps.
+            sampling: how batches are drawn; first in first out, each group once, by default.
             max_refill: how many groups the planner may add to a step in the place of dropped ones.
+            tasksets: names of the run's tasksets, for `sampling.stratify`.
 
         Raises:
             FencedError: another live process trains the run.
+            ConfigError: a priority formula that is no expression.
         """
-        return Attempt.start(self.database, self.reader, self._run_id(run), lease_s, max_staleness, max_refill)
+        return Attempt.start(
+            self.database, self.reader, self._run_id(run), lease_s, sampling or SamplingConfig(), max_refill, tasksets
+        )
+
+    def join_attempt(self, run: str | int | Row, attempt_id: int, *, max_refill: int = 0) -> Attempt:
+        """Take part in an attempt that another process holds: a further rank of its trainer, which draws its share of each step.
+
+        Only the holder keeps the lease; when it is replaced, this one is fenced too.
+
+        Args:
+            attempt_id: of the holder's `Attempt`, which tells its ranks (broadcast).
+            max_refill: as the holder has it.
+
+        Raises:
+            FencedError: the attempt does not hold the run.
+        """
+        return Attempt.join(self.database, self.reader, self._run_id(run), attempt_id, max_refill)
+
+    def rewind(self, run: str | int | Row, step: int, *, keep_rollouts: bool = False) -> None:
+        """Take a run back to the checkpoint of an earlier step; what trains it next goes on from there.
+
+        Groups planned since then stay stored and are not used any more; task statistics and selectors are as they were.
+        Labels stay as they are.
+
+        Args:
+            step: a trainer step with a kept checkpoint, or 0 for the initial weights.
+            keep_rollouts: undo only the draws: every group that the remaining steps did not use can be drawn.
+
+        Raises:
+            ConfigError: there is no such checkpoint.
+            FencedError: a live process trains the run.
+        """
+        rewind(self.database, self._run_id(run), step, keep_rollouts=keep_rollouts)
+
+    def fork(
+        self, run: str | int | Row, *, name: str, step: int | None = None, keep_rollouts: bool = False,
+        config: dict[str, Any] | None = None, steps: int | None = None, pipeline_version: str | None = None,
+    ) -> Row:  # fmt: skip
+        """A new run that goes on from a step of another, which stays as it is. Returns the new run's row.
+
+        Groups that the history up to the step did not draw are copied (their arrays are shared; each experience names its origin in
+        `parent_id`), and the new run's pipeline decides on them.
+
+        Args:
+            name: of the new run; a taken one gets a number.
+            step: a trainer step with a kept checkpoint, 0 for the initial weights; by default the newest.
+            keep_rollouts: copy the groups planned after the step, too.
+            config, steps, pipeline_version: of the new run; by default those of the old one.
+
+        Raises:
+            ConfigError: there is no such checkpoint.
+        """
+        parent = self.find_run(run["run_id"] if isinstance(run, dict) else run)
+        new = {
+            "name": name, "mode": parent["mode"], "config": Jsonb(parent["config"] if config is None else config), "seed": parent["seed"],
+            "planned_steps": parent["planned_steps"] if steps is None else steps,
+            "pipeline_version": pipeline_version or parent["pipeline_version"],
+        }  # fmt: skip
+        return fork(self.database, parent, new, step, keep_rollouts=keep_rollouts)
 
     def read_arrays(
         self, experience_ids: Sequence[int], columns: Sequence[str], *, purged: Literal["refuse", "null"] = "refuse"
@@ -247,8 +310,8 @@ def query_error(error: psycopg.Error) -> QueryError:
 def _column(values: list[Any]) -> pa.Array:
     try:
         return pa.array(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
-        # Mixed JSON, numerics and the like: as the text a person would read.
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError):
+        # Mixed JSON, numbers beyond 64 bits and the like: as the text a person would read.
         return pa.array(
             [None if v is None else v if isinstance(v, str) else json.dumps(v, default=str) for v in values]
         )

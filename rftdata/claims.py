@@ -15,6 +15,7 @@ import pyarrow as pa
 from rftdata import wake
 from rftdata.database import Connection, copy_rows, execute, fetch, storable
 from rftdata.errors import FencedError
+from rftdata.failpoints import failpoint
 from rftdata.outage import ride_out
 
 if TYPE_CHECKING:
@@ -112,6 +113,8 @@ def claim_groups(
         database.run("release_groups_but", worker_id=worker_id, held=list(held or ()))
 
     rows = claim() if held is None else ride_out(claim, between=give_back)
+    if rows:
+        failpoint("explorer.claimed")
     names = ClaimedGroup.__dataclass_fields__
     return sorted(
         (ClaimedGroup(**{name: row[name] for name in names}) for row in rows), key=lambda g: (g.explore_step, g.ordinal)
@@ -176,6 +179,7 @@ def claim_sealed_groups(
     )
     if not claimed:
         return None
+    failpoint("pipeline.claimed")
     group_ids = [row["group_id"] for row in claimed]
     rows = database.fetch("batch_of_groups", group_ids=group_ids)
     cuts = dict.fromkeys(group_ids, 0)
@@ -262,10 +266,17 @@ def _commit_verdicts(
             group_ids=closed,
             reasons=[_closed_reason(dropped[group_id]) for group_id in closed],
         )
-        execute(connection, "ready_groups", group_ids=list(kept), priorities=list(kept.values()))
+        ready_groups(connection, kept)
         if held:
             _insert_operator_runs(connection, run_id, worker_id, pipeline_version, stages)
+        failpoint("pipeline.decided")
+    failpoint("pipeline.committed")
     return sorted(held)
+
+
+def ready_groups(connection: Connection, priorities: dict[int, float]) -> None:
+    """Let groups be drawn; their priorities by group id."""
+    execute(connection, "ready_groups", group_ids=list(priorities), priorities=list(priorities.values()))
 
 
 def _check_pipeline(connection: Connection, run_id: int, pipeline_version: str) -> None:

@@ -1,4 +1,4 @@
-"""Configuration of the buffer, of task sources, selectors and sampling: what `rftdata` itself reads from a YAML file.
+"""Configuration of the buffer, of task sources and selectors: what `rftdata` itself reads from a YAML file.
 
 `config_error` says in one sentence what is wrong with any section.
 """
@@ -87,14 +87,6 @@ class SelectorConfig(Section):
     @property
     def args(self) -> dict[str, Any]:
         return dict(self.model_extra or {})
-
-
-class SamplingConfig(Section):
-    order: Literal["fifo"] = Field("fifo", description="Which ready groups are drawn first.")
-    max_staleness: int = Field(
-        4, ge=0, description="Oldest policy a drawn group may come from, in trainer steps; older groups age out."
-    )
-    max_times_sampled: Literal[1] = Field(1, description="How often one group may be drawn in one history.")
 
 
 class SyncConfig(Section):

@@ -20,6 +20,7 @@ from rftdata import wake
 from rftdata.config import SelectorConfig, TasksetConfig
 from rftdata.database import Connection, Row, execute, fetch
 from rftdata.errors import TaskSourceError
+from rftdata.failpoints import failpoint
 from rftdata.outage import ride_out
 from rftdata.selectors import Observation, Selector, build_selector
 
@@ -31,7 +32,7 @@ _MIXTURE = "*"
 
 @dataclass(frozen=True)
 class PlanConfig:
-    """What planning needs of a run's configuration."""
+    """What planning needs of a run's configuration; `fresh_share`: new groups per group of a batch."""
 
     tasksets: tuple[TasksetConfig, ...]
     selector: SelectorConfig
@@ -42,6 +43,7 @@ class PlanConfig:
     interval: int
     offset: int
     source: str = "explorer"
+    fresh_share: float = 1.0
     base_dir: Path | None = None
 
 
@@ -76,10 +78,16 @@ class Planner:
                 run_id=self._run_id,
                 interval=self._config.interval,
                 offset=self._config.offset,
+                per_step=self._config.batch_groups * self._config.fresh_share,
+                enough=self._config.batch_groups * (self._config.interval + self._config.offset + 1),
             )
             lacking = self._lacking(steps)
             if lacking:
-                self._insert(connection, steps[0]["current_attempt_id"], lacking)
+                execute(
+                    connection, "insert_selector_snapshot", run_id=self._run_id, policy_step=steps[0]["policy_step"]
+                )
+                self._insert(connection, steps[0], lacking)
+                failpoint("planner.inserted")
         if lacking:
             wake.notify(self._database, wake.PLANNED)
         return len(lacking)
@@ -91,20 +99,21 @@ class Planner:
         spare = steps[0]["spare"] if steps else 0
         lacking: list[tuple[int, bool]] = []
         for row in steps:
-            base = max(config.batch_groups - row["base"], 0)
-            missing = config.batch_groups - row["live"] - base - spare
+            base = max(row["due"] - row["base"], 0)
+            missing = row["due"] - row["live"] - base - spare
             refills = max(min(missing, config.max_refill - row["refills"]), 0)
             lacking += [(row["explore_step"], False)] * base + [(row["explore_step"], True)] * refills
             spare = max(-missing, 0)
         return lacking
 
-    def _insert(self, connection: Connection, attempt_id: int, lacking: list[tuple[int, bool]]) -> None:
+    def _insert(self, connection: Connection, state: Row, lacking: list[tuple[int, bool]]) -> None:
         tasks = self._select(connection, len(lacking))
         ordinal = fetch(connection, "next_ordinal", run_id=self._run_id)[0]["ordinal"]
         for i, ((step, is_refill), task_id) in enumerate(zip(lacking, tasks, strict=True)):
             execute(
-                connection, "insert_group", run_id=self._run_id, attempt_id=attempt_id, ordinal=ordinal + i, task_id=task_id,
-                explore_step=step, group_size=self._config.group_size, is_refill=is_refill, source=self._config.source,
+                connection, "insert_group", run_id=self._run_id, attempt_id=state["current_attempt_id"], ordinal=ordinal + i,
+                task_id=task_id, explore_step=step, group_size=self._config.group_size, is_refill=is_refill,
+                source=self._config.source, planned_policy_step=state["policy_step"],
             )  # fmt: skip
         execute(connection, "mark_selected", run_id=self._run_id, task_ids=sorted(set(tasks)))
 

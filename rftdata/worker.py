@@ -29,8 +29,8 @@ _FAILURES = (RftError, psycopg.Error)
 class Worker:
     """Registers on entering, beats in a thread of its own, and notes on leaving whether it failed.
 
-    Every worker's heartbeat also gives back what lost workers of the run hold: whoever is left of a run, on whatever machine,
-    goes on with it.
+    Whoever is left of a run, on whatever machine, goes on with it: a new worker frees at once what processes that died on its
+    machine held, and every worker's heartbeat what lost workers anywhere hold.
 
     Args:
         database: the buffer's.
@@ -49,6 +49,7 @@ class Worker:
         self.run_id = run_id
         self.role = role
         self.progress: dict[str, Any] = {}
+        mark_dead_workers(database, run_id)
         row = database.fetch("insert_worker", run_id=run_id, role=role, host=socket.gethostname(), pid=os.getpid())[0]
         self.worker_id: int = row["worker_id"]
         self._thread = threading.Thread(target=self._beat_often, name="heartbeat", daemon=True)

@@ -23,6 +23,7 @@ from rftdata import origins, wake
 from rftdata.arrays import encode
 from rftdata.database import Connection, Cursor, Row, copy_rows, execute, jsonb_bytes, one, send, storable
 from rftdata.errors import BufferUnavailableError, ConflictError, FencedError, RftError
+from rftdata.failpoints import failpoint
 from rftdata.groups import Group, Sequence, is_complete, successes_and_trials, validate
 from rftdata.segments import Appended, SegmentStore
 
@@ -176,7 +177,9 @@ class Writer:
         groups = [group for request in requests for group in request.groups]
         sequences = [sequence for request in requests for sequence in request.sequences]
         appended = self._appender.append(encode(sequences)) if sequences else None
+        failpoint("writer.appended")
         ids = self._write_once(groups, appended)
+        failpoint("writer.committed")
         wake.notify(self._database, wake.SEALED, wake.READY)
         places = iter(ids)
         return [[next(places) for _ in request.groups] for request in requests]
@@ -245,6 +248,7 @@ class Writer:
         )  # fmt: skip
         origins.store(connection, self.run_id, [(given.groups[id(g)], g.origin) for g in groups if g.origin], numbered)
         self._appender.sync()  # it flushed while the rows travelled; nothing commits before it has ended
+        failpoint("writer.synced")
         direct = one(run)["pipeline_version"] == NO_PIPELINE
         self._seal(connection, groups, given, direct)
 

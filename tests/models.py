@@ -12,10 +12,18 @@ _CHAT_TEMPLATE = (
 )
 
 
-def make_tiny_model(folder: Path, *, tied: bool = False, seed: int = 0, context_length: int = 256) -> Path:
-    """Write a 0.75-million-parameter fp32 Llama and its tokenizer (one token per character) to `folder`.
+def make_tiny_model(
+    folder: Path,
+    *,
+    tied: bool = False,
+    seed: int = 0,
+    context_length: int = 256,
+    hidden_size: int = 128,
+    num_layers: int = 3,
+) -> Path:
+    """Write a random fp32 Llama (0.75 million parameters by default) and its tokenizer (one token per character) to `folder`.
 
-    Its vocabulary is no multiple of 64 and its head size is 32, the smallest that vLLM's CPU attention takes.
+    Its vocabulary is no multiple of 64 and its head size is 32 by default, the smallest that vLLM's CPU attention takes.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -23,9 +31,9 @@ def make_tiny_model(folder: Path, *, tied: bool = False, seed: int = 0, context_
     tokenizer = make_character_tokenizer()
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=512,
-        num_hidden_layers=3,
+        hidden_size=hidden_size,
+        intermediate_size=4 * hidden_size,
+        num_hidden_layers=num_layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=context_length,

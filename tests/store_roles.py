@@ -12,6 +12,7 @@ from rftdata.attempt import Attempt
 from rftdata.claims import ClaimedGroup, Decision, SealedBatch, claim_groups, claim_sealed_groups, commit_verdicts
 from rftdata.config import SelectorConfig, TasksetConfig
 from rftdata.planning import PlanConfig, Planner, last_startable_step
+from rftdata.sampling import SamplingConfig
 
 Rewards = Callable[[ClaimedGroup], Sequence[float | None]]
 Keep = Callable[[dict[str, Any]], bool]
@@ -50,17 +51,20 @@ class Roles:
         num_tasks: tasks of each taskset.
         steps, batch_groups, group_size, interval, offset, max_refill: as in a run's configuration.
         weights: weight of each taskset.
+        sampling: keys of the section `sampling`.
     """
 
     def __init__(
         self, buffer: Buffer, *, num_tasks: int = 40, steps: int = 4, batch_groups: int = 2, group_size: int = 2,
         interval: int = 1, offset: int = 0, max_refill: int = 0, weights: Sequence[float] = (1.0,), selector: str = "sequential",
         selector_args: dict[str, Any] | None = None, base_dir: Path | None = None, max_staleness: int = 4,
+        sampling: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
         self.buffer = buffer
         self.database = buffer.database
         self.interval, self.offset = interval, offset
-        self.max_refill, self.max_staleness, self.batch_groups = max_refill, max_staleness, batch_groups
+        self.max_refill, self.batch_groups = max_refill, batch_groups
+        self.sampling = SamplingConfig.model_validate({"max_staleness": max_staleness, **(sampling or {})})
         self.run = buffer.create_run(name="roles", config={}, seed=3, steps=steps, pipeline_version="p1")
         self.run_id: int = self.run["run_id"]
         self.worker_id: int = self.database.fetch(
@@ -77,7 +81,16 @@ class Roles:
             )
         selector_config = SelectorConfig.model_validate({"type": selector, **(selector_args or {})})
         self.plan_config = PlanConfig(
-            tasksets, selector_config, 3, batch_groups, group_size, max_refill, interval, offset, base_dir=base_dir
+            tasksets,
+            selector_config,
+            3,
+            batch_groups,
+            group_size,
+            max_refill,
+            interval,
+            offset,
+            base_dir=base_dir,
+            fresh_share=self.sampling.fresh_share(),
         )
         self.planner = Planner(self.database, self.run_id, self.plan_config)
         self.version: int | None = None
@@ -86,8 +99,9 @@ class Roles:
     def attempt(self, *, lease_s: float = 30.0, publish: bool = True, buffer: Buffer | None = None) -> Attempt:
         """Take the run, and publish the weights it starts from."""
         attempt = (buffer or self.buffer).attempt(
-            self.run, lease_s=lease_s, max_staleness=self.max_staleness, max_refill=self.max_refill
-        )
+            self.run, lease_s=lease_s, sampling=self.sampling, max_refill=self.max_refill,
+            tasksets=[taskset.name for taskset in self.plan_config.tasksets],
+        )  # fmt: skip
         if publish:
             self.publish(attempt, attempt.start_step)
         return attempt

@@ -16,7 +16,6 @@ from rftdata.errors import BufferUnavailableError, ModelError, TaskSourceError
 
 if TYPE_CHECKING:
     from rftcore.config import RunConfig
-    from rftdata.config import BufferConfig
 
 
 def check(
@@ -52,6 +51,7 @@ def _open_inputs(config: RunConfig) -> Iterator[str]:
 
     Raises:
         ModelError, TaskSourceError, BufferUnavailableError: what cannot be opened.
+        ConfigError: a priority formula that the database does not take.
     """
     from rftdata.tasks import read_tasks
 
@@ -69,7 +69,7 @@ def _open_inputs(config: RunConfig) -> Iterator[str]:
             )
         prompt = str(first["payload"].get("prompt") or first["payload"].get("messages"))
         yield f"taskset {taskset.name}: {num_tasks:,} tasks, the first prompt is {prompt[:80]!r}"
-    yield _describe_database(config.buffer)
+    yield _describe_database(config)
 
 
 def _describe_model(config: RunConfig) -> str:
@@ -87,14 +87,18 @@ def _describe_model(config: RunConfig) -> str:
     return f"model {config.model.path}: a {model.model_type} with {len(tokenizer):,} tokens, in {folder}"
 
 
-def _describe_database(buffer: BufferConfig) -> str:
+def _describe_database(config: RunConfig) -> str:
     import rftdata
     from rftdata.database import schema_version
+    from rftdata.sampling import checked_formula
     from rftdata.server import EmbeddedServer
 
+    buffer, formula = config.buffer, config.sampling.priority.formula
     if "://" not in buffer.uri and not EmbeddedServer(Path(buffer.uri)).exists():
-        return f"buffer: {_makeable(Path(buffer.uri).resolve())} will be made"
+        later = "; sampling.priority.formula is checked there when the run starts" if formula else ""
+        return f"buffer: {_makeable(Path(buffer.uri).resolve())} will be made{later}"
     with rftdata.open(buffer, create=False, application="rft check") as found:
+        checked_formula(found.database, formula)
         return f"buffer: {found.location} answers, schema {schema_version(found.database)}"
 
 

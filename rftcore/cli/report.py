@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from rftcore.cli.output import print_json, seconds_text
@@ -56,6 +57,8 @@ def print_report(reports: Sequence[Report], between: Sequence[Gain] = (), consol
         console.print(
             _gains(one.gains, title, "before", "after") if one.gains else f"{one.run}: no taskset was evaluated."
         )
+        for unscored in one.unscored:
+            console.print(f"[red]warning[/red] {escape(unscored)}")
     if between:
         a, b = reports[0].run, reports[1].run
         console.print(_gains(between, f"{b} against {a}, each at its best step", a, b))

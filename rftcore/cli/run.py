@@ -29,6 +29,21 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with RUN (by default the newest run of the file or buffer).")
     ] = False,
+    at_step: Annotated[
+        int | None,
+        typer.Option(
+            "--at-step", min=0, help="With --resume: go back to the checkpoint of this step, 0 for the initial weights."
+        ),
+    ] = None,
+    keep_rollouts: Annotated[
+        bool, typer.Option("--keep-rollouts", help="With --at-step or --fork: use the groups of later steps.")
+    ] = False,
+    fork: Annotated[
+        str | None,
+        typer.Option(
+            "--fork", metavar="NAME", help="With --resume: begin a new run there, the old one stays as it is."
+        ),
+    ] = None,
     buffer: ConfigBufferOption = None,
     plain: Annotated[
         bool, typer.Option("--plain", help="Print lines instead of a live view, on a terminal too.")
@@ -37,11 +52,14 @@ def run(
     """Run a configuration: explorers, pipeline and trainer, then the results.
 
     `rft run CONFIG` starts a new run. `rft run --resume`, `rft run --resume RUN` and `rft run CONFIG --resume [RUN]` go on
-    with a stored one from its last checkpoint: without CONFIG its stored configuration is used.
+    with a stored one from its last checkpoint: without CONFIG its stored configuration is used. `--at-step N` goes back to an
+    earlier checkpoint; what came after it stays stored and is used no more, unless `--keep-rollouts` keeps its rollouts. `--fork NAME`
+    does the same in a new run.
 
     In CONFIG, `buffer.uri` is relative to the current folder (so that later commands find ./buffer); the files of
     tasks, rewards, workflows and models are relative to the file.
     """
+    _check_going_back(resume, at_step, keep_rollouts, fork)
     file, name = split_targets(targets or [], resume)
     if file is None:
         name, config = stored_configuration(name, overrides, buffer)
@@ -49,11 +67,27 @@ def run(
         config = configuration(file, overrides, buffer)
     # Imported when the configuration is known to be right: a mistake in it is told at once.
     from rftcore.launch import supervisor
+    from rftcore.launch.prepare import GoBack
     from rftcore.launch.progress import open_view
 
+    go_back = GoBack(at_step, keep_rollouts, fork) if at_step is not None or fork is not None else None
     with open_view(plain=plain) as view:
-        code = supervisor.run(config, resume=resume, name=name, view=view)
+        code = supervisor.run(config, resume=resume, name=name, go_back=go_back, view=view)
     raise typer.Exit(code)
+
+
+def _check_going_back(resume: bool, at_step: int | None, keep_rollouts: bool, fork: str | None) -> None:
+    if not resume and (at_step is not None or fork is not None):
+        raise ConfigError(
+            "--at-step and --fork begin from a stored run", todo="write `rft run --resume RUN --at-step N`"
+        )
+    if keep_rollouts and at_step is None and fork is None:
+        raise ConfigError(
+            "--keep-rollouts has a meaning only when a run goes back",
+            todo="name the step: --at-step N, or leave it out",
+        )
+    if fork is not None and not fork.strip():
+        raise ConfigError("the fork needs a name", value=repr(fork), todo="write --fork NAME")
 
 
 def split_targets(targets: list[str], resume: bool) -> tuple[Path | None, str | None]:

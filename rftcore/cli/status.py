@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from typing import Annotated
 
@@ -16,14 +17,18 @@ def status(
     as_json: JsonOption = False,
     everyone: Annotated[bool, typer.Option("--all", help="Show processes that have left, too.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Go on until the run ends or Ctrl-C.")] = False,
+    stacks: Annotated[
+        bool, typer.Option("--stacks", help="Show the stacks of the processes on this machine, too.")
+    ] = False,
 ) -> None:
     """Show where a run stands, and what each of its processes does or waits for."""
-    if watch and (as_json or everyone):
-        raise typer.BadParameter("--watch draws for a person; leave it out to use --json or --all")
+    if watch and (as_json or everyone or stacks):
+        raise typer.BadParameter("--watch draws for a person; leave it out to use --json, --all or --stacks")
     from rich.console import Console
 
     from rftcore.cli.output import print_json
     from rftcore.launch.progress import Progress, block, open_view, worker_table
+    from rftcore.launch.stacks import read_stacks
 
     with opened(buffer, "rft status") as found:
         row = found.find_run(run)
@@ -37,6 +42,10 @@ def status(
                     snapshot = progress.snapshot()
                     view.update(snapshot)
             return
+        here = [w for w in snapshot["workers"] if w["host"] == socket.gethostname() and w["liveness"] != "stopped"]
+        pids = {worker["pid"]: worker for worker in here} if stacks else {}
+        for pid, text in read_stacks(found.run_folder(row), pids).items():
+            pids[pid]["stacks"] = text
     if as_json:
         print_json(snapshot)
         return
@@ -52,3 +61,5 @@ def status(
         console.print(f"nobody works for it now; go on with `rft run --resume {snapshot['run']}`", markup=False)
     if everyone:
         console.print(worker_table(snapshot["workers"], everyone=True))
+    for worker in pids.values():
+        console.print(f"\n{worker['role']} {worker['pid']}\n{worker.get('stacks', 'does not answer')}", markup=False)

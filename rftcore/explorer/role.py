@@ -87,7 +87,8 @@ class Explorer:
         )  # fmt: skip
         self.planner = Planner(self.database, self.run_id, PlanConfig(
             tuple(config.tasks), config.selector, config.run.seed, config.trainer.batch_groups, config.algorithm.group_size,
-            self.config.max_refill, self.sync.interval, self.sync.offset, source, config.base_dir,
+            self.config.max_refill, self.sync.interval, self.sync.offset, source, config.sampling.fresh_share(),
+            config.base_dir,
         ))  # fmt: skip
         self.writer = joined.buffer.writer(joined.row)
         self.in_flight: dict[asyncio.Task[Group], int] = {}  # with the group each works on

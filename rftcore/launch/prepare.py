@@ -23,12 +23,15 @@ from rftcore.explorer.engines import ENGINES
 from rftcore.explorer.engines.base import EngineConfig
 from rftcore.explorer.rewards import REWARDS
 from rftcore.explorer.workflows import WORKFLOWS
+from rftcore.launch.stacks import answer_requests
 from rftcore.models import resolve_model
 from rftcore.monitor import MONITORS
 from rftdata import plugins
 from rftdata.buffer import Buffer
 from rftdata.config import config_error
 from rftdata.database import Row
+from rftdata.errors import ConfigError
+from rftdata.sampling import checked_formula
 from rftdata.selectors import SELECTORS
 from rftdata.tasks import load_taskset
 
@@ -93,7 +96,13 @@ def check_run(config: RunConfig) -> None:
 
 
 def prepare_run(config: RunConfig, buffer: Buffer, *, resumed: Row | None = None) -> Row:
-    """Load a checked configuration's tasksets, and store a new run or the changed settings of the one to go on with."""
+    """Load a checked configuration's tasksets, and store a new run or the changed settings of the one to go on with.
+
+    Raises:
+        ConfigError: a priority formula that the database does not take.
+        TaskSourceError: a taskset that cannot be loaded.
+    """
+    checked_formula(buffer.database, config.sampling.priority.formula)
     chain = build_pipeline(config)
     for taskset in (*config.tasks, *config.eval.tasks, *config.eval.test):
         load_taskset(buffer.database, taskset, config.base_dir)
@@ -127,6 +136,45 @@ def find_resumable(config: RunConfig, buffer: Buffer, name: str | None) -> Row:
     return found[0] if found else buffer.find_run(name or config.run.name)
 
 
+@dataclass(frozen=True)
+class GoBack:
+    """Where a resumed run begins instead of its newest checkpoint.
+
+    Attributes:
+        step: the trainer step; None is the newest with a checkpoint (a fork).
+        keep_rollouts: groups planned after the step are used.
+        fork: name of the new run that begins there; None takes the run itself back.
+    """
+
+    step: int | None
+    keep_rollouts: bool = False
+    fork: str | None = None
+
+
+def take_back(config: RunConfig, buffer: Buffer, row: Row, go_back: GoBack) -> tuple[RunConfig, Row]:
+    """Take a stored run, or a new fork of it, to an earlier step; its configuration and row.
+
+    Raises:
+        ConfigError: there is no such checkpoint, or the configuration asks for no step beyond it.
+    """
+    if go_back.step is not None and go_back.step >= config.steps:
+        raise ConfigError(
+            "nothing would be left to do after going back", value=f"--at-step {go_back.step} with steps: {config.steps}",
+            todo="name an earlier step, or raise steps: --set steps=N",
+        )  # fmt: skip
+    if go_back.fork is None:
+        assert go_back.step is not None
+        buffer.rewind(row, go_back.step, keep_rollouts=go_back.keep_rollouts)
+        return config, buffer.find_run(row["run_id"])
+    forked = config.model_copy(update={"run": config.run.model_copy(update={"name": go_back.fork})})
+    forked._base_dir = config.base_dir
+    new = buffer.fork(
+        row, name=go_back.fork, step=go_back.step, keep_rollouts=go_back.keep_rollouts, config=stored_config(forked), steps=config.steps,
+        pipeline_version=build_pipeline(config).version,
+    )  # fmt: skip
+    return forked, new
+
+
 def has_finished(config: RunConfig, row: Row) -> bool:
     """Whether a stored run has done all the steps that the configuration asks for."""
     return bool(row["status"] == "finished" and row["planned_steps"] >= config.steps)
@@ -141,12 +189,14 @@ def join_run(config: RunConfig, run: str | None) -> JoinedRun:
     check_run(config)
     buffer = rftdata.open(config.buffer, application=f"rft {socket.gethostname()}")
     if run is not None:
-        return JoinedRun(buffer, buffer.find_run(run), config)
-    with buffer.database.transaction() as connection:
-        # Roles started at the same moment must not make a run each.
-        connection.execute("SELECT pg_advisory_xact_lock(hashtext('rft.join'))")
-        found = [row for row in _runs_of_name(buffer, config.run.name) if row["status"] in ("created", "running")]
-        row = found[0] if found else prepare_run(config, buffer)
+        row = buffer.find_run(run)
+    else:
+        with buffer.database.transaction() as connection:
+            # Roles started at the same moment must not make a run each.
+            connection.execute("SELECT pg_advisory_xact_lock(hashtext('rft.join'))")
+            found = [row for row in _runs_of_name(buffer, config.run.name) if row["status"] in ("created", "running")]
+            row = found[0] if found else prepare_run(config, buffer)
+    answer_requests(buffer.run_folder(row))
     return JoinedRun(buffer, row, config)
 
 

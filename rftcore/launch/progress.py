@@ -212,7 +212,8 @@ def block(snapshot: Snapshot, width: int) -> Group:
     for e in snapshot["evaluations"]:
         facts.add_row(
             e["purpose"],
-            f"{e['taskset']}, {e['decoding']}: {e['mean_reward']:.3f} at step {e['trainer_step']} ({e['num_tasks']} questions)",
+            f"{e['taskset']}, {e['decoding']}: {e['mean_reward']:.3f} at step {e['trainer_step']} ({e['num_tasks']} questions)"
+            + (f"; {e['error']}" if e["error"] else ""),
         )
     if snapshot["evaluations_open"]:
         facts.add_row("evaluation", f"{snapshot['evaluations_open']} to do")

@@ -19,9 +19,10 @@ import rftdata
 from rftcore.config import RunConfig
 from rftcore.launch import cluster
 from rftcore.launch.closing import show_results
-from rftcore.launch.prepare import check_run, find_resumable, has_finished, model_folder, prepare_run
+from rftcore.launch.prepare import GoBack, check_run, find_resumable, has_finished, model_folder, prepare_run, take_back
 from rftcore.launch.processors import divide_threads
 from rftcore.launch.progress import Progress, View
+from rftcore.launch.stacks import answer_requests
 from rftdata import retention, wake
 from rftdata.buffer import Buffer
 from rftdata.config import RetentionConfig
@@ -34,13 +35,16 @@ _REFRESH_S = 1.0
 _DEPARTURE_S = 45.0
 
 
-def run(config: RunConfig, *, resume: bool = False, name: str | None = None, view: View) -> int:
+def run(
+    config: RunConfig, *, resume: bool = False, name: str | None = None, go_back: GoBack | None = None, view: View
+) -> int:
     """Run a configuration to its end.
 
     Args:
         resume: go on with a stored run. One that has done its steps (its roles may have outlived a killed `rft run`) is only
             reported.
         name: the run to resume; by default the newest of the configuration's name.
+        go_back: resume from an earlier step, or in a new run.
         view: where progress and messages go.
 
     Returns:
@@ -57,9 +61,13 @@ def run(config: RunConfig, *, resume: bool = False, name: str | None = None, vie
         stored = None
         if resume:
             stored = find_resumable(config, buffer, name)
-            _await_departure(buffer, stored, view)
+            if go_back is None or go_back.fork is None:
+                _await_departure(buffer, stored, view)
             stored = buffer.find_run(stored["run_id"])
-            if has_finished(config, stored):
+            if go_back is not None:
+                config, stored = take_back(config, buffer, stored, go_back)
+                view.message(f"{stored['name']} begins {_begins(go_back)}")
+            elif has_finished(config, stored):
                 view.message(
                     f"the run {stored['name']} has finished its {stored['planned_steps']} steps: nothing is left to do "
                     f"(to train on, raise steps: --set steps={2 * stored['planned_steps']})"
@@ -67,6 +75,7 @@ def run(config: RunConfig, *, resume: bool = False, name: str | None = None, vie
                 show_results(buffer, stored, view)
                 return 0
         row = prepare_run(config, buffer, resumed=stored)
+        answer_requests(buffer.run_folder(row))
         view.message(f"run {row['name']} in the buffer {buffer.location}" + (" (resumed)" if resume else ""))
         apply_retention(config.buffer.retention, buffer, view)
         view.message(f"model {config.model.path}: {model_folder(config)}")
@@ -91,6 +100,11 @@ def apply_retention(rules: RetentionConfig | None, buffer: Buffer, view: View) -
         return
     if done.num_experiences:
         view.message(f"buffer.retention: {done.num_experiences} experiences purged; rft.v_purged lists them")
+
+
+def _begins(go_back: GoBack) -> str:
+    kept = "; the groups of later steps are used" if go_back.keep_rollouts else ""
+    return ("at the newest checkpoint" if go_back.step is None else f"at step {go_back.step}") + kept
 
 
 def _await_departure(buffer: Buffer, row: Row, view: View) -> None:

@@ -116,7 +116,9 @@ class Learner:
         if self.algorithm.uses_behavior_logprobs:
             _refuse_missing_behavior(batch)
         advantages_B = self.algorithm.advantages(batch.rewards_B, batch.group_index_B, batch.rollout_index_B)
-        weights_BT = aggregation_weights(batch.loss_mask_BT, self.algorithm.aggregation)
+        weights_BT = (
+            aggregation_weights(batch.loss_mask_BT, self.algorithm.aggregation) * batch.importance_weights_B[:, None]
+        )
         micro_batches = split_batch(
             batch, weights_BT, self.config.max_tokens_per_microbatch, share_prompts=self._shares_prompts
         )

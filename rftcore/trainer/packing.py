@@ -43,6 +43,8 @@ class TrainBatch:
         rewards_B: float32; the reward to train with.
         group_index_B: int64, 0..num_groups-1.
         rollout_index_B: int64; which rollout of its group; turns of one rollout share it.
+        importance_weights_B: float32; the loss of each of its tokens is multiplied by it: the correction for the chance with
+            which prioritised sampling drew it (arXiv 1511.05952, section 3.4), 1 otherwise.
     """
 
     token_ids_BT: Tensor
@@ -52,6 +54,7 @@ class TrainBatch:
     rewards_B: Tensor
     group_index_B: Tensor
     rollout_index_B: Tensor
+    importance_weights_B: Tensor
 
     @property
     def num_experiences(self) -> int:
@@ -71,6 +74,7 @@ class TrainBatch:
         rewards: Array | Sequence[float],
         group_ids: Array | Sequence[int],
         rollout_index: Array | Sequence[int],
+        importance_weights: Array | Sequence[float] | None = None,
         pad_token_id: int = 0,
     ) -> TrainBatch:
         """Pad packed columns.
@@ -80,6 +84,7 @@ class TrainBatch:
                 `values[offsets[b]:offsets[b + 1]]`, offsets has B + 1 entries and may start above 0. The three are
                 aligned token by token. `behavior_logprobs` is NaN, or None as a whole, where nobody sampled.
             rewards, group_ids, rollout_index: B entries; group_ids may be any integers.
+            importance_weights: B entries; None is 1 for all.
 
         Raises:
             ValueError: columns that do not fit each other, or a log-probability that counts and is infinite.
@@ -88,7 +93,12 @@ class TrainBatch:
         for name, column in (("loss_mask", loss_mask), ("behavior_logprobs", behavior_logprobs)):
             if column is not None and not np.array_equal(np.diff(column[1]), lengths):
                 raise ValueError(f"{name} is not aligned with token_ids: its experiences have other lengths")
-        for name, values in (("rewards", rewards), ("group_ids", group_ids), ("rollout_index", rollout_index)):
+        if importance_weights is None:
+            importance_weights = np.ones(len(lengths))
+        for name, values in (
+            ("rewards", rewards), ("group_ids", group_ids), ("rollout_index", rollout_index),
+            ("importance_weights", importance_weights),
+        ):  # fmt: skip
             if len(values) != len(lengths):
                 raise ValueError(f"{name} has {len(values)} entries for {len(lengths)} experiences")
         present_BT = np.arange(lengths.max(initial=1))[None, :] < lengths[:, None]
@@ -110,6 +120,7 @@ class TrainBatch:
             rewards_B=torch.tensor(np.asarray(rewards), dtype=torch.float32),
             group_index_B=torch.from_numpy(group_index.astype(np.int64)),
             rollout_index_B=torch.tensor(np.asarray(rollout_index), dtype=torch.int64),
+            importance_weights_B=torch.tensor(np.asarray(importance_weights), dtype=torch.float32),
         )
 
 

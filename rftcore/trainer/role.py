@@ -34,6 +34,7 @@ from rftdata.attempt import Attempt
 from rftdata.batch import Batch
 from rftdata.claims import plan_evaluations
 from rftdata.errors import RoleFailedError
+from rftdata.failpoints import failpoint
 from rftdata.worker import Worker
 
 
@@ -44,7 +45,10 @@ def main(config: RunConfig, run: str | None = None) -> int:
         joined.buffer as buffer,
         Worker(buffer.database, joined.row["run_id"], "trainer") as worker,
         buffer.attempt(
-            joined.row, max_staleness=config.sampling.max_staleness, max_refill=config.explorer.max_refill
+            joined.row,
+            sampling=config.sampling,
+            max_refill=config.explorer.max_refill,
+            tasksets=[taskset.name for taskset in config.tasks],
         ) as attempt,
     ):
         worker.says("loads the model")
@@ -122,6 +126,7 @@ class TrainerRole:
             self.worker.says(f"trains step {step} on {len(batch)} experiences")
             started = time.monotonic()
             metrics = self.learner.update(_train_batch(batch, self.learner), step)
+            failpoint("trainer.updated")
             timing.train = time.monotonic() - started
         started = time.monotonic()
         self.worker.says(f"publishes the weights of step {step}")
@@ -186,6 +191,7 @@ class TrainerRole:
         self.worker.says(f"writes the checkpoint of step {step}")
         folder = self.folder / "checkpoints" / folder_name(self.attempt.attempt_id, step)
         self.learner.save_checkpoint(folder)
+        failpoint("trainer.checkpoint_written")
         return folder
 
     def _commit_checkpoint(self, step: int, folder: Path) -> None:
@@ -195,13 +201,13 @@ class TrainerRole:
         self._forget_old_checkpoints()
 
     def _forget_old_checkpoints(self) -> None:
-        """Keep the newest ones, the best one, and those whose score is still to come."""
+        """Keep the newest ones, the best one, those whose score is still to come, and what other runs began with."""
         # Before the scores are read: an answer that comes in between must not make a checkpoint look unscored and settled.
         rows = self._checkpoints()
         best = self._best(rows)
         newest = {row["checkpoint_id"] for row in rows[: self.config.trainer.keep_checkpoints]}
         for row in rows:
-            if row["checkpoint_id"] in newest or row is best or row["waits"]:
+            if row["checkpoint_id"] in newest or row is best or row["waits"] or row["needed"]:
                 continue
             self.attempt.forget_checkpoint(row["checkpoint_id"])
             shutil.rmtree(row["uri"], ignore_errors=True)
@@ -327,4 +333,5 @@ def _train_batch(batch: Batch, learner: Learner) -> TrainBatch:
         rewards=batch.rows["reward"].to_pylist(),
         group_ids=batch.rows["group_id"].to_pylist(),
         rollout_index=batch.rows["rollout_index"].to_pylist(),
+        importance_weights=batch.rows["importance_weight"].to_pylist(),
     )

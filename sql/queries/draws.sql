@@ -1,9 +1,9 @@
 -- name: draw_groups
-SELECT * FROM rft.draw_groups(%(run_id)s, %(attempt_id)s, %(step)s, %(num_groups)s, %(max_staleness)s, %(max_refill)s);
+SELECT * FROM rft.draw_groups(%(run_id)s, %(attempt_id)s, %(step)s, %(num_groups)s, %(max_refill)s);
 
 -- name: drawn_rows
 SELECT d.slot, d.experience_id, d.item_id AS group_id, o.rollout_index, e.turn_index, d.reward_used AS reward, d.staleness,
-       e.num_prompt_tokens, e.num_response_tokens, e.segment_id, e.segment_row
+       coalesce(d.importance_weight, 1) AS importance_weight, e.num_prompt_tokens, e.num_response_tokens, e.segment_id, e.segment_row
 FROM rft.draw d
 JOIN rft.experience e USING (experience_id)
 JOIN rft.rollout o USING (rollout_id)
@@ -15,7 +15,7 @@ ORDER BY d.slot;
 -- as drawn: the pipeline decides on them again.
 SELECT rft.reopen_groups(array_agg(w.item_id))
 FROM rft.worklist w JOIN rft.run r ON w.consumer = 'trainer/' || r.run_id
-WHERE r.run_id = %(run_id)s AND w.item_kind = 'group' AND w.available
+WHERE r.run_id = %(run_id)s AND w.item_kind = 'group' AND (w.available OR w.resume_step IS NOT NULL)
   AND coalesce((SELECT max(v.label_cut) FROM rft.verdict v WHERE v.group_id = w.item_id AND v.pipeline_version = r.pipeline_version),
                CASE WHEN r.pipeline_version = 'none' THEN 0 ELSE -1 END)
       < coalesce((SELECT max(l.label_id) FROM rft.experience e JOIN rft.label l USING (experience_id) WHERE e.group_id = w.item_id), 0)
@@ -29,10 +29,17 @@ WITH locked AS (
     ORDER BY group_id FOR UPDATE),
 gone AS (
     DELETE FROM rft.draw WHERE attempt_id = %(attempt_id)s AND trainer_step = %(step)s
-        AND item_id IN (SELECT group_id FROM locked) RETURNING item_id)
-UPDATE rft.worklist w SET available = true
-FROM (SELECT DISTINCT item_id FROM gone) g
-WHERE w.consumer = 'trainer/' || %(run_id)s AND w.item_kind = 'group' AND w.item_id = g.item_id;
+        AND item_id IN (SELECT group_id FROM locked) RETURNING item_id, draw_key),
+state AS (DELETE FROM rft.sampler_step WHERE attempt_id = %(attempt_id)s AND trainer_step = %(step)s)
+UPDATE rft.worklist w
+SET available = g.status = 'ready' AND g.trainable, times_sampled = w.times_sampled - 1, resume_step = NULL,
+    lane = coalesce(n.lane, ''), draw_key = coalesce(d.draw_key, w.draw_key)
+FROM (SELECT item_id, min(draw_key) AS draw_key FROM gone GROUP BY item_id) d
+JOIN rft.rollout_group g ON g.group_id = d.item_id
+JOIN rft.task t USING (task_id)
+LEFT JOIN rft.worklist before ON before.consumer = 'trainer/' || g.run_id AND before.item_kind = 'group' AND before.item_id = d.item_id
+LEFT JOIN LATERAL rft.lane_of(g.run_id, g.source, t.taskset, before.times_sampled - 1) n ON true
+WHERE w.consumer = 'trainer/' || %(run_id)s AND w.item_kind = 'group' AND w.item_id = d.item_id;
 
 -- name: segment_addresses
 SELECT s.segment_id, f.uri, s.offset_bytes, s.length_bytes, s.checksum
@@ -83,12 +90,16 @@ SELECT checkpoint_id FROM rft.checkpoint WHERE attempt_id = %(attempt_id)s AND c
 ORDER BY checkpoint_id DESC LIMIT 1;
 
 -- name: kept_checkpoints
--- Checkpoints on an attempt's history whose files are there, newest first; `waits`: a validation of the step is still open.
+-- Checkpoints on an attempt's history whose files are there, newest first; `waits`: a validation of the step is still open; `needed`: it
+-- belongs to another run, or another run began with it.
 SELECT c.checkpoint_id, c.trainer_step, c.uri, c.policy_version_id,
+       c.run_id <> a.run_id OR EXISTS (
+           SELECT FROM rft.run_attempt f WHERE f.from_checkpoint_id = c.checkpoint_id AND f.run_id <> c.run_id) AS needed,
        EXISTS (SELECT FROM rft.evaluation e
                WHERE e.run_id = c.run_id AND e.trainer_step = c.trainer_step AND e.purpose = 'validation'
                  AND e.status IN ('planned', 'claimed')) AS waits
 FROM rft.v_history h
+JOIN rft.run_attempt a ON a.attempt_id = h.history_id
 JOIN rft.checkpoint c ON c.attempt_id = h.attempt_id AND (h.last_step IS NULL OR c.trainer_step <= h.last_step)
 WHERE h.history_id = %(attempt_id)s AND c.deleted_at IS NULL
 ORDER BY c.trainer_step DESC, c.checkpoint_id DESC;

@@ -33,10 +33,11 @@ made AS (
     WHERE (taskset, task_key) NOT IN (SELECT taskset, task_key FROM known) ORDER BY taskset, task_key, place
     ON CONFLICT (taskset, task_key) DO UPDATE SET task_key = excluded.task_key RETURNING task_id, taskset, task_key),
 adopted AS (
-    INSERT INTO rft.rollout_group (run_id, attempt_id, ordinal, task_id, explore_step, group_size, source, status, claim_token)
+    INSERT INTO rft.rollout_group (run_id, attempt_id, ordinal, task_id, explore_step, group_size, source, status, claim_token,
+        is_adopted)
     SELECT r.run_id, coalesce(r.current_attempt_id, -r.run_id),
            (SELECT coalesce(max(ordinal), -1) FROM rft.rollout_group WHERE run_id = r.run_id) + g.place,
-           t.task_id, 0, g.group_size, g.source::rft.experience_source, 'claimed', 1
+           t.task_id, 0, g.group_size, g.source::rft.experience_source, 'claimed', 1, true
     FROM given g JOIN (SELECT * FROM known UNION ALL SELECT * FROM made) t USING (taskset, task_key)
     JOIN rft.run r ON r.run_id = %(run_id)s
     ORDER BY g.place

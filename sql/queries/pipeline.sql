@@ -1,7 +1,7 @@
 -- name: claim_sealed_groups
 WITH picked AS (
     SELECT item_kind, item_id FROM rft.worklist
-    WHERE consumer = 'pipeline/' || %(run_id)s AND available
+    WHERE consumer = 'pipeline/' || %(run_id)s AND available AND times_sampled = 0
     ORDER BY sort_key LIMIT %(count)s FOR UPDATE SKIP LOCKED)
 UPDATE rft.worklist w SET available = false, claimed_by = %(worker_id)s, lease_until = rft.clock() + %(lease_s)s * interval '1 s'
 FROM picked p WHERE w.consumer = 'pipeline/' || %(run_id)s AND w.item_kind = p.item_kind AND w.item_id = p.item_id
@@ -48,18 +48,5 @@ UPDATE rft.rollout_group g SET status = 'ready', ready_at = clock_timestamp(), t
 FROM unnest(%(group_ids)s::bigint[], %(reasons)s::text[]) AS c (group_id, reason) WHERE g.group_id = c.group_id;
 
 -- name: ready_groups
--- Kept: drawable. Its age is that of its oldest token, or of the step at which this history left that policy's; where no policy
--- sampled one (demonstrations), it does not age.
-WITH ready AS (
-    UPDATE rft.rollout_group g SET status = 'ready', ready_at = clock_timestamp(), trainable = true, closed_reason = NULL,
-        sealed_at = coalesce(g.sealed_at, clock_timestamp()), lease_until = NULL
-    FROM unnest(%(group_ids)s::bigint[], %(priorities)s::float8[]) AS c (group_id, priority)
-    WHERE g.group_id = c.group_id RETURNING g.group_id, g.run_id, g.explore_step, g.ordinal, c.priority)
-INSERT INTO rft.worklist AS w (consumer, item_kind, item_id, sort_key, priority, policy_step)
-SELECT 'trainer/' || r.run_id, 'group', r.group_id, r.explore_step::bigint << 32 | r.ordinal, r.priority,
-       coalesce((SELECT min(least(p.trainer_step, h.last_step)) FROM rft.experience e
-                 JOIN rft.policy_version p ON p.policy_version_id = e.policy_version_min
-                 LEFT JOIN rft.attempt_history h ON h.history_id = u.current_attempt_id AND h.attempt_id = p.attempt_id
-                 WHERE e.group_id = r.group_id), 2147483647)
-FROM ready r JOIN rft.run u USING (run_id)
-ON CONFLICT (consumer, item_kind, item_id) DO UPDATE SET available = true, priority = excluded.priority;
+-- Kept: drawable, at the place that the run's sampler gives them.
+SELECT rft.ready_groups(%(group_ids)s::bigint[], %(priorities)s::float8[]);

@@ -4,7 +4,8 @@ SELECT pg_try_advisory_xact_lock(hashtext('rft.plan'), %(run_id)s::integer) AS l
 -- name: planning_state
 -- One row per explorer step that may run now, with the groups it has. One statement, so that one snapshot sees a draw and the
 -- groups it took together. A step that the present attempt has drawn needs no more groups, though it may not be done yet.
--- `live` can still train: not closed, and not drawn. `spare` counts live groups of earlier steps, which are drawn first.
+-- `due`: new groups of the step. `live` can still train: not closed, and never drawn. `spare` counts live groups of earlier steps,
+-- `enough` at most: nobody needs to know how many there are in a large buffer.
 WITH run AS (
     SELECT r.run_id, r.current_attempt_id, r.planned_steps,
            (SELECT p.trainer_step FROM rft.policy_version p
@@ -18,26 +19,33 @@ WITH run AS (
 span AS (
     SELECT *, least((policy_step / %(interval)s::integer + 1) * %(interval)s::integer - 1 + %(offset)s::integer, planned_steps - 1) AS last_step
     FROM run WHERE policy_step IS NOT NULL)
-SELECT s.current_attempt_id, step AS explore_step, n.base, n.refills, n.live,
-       (SELECT count(*) FROM rft.worklist WHERE consumer = 'trainer/' || s.run_id AND available AND sort_key < s.first_step::bigint << 32)
-     + (SELECT count(*) FROM rft.rollout_group WHERE run_id = s.run_id AND explore_step < s.first_step AND trainable
-        AND status IN ('planned', 'claimed', 'sealed')) AS spare
+SELECT s.current_attempt_id, s.policy_step, step AS explore_step, rft.num_planned(step + 1, %(per_step)s) AS due, n.base, n.refills, n.live,
+       (SELECT count(*) FROM (
+            SELECT FROM rft.worklist WHERE consumer = 'trainer/' || s.run_id AND available AND times_sampled = 0
+                AND lane = ANY (rft.explorer_lanes(s.run_id)) AND sort_key < s.first_step::bigint << 32 LIMIT %(enough)s) w)
+     + (SELECT count(*) FROM rft.rollout_group g WHERE run_id = s.run_id AND explore_step < s.first_step AND trainable
+        AND status IN ('planned', 'claimed', 'sealed') AND rft.is_paced(g)
+        AND NOT EXISTS (SELECT FROM rft.worklist d WHERE d.consumer = 'trainer/' || s.run_id AND d.item_kind = 'group'
+                        AND d.item_id = group_id AND d.times_sampled > 0)) AS spare
 FROM span s
 CROSS JOIN LATERAL generate_series(s.first_step, s.last_step) AS step
 CROSS JOIN LATERAL (
-    SELECT count(*) FILTER (WHERE NOT g.is_refill) AS base, count(*) FILTER (WHERE g.is_refill) AS refills,
-           count(*) FILTER (WHERE g.trainable AND g.status <> 'abandoned' AND (g.status <> 'ready' OR w.available)) AS live
+    SELECT count(*) FILTER (WHERE NOT g.is_refill AND rft.is_paced(g)) AS base, count(*) FILTER (WHERE g.is_refill) AS refills,
+           count(*) FILTER (WHERE g.trainable AND g.status <> 'abandoned' AND coalesce(w.times_sampled, 0) = 0
+                            AND rft.is_paced(g)
+                            AND (g.status <> 'ready' OR w.available)) AS live
     FROM rft.rollout_group g
     LEFT JOIN rft.worklist w ON w.consumer = 'trainer/' || g.run_id AND w.item_kind = 'group' AND w.item_id = g.group_id
-    WHERE g.run_id = s.run_id AND g.explore_step = step) n
+    WHERE g.run_id = s.run_id AND g.explore_step = step AND g.left_by IS NULL) n
 ORDER BY step;
 
 -- name: next_ordinal
 SELECT coalesce(max(ordinal), -1) + 1 AS ordinal FROM rft.rollout_group WHERE run_id = %(run_id)s;
 
 -- name: insert_group
-INSERT INTO rft.rollout_group (run_id, attempt_id, ordinal, task_id, explore_step, group_size, is_refill, source)
-VALUES (%(run_id)s, %(attempt_id)s, %(ordinal)s, %(task_id)s, %(explore_step)s, %(group_size)s, %(is_refill)s, %(source)s);
+INSERT INTO rft.rollout_group (run_id, attempt_id, ordinal, task_id, explore_step, group_size, is_refill, source, planned_policy_step)
+VALUES (%(run_id)s, %(attempt_id)s, %(ordinal)s, %(task_id)s, %(explore_step)s, %(group_size)s, %(is_refill)s, %(source)s,
+    %(planned_policy_step)s);
 
 -- name: mark_selected
 INSERT INTO rft.task_stat AS s (run_id, task_id, last_selected_at) SELECT %(run_id)s, unnest(%(task_ids)s::bigint[]), clock_timestamp()
@@ -56,7 +64,8 @@ FROM rft.task WHERE taskset = %(taskset)s AND status = 'active';
 
 -- name: new_observations
 -- Found by state, not by a high-water mark: a row that commits late is not missed.
-UPDATE rft.task_observation o SET applied = true
+UPDATE rft.task_observation o
+SET applied = true, applied_in = (SELECT max(snapshot_id) FROM rft.selector_snapshot WHERE run_id = %(run_id)s)
 FROM rft.task t
 WHERE o.run_id = %(run_id)s AND NOT o.applied AND t.task_id = o.task_id
 RETURNING o.observation_id, t.taskset, o.task_id, o.successes, o.trials, o.kind::text AS kind;

@@ -35,7 +35,7 @@ SELECT policy_version_id, trainer_step FROM rft.policy_version WHERE run_id = %(
 
 -- name: progress_evaluations
 -- The newest finished evaluation of each taskset and decoding.
-SELECT DISTINCT ON (purpose, taskset, decoding) purpose, taskset, decoding, trainer_step, num_tasks, mean_reward
+SELECT DISTINCT ON (purpose, taskset, decoding) purpose, taskset, decoding, trainer_step, num_tasks, mean_reward, error
 FROM rft.evaluation WHERE run_id = %(run_id)s AND status = 'done'
 ORDER BY purpose, taskset, decoding, evaluation_id DESC;
 

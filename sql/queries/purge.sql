@@ -97,7 +97,10 @@ SELECT g.group_id, t.taskset, count(*) AS num_experiences, max(e.created_at) AS 
        array_agg(e.experience_id) AS experience_ids,
        (%(keep_labelled)s AND bool_or(EXISTS (SELECT FROM rft.label l WHERE l.experience_id = e.experience_id)))
        OR g.status NOT IN ('ready', 'abandoned')
-       OR (g.trainable AND r.status <> 'finished' AND r.current_attempt_id IS NOT NULL AND NOT EXISTS (SELECT FROM rft.v_consumption c WHERE c.run_id = g.run_id AND c.item_id = g.group_id))
+       OR (g.trainable AND r.status <> 'finished' AND r.current_attempt_id IS NOT NULL AND (
+           NOT EXISTS (SELECT FROM rft.v_consumption c WHERE c.run_id = g.run_id AND c.item_id = g.group_id)
+           OR EXISTS (SELECT FROM rft.worklist w WHERE w.consumer = 'trainer/' || g.run_id AND w.item_kind = 'group' AND w.item_id = g.group_id
+                      AND (w.available OR w.resume_step IS NOT NULL))))
        AS protected
 FROM rft.rollout_group g
 JOIN rft.run r USING (run_id)

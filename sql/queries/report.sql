@@ -1,7 +1,8 @@
 -- name: report_evaluations
 -- Finished evaluations of the run's present history, one per purpose, taskset, decoding and step.
 SELECT DISTINCT ON (e.purpose, e.taskset, e.decoding, e.trainer_step)
-       e.evaluation_id, e.purpose, e.taskset, e.decoding, e.trainer_step, a.num_questions, a.mean, a.standard_error, a.num_tokens
+       e.evaluation_id, e.purpose, e.taskset, e.decoding, e.trainer_step, a.num_questions, a.mean, a.standard_error, a.num_tokens,
+       e.error
 FROM rft.run r
 JOIN rft.v_history h ON h.history_id = r.current_attempt_id
 JOIN rft.policy_version p ON p.attempt_id = h.attempt_id AND (h.last_step IS NULL OR p.trainer_step <= h.last_step)

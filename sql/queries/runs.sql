@@ -69,19 +69,8 @@ UPDATE rft.run_attempt SET lease_until = rft.clock() + %(lease_s)s * interval '1
 UPDATE rft.run_attempt SET ended_at = clock_timestamp(), lease_until = rft.clock(), outcome = %(outcome)s WHERE attempt_id = %(attempt_id)s;
 
 -- name: return_draws
--- After a crash: groups drawn after the checkpoint, by attempts this history leaves there, can be drawn again. Groups are locked
--- first, as labels lock them: a label in flight either is seen by the statements that follow or sees what this one did.
-WITH locked AS (
-    SELECT g.group_id FROM rft.worklist w JOIN rft.rollout_group g ON g.group_id = w.item_id
-    WHERE w.consumer = 'trainer/' || %(run_id)s AND w.item_kind = 'group' AND NOT w.available AND g.status = 'ready' AND g.trainable
-      AND NOT EXISTS (
-          SELECT FROM rft.draw d
-          JOIN rft.v_history h ON h.history_id = %(attempt_id)s AND h.attempt_id = d.attempt_id
-              AND (h.last_step IS NULL OR d.trainer_step <= h.last_step)
-          WHERE d.item_kind = 'group' AND d.item_id = w.item_id)
-    ORDER BY g.group_id FOR UPDATE OF g)
-UPDATE rft.worklist w SET available = true
-FROM locked l WHERE w.consumer = 'trainer/' || %(run_id)s AND w.item_kind = 'group' AND w.item_id = l.group_id;
+-- After a crash: groups drawn after the checkpoint, by attempts this history leaves there, can be drawn again.
+SELECT rft.return_draws(%(run_id)s, %(attempt_id)s);
 
 -- name: bound_policy_steps
 -- Groups sampled by policies after the checkpoint, which this history never had: they age from the checkpoint on.

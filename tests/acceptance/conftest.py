@@ -29,21 +29,45 @@ def rft() -> Rft:
     def call(
         *arguments: object, timeout: float = 420, cwd: Path | None = None, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        result = subprocess.run(
-            rft_command(*arguments),
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            cwd=cwd or CHECKOUT,
+        process = subprocess.Popen(
+            rft_command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd or CHECKOUT,
             env=rft_environment(),
-            check=False,
-        )
+        )  # fmt: skip
+        try:
+            stdout, stderr = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            doing = _what_they_do(arguments)
+            process.kill()
+            stdout, stderr = process.communicate()
+            pytest.fail(
+                f"rft {arguments} took over {timeout} s:\n{stdout[-4000:]}\n{stderr[-4000:]}\n{doing}", pytrace=False
+            )
+        result = subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
         assert not check or result.returncode == 0, (
             f"rft {arguments} ended with {result.returncode}:\n{result.stdout}\n{result.stderr}"
         )
         return result
 
     return call
+
+
+def _what_they_do(arguments: tuple[object, ...]) -> str:
+    """What the processes of a buffer said they were doing, for the message of a call that hangs."""
+    named = [Path(str(arguments[i + 1])) for i, argument in enumerate(arguments[:-1]) if argument == "--buffer"]
+    queries = (
+        "select * from rft.worker",
+        "select * from rft.worklist",
+        "select * from rft.evaluation",
+        "select * from rft.rollout_group",
+    )
+    found = [f"{query}: {rows(buffer, query)[-30:]}" for buffer in named for query in queries]
+    stacks = [
+        subprocess.run(
+            rft_command("status", "--stacks", "--buffer", buffer), capture_output=True, text=True, check=False
+        ).stdout
+        for buffer in named
+    ]
+    return "\n".join(found + stacks)
 
 
 def rft_command(*arguments: object) -> list[str]:

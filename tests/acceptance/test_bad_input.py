@@ -272,6 +272,16 @@ def test_check_deep_opens_everything_and_makes_nothing(place: Place, rft: Rft, t
     assert rows(place.buffer, "select name from rft.run") == []
 
 
+def test_a_priority_formula_that_the_database_does_not_take_is_refused(place: Place, tmp_path: Path) -> None:
+    setting = "sampling={order: prioritized, priority: {formula: 'meen_reward; DROP TABLE rft.draw'}}"
+    arguments = [place.config, "--buffer", place.buffer, "--set", setting]
+    for text in (
+        refused(place, tmp_path, "run", *arguments),
+        call("check", "--deep", *arguments, ray_folder=tmp_path / "ray").stderr,
+    ):
+        assert "sampling.priority.formula" in text and "mean_reward" in text and "is valid" not in text
+
+
 @pytest.mark.parametrize(
     ("setting", "words"),
     [

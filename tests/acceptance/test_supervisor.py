@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rftdata.server import EmbeddedServer
-from tests.acceptance.conftest import rft_environment, rows
+from tests.acceptance.conftest import Rft, rft_environment, rows
 from tests.models import make_tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -80,13 +80,23 @@ def start(folder: Path, *options: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def test_a_role_that_does_not_stop_after_ctrl_c_is_killed_and_the_run_counts_as_interrupted(folder: Path) -> None:
+def test_a_role_that_does_not_stop_after_ctrl_c_is_killed_and_the_run_counts_as_interrupted(
+    folder: Path, rft: Rft
+) -> None:
     process = start(folder)
     buffer = folder / "buffer"
     running = buffer / "postgres" / "postmaster.pid"
     while not running.exists() or not rows(buffer, "select 1 from rft.train_step limit 1"):
         assert process.poll() is None, process.stdout.read() if process.stdout else ""
         time.sleep(0.5)
+    stacks = rft("status", "--stacks", "--buffer", buffer).stdout
+    for role, function in (
+        ("supervisor", "_supervise"),
+        ("explorer", "in run"),
+        ("pipeline", "main"),
+        ("trainer", "_step"),
+    ):
+        assert function in stacks.partition(f"\n{role} ")[2], f"where is the {role}?\n{stacks}"
     os.kill(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 130, output

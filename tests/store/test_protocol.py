@@ -1,8 +1,8 @@
 """The protocol against a model of it: any order of planning, writing, deciding, labelling, drawing, checkpoints and crashes.
 
-The model is a few Python dicts. What must hold after every step: a batch holds whole groups that the pipeline kept, each at most
-once on the history that the attempt goes on from, with the rewards as they stand; what was acknowledged is never lost; who lost a claim or
-the run can write nothing.
+The model is a few Python dicts. What must hold after every step: a batch holds whole groups that the pipeline kept, each as often
+as its sampling policy allows on the history that the attempt goes on from, with the rewards as they stand; what was acknowledged is
+never lost; who lost a claim or the run can write nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, event, settings
+from hypothesis import HealthCheck, Phase, event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -31,6 +31,15 @@ from tests.store_roles import Roles, own_group
 
 REWARDS = st.sampled_from([0.0, 0.25, 1.0])
 NEVER_STALE = 10**6
+POLICIES: list[dict[str, Any]] = [
+    {},
+    {"order": "uniform"},
+    {"max_times_sampled": 2},
+    {"order": "prioritized", "max_times_sampled": 3, "cooldown_steps": 2, "priority": {"formula": "mean_reward"}},
+    {"mixture": [{"source": "explorer", "ratio": 2}, {"source": "import", "ratio": 1, "order": "uniform", "max_times_sampled": 2}]},
+    {"mixture": [{"source": "explorer", "ratio": 1}, {"source": "import", "ratio": 1, "max_times_sampled": 2},
+                 {"source": "replay", "ratio": 1, "order": "uniform", "max_times_sampled": 3}]},
+]  # fmt: skip
 
 
 @dataclass
@@ -41,18 +50,27 @@ class Stored:
     decided: bool = False
     kept: bool = True
     stale: bool = False  # a label came after the verdict
+    left: bool = False  # the run went back to before it was planned
+    source: str = "explorer"
 
 
 @dataclass
 class History:
-    """The steps on the way of the present attempt: which groups each drew, and where its checkpoint is."""
+    """The steps on the way of the present attempt: which groups each drew, and where its checkpoints are."""
 
     draws: dict[int, list[int]] = field(default_factory=dict)
-    checkpoint: int = 0
+    checkpoints: list[int] = field(default_factory=lambda: [0])
+
+    @property
+    def checkpoint(self) -> int:
+        return self.checkpoints[-1]
 
     @property
     def drawn(self) -> set[int]:
         return {group for groups in self.draws.values() for group in groups}
+
+    def steps(self, group: int) -> list[int]:
+        return [step for step, groups in self.draws.items() if group in groups]
 
 
 class Protocol(RuleBasedStateMachine):
@@ -60,13 +78,16 @@ class Protocol(RuleBasedStateMachine):
 
     buffer: Buffer
 
-    @initialize(group_size=st.integers(1, 3), offset=st.integers(0, 3), batch_groups=st.integers(1, 3))
-    def start(self, group_size: int, offset: int, batch_groups: int) -> None:
+    @initialize(
+        group_size=st.integers(1, 3), offset=st.integers(0, 3), batch_groups=st.integers(1, 3), policy=st.sampled_from(POLICIES)
+    )  # fmt: skip
+    def start(self, group_size: int, offset: int, batch_groups: int, policy: dict[str, Any]) -> None:
         self.roles = Roles(
             self.buffer, num_tasks=60, steps=30, batch_groups=batch_groups, group_size=group_size, offset=offset, max_refill=2,
-            max_staleness=NEVER_STALE,
+            sampling={"max_staleness": NEVER_STALE, **policy},
         )  # fmt: skip
         self.stored: dict[int, Stored] = {}
+        self.planned_at: dict[int, int] = {}  # the step at which the policy stood
         self.history = History()
         self.held: list[ClaimedGroup] = []
         self.lost: list[ClaimedGroup] = []
@@ -74,6 +95,7 @@ class Protocol(RuleBasedStateMachine):
         self.deciding: SealedBatch | None = None
         self.attempt = self.roles.attempt()
         self.step = 0
+        self.tried = 0  # the step up to which groups that rest were woken
         self.open_batch: Batch | None = None
 
     def teardown(self) -> None:
@@ -86,6 +108,10 @@ class Protocol(RuleBasedStateMachine):
     @rule()
     def plan(self) -> None:
         self.roles.plan()
+        for row in self.rows(
+            "SELECT group_id FROM rft.rollout_group WHERE run_id = %s AND status = 'planned'", [self.roles.run_id]
+        ):
+            self.planned_at.setdefault(row["group_id"], self.roles.policy_step)
 
     @rule(count=st.integers(1, 3))
     def claim(self, count: int) -> None:
@@ -117,7 +143,7 @@ class Protocol(RuleBasedStateMachine):
     @rule(rewards=st.lists(REWARDS, min_size=1, max_size=3), key=st.integers(0, 5))
     def import_group(self, rewards: list[float], key: int) -> None:
         (group_id,) = self.roles.insert(own_group(rewards, task_key=str(key)))
-        self.stored[group_id] = Stored(rewards)
+        self.stored[group_id] = Stored(rewards, source="import")
 
     @precondition(lambda self: self.held)
     @rule()
@@ -150,6 +176,7 @@ class Protocol(RuleBasedStateMachine):
         decided = self.roles.commit(self.deciding, keep=lambda row: not drop)
         for group_id in decided:
             group = self.stored[group_id]
+            assert not group.left
             group.decided, group.kept, group.stale = True, not drop, False
         self.deciding = None
 
@@ -173,7 +200,25 @@ class Protocol(RuleBasedStateMachine):
         )
         if group.rewards[place] != reward:
             group.rewards[place] = reward
-            group.stale = group_id not in self.history.drawn
+            group.stale = self._may_be_drawn(group_id) and not group.left
+
+    def _lane(self, group_id: int) -> dict[str, Any]:
+        """The policy for a group as often drawn as it is."""
+        lanes = self.roles.sampling.policy()["lanes"]
+        fits = [lane for lane in lanes if lane["source"] in (None, self.stored[group_id].source)]
+        times = len(self.history.steps(group_id))
+        fits = sorted((lane for lane in fits if times or not lane["replay"]), key=lambda lane: bool(lane["replay"]))
+        left = [lane for lane in fits if times < (lane["max_times_sampled"] or NEVER_STALE)]
+        found: dict[str, Any] = (left or fits)[0]
+        return found
+
+    def _may_be_drawn(self, group_id: int) -> bool:
+        """Now or after it has rested."""
+        return len(self.history.steps(group_id)) < (self._lane(group_id)["max_times_sampled"] or NEVER_STALE)
+
+    def _rests(self, group_id: int, step: int) -> bool:
+        steps = self.history.steps(group_id)
+        return bool(steps) and steps[-1] + self._lane(group_id)["cooldown_steps"] > step
 
     # The trainer.
 
@@ -181,19 +226,22 @@ class Protocol(RuleBasedStateMachine):
     @rule()
     def draw(self) -> None:
         batch = self.attempt.draw(self.step + 1, self.roles.batch_groups, timeout_s=0)
+        self.tried = self.step + 1
         if batch is None:
             return
         self.open_batch = batch
         rows = batch.rows.to_pylist()
         groups = list(dict.fromkeys(row["group_id"] for row in rows))
-        assert not set(groups) & self.history.drawn, "drawn twice on one history"
         for group_id in groups:
             group = self.stored[group_id]
-            assert group.decided and group.kept and not group.stale
+            assert self._may_be_drawn(group_id), "drawn too often on one history"
+            assert not self._rests(group_id, self.tried)
+            assert group.decided and group.kept and not group.stale and not group.left
             assert [row["reward"] for row in rows if row["group_id"] == group_id] == group.rewards
         assert len(groups) == self.roles.batch_groups or batch.short_reason
         self.history.draws[self.step + 1] = groups
-        event("drawn full" if groups else "drawn empty")
+        again = sum(len(self.history.steps(group)) > 1 for group in groups)
+        event(f"drawn {'full' if groups else 'empty'}{', some again' if again else ''}")
 
     @precondition(lambda self: self.open_batch is not None)
     @rule()
@@ -218,7 +266,7 @@ class Protocol(RuleBasedStateMachine):
     @rule()
     def checkpoint(self) -> None:
         self.attempt.commit_checkpoint(self.step, f"/checkpoints/{self.step}")
-        self.history.checkpoint = self.step
+        self.history.checkpoints.append(self.step)
 
     @rule()
     def trainer_dies(self) -> None:
@@ -226,10 +274,34 @@ class Protocol(RuleBasedStateMachine):
             "UPDATE rft.run_attempt SET lease_until = now() - interval '1 s' WHERE run_id = %s", [self.roles.run_id]
         )
         self.fenced.append(self.attempt)
-        self.attempt = self.roles.attempt()
-        self.step = self.attempt.start_step
-        assert self.step == self.history.checkpoint
         event(f"trainer died after {'some' if self.history.draws else 'no'} draws")
+        self._go_on()
+
+    @rule(data=st.data(), keep=st.booleans())
+    def go_back(self, data: st.DataObject, keep: bool) -> None:
+        """To any checkpoint of the present history, or to the initial weights."""
+        step = data.draw(st.sampled_from(self.history.checkpoints))
+        self.attempt.close()
+        self.buffer.rewind(self.roles.run, step, keep_rollouts=keep)
+        self.history.checkpoints = [s for s in self.history.checkpoints if s <= step]
+        if not keep:
+            for group_id, group in self.stored.items():
+                group.left = group.left or self._planned_after(group_id, step)
+            gone = [group for group in self.held if self._planned_after(group.group_id, step)]
+            self.lost += gone
+            self.held = [group for group in self.held if group not in gone]
+        event(f"went back {'some' if step < self.step else 'no'} steps{', rollouts kept' if keep else ''}")
+        self.fenced.append(self.attempt)
+        self._go_on()
+
+    def _planned_after(self, group_id: int, step: int) -> bool:
+        return self.planned_at.get(group_id, -1) >= step  # an import was never planned
+
+    def _go_on(self) -> None:
+        """A new attempt takes the run over."""
+        self.attempt = self.roles.attempt()
+        self.step = self.tried = self.attempt.start_step
+        assert self.step == self.history.checkpoint
         self._undo(self.step)
         self.open_batch = None
 
@@ -250,7 +322,8 @@ class Protocol(RuleBasedStateMachine):
         for later in [s for s in self.history.draws if s > step]:
             del self.history.draws[later]
         for group_id, group in self.stored.items():
-            if group.decided and group_id not in self.history.drawn and self._labelled_since_verdict(group_id):
+            drawable = group.decided and not group.left and self._may_be_drawn(group_id)
+            if drawable and self._labelled_since_verdict(group_id):
                 group.stale = True
 
     def _labelled_since_verdict(self, group_id: int) -> bool:
@@ -282,15 +355,22 @@ class Protocol(RuleBasedStateMachine):
     def what_was_decided_and_not_drawn_waits_to_be_drawn(self) -> None:
         if not hasattr(self, "stored"):
             return
+        # The next draw wakes those that have rested long enough before it picks any.
         waiting = self.rows(
-            "SELECT item_id FROM rft.worklist WHERE consumer = 'trainer/' || %s::bigint AND available",
-            [self.roles.run_id],
+            "SELECT w.item_id FROM rft.worklist w JOIN rft.rollout_group g ON g.group_id = w.item_id"
+            " WHERE w.consumer = 'trainer/' || %s::bigint"
+            " AND (w.available OR (w.resume_step <= %s AND g.status = 'ready' AND g.trainable))",
+            [self.roles.run_id, self.tried],
         )
-        drawn = self.history.drawn
         assert {row["item_id"] for row in waiting} == {
             group_id
             for group_id, group in self.stored.items()
-            if group.decided and group.kept and not group.stale and group_id not in drawn
+            if group.decided
+            and group.kept
+            and not group.stale
+            and not group.left
+            and self._may_be_drawn(group_id)
+            and not self._rests(group_id, self.tried)
         }
 
     @invariant()
@@ -317,6 +397,8 @@ def test_any_order_of_events_keeps_the_contracts(buffer: Buffer) -> None:
             deadline=None,
             suppress_health_check=list(HealthCheck),
             derandomize=True,
+            # A failing example is readable as it is, and shrinking takes minutes.
+            phases=(Phase.explicit, Phase.reuse, Phase.generate),
         ),
     )
     assert list(buffer.verify()) == []

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 import rftdata
+from rftcore.cli.report import print_report
+from rftcore.launch.progress import Progress
 from rftcore.learning_curve import write_learning_curve
 from rftcore.report import Gain, build_report, compare
 from tests.stored_run import StoredRun
@@ -47,6 +49,19 @@ def test_a_difference_without_spread_has_no_z(buffer: rftdata.Buffer, run: Store
     run.evaluation(4, {1: 1, 2: 1})
     found = gain(build_report(buffer).gains, "validation")
     assert (found.difference, found.standard_error, found.z) == (1.0, 0.0, None)
+
+
+def test_answers_that_could_not_be_scored_are_told_of(
+    buffer: rftdata.Buffer, run: StoredRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluation = run.evaluation(0, {1: 0.0, 2: 1.0}, taskset="sums")
+    said = "1 of 2 answers failed and count 0; the first: KeyError: [the answer]"
+    buffer.sql("UPDATE rft.evaluation SET error = %s WHERE evaluation_id = %s", [said, evaluation])
+    report = build_report(buffer)
+    assert report.unscored == [f"validation sums, greedy, step 0: {said}"]
+    print_report([report])
+    assert f"warning validation sums, greedy, step 0: {said}" in " ".join(capsys.readouterr().out.split())
+    assert Progress(buffer, run.run_id).snapshot()["evaluations"][0]["error"] == said
 
 
 def test_the_best_step_is_chosen_on_validation_alone(buffer: rftdata.Buffer, run: StoredRun) -> None:

@@ -29,6 +29,7 @@ from rftdata.claims import (
 )
 from rftdata.database import Row
 from rftdata.errors import ConfigError, RftError
+from rftdata.sampling import SamplingConfig
 from rftdata.worker import Worker
 from tests.models import make_tiny_model
 from tests.store_roles import own_group
@@ -104,7 +105,7 @@ class Training:
     def train(self) -> None:
         with (
             Worker(self.buffer.database, self.run["run_id"], "trainer") as worker,
-            self.buffer.attempt(self.run, max_staleness=1000) as attempt,
+            self.buffer.attempt(self.run, sampling=SamplingConfig(max_staleness=1000)) as attempt,
         ):
             TrainerRole(JoinedRun(self.buffer, self.run, self.config), worker, attempt).run()
 

@@ -87,6 +87,24 @@ def test_claims_of_a_killed_process_go_back_while_the_others_work_on(buffer: Buf
     assert group.claim_token == 3  # claimed, taken back, claimed again: what the lost one held is fenced
 
 
+def test_a_new_worker_frees_at_once_what_died_on_its_machine(buffer: Buffer) -> None:
+    roles = Roles(buffer)
+    with roles.attempt():
+        roles.insert(own_group())
+        roles.plan()
+    arguments = [buffer.config.uri, str(buffer.config.segments), str(roles.run_id)]
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, *arguments], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None and holder.stdout.readline()
+    assert claims(buffer)["groups"] == 1
+    with Worker(buffer.database, roles.run_id, "pipeline"):
+        assert claims(buffer)["groups"] == 1, "its holder lives"
+    holder.kill()
+    holder.wait()
+    holder.stdout.close()
+    with Worker(buffer.database, roles.run_id, "pipeline"):
+        assert claims(buffer) == {"groups": 0, "items": 0, "evaluations": 0}
+
+
 def worker_row(buffer: Buffer, worker: Worker) -> dict[str, Any]:
     row: dict[str, Any] = buffer.sql(
         "SELECT progress, waiting_for, error, stopped_at, extract(epoch FROM clock_timestamp() - heartbeat_at)::float8 AS age"

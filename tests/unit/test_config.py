@@ -49,8 +49,9 @@ def test_evaluations_that_nobody_would_answer_are_refused(change: dict[str, Any]
 @pytest.mark.parametrize(
     ("change", "key"),
     [
-        ({"sampling": {"max_times_sampled": 2}}, r"sampling\.max_times_sampled"),
+        ({"sampling": {"max_times_sampled": -1}}, r"sampling\.max_times_sampled"),
         ({"sampling": {"order": "lifo"}}, r"sampling\.order"),
+        ({"sampling": {"mixture": [{"source": "human", "ratio": 1}]}}, "explorers supply"),
         ({"algorithm": {"group_size": 4, "min_group_size": 5}}, "min_group_size"),
         ({"trainer": {"betas": [0.9, 1.0]}}, r"trainer\.betas"),
         ({"trainer": {"betas": [-0.1, 0.9]}}, r"trainer\.betas"),

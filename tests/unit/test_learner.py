@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -122,6 +123,20 @@ class TestGradient:
         expected, found = gradients(whole, make_batch(1)), gradients(cut, make_batch(1))
         assert expected.keys() == found.keys()
         for name, gradient in expected.items():
+            torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+
+    def test_importance_weights_multiply_the_loss_of_each_experience(self, model_path: str) -> None:
+        learner = Learner(model_path, config(max_grad_norm=None, learning_rate=1e-12), SFT(), 0)
+        batch = make_batch(4, groups=1, size=3)
+        by_hand: dict[str, Tensor] = {}
+        for row, weight in enumerate([1.0, 0.25, 0.5]):
+            alone = torch.zeros(3)
+            alone[row] = 1.0
+            for name, gradient in gradients(learner, replace(batch, importance_weights_B=alone)).items():
+                by_hand[name] = by_hand.get(name, torch.zeros_like(gradient)) + weight * gradient
+        found = gradients(learner, replace(batch, importance_weights_B=torch.tensor([1.0, 0.25, 0.5])))
+        assert found.keys() == by_hand.keys()
+        for name, gradient in by_hand.items():
             torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
 
     def test_equals_that_of_the_plain_formula_over_all_logits(self, model_path: str) -> None:
@@ -394,6 +409,7 @@ def play(learner: Learner, steps: int, score: Callable[[Tensor, Tensor], Tensor]
             rewards_B=rewards,
             group_index_B=torch.arange(8).repeat_interleave(8),
             rollout_index_B=torch.arange(8).repeat(8),
+            importance_weights_B=torch.ones(64),
         )
         metrics = learner.update(batch, step)
         # On-policy: what was sampled and what is trained are the same policy, so every ratio is 1.

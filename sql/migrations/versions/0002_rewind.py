@@ -1,4 +1,4 @@
-"""Operating a buffer: where imported experiences come from, what was purged, and who may do what.
+"""Going back to an earlier step of a run, and forking from one.
 
 The DDL is in the folder of the same name, run in the order of the file names, in one transaction.
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from alembic import op
 
-revision = "0003"
+revision = "0002"
 down_revision = "0001"
 branch_labels = None
 depends_on = None

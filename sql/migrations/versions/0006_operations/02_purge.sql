@@ -113,7 +113,7 @@ BEGIN
 
     DELETE FROM rft.worklist w USING rft.rollout_group g
     WHERE g.group_id = ANY (groups) AND w.item_kind = 'group' AND w.item_id = g.group_id AND w.consumer = 'pipeline/' || g.run_id;
-    UPDATE rft.worklist w SET available = false FROM rft.rollout_group g
+    UPDATE rft.worklist w SET available = false, resume_step = NULL FROM rft.rollout_group g
     WHERE g.group_id = ANY (groups) AND w.item_kind = 'group' AND w.item_id = g.group_id AND w.consumer = 'trainer/' || g.run_id;
     UPDATE rft.rollout_group SET status = 'abandoned', trainable = false, closed_reason = why, lease_until = NULL
     WHERE group_id = ANY (groups);

@@ -66,8 +66,10 @@ BEGIN
         END LOOP;
         GRANT INSERT ON rft.experience, rft.rollout TO rft_worker;
         GRANT UPDATE (reward, reward_final) ON rft.experience TO rft_worker;
-        -- What is undone without a trace, because it never counted: items done with, draws given back, questions never answered.
-        GRANT DELETE ON rft.worklist, rft.draw, rft.evaluation TO rft_worker;
+        -- What is undone without a trace, because it never counted: items done with, draws given back, questions never answered;
+        -- and what a run samples by or goes back to, which is written anew.
+        GRANT DELETE ON rft.worklist, rft.draw, rft.evaluation, rft.sampler_lane, rft.sampler_insert, rft.sampler_step,
+            rft.selector_snapshot, rft.selector_state TO rft_worker;
         GRANT USAGE ON ALL SEQUENCES IN SCHEMA rft TO rft_worker;
     END IF;
     RETURN held;

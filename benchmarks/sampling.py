@@ -1,0 +1,221 @@
+"""What a draw costs by sampling policy and size of the buffer.
+
+`rft bench sampling [--rows 10000,1000000,10000000]` fills a buffer of its own with so many experiences, in groups of 8 with real rows
+and every index (arrays and short texts are shared: 10 million take about 8 GB), and for every policy draws batches of 256
+experiences: the call of `attempt.draw` (claim, draw, rows back, durable), then decoding three arrays into padded buffers, then new
+priorities for the groups of the batch. Milliseconds, p50 and p99; beside each, `commit`, the smallest durable transaction on
+this machine in the same minutes. JSON on stdout.
+
+`--group-size 1` makes every experience an item of its own: 256 claims a draw, and as many items as rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import rftdata
+from benchmarks.buffer import as_groups
+from benchmarks.workload import make_samples
+from rftdata.attempt import Attempt
+from rftdata.sampling import SamplingConfig
+
+_BATCH = 256
+_COLUMNS = ("token_ids", "loss_mask", "behavior_logprobs")
+_TASKSETS = [f"set{i}" for i in range(4)]
+_WARM_UP = 20
+
+POLICIES: dict[str, dict[str, Any]] = {
+    "fifo": {},
+    "newest": {"order": "newest"},
+    "uniform": {"order": "uniform"},
+    "prioritized": {"order": "prioritized"},
+    "prioritized_formula": {
+        "order": "prioritized",
+        "max_times_sampled": 0,
+        "priority": {"formula": "priority / (1 + times_sampled)"},
+    },
+    "uniform_reuse": {"order": "uniform", "max_times_sampled": 0, "cooldown_steps": 3},
+    "mixture": {
+        "mixture": [{"source": "import", "ratio": 3, "order": "uniform"}, {"source": "human", "ratio": 1}],
+    },
+    "stratified": {"stratify": "taskset"},
+    "rate_limited": {"max_times_sampled": 0, "order": "uniform", "samples_per_insert": {"ratio": 8}},
+}
+
+
+def queries() -> dict[str, str]:
+    """The statements beside this file."""
+    blocks = re.split(r"^-- name: ", Path(__file__).with_suffix(".sql").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {name: body for name, _, body in (block.partition("\n") for block in blocks[1:])}
+
+
+class Bench:
+    """One buffer with one run of each size."""
+
+    def __init__(self, folder: Path, group_size: int) -> None:
+        self.buffer = rftdata.open(str(folder / "buffer"))
+        self.group_size = group_size
+        self._queries = queries()
+        self._next_group = 1_000_000
+        self._execute("tasks")
+        samples = self.buffer.create_run(name="samples", config={}, seed=0, steps=1, pipeline_version="none")
+        self._samples_run_id = samples["run_id"]
+        with self.buffer.writer(samples) as writer:
+            writer.insert(*as_groups(make_samples(_BATCH, seed=0)))
+
+    def fill(self, rows: int) -> int:
+        """A run with so many experiences; its id. Nothing of it is flushed until the end."""
+        run = self.buffer.create_run(
+            name=f"rows{rows}", config={}, seed=7, steps=10**6, pipeline_version="none", mode="train"
+        )
+        num = rows // self.group_size
+        values = {
+            "run_id": run["run_id"], "first": self._next_group, "num": num, "group_size": self.group_size,
+            "samples_run_id": self._samples_run_id,
+        }  # fmt: skip
+        self._next_group += num
+        self._set_fsync("off")
+        for name in ("groups", "rollouts", "experiences", "worklist"):
+            started = time.perf_counter()
+            self._execute(name, **values)
+            print(f"{rows:,} experiences: {name} filled in {time.perf_counter() - started:.0f} s", file=sys.stderr)
+        for statement in (
+            "VACUUM (ANALYZE) rft.rollout_group, rft.rollout, rft.experience, rft.worklist",
+            "CHECKPOINT",
+        ):
+            self._execute_text(statement)
+        self._set_fsync("on")
+        return int(run["run_id"])
+
+    def measure(self, run_id: int, policy: dict[str, Any], num_draws: int) -> dict[str, Any]:
+        """Milliseconds of draws, decoding, priorities and a bare commit, in turns."""
+        sampling = SamplingConfig.model_validate({"max_staleness": 10**6, **policy})
+        started = time.perf_counter()
+        attempt = self.buffer.attempt(run_id, sampling=sampling, tasksets=_TASKSETS)
+        start_seconds = time.perf_counter() - started
+        self._execute_text("VACUUM (ANALYZE) rft.worklist")
+        self._execute_text("CHECKPOINT")
+        times: dict[str, list[float]] = {"draw": [], "decode": [], "set_priorities": [], "commit": []}
+        with attempt:
+            for step in range(1, _WARM_UP + num_draws + 1):
+                if not self._draw(attempt, step, times):
+                    break  # a small buffer is used up
+                if step == _WARM_UP:
+                    for values in times.values():
+                        values.clear()
+        return {
+            "num_draws": len(times["draw"]),
+            "seconds_to_apply_the_policy": round(start_seconds, 2),
+            **{f"{name}_ms": _percentiles(values) for name, values in times.items() if values},
+            "load": os.getloadavg()[0],
+        }
+
+    def _draw(self, attempt: Attempt, step: int, times: dict[str, list[float]]) -> bool:
+        """A step as a trainer does it; False when there was no full batch."""
+        with _timed(times["draw"]):
+            batch = attempt.draw(step, _BATCH // self.group_size, _COLUMNS, timeout_s=0)
+        if batch is None or len(batch) < _BATCH:
+            times["draw"].pop()
+            return False
+        with _timed(times["decode"]):
+            for column in _COLUMNS:
+                batch.padded(column)
+        priorities = {group: 0.01 + group % 97 / 97 for group in batch.rows["group_id"].to_pylist()}
+        with _timed(times["set_priorities"]):
+            attempt.set_priorities(priorities)
+        with _timed(times["commit"]):
+            self._execute("touch", run_id=attempt.run_id)
+        return True
+
+    def sizes(self, run_id: int) -> dict[str, Any]:
+        rows: list[dict[str, Any]] = self.buffer.sql(self._queries["sizes"], {"run_id": run_id}).to_pylist()
+        return rows[0]
+
+    def close(self) -> None:
+        self.buffer.close()
+        if self.buffer.server:
+            self.buffer.server.stop()
+
+    def _execute(self, name: str, **values: Any) -> None:
+        with self.buffer.database.connection() as connection:
+            connection.execute(self._queries[name], values or None)
+
+    def _execute_text(self, statement: str) -> None:
+        with self.buffer.database.connection() as connection:
+            connection.execute(statement)
+
+    def _set_fsync(self, value: str) -> None:
+        self._execute_text(f"ALTER SYSTEM SET fsync = {value}")
+        self._execute_text("SELECT pg_reload_conf()")
+
+
+@contextmanager
+def _timed(times: list[float]) -> Iterator[None]:
+    """Adds the milliseconds of what is done within."""
+    started = time.perf_counter()
+    yield
+    times.append(1000 * (time.perf_counter() - started))
+
+
+def _percentiles(values: Sequence[float]) -> dict[str, float]:
+    p50, p99 = np.percentile(values, [50, 99])
+    return {"p50": round(float(p50), 3), "p99": round(float(p99), 3), "max": round(max(values), 3)}
+
+
+def measure(
+    sizes: Sequence[int], policies: Sequence[str], num_draws: int, group_size: int, folder: Path
+) -> dict[str, Any]:
+    """Every policy at every size."""
+    results: dict[str, Any] = {}
+    bench = Bench(folder, group_size)
+    try:
+        for rows in sizes:
+            run_id = bench.fill(rows)
+            found = results[str(rows)] = {"sizes": bench.sizes(run_id), "policies": {}}
+            for name in policies:
+                found["policies"][name] = bench.measure(run_id, POLICIES[name], num_draws)
+                print(f"{rows:,} experiences, {name}: {json.dumps(found['policies'][name])}", file=sys.stderr)
+    finally:
+        bench.close()
+    return {"group_size": group_size, "batch": _BATCH, "rows": results}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="rft bench sampling", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--rows", default="10000,1000000", help="experiences, several sizes with commas between them")
+    parser.add_argument("--policies", default=",".join(POLICIES), help="some of them, with commas between")
+    parser.add_argument("--draws", type=int, default=300, help="draws measured for each policy")
+    parser.add_argument("--group-size", type=int, default=8, help="experiences of a group; must divide 256")
+    parser.add_argument("--folder", type=Path, help="where to work; a temporary folder by default")
+    options = parser.parse_args(arguments)
+    try:
+        sizes = [int(part) for part in options.rows.split(",")]
+    except ValueError:
+        parser.error(f"--rows must be numbers with commas between them, not {options.rows!r}")
+    if min(sizes) < 4 * _BATCH or options.draws < 1 or options.group_size < 1 or _BATCH % options.group_size:
+        parser.error(f"--rows must be at least {4 * _BATCH}, --draws at least 1, and --group-size must divide {_BATCH}")
+    policies = options.policies.split(",")
+    if not set(policies) <= set(POLICIES):
+        parser.error(f"--policies must be some of {','.join(POLICIES)}")
+    with tempfile.TemporaryDirectory(prefix="rft-bench-", dir=options.folder, ignore_cleanup_errors=True) as folder:
+        os.chmod(folder, 0o755)  # the database may run as another user
+        print(json.dumps(measure(sizes, policies, options.draws, options.group_size, Path(folder)), indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""Where the processes of a run are at this moment, down to the line: what to look at when one seems to hang.
+
+Each process lets the system write the stacks of all its threads into a file of its own when SIGUSR1 arrives. That needs no help of
+the interpreter, so it works while a thread is stuck inside a library.
+"""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import os
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+_WRITING_S = 0.3
+
+
+def answer_requests(run_folder: Path) -> None:
+    """From now on this process writes its stacks when it is asked to."""
+    path = _path(run_folder, os.getpid())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = path.open("w", encoding="utf-8")
+    faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
+    atexit.register(path.unlink, missing_ok=True)
+
+
+def read_stacks(run_folder: Path, pids: Iterable[int]) -> dict[int, str]:
+    """The stacks of processes of this machine; those that do not answer are left out."""
+    asked = {pid: path for pid in pids if (path := _path(run_folder, pid)).exists() and _would_answer(pid)}
+    before = {pid: path.stat().st_size for pid, path in asked.items()}
+    for pid in asked:
+        os.kill(pid, signal.SIGUSR1)
+    time.sleep(_WRITING_S)
+    return {pid: path.read_text(encoding="utf-8")[before[pid] :] for pid, path in asked.items() if path.exists()}
+
+
+def _path(run_folder: Path, pid: int) -> Path:
+    return run_folder / "stacks" / f"{pid}.txt"
+
+
+def _would_answer(pid: int) -> bool:
+    """Whether the process has a handler: the signal would end one that has none, and a number may belong to another by now."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return False
+    caught = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(caught >> (signal.SIGUSR1 - 1) & 1)

@@ -1,0 +1,57 @@
+"""Named places at which a test ends the process as `kill -9` would; they do nothing unless one is armed.
+
+A crash at a random moment rarely falls between two neighbouring statements. Each of these stands where what is durable, what is
+committed and what is known to the caller differ, so a test can put the crash exactly there. The environment variable
+`RFT_FAILPOINT=name` arms one in a process and `name:3` its third passing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from itertools import count
+
+FAILPOINTS = {
+    "writer.appended": "a batch's arrays are in the segment file, not on disk; no row of it is stored",
+    "writer.synced": "the arrays are on disk; the transaction with their rows has not committed",
+    "writer.committed": "rows and arrays are durable; the caller does not know",
+    "planner.inserted": "selector states and planned groups are written; the transaction has not committed",
+    "explorer.claimed": "groups are claimed; nothing was sampled",
+    "pipeline.claimed": "sealed groups are claimed; nothing was decided",
+    "pipeline.decided": "verdicts are written; the transaction has not committed",
+    "pipeline.committed": "verdicts are committed; nobody was woken",
+    "trainer.started": "a new attempt holds the run; it has published nothing",
+    "trainer.drawn": "a batch is drawn; nothing was trained",
+    "trainer.updated": "the optimizer has stepped; nothing of the step is stored",
+    "trainer.published": "the new weights are announced; the step is not recorded",
+    "trainer.checkpoint_written": "the checkpoint's folder is on disk; neither step nor checkpoint is recorded",
+    "trainer.recorded": "the step is recorded; its checkpoint is not",
+    "trainer.checkpoint_committed": "the checkpoint counts; older ones have not been forgotten",
+    "trainer.checkpoint_forgotten": "an old checkpoint is noted as removed; its folder is still there",
+}
+
+_armed: str | None = None
+_passings = count(1)
+_nth = 1
+
+
+def arm(name: str | None) -> None:
+    """Arm `name` or `name:n` in this process; None disarms.
+
+    Raises:
+        ValueError: there is no such failpoint.
+    """
+    global _armed, _nth, _passings
+    place, _, nth = (name or "").partition(":")
+    if place and place not in FAILPOINTS:
+        raise ValueError(f"no failpoint is called {place!r}; there are {', '.join(FAILPOINTS)}")
+    _armed, _nth, _passings = place or None, int(nth or 1), count(1)
+
+
+def failpoint(name: str) -> None:
+    """End the process here if this failpoint is armed."""
+    if _armed == name and next(_passings) == _nth:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+arm(os.environ.get("RFT_FAILPOINT"))

@@ -1,0 +1,365 @@
+-- Drawing, and what undoes it.
+
+-- The planner does not know how many rows it will be asked for, and must never sort the queue: an index has the order.
+CREATE FUNCTION rft.pick_items(
+    queue text, of_lane text, below bigint, oldest integer, count integer, besides bigint[]) RETURNS bigint[]
+LANGUAGE plpgsql SET enable_sort = off SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+DECLARE
+    picked bigint[];
+BEGIN
+    SELECT array_agg(p.item_id ORDER BY p.draw_key) INTO picked FROM (
+        SELECT w.item_id, w.draw_key FROM rft.worklist w
+        WHERE w.consumer = queue AND w.lane = of_lane AND w.available AND w.sort_key < below AND w.policy_step >= oldest
+          AND w.item_id <> ALL (besides)
+        ORDER BY w.draw_key LIMIT count FOR UPDATE SKIP LOCKED) p;
+    RETURN coalesce(picked, '{}');
+END
+$$;
+COMMENT ON FUNCTION rft.pick_items IS 'Locks the first groups of a lane that a step may draw; those that somebody holds at this moment are passed over.';
+
+CREATE FUNCTION rft.wake_items(of_run bigint, step integer) RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    queue CONSTANT text := 'trainer/' || of_run;
+    items bigint[];
+    priorities double precision[];
+    times integer[];
+    weighed double precision[];
+BEGIN
+    SELECT array_agg(l.item_id), array_agg(l.priority), array_agg(l.times_sampled) INTO items, priorities, times FROM (
+        SELECT w.item_id, w.priority, w.times_sampled FROM rft.worklist w JOIN rft.rollout_group g ON g.group_id = w.item_id
+        WHERE w.consumer = queue AND w.resume_step <= step AND g.status = 'ready' AND g.trainable
+        ORDER BY w.item_id FOR UPDATE OF w SKIP LOCKED) l;
+    IF items IS NOT NULL THEN
+        weighed := rft.formula_values(of_run, items, priorities, times);
+        UPDATE rft.worklist w
+        SET available = true, resume_step = NULL, lane = p.lane, draw_weight = p.draw_weight, draw_key = p.draw_key
+        FROM rft.place_items(of_run, items, weighed, times) p
+        WHERE w.consumer = queue AND w.item_kind = 'group' AND w.item_id = p.item_id;
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION rft.wake_items IS 'Groups that have rested long enough can be drawn again, from a new place in their lane.';
+
+CREATE FUNCTION rft.age_out(of_run bigint, step integer, staleness_limit integer) RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    queue CONSTANT text := 'trainer/' || of_run;
+BEGIN
+    -- The least is one look into an index; what follows is planned anew at every call.
+    IF coalesce((SELECT min(policy_step) FROM rft.worklist WHERE consumer = queue AND available), 2147483647) >= step - 1 - staleness_limit THEN
+        RETURN;
+    END IF;
+    -- A group that was drawn has had its turn: it leaves the worklist, and nothing is planned in its place.
+    WITH locked AS (
+        SELECT g.group_id FROM rft.worklist w JOIN rft.rollout_group g ON g.group_id = w.item_id
+        WHERE w.consumer = queue AND w.item_kind = 'group' AND w.available AND w.policy_step < step - 1 - staleness_limit
+        ORDER BY g.group_id FOR UPDATE OF g SKIP LOCKED),
+    old AS (
+        UPDATE rft.worklist w SET available = false FROM locked l
+        WHERE w.consumer = queue AND w.item_kind = 'group' AND w.item_id = l.group_id AND w.available
+        RETURNING w.item_id, w.policy_step, w.times_sampled)
+    UPDATE rft.rollout_group g
+    SET trainable = false,
+        closed_reason = format('aged out: staleness %s at step %s, max_staleness %s', step - 1 - o.policy_step, step, staleness_limit)
+    FROM old o WHERE g.group_id = o.item_id AND o.times_sampled = 0;
+    IF FOUND THEN
+        PERFORM pg_notify('rft_ready', '');
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION rft.age_out IS 'Groups too old for a step leave the worklist; the place of one that was never drawn goes back to the planner.';
+
+CREATE FUNCTION rft.num_planned(step integer, per_step double precision) RETURNS integer
+LANGUAGE sql IMMUTABLE
+AS $$ SELECT (ceil(round((step * per_step)::numeric, 6)) - ceil(round(((step - 1) * per_step)::numeric, 6)))::integer $$;
+COMMENT ON FUNCTION rft.num_planned IS 'New groups that are planned for a trainer step, from 1, where a step takes so many on average.';
+
+-- What can still come for a step.
+CREATE FUNCTION rft.outlook(
+    of_run bigint, step integer, later_too boolean, short_lanes text[], OUT undecided bigint, OUT base bigint, OUT refills bigint)
+LANGUAGE sql STABLE
+AS $$
+    SELECT count(*) FILTER (WHERE g.trainable AND g.status IN ('planned', 'claimed', 'sealed') AND
+                                  (later_too OR g.explore_step < step) AND
+                                  (short_lanes IS NULL OR EXISTS (
+                                      SELECT FROM rft.task t CROSS JOIN LATERAL rft.lane_of(of_run, g.source, t.taskset, 0) l
+                                      WHERE t.task_id = g.task_id AND l.lane = ANY (short_lanes)))),
+           count(*) FILTER (WHERE g.explore_step = step - 1 AND NOT g.is_refill AND rft.is_paced(g)),
+           count(*) FILTER (WHERE g.explore_step = step - 1 AND g.is_refill)
+    FROM rft.rollout_group g
+    WHERE g.run_id = of_run AND g.left_by IS NULL AND (g.explore_step = step - 1 OR g.status IN ('planned', 'claimed', 'sealed'))
+$$;
+COMMENT ON FUNCTION rft.outlook IS 'For a step: groups that are not decided yet (of some lanes; NULL: of any; of later explorer steps too, where they count), and how many were planned and refilled for it.';
+
+DROP FUNCTION rft.draw_groups(bigint, bigint, integer, integer, integer, integer);
+
+-- The statements of one draw in one round trip. Locks: the run's row in share mode (a take-over waits for us), the run's draws (two
+-- readers take turns, so that one step is drawn once and shares are exact), then groups that age out, then the worklist items
+-- picked; those that a relabel holds at this moment are passed over.
+CREATE FUNCTION rft.draw_groups(
+    of_run bigint, of_attempt bigint, step integer, wanted integer, refill_limit integer, OUT outcome text, OUT reason text)
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    queue CONSTANT text := 'trainer/' || of_run;
+    below CONSTANT bigint := step::bigint << 32;
+    oldest integer;
+    r rft.run;
+    s rft.sampler;
+    l record;
+    lanes text[] := '{}';           -- of the policy, in their places
+    assigned bigint[] := '{}';      -- places of this batch that are a lane's
+    taken bigint[] := '{}';         -- groups picked from it
+    picked bigint[] := '{}';
+    picked_lanes text[] := '{}';
+    items bigint[];
+    found_before integer;
+    allowed integer := wanted;
+    fresh integer;
+    may_come boolean;
+    short_lanes text[];
+    supplied CONSTANT text[] := rft.explorer_lanes(of_run);
+    outlook record;
+    num_lanes integer;
+    keeps_state boolean;
+    reuses boolean;
+BEGIN
+    SELECT * INTO r FROM rft.run WHERE run_id = of_run AND current_attempt_id = of_attempt FOR SHARE;
+    IF NOT FOUND THEN
+        outcome := 'fenced';
+        RETURN;
+    END IF;
+    PERFORM pg_advisory_xact_lock(hashtext('rft.draw'), of_run::integer);
+    outcome := 'drawn';
+    SELECT count(DISTINCT item_id) INTO found_before FROM rft.draw WHERE attempt_id = of_attempt AND trainer_step = step;
+    IF found_before > 0 THEN
+        IF found_before < wanted THEN
+            reason := format('%s of %s groups were drawn for this step before', found_before, wanted);
+        END IF;
+        RETURN;
+    END IF;
+
+    SELECT * INTO s FROM rft.sampler WHERE run_id = of_run;
+    SELECT count(*), bool_or(n.max_times_sampled IS NULL OR n.max_times_sampled > 1), count(*) > 1 OR s.samples_per_insert IS NOT NULL
+               OR bool_or(n.sample_order IN ('uniform', 'prioritized'))
+    INTO num_lanes, reuses, keeps_state FROM rft.sampler_lane n WHERE n.run_id = of_run;
+    oldest := step - 1 - s.max_staleness;
+    IF reuses THEN
+        PERFORM rft.wake_items(of_run, step);
+    END IF;
+    PERFORM rft.age_out(of_run, step, s.max_staleness);
+
+    IF s.samples_per_insert IS NOT NULL THEN
+        WITH new AS (DELETE FROM rft.sampler_insert WHERE run_id = of_run RETURNING num_groups)
+        UPDATE rft.sampler SET num_inserted = num_inserted + (SELECT coalesce(sum(num_groups), 0) FROM new)
+        WHERE run_id = of_run RETURNING num_inserted INTO s.num_inserted;
+        allowed := CASE WHEN s.num_inserted < s.min_size_to_sample THEN 0 ELSE least(wanted, greatest(0, floor(
+            s.samples_per_insert * (s.num_inserted - s.min_size_to_sample) + s.error_buffer
+            - coalesce((SELECT sum(num_drawn) FROM rft.lane_state(of_run, of_attempt)), 0))))::integer END;
+    END IF;
+
+    -- Each place of the batch goes to the lane that is furthest behind its ratio; first every lane fills its own.
+    FOR l IN
+        SELECT n.lane, CASE WHEN num_lanes = 1 THEN allowed ELSE coalesce(q.places, 0) END AS places
+        FROM rft.sampler_lane n
+        LEFT JOIN (
+            SELECT c.lane, count(*) AS places FROM (
+                SELECT x.lane FROM rft.sampler_lane x
+                LEFT JOIN rft.lane_state(of_run, of_attempt) y USING (lane)
+                CROSS JOIN generate_series(1, allowed) AS k
+                WHERE x.run_id = of_run AND num_lanes > 1
+                ORDER BY (coalesce(y.num_assigned, 0) + k) / x.ratio, x.place LIMIT allowed) c
+            GROUP BY c.lane) q USING (lane)
+        WHERE n.run_id = of_run ORDER BY n.place
+    LOOP
+        items := rft.pick_items(queue, l.lane, below, oldest, l.places::integer, '{}');
+        picked := picked || items;
+        picked_lanes := picked_lanes || array_fill(l.lane, ARRAY[cardinality(items)]);
+        lanes := lanes || l.lane;
+        assigned := assigned || l.places;
+        taken := taken || cardinality(items)::bigint;
+        IF cardinality(items) < l.places OR allowed < wanted THEN
+            short_lanes := short_lanes || l.lane;
+        END IF;
+    END LOOP;
+
+    IF short_lanes IS NOT NULL THEN
+        SELECT * INTO outlook FROM rft.outlook(
+            of_run, step, r.mode = 'train' OR allowed < wanted, CASE WHEN num_lanes > 1 THEN short_lanes END) o;
+        SELECT count(*) INTO fresh FROM (
+            SELECT FROM rft.worklist
+            WHERE consumer = queue AND available AND times_sampled = 0 AND sort_key < below AND lane = ANY (supplied) LIMIT wanted) w;
+        -- As the planner counts: it plans what a step is due, and in the place of what was lost.
+        may_come := outlook.undecided > 0 OR (r.mode <> 'train' AND short_lanes && supplied AND (
+            outlook.base < rft.num_planned(step, wanted * s.fresh_share)
+            OR (outlook.refills < refill_limit AND fresh < rft.num_planned(step, wanted * s.fresh_share))));
+        IF NOT may_come AND allowed = wanted THEN
+            -- What somebody else holds at this moment comes back.
+            SELECT bool_or(x.waiting > t.taken) INTO may_come FROM unnest(lanes, assigned, taken) AS t (lane, assigned, taken)
+            CROSS JOIN LATERAL (
+                SELECT count(*) AS waiting FROM (
+                    SELECT FROM rft.worklist w WHERE w.consumer = queue AND w.lane = t.lane AND w.available AND w.sort_key < below
+                    LIMIT t.assigned) y) x;
+        END IF;
+        IF may_come THEN
+            outcome := 'not yet';
+            RETURN;
+        END IF;
+        -- A lane that has run dry: the others fill its places with what they have left.
+        FOR i IN 1 .. cardinality(lanes) LOOP
+            EXIT WHEN cardinality(picked) >= allowed OR num_lanes = 1;
+            items := rft.pick_items(queue, lanes[i], below, oldest, allowed - cardinality(picked), picked);
+            picked := picked || items;
+            picked_lanes := picked_lanes || array_fill(lanes[i], ARRAY[cardinality(items)]);
+            taken[i] := taken[i] + cardinality(items);
+        END LOOP;
+        IF cardinality(picked) < wanted THEN
+            reason := CASE WHEN allowed < wanted AND cardinality(picked) = allowed
+                THEN format('sampling.samples_per_insert allows %s of %s groups: %s became ready', allowed, wanted, s.num_inserted)
+                ELSE format('%s of %s groups survived: ', cardinality(picked), wanted)
+                    || CASE WHEN r.mode = 'train' THEN 'the stored experiences are used up'
+                       ELSE format('%s planned and %s refilled, explorer.max_refill is used up', outlook.base, outlook.refills) END END;
+        END IF;
+    END IF;
+
+    -- Every experience drawn is noted with its reward as it stands.
+    WITH item AS (
+        SELECT p.place, w.item_id, w.policy_step, w.draw_key,
+               CASE WHEN n.sample_order = 'prioritized'
+                    THEN power(min(w.draw_weight) OVER (PARTITION BY p.lane) / w.draw_weight, n.importance_exponent) END AS importance
+        FROM unnest(picked, picked_lanes) WITH ORDINALITY AS p (item_id, lane, place)
+        JOIN rft.worklist w ON w.consumer = queue AND w.item_kind = 'group' AND w.item_id = p.item_id
+        JOIN rft.sampler_lane n ON n.run_id = of_run AND n.lane = p.lane)
+    INSERT INTO rft.draw (attempt_id, trainer_step, slot, item_kind, item_id, experience_id, reward_used, staleness,
+        importance_weight, draw_key)
+    SELECT of_attempt, step, row_number() OVER (ORDER BY p.place, o.rollout_index, e.turn_index) - 1, 'group', p.item_id,
+           e.experience_id, CASE WHEN e.reward_final THEN e.reward ELSE coalesce(v.reward, e.reward) END,
+           CASE WHEN p.policy_step = 2147483647 THEN 0 ELSE step - 1 - p.policy_step END, p.importance,
+           CASE WHEN reuses THEN p.draw_key END
+    FROM item p
+    JOIN rft.experience e ON e.group_id = p.item_id
+    JOIN rft.rollout o USING (rollout_id)
+    LEFT JOIN LATERAL (
+        SELECT v.kept, v.reward FROM rft.verdict v
+        WHERE v.experience_id = e.experience_id AND v.pipeline_version = r.pipeline_version
+        ORDER BY v.verdict_id DESC LIMIT 1) v ON true
+    WHERE coalesce(v.kept, r.pipeline_version = 'none');
+
+    IF keeps_state AND cardinality(picked) > 0 THEN
+        INSERT INTO rft.sampler_step (attempt_id, trainer_step, lane, epoch, draw_number, num_assigned, num_drawn, clock)
+        SELECT of_attempt, step, t.lane, s.epoch, coalesce((SELECT max(draw_number) FROM rft.lane_state(of_run, of_attempt)), 0) + 1,
+               coalesce(y.num_assigned, 0) + t.assigned, coalesce(y.num_drawn, 0) + t.taken,
+               greatest(coalesce(y.clock, 0), CASE WHEN n.sample_order IN ('uniform', 'prioritized') THEN (
+                   SELECT max(w.draw_key) FROM unnest(picked, picked_lanes) AS p (item_id, lane)
+                   JOIN rft.worklist w ON w.consumer = queue AND w.item_kind = 'group' AND w.item_id = p.item_id
+                   WHERE p.lane = t.lane) END)
+        FROM unnest(lanes, assigned, taken) AS t (lane, assigned, taken)
+        JOIN rft.sampler_lane n ON n.run_id = of_run AND n.lane = t.lane
+        LEFT JOIN rft.lane_state(of_run, of_attempt) y ON y.lane = t.lane;
+    END IF;
+
+    IF reuses THEN
+        UPDATE rft.worklist w
+        SET available = false, times_sampled = w.times_sampled + 1, lane = coalesce(n.lane, ''),
+            resume_step = CASE WHEN n.max_times_sampled IS NULL OR n.max_times_sampled > w.times_sampled + 1 THEN step + n.cooldown_steps END
+        FROM unnest(picked) AS p (item_id)
+        JOIN rft.worklist b ON b.consumer = queue AND b.item_kind = 'group' AND b.item_id = p.item_id
+        JOIN rft.rollout_group g ON g.group_id = p.item_id
+        JOIN rft.task t USING (task_id)
+        LEFT JOIN LATERAL rft.lane_of(of_run, g.source, t.taskset, b.times_sampled + 1) n ON true
+        WHERE w.consumer = queue AND w.item_kind = 'group' AND w.item_id = p.item_id;
+    ELSE
+        UPDATE rft.worklist w SET available = false, times_sampled = w.times_sampled + 1
+        WHERE w.consumer = queue AND w.item_kind = 'group' AND w.item_id = ANY (picked);
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION rft.draw_groups IS 'Draws whole ready groups for a trainer step by the run''s policy. outcome: drawn (reason says why a batch is short), not yet, or fenced (the attempt no longer holds the run).';
+
+CREATE FUNCTION rft.return_draws(of_run bigint, of_attempt bigint) RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    queue CONSTANT text := 'trainer/' || of_run;
+    parent bigint;
+    start_step integer;
+BEGIN
+    SELECT a.parent_attempt_id, coalesce(c.trainer_step, 0) INTO parent, start_step
+    FROM rft.run_attempt a LEFT JOIN rft.checkpoint c ON c.checkpoint_id = a.from_checkpoint_id WHERE a.attempt_id = of_attempt;
+    -- Groups are locked first, as labels lock them: a label in flight either is seen by the statements that follow or sees what
+    -- this one did.
+    WITH used AS (
+        SELECT w.item_id, w.available, w.times_sampled, w.resume_step, g.status = 'ready' AND g.trainable AS decided, g.source, k.taskset,
+               u.times::integer AS times, u.last_step, u.undone_key
+        FROM rft.worklist w
+        JOIN rft.rollout_group g ON g.group_id = w.item_id
+        JOIN rft.task k USING (task_id)
+        CROSS JOIN LATERAL (
+            SELECT count(DISTINCT (d.attempt_id, d.trainer_step)) FILTER (WHERE h.history_id IS NOT NULL) AS times,
+                   max(d.trainer_step) FILTER (WHERE h.history_id IS NOT NULL) AS last_step,
+                   (array_agg(d.draw_key ORDER BY d.draw_id) FILTER (WHERE h.history_id IS NULL AND p.history_id IS NOT NULL))[1] AS undone_key
+            FROM rft.draw d
+            LEFT JOIN rft.attempt_history h ON h.history_id = of_attempt AND h.attempt_id = d.attempt_id
+                AND (h.last_step IS NULL OR d.trainer_step <= h.last_step)
+            LEFT JOIN rft.attempt_history p ON p.history_id = parent AND p.attempt_id = d.attempt_id
+                AND (p.last_step IS NULL OR d.trainer_step <= p.last_step)
+            WHERE d.item_kind = 'group' AND d.item_id = w.item_id) u
+        WHERE w.consumer = queue AND w.item_kind = 'group' AND (NOT w.available OR w.times_sampled > 0)),
+    due AS (
+        SELECT u.*, n.lane AS lane_now,
+               CASE WHEN NOT m.may THEN NULL WHEN u.times > 0 AND u.last_step + n.cooldown_steps > start_step
+                    THEN u.last_step + n.cooldown_steps END AS resume_now,
+               u.decided AND m.may AND (u.times = 0 OR u.last_step + n.cooldown_steps <= start_step) AS available_now
+        FROM used u
+        LEFT JOIN LATERAL rft.lane_of(of_run, u.source, u.taskset, u.times) n ON true
+        CROSS JOIN LATERAL (SELECT u.times = 0 OR (n.lane IS NOT NULL AND (n.max_times_sampled IS NULL OR u.times < n.max_times_sampled)) AS may) m),
+    locked AS (
+        SELECT g.group_id FROM rft.rollout_group g JOIN due ON due.item_id = g.group_id
+        WHERE (due.times, due.available_now, due.resume_now) IS DISTINCT FROM (due.times_sampled, due.available, due.resume_step)
+        ORDER BY g.group_id FOR UPDATE OF g)
+    UPDATE rft.worklist w
+    SET available = d.available_now, times_sampled = d.times, resume_step = d.resume_now, lane = coalesce(d.lane_now, ''),
+        draw_key = coalesce(d.undone_key, w.draw_key)
+    FROM due d JOIN locked l ON l.group_id = d.item_id
+    WHERE w.consumer = queue AND w.item_kind = 'group' AND w.item_id = d.item_id;
+END
+$$;
+COMMENT ON FUNCTION rft.return_draws IS 'What is drawn, rests or can be drawn, folded from the draws of a new attempt''s history: draws after its checkpoint never took place.';
+
+CREATE OR REPLACE FUNCTION rft.reopen_groups(touched bigint[]) RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    PERFORM FROM rft.rollout_group WHERE group_id = ANY (touched) ORDER BY group_id FOR UPDATE;
+
+    -- A draw in flight is waited for; the next statement sees what it took.
+    PERFORM FROM rft.worklist w JOIN rft.rollout_group g ON g.group_id = w.item_id AND w.consumer = 'trainer/' || g.run_id
+    WHERE g.group_id = ANY (touched) AND w.item_kind = 'group' ORDER BY w.item_id FOR UPDATE OF w;
+    -- A group that was drawn is decided on again only where it can be drawn again.
+    WITH open AS (
+        UPDATE rft.rollout_group g
+        SET status = 'sealed', trainable = true, closed_reason = NULL
+        WHERE g.group_id = ANY (touched) AND g.status IN ('sealed', 'ready') AND g.left_by IS NULL
+          AND (g.status = 'sealed' OR NOT EXISTS (
+              SELECT FROM rft.worklist w
+              WHERE w.consumer = 'trainer/' || g.run_id AND w.item_kind = 'group' AND w.item_id = g.group_id AND w.times_sampled > 0
+                AND NOT EXISTS (
+                    SELECT FROM rft.task t CROSS JOIN LATERAL rft.lane_of(g.run_id, g.source, t.taskset, w.times_sampled) l
+                    WHERE t.task_id = g.task_id AND (l.max_times_sampled IS NULL OR l.max_times_sampled > w.times_sampled))))
+        RETURNING g.group_id, g.run_id, g.explore_step, g.ordinal)
+    INSERT INTO rft.worklist AS w (consumer, item_kind, item_id, sort_key)
+    SELECT 'pipeline/' || run_id, 'group', group_id, explore_step::bigint << 32 | ordinal FROM open
+    ON CONFLICT (consumer, item_kind, item_id) DO UPDATE SET available = true, claimed_by = NULL, lease_until = NULL;
+
+    UPDATE rft.worklist w SET available = false
+    FROM rft.rollout_group g
+    WHERE g.group_id = ANY (touched) AND w.consumer = 'trainer/' || g.run_id AND w.item_kind = 'group' AND w.item_id = g.group_id
+      AND w.available;
+
+    PERFORM pg_notify('rft_sealed', '');
+END
+$$;

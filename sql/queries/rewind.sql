@@ -1,0 +1,127 @@
+-- name: kept_steps
+-- Steps of an attempt's history whose checkpoints can still be opened.
+SELECT DISTINCT c.trainer_step FROM rft.v_history h
+JOIN rft.checkpoint c ON c.attempt_id = h.attempt_id AND (h.last_step IS NULL OR c.trainer_step <= h.last_step)
+WHERE h.history_id = %(attempt_id)s AND c.deleted_at IS NULL ORDER BY c.trainer_step;
+
+-- name: checkpoint_at_step
+SELECT c.* FROM rft.v_history h
+JOIN rft.checkpoint c ON c.attempt_id = h.attempt_id AND (h.last_step IS NULL OR c.trainer_step <= h.last_step)
+WHERE h.history_id = %(attempt_id)s AND c.deleted_at IS NULL AND c.trainer_step = %(step)s ORDER BY c.checkpoint_id DESC LIMIT 1;
+
+-- name: leave_groups
+-- Groups planned after the step that the run goes back to: they stay stored, nobody claims, decides on or draws them.
+WITH locked AS (
+    SELECT group_id FROM rft.rollout_group
+    WHERE run_id = %(run_id)s AND planned_policy_step >= %(step)s AND left_by IS NULL ORDER BY group_id FOR UPDATE),
+gone AS (
+    UPDATE rft.rollout_group g
+    SET left_by = %(attempt_id)s, trainable = false, closed_reason = 'the run went back to step ' || %(step)s::integer,
+        status = CASE WHEN status IN ('planned', 'claimed') THEN 'abandoned' ELSE status END,
+        claimed_by = NULL, lease_until = NULL, claim_token = claim_token + 1
+    FROM locked l WHERE g.group_id = l.group_id RETURNING g.group_id, g.run_id, g.ordinal),
+undecided AS (
+    DELETE FROM rft.worklist w USING gone
+    WHERE w.consumer = 'pipeline/' || gone.run_id AND w.item_kind = 'group' AND w.item_id = gone.group_id),
+seen AS (
+    -- No selector learns from them any more.
+    UPDATE rft.task_observation o SET applied = true, applied_in = NULL FROM gone
+    WHERE o.run_id = gone.run_id AND o.ordinal = gone.ordinal)
+UPDATE rft.worklist w SET available = false FROM gone
+WHERE w.consumer = 'trainer/' || gone.run_id AND w.item_kind = 'group' AND w.item_id = gone.group_id;
+
+-- name: insert_selector_snapshot
+-- Before the first group is planned at a step of the policy; older ones go with the checkpoints that they belong to.
+WITH old AS (
+    DELETE FROM rft.selector_snapshot s
+    WHERE s.run_id = %(run_id)s
+      AND s.policy_step < (SELECT min(c.trainer_step) FROM rft.checkpoint c WHERE c.run_id = %(run_id)s AND c.deleted_at IS NULL))
+INSERT INTO rft.selector_snapshot (run_id, policy_step, states)
+SELECT %(run_id)s, %(policy_step)s,
+       coalesce((SELECT jsonb_object_agg(taskset, jsonb_build_object('selector', selector, 'state', state))
+                 FROM rft.selector_state WHERE run_id = %(run_id)s), '{}')
+ON CONFLICT (run_id, policy_step) DO NOTHING;
+
+-- name: snapshot_from_step
+-- The selectors' memory before anything was planned at this step of the policy or a later one; no row where nothing was.
+SELECT snapshot_id, states FROM rft.selector_snapshot
+WHERE run_id = %(run_id)s AND policy_step >= %(step)s ORDER BY snapshot_id LIMIT 1;
+
+-- name: restore_selectors
+WITH later AS (
+    DELETE FROM rft.selector_snapshot WHERE run_id = %(run_id)s AND snapshot_id >= %(snapshot_id)s),
+unseen AS (
+    UPDATE rft.task_observation o SET applied = false, applied_in = NULL WHERE o.run_id = %(run_id)s AND o.applied_in >= %(snapshot_id)s)
+UPDATE rft.selector_state s SET selector = n.value ->> 'selector', state = n.value -> 'state', updated_at = clock_timestamp()
+FROM jsonb_each(%(states)s) n WHERE s.run_id = %(run_id)s AND s.taskset = n.key;
+
+-- name: forget_selectors
+-- Selectors that had no state yet at the snapshot.
+DELETE FROM rft.selector_state WHERE run_id = %(run_id)s AND NOT %(states)s::jsonb ? taskset;
+
+-- name: rebuild_task_stat
+SELECT rft.rebuild_task_stat(%(run_id)s) AS tasks;
+
+-- name: mark_fork
+UPDATE rft.run SET parent_run_id = %(parent_run_id)s WHERE run_id = %(run_id)s;
+
+-- name: copy_selectors
+-- A fork's selectors remember what those of its parent did at the snapshot, or do now.
+INSERT INTO rft.selector_state (run_id, taskset, selector, state)
+SELECT %(run_id)s, key, value ->> 'selector', value -> 'state'
+FROM jsonb_each(coalesce(%(states)s::jsonb,
+    (SELECT jsonb_object_agg(taskset, jsonb_build_object('selector', selector, 'state', state))
+     FROM rft.selector_state WHERE run_id = %(parent_run_id)s), '{}'));
+
+-- name: copy_observations
+-- What a fork's selectors and statistics begin with; those that the parent's selector had not seen at the snapshot are new to the fork's.
+INSERT INTO rft.task_observation (run_id, attempt_id, ordinal, task_id, kind, successes, trials, applied, observed_at)
+SELECT %(run_id)s, %(attempt_id)s, o.ordinal, o.task_id, o.kind, o.successes, o.trials,
+       o.applied AND coalesce(o.applied_in < %(snapshot_id)s, true), o.observed_at
+FROM rft.task_observation o LEFT JOIN rft.rollout_group g ON g.run_id = o.run_id AND g.ordinal = o.ordinal
+WHERE o.run_id = %(parent_run_id)s AND g.left_by IS NULL AND (%(keep_rollouts)s OR coalesce(g.planned_policy_step < %(step)s, true));
+
+-- name: copy_sampler
+-- A fork samples as its parent does until its first attempt says otherwise; its counts begin anew (another epoch than its history's).
+WITH lanes AS (
+    INSERT INTO rft.sampler_lane
+    SELECT (jsonb_populate_record(NULL::rft.sampler_lane, to_jsonb(l) || jsonb_build_object('run_id', %(run_id)s))).*
+    FROM rft.sampler_lane l WHERE l.run_id = %(parent_run_id)s)
+INSERT INTO rft.sampler
+SELECT (jsonb_populate_record(NULL::rft.sampler, to_jsonb(s) || jsonb_build_object('run_id', %(run_id)s, 'epoch', s.epoch + 1, 'num_inserted', 0))).*
+FROM rft.sampler s WHERE s.run_id = %(parent_run_id)s;
+
+-- name: copy_groups
+-- Whole groups that the fork's history has not drawn, as groups of its own: the same arrays, each experience with its origin as parent.
+-- They are sealed: the fork's pipeline decides on them.
+WITH source AS (
+    SELECT g.* FROM rft.rollout_group g
+    WHERE g.run_id = %(parent_run_id)s AND g.left_by IS NULL AND g.status IN ('sealed', 'ready')
+      AND (g.trainable OR g.closed_reason LIKE 'aged out%%') AND (%(keep_rollouts)s OR coalesce(g.planned_policy_step < %(step)s, true))
+      AND NOT EXISTS (
+          SELECT FROM rft.draw d
+          JOIN rft.v_history h ON h.history_id = %(attempt_id)s AND h.attempt_id = d.attempt_id
+              AND (h.last_step IS NULL OR d.trainer_step <= h.last_step)
+          WHERE d.item_kind = 'group' AND d.item_id = g.group_id)),
+groups AS (
+    INSERT INTO rft.rollout_group (run_id, attempt_id, ordinal, task_id, explore_step, group_size, source, status, is_refill, planned_policy_step,
+        planned_at, sealed_at, is_adopted)
+    SELECT %(run_id)s, %(attempt_id)s, ordinal, task_id, explore_step, group_size, source, 'sealed', is_refill, planned_policy_step, planned_at,
+           sealed_at, is_adopted
+    FROM source RETURNING group_id, ordinal),
+pairs AS (SELECT s.group_id AS origin, g.group_id FROM source s JOIN groups g USING (ordinal)),
+rollouts AS (
+    INSERT INTO rft.rollout (group_id, rollout_index, outcome, reward, num_turns, seconds, error)
+    SELECT p.group_id, o.rollout_index, o.outcome, o.reward, o.num_turns, o.seconds, o.error
+    FROM rft.rollout o JOIN pairs p ON o.group_id = p.origin RETURNING rollout_id, group_id, rollout_index),
+experiences AS (
+    INSERT INTO rft.experience (run_id, group_id, rollout_id, turn_index, source, parent_id, prompt, response, messages, reward_sampled, reward,
+        reward_final, reward_parts, metrics, policy_version_min, policy_version_max, num_prompt_tokens, num_response_tokens, finish_reason,
+        segment_id, segment_row)
+    SELECT %(run_id)s, p.group_id, r.rollout_id, e.turn_index, e.source, e.experience_id, e.prompt, e.response, e.messages, e.reward_sampled,
+           e.reward, e.reward_final, e.reward_parts, e.metrics, e.policy_version_min, e.policy_version_max, e.num_prompt_tokens,
+           e.num_response_tokens, e.finish_reason, e.segment_id, e.segment_row
+    FROM rft.experience e JOIN rft.rollout o USING (rollout_id) JOIN pairs p ON e.group_id = p.origin
+    JOIN rollouts r ON r.group_id = p.group_id AND r.rollout_index = o.rollout_index
+    ORDER BY e.experience_id)
+SELECT p.group_id, s.status::text AS status FROM pairs p JOIN source s ON s.group_id = p.origin ORDER BY p.group_id;

@@ -1,0 +1,207 @@
+"""Holds a buffer to what its processes saw acknowledged."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import rftdata
+from rftdata import Buffer
+from tests.crash.plugins import logprobs_of, reward_of
+from tests.crash.witness import TRAINED, digest, notes
+from tests.models import make_character_tokenizer
+
+_PER_READ = 2000
+
+
+@dataclass
+class Findings:
+    """What is wrong, and how much was looked at."""
+
+    lost: list[str] = field(default_factory=list)
+    trained_twice: list[str] = field(default_factory=list)
+    mislabelled: list[str] = field(default_factory=list)
+    experiences: int = 0
+    steps: int = 0
+    attempts: int = 0
+    labels: int = 0
+    first_claims_s: list[float] = field(default_factory=list)
+
+    @property
+    def nothing(self) -> bool:
+        return not (self.lost or self.trained_twice or self.mislabelled)
+
+
+def examine(folder: Path) -> Findings:
+    """Everything that the processes of a run noted, against the buffer they left."""
+    findings = Findings()
+    noted: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for note in notes(folder / "witness"):
+        noted[note["kind"]].append(note)
+    with rftdata.open(str(folder / "buffer"), create=False) as buffer:
+        findings.lost += buffer.verify()
+        digests = _rows_belong_together(buffer, findings)
+        _stored_is_there(buffer, noted["stored"], digests, findings)
+        _labels_count(buffer, noted, findings)
+        _draws_are_as_seen(buffer, noted["drawn"], digests, findings)
+        _nothing_waits_for_ever(buffer, findings)
+        _checkpoints_hold_what_was_drawn(buffer, noted["checkpoint"], findings)
+        findings.attempts = _one(buffer, "SELECT count(*) FROM rft.run_attempt")
+        findings.steps = _one(buffer, "SELECT coalesce(max(trainer_step), 0) FROM rft.v_train_step")
+    findings.first_claims_s = sorted(note["seconds"] for note in noted["first claim"])
+    findings.labels = len(noted["labelled"])
+    return findings
+
+
+def _one(buffer: Buffer, query: str) -> int:
+    return int(buffer.sql(query).column(0)[0].as_py())
+
+
+def _rows_belong_together(buffer: Buffer, findings: Findings) -> dict[int, str]:
+    """Text, reward and arrays of every experience; the digests of their tokens."""
+    decode = make_character_tokenizer().decode
+    digests: dict[int, str] = {}
+    last = 0
+    while True:
+        rows = buffer.sql(
+            "SELECT experience_id, response, reward_sampled, num_prompt_tokens FROM rft.experience WHERE experience_id > %s"
+            " ORDER BY experience_id LIMIT %s",
+            [last, _PER_READ],
+        ).to_pylist()
+        if not rows:
+            break
+        last = rows[-1]["experience_id"]
+        arrays = buffer.read_arrays([row["experience_id"] for row in rows], ["token_ids", "behavior_logprobs"])
+        for row, token_ids, logprobs in zip(
+            rows, arrays["token_ids"].to_pylist(), arrays["behavior_logprobs"].to_pylist(), strict=True
+        ):
+            response = token_ids[row["num_prompt_tokens"] :]
+            sampled = logprobs[-len(response) :]
+            if decode(response) != row["response"] or not np.array_equal(logprobs_of(response), np.float32(sampled)):
+                findings.mislabelled.append(f"experience {row['experience_id']} has the arrays of another")
+            if row["reward_sampled"] != reward_of(row["response"]):
+                findings.mislabelled.append(f"experience {row['experience_id']} has the reward of another")
+            digests[row["experience_id"]] = digest(token_ids)
+    findings.experiences = len(digests)
+    return digests
+
+
+def _stored_is_there(buffer: Buffer, stored: list[dict[str, Any]], digests: dict[int, str], findings: Findings) -> None:
+    found: dict[int, list[list[str]]] = defaultdict(list)
+    rows = buffer.sql("SELECT e.group_id, e.experience_id, e.response FROM rft.experience e ORDER BY e.experience_id")
+    for row in rows.to_pylist():
+        found[row["group_id"]].append([row["response"], digests[row["experience_id"]]])
+    for note in stored:
+        for group_id, sequences in note["groups"]:
+            if found.get(group_id) != sequences:
+                findings.lost.append(f"group {group_id}, acknowledged to {note['by']}, is not there as it was written")
+    texts = Counter(response for group in found.values() for response, _ in group)
+    findings.trained_twice += [f"the response {text} is stored {n} times" for text, n in texts.items() if n > 1]
+
+
+def _labels_count(buffer: Buffer, noted: dict[str, list[dict[str, Any]]], findings: Findings) -> None:
+    """The newest acknowledged label of an experience stands, or one that was asked for after it and never answered."""
+    asked = [*noted["labels"], *noted["labelled"]]
+    if not asked:
+        return
+    acknowledged = {(note["by"], note["experience_id"], note["reward"]) for note in noted["labelled"]}
+    allowed: dict[int, set[float]] = defaultdict(set)
+    for note in noted["labels"]:
+        allowed[note["experience_id"]].add(note["reward"])
+    now = buffer.sql(
+        "SELECT e.experience_id, e.reward, e.reward_sampled,"
+        " (SELECT array_agg(l.new_value::text::float8 ORDER BY l.label_id) FROM rft.label l"
+        "  WHERE l.experience_id = e.experience_id AND l.field = 'reward') AS history"
+        " FROM rft.experience e WHERE e.experience_id = ANY (%s)",
+        [sorted(allowed)],
+    ).to_pylist()
+    for row in now:
+        history = row["history"] or []
+        if row["reward"] != (history[-1] if history else row["reward_sampled"]):
+            findings.lost.append(f"experience {row['experience_id']} does not have the reward of its newest label")
+        if not set(history) <= allowed[row["experience_id"]]:
+            findings.mislabelled.append(f"experience {row['experience_id']} has a label that nobody gave it")
+        for _, _, reward in (a for a in acknowledged if a[1] == row["experience_id"]):
+            # A label that changes nothing leaves no row.
+            if reward not in history and reward != row["reward_sampled"]:
+                findings.lost.append(f"a label of experience {row['experience_id']} is not in its history")
+
+
+def _draws_are_as_seen(
+    buffer: Buffer, drawn: list[dict[str, Any]], digests: dict[int, str], findings: Findings
+) -> None:
+    stored: dict[tuple[int, int], list[tuple[int, float]]] = defaultdict(list)
+    for row in buffer.sql(
+        "SELECT attempt_id, trainer_step, experience_id, reward_used FROM rft.draw ORDER BY attempt_id, trainer_step, slot"
+    ).to_pylist():
+        stored[row["attempt_id"], row["trainer_step"]].append((row["experience_id"], row["reward_used"]))
+    for note in drawn:
+        place = f"step {note['step']} of attempt {note['attempt']}"
+        findings.mislabelled += [
+            f"{place}: experience {i} came with the log-probabilities of another" for i in note["wrong"]
+        ]
+        if stored[note["attempt"], note["step"]] != [(i, reward) for i, reward, _ in note["rows"]]:
+            findings.lost.append(f"{place}: the draws are not those that the trainer saw")
+        findings.mislabelled += [
+            f"{place}: experience {i} came with the tokens of another"
+            for i, _, seen in note["rows"]
+            if digests.get(i) != seen
+        ]
+    twice = buffer.sql(
+        "SELECT d.experience_id, count(*) AS times FROM rft.run r JOIN rft.v_history h ON h.history_id = r.current_attempt_id"
+        " JOIN rft.draw d ON d.attempt_id = h.attempt_id AND (h.last_step IS NULL OR d.trainer_step <= h.last_step)"
+        " GROUP BY d.experience_id HAVING count(*) > 1"
+    )
+    findings.trained_twice += [
+        f"experience {row['experience_id']} is drawn {row['times']} times" for row in twice.to_pylist()
+    ]
+
+
+def _nothing_waits_for_ever(buffer: Buffer, findings: Findings) -> None:
+    """Every whole group is drawn on the present history, closed with a reason, or in one worklist."""
+    forgotten = buffer.sql(
+        "SELECT g.group_id, g.status::text AS status FROM rft.rollout_group g JOIN rft.run r USING (run_id)"
+        " WHERE g.status IN ('sealed', 'ready') AND g.trainable"
+        " AND NOT EXISTS (SELECT FROM rft.worklist w WHERE w.item_kind = 'group' AND w.item_id = g.group_id"
+        "   AND (w.available OR w.claimed_by IS NOT NULL)"
+        "   AND w.consumer = CASE g.status WHEN 'sealed' THEN 'pipeline/' ELSE 'trainer/' END || g.run_id)"
+        " AND NOT EXISTS (SELECT FROM rft.v_history h JOIN rft.draw d ON d.attempt_id = h.attempt_id"
+        "   AND (h.last_step IS NULL OR d.trainer_step <= h.last_step)"
+        "   WHERE h.history_id = r.current_attempt_id AND d.item_id = g.group_id)"
+    )
+    findings.lost += [f"the {row['status']} group {row['group_id']} is in no worklist" for row in forgotten.to_pylist()]
+
+
+def _checkpoints_hold_what_was_drawn(buffer: Buffer, committed: list[dict[str, Any]], findings: Findings) -> None:
+    """What a checkpoint's weights were really trained on, as its own file says, against the draws of its history."""
+    known = set(buffer.sql("SELECT checkpoint_id FROM rft.checkpoint")["checkpoint_id"].to_pylist())
+    findings.lost += [
+        f"checkpoint {note['checkpoint_id']}, acknowledged, is not there"
+        for note in committed
+        if note["checkpoint_id"] not in known
+    ]
+    kept = buffer.sql(
+        "SELECT checkpoint_id, attempt_id, trainer_step, uri FROM rft.checkpoint WHERE deleted_at IS NULL"
+    )
+    for row in kept.to_pylist():
+        path = Path(row["uri"]) / TRAINED
+        if not path.exists():
+            findings.lost.append(f"checkpoint {row['checkpoint_id']} has no files")
+            continue
+        trained = np.load(path).tolist()
+        place = f"checkpoint {row['checkpoint_id']} (step {row['trainer_step']})"
+        findings.trained_twice += [
+            f"{place}: experience {i} was trained {n} times" for i, n in Counter(trained).items() if n > 1
+        ]
+        drawn = buffer.sql(
+            "SELECT d.experience_id FROM rft.v_history h JOIN rft.draw d ON d.attempt_id = h.attempt_id"
+            " AND (h.last_step IS NULL OR d.trainer_step <= h.last_step)"
+            " WHERE h.history_id = %s AND d.trainer_step <= %s ORDER BY d.trainer_step, d.slot",
+            [row["attempt_id"], row["trainer_step"]],
+        )["experience_id"].to_pylist()
+        if trained != drawn:
+            findings.lost.append(f"{place}: was trained on {len(trained)} experiences, its history drew {len(drawn)}")

@@ -1,0 +1,153 @@
+"""What each process saw acknowledged, written by the test itself beside the buffer, so that the buffer can be held to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from rftcore.explorer import role as explorer
+from rftcore.pipeline import role as pipeline
+from rftcore.trainer import role as trainer
+from rftcore.trainer.learner import Learner
+from rftdata.attempt import Attempt
+from rftdata.batch import Batch
+from rftdata.writer import Writer
+from tests.crash.plugins import logprobs_of
+
+TRAINED = "trained.npy"
+
+
+class Witness:
+    """One process's notes: a line each, appended at once, so that kill -9 takes none away."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(folder / f"{name}-{os.getpid()}.jsonl", os.O_APPEND | os.O_CREAT | os.O_WRONLY)
+        self._started = time.monotonic()
+        self._has_claimed = False
+
+    def note(self, kind: str, **facts: Any) -> None:
+        os.write(self._file, (json.dumps({"kind": kind, **facts}) + "\n").encode())
+
+    def note_first_claim(self) -> None:
+        """The first answer of the buffer to a request for work; seconds since the process began its role."""
+        if not self._has_claimed:
+            self._has_claimed = True
+            self.note("first claim", seconds=time.monotonic() - self._started)
+
+
+def notes(folder: Path) -> Iterator[dict[str, Any]]:
+    """All that was noted; a last line that a kill cut short is left out."""
+    for path in sorted(folder.glob("*.jsonl")):
+        for line in path.read_bytes().split(b"\n")[:-1]:
+            yield {**json.loads(line), "by": path.stem}
+
+
+def digest(token_ids: npt.ArrayLike) -> str:
+    return xxhash.xxh3_64_hexdigest(np.asarray(token_ids, dtype=np.int32).tobytes())
+
+
+def observe(witness: Witness) -> None:
+    """Note what this process is told by the buffer, from now on. Nothing that it does is changed."""
+    _observe_explorer(witness)
+    _observe_pipeline(witness)
+    _observe_trainer(witness)
+
+
+def _observe_explorer(witness: Witness) -> None:
+    insert, claim = Writer.insert, explorer.claim_groups
+
+    def insert_and_note(self: Writer, *groups: Any) -> list[int]:
+        ids = insert(self, *groups)
+        stored = [
+            [group_id, [[s.response, digest(s.token_ids)] for r in group.rollouts for s in r.sequences]]
+            for group_id, group in zip(ids, groups, strict=True)
+        ]
+        witness.note("stored", groups=stored)
+        return ids
+
+    def claim_and_note(*args: Any, **options: Any) -> Any:
+        groups = claim(*args, **options)
+        witness.note_first_claim()
+        return groups
+
+    Writer.insert = insert_and_note  # type: ignore[method-assign]
+    explorer.claim_groups = claim_and_note
+
+
+def _observe_pipeline(witness: Witness) -> None:
+    claim, commit = pipeline.claim_sealed_groups, pipeline.commit_verdicts
+
+    def claim_and_note(*args: Any, **options: Any) -> Any:
+        batch = claim(*args, **options)
+        witness.note_first_claim()
+        return batch
+
+    def commit_and_note(*args: Any, **options: Any) -> list[int]:
+        decided = commit(*args, **options)
+        witness.note("decided", groups=decided)
+        return decided
+
+    pipeline.claim_sealed_groups = claim_and_note
+    pipeline.commit_verdicts = commit_and_note
+
+
+def _observe_trainer(witness: Witness) -> None:
+    draw, commit = Attempt.draw, Attempt.commit_checkpoint
+    to_train_batch, update = trainer._train_batch, Learner.update
+    save, load = Learner.save_checkpoint, Learner.load_checkpoint
+    pending: list[int] = []
+    trained: list[int] = []
+
+    def draw_and_note(self: Attempt, step: int, *args: Any, **options: Any) -> Batch | None:
+        batch = draw(self, step, *args, **options)
+        witness.note_first_claim()
+        if batch is not None and len(batch):
+            rows = batch.rows.to_pylist()
+            token_ids = np.split(batch.packed("token_ids"), batch.offsets[1:-1])
+            logprobs = np.split(batch.packed("behavior_logprobs"), batch.offsets[1:-1])
+            drawn = [[row["experience_id"], row["reward"], digest(t)] for row, t in zip(rows, token_ids, strict=True)]
+            wrong = [
+                row["experience_id"]
+                for row, t, found in zip(rows, token_ids, logprobs, strict=True)
+                if not np.array_equal(found[row["num_prompt_tokens"] :], logprobs_of(t[row["num_prompt_tokens"] :]))
+            ]
+            witness.note("drawn", attempt=self.attempt_id, step=step, rows=drawn, wrong=wrong)
+        return batch
+
+    def commit_and_note(self: Attempt, step: int, uri: str, **options: Any) -> int:
+        checkpoint_id = commit(self, step, uri, **options)
+        witness.note("checkpoint", attempt=self.attempt_id, step=step, checkpoint_id=checkpoint_id)
+        return checkpoint_id
+
+    def remember(batch: Batch, learner: Learner) -> Any:
+        pending[:] = batch.rows["experience_id"].to_pylist()
+        return to_train_batch(batch, learner)
+
+    def update_and_remember(self: Learner, *args: Any, **options: Any) -> dict[str, float]:
+        metrics = update(self, *args, **options)
+        trained.extend(pending)
+        return metrics
+
+    def save_with_what_was_trained(self: Learner, folder: Path) -> None:
+        save(self, folder)
+        np.save(folder / TRAINED, np.array(trained, dtype=np.int64))
+
+    def load_with_what_was_trained(self: Learner, folder: Path) -> None:
+        load(self, folder)
+        trained[:] = np.load(folder / TRAINED).tolist()
+
+    Attempt.draw = draw_and_note  # type: ignore[method-assign]
+    Attempt.commit_checkpoint = commit_and_note  # type: ignore[method-assign]
+    trainer._train_batch = remember
+    Learner.update = update_and_remember  # type: ignore[method-assign]
+    Learner.save_checkpoint = save_with_what_was_trained  # type: ignore[method-assign]
+    Learner.load_checkpoint = load_with_what_was_trained  # type: ignore[method-assign]

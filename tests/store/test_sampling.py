@@ -1,0 +1,491 @@
+"""Sampling policies: what each order draws, how often, from where; the same for many readers and after a crash."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from rftdata import Buffer
+from rftdata.attempt import Attempt
+from rftdata.batch import Batch
+from rftdata.errors import ConfigError, FencedError, QueryError
+from rftdata.sampling import SamplingConfig, checked_formula
+from tests.store_roles import Roles, own_group
+
+
+def stored(buffer: Buffer, num: int, *, batch_groups: int = 1, source: str = "import", **sampling: Any) -> Roles:
+    """A run on `num` stored groups, drawable as they are."""
+    roles = Roles(buffer, batch_groups=batch_groups, sampling={"max_staleness": 1000, **sampling})
+    buffer.sql("UPDATE rft.run SET mode = 'train', pipeline_version = 'none' WHERE run_id = %s", [roles.run_id])
+    add(roles, num, source=source)
+    return roles
+
+
+def add(
+    roles: Roles, num: int, *, source: str = "import", taskset: str = "mine", rewards: Sequence[float] = (0.0, 1.0)
+) -> list[int]:
+    groups = [own_group(rewards, task_key=str(i)) for i in range(num)]
+    for group in groups:
+        object.__setattr__(group, "source", source)
+        object.__setattr__(group, "taskset", taskset)
+    return roles.insert(*groups)
+
+
+def draw(attempt: Attempt, step: int, num_groups: int = 1) -> Batch:
+    batch = attempt.draw(step, num_groups, timeout_s=0)
+    assert batch is not None, f"step {step} would wait"
+    return batch
+
+
+def groups_of(batch: Batch) -> list[int]:
+    """In the order they were drawn."""
+    return list(dict.fromkeys(batch.rows["group_id"].to_pylist()))
+
+
+def chi_square(counts: Counter[int], expected: dict[int, float]) -> float:
+    return sum((counts[key] - mean) ** 2 / mean for key, mean in expected.items())
+
+
+def test_newest_draws_the_last_ones_in_first(buffer: Buffer) -> None:
+    roles = stored(buffer, 5, order="newest")
+    with roles.attempt() as attempt:
+        assert groups_of(draw(attempt, 1, 2)) == [5, 4]
+        (late,) = add(roles, 1)
+        assert groups_of(draw(attempt, 2, 3)) == [late, 3, 2]
+
+
+def test_fifo_with_reuse_draws_the_oldest_until_it_is_used_up(buffer: Buffer) -> None:
+    """As Reverb's Fifo selector with max_times_sampled."""
+    roles = stored(buffer, 4, max_times_sampled=2)
+    with roles.attempt() as attempt:
+        assert [groups_of(draw(attempt, step, 2)) for step in range(1, 5)] == [[1, 2], [1, 2], [3, 4], [3, 4]]
+        last = draw(attempt, 5, 2)
+        assert (last.num_groups, last.short_reason) == (
+            0,
+            "0 of 2 groups survived: the stored experiences are used up",
+        )
+
+
+def test_uniform_draws_every_group_with_the_same_chance(buffer: Buffer) -> None:
+    roles = stored(buffer, 20, order="uniform", max_times_sampled=0)
+    with roles.attempt() as attempt:
+        counts = Counter(groups_of(draw(attempt, step))[0] for step in range(1, 601))
+    assert chi_square(counts, dict.fromkeys(range(1, 21), 30.0)) < 43.8  # p = 0.001 at 19 degrees of freedom
+
+
+def test_uniform_gives_late_comers_the_same_chance_as_those_who_waited(buffer: Buffer) -> None:
+    """Each round: 6 waited through a draw, 6 come in, one is drawn; fixed random keys would favour the new ones."""
+    roles = stored(buffer, 12, order="uniform")
+    new = {*range(7, 13)}
+    num_new = 0
+    with roles.attempt() as attempt:
+        for step in range(1, 201):
+            group = groups_of(draw(attempt, step))[0]
+            num_new += group in new
+            old = buffer.sql("SELECT item_id FROM rft.worklist WHERE available ORDER BY 1")["item_id"].to_pylist()
+            # Back to 6 and 6: all but six leave, and six come.
+            buffer.sql(
+                "UPDATE rft.worklist SET available = false WHERE available AND item_id <> ALL (%s)", [old[::2][:6]]
+            )
+            new = set(add(roles, 6))
+    assert abs(num_new - 100) < 3.3 * 50**0.5, num_new
+
+
+def test_prioritized_draws_in_proportion_to_the_weight(buffer: Buffer) -> None:
+    roles = stored(buffer, 10, order="prioritized", max_times_sampled=0, priority={"exponent": 2.0})
+    with roles.attempt() as attempt:
+        assert attempt.set_priorities({group: group / 2 for group in range(1, 11)}) == 10
+        counts = Counter(groups_of(draw(attempt, step))[0] for step in range(1, 801))
+    total = sum(group**2 for group in range(1, 11))
+    expected = {group: 800 * group**2 / total for group in range(2, 11)}
+    assert chi_square(counts, expected) < 26.1  # p = 0.001 at 8 degrees of freedom
+
+
+def test_importance_weights_undo_the_priorities(buffer: Buffer) -> None:
+    roles = stored(buffer, 3, order="prioritized", priority={"exponent": 1.0, "importance_exponent": 0.5})
+    with roles.attempt() as attempt:
+        attempt.set_priorities({1: 1.0, 2: 4.0, 3: 16.0})
+        batch = draw(attempt, 1, 3)
+        weights = {row["group_id"]: row["importance_weight"] for row in batch.rows.to_pylist()}
+        assert weights == pytest.approx({1: 1.0, 2: 0.5, 3: 0.25})
+        assert draw(attempt, 1, 3).rows.equals(batch.rows)
+    noted = buffer.sql("SELECT DISTINCT item_id, importance_weight FROM rft.draw").to_pylist()
+    assert {row["item_id"]: row["importance_weight"] for row in noted} == weights
+
+
+@pytest.mark.parametrize("priority", [-1.0, float("nan"), float("inf")])
+def test_a_priority_that_is_none_is_refused(buffer: Buffer, priority: float) -> None:
+    roles = stored(buffer, 1, order="prioritized")
+    with roles.attempt() as attempt, pytest.raises(QueryError, match="priority of group 1"):
+        attempt.set_priorities({1: priority})
+
+
+def test_a_fenced_trainer_sets_no_priorities(buffer: Buffer) -> None:
+    roles = stored(buffer, 1, order="prioritized")
+    old = roles.attempt()
+    buffer.sql("UPDATE rft.run_attempt SET lease_until = now() - interval '1 s'")
+    with roles.attempt(), pytest.raises(FencedError):
+        old.set_priorities({1: 1.0})
+    old.close()
+
+
+def test_reuse_waits_for_the_cooldown(buffer: Buffer) -> None:
+    roles = stored(buffer, 3, max_times_sampled=3, cooldown_steps=3)
+    with roles.attempt() as attempt:
+        drawn = [groups_of(draw(attempt, step)) for step in range(1, 10)]
+    assert drawn == [[1], [2], [3]] * 3
+
+
+def test_a_crash_gives_uses_back_and_the_resumed_steps_draw_the_same(buffer: Buffer) -> None:
+    roles = stored(buffer, 12, order="uniform", max_times_sampled=3, cooldown_steps=2)
+    attempt = roles.attempt()
+    first = []
+    for step in range(1, 9):
+        first.append(groups_of(draw(attempt, step, 3)))
+        if step == 4:
+            attempt.commit_checkpoint(4, "/checkpoints/4")
+            before = state(buffer)
+    buffer.sql("UPDATE rft.run_attempt SET lease_until = now() - interval '1 s'")
+    with roles.attempt() as again:
+        assert state(buffer) == before
+        assert [groups_of(draw(again, step, 3)) for step in range(5, 9)] == first[4:]
+    attempt.close()
+    assert max(Counter(group for groups in first for group in groups).values()) <= 3
+
+
+def state(buffer: Buffer) -> list[dict[str, Any]]:
+    return buffer.sql(
+        "SELECT item_id, available, times_sampled, resume_step, CASE WHEN available THEN draw_key END AS draw_key"
+        " FROM rft.worklist ORDER BY item_id"
+    ).to_pylist()
+
+
+@pytest.mark.parametrize("order", ["uniform", "prioritized"])
+def test_a_batch_given_back_is_drawn_again(buffer: Buffer, order: str) -> None:
+    roles = stored(buffer, 9, order=order, max_times_sampled=2)
+    with roles.attempt() as attempt:
+        draw(attempt, 1, 3)
+        before = state(buffer)
+        batch = draw(attempt, 2, 3)
+        attempt.release(batch)
+        again = draw(attempt, 2, 3)
+        assert groups_of(again) == groups_of(batch)
+        attempt.release(again)
+        after = {row["item_id"]: row["times_sampled"] for row in state(buffer)}
+        assert after == {row["item_id"]: row["times_sampled"] for row in before}
+
+
+def test_a_mixture_keeps_its_ratio_at_every_step_and_fills_a_dry_source(buffer: Buffer) -> None:
+    mixture = [{"source": "import", "ratio": 5}, {"source": "human", "ratio": 3}]
+    roles = stored(buffer, 40, mixture=mixture)
+    people = set(add(roles, 9, source="human"))
+    made = set(add(roles, 5, source="synthesis"))
+    human = total = 0
+    with roles.attempt() as attempt:
+        for step in range(1, 9):
+            groups = groups_of(draw(attempt, step, 3))
+            human, total = human + len(people & {*groups}), total + 3
+            assert abs(human - 3 / 8 * total) < 1
+        assert human == 9  # dry from here on
+        (late,) = add(roles, 1, source="human")
+        drawn = [groups_of(draw(attempt, step, 3)) for step in range(9, 18)]
+        assert [len(groups) for groups in drawn] == [3] * 8 + [2]
+        # What it missed is not owed: the one that came late was drawn, and the rest came from the other source.
+        assert [group for groups in drawn for group in groups if group in people | {late}] == [late]
+        assert not made & {group for groups in drawn for group in groups}
+        # A source that has things again gets its ratio, no more.
+        more = set(add(roles, 20, source="human")) | set()
+        add(roles, 20)
+        counts = [len(more & {*groups_of(draw(attempt, step, 4))}) for step in range(18, 24)]
+        assert sum(counts) == 9 and max(counts) <= 2
+
+
+def test_orders_and_reuse_may_differ_between_sources_and_what_was_drawn_can_be_replayed(buffer: Buffer) -> None:
+    mixture = [
+        {"source": "import", "ratio": 1},
+        {"source": "replay", "ratio": 1, "order": "uniform", "max_times_sampled": 0, "cooldown_steps": 2},
+    ]
+    roles = stored(buffer, 30, mixture=mixture)
+    with roles.attempt() as attempt:
+        drawn = [groups_of(draw(attempt, step, 2)) for step in range(1, 13)]
+        assert drawn[:2] == [[1, 2], [3, 4]]  # nothing to replay yet: fresh ones in its place
+        fresh: list[int] = []
+        for groups in drawn[2:]:
+            new, old = groups
+            assert new not in fresh and old in [g for before in drawn for g in before]
+            fresh.append(new)
+        assert fresh == list(range(5, 15))
+
+
+def test_stratified_batches_hold_the_same_number_of_each_taskset(buffer: Buffer) -> None:
+    roles = stored(buffer, 0, stratify="taskset")
+    roles.plan_config = type(roles.plan_config)(
+        **{**vars(roles.plan_config), "tasksets": tuple(t.model_copy(update={"name": n}) for n in "ab" for t in roles.plan_config.tasksets)}
+    )  # fmt: skip
+    a, b = set(add(roles, 30, taskset="a")), set(add(roles, 6, taskset="b"))
+    with roles.attempt() as attempt:
+        for step in range(1, 4):
+            groups = {*groups_of(draw(attempt, step, 4))}
+            assert (len(groups & a), len(groups & b)) == (2, 2)
+        assert len({*groups_of(draw(attempt, 4, 4))} & a) == 4
+
+
+def test_a_lane_waits_for_explorers_where_they_can_still_bring_something(buffer: Buffer) -> None:
+    mixture = [{"source": "explorer", "ratio": 1}, {"source": "import", "ratio": 1}]
+    roles = Roles(buffer, batch_groups=4, max_refill=2, sampling={"mixture": mixture, "max_staleness": 100})
+    with roles.attempt() as attempt:
+        imported = set(roles.insert(*[own_group(task_key=str(i)) for i in range(20)]))
+        roles.decide()
+        assert attempt.draw(1, 4, timeout_s=0) is None
+        roles.work()
+        assert roles.planned() == [(0, 2 + 20)]  # half a batch of its own, and the imported ones
+        batch = draw(attempt, 1, 4)
+        assert len({*groups_of(batch)} & imported) == 2
+        roles.publish(attempt, 1)
+        roles.work(keep=lambda row: False)  # all dropped, refills too
+        assert len({*groups_of(draw(attempt, 2, 4))} & imported) == 4
+
+
+def test_samples_per_insert_paces_explorers_and_draws(buffer: Buffer) -> None:
+    roles = Roles(
+        buffer, batch_groups=4, steps=6,
+        sampling={"order": "uniform", "max_times_sampled": 0, "samples_per_insert": {"ratio": 2}, "max_staleness": 100},
+    )  # fmt: skip
+    with roles.attempt() as attempt:
+        assert attempt.draw(1, 4, timeout_s=0) is None
+        roles.work()
+        first = draw(attempt, 1, 4)
+        assert (first.num_groups, first.short_reason) == (2, "2 of 4 groups survived: 2 planned and 0 refilled, explorer.max_refill is used up")  # fmt: skip
+        roles.publish(attempt, 1)
+        assert attempt.draw(2, 4, timeout_s=0) is None  # the explorers' turn
+        for step in range(2, 6):
+            roles.work()
+            batch = draw(attempt, step, 4)
+            assert batch.num_groups == 4 and batch.short_reason is None
+            roles.publish(attempt, step)
+        assert roles.planned() == [(step, 2) for step in range(5)]
+
+
+def test_a_draw_beyond_the_ratio_waits_until_more_has_come(buffer: Buffer) -> None:
+    limit = {"ratio": 1.5, "min_size_to_sample": 4, "error_buffer": 2}
+    roles = Roles(
+        buffer, batch_groups=2, max_refill=0, steps=9, offset=5,
+        sampling={"max_times_sampled": 0, "samples_per_insert": limit, "max_staleness": 100},
+    )  # fmt: skip
+    with roles.attempt() as attempt:
+        roles.plan()
+        roles.explore(count=3)
+        roles.decide()
+        assert attempt.draw(1, 2, timeout_s=0) is None  # 3 of at least 4
+        roles.explore(count=1)
+        roles.decide()
+        draw(attempt, 1, 2)  # (4 - 4) · 1.5 + 2
+        assert attempt.draw(2, 2, timeout_s=0) is None
+        roles.explore(count=1)
+        roles.decide()
+        assert attempt.draw(2, 2, timeout_s=0) is None
+        roles.explore(count=1)
+        roles.decide()
+        draw(attempt, 2, 2)
+        attempt.commit_checkpoint(1, "/checkpoints/1")
+        assert attempt.draw(3, 2, timeout_s=0) is None
+    with roles.attempt(publish=False) as again:  # step 2 was given back
+        draw(again, 2, 2)
+        assert again.draw(3, 2, timeout_s=0) is None
+
+
+def test_a_ratio_that_nothing_can_meet_any_more_ends_in_short_batches(buffer: Buffer) -> None:
+    roles = stored(buffer, 6, max_times_sampled=0, samples_per_insert={"ratio": 1})
+    with roles.attempt() as attempt:
+        assert [draw(attempt, step, 4).num_groups for step in (1, 2, 3)] == [4, 2, 0]
+        assert draw(attempt, 4, 4).short_reason == "sampling.samples_per_insert allows 0 of 4 groups: 6 became ready"
+
+
+def test_staleness_binds_whatever_the_priority(buffer: Buffer) -> None:
+    roles = Roles(
+        buffer, batch_groups=2, offset=3, steps=8, max_refill=2,
+        sampling={"order": "prioritized", "max_times_sampled": 0, "max_staleness": 1},
+    )  # fmt: skip
+    with roles.attempt() as attempt:
+        roles.work()
+        attempt.set_priorities({1: 1e6, 2: 1e6})
+        assert groups_of(draw(attempt, 1, 1))[0] in (1, 2)
+        for step in (1, 2):
+            roles.publish(attempt, step)
+        assert attempt.draw(3, 2, timeout_s=0) is None
+        roles.work()
+        batch = draw(attempt, 3, 2)
+        assert max(batch.rows["staleness"].to_pylist()) <= 1 and not {1, 2} & {*groups_of(batch)}
+        # What was drawn had its turn: only groups that never were are closed and planned again.
+        drawn = buffer.sql("SELECT DISTINCT item_id FROM rft.draw WHERE trainer_step = 1")["item_id"].to_pylist()
+        assert {roles.group(group)["trainable"] for group in drawn} == {True}
+
+
+FORMULA = "mean_reward * (1 - mean_reward) / (1 + times_sampled)"
+
+
+def test_a_formula_follows_writes_labels_and_draws(buffer: Buffer) -> None:
+    roles = stored(buffer, 2, order="prioritized", max_times_sampled=0, priority={"formula": FORMULA, "exponent": 1.0})
+    with roles.attempt() as attempt:
+        assert weights(buffer) == pytest.approx({1: 0.25, 2: 0.25})
+        add(roles, 1, rewards=(0.0, 0.2))
+        assert weights(buffer) == pytest.approx({1: 0.25, 2: 0.25, 3: 0.09})
+        buffer.sql("UPDATE rft.experience SET reward = 1 WHERE group_id = 1")
+        roles.decide(version="none")
+        assert weights(buffer) == pytest.approx({1: 1e-6, 2: 0.25, 3: 0.09})
+        first = groups_of(draw(attempt, 1, 1))[0]
+        draw(attempt, 2, 1)
+        assert weights(buffer)[first] == pytest.approx({2: 0.125, 3: 0.045}[first])
+
+
+def weights(buffer: Buffer) -> dict[int, float]:
+    rows = buffer.sql("SELECT item_id, draw_weight FROM rft.worklist WHERE consumer LIKE 'trainer/%%' ORDER BY 1", [])
+    return {row["item_id"]: row["draw_weight"] for row in rows.to_pylist()}
+
+
+def test_a_relabelled_group_that_can_be_drawn_again_is_decided_on_again_first(buffer: Buffer) -> None:
+    roles = stored(buffer, 2, max_times_sampled=2, cooldown_steps=2)
+    with roles.attempt() as attempt:
+        assert groups_of(draw(attempt, 1, 2)) == [1, 2]
+        buffer.sql("UPDATE rft.experience SET reward = 0.5 WHERE group_id IN (1, 2)")
+        assert attempt.draw(3, 2, timeout_s=0) is None
+        assert roles.decide(keep=lambda row: row["group_id"] == 1, version="none") == [1, 2]
+        batch = draw(attempt, 3, 2)
+        assert groups_of(batch) == [1] and set(batch.rows["reward"].to_pylist()) == {0.5}
+        # Used up now: a label changes no history.
+        buffer.sql("UPDATE rft.experience SET reward = 0.75 WHERE group_id = 1")
+        assert roles.group(1)["status"] == "ready"
+
+
+def test_a_division_by_zero_in_one_group_gives_it_priority_0(buffer: Buffer) -> None:
+    formula = {"formula": "1 / (max_reward - min_reward)", "exponent": 1.0}
+    roles = stored(buffer, 1, order="prioritized", priority=formula)
+    with roles.attempt():
+        add(roles, 1, rewards=(0.5, 0.5))
+        add(roles, 1, rewards=(0.0, 0.5))
+    assert weights(buffer) == pytest.approx({1: 1.0, 2: 1e-6, 3: 2.0})
+
+
+@pytest.mark.parametrize(
+    ("formula", "reason"),
+    [
+        ("meen_reward", 'column "meen_reward" does not exist'),
+        ("1; DROP TABLE rft.draw", "syntax error|multiple commands"),
+        ("1)::float8) STORED; SELECT ((1", "multiple commands"),
+        ("1)::float8) STORED, ADD COLUMN more float8 DEFAULT ((1", "more than one expression|syntax error"),
+        ("(SELECT max(reward) FROM rft.experience)", "cannot use subquery"),
+        ("random()", "not immutable"),
+        ("pg_sleep(5)::text::float8", "not immutable"),
+        ("avg(mean_reward)", "aggregate functions are not allowed"),
+        ("'a'", "invalid input syntax"),
+        ("mean_reward --", None),
+    ],
+)
+def test_a_formula_is_one_expression_over_the_columns_of_a_group(
+    buffer: Buffer, formula: str, reason: str | None
+) -> None:
+    if reason is None:
+        assert checked_formula(buffer.database, formula) == "mean_reward"
+        return
+    with pytest.raises(ConfigError, match=reason) as caught:
+        checked_formula(buffer.database, formula)
+    assert "mean_reward" in str(caught.value) and "sampling.priority.formula" in str(caught.value)
+    assert buffer.sql("SELECT count(*) AS n FROM rft.draw")["n"].to_pylist() == [0]
+
+
+def test_a_wrong_formula_starts_no_attempt(buffer: Buffer) -> None:
+    roles = stored(buffer, 1, order="prioritized", priority={"formula": "nonsense"})
+    with pytest.raises(ConfigError, match="nonsense"):
+        roles.attempt()
+    assert buffer.sql("SELECT count(*) AS n FROM rft.run_attempt")["n"].to_pylist() == [0]
+
+
+@pytest.mark.parametrize("order", ["fifo", "uniform", "prioritized"])
+def test_many_readers_of_one_attempt_draw_each_group_once_and_a_step_once(buffer: Buffer, order: str) -> None:
+    roles = stored(buffer, 60, order=order)
+    found: list[tuple[int, list[int]]] = []
+    with roles.attempt() as attempt:
+
+        def read(steps: Sequence[int]) -> None:
+            for step in steps:
+                found.append((step, groups_of(draw(attempt, step, 3))))
+
+        threads = [
+            threading.Thread(target=read, args=[steps]) for steps in (range(1, 21), range(1, 21), range(20, 0, -1))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(found) == 60
+    by_step: dict[int, list[int]] = {}
+    for step, groups in found:
+        assert by_step.setdefault(step, groups) == groups
+    assert sorted(group for groups in by_step.values() for group in groups) == list(range(1, 61))
+
+
+def test_many_readers_keep_the_ratio_of_a_mixture(buffer: Buffer) -> None:
+    mixture = [{"source": "import", "ratio": 2, "order": "uniform"}, {"source": "human", "ratio": 1}]
+    roles = stored(buffer, 60, mixture=mixture)
+    people = set(add(roles, 40, source="human"))
+    with roles.attempt() as attempt:
+        found: list[int] = []
+        threads = [
+            threading.Thread(target=lambda s=s: [found.extend(groups_of(draw(attempt, k, 2))) for k in range(s, 31, 3)])
+            for s in (1, 2, 3)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(set(found)) == 60 and len(people & {*found}) == 20
+
+
+def test_another_policy_after_a_resume_gives_everybody_a_place_in_it(buffer: Buffer) -> None:
+    roles = stored(buffer, 8)
+    with roles.attempt() as attempt:
+        assert groups_of(draw(attempt, 1, 2)) == [1, 2]
+        attempt.commit_checkpoint(1, "/checkpoints/1")
+    roles.sampling = SamplingConfig(order="newest", max_staleness=1000)
+    with roles.attempt() as attempt:
+        assert groups_of(draw(attempt, 2, 2)) == [8, 7]
+        attempt.commit_checkpoint(2, "/checkpoints/2")
+    roles.sampling = SamplingConfig(max_times_sampled=2, max_staleness=1000)
+    with roles.attempt() as attempt:
+        assert groups_of(draw(attempt, 3, 8)) == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "what"),
+    [
+        ({"order": "random"}, "order"),
+        ({"mixture": [{"ratio": 1}]}, "either a source or a taskset"),
+        ({"mixture": [{"source": "human", "ratio": 0}]}, "ratio"),
+        ({"mixture": [{"source": "human", "ratio": 1}] * 2}, "human more than once"),
+        ({"mixture": [{"source": "replay", "ratio": 1}]}, "replay alone"),
+        ({"mixture": [{"source": "human", "ratio": 1}], "stratify": "taskset"}, "both divide a batch"),
+        ({"samples_per_insert": {"ratio": 4, "error_buffer": 2}}, "stops every draw"),
+        ({"priority": {"exponent": 1}}, "no effect without order: prioritized"),
+        ({"cooldown_steps": 0}, "cooldown_steps"),
+    ],
+)
+def test_policies_that_mean_nothing_are_refused(sampling: dict[str, Any], what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        SamplingConfig.model_validate(sampling)
+
+
+def test_replay_takes_over_where_a_source_has_no_uses_left(buffer: Buffer) -> None:
+    mixture = [
+        {"source": "import", "ratio": 1, "max_times_sampled": 0},
+        {"source": "human", "ratio": 1},
+        {"source": "replay", "ratio": 1, "max_times_sampled": 2},
+    ]
+    roles = stored(buffer, 1, mixture=mixture)
+    people = add(roles, 2, source="human")
+    with roles.attempt() as attempt:
+        drawn = [{*groups_of(draw(attempt, step, 3))} for step in range(1, 6)]
+    assert drawn == [{1, *people}, {1, *people}, {1}, {1}, {1}]
