@@ -19,7 +19,7 @@ from rftdata import Buffer
 from rftdata.batch import SegmentReader
 from rftdata.compaction import BackgroundCompaction, CompactionReport, Compactor, Move, commit_moves
 from rftdata.segments import PosixSegmentStore, SegmentAddress
-from tests.store_roles import own_group, tokens
+from tests.store_roles import own_group
 
 STEPS = ("close", "copy", "sync", "move", "moved", "bury", "remove", "forget", "cut")
 
