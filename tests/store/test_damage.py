@@ -85,7 +85,11 @@ def test_a_damaged_segment_is_named_with_its_rows_and_all_others_are_served(
     assert place in str(caught.value) and why in str(caught.value)
     assert f"experiences {first}-{last}" in str(caught.value) and caught.value.experience_ids == (first, last)
     carried = pickle.loads(pickle.dumps(caught.value))  # as between the processes of a cluster
-    assert (str(carried), carried.segment_id, carried.experience_ids) == (str(caught.value), bad["segment_id"], (first, last))
+    assert (str(carried), carried.segment_id, carried.experience_ids) == (
+        str(caught.value),
+        bad["segment_id"],
+        (first, last),
+    )
     for segment in (good, *others):
         assert fresh.take([(segment["segment_id"], 1)], ["token_ids"])["token_ids"].to_pylist() == [[5, 6, 7, 8, 9]]
 
