@@ -232,7 +232,9 @@ class Compactor:
 
     def _remove_orphans(self, stored: dict[str, StoredFile], report: CompactionReport) -> None:
         old = [
-            f.uri for f in stored.values() if f.is_ours and f.age_s >= self._grace_s and not self._store.is_written(f.uri)
+            f.uri
+            for f in stored.values()
+            if f.is_ours and f.age_s >= self._grace_s and not self._store.is_written(f.uri)
         ]
         unknown = self._database.fetch("unknown_files", uris=old) if old else []
         if not unknown:

@@ -283,7 +283,9 @@ class _PosixAppender(SegmentAppender):
 
     def __init__(self, folder: Path, min_free_bytes: int, owner: str) -> None:
         self.folder = folder
-        self._name = f"{owner}-{socket.gethostname()}-{os.getpid()}" if owner else f"{socket.gethostname()}-{os.getpid()}"
+        self._name = (
+            f"{owner}-{socket.gethostname()}-{os.getpid()}" if owner else f"{socket.gethostname()}-{os.getpid()}"
+        )
         self.min_free_bytes = min_free_bytes
         self._file: int | None = None
         self._uri = ""

@@ -13,7 +13,7 @@ from operators.chain import Chain, ChainResult, StageError, StageRun
 from rftcore.config import RunConfig
 from rftcore.launch.prepare import build_pipeline, join_run
 from rftdata import wake
-from rftdata.claims import Decision, SealedBatch, StageCount, claim_sealed_groups, commit_verdicts
+from rftdata.claims import Decision, SealedBatch, SealedQueue, StageCount, commit_verdicts
 from rftdata.compaction import BackgroundCompaction
 from rftdata.worker import Worker
 
@@ -33,11 +33,10 @@ def main(config: RunConfig, run: str | None = None) -> int:
         chain = build_pipeline(config)
         chain.prepare()
         listener = wake.Listener(buffer.database, wake.SEALED, wake.RUN)
+        queue = SealedQueue(buffer.database, worker.run_id, worker.worker_id, lease_s=_LEASE_S)
         decided = 0
         while not worker.should_stop():
-            batch = claim_sealed_groups(
-                buffer.database, worker.run_id, worker.worker_id, count=_BATCH_GROUPS, lease_s=_LEASE_S
-            )
+            batch = queue.claim(_BATCH_GROUPS)
             worker.progress |= compaction.progress
             if batch is None:
                 worker.says("waits", "sealed groups")
