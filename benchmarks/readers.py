@@ -224,9 +224,13 @@ def fresh_buffer(folder: Path) -> Iterator[Buffer]:
                 buffer.server.stop()
 
 
-def measure_one(reader: str, folder: Path, made: Sequence[Experience], steps: int, rows: int) -> dict[str, Any]:
+def measure_one(
+    reader: str, folder: Path, made: Sequence[Experience], steps: int, rows: int, fillfactor: int | None
+) -> dict[str, Any]:
     """The loop beside one reader, in a buffer of its own."""
     with fresh_buffer(folder) as buffer:
+        if fillfactor is not None:
+            buffer.sql(f"ALTER TABLE rft.experience SET (fillfactor = {fillfactor})")
         run_id = prepare(buffer, made, rows)
         loop = Loop(buffer, made)
         with beside(reader, buffer.database.uri, run_id) as said:
@@ -251,14 +255,16 @@ def _speeds(seconds: dict[str, list[float]], steps: int) -> dict[str, Any]:
     }
 
 
-def measure(rounds: int, steps: int, rows: int, folder: Path, readers: Sequence[str] = READERS) -> dict[str, Any]:
+def measure(
+    rounds: int, steps: int, rows: int, folder: Path, readers: Sequence[str] = READERS, fillfactor: int | None = None
+) -> dict[str, Any]:
     """Every reader in every round, interleaved."""
     made = experiences()
     results: dict[str, list[dict[str, Any]]] = {reader: [] for reader in readers}
     for number in range(rounds):
         for reader in readers:
             print(f"round {number + 1} of {rounds}: {reader}, load {os.getloadavg()[0]:.1f}", file=sys.stderr)
-            results[reader].append(measure_one(reader, folder, made, steps, rows))
+            results[reader].append(measure_one(reader, folder, made, steps, rows, fillfactor))
     return summary(results, steps, rows)
 
 
@@ -312,12 +318,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--rows", type=int, default=100_000, help="experiences stored before, and rewards updated; a multiple of 4"
     )
     parser.add_argument("--readers", nargs="+", choices=READERS, default=READERS)
+    parser.add_argument("--fillfactor", type=int, choices=range(10, 101), metavar="PERCENT", help="of rft.experience")
     parser.add_argument("--folder", type=Path, help="where to work; a temporary folder by default")
     options = parser.parse_args(arguments)
     if options.rows % _GROUP_SIZE or options.rows < _GROUP_SIZE or options.rounds < 1 or options.steps < 4:
         parser.error("--rows must be a positive multiple of 4, --rounds at least 1, --steps at least 4")
     folder = options.folder or Path(tempfile.gettempdir())
-    print(json.dumps(measure(options.rounds, options.steps, options.rows, folder, options.readers), indent=2))
+    print(
+        json.dumps(
+            measure(options.rounds, options.steps, options.rows, folder, options.readers, options.fillfactor), indent=2
+        )
+    )
     return 0
 
 

@@ -84,11 +84,13 @@ def test_groups_that_come_back_before_others_are_found(buffer: Buffer) -> None:
 def test_the_newest_label_is_found_by_index_right_after_many_were_written(buffer: Buffer) -> None:
     """Statistics lag behind a large relabelling; the plan must not pass every label for every experience."""
     roles = Roles(buffer)
-    roles.insert(*[own_group(task_key=str(i), rewards=[0.0] * 50) for i in range(40)])
-    last = roles.insert(own_group(task_key="last", rewards=[0.0] * 50))
-    buffer.sql("UPDATE rft.experience SET reward = 1 WHERE group_id <> %s", last)
+    groups = roles.insert(own_group(rewards=[0.0] * 50))
+    buffer.sql(
+        "INSERT INTO rft.label (experience_id, field, author, label_batch_id)"
+        " SELECT 1000 + n, 'reward', 'somebody', 1 FROM generate_series(1, 30000) AS n"
+    )
     with psycopg.connect(buffer.config.uri, autocommit=True) as client:
-        assert pages_touched(client, "batch_of_groups", group_ids=last) < 50 * 20
+        assert pages_touched(client, "batch_of_groups", group_ids=groups) < 50 * 20
 
 
 def test_the_benchmark_prints_json(tmp_path: Any) -> None:
