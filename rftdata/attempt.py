@@ -130,7 +130,7 @@ class Attempt:
         while not stop():
             drawn, rows = self._try_draw(step, num_groups)
             if drawn["outcome"] == "drawn":
-                damaged = self._reader.damaged(sorted({row["segment_id"] for row in rows}))
+                damaged = self._reader.damaged(sorted({row["segment_id"] for row in rows})) if columns else []
                 if not damaged:
                     return Batch(step, rows, self._reader, columns, drawn["reason"])
                 self._drop_damaged(step, rows, damaged)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pytest
 import torch
 
+from rftcore.trainer.packing import TrainBatch
 from rftdata import Buffer, Group, Rollout
 from rftdata.batch import Batch
 from tests.store_roles import Roles, tokens
@@ -132,3 +134,34 @@ def test_arrow_allocates_nothing_for_the_arrays_of_a_segment(buffer: Buffer, bat
         tracemalloc.stop()
     assert readers[segment_id] is not None
     assert peak < 400_000 and pool.bytes_allocated() - before < 100_000
+
+
+def test_the_trainers_own_batch_is_filled_straight_from_the_file(batch: Batch) -> None:
+    """Its memory is torch's; beside it only masks of a byte per token are made, not the tokens again."""
+    offsets = batch.offsets
+    for column in ("token_ids", "behavior_logprobs"):
+        batch.arrays(column)
+    lengths = np.diff(offsets)
+    mask = np.ones(int(offsets[-1]), np.uint8)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        made = TrainBatch.from_packed(
+            token_ids=(partial(batch.padded, "token_ids"), offsets),
+            loss_mask=(mask, offsets),
+            behavior_logprobs=(partial(batch.padded, "behavior_logprobs"), offsets),
+            rewards=batch.rows["reward"].to_pylist(),
+            group_ids=batch.rows["group_id"].to_pylist(),
+            rollout_index=batch.rows["rollout_index"].to_pylist(),
+        )
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    num_tokens = int(offsets[-1])
+    assert peak < 3 * num_tokens < num_tokens * made.behavior_logprobs_BT.element_size()
+    assert made.token_ids_BT.shape == (len(batch), lengths.max())
+    assert torch.equal(made.token_ids_BT.flatten(), torch.from_numpy(batch.packed("token_ids").astype(np.int64)))
+    expected = torch.from_numpy(batch.packed("behavior_logprobs")).reshape(made.token_ids_BT.shape).clone()
+    expected[:, 0] = 0  # nothing predicts the first token
+    assert torch.equal(made.behavior_logprobs_BT, expected)
+    assert made.token_ids_BT.is_pinned() == torch.cuda.is_available()
