@@ -17,7 +17,8 @@ import pytest
 from rftcore.cli import run_command
 from rftdata import Buffer
 from rftdata.batch import SegmentReader
-from rftdata.compaction import BackgroundCompaction, CompactionReport, Compactor, Move, commit_moves
+from rftdata.compaction import BackgroundCompaction, CompactionReport, Compactor, Move, close_files, commit_moves
+from rftdata.errors import SegmentFileClosedError
 from rftdata.segments import PosixSegmentStore, SegmentAddress
 from tests.store_roles import own_group
 
@@ -262,6 +263,23 @@ def test_of_two_who_move_a_segment_the_first_wins(buffer: Buffer, run: dict[str,
             assert commit_moves(connection, moves[1:]) == set()
     assert addresses(buffer)[first.segment_id].uri == moves[0].copy.uri
     assert addresses(buffer)[second.segment_id] == second
+
+
+def test_segments_do_not_move_to_a_file_that_was_closed(buffer: Buffer, run: dict[str, Any]) -> None:
+    write_files(buffer, run, 1)
+    first, second = addresses(buffer).values()
+    with contextlib.closing(buffer.segments.appender()) as appender:
+        for origin, closed in ((first, False), (second, True)):
+            move = Move(origin, appender.append_bytes(buffer.segments.read_bytes(origin), 2))
+            appender.sync()
+            if closed:
+                close_files(buffer.database, [move.copy.uri])
+                with pytest.raises(SegmentFileClosedError), buffer.database.transaction() as connection:
+                    commit_moves(connection, [move])
+            else:
+                with buffer.database.transaction() as connection:
+                    commit_moves(connection, [move])
+    assert addresses(buffer)[second.segment_id] == second and list(buffer.verify()) == []
 
 
 def test_a_live_writers_file_can_be_rewritten_on_demand(buffer: Buffer, run: dict[str, Any]) -> None:
