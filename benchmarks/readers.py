@@ -8,8 +8,8 @@
 - update: an UPDATE of `--rows` rewards in one statement, once; with its seconds, WAL and share of HOT updates.
 
 Each time in a fresh buffer that already holds `--rows` experiences of another run. One step of the loop writes 64 groups of 4, decides
-on them and draws them. JSON on stdout: steps a second of each quarter of the loop, milliseconds of each part, and the ratio
-to nobody of the same round.
+on them and draws them. JSON on stdout: steps a second of each quarter of the loop, milliseconds of each part, the ratio
+to nobody of the same round, and what a claim of the pipeline costs at the end, from the beginning of its queue and from the hint.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from benchmarks.workload import make_samples
 from rftdata import Buffer, Group, Rollout
 from rftdata import Sequence as Experience
 from rftdata.claims import Decision, SealedQueue, commit_verdicts
+from rftdata.database import queries
 
 READERS = ("nobody", "snapshot", "select", "update")
 _GROUPS, _GROUP_SIZE = 64, 4
@@ -78,6 +79,26 @@ class Loop:
                 ):
                     self.seconds[name].append(value)
 
+    def claim_costs(self) -> dict[str, dict[str, float]]:
+        """Milliseconds and pages of claiming the groups of one more step, the server's figures; nothing is claimed."""
+        with self.buffer.writer(self._row) as writer:
+            writer.insert(*as_groups(self._experiences, _GROUPS, _GROUP_SIZE, first=0))
+        rows = self.buffer.sql(
+            "SELECT min(sort_key) AS key FROM rft.worklist WHERE available AND consumer = 'pipeline/' || %s",
+            [self._run_id],
+        )
+        found = {}
+        for name, from_key in (("from_start", 0), ("from_hint", rows["key"][0].as_py())):
+            parameters = {"run_id": self._run_id, "worker_id": 0, "count": _GROUPS, "lease_s": 60, "from_key": from_key}
+            plans = [explained(self.buffer, "claim_sealed_groups", parameters) for _ in range(5)]
+            found[name] = {
+                "ms": statistics.median(plan["Execution Time"] for plan in plans),
+                "pages": statistics.median(
+                    plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"] for plan in plans
+                ),
+            }
+        return found
+
     def _decide(self) -> None:
         database, run_id = self.buffer.database, self._run_id
         batch = self._queue.claim(_GROUPS)
@@ -85,6 +106,15 @@ class Loop:
         rows = zip(batch.table["experience_id"].to_pylist(), batch.table["group_id"].to_pylist(), strict=True)
         decisions = [Decision(experience_id, group_id, True) for experience_id, group_id in rows]
         commit_verdicts(database, run_id, self._worker_id, "keep all", batch, decisions, [])
+
+
+def explained(buffer: Buffer, query: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    """What the server says of a query that it runs and undoes."""
+    with buffer.database.connection() as connection, connection.transaction(force_rollback=True):
+        row = connection.execute("EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + queries()[query], parameters).fetchone()
+        assert row is not None
+        (plan,) = row["QUERY PLAN"]
+        return dict(plan)
 
 
 def as_groups(experiences: Sequence[Experience], groups: int, size: int, *, first: int) -> list[Group]:
@@ -235,7 +265,8 @@ def measure_one(
         loop = Loop(buffer, made)
         with beside(reader, buffer.database.uri, run_id) as said:
             loop.run(steps)
-        result: dict[str, Any] = {"loop": _speeds(loop.seconds, steps), reader: said}
+            claims = loop.claim_costs()
+        result: dict[str, Any] = {"loop": _speeds(loop.seconds, steps), reader: said, **claims}
         if reader == "update":
             with beside(reader, buffer.database.uri, run_id) as alone:
                 pass
