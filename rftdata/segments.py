@@ -31,7 +31,7 @@ from pathlib import Path
 import pyarrow as pa
 import xxhash
 
-from rftdata.durable import sync_path
+from rftdata.durable import make_folder, sync_path
 from rftdata.errors import BufferUnavailableError, DiskFullError, RftError, SegmentCorruptError
 
 # An appender goes on in a new file when its file is larger than this.
@@ -160,9 +160,7 @@ class PosixSegmentStore(SegmentStore):
         self.owner = owner
         self.min_free_bytes = min_free_bytes
         try:
-            if not folder.is_dir():
-                folder.mkdir(parents=True, exist_ok=True)
-                sync_path(folder.parent)
+            make_folder(folder)
         except OSError as error:
             raise BufferUnavailableError(
                 f"the folder of the segments cannot be made: {error.strerror}",

@@ -363,6 +363,32 @@ def test_no_power_cut_loses_what_was_committed_before_a_file_was_cut(
     assert losses(recorder.events, contents(buffer), tmp_path)[0] == []
 
 
+def test_a_new_folder_is_kept_with_every_folder_above_it_that_was_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Path] = []
+    opened: dict[int, Path] = {}
+    real_mkdir, real_open, real_fsync = os.mkdir, os.open, os.fsync
+
+    def mkdir(path: Any, *rest: Any, **options: Any) -> None:
+        real_mkdir(path, *rest, **options)
+        made.append(Path(path))
+
+    def open_(path: Any, *rest: Any, **options: Any) -> int:
+        descriptor = real_open(path, *rest, **options)
+        opened[descriptor] = Path(path)
+        return descriptor
+
+    def fsync(descriptor: int) -> None:
+        real_fsync(descriptor)
+        made[:] = [one for one in made if one.parent != opened[descriptor]]
+
+    for name, wrapped in (("mkdir", mkdir), ("open", open_), ("fsync", fsync)):
+        monkeypatch.setattr(os, name, wrapped)
+    PosixSegmentStore(tmp_path / "a" / "b" / "segments")
+    assert made == [] and (tmp_path / "a" / "b" / "segments").is_dir()
+
+
 @pytest.mark.parametrize("part", ["write", "compact"])
 @pytest.mark.parametrize("skip", ["files", "folder"])
 def test_a_flush_that_is_left_out_is_found(
