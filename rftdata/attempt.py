@@ -23,7 +23,7 @@ from psycopg.types.json import Jsonb
 from rftdata import wake
 from rftdata.batch import Batch, SegmentReader
 from rftdata.database import Connection, Row, execute, fetch, one, send, storable
-from rftdata.errors import FencedError, QueryError, RftError
+from rftdata.errors import FencedError, QueryError, RftError, SegmentCorruptError
 from rftdata.failpoints import failpoint
 from rftdata.sampling import SamplingConfig, checked_formula
 from rftdata.worker import mark_dead_workers, process_lives
@@ -131,11 +131,15 @@ class Attempt:
             timeout_s: give up after this long; None waits for ever.
             stop: asked between waits; a true answer gives up.
 
+        A group with arrays that cannot be served is dropped, whole, with a verdict of the stage `storage` and a `closed_reason`
+        that name the segment; another one is drawn in its place.
+
         Returns:
             The batch, or None when it gave up.
 
         Raises:
             FencedError: another attempt holds the run.
+            BufferUnavailableError: the folder of the segments cannot be read.
         """
         if "policy_spans" in columns:
             raise QueryError(
@@ -146,6 +150,10 @@ class Attempt:
             drawn, rows = self._try_draw(step, num_groups)
             if drawn["outcome"] == "drawn":
                 failpoint("trainer.drawn")
+                damaged = self._reader.damaged(sorted({row["segment_id"] for row in rows})) if columns else []
+                if damaged:
+                    self._drop_damaged(step, rows, damaged)
+                    continue
                 batch = Batch(step, rows, self._reader, columns, drawn["reason"])
                 return batch if share is None else batch.share(*share)
             if deadline is not None and time.monotonic() > deadline:
@@ -165,6 +173,20 @@ class Attempt:
         if result["outcome"] == "fenced":
             raise self._fenced()
         return result, rows.fetchall()
+
+    def _drop_damaged(self, step: int, rows: list[Row], damaged: Sequence[SegmentCorruptError]) -> None:
+        """Undo a draw and close its groups that lost arrays, so that the next try draws others."""
+        why = {error.segment_id: error.what for error in damaged}
+        lost = [row for row in rows if row["segment_id"] in why]
+        reasons = {row["group_id"]: why[row["segment_id"]] for row in lost}
+        with self.transaction() as connection:
+            execute(connection, "release_draws", run_id=self.run_id, attempt_id=self.attempt_id, step=step)
+            execute(
+                connection, "drop_damaged_groups", run_id=self.run_id, group_ids=list(reasons), reasons=list(reasons.values()),
+                experience_ids=[row["experience_id"] for row in lost],
+            )  # fmt: skip
+            execute(connection, "reopen_stale_groups", run_id=self.run_id)
+        wake.notify(self.database, wake.READY)
 
     def release(self, batch: Batch) -> None:
         """Give a batch back unused: its draws never took place."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rftdata.arrays import SCHEMA, SHAPE_SUFFIX, Array, ColumnReader
-from rftdata.errors import QueryError, SegmentCorruptError
-from rftdata.segments import SegmentAddress, SegmentStore
+from rftdata.errors import BufferUnavailableError, QueryError, SegmentCorruptError
+from rftdata.segments import ADDRESS_MAX_AGE_S, SegmentAddress, SegmentStore
 
 if TYPE_CHECKING:
     from rftdata.database import Database
@@ -32,38 +33,87 @@ ROWS = pa.schema(
 
 
 class SegmentReader:
-    """Reads rows of segments; addresses of segments are looked up once, since a segment's content never changes."""
+    """Reads rows of segments.
+
+    A segment's content never changes, but its address may: addresses, and the memory mapped at them, are used for at most
+    `ADDRESS_MAX_AGE_S`, and where an address no longer holds the segment, the database is asked for the new one.
+    """
 
     def __init__(self, database: Database, store: SegmentStore) -> None:
         self._database = database
         self._store = store
         self._batches: dict[int, pa.RecordBatch] = {}
         self._columns: dict[tuple[int, str], ColumnReader | None] = {}
+        self._since = time.monotonic()
         self._lock = threading.Lock()
 
     def batches(self, segment_ids: Sequence[int]) -> dict[int, pa.RecordBatch]:
         """Record batches by segment id.
 
         Raises:
-            SegmentCorruptError: a segment is unknown or cannot be served.
+            SegmentCorruptError: a segment is unknown or cannot be served; with the experiences it holds.
+            BufferUnavailableError: the folder of the segments cannot be read.
         """
+        batches, damaged = self._load(segment_ids)
+        if damaged:
+            raise self.with_experiences(damaged)[0]
+        return batches
+
+    def damaged(self, segment_ids: Sequence[int]) -> list[SegmentCorruptError]:
+        """Read segments; what is wrong with those that cannot be served, with the experiences they hold.
+
+        Raises:
+            BufferUnavailableError: the folder of the segments cannot be read.
+        """
+        return self.with_experiences(self._load(segment_ids)[1])
+
+    def _load(self, segment_ids: Sequence[int]) -> tuple[dict[int, pa.RecordBatch], list[SegmentCorruptError]]:
         with self._lock:
+            if len(self._batches) > 4096 or time.monotonic() - self._since > ADDRESS_MAX_AGE_S:
+                self._batches.clear()
+                self._columns.clear()
+                self._since = time.monotonic()
             wanted = sorted(set(segment_ids) - set(self._batches))
-            if wanted:
-                rows = self._database.fetch("segment_addresses", segment_ids=wanted)
-                if len(self._batches) > 4096:
-                    self._batches.clear()
-                    self._columns.clear()
-                    wanted = sorted(set(segment_ids))
-                    rows = self._database.fetch("segment_addresses", segment_ids=wanted)
-                for row in rows:
-                    self._batches[row["segment_id"]] = self._store.read(SegmentAddress(**row), verify=True)
+            damaged = []
+            addresses = self._addresses(wanted) if wanted else {}
+            for segment_id in wanted:
+                try:
+                    if segment_id not in addresses:
+                        raise SegmentCorruptError(
+                            f"segment {segment_id} is not in rft.segment", segment_id=segment_id,
+                            todo="`rft doctor` lists every affected experience",
+                        )  # fmt: skip
+                    self._batches[segment_id] = self.read(addresses[segment_id])
+                except SegmentCorruptError as error:
+                    damaged.append(error)
+            return {i: self._batches[i] for i in segment_ids if i in self._batches}, damaged
+
+    def read(self, address: SegmentAddress) -> pa.RecordBatch:
+        """The batch at an address, or where it was moved to since the address was looked up.
+
+        Raises:
+            SegmentCorruptError, BufferUnavailableError: see `SegmentStore.read`.
+        """
+        while True:
             try:
-                return {i: self._batches[i] for i in segment_ids}
-            except KeyError as error:
-                raise SegmentCorruptError(
-                    f"segment {error} is not in rft.segment", todo="`rft doctor` lists every affected experience"
-                ) from error
+                return self._store.read(address, verify=True)
+            except (SegmentCorruptError, BufferUnavailableError):
+                now = self._addresses([address.segment_id]).get(address.segment_id)
+                if now is None or now == address:
+                    raise
+                address = now
+
+    def with_experiences(self, errors: Sequence[SegmentCorruptError]) -> list[SegmentCorruptError]:
+        """The errors with the experiences that each segment holds."""
+        if not errors:
+            return []
+        rows = self._database.fetch("experiences_of_segments", segment_ids=[error.segment_id for error in errors])
+        experiences = {row["segment_id"]: row["experience_ids"] for row in rows}
+        return [error.naming(experiences.get(error.segment_id, [])) for error in errors]
+
+    def _addresses(self, segment_ids: Sequence[int]) -> dict[int, SegmentAddress]:
+        rows = self._database.fetch("segment_addresses", segment_ids=list(segment_ids))
+        return {row["segment_id"]: SegmentAddress(**row) for row in rows}
 
     def take(self, places: Sequence[tuple[int, int]], columns: Sequence[str]) -> pa.Table:
         """Rows at (segment id, row) places, in that order, as list columns; null where a row has no such array."""

@@ -224,15 +224,23 @@ class Buffer:
         return table.add_column(0, "experience_id", pa.array(np.asarray(experience_ids, dtype=np.int64)))
 
     def verify(self) -> Iterator[str]:
-        """Check every segment's checksum and every reference to it; yields one sentence per problem."""
+        """Check every segment's checksum and every reference to it; yields one sentence per problem.
+
+        Raises:
+            BufferUnavailableError: the folder of the segments cannot be read.
+        """
+        damaged: list[SegmentCorruptError] = []
         for address, num_rows in self.reader.all_addresses():
             try:
-                found = self.segments.read(address, verify=True).num_rows
+                found = self.reader.read(address).num_rows
             except SegmentCorruptError as error:
-                yield str(error)
+                damaged.append(error)
                 continue
             if found != num_rows:
                 yield f"segment {address.segment_id} holds {found} rows where rft.segment says {num_rows}"
+        yield from map(str, self.reader.with_experiences(damaged))
+        for row in self.database.fetch("misplaced_segments"):
+            yield f"segment {row['segment_id']} is in {row['place']}"
         for row in self.database.fetch("dangling_references"):
             place = f"row {row['segment_row']} of segment {row['segment_id']}"
             yield f"experience {row['experience_id']} points at {place}, which does not exist"
@@ -274,7 +282,8 @@ def open(uri: str | BufferConfig = "./buffer", *, create: bool = True, applicati
     migrate(database)
     # Absolute: a process started elsewhere (a Ray actor) must find the same files.
     folder = (Path(config.segments) if config.segments else Path(config.uri) / "segments").resolve()
-    return Buffer(config, database, server, PosixSegmentStore(folder, config.min_free_bytes))
+    owner = database.fetch("buffer_id")[0]["buffer_id"].hex[:12]
+    return Buffer(config, database, server, PosixSegmentStore(folder, config.min_free_bytes, owner))
 
 
 def query_error(error: psycopg.Error) -> QueryError:

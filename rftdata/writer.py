@@ -17,12 +17,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+import pyarrow as pa
 from psycopg.types.json import Jsonb
 
 from rftdata import wake
 from rftdata.arrays import encode
 from rftdata.database import Connection, Cursor, Row, copy_rows, execute, jsonb_bytes, one, send, storable
-from rftdata.errors import BufferUnavailableError, ConflictError, FencedError, RftError
+from rftdata.errors import BufferUnavailableError, ConflictError, FencedError, RftError, SegmentFileClosedError
 from rftdata.failpoints import failpoint
 from rftdata.groups import Group, Sequence, is_complete, successes_and_trials, validate
 from rftdata.segments import Appended, SegmentStore
@@ -176,22 +177,28 @@ class Writer:
         """Store requests in one transaction; the group ids of each."""
         groups = [group for request in requests for group in request.groups]
         sequences = [sequence for request in requests for sequence in request.sequences]
-        appended = self._appender.append(encode(sequences)) if sequences else None
-        failpoint("writer.appended")
-        ids = self._write_once(groups, appended)
+        ids = self._write_once(groups, encode(sequences) if sequences else None)
         failpoint("writer.committed")
         wake.notify(self._database, wake.SEALED, wake.READY)
         places = iter(ids)
         return [[next(places) for _ in request.groups] for request in requests]
 
-    def _write_once(self, groups: list[Group], appended: Appended | None) -> list[int]:
+    def _write_once(self, groups: list[Group], batch: pa.RecordBatch | None) -> list[int]:
         """Write under one receipt, again and again while the database cannot be reached."""
         receipt, given = uuid.uuid4(), _Ids()
+        appended = self._appender.append(batch) if batch is not None else None
+        failpoint("writer.appended")
         for last_try in [False] * _RETRIES + [True]:
             try:
                 with self._database.transaction() as connection:
                     self._write(connection, groups, appended, receipt, given)
                 break
+            except SegmentFileClosedError:
+                if last_try:
+                    raise
+                # Silent for so long that somebody on another host took this writer for dead: the arrays go to a new file.
+                self._appender.roll()
+                appended = self._appender.append(batch)
             except (BufferUnavailableError, ConflictError):
                 if last_try or self._closed.wait(_RETRY_AFTER_S):
                     raise
@@ -227,7 +234,7 @@ class Writer:
         if adopted:
             given.groups |= {id(g): row["group_id"] for g, row in zip(unplanned, adopted.fetchall(), strict=True)}
         _check_held(claimed, held.fetchall())
-        segment_id = one(segment)["segment_id"] if segment else 0
+        segment_id = _segment_id(segment, appended) if segment and appended else 0
         ids = one(reserved)
         rollout_ids = {id(rollout): i for (_, rollout), i in zip(rollouts, ids["rollouts"], strict=True)}
         copy_rows(
@@ -274,6 +281,16 @@ class Writer:
             connection, "insert_segment", uri=appended.uri, offset_bytes=appended.offset_bytes,
             length_bytes=appended.length_bytes, num_rows=appended.num_rows, checksum=appended.checksum,
         )  # fmt: skip
+
+
+def _segment_id(inserted: Cursor, appended: Appended) -> int:
+    rows = inserted.fetchall()
+    if not rows:
+        raise SegmentFileClosedError(
+            f"the segment file {appended.uri} was closed before this writer committed to it",
+            todo="write again: the arrays go to a new file",
+        )
+    return int(rows[0]["segment_id"])
 
 
 def _check_held(groups: list[Group], rows: list[Row]) -> None:

@@ -19,7 +19,7 @@ count in it. Padding is on the right.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,7 +28,9 @@ import torch
 from torch import Tensor
 
 Array = npt.NDArray[np.generic]
-Packed = tuple[Array, Array]
+# Values of all experiences one after the other, or who writes them, padded, into an array of [B, T]; and offsets of B + 1 entries.
+Scatter = Callable[..., object]
+Packed = tuple[Array | Scatter, Array]
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,8 @@ class TrainBatch:
         Args:
             token_ids, loss_mask, behavior_logprobs: (values, offsets); experience b is
                 `values[offsets[b]:offsets[b + 1]]`, offsets has B + 1 entries and may start above 0. The three are
-                aligned token by token. `behavior_logprobs` is NaN, or None as a whole, where nobody sampled.
+                aligned token by token. `behavior_logprobs` is NaN, or None as a whole, where nobody sampled. Instead of
+                values a function `scatter(out_BT, fill=…)` may be given: it writes straight into the batch's memory.
             rewards, group_ids, rollout_index: B entries; group_ids may be any integers.
             importance_weights: B entries; None is 1 for all.
 
@@ -107,7 +110,8 @@ class TrainBatch:
         if behavior_logprobs is None:
             behavior_BT = np.where(loss_mask_BT, np.float32(np.nan), np.float32(0.0))
         else:
-            behavior_BT = np.where(loss_mask_BT, _pad(behavior_logprobs, present_BT, np.float32, 0.0), np.float32(0.0))
+            behavior_BT = _pad(behavior_logprobs, present_BT, np.float32, 0.0)
+            np.copyto(behavior_BT, np.float32(0.0), where=~loss_mask_BT)
         wrong = np.flatnonzero(np.isinf(behavior_BT).any(axis=1))
         if len(wrong):
             raise ValueError(f"behavior_logprobs of experience {wrong[0]} of the batch are infinite")
@@ -126,7 +130,13 @@ class TrainBatch:
 
 def _pad(column: Packed, present_BT: npt.NDArray[np.bool_], dtype: type[np.generic], fill: float) -> Array:
     values, offsets = column
-    padded = np.full(present_BT.shape, fill, dtype)
+    # torch's memory: pinned where a GPU reads it.
+    kind = torch.from_numpy(np.empty(0, dtype)).dtype
+    padded = torch.empty(present_BT.shape, dtype=kind, pin_memory=torch.cuda.is_available()).numpy()
+    if callable(values):
+        values(padded, fill=fill)
+        return padded
+    padded.fill(fill)
     # Both sides run through experiences in order and tokens in order, so one copy fills everything.
     padded[present_BT] = values[offsets[0] : offsets[-1]]
     return padded

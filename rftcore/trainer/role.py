@@ -13,6 +13,7 @@ import shutil
 import time
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -327,9 +328,9 @@ def _train_batch(batch: Batch, learner: Learner) -> TrainBatch:
             todo="set its reward, or add a stage that drops such rows",
         )
     return TrainBatch.from_packed(
-        token_ids=(batch.packed("token_ids"), offsets),
-        loss_mask=(batch.packed("loss_mask"), offsets),
-        behavior_logprobs=(batch.packed("behavior_logprobs"), offsets),
+        token_ids=(partial(batch.padded, "token_ids"), offsets),
+        loss_mask=(partial(batch.padded, "loss_mask"), offsets),
+        behavior_logprobs=(partial(batch.padded, "behavior_logprobs"), offsets),
         rewards=batch.rows["reward"].to_pylist(),
         group_ids=batch.rows["group_id"].to_pylist(),
         rollout_index=batch.rows["rollout_index"].to_pylist(),

@@ -58,9 +58,11 @@ SELECT (SELECT coalesce(array_agg(nextval('rft.rollout_rollout_id_seq')), '{}') 
        (SELECT coalesce(array_agg(nextval('rft.experience_experience_id_seq')), '{}') FROM generate_series(1, %(experiences)s)) AS experiences;
 
 -- name: insert_segment
+-- No row where the file is closed: compaction took its writer for dead, and may be about to remove it.
 WITH file AS (
     INSERT INTO rft.segment_file AS f (uri, size_bytes) VALUES (%(uri)s, %(offset_bytes)s::bigint + %(length_bytes)s::bigint)
-    ON CONFLICT (uri) DO UPDATE SET size_bytes = greatest(f.size_bytes, excluded.size_bytes) RETURNING file_id)
+    ON CONFLICT (uri) DO UPDATE SET size_bytes = greatest(f.size_bytes, excluded.size_bytes) WHERE f.closed_at IS NULL
+    RETURNING file_id)
 INSERT INTO rft.segment (file_id, offset_bytes, length_bytes, num_rows, checksum)
 SELECT file_id, %(offset_bytes)s, %(length_bytes)s, %(num_rows)s, %(checksum)s FROM file RETURNING segment_id;
 
