@@ -84,9 +84,12 @@ class Attempt:
                 host=socket.gethostname(), pid=os.getpid(), lease_s=lease_s,
             )[0]  # fmt: skip
             execute(connection, "take_run", run_id=run_id, attempt_id=row["attempt_id"])
-            execute(connection, "set_sampler", run_id=run_id, policy=Jsonb(sampling.policy(tasksets, formula)))
+            policy = Jsonb(sampling.policy(tasksets, formula))
+            changed = fetch(connection, "set_sampler", run_id=run_id, policy=policy)[0]["changed"]
             execute(connection, "return_aged", run_id=run_id)
             execute(connection, "return_draws", run_id=run_id, attempt_id=row["attempt_id"])
+            if changed:
+                execute(connection, "place_all", run_id=run_id)
             execute(
                 connection,
                 "bound_policy_steps",
