@@ -87,8 +87,9 @@ class Attempt:
                 host=socket.gethostname(), pid=os.getpid(), lease_s=lease_s,
             )[0]  # fmt: skip
             execute(connection, "take_run", run_id=run_id, attempt_id=row["attempt_id"])
-            execute(connection, "set_sampler", run_id=run_id, policy=Jsonb(sampling.policy(tasksets, formula)))
-            start_attempt(connection, run_id, row["attempt_id"], checkpoint)
+            policy = Jsonb(sampling.policy(tasksets, formula))
+            changed = fetch(connection, "set_sampler", run_id=run_id, policy=policy)[0]["changed"]
+            start_attempt(connection, run_id, row["attempt_id"], checkpoint, policy_changed=changed)
         failpoint("trainer.started")
         wake.notify(database, wake.RUN)
         return cls(database, reader, run, row, checkpoint, lease_s, max_refill)
@@ -326,10 +327,14 @@ class Attempt:
                 continue  # the server restarts, its disk is full for a moment: the next renewal tries again
 
 
-def start_attempt(connection: Connection, run_id: int, attempt_id: int, checkpoint: Row | None) -> None:
+def start_attempt(
+    connection: Connection, run_id: int, attempt_id: int, checkpoint: Row | None, *, policy_changed: bool = False
+) -> None:
     """Set the run to a new attempt's history: what that has not used can be drawn, what nobody works on can be claimed."""
     execute(connection, "return_aged", run_id=run_id)
     execute(connection, "return_draws", run_id=run_id, attempt_id=attempt_id)
+    if policy_changed:
+        execute(connection, "place_all", run_id=run_id)
     start_step = checkpoint["trainer_step"] if checkpoint else 0
     execute(connection, "bound_policy_steps", run_id=run_id, start_step=start_step)
     execute(connection, "reopen_stale_groups", run_id=run_id)
