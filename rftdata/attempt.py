@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 import psycopg
 from psycopg.types.json import Jsonb
 
-from rftdata import wake
+from rftdata import selection, wake
 from rftdata.batch import Batch, SegmentReader
-from rftdata.database import Connection, Row, execute, fetch, one, send, storable
+from rftdata.database import Connection, Cursor, Row, execute, fetch, one, send, storable
 from rftdata.errors import FencedError, QueryError, RftError
 from rftdata.worker import mark_dead_workers, process_lives
 
@@ -76,6 +76,7 @@ class Attempt:
                 _refuse_if_held(fetch(connection, "attempt_holder", attempt_id=parent)[0], run)
                 found = fetch(connection, "last_checkpoint", attempt_id=parent)
                 checkpoint = found[0] if found else None
+            selection.verify(connection, run)
             row = fetch(
                 connection, "insert_attempt", run_id=run_id, parent_attempt_id=parent,
                 from_checkpoint_id=checkpoint["checkpoint_id"] if checkpoint else None,
@@ -91,6 +92,8 @@ class Attempt:
                 start_step=checkpoint["trainer_step"] if checkpoint else 0,
             )
             execute(connection, "reopen_stale_groups", run_id=run_id)
+            if run["source_kind"]:
+                execute(connection, "restore_selection", run_id=run_id, attempt_id=row["attempt_id"])
             fetch(connection, "release_lost_claims", run_id=run_id)
             execute(connection, "drop_lost_evaluations", run_id=run_id)
         wake.notify(database, wake.RUN)
@@ -102,12 +105,15 @@ class Attempt:
     ) -> Batch | None:  # fmt: skip
         """The batch of a trainer step: whole ready groups, first in first out, claimed in one transaction.
 
+        A run that trains on a stored selection draws the next rows of it instead: experiences, or whole pairs. There is nothing
+        to wait for; the batch is short when the selection ends.
+
         Waits for groups. When no more can come for this step (every group is decided and the refill is used up) the batch is
         short, and its `short_reason` says why; it may be empty. A step drawn before by this attempt is drawn no second time.
 
         Args:
             step: trainer step, from 1; it draws groups of explorer steps before it.
-            num_groups: groups wanted.
+            num_groups: groups wanted; of a stored selection, rows of it.
             columns: token arrays wanted.
             timeout_s: give up after this long; None waits for ever.
             stop: asked between waits; a true answer gives up.
@@ -133,9 +139,9 @@ class Attempt:
         return None
 
     def _try_draw(self, step: int, num_groups: int) -> tuple[Row, list[Row]]:
-        """What `rft.draw_groups` says, and the rows drawn; one round trip and one transaction."""
+        """What `rft.draw_groups` or `rft.draw_selected` says, and the rows drawn; one round trip and one transaction."""
         with self.database.connection() as connection, connection.pipeline():
-            drawn = send(
+            drawn = self._send_draw_selected(connection, step, num_groups) if self._run["source_kind"] else send(
                 connection, "draw_groups", run_id=self.run_id, attempt_id=self.attempt_id, step=step, num_groups=num_groups,
                 max_staleness=self._max_staleness, max_refill=self._max_refill,
             )  # fmt: skip
@@ -145,13 +151,26 @@ class Attempt:
             raise self._fenced()
         return result, rows.fetchall()
 
+    def _send_draw_selected(self, connection: Connection, step: int, wanted: int) -> Cursor:
+        return send(
+            connection, "draw_selected", run_id=self.run_id, attempt_id=self.attempt_id, step=step, wanted=wanted
+        )
+
     def release(self, batch: Batch) -> None:
         """Give a batch back unused: its draws never took place."""
+        if self._run["source_kind"]:
+            self._release_selected(batch)
+            return
         with self.transaction() as connection:
             execute(connection, "release_draws", run_id=self.run_id, attempt_id=self.attempt_id, step=batch.step)
             # Labels that came meanwhile took it for drawn.
             execute(connection, "reopen_stale_groups", run_id=self.run_id)
         wake.notify(self.database, wake.READY)
+
+    def _release_selected(self, batch: Batch) -> None:
+        with self.transaction() as connection:
+            execute(connection, "release_selected", attempt_id=self.attempt_id, step=batch.step)
+            execute(connection, "restore_selection", run_id=self.run_id, attempt_id=self.attempt_id)
 
     def publish(self, step: int, *, method: str, uri: str, num_bytes: int, checksum: str) -> int:
         """Announce weights that stand after `step`; returns the policy_version_id. Wakes explorers."""

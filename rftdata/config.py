@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rftdata.errors import ConfigError
 
@@ -65,12 +65,35 @@ class SelectorConfig(Section):
         return dict(self.model_extra or {})
 
 
+class SourceConfig(Section):
+    """What a run trains on instead of groups of its own."""
+
+    sql: str = Field(
+        pattern=r"\S",
+        description="One SELECT of experience_id, or of pair_id; its result when the run is made is what the run trains on.",
+    )
+    pin_labels: bool = Field(
+        True,
+        description="Rewards count as they were when the run was made; false: as they stand when drawn, so batches may change.",
+    )
+
+
 class SamplingConfig(Section):
     order: Literal["fifo"] = Field("fifo", description="Which ready groups are drawn first.")
     max_staleness: int = Field(
         4, ge=0, description="Oldest policy a drawn group may come from, in trainer steps; older groups age out."
     )
     max_times_sampled: Literal[1] = Field(1, description="How often one group may be drawn in one history.")
+    source: SourceConfig | None = Field(
+        None, description="Train on a stored selection, {sql: SELECT …}, instead of on groups sampled by this run."
+    )
+    epochs: int = Field(1, ge=1, le=32767, description="How often each row of the stored selection is trained on.")
+
+    @model_validator(mode="after")
+    def _epochs_are_of_a_selection(self) -> SamplingConfig:
+        if self.epochs > 1 and self.source is None:
+            raise ValueError("epochs counts passes over a stored selection; set sampling.source, or remove it")
+        return self
 
 
 class SyncConfig(Section):

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 import rftdata
 from operators.chain import Chain, build_chain
 from rftcore.algorithms import build_algorithm
-from rftcore.algorithms.requirements import check_rollouts, check_sampling
+from rftcore.algorithms.requirements import check_rollouts, check_sampling, check_selected, check_source
 from rftcore.config import RunConfig
 from rftcore.environment import check_torchvision
 from rftcore.explorer.engines import ENGINES
@@ -28,7 +28,9 @@ from rftcore.monitor import MONITORS
 from rftdata import plugins
 from rftdata.buffer import Buffer
 from rftdata.config import config_error
-from rftdata.database import Row
+from rftdata.database import Row, execute
+from rftdata.errors import ConfigError
+from rftdata.selection import Selection, num_steps, select
 from rftdata.selectors import SELECTORS
 from rftdata.tasks import load_taskset
 
@@ -61,7 +63,8 @@ def check_plugins(config: RunConfig) -> Chain:
     chain = build_pipeline(config)
     algorithm = build_algorithm(config.algorithm, config.base_dir)
     check_sampling(algorithm, config.explorer)
-    if config.run.mode == "both":
+    check_source(algorithm, config.sampling.source is not None)
+    if config.run.mode == "both" and config.sampling.source is None:
         check_rollouts(algorithm, config.explorer, chain)
     return chain
 
@@ -99,22 +102,73 @@ def prepare_run(config: RunConfig, buffer: Buffer, *, resumed: Row | None = None
         load_taskset(buffer.database, taskset, config.base_dir)
     stored = stored_config(config)
     if resumed is None:
+        selected = select_source(config, buffer)
         return buffer.create_run(
             name=config.run.name,
             config=stored,
             seed=config.run.seed,
-            steps=config.steps,
+            steps=planned_steps(config, len(selected.item_ids) if selected else None),
             pipeline_version=chain.version,
-            mode=config.run.mode,
+            mode="both" if config.has_explorer else "train",
+            selected=selected,
+            epochs=config.sampling.epochs,
         )
-    buffer.database.run(
-        "set_run_config",
-        run_id=resumed["run_id"],
-        config=Jsonb(stored),
-        planned_steps=config.steps,
-        pipeline_version=chain.version,
-    )
+    _refuse_another_source(config, resumed)
+    steps = planned_steps(config, resumed["source_rows"])
+    with buffer.database.transaction() as connection:
+        execute(
+            connection, "set_run_config", run_id=resumed["run_id"], config=Jsonb(stored), planned_steps=steps,
+            pipeline_version=chain.version,
+        )  # fmt: skip
+        if config.sampling.source is not None:
+            execute(connection, "set_epochs", run_id=resumed["run_id"], epochs=config.sampling.epochs)
     return buffer.find_run(resumed["run_id"])
+
+
+def select_source(config: RunConfig, buffer: Buffer) -> Selection | None:
+    """What `sampling.source` selects at this moment; None for a run that samples for itself.
+
+    Raises:
+        QueryError: see `rftdata.selection.select`.
+        ConfigError: the algorithm does not learn from what is selected.
+    """
+    source = config.sampling.source
+    if source is None:
+        return None
+    selected = select(buffer.database, source.sql, pin_labels=source.pin_labels)
+    check_selected(build_algorithm(config.algorithm, config.base_dir), selected.kind)
+    return selected
+
+
+def planned_steps(config: RunConfig, num_selected: int | None) -> int:
+    """Trainer steps of a run; `num_selected` is the number of rows of its stored selection, where it has one.
+
+    Raises:
+        ConfigError: more steps than the selection lasts.
+    """
+    if num_selected is None:
+        assert config.steps is not None  # the configuration's own check
+        return config.steps
+    batch, epochs = config.trainer.batch_groups, config.sampling.epochs
+    last = num_steps(num_selected, batch, epochs)
+    if config.steps is not None and config.steps > last:
+        raise ConfigError(
+            f"steps is more than the stored selection lasts: {num_selected} rows, trainer.batch_groups {batch}, sampling.epochs {epochs}",
+            value=config.steps, allowed=f"up to {last}", todo="raise sampling.epochs, or leave steps out",
+        )  # fmt: skip
+    return config.steps or last
+
+
+def _refuse_another_source(config: RunConfig, resumed: Row) -> None:
+    source = config.sampling.source
+    asked = None if source is None else (source.sql, source.pin_labels)
+    stored = None if resumed["source_sql"] is None else (resumed["source_sql"], resumed["label_cut"] is not None)
+    if asked != stored:
+        raise ConfigError(
+            f"the run {resumed['name']!r} goes on with what it began with, and sampling.source has changed",
+            value=asked and asked[0], allowed=resumed["source_sql"] or "no sampling.source",
+            todo="leave it as it was, or start a new run",
+        )  # fmt: skip
 
 
 def find_resumable(config: RunConfig, buffer: Buffer, name: str | None) -> Row:
@@ -129,7 +183,7 @@ def find_resumable(config: RunConfig, buffer: Buffer, name: str | None) -> Row:
 
 def has_finished(config: RunConfig, row: Row) -> bool:
     """Whether a stored run has done all the steps that the configuration asks for."""
-    return bool(row["status"] == "finished" and row["planned_steps"] >= config.steps)
+    return bool(row["status"] == "finished" and row["planned_steps"] >= planned_steps(config, row["source_rows"]))
 
 
 def join_run(config: RunConfig, run: str | None) -> JoinedRun:
