@@ -53,7 +53,8 @@ def rewards(attempt: Attempt, step: int, count: int = 24) -> dict[int, float]:
 
 def pair(buffer: Buffer, chosen: int, rejected: int) -> int:
     found = buffer.sql(
-        "INSERT INTO rft.preference_pair (chosen_id, rejected_id) VALUES (%s, %s) RETURNING pair_id", [chosen, rejected]
+        "INSERT INTO rft.preference_pair (chosen_id, rejected_id, source) VALUES (%s, %s, 'rewards') RETURNING pair_id",
+        [chosen, rejected],
     )
     return int(found["pair_id"][0].as_py())
 
@@ -329,13 +330,19 @@ class TestPairs:
     def one(self, stored: Buffer) -> int:
         return pair(stored, 2, 1)
 
-    def test_the_margin_follows_the_rewards_unless_a_person_gave_one(self, stored: Buffer, one: int) -> None:
-        margin = "SELECT margin FROM rft.v_pair WHERE pair_id = %s"
-        assert stored.sql(margin, [one])["margin"].to_pylist() == [1.0]
+    def test_the_margin_of_a_built_pair_follows_the_rewards(self, stored: Buffer, one: int) -> None:
+        facts = "SELECT margin, stands FROM rft.v_pair WHERE pair_id = %s"
+        assert stored.sql(facts, [one]).to_pylist() == [{"margin": 1.0, "stands": True}]
         stored.sql("UPDATE rft.experience SET reward = -1 WHERE experience_id = 2")
-        assert stored.sql(margin, [one])["margin"].to_pylist() == [-1.0]
-        stored.sql("INSERT INTO rft.preference_pair (chosen_id, rejected_id, margin) VALUES (4, 3, 0.25)")
-        assert stored.sql(margin, [one + 1])["margin"].to_pylist() == [0.25]
+        assert stored.sql(facts, [one]).to_pylist() == [{"margin": -1.0, "stands": False}]
+        stored.sql("UPDATE rft.experience SET reward = NULL WHERE experience_id = 2")
+        assert stored.sql(facts, [one]).to_pylist() == [{"margin": None, "stands": False}]
+
+    @pytest.mark.parametrize("margin", [None, 0.25])
+    def test_what_a_person_said_stands_whatever_the_rewards_say(self, stored: Buffer, margin: float | None) -> None:
+        stored.sql("INSERT INTO rft.preference_pair (chosen_id, rejected_id, margin) VALUES (3, 4, %s)", [margin])
+        found = stored.sql("SELECT margin, stands, source::text FROM rft.v_pair").to_pylist()
+        assert found == [{"margin": margin, "stands": True, "source": "human"}]
 
     @pytest.mark.parametrize(
         "statement",

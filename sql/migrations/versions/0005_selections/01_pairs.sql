@@ -18,7 +18,7 @@ CREATE TABLE rft.preference_pair (
     UNIQUE (chosen_id, rejected_id, source)
 );
 CREATE INDEX preference_pair_rejected ON rft.preference_pair (rejected_id);
-COMMENT ON TABLE rft.preference_pair IS 'Chosen over rejected: one opinion on two experiences; append-only. Whether today''s rewards still say so is in rft.v_pair.';
+COMMENT ON TABLE rft.preference_pair IS 'Chosen over rejected: one opinion on two experiences; append-only. Whether the rewards of today still say so is in rft.v_pair.';
 COMMENT ON COLUMN rft.preference_pair.pair_id IS 'Key, never reused.';
 COMMENT ON COLUMN rft.preference_pair.chosen_id IS 'The better experience.';
 COMMENT ON COLUMN rft.preference_pair.rejected_id IS 'The worse one, an answer to the same prompt.';
@@ -46,7 +46,8 @@ CREATE TRIGGER pair_append_only
 CREATE VIEW rft.v_pair AS
 SELECT p.pair_id, r.name AS run, c.run_id, c.group_id, t.taskset, t.task_key, p.source, p.author, p.chosen_id, p.rejected_id,
        c.prompt, c.response AS chosen, j.response AS rejected, c.reward AS chosen_reward, j.reward AS rejected_reward,
-       coalesce(p.margin, c.reward - j.reward) AS margin, c.num_response_tokens AS chosen_tokens,
+       CASE p.source WHEN 'human' THEN p.margin ELSE c.reward - j.reward END AS margin,
+       p.source = 'human' OR coalesce(c.reward > j.reward, false) AS stands, c.num_response_tokens AS chosen_tokens,
        j.num_response_tokens AS rejected_tokens, p.builder, p.label_cut, p.created_at
 FROM rft.preference_pair p
 JOIN rft.experience c ON c.experience_id = p.chosen_id
@@ -54,4 +55,4 @@ JOIN rft.experience j ON j.experience_id = p.rejected_id
 JOIN rft.run r ON r.run_id = c.run_id
 JOIN rft.rollout_group g ON g.group_id = c.group_id
 JOIN rft.task t USING (task_id);
-COMMENT ON VIEW rft.v_pair IS 'Preference pairs with their texts and the rewards as they stand now. margin: what a person said, else the difference of the rewards now; a correction may have made it negative.';
+COMMENT ON VIEW rft.v_pair IS 'Preference pairs with their texts and the rewards as they stand now. margin: of built pairs the difference of the rewards now; of a person''s what they said, or NULL. stands: false where a correction took away what a built pair was built on.';
