@@ -28,7 +28,7 @@ from rftcore.monitor import MONITORS
 from rftdata import plugins
 from rftdata.buffer import Buffer
 from rftdata.config import config_error
-from rftdata.database import Row, execute
+from rftdata.database import Row
 from rftdata.errors import ConfigError
 from rftdata.selection import Selection, num_steps, select
 from rftdata.selectors import SELECTORS
@@ -114,14 +114,13 @@ def prepare_run(config: RunConfig, buffer: Buffer, *, resumed: Row | None = None
             epochs=config.sampling.epochs,
         )
     _refuse_another_source(config, resumed)
-    steps = planned_steps(config, resumed["source_rows"])
-    with buffer.database.transaction() as connection:
-        execute(
-            connection, "set_run_config", run_id=resumed["run_id"], config=Jsonb(stored), planned_steps=steps,
-            pipeline_version=chain.version,
-        )  # fmt: skip
-        if config.sampling.source is not None:
-            execute(connection, "set_epochs", run_id=resumed["run_id"], epochs=config.sampling.epochs)
+    buffer.database.run(
+        "set_run_config",
+        run_id=resumed["run_id"],
+        config=Jsonb(stored),
+        planned_steps=planned_steps(config, resumed["source_rows"]),
+        pipeline_version=chain.version,
+    )
     return buffer.find_run(resumed["run_id"])
 
 
@@ -160,15 +159,27 @@ def planned_steps(config: RunConfig, num_selected: int | None) -> int:
 
 
 def _refuse_another_source(config: RunConfig, resumed: Row) -> None:
-    source = config.sampling.source
-    asked = None if source is None else (source.sql, source.pin_labels)
-    stored = None if resumed["source_sql"] is None else (resumed["source_sql"], resumed["label_cut"] is not None)
-    if asked != stored:
-        raise ConfigError(
-            f"the run {resumed['name']!r} goes on with what it began with, and sampling.source has changed",
-            value=asked and asked[0], allowed=resumed["source_sql"] or "no sampling.source",
-            todo="leave it as it was, or start a new run",
-        )  # fmt: skip
+    """A run on a stored selection promises the same batches, so what they follow from cannot change."""
+    source, stored = config.sampling.source, resumed["source_sql"] is not None
+    facts = {
+        "sampling.source.sql": (source and source.sql, resumed["source_sql"]),
+        "sampling.source.pin_labels": (
+            source and source.pin_labels,
+            resumed["label_cut"] is not None if stored else None,
+        ),
+        "sampling.epochs": (source and config.sampling.epochs, resumed["source_epochs"]),
+        "trainer.batch_groups": (source and config.trainer.batch_groups, (stored and _stored_batch(resumed)) or None),
+    }
+    for key, (asked, begun) in facts.items():
+        if asked != begun:
+            raise ConfigError(
+                f"the run {resumed['name']!r} goes on with the batches it began with, and {key} has changed",
+                value=asked, allowed=str(begun), todo="leave it as it was, or start a new run from the checkpoint",
+            )  # fmt: skip
+
+
+def _stored_batch(run: Row) -> int:
+    return int(run["config"]["trainer"]["batch_groups"])
 
 
 def find_resumable(config: RunConfig, buffer: Buffer, name: str | None) -> Row:

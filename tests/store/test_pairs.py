@@ -8,11 +8,13 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from psycopg.types.json import Jsonb
 
 from operators.experience.pair_builder import PairBuilder
 from rftcore import pairs
 from rftcore.cli import run_command
 from rftdata import Buffer, Group, Rollout
+from rftdata.database import execute
 from rftdata.errors import ConflictError, QueryError
 from rftdata.selection import at_label_cut, select
 from tests.store_roles import own_group, tokens
@@ -100,18 +102,15 @@ def test_more_groups_than_a_page_holds_are_all_looked_at(stored: Buffer, monkeyp
 
 
 def test_two_that_build_at_once_store_no_pair_twice(stored: Buffer) -> None:
-    with at_label_cut(stored.database, read_only=False) as (connection, _):
-        build(stored)
-        with pytest.raises(ConflictError, match="run it again"), connection.transaction():
-            pairs.execute(
-                connection,
-                "insert_pairs",
-                author="bob",
-                builder=pairs.Jsonb({}),
-                label_cut=0,
-                chosen_ids=[2],
-                rejected_ids=[1],
-            )
+    late = {"author": "bob", "builder": Jsonb({}), "chosen_ids": [2], "rejected_ids": [1]}
+
+    def build_beside_another() -> None:
+        with at_label_cut(stored.database, read_only=False) as (connection, cut):
+            build(stored)
+            execute(connection, "insert_pairs", label_cut=cut, **late)
+
+    with pytest.raises(ConflictError, match="run it again"):
+        build_beside_another()
     assert stored_pairs(stored) == [(2, 1)]
 
 
