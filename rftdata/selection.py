@@ -113,6 +113,7 @@ def store(connection: Connection, run_id: int, selection: Selection, epochs: int
         content_hash=selection.content_hash, epochs=epochs, label_cut=selection.label_cut,
     )[0]  # fmt: skip
     execute(connection, "queue_selection", run_id=run_id, item_ids=list(selection.item_ids))
+    execute(connection, "analyze_worklist")
     return row
 
 

@@ -68,16 +68,14 @@ def main() -> None:
     parser.add_argument("--dpo", type=Path, default=HERE / "dpo.yaml")
     parser.add_argument("--corrections", type=Path, default=HERE / "corrections.sql")
     parser.add_argument("--margin", default="0.5", help="smallest difference of rewards of a pair")
-    parser.add_argument("--set", action="append", default=[], help="a setting of both runs, as in rft run")
     options = parser.parse_args()
     buffer, grpo = options.buffer, run_name(options.grpo)
-    settings = [part for setting in options.set for part in ("--set", setting)]
 
     if not is_finished(buffer, grpo):
-        rft("run", str(options.grpo), "--buffer", buffer, "--plain", *settings)
+        rft("run", str(options.grpo), "--buffer", buffer, "--plain")
     rft("sql", "--buffer", buffer, options.corrections.read_text(encoding="utf-8"))
     rft("pairs", "build", grpo, "--buffer", buffer, "--margin", options.margin)
-    rft("run", str(options.dpo), "--buffer", buffer, "--plain", *settings)
+    rft("run", str(options.dpo), "--buffer", buffer, "--plain")
     # A second call makes another run of the name, with a number.
     dpo = ask(buffer, "select name from run order by run_id desc limit 1")[0]["name"]
     rft("report", grpo, dpo, "--buffer", buffer)

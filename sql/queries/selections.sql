@@ -49,6 +49,10 @@ INSERT INTO rft.worklist (consumer, item_kind, item_id, sort_key, policy_step)
 SELECT 'trainer/' || r.run_id, r.source_kind, i.item_id, rft.selection_key(r.seed, 0, i.item_id), 2147483647
 FROM rft.run r, unnest(%(item_ids)s::bigint[]) AS i (item_id) WHERE r.run_id = %(run_id)s;
 
+-- name: analyze_worklist
+-- A queue of a million rows that the planner takes for empty would be sorted at every draw.
+ANALYZE rft.worklist;
+
 -- name: queued_selection
 SELECT item_id FROM rft.worklist WHERE consumer = 'trainer/' || %(run_id)s AND item_kind = %(kind)s::rft.item_kind ORDER BY item_id;
 

@@ -272,7 +272,7 @@ BAD: dict[str, tuple[str, str]] = {
     ),
     "calls what writes": ("select nextval('rft.label_batch_id_seq') as experience_id", "writes"),
     "two statements": ("select 1 as experience_id) s; commit; delete from rft.taskset; select * from (select 1", "refused the query"),
-    "no SQL": ("selekt experience_id", "refused the query"),
+    "no SQL": ("choose experience_id", "refused the query"),
     "unknown table": ("select experience_id from rft.experiences", "refused the query"),
     "other columns": ("select experience_id, reward from rft.experience", r"experience_id, reward.*allowed: experience_id, or pair_id"),
     "another column": ("select group_id from rft.experience", r"got 'group_id'"),

@@ -36,9 +36,16 @@ LANGUAGE sql IMMUTABLE
 AS $$ SELECT epoch::bigint << 48 | ('x' || substr(md5(seed || ':' || epoch || ':' || item_id), 1, 12))::bit(48)::bigint $$;
 COMMENT ON FUNCTION rft.selection_key(bigint, integer, bigint) IS 'Place of an item in the order of a stored selection: all of an epoch before all of the next, shuffled by seed and epoch.';
 
+-- No nested loops: a queue that was filled a moment ago has no statistics, and a planner that takes it for empty would join it
+-- with itself row by row.
 CREATE FUNCTION rft.restore_selection(of_run bigint, of_attempt bigint) RETURNS void
-LANGUAGE sql
+LANGUAGE plpgsql SET enable_nestloop = off
 AS $$
+DECLARE
+    queue CONSTANT text := 'trainer/' || of_run;
+    r rft.run;
+BEGIN
+    SELECT * INTO r FROM rft.run WHERE run_id = of_run;
     WITH used AS (
         SELECT d.item_id, count(DISTINCT (d.attempt_id, d.trainer_step))::integer AS times
         FROM rft.v_history h
@@ -48,14 +55,13 @@ AS $$
     due AS (
         SELECT w.item_id, coalesce(u.times, 0) < r.source_epochs AS available,
                rft.selection_key(r.seed, coalesce(u.times, 0), w.item_id) AS sort_key
-        FROM rft.run r
-        JOIN rft.worklist w ON w.consumer = 'trainer/' || r.run_id AND w.item_kind = r.source_kind
-        LEFT JOIN used u USING (item_id)
-        WHERE r.run_id = of_run)
+        FROM rft.worklist w LEFT JOIN used u USING (item_id)
+        WHERE w.consumer = queue AND w.item_kind = r.source_kind)
     UPDATE rft.worklist w SET available = d.available, sort_key = d.sort_key
-    FROM rft.run r, due d
-    WHERE r.run_id = of_run AND w.consumer = 'trainer/' || of_run AND w.item_kind = r.source_kind AND w.item_id = d.item_id
-      AND (w.available, w.sort_key) IS DISTINCT FROM (d.available, d.sort_key)
+    FROM due d
+    WHERE w.consumer = queue AND w.item_kind = r.source_kind AND w.item_id = d.item_id
+      AND (w.available, w.sort_key) IS DISTINCT FROM (d.available, d.sort_key);
+END
 $$;
 COMMENT ON FUNCTION rft.restore_selection(bigint, bigint) IS 'Puts the items of a stored selection where the history of an attempt left them: used as often as it drew them, no more.';
 
@@ -69,6 +75,7 @@ DECLARE
     queue CONSTANT text := 'trainer/' || of_run;
     r rft.run;
     found_items integer;
+    picked bigint[];
 BEGIN
     SELECT * INTO r FROM rft.run WHERE run_id = of_run AND current_attempt_id = of_attempt FOR SHARE;
     IF NOT FOUND THEN
@@ -78,32 +85,29 @@ BEGIN
     outcome := 'drawn';
     SELECT count(DISTINCT item_id) INTO found_items FROM rft.draw WHERE attempt_id = of_attempt AND trainer_step = step;
     IF found_items = 0 THEN
-        WITH next AS (
+        SELECT coalesce(array_agg(item_id ORDER BY sort_key, item_id), '{}') INTO picked FROM (
             SELECT item_id, sort_key FROM rft.worklist WHERE consumer = queue AND available AND item_kind = r.source_kind
-            ORDER BY sort_key, item_id LIMIT wanted FOR UPDATE),
-        taken AS (
-            UPDATE rft.worklist w
-            SET available = (n.sort_key >> 48) + 1 < r.source_epochs,
-                sort_key = rft.selection_key(r.seed, (n.sort_key >> 48)::integer + 1, w.item_id)
-            FROM (SELECT item_id, sort_key, row_number() OVER (ORDER BY sort_key, item_id) - 1 AS place FROM next) n
-            WHERE w.consumer = queue AND w.item_kind = r.source_kind AND w.item_id = n.item_id
-            RETURNING w.item_id, n.place),
-        members AS (
-            SELECT item_id, place AS slot, item_id AS experience_id, NULL::bigint AS pair_id FROM taken
+            ORDER BY sort_key, item_id LIMIT wanted FOR UPDATE) p;
+        UPDATE rft.worklist
+        SET available = (sort_key >> 48) + 1 < r.source_epochs,
+            sort_key = rft.selection_key(r.seed, (sort_key >> 48)::integer + 1, item_id)
+        WHERE consumer = queue AND item_kind = r.source_kind AND item_id = ANY (picked);
+        found_items := cardinality(picked);
+
+        INSERT INTO rft.draw (attempt_id, trainer_step, slot, item_kind, item_id, experience_id, pair_id, reward_used, staleness)
+        SELECT of_attempt, step, m.slot, r.source_kind, m.item_id, m.experience_id, m.pair_id,
+               rft.reward_at(m.experience_id, r.label_cut), 0
+        FROM (
+            SELECT i.item_id, i.place - 1 AS slot, i.item_id AS experience_id, NULL::bigint AS pair_id
+            FROM unnest(picked) WITH ORDINALITY AS i (item_id, place)
             WHERE r.source_kind = 'experience'
             UNION ALL
-            SELECT t.item_id, 2 * t.place + m.second, m.experience_id, p.pair_id
-            FROM taken t
-            JOIN rft.preference_pair p ON p.pair_id = t.item_id
+            SELECT i.item_id, 2 * (i.place - 1) + m.second, m.experience_id, p.pair_id
+            FROM unnest(picked) WITH ORDINALITY AS i (item_id, place)
+            JOIN rft.preference_pair p ON p.pair_id = i.item_id
             CROSS JOIN LATERAL (VALUES (0, p.chosen_id), (1, p.rejected_id)) AS m (second, experience_id)
-            WHERE r.source_kind = 'pair'),
-        drawn AS (
-            INSERT INTO rft.draw (attempt_id, trainer_step, slot, item_kind, item_id, experience_id, pair_id, reward_used, staleness)
-            SELECT of_attempt, step, m.slot, r.source_kind, m.item_id, m.experience_id, m.pair_id,
-                   rft.reward_at(m.experience_id, r.label_cut), 0
-            FROM members m ORDER BY m.slot
-            RETURNING item_id)
-        SELECT count(DISTINCT item_id) INTO found_items FROM drawn;
+            WHERE r.source_kind = 'pair') m
+        ORDER BY m.slot;
     END IF;
     IF found_items < wanted THEN
         reason := format('%s of %s: the stored selection holds no more', found_items, wanted);
