@@ -143,6 +143,7 @@ def _run(connection: Connection, sql: str) -> tuple[str, list[Any]]:
     # Inside a subquery, because only a SELECT may stand there; on a line of its own, because the query may end in a comment;
     # in binary, because that protocol takes one statement only.
     wrapped = f"SELECT * FROM (\n{sql}\n) AS selected"
+    connection.execute("SET LOCAL search_path TO rft, public")  # as in `rft sql`
     try:
         with connection.cursor(row_factory=tuple_row, binary=True) as cursor:
             cursor.execute(wrapped.encode())

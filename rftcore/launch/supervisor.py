@@ -70,12 +70,18 @@ def run(config: RunConfig, *, resume: bool = False, name: str | None = None, vie
         view.message(f"model {config.model.path}: {model_folder(config)}")
         threads = divide_threads()
         view.message(threads.sentence)
-        view.message(f"{cluster.start_cluster()} places explorer, pipeline and trainer; they load their engines now")
+        view.message(f"{cluster.start_cluster()} places {_roles(config)}; they load what they need now")
         try:
             stopped = _supervise(config, buffer, row, view)
         finally:
             cluster.stop_cluster()
         return _conclude(buffer, row, view, stopped, time.monotonic() - started)
+
+
+def _roles(config: RunConfig) -> str:
+    if config.sampling.source is None:
+        return "explorer, pipeline and trainer" if config.has_explorer else "pipeline and trainer"
+    return "explorer (for evaluations) and trainer" if config.has_explorer else "the trainer"
 
 
 def _await_departure(buffer: Buffer, row: Row, view: View) -> None:

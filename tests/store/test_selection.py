@@ -81,6 +81,12 @@ class TestWhatIsStored:
         stored.sql("UPDATE rft.experience SET reward = 0.5 WHERE experience_id = 3")
         assert selection.select(stored.database, ALL).content_hash != one.content_hash
 
+    def test_queries_are_written_as_for_rft_sql(self, stored: Buffer) -> None:
+        found = selection.select(
+            stored.database, "select experience_id from v_experience where prompt like '%+ 1%' and reward = 1;"
+        )
+        assert found.item_ids == tuple(range(2, 25, 2))
+
     def test_rewards_that_do_not_count_are_not_in_the_hash(self, stored: Buffer) -> None:
         one = selection.select(stored.database, ALL, pin_labels=False)
         stored.sql("UPDATE rft.experience SET reward = 0.5 WHERE experience_id = 3")
