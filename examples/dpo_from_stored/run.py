@@ -67,15 +67,17 @@ def main() -> None:
     parser.add_argument("--grpo", type=Path, default=HERE.parent / "grpo_reasoning" / "config.yaml")
     parser.add_argument("--dpo", type=Path, default=HERE / "dpo.yaml")
     parser.add_argument("--corrections", type=Path, default=HERE / "corrections.sql")
+    parser.add_argument("--model", help="model.path of both runs, instead of what their files say")
     parser.add_argument("--margin", default="0.5", help="smallest difference of rewards of a pair")
     options = parser.parse_args()
     buffer, grpo = options.buffer, run_name(options.grpo)
+    model = ["--set", f"model.path={options.model}"] if options.model else []
 
     if not is_finished(buffer, grpo):
-        rft("run", str(options.grpo), "--buffer", buffer, "--plain")
+        rft("run", str(options.grpo), "--buffer", buffer, "--plain", *model)
     rft("sql", "--buffer", buffer, options.corrections.read_text(encoding="utf-8"))
     rft("pairs", "build", grpo, "--buffer", buffer, "--margin", options.margin)
-    rft("run", str(options.dpo), "--buffer", buffer, "--plain")
+    rft("run", str(options.dpo), "--buffer", buffer, "--plain", *model)
     # A second call makes another run of the name, with a number.
     dpo = ask(buffer, "select name from run order by run_id desc limit 1")[0]["name"]
     rft("report", grpo, dpo, "--buffer", buffer)
