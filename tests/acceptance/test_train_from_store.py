@@ -148,8 +148,9 @@ def trainers(request: pytest.FixtureRequest, stored: Buffer, tiny: Path, tmp_pat
     trainers = Trainers(stored, tmp_path, tiny, request.param)
     yield trainers
     for process in trainers.living:
-        process.kill()
-        process.communicate()
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
 
 
 def test_killed_anywhere_it_ends_with_the_same_batches_and_the_same_weights_to_the_bit(trainers: Trainers) -> None:

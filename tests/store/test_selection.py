@@ -362,7 +362,11 @@ class TestPairs:
         with pytest.raises(RftError, match=r"append-only.*other way round"):
             stored.sql(statement)
 
-    @pytest.mark.parametrize("values", ["(1, 1)", "(1, 999)"])
-    def test_compare_two_experiences_that_exist(self, stored: Buffer, values: str) -> None:
-        with pytest.raises(QueryError):
+    @pytest.mark.parametrize(
+        ("values", "message"),
+        [("(1, 1)", "check constraint"), ("(2, 1), (1, 999)", "names experience 999, which does not exist")],
+    )
+    def test_compare_two_experiences_that_exist(self, stored: Buffer, values: str, message: str) -> None:
+        with pytest.raises(QueryError, match=message):
             stored.sql(f"INSERT INTO rft.preference_pair (chosen_id, rejected_id) VALUES {values}")
+        assert stored.sql("SELECT count(*) AS n FROM rft.preference_pair")["n"].to_pylist() == [0]
