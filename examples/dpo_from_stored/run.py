@@ -75,7 +75,7 @@ def main() -> None:
 
     if not is_finished(buffer, grpo):
         rft("run", str(options.grpo), "--buffer", buffer, "--plain", *model)
-    rft("sql", "--buffer", buffer, options.corrections.read_text(encoding="utf-8"))
+    rft("sql", "--buffer", buffer, "--", options.corrections.read_text(encoding="utf-8"))
     rft("pairs", "build", grpo, "--buffer", buffer, "--margin", options.margin)
     rft("run", str(options.dpo), "--buffer", buffer, "--plain", *model)
     # A second call makes another run of the name, with a number.
