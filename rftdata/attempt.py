@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 import psycopg
 from psycopg.types.json import Jsonb
 
-from rftdata import wake
+from rftdata import selection, wake
 from rftdata.batch import Batch, SegmentReader
-from rftdata.database import Connection, Row, execute, fetch, one, send, storable
+from rftdata.database import Connection, Cursor, Row, execute, fetch, one, send, storable
 from rftdata.errors import FencedError, QueryError, RftError, SegmentCorruptError
 from rftdata.failpoints import failpoint
 from rftdata.sampling import SamplingConfig, checked_formula
@@ -81,6 +81,7 @@ class Attempt:
                 refuse_if_held(fetch(connection, "attempt_holder", attempt_id=parent)[0], run)
                 found = fetch(connection, "last_checkpoint", attempt_id=parent)
                 checkpoint = found[0] if found else None
+            selection.verify(connection, run)
             row = fetch(
                 connection, "insert_attempt", run_id=run_id, parent_attempt_id=parent,
                 from_checkpoint_id=checkpoint["checkpoint_id"] if checkpoint else None,
@@ -89,7 +90,7 @@ class Attempt:
             execute(connection, "take_run", run_id=run_id, attempt_id=row["attempt_id"])
             policy = Jsonb(sampling.policy(tasksets, formula))
             changed = fetch(connection, "set_sampler", run_id=run_id, policy=policy)[0]["changed"]
-            start_attempt(connection, run_id, row["attempt_id"], checkpoint, policy_changed=changed)
+            start_attempt(connection, run, row["attempt_id"], checkpoint, policy_changed=changed)
         failpoint("trainer.started")
         wake.notify(database, wake.RUN)
         return cls(database, reader, run, row, checkpoint, lease_s, max_refill)
@@ -120,12 +121,15 @@ class Attempt:
     ) -> Batch | None:  # fmt: skip
         """The batch of a trainer step: whole ready groups by the run's sampling policy, claimed in one transaction.
 
+        A run that trains on a stored selection draws the next rows of it instead: experiences, or whole pairs. There is nothing
+        to wait for; the batch is short when the selection ends.
+
         Waits for groups. When no more can come for this step (every group is decided and the refill is used up) the batch is
         short, and its `short_reason` says why; it may be empty. A step drawn before by this attempt is drawn no second time.
 
         Args:
             step: trainer step, from 1; it draws groups of explorer steps before it.
-            num_groups: groups wanted.
+            num_groups: groups wanted; of a stored selection, rows of it.
             columns: token arrays wanted.
             share: (rank, world size) of a data-parallel trainer: whichever rank asks first draws the step's groups, every rank gets
                 its part of them (`Batch.share`) and reads no other rank's arrays.
@@ -140,6 +144,7 @@ class Attempt:
 
         Raises:
             FencedError: another attempt holds the run.
+            SegmentCorruptError: arrays of a stored selection cannot be served.
             BufferUnavailableError: the folder of the segments cannot be read.
         """
         if "policy_spans" in columns:
@@ -152,6 +157,8 @@ class Attempt:
             if drawn["outcome"] == "drawn":
                 failpoint("trainer.drawn")
                 damaged = self._reader.damaged(sorted({row["segment_id"] for row in rows})) if columns else []
+                if damaged and self._run["source_kind"]:
+                    raise damaged[0]  # a stored selection is trained on as it is, or not at all
                 if damaged:
                     self._drop_damaged(step, rows, damaged)
                     continue
@@ -163,9 +170,9 @@ class Attempt:
         return None
 
     def _try_draw(self, step: int, num_groups: int) -> tuple[Row, list[Row]]:
-        """What `rft.draw_groups` says, and the rows drawn; one round trip and one transaction."""
+        """What `rft.draw_groups` or `rft.draw_selected` says, and the rows drawn; one round trip and one transaction."""
         with self.database.connection() as connection, connection.pipeline():
-            drawn = send(
+            drawn = self._send_draw_selected(connection, step, num_groups) if self._run["source_kind"] else send(
                 connection, "draw_groups", run_id=self.run_id, attempt_id=self.attempt_id, step=step, num_groups=num_groups,
                 max_refill=self._max_refill,
             )  # fmt: skip
@@ -189,8 +196,16 @@ class Attempt:
             execute(connection, "reopen_stale_groups", run_id=self.run_id)
         wake.notify(self.database, wake.READY)
 
+    def _send_draw_selected(self, connection: Connection, step: int, wanted: int) -> Cursor:
+        return send(
+            connection, "draw_selected", run_id=self.run_id, attempt_id=self.attempt_id, step=step, wanted=wanted
+        )
+
     def release(self, batch: Batch) -> None:
         """Give a batch back unused: its draws never took place."""
+        if self._run["source_kind"]:
+            self._release_selected(batch)
+            return
         with self.transaction() as connection:
             execute(connection, "release_draws", run_id=self.run_id, attempt_id=self.attempt_id, step=batch.step)
             # Labels that came meanwhile took it for drawn.
@@ -220,6 +235,11 @@ class Attempt:
                 priorities=[float(value) for value in priorities.values()],
             )[0]["num_known"]  # fmt: skip
         return int(known)
+
+    def _release_selected(self, batch: Batch) -> None:
+        with self.transaction() as connection:
+            execute(connection, "release_selected", attempt_id=self.attempt_id, step=batch.step)
+            execute(connection, "restore_selection", run_id=self.run_id, attempt_id=self.attempt_id)
 
     def publish(self, step: int, *, method: str, uri: str, num_bytes: int, checksum: str) -> int:
         """Announce weights that stand after `step`; returns the policy_version_id. Wakes explorers."""
@@ -328,9 +348,10 @@ class Attempt:
 
 
 def start_attempt(
-    connection: Connection, run_id: int, attempt_id: int, checkpoint: Row | None, *, policy_changed: bool = False
+    connection: Connection, run: Row, attempt_id: int, checkpoint: Row | None, *, policy_changed: bool = False
 ) -> None:
     """Set the run to a new attempt's history: what that has not used can be drawn, what nobody works on can be claimed."""
+    run_id = run["run_id"]
     execute(connection, "return_aged", run_id=run_id)
     execute(connection, "return_draws", run_id=run_id, attempt_id=attempt_id)
     if policy_changed:
@@ -338,6 +359,8 @@ def start_attempt(
     start_step = checkpoint["trainer_step"] if checkpoint else 0
     execute(connection, "bound_policy_steps", run_id=run_id, start_step=start_step)
     execute(connection, "reopen_stale_groups", run_id=run_id)
+    if run["source_kind"]:
+        execute(connection, "restore_selection", run_id=run_id, attempt_id=attempt_id)
     fetch(connection, "release_lost_claims", run_id=run_id)
     execute(connection, "drop_lost_evaluations", run_id=run_id)
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 ROWS = pa.schema(
     [
-        ("slot", pa.int32()), ("experience_id", pa.int64()), ("group_id", pa.int64()), ("rollout_index", pa.int32()),
-        ("turn_index", pa.int32()), ("reward", pa.float64()), ("staleness", pa.int32()),
+        ("slot", pa.int32()), ("experience_id", pa.int64()), ("pair_id", pa.int64()), ("group_id", pa.int64()),
+        ("rollout_index", pa.int32()), ("turn_index", pa.int32()), ("reward", pa.float64()), ("staleness", pa.int32()),
         ("importance_weight", pa.float64()), ("num_prompt_tokens", pa.int32()), ("num_response_tokens", pa.int32()),
     ]
 )  # fmt: skip
@@ -164,10 +164,11 @@ class Batch:
 
     Attributes:
         step: the trainer step, from 1.
-        rows: one row per experience in slot order, as in `ROWS`: slot, experience_id, group_id, rollout_index, turn_index,
-            reward (as it stood when drawn; null where none), staleness, importance_weight (1 unless sampling is prioritised: what
-            to multiply the experience's loss by), num_prompt_tokens, num_response_tokens.
-        short_reason: why the batch holds fewer groups than asked for; None when it is full.
+        rows: one row per experience in slot order, as in `ROWS`: slot, experience_id, pair_id (null unless pairs are drawn; the
+            chosen one comes first, the rejected one right after it), group_id, rollout_index, turn_index, reward (as it stood
+            when drawn, or at the run's label cut; null where none), staleness, importance_weight (1 unless sampling is
+            prioritised: what to multiply the experience's loss by), num_prompt_tokens, num_response_tokens.
+        short_reason: why the batch holds less than asked for; None when it is full.
     """
 
     def __init__(

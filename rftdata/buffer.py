@@ -18,6 +18,7 @@ import pyarrow as pa
 from psycopg.rows import tuple_row
 from psycopg.types.json import Jsonb
 
+from rftdata import selection
 from rftdata.attempt import Attempt
 from rftdata.batch import SegmentReader
 from rftdata.config import BufferConfig
@@ -26,6 +27,7 @@ from rftdata.errors import BufferUnavailableError, QueryError, SegmentCorruptErr
 from rftdata.rewind import fork, rewind
 from rftdata.sampling import SamplingConfig
 from rftdata.segments import PosixSegmentStore, SegmentStore
+from rftdata.selection import Selection
 from rftdata.server import EmbeddedServer
 from rftdata.writer import Writer
 
@@ -90,15 +92,22 @@ class Buffer:
         return pa.table([_column([row[i] for row in rows]) for i in range(len(names))], names=names)
 
     def create_run(
-        self, *, name: str, config: dict[str, Any], seed: int, steps: int, pipeline_version: str, mode: str = "both"
-    ) -> Row:
-        """Store a new run; a taken name gets a number. Returns the row."""
+        self, *, name: str, config: dict[str, Any], seed: int, steps: int, pipeline_version: str, mode: str = "both",
+        selected: Selection | None = None, epochs: int = 1,
+    ) -> Row:  # fmt: skip
+        """Store a new run; a taken name gets a number. Returns the row.
+
+        Args:
+            selected: what the run trains on instead of groups of its own; from `rftdata.selection.select`.
+            epochs: how often each row of it is drawn.
+        """
         with self.database.transaction() as connection:
             execute(connection, "lock_run_names")
-            return fetch(
+            row = fetch(
                 connection, "insert_run", name=name, mode=mode, config=Jsonb(config), seed=seed, planned_steps=steps,
                 pipeline_version=pipeline_version,
             )[0]  # fmt: skip
+            return row if selected is None else selection.store(connection, row["run_id"], selected, epochs)
 
     def find_run(self, name_or_id: str | int | None = None) -> Row:
         """A run by name or id; the newest when None.

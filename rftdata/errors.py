@@ -83,6 +83,10 @@ class QueryError(RftError):
     exit_code = 2
 
 
+class SelectionChangedError(RftError):
+    """What a run was told to train on is no longer what it was when the run was made."""
+
+
 class ConflictError(RftError):
     """A transaction that the database ended because others wanted the same rows; nothing of it was stored, run it again."""
 

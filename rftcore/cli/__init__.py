@@ -16,7 +16,7 @@ import traceback
 import typer
 from typer.main import get_command
 
-from rftcore.cli import bench, check, db, doctor, label, lineage, query, report, roles, run, sql, status, tasks
+from rftcore.cli import bench, check, db, doctor, label, lineage, pairs, query, report, roles, run, sql, status, tasks
 from rftdata.errors import RftError
 
 EXIT_DEFECT = 70
@@ -46,6 +46,7 @@ app.command(
     "bench", context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 )(bench.bench)
 app.add_typer(label.app, name="label")
+app.add_typer(pairs.app, name="pairs")
 app.add_typer(tasks.app, name="tasks")
 app.add_typer(db.app, name="db")
 

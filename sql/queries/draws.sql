@@ -2,7 +2,7 @@
 SELECT * FROM rft.draw_groups(%(run_id)s, %(attempt_id)s, %(step)s, %(num_groups)s, %(max_refill)s);
 
 -- name: drawn_rows
-SELECT d.slot, d.experience_id, d.item_id AS group_id, o.rollout_index, e.turn_index, d.reward_used AS reward, d.staleness,
+SELECT d.slot, d.experience_id, d.pair_id, e.group_id, o.rollout_index, e.turn_index, d.reward_used AS reward, d.staleness,
        coalesce(d.importance_weight, 1) AS importance_weight, e.num_prompt_tokens, e.num_response_tokens, e.segment_id, e.segment_row
 FROM rft.draw d
 JOIN rft.experience e USING (experience_id)

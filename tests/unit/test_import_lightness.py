@@ -32,7 +32,7 @@ def test_importing_it_loads_no_training_stack(module: str) -> None:
     assert heavy_modules_after(f"import {module}") == []
 
 
-@pytest.mark.parametrize("command", [[], ["run"], ["sql"], ["status"], ["label"], ["query"], ["report"]])
+@pytest.mark.parametrize("command", [[], ["run"], ["sql"], ["status"], ["label"], ["pairs"], ["query"], ["report"]])
 def test_showing_its_help_loads_no_training_stack(command: list[str]) -> None:
     arguments = ["rft", *command, "--help"]
     assert heavy_modules_after(f"sys.argv = {arguments!r}; from rftcore.cli import main; main()") == []
