@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import sys
 import tempfile
@@ -33,7 +34,7 @@ from benchmarks.peers import BARE, OURS, PEERS
 from benchmarks.program import KINDS, StoreProgram
 
 _PACED_WRITES = 40
-_PEERS_PACED_WRITES = 10
+_PEERS_PACED_WRITES = 6
 
 
 def limits(folder: Path) -> dict[str, float]:
@@ -60,7 +61,7 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def measure(rounds: int, num: int, folder: Path, names: Sequence[str]) -> dict[str, Any]:
+def measure(rounds: int, num: int, folder: Path, names: Sequence[str], kinds: Sequence[str]) -> dict[str, Any]:
     """Every measurement of every store, `rounds` times."""
     with rftdata.open(str(folder / "buffer")) as buffer:
         address = {"uri": buffer.database.uri, "folder": str(folder)}
@@ -75,7 +76,7 @@ def measure(rounds: int, num: int, folder: Path, names: Sequence[str]) -> dict[s
             for number in range(rounds):
                 load.append(os.getloadavg()[0])
                 _say(f"round {number + 1} of {rounds}, load {load[-1]:.1f}")
-                for kind in KINDS:
+                for kind in kinds:
                     for store in stores:
                         store.measure(kind)
                 machine.append(limits(folder))
@@ -104,7 +105,7 @@ def summary(
         "peers": {
             store.name: {
                 **_results(store, machine),
-                "ours_compared": {kind: _ratio(ours, store, kind) for kind in KINDS},
+                "ours_compared": {kind: _ratio(ours, store, kind) for kind in store.figures},
             }
             for store in others
         },
@@ -159,16 +160,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--peers", default=",".join(PEERS), metavar="NAME,…", help=f"which of {', '.join(PEERS)}; all by default"
     )
     chosen.add_argument("--skip-peers", action="store_true", help="ours and the bare layout only")
+    parser.add_argument(
+        "--kinds", default=",".join(KINDS), metavar="NAME,…", help=f"which of {', '.join(KINDS)}; all by default"
+    )
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers and processes are ended on the way out
     names = [] if options.skip_peers else [name for name in options.peers.split(",") if name]
     unknown = [name for name in names if name not in PEERS]
     if unknown:
         parser.error(f"no such peer: {unknown[0]}; there are {', '.join(PEERS)}")
+    kinds = options.kinds.split(",")
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown:
+        parser.error(f"no such measurement: {unknown[0]}; there are {', '.join(KINDS)}")
     if options.samples % 1024 or options.samples < 1024 or options.rounds < 1:
         parser.error("--samples must be a positive multiple of 1024, --rounds at least 1")
     with tempfile.TemporaryDirectory(prefix="rft-bench-", dir=options.folder, ignore_cleanup_errors=True) as folder:
         os.chmod(folder, 0o755)  # the database may run as another user
-        print(json.dumps(measure(options.rounds, options.samples, Path(folder), names), indent=2))
+        print(json.dumps(measure(options.rounds, options.samples, Path(folder), names, kinds), indent=2))
     return 0
 
 

@@ -286,7 +286,8 @@ class Pool:
         self._processes = []
 
 
-def main() -> int:
+def answer_orders() -> int:
+    """The program: an address, then orders, one JSON line each."""
     module = sys.argv[1]
     # Libraries print to stdout; the answers go where it pointed before.
     answers = os.fdopen(os.dup(1), "w")
@@ -320,4 +321,4 @@ def _version(package: str) -> str | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(answer_orders())

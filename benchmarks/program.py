@@ -23,7 +23,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "end_to_end_by_4": {"measure": "end_to_end", "batch": 256, "producers": NUM_PRODUCERS},
 }
 _ROOT = Path(__file__).resolve().parent.parent
-_LEAST = NUM_PRODUCERS * BATCH
 _START_S, _LIMIT_S = 180.0, 60.0
 
 
@@ -38,7 +37,7 @@ class StoreProgram:
 
     def __init__(self, name: str, peer: Peer, address: dict[str, Any], num: int) -> None:
         self.name, self.peer = name, peer
-        self.num = max(1, int(num * peer.share) // _LEAST) * _LEAST
+        self.num = max(512, int(num * peer.share))
         self.error: str | None = None
         self.version: str | None = None
         self.figures: dict[str, list[float | None]] = {}
@@ -64,7 +63,9 @@ class StoreProgram:
     def measure(self, kind: str) -> None:
         """One value for one kind of measurement."""
         values = self.figures.setdefault(kind, [])
-        answer = self._order(KINDS[kind]) if self.error is None and kind not in self.failures else {}
+        order = KINDS[kind]
+        num = max(self.num, order["producers"] * order["batch"])
+        answer = self._order(order, num=num) if self.error is None and kind not in self.failures else {}
         if "error" in answer:
             self.failures[kind] = answer["error"]
         result = answer.get("result")
@@ -87,8 +88,7 @@ class StoreProgram:
                 order = {"measure": "end_to_end", "batch": 64, "producers": producers}
                 self._order(order, num=producers * 6 * 64, limit_s=_START_S)
 
-    def _order(self, order: dict[str, Any], num: int | None = None, limit_s: float = _LIMIT_S) -> dict[str, Any]:
-        num = num or self.num
+    def _order(self, order: dict[str, Any], num: int, limit_s: float = _LIMIT_S) -> dict[str, Any]:
         answer = self._ask({**order, "num": num, "first_key": self._keys, "limit_s": limit_s}, 3 * limit_s)
         self._keys += num
         return answer

@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import queue
 import random
+import signal
 import statistics
 import sys
 import tempfile
@@ -22,8 +23,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 import rftdata
 from benchmarks.peers.rftdata_buffer import COLUMNS, as_groups
@@ -285,11 +284,13 @@ def _segments(folder: Path) -> list[Path]:
 
 
 def _private_memory(pid: int | None) -> int | None:
-    """Bytes that only this process holds: mapped segment files do not count."""
+    """Bytes of its own that a process holds (anonymous memory): mapped segments are files, which the kernel drops when it likes."""
     try:
-        return int(psutil.Process(pid).memory_full_info().uss)
-    except psutil.Error:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
         return None
+    kib = next((line.split()[1] for line in status.splitlines() if line.startswith("RssAnon:")), None)
+    return None if kib is None else int(kib) * 1024
 
 
 def _thirds(values: Sequence[float]) -> dict[str, float | None]:
@@ -325,7 +326,7 @@ def plot(results: dict[str, Any], file: Path) -> None:
     sizes.set(ylabel="MiB")
     for name in results["memory_bytes"]:
         memory.plot(minutes, [(s["memory_bytes"][name] or 0) / 2**20 for s in samples], label=name, linewidth=1)
-    memory.set(ylabel="private MiB", xlabel="minutes", ylim=(0, None))
+    memory.set(ylabel="own memory, MiB", xlabel="minutes", ylim=(0, None))
     for axes in (rates, times, sizes, memory):
         axes.legend(loc="lower right", fontsize="small")
         axes.grid(alpha=0.3)
@@ -343,6 +344,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--plot", type=Path, help="a picture of it (PNG; needs matplotlib)")
     parser.add_argument("--folder", type=Path, help="where to work; a temporary folder by default")
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers and processes are ended on the way out
     if options.minutes <= 0 or options.rate <= 0:
         parser.error("--minutes and --rate must be positive")
     seconds = options.minutes * 60

@@ -211,7 +211,12 @@ class Writer:
         return [given.groups[id(group)] for group in groups]
 
     def _write(
-        self, connection: Connection, groups: list[Group], arrays: Future[Appended] | None, receipt: uuid.UUID, given: _Ids
+        self,
+        connection: Connection,
+        groups: list[Group],
+        arrays: Future[Appended] | None,
+        receipt: uuid.UUID,
+        given: _Ids,
     ) -> None:
         rollouts = [(group, rollout) for group in groups for rollout in group.rollouts]
         experiences = [(g, r, turn, s) for g, r in rollouts for turn, s in enumerate(r.sequences)]

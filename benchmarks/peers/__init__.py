@@ -34,7 +34,7 @@ _TORCH = "torch==2.13.0"
 _TRINITY = ("trinity-rft==0.6.0", "asyncpg", "sqlalchemy[asyncio]", "pyarrow<22", _TORCH)
 PEERS = {
     "trinity_sql": Peer(
-        "benchmarks.peers.trinity_sql", "Trinity-RFT 0.6.0, SQL storage on the same PostgreSQL", True, _TRINITY, 0.25
+        "benchmarks.peers.trinity_sql", "Trinity-RFT 0.6.0, SQL storage on the same PostgreSQL", True, _TRINITY, 0.125
     ),
     "trinity_queue": Peer(
         "benchmarks.peers.trinity_queue",

@@ -42,7 +42,7 @@ def python_of(requirements: tuple[str, ...]) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     _run([sys.executable, "-m", "venv", str(folder)], dict(os.environ))
     environment = set_up.uv_environment(set_up.pip_settings(Path(sys.executable)), quiet=True)
-    install = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", str(python)]
+    install = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--compile-bytecode", "--python", str(python)]
     if not set_up.succeeds([sys.executable, "-m", "uv", "--version"]):
         install = [str(python), "-m", "pip", "install", "--quiet"]
     elif any(requirement.startswith("torch==") for requirement in requirements) and not set_up.has_own_source(

@@ -77,14 +77,12 @@ class TrinitySql(_Trinity):
         )  # fmt: skip
 
     def create(self, space: str) -> None:
-        self.open(space)
-        for one in (self._writer, self._reader):
-            self._loop.run_until_complete(one.acquire())  # makes the table
+        self.open(space)  # whoever connects makes the table
 
     def open(self, space: str) -> None:
         super().open(space)
         for one in (self._writer, self._reader):
-            self._loop.run_until_complete(one.acquire())  # connects before the clock runs
+            self._loop.run_until_complete(one._get_async_storage())  # connects, before the clock runs
 
 
 class TrinityQueue(_Trinity):

@@ -201,7 +201,9 @@ def test_a_retry_waits_for_a_first_try_that_is_still_being_committed(buffer: Buf
     """The line broke while the server was at work: the second try must not store the batch beside the first."""
     groups, receipt, given = [own_group()], uuid.uuid4(), _Ids()
     with Writer(buffer.database, buffer.segments, run["run_id"]) as writer:
-        arrays = writer._helper.submit(writer._store_arrays, [s for g in groups for r in g.rollouts for s in r.sequences])
+        arrays = writer._helper.submit(
+            writer._store_arrays, [s for g in groups for r in g.rollouts for s in r.sequences]
+        )
 
         def retry() -> None:
             with buffer.database.transaction() as connection:
