@@ -29,6 +29,7 @@ Connection = psycopg.Connection[DictRow]
 Cursor = psycopg.Cursor[DictRow]
 
 _MINIMUM_SERVER = 150000
+_ENCODE = json.JSONEncoder(allow_nan=False).encode
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
@@ -192,7 +193,15 @@ def storable(value: Any) -> Any:
 
 def jsonb_bytes(value: Any) -> bytes:
     """A jsonb value's binary form, as COPY takes it: a version byte and the text."""
-    return b"\x01{}" if value == {} else b"\x01" + json.dumps(storable(value)).encode()
+    if value == {}:
+        return b"\x01{}"
+    try:
+        encoded = _ENCODE(value)
+    except (TypeError, ValueError):  # numpy's numbers, NaN and infinity
+        return b"\x01" + json.dumps(storable(value)).encode()
+    if "\\u0000" in encoded or "\\ud" in encoded:  # perhaps NUL or half a surrogate
+        encoded = json.dumps(storable(value))
+    return b"\x01" + encoded.encode()
 
 
 @contextmanager
