@@ -17,83 +17,75 @@ import psycopg
 import pyarrow as pa
 from psycopg.types.json import Jsonb
 
+from benchmarks.harness import Store, keys_of
 from benchmarks.workload import Sample
 
 _DDL = Path(__file__).with_suffix(".sql")
 _COLUMNS = "key, group_key, prompt, response, num_prompt_tokens, num_tokens, reward, metrics, file, file_row"
+_ARRAYS = (("token_ids", np.int32), ("logprobs", np.float32), ("mask", np.uint8))
 _TYPES = ("int8", "int8", "text", "text", "int4", "int4", "float8", "jsonb", "text", "int4")
 
 
-class BareLayout:
-    """One process's connection to the bare layout.
+class BareLayout(Store):
+    """One process's connection to the bare layout; a space is the two tables made anew."""
 
-    Args:
-        uri: of a PostgreSQL database.
-        folder: for the Arrow files.
-    """
-
-    def __init__(self, uri: str, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-        self._connection = psycopg.connect(uri, autocommit=True)
+    def __init__(self, address: dict[str, Any]) -> None:
+        super().__init__(address)
+        self.folder = Path(address["folder"]) / "bare"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._connection = psycopg.connect(address["uri"], autocommit=True)
+        self._listener: psycopg.Connection[Any] | None = None
         self._maps: dict[str, pa.RecordBatch] = {}
 
-    def create(self) -> None:
-        """Make the two tables anew."""
+    def create(self, space: str) -> None:
         self._connection.execute(_DDL.read_text())
 
-    def close(self) -> None:
-        self._connection.close()
+    def open(self, space: str) -> None:
+        self._maps.clear()
 
-    def write(self, samples: Sequence[Sample]) -> None:
-        """Store a batch durably."""
+    def convert(self, samples: Sequence[Sample]) -> Sequence[Sample]:
+        return samples
+
+    def put(self, batch: Sequence[Sample]) -> None:
         name = f"{uuid.uuid4().hex}.arrow"
         with open(self.folder / name, "wb") as file:
-            with pa.ipc.new_file(file, _encode(samples[:0]).schema) as writer:
-                writer.write_batch(_encode(samples))
+            with pa.ipc.new_file(file, _encode(batch[:0]).schema) as writer:
+                writer.write_batch(_encode(batch))
             file.flush()
             os.fsync(file.fileno())
         with self._connection.transaction(), self._connection.cursor() as cursor:
             with cursor.copy(f"COPY bare.experience ({_COLUMNS}) FROM STDIN (FORMAT BINARY)") as copy:
                 copy.set_types(_TYPES)
-                for row, s in enumerate(samples):
+                for row, s in enumerate(batch):
                     copy.write_row(
                         (s.key, s.group, s.prompt, s.response, s.num_prompt_tokens, len(s.token_ids), s.reward,
                          Jsonb(s.metrics), name, row)
                     )  # fmt: skip
             with cursor.copy("COPY bare.queue (key) FROM STDIN (FORMAT BINARY)") as copy:
                 copy.set_types(["int8"])
-                for s in samples:
+                for s in batch:
                     copy.write_row((s.key,))
             cursor.execute("SELECT pg_notify('bare', '')")
 
-    def claim(self, num: int) -> list[tuple[Any, ...]]:
-        """Up to `num` rows (key, num_tokens, file, file_row), each given out once."""
-        return self._connection.execute(_CLAIM, [num]).fetchall()
+    def take(self, num: int) -> list[int]:
+        if self._listener is None:
+            self._listener = psycopg.connect(self.address["uri"], autocommit=True)
+            self._listener.execute("LISTEN bare")
+        while not (rows := self._connection.execute(_CLAIM, [num]).fetchall()):
+            for _ in self._listener.notifies(timeout=0.25, stop_after=1):
+                pass
+        token_ids, *_ = (self._packed(name, dtype, rows) for name, dtype in _ARRAYS)
+        return keys_of(token_ids[start:] for start in _offsets(rows)[:-1])
 
-    def read(self, rows: Sequence[tuple[Any, ...]]) -> dict[str, np.ndarray[Any, Any]]:
-        """Packed arrays of claimed rows."""
-        offsets = np.concatenate([[0], np.cumsum([row[1] for row in rows])])
-        out: dict[str, np.ndarray[Any, Any]] = {
-            "token_ids": np.empty(offsets[-1], np.int32),
-            "logprobs": np.empty(offsets[-1], np.float32),
-            "mask": np.empty(offsets[-1], np.uint8),
-        }
-        for name, values in out.items():
-            for i, (_, _, file, file_row) in enumerate(rows):
-                column = self._batch(file).column(name)
-                starts = column.offsets
-                begin, end = starts[file_row].as_py(), starts[file_row + 1].as_py()
-                values[offsets[i] : offsets[i + 1]] = column.values.slice(begin, end - begin).to_numpy()
+    def _packed(self, name: str, dtype: Any, rows: Sequence[tuple[Any, ...]]) -> np.ndarray[Any, Any]:
+        offsets = _offsets(rows)
+        out = np.empty(offsets[-1], dtype)
+        for i, (_, _, file, file_row) in enumerate(rows):
+            column = self._batch(file).column(name)
+            starts = column.offsets
+            begin, end = starts[file_row].as_py(), starts[file_row + 1].as_py()
+            out[offsets[i] : offsets[i + 1]] = column.values.slice(begin, end - begin).to_numpy()
         return out
-
-    def listen(self) -> psycopg.Connection[Any]:
-        """A connection that hears of every commit."""
-        connection = psycopg.connect(
-            self._connection.info.dsn, password=self._connection.info.password, autocommit=True
-        )
-        connection.execute("LISTEN bare")
-        return connection
 
     def _batch(self, name: str) -> pa.RecordBatch:
         if name not in self._maps:
@@ -101,6 +93,10 @@ class BareLayout:
                 self._maps.clear()
             self._maps[name] = pa.ipc.open_file(pa.memory_map(str(self.folder / name))).get_batch(0)
         return self._maps[name]
+
+
+def _offsets(rows: Sequence[tuple[Any, ...]]) -> np.ndarray[Any, Any]:
+    return np.concatenate([[0], np.cumsum([row[1] for row in rows])])
 
 
 _CLAIM = """UPDATE bare.queue q SET available = false FROM (
@@ -123,3 +119,6 @@ def _encode(samples: Sequence[Sample]) -> pa.RecordBatch:
             "mask": column([s.mask for s in samples], np.uint8),
         }
     )
+
+
+STORE = BareLayout

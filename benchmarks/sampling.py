@@ -3,8 +3,9 @@
 `rft bench sampling [--rows 10000,1000000,10000000]` fills a buffer of its own with so many experiences, in groups of 8 with real rows
 and every index (arrays and short texts are shared: 10 million take about 8 GB), and for every policy draws batches of 256
 experiences: the call of `attempt.draw` (claim, draw, rows back, durable), then decoding three arrays into padded buffers, then new
-priorities for the groups of the batch. Milliseconds, p50 and p99; beside each, `commit`, the smallest durable transaction on
-this machine in the same minutes. JSON on stdout.
+priorities for the groups of the batch. Milliseconds: least, p50 and p99; beside each, `commit`, the smallest durable transaction on
+this machine in the same minutes. `pages_per_draw` and `log_bytes_per_draw` are the database's own count of what a draw touches and
+writes, which does not depend on what else the machine is doing. JSON on stdout.
 
 `--group-size 1` makes every experience an item of its own: 256 claims a draw, and as many items as rows.
 """
@@ -15,6 +16,7 @@ import argparse
 import json
 import os
 import re
+import statistics
 import sys
 import tempfile
 import time
@@ -34,7 +36,8 @@ from rftdata.sampling import SamplingConfig
 _BATCH = 256
 _COLUMNS = ("token_ids", "loss_mask", "behavior_logprobs")
 _TASKSETS = [f"set{i}" for i in range(4)]
-_WARM_UP = 20
+_WARM_UP = 12
+_EXPLAINED = 9
 
 POLICIES: dict[str, dict[str, Any]] = {
     "fifo": {},
@@ -109,16 +112,17 @@ class Bench:
         self._execute_text("CHECKPOINT")
         times: dict[str, list[float]] = {"draw": [], "decode": [], "set_priorities": [], "commit": []}
         with attempt:
-            for step in range(1, _WARM_UP + num_draws + 1):
+            for step in range(1, _WARM_UP + 1):
+                self._draw(attempt, step, {name: [] for name in times})
+            work = [self._work(attempt, step) for step in range(_WARM_UP + 1, _WARM_UP + _EXPLAINED + 1)]
+            for step in range(_WARM_UP + _EXPLAINED + 1, _WARM_UP + _EXPLAINED + num_draws + 1):
                 if not self._draw(attempt, step, times):
                     break  # a small buffer is used up
-                if step == _WARM_UP:
-                    for values in times.values():
-                        values.clear()
         return {
             "num_draws": len(times["draw"]),
             "seconds_to_apply_the_policy": round(start_seconds, 2),
             **{f"{name}_ms": _percentiles(values) for name, values in times.items() if values},
+            **{f"{name}_per_draw": statistics.median(one[name] for one in work) for name in work[0]},
             "load": os.getloadavg()[0],
         }
 
@@ -138,6 +142,19 @@ class Bench:
         with _timed(times["commit"]):
             self._execute("touch", run_id=attempt.run_id)
         return True
+
+    def _work(self, attempt: Attempt, step: int) -> dict[str, float]:
+        """What the database does for a draw, whatever else the machine is doing: pages looked at, and log written."""
+        values = {
+            "run_id": attempt.run_id,
+            "attempt_id": attempt.attempt_id,
+            "step": step,
+            "num_groups": _BATCH // self.group_size,
+        }
+        with self.buffer.database.connection() as connection:
+            (row,) = connection.execute(self._queries["explained_draw"], values).fetchall()
+        plan = row["QUERY PLAN"][0]["Plan"]
+        return {"pages": plan["Shared Hit Blocks"] + plan["Shared Read Blocks"], "log_bytes": plan["WAL Bytes"]}
 
     def sizes(self, run_id: int) -> dict[str, Any]:
         rows: list[dict[str, Any]] = self.buffer.sql(self._queries["sizes"], {"run_id": run_id}).to_pylist()
@@ -171,7 +188,7 @@ def _timed(times: list[float]) -> Iterator[None]:
 
 def _percentiles(values: Sequence[float]) -> dict[str, float]:
     p50, p99 = np.percentile(values, [50, 99])
-    return {"p50": round(float(p50), 3), "p99": round(float(p99), 3), "max": round(max(values), 3)}
+    return {"min": round(min(values), 3), "p50": round(float(p50), 3), "p99": round(float(p99), 3)}
 
 
 def measure(

@@ -39,6 +39,10 @@ INSERT INTO rft.task (taskset, task_key, payload) SELECT 'set' || mod(n, 4), n::
 -- The floor: one row changed and committed.
 UPDATE rft.run SET stop_requested = false WHERE run_id = %(run_id)s;
 
+-- name: explained_draw
+EXPLAIN (ANALYZE, BUFFERS, WAL, FORMAT JSON)
+SELECT * FROM rft.draw_groups(%(run_id)s, %(attempt_id)s, %(step)s, %(num_groups)s, 0);
+
 -- name: sizes
 SELECT pg_database_size(current_database()) AS database_bytes,
        (SELECT count(*) FROM rft.worklist WHERE consumer = 'trainer/' || %(run_id)s AND available) AS waiting;

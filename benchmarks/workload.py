@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 GROUP_SIZE = 8
+MAX_TOKENS = 144 + 960
 _WORDS = (
     "so",
     "we",
@@ -55,7 +56,7 @@ class Sample:
 
 
 def make_samples(num: int, *, seed: int, first_key: int = 0) -> list[Sample]:
-    """`num` samples, a multiple of `GROUP_SIZE`; keys count from `first_key`."""
+    """`num` samples, a multiple of `GROUP_SIZE`; keys count from `first_key`, and the first token of each is its key."""
     words, numbers = random.Random(seed), np.random.default_rng(seed)
     samples = []
     for key in range(first_key, first_key + num):
@@ -63,6 +64,8 @@ def make_samples(num: int, *, seed: int, first_key: int = 0) -> list[Sample]:
         total = num_prompt + num_response
         mask = np.zeros(total, dtype=np.bool_)
         mask[num_prompt:] = True
+        token_ids = numbers.integers(0, 150_000, total, dtype=np.int32)
+        token_ids[0] = key
         samples.append(
             Sample(
                 key=key,
@@ -70,7 +73,7 @@ def make_samples(num: int, *, seed: int, first_key: int = 0) -> list[Sample]:
                 prompt=_text(words, 400, key // GROUP_SIZE),
                 response=_text(words, 4 * num_response, key),
                 num_prompt_tokens=num_prompt,
-                token_ids=numbers.integers(0, 150_000, total, dtype=np.int32),
+                token_ids=token_ids,
                 logprobs=-numbers.random(total, dtype=np.float32) * mask,
                 mask=mask,
                 reward=float(numbers.integers(0, 2)),

@@ -11,6 +11,7 @@ BUILTINS: dict[str, str] = {
     "drop_truncated": "operators.experience.drop_truncated:DropTruncated",
     "drop_zero_variance_groups": "operators.experience.drop_zero_variance_groups:DropZeroVarianceGroups",
     "length_penalty": "operators.experience.length_penalty:LengthPenalty",
+    "pair_builder": "operators.experience.pair_builder:PairBuilder",
     "reward_threshold": "operators.experience.reward_threshold:RewardThreshold",
     "sql": "operators.sql:Sql",
 }

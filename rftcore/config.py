@@ -77,11 +77,11 @@ class RunConfig(Section):
     run: RunSection
     buffer: BufferConfig = BufferConfig()
     model: ModelSection
-    tasks: list[TasksetConfig] = Field(min_length=1)
+    tasks: list[TasksetConfig] = Field(default_factory=list, description="What a run without sampling.source tries.")
     selector: SelectorConfig = SelectorConfig()
     pipelines: PipelinesSection = PipelinesSection()
     algorithm: AlgorithmSection
-    explorer: ExplorerConfig
+    explorer: ExplorerConfig = ExplorerConfig()
     trainer: TrainerConfig
     sampling: SamplingConfig = SamplingConfig()
     sync: SyncConfig = SyncConfig()
@@ -89,7 +89,9 @@ class RunConfig(Section):
     monitor: list[str] = Field(
         default_factory=list, description="Where else metrics go: tensorboard, or your own by path."
     )
-    steps: int = Field(gt=0, description="Trainer steps of the run.")
+    steps: int | None = Field(
+        None, gt=0, description="Trainer steps of the run; with sampling.source, as many as it lasts by default."
+    )
 
     _base_dir: Path = PrivateAttr(default_factory=Path.cwd)
 
@@ -97,6 +99,31 @@ class RunConfig(Section):
     def base_dir(self) -> Path:
         """Folder that relative paths in the configuration start from."""
         return self._base_dir
+
+    @property
+    def has_explorer(self) -> bool:
+        """Whether anything is to be sampled. A run on a stored selection samples for its evaluations only."""
+        asked = self.sampling.source is None or bool(self.eval.tasks or self.eval.test)
+        return self.run.mode == "both" and asked
+
+    @model_validator(mode="after")
+    def _says_what_it_trains_on(self) -> RunConfig:
+        if self.sampling.source is None:
+            for key, given in (
+                ("tasks", self.tasks),
+                ("explorer", "explorer" in self.model_fields_set),
+                ("steps", self.steps),
+            ):
+                if not given:
+                    raise ValueError(f"{key!r} is missing; add it, or sampling.source to train on what is stored")
+            return self
+        for key, given in (("tasks", self.tasks), ("pipelines.experience", self.pipelines.experience)):
+            if given:
+                raise ValueError(
+                    f"{key} and sampling.source exclude each other: the run trains on what the query selects; choose and drop in "
+                    "its WHERE"
+                )
+        return self
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> RunConfig:

@@ -58,17 +58,14 @@ def encode(experiences: Sequence[Experience]) -> pa.RecordBatch:
     Raises:
         RftError: arrays of one name with different types, or of a type that cannot be stored.
     """
-    lengths = [len(e.token_ids) for e in experiences]
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
-    token_ids = np.empty(offsets[-1], np.int32)
-    loss_mask = np.zeros(offsets[-1], np.uint8)
-    logprobs = np.zeros(offsets[-1], np.float32)
-    for i, e in enumerate(experiences):
-        start, end = offsets[i], offsets[i + 1]
-        token_ids[start:end] = _integers(e.token_ids)
-        response = slice(start + e.num_prompt_tokens, end)
-        loss_mask[response] = 1 if e.loss_mask is None else e.loss_mask
-        logprobs[response] = np.nan if e.behavior_logprobs is None else e.behavior_logprobs
+    lengths = np.array([len(e.token_ids) for e in experiences], np.int64)
+    prompts = np.array([e.num_prompt_tokens for e in experiences], np.int64)
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    token_ids, loss_mask, logprobs = (
+        _tokens(experiences),
+        _masks(experiences, lengths, prompts),
+        _logprobs(experiences, lengths, prompts),
+    )
     columns = [_list(offsets, pa.array(flat)) for flat in (token_ids, loss_mask, logprobs)] + [_spans(experiences)]
     fields = list(SCHEMA)
     for name in sorted({name for e in experiences for name in e.arrays}):
@@ -78,6 +75,40 @@ def encode(experiences: Sequence[Experience]) -> pa.RecordBatch:
     return pa.record_batch(
         columns, schema=pa.schema([f.with_type(c.type) for f, c in zip(fields, columns, strict=True)])
     )
+
+
+def _tokens(experiences: Sequence[Experience]) -> Array:
+    given = [e.token_ids if _is_int32(e.token_ids) else _integers(e.token_ids) for e in experiences]
+    return np.concatenate([np.empty(0, np.int32), *given], dtype=np.int32, casting="unsafe")
+
+
+def _masks(experiences: Sequence[Experience], lengths: Array, prompts: Array) -> Array:
+    """0 on the prompt, and 1 or what is given on the response."""
+    flat = np.repeat(
+        np.tile(np.array([0, 1], np.uint8), len(lengths)), np.stack([prompts, lengths - prompts], 1).reshape(-1)
+    )
+    end = 0
+    for e, length, prompt in zip(experiences, lengths, prompts, strict=True):
+        if e.loss_mask is not None:
+            flat[end + prompt : end + length] = e.loss_mask
+        end += length
+    return flat
+
+
+def _logprobs(experiences: Sequence[Experience], lengths: Array, prompts: Array) -> Array:
+    """0 on the prompt, and what is given or NaN on the response."""
+    nothing = np.zeros(int(prompts.max(initial=0)), np.float32)
+    unknown = np.full(int((lengths - prompts).max(initial=0)), np.nan, np.float32)
+    pieces: list[Any] = [nothing[:0]]
+    for e in experiences:
+        pieces.append(nothing[: e.num_prompt_tokens])
+        given = e.behavior_logprobs
+        pieces.append(unknown[: len(e.token_ids) - e.num_prompt_tokens] if given is None else given)
+    return np.concatenate(pieces, dtype=np.float32, casting="unsafe")
+
+
+def _is_int32(values: Any) -> bool:
+    return isinstance(values, np.ndarray) and values.dtype == np.int32
 
 
 def _integers(values: Any) -> Array:

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg.types.json import Jsonb
 
-from rftdata import wake
+from rftdata import selection, wake
 from rftdata.batch import Batch, SegmentReader
-from rftdata.database import Connection, Row, execute, fetch, one, send, storable
-from rftdata.errors import FencedError, QueryError, RftError
+from rftdata.database import Connection, Cursor, Row, execute, fetch, one, send, storable
+from rftdata.errors import FencedError, PurgedError, QueryError, RftError, SegmentCorruptError
 from rftdata.failpoints import failpoint
 from rftdata.outage import ride_out
 from rftdata.sampling import SamplingConfig, checked_formula
@@ -88,14 +88,16 @@ class Attempt:
                 refuse_if_held(fetch(connection, "attempt_holder", attempt_id=parent)[0], run)
                 found = fetch(connection, "last_checkpoint", attempt_id=parent)
                 checkpoint = found[0] if found else None
+            selection.verify(connection, run)
             row = fetch(
                 connection, "insert_attempt", run_id=run_id, parent_attempt_id=parent,
                 from_checkpoint_id=checkpoint["checkpoint_id"] if checkpoint else None,
                 host=socket.gethostname(), pid=os.getpid(), lease_s=lease_s,
             )[0]  # fmt: skip
             execute(connection, "take_run", run_id=run_id, attempt_id=row["attempt_id"])
-            execute(connection, "set_sampler", run_id=run_id, policy=Jsonb(sampling.policy(tasksets, formula)))
-            start_attempt(connection, run_id, row["attempt_id"], checkpoint)
+            policy = Jsonb(sampling.policy(tasksets, formula))
+            changed = fetch(connection, "set_sampler", run_id=run_id, policy=policy)[0]["changed"]
+            start_attempt(connection, run, row["attempt_id"], checkpoint, policy_changed=changed)
         failpoint("trainer.started")
         wake.notify(database, wake.RUN)
         return cls(database, reader, run, row, checkpoint, lease_s, max_refill)
@@ -126,23 +128,32 @@ class Attempt:
     ) -> Batch | None:  # fmt: skip
         """The batch of a trainer step: whole ready groups by the run's sampling policy, claimed in one transaction.
 
+        A run that trains on a stored selection draws the next rows of it instead: experiences, or whole pairs. There is nothing
+        to wait for; the batch is short when the selection ends.
+
         Waits for groups. When no more can come for this step (every group is decided and the refill is used up) the batch is
         short, and its `short_reason` says why; it may be empty. A step drawn before by this attempt is drawn no second time.
 
         Args:
             step: trainer step, from 1; it draws groups of explorer steps before it.
-            num_groups: groups wanted.
+            num_groups: groups wanted; of a stored selection, rows of it.
             columns: token arrays wanted.
             share: (rank, world size) of a data-parallel trainer: whichever rank asks first draws the step's groups, every rank gets
                 its part of them (`Batch.share`) and reads no other rank's arrays.
             timeout_s: give up after this long; None waits for ever.
             stop: asked between waits; a true answer gives up.
 
+        A group with arrays that cannot be served is dropped, whole, with a verdict of the stage `storage` and a `closed_reason`
+        that name the segment; another one is drawn in its place.
+
         Returns:
             The batch, or None when it gave up.
 
         Raises:
             FencedError: another attempt holds the run.
+            SegmentCorruptError: arrays of a stored selection cannot be served.
+            PurgedError: a row of a stored selection was purged.
+            BufferUnavailableError: the folder of the segments cannot be read.
         """
         if "policy_spans" in columns:
             raise QueryError(
@@ -153,6 +164,14 @@ class Attempt:
             drawn, rows = ride_out(lambda: self._try_draw(step, num_groups))
             if drawn["outcome"] == "drawn":
                 failpoint("trainer.drawn")
+                if self._run["source_kind"]:
+                    self._refuse_purged(step)
+                damaged = self._reader.damaged(sorted({row["segment_id"] for row in rows})) if columns else []
+                if damaged and self._run["source_kind"]:
+                    raise damaged[0]  # a stored selection is trained on as it is, or not at all
+                if damaged:
+                    self._drop_damaged(step, rows, damaged)
+                    continue
                 batch = Batch(step, rows, self._reader, columns, drawn["reason"])
                 return batch if share is None else batch.share(*share)
             if deadline is not None and time.monotonic() > deadline:
@@ -161,9 +180,9 @@ class Attempt:
         return None
 
     def _try_draw(self, step: int, num_groups: int) -> tuple[Row, list[Row]]:
-        """What `rft.draw_groups` says, and the rows drawn; one round trip and one transaction."""
+        """What `rft.draw_groups` or `rft.draw_selected` says, and the rows drawn; one round trip and one transaction."""
         with self.database.connection() as connection, connection.pipeline():
-            drawn = send(
+            drawn = self._send_draw_selected(connection, step, num_groups) if self._run["source_kind"] else send(
                 connection, "draw_groups", run_id=self.run_id, attempt_id=self.attempt_id, step=step, num_groups=num_groups,
                 max_refill=self._max_refill,
             )  # fmt: skip
@@ -173,6 +192,37 @@ class Attempt:
             raise self._fenced()
         return result, rows.fetchall()
 
+    def _refuse_purged(self, step: int) -> None:
+        """A stored selection is trained on whole; what was purged of it cannot be passed over silently."""
+        for row in self.database.fetch("purged_of_draw", attempt_id=self.attempt_id, step=step):
+            raise PurgedError(
+                f"experience {row['experience_id']} of the run's stored selection was purged: {row['reason']}",
+                todo="start a new run with the same sampling.source; this one cannot repeat its batches",
+            )
+
+    def _drop_damaged(self, step: int, rows: list[Row], damaged: Sequence[SegmentCorruptError]) -> None:
+        """Undo a draw and close its groups that lost arrays, so that the next try draws others."""
+        why = {error.segment_id: error.what for error in damaged}
+        lost = [row for row in rows if row["segment_id"] in why]
+        reasons = {row["group_id"]: why[row["segment_id"]] for row in lost}
+
+        def drop() -> None:
+            with self.transaction() as connection:
+                execute(connection, "release_draws", run_id=self.run_id, attempt_id=self.attempt_id, step=step)
+                execute(
+                    connection, "drop_damaged_groups", run_id=self.run_id, group_ids=list(reasons),
+                    reasons=list(reasons.values()), experience_ids=[row["experience_id"] for row in lost],
+                )  # fmt: skip
+                execute(connection, "reopen_stale_groups", run_id=self.run_id)
+
+        ride_out(drop)
+        wake.notify(self.database, wake.READY)
+
+    def _send_draw_selected(self, connection: Connection, step: int, wanted: int) -> Cursor:
+        return send(
+            connection, "draw_selected", run_id=self.run_id, attempt_id=self.attempt_id, step=step, wanted=wanted
+        )
+
     def release(self, batch: Batch) -> None:
         """Give a batch back unused: its draws never took place."""
         ride_out(lambda: self._release(batch.step))
@@ -180,6 +230,10 @@ class Attempt:
 
     def _release(self, step: int) -> None:
         with self.transaction() as connection:
+            if self._run["source_kind"]:
+                execute(connection, "release_selected", attempt_id=self.attempt_id, step=step)
+                execute(connection, "restore_selection", run_id=self.run_id, attempt_id=self.attempt_id)
+                return
             execute(connection, "release_draws", run_id=self.run_id, attempt_id=self.attempt_id, step=step)
             # Labels that came meanwhile took it for drawn.
             execute(connection, "reopen_stale_groups", run_id=self.run_id)
@@ -340,13 +394,20 @@ class Attempt:
                 continue  # the server restarts, its disk is full for a moment: the next renewal tries again
 
 
-def start_attempt(connection: Connection, run_id: int, attempt_id: int, checkpoint: Row | None) -> None:
+def start_attempt(
+    connection: Connection, run: Row, attempt_id: int, checkpoint: Row | None, *, policy_changed: bool = False
+) -> None:
     """Set the run to a new attempt's history: what that has not used can be drawn, what nobody works on can be claimed."""
+    run_id = run["run_id"]
     execute(connection, "return_aged", run_id=run_id)
     execute(connection, "return_draws", run_id=run_id, attempt_id=attempt_id)
+    if policy_changed:
+        execute(connection, "place_all", run_id=run_id)
     start_step = checkpoint["trainer_step"] if checkpoint else 0
     execute(connection, "bound_policy_steps", run_id=run_id, start_step=start_step)
     execute(connection, "reopen_stale_groups", run_id=run_id)
+    if run["source_kind"]:
+        execute(connection, "restore_selection", run_id=run_id, attempt_id=attempt_id)
     fetch(connection, "release_lost_claims", run_id=run_id)
     execute(connection, "drop_lost_evaluations", run_id=run_id)
 

@@ -22,7 +22,7 @@ import psycopg
 from rftdata.config import BufferConfig
 from rftdata.database import fetch, grant_roles, redacted, schema_version, translated
 from rftdata.durable import sync_path, write_whole
-from rftdata.errors import BufferUnavailableError, QueryError, SegmentCorruptError
+from rftdata.errors import BufferUnavailableError, QueryError, RftError
 from rftdata.programs import client_program, without_password
 from rftdata.segments import SegmentAddress
 
@@ -116,7 +116,7 @@ def restore(folder: Path, target: BufferConfig) -> Buffer:
     Raises:
         QueryError: no back-up there, or the target holds something.
         BufferUnavailableError: `pg_restore` failed, in its own words.
-        SegmentCorruptError: arrays of the back-up are damaged.
+        RftError: arrays of the back-up are damaged.
     """
     import rftdata
     from rftdata.server import EmbeddedServer
@@ -160,7 +160,7 @@ def restore(folder: Path, target: BufferConfig) -> Buffer:
     if problems:
         buffer.close()
         more = f"; {len(problems) - 1} more problems: `rft doctor` lists them" if len(problems) > 1 else ""
-        raise SegmentCorruptError(f"the back-up is damaged: {problems[0]}{more}")
+        raise RftError(f"the back-up is damaged: {problems[0]}{more}")
     return buffer
 
 

@@ -17,16 +17,16 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rftdata.arrays import SCHEMA, SHAPE_SUFFIX, Array, ColumnReader, purged_rows
-from rftdata.errors import PurgedError, QueryError, SegmentCorruptError
-from rftdata.segments import SegmentAddress, SegmentStore
+from rftdata.errors import BufferUnavailableError, PurgedError, QueryError, SegmentCorruptError
+from rftdata.segments import ADDRESS_MAX_AGE_S, SegmentAddress, SegmentStore
 
 if TYPE_CHECKING:
     from rftdata.database import Database
 
 ROWS = pa.schema(
     [
-        ("slot", pa.int32()), ("experience_id", pa.int64()), ("group_id", pa.int64()), ("rollout_index", pa.int32()),
-        ("turn_index", pa.int32()), ("reward", pa.float64()), ("staleness", pa.int32()),
+        ("slot", pa.int32()), ("experience_id", pa.int64()), ("pair_id", pa.int64()), ("group_id", pa.int64()),
+        ("rollout_index", pa.int32()), ("turn_index", pa.int32()), ("reward", pa.float64()), ("staleness", pa.int32()),
         ("importance_weight", pa.float64()), ("num_prompt_tokens", pa.int32()), ("num_response_tokens", pa.int32()),
     ]
 )  # fmt: skip
@@ -35,59 +35,91 @@ ROWS = pa.schema(
 class SegmentReader:
     """Reads rows of segments.
 
-    A segment's content changes in one way only: a purge writes it anew, elsewhere, with rows emptied, and later overwrites the old
-    bytes. So a batch is handed out for `MAX_AGE_S` only before its address is looked up again, far less than a purge waits.
+    A segment's content changes in one way only: a purge writes it anew, elsewhere, with rows emptied. Its address may change at any
+    time: addresses, and the memory mapped at them, are used for at most `ADDRESS_MAX_AGE_S`, far less than old bytes stay, and where
+    an address no longer holds the segment, the database is asked for the new one.
     """
-
-    MAX_AGE_S = 60.0
 
     def __init__(self, database: Database, store: SegmentStore) -> None:
         self._database = database
         self._store = store
         self._batches: dict[int, pa.RecordBatch] = {}
-        self._addresses: dict[int, tuple[SegmentAddress, float]] = {}  # with when it was looked up
         self._purged: dict[int, frozenset[int]] = {}
         self._columns: dict[tuple[int, str], ColumnReader | None] = {}
+        self._since = time.monotonic()
         self._lock = threading.Lock()
 
     def batches(self, segment_ids: Sequence[int]) -> dict[int, pa.RecordBatch]:
         """Record batches by segment id.
 
         Raises:
-            SegmentCorruptError: a segment is unknown or cannot be served.
+            SegmentCorruptError: a segment is unknown or cannot be served; with the experiences it holds.
+            BufferUnavailableError: the folder of the segments cannot be read.
         """
+        batches, damaged = self._load(segment_ids)
+        if damaged:
+            raise self.with_experiences(damaged)[0]
+        return batches
+
+    def damaged(self, segment_ids: Sequence[int]) -> list[SegmentCorruptError]:
+        """Read segments; what is wrong with those that cannot be served, with the experiences they hold.
+
+        Raises:
+            BufferUnavailableError: the folder of the segments cannot be read.
+        """
+        return self.with_experiences(self._load(segment_ids)[1])
+
+    def _load(self, segment_ids: Sequence[int]) -> tuple[dict[int, pa.RecordBatch], list[SegmentCorruptError]]:
         with self._lock:
-            now = time.monotonic()
-            wanted = sorted({i for i in segment_ids if not self._is_fresh(i, now)})
-            if wanted:
-                if len(self._batches) > 4096:
-                    self._forget_all()
-                    wanted = sorted(set(segment_ids))
-                for row in self._database.fetch("segment_addresses", segment_ids=wanted):
-                    self._keep(SegmentAddress(**row), now)
+            if len(self._batches) > 4096 or time.monotonic() - self._since > ADDRESS_MAX_AGE_S:
+                self._forget_all()
+            wanted = sorted(set(segment_ids) - set(self._batches))
+            damaged = []
+            addresses = self._addresses(wanted) if wanted else {}
+            for segment_id in wanted:
+                try:
+                    if segment_id not in addresses:
+                        raise SegmentCorruptError(
+                            f"segment {segment_id} is not in rft.segment", segment_id=segment_id,
+                            todo="`rft doctor` lists every affected experience",
+                        )  # fmt: skip
+                    batch = self._batches[segment_id] = self.read(addresses[segment_id])
+                    self._purged[segment_id] = purged_rows(batch)
+                except SegmentCorruptError as error:
+                    damaged.append(error)
+            return {i: self._batches[i] for i in segment_ids if i in self._batches}, damaged
+
+    def read(self, address: SegmentAddress) -> pa.RecordBatch:
+        """The batch at an address, or where it was moved to since the address was looked up.
+
+        Raises:
+            SegmentCorruptError, BufferUnavailableError: see `SegmentStore.read`.
+        """
+        while True:
             try:
-                return {i: self._batches[i] for i in segment_ids}
-            except KeyError as error:
-                raise SegmentCorruptError(
-                    f"segment {error} is not in rft.segment", todo="`rft doctor` lists every affected experience"
-                ) from error
+                return self._store.read(address, verify=True)
+            except (SegmentCorruptError, BufferUnavailableError):
+                now = self._addresses([address.segment_id]).get(address.segment_id)
+                if now is None or now == address:
+                    raise
+                address = now
 
-    def _is_fresh(self, segment_id: int, now: float) -> bool:
-        return segment_id in self._addresses and now - self._addresses[segment_id][1] <= self.MAX_AGE_S
+    def with_experiences(self, errors: Sequence[SegmentCorruptError]) -> list[SegmentCorruptError]:
+        """The errors with the experiences that each segment holds."""
+        if not errors:
+            return []
+        rows = self._database.fetch("experiences_of_segments", segment_ids=[error.segment_id for error in errors])
+        experiences = {row["segment_id"]: row["experience_ids"] for row in rows}
+        return [error.naming(experiences.get(error.segment_id, [])) for error in errors]
 
-    def _keep(self, address: SegmentAddress, now: float) -> None:
-        known = self._addresses.get(address.segment_id)
-        if known is None or known[0] != address:
-            batch = self._store.read(address, verify=True)
-            self._batches[address.segment_id] = batch
-            self._purged[address.segment_id] = purged_rows(batch)
-            for key in [key for key in self._columns if key[0] == address.segment_id]:
-                del self._columns[key]
-        self._addresses[address.segment_id] = (address, now)
+    def _addresses(self, segment_ids: Sequence[int]) -> dict[int, SegmentAddress]:
+        rows = self._database.fetch("segment_addresses", segment_ids=list(segment_ids))
+        return {row["segment_id"]: SegmentAddress(**row) for row in rows}
 
     def _forget_all(self) -> None:
-        for known in (self._batches, self._addresses, self._purged, self._columns):
+        for known in (self._batches, self._purged, self._columns):
             known.clear()
+        self._since = time.monotonic()
 
     def forget(self) -> None:
         """Look everything up again."""
@@ -96,17 +128,20 @@ class SegmentReader:
 
     def purged(self, places: Sequence[tuple[int, int]]) -> list[int]:
         """Which of some (segment id, row) places, by their index, were purged."""
-        self.batches([segment_id for segment_id, _ in places])
+        return self._purged_among(self.batches([segment_id for segment_id, _ in places]), places)
+
+    def _purged_among(self, batches: dict[int, pa.RecordBatch], places: Sequence[tuple[int, int]]) -> list[int]:
         with self._lock:
-            marked = {i: self._purged[i] for i in {segment_id for segment_id, _ in places} if self._purged[i]}
+            known = {i: self._purged[i] if i in self._purged else purged_rows(batch) for i, batch in batches.items()}
+        marked = {i: rows for i, rows in known.items() if rows}
         if not marked:  # as nearly always
             return []
         return [i for i, (segment_id, row) in enumerate(places) if row in marked.get(segment_id, ())]
 
     def take(self, places: Sequence[tuple[int, int]], columns: Sequence[str]) -> pa.Table:
         """Rows at (segment id, row) places, in that order, as list columns; null where a row has no such array or was purged."""
-        purged = set(self.purged(places))
         batches = self.batches([segment_id for segment_id, _ in places])
+        purged = set(self._purged_among(batches, places))
         arrays = {}
         for column in columns:
             types = {batch.schema.field(column).type for batch in batches.values() if column in batch.schema.names}
@@ -153,10 +188,11 @@ class Batch:
 
     Attributes:
         step: the trainer step, from 1.
-        rows: one row per experience in slot order, as in `ROWS`: slot, experience_id, group_id, rollout_index, turn_index,
-            reward (as it stood when drawn; null where none), staleness, importance_weight (1 unless sampling is prioritised: what
-            to multiply the experience's loss by), num_prompt_tokens, num_response_tokens.
-        short_reason: why the batch holds fewer groups than asked for; None when it is full.
+        rows: one row per experience in slot order, as in `ROWS`: slot, experience_id, pair_id (null unless pairs are drawn; the
+            chosen one comes first, the rejected one right after it), group_id, rollout_index, turn_index, reward (as it stood
+            when drawn, or at the run's label cut; null where none), staleness, importance_weight (1 unless sampling is
+            prioritised: what to multiply the experience's loss by), num_prompt_tokens, num_response_tokens.
+        short_reason: why the batch holds less than asked for; None when it is full.
     """
 
     def __init__(

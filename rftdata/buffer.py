@@ -18,6 +18,7 @@ import pyarrow as pa
 from psycopg.rows import tuple_row
 from psycopg.types.json import Jsonb
 
+from rftdata import selection
 from rftdata.arrays import purged_rows
 from rftdata.attempt import Attempt
 from rftdata.batch import SegmentReader
@@ -27,6 +28,7 @@ from rftdata.errors import BufferUnavailableError, PurgedError, QueryError, Segm
 from rftdata.rewind import fork, rewind
 from rftdata.sampling import SamplingConfig
 from rftdata.segments import PosixSegmentStore, SegmentStore
+from rftdata.selection import Selection
 from rftdata.server import EmbeddedServer
 from rftdata.writer import Writer
 
@@ -91,15 +93,22 @@ class Buffer:
         return pa.table([_column([row[i] for row in rows]) for i in range(len(names))], names=names)
 
     def create_run(
-        self, *, name: str, config: dict[str, Any], seed: int, steps: int, pipeline_version: str, mode: str = "both"
-    ) -> Row:
-        """Store a new run; a taken name gets a number. Returns the row."""
+        self, *, name: str, config: dict[str, Any], seed: int, steps: int, pipeline_version: str, mode: str = "both",
+        selected: Selection | None = None, epochs: int = 1,
+    ) -> Row:  # fmt: skip
+        """Store a new run; a taken name gets a number. Returns the row.
+
+        Args:
+            selected: what the run trains on instead of groups of its own; from `rftdata.selection.select`.
+            epochs: how often each row of it is drawn.
+        """
         with self.database.transaction() as connection:
             execute(connection, "lock_run_names")
-            return fetch(
+            row = fetch(
                 connection, "insert_run", name=name, mode=mode, config=Jsonb(config), seed=seed, planned_steps=steps,
                 pipeline_version=pipeline_version,
             )[0]  # fmt: skip
+            return row if selected is None else selection.store(connection, row["run_id"], selected, epochs)
 
     def find_run(self, name_or_id: str | int | None = None) -> Row:
         """A run by name or id; the newest when None.
@@ -242,19 +251,27 @@ class Buffer:
         return table.add_column(0, "experience_id", pa.array(np.asarray(experience_ids, dtype=np.int64)))
 
     def verify(self) -> Iterator[str]:
-        """Check every segment's checksum, every reference to it and every purge of it; yields one sentence per problem."""
+        """Check every segment's checksum, every reference to it and every purge of it; yields one sentence per problem.
+
+        Raises:
+            BufferUnavailableError: the folder of the segments cannot be read.
+        """
         purged = {row["segment_id"]: set(row["rows"]) for row in self.database.fetch("purged_rows")}
+        damaged: list[SegmentCorruptError] = []
         for address, num_rows in self.reader.all_addresses():
             try:
-                found = self.segments.read(address, verify=True)
+                found = self.reader.read(address)
             except SegmentCorruptError as error:
-                yield str(error)
+                damaged.append(error)
                 continue
             if found.num_rows != num_rows:
                 yield f"segment {address.segment_id} holds {found.num_rows} rows where rft.segment says {num_rows}"
             kept = sorted(purged.get(address.segment_id, set()) - purged_rows(found))
             if kept:
                 yield f"segment {address.segment_id} still holds row {kept[0]}, which was purged; restore the newer file, or purge again"
+        yield from map(str, self.reader.with_experiences(damaged))
+        for row in self.database.fetch("misplaced_segments"):
+            yield f"segment {row['segment_id']} is in {row['place']}"
         for row in self.database.fetch("dangling_references"):
             place = f"row {row['segment_row']} of segment {row['segment_id']}"
             yield f"experience {row['experience_id']} points at {place}, which does not exist"
@@ -296,7 +313,8 @@ def open(uri: str | BufferConfig = "./buffer", *, create: bool = True, applicati
     migrate(database)
     # Absolute: a process started elsewhere (a Ray actor) must find the same files.
     folder = (Path(config.segments) if config.segments else Path(config.uri) / "segments").resolve()
-    return Buffer(config, database, server, PosixSegmentStore(folder, config.min_free_bytes))
+    owner = database.fetch("buffer_id")[0]["buffer_id"].hex[:12]
+    return Buffer(config, database, server, PosixSegmentStore(folder, config.min_free_bytes, owner))
 
 
 def query_error(error: psycopg.Error) -> QueryError:

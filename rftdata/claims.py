@@ -6,6 +6,7 @@ Claims are rows with a lease that the worker's heartbeat renews; SKIP LOCKED let
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -74,12 +75,14 @@ class SealedBatch:
         group_ids: the groups claimed; one may have no such experience.
         label_cuts: the newest label of each group at the time of reading.
         failed: what stages never see: experiences of rollouts that failed, decided here.
+        first_key: least sort_key of the groups.
     """
 
     table: pa.Table
     group_ids: list[int]
     label_cuts: dict[int, int] = field(default_factory=dict)
     failed: list[Decision] = field(default_factory=list)
+    first_key: int = 0
 
 
 BATCH_SCHEMA = pa.schema(
@@ -167,14 +170,16 @@ def finish_evaluation(
 
 
 def claim_sealed_groups(
-    database: Database, run_id: int, worker_id: int, *, count: int, lease_s: float
+    database: Database, run_id: int, worker_id: int, *, count: int, lease_s: float, from_key: int = 0
 ) -> SealedBatch | None:
-    """Up to `count` sealed groups whose verdicts are due, or None.
+    """Up to `count` sealed groups whose verdicts are due, first in first out from `from_key` on, or None.
 
     A worker decides on one batch at a time: after a restart of the database, what it holds is of a claim whose answer was lost.
     """
     claimed = ride_out(
-        lambda: database.fetch("claim_sealed_groups", run_id=run_id, worker_id=worker_id, count=count, lease_s=lease_s),
+        lambda: database.fetch(
+            "claim_sealed_groups", run_id=run_id, worker_id=worker_id, count=count, lease_s=lease_s, from_key=from_key
+        ),
         between=lambda: database.run("release_items", run_id=run_id, worker_id=worker_id),
     )
     if not claimed:
@@ -195,7 +200,41 @@ def claim_sealed_groups(
                     row["experience_id"], row["group_id"], False, "outcome", f"the rollout {outcome}: {error}"[:500]
                 )
             )
-    return SealedBatch(pa.Table.from_pylist(good, schema=BATCH_SCHEMA), group_ids, cuts, failed)
+    table = pa.Table.from_pylist(good, schema=BATCH_SCHEMA)
+    return SealedBatch(table, group_ids, cuts, failed, min(row["sort_key"] for row in claimed))
+
+
+class SealedQueue:
+    """Claims batches of sealed groups one after the other.
+
+    While somebody holds a snapshot open, rows that were claimed and decided on cannot be cleaned away, and a claim that starts at
+    the beginning passes over all of them. So it starts where the one before found its first group. That is a hint: groups that
+    labels reopened, or that commit late, stand before that place, and once in `look_back_s` a claim starts at the beginning.
+
+    Args:
+        database, run_id, worker_id, lease_s: as for `claim_sealed_groups`.
+    """
+
+    def __init__(
+        self, database: Database, run_id: int, worker_id: int, *, lease_s: float, look_back_s: float = 1.0
+    ) -> None:
+        self._database = database
+        self._run_id, self._worker_id, self._lease_s = run_id, worker_id, lease_s
+        self._look_back_s = look_back_s
+        self._from_key = 0
+        self._looked_back = -math.inf
+
+    def claim(self, count: int) -> SealedBatch | None:
+        """Up to `count` groups, or None when none waits; one that stands before others may be found `look_back_s` later."""
+        now = time.monotonic()
+        if now - self._looked_back >= self._look_back_s:
+            self._from_key, self._looked_back = 0, now
+        batch = claim_sealed_groups(
+            self._database, self._run_id, self._worker_id, count=count, lease_s=self._lease_s, from_key=self._from_key
+        )
+        if batch is not None:
+            self._from_key = max(self._from_key, batch.first_key)
+        return batch
 
 
 def commit_verdicts(

@@ -45,6 +45,12 @@ class BufferConfig(Section):
         None, description="Folder of the Arrow segments; beside the embedded database by default."
     )
     min_free_bytes: int = Field(256 * 2**20, ge=0, description="Writers refuse to go below this much free disk.")
+    compaction_grace_s: float = Field(
+        3600.0,
+        ge=0,
+        description="How long a segment file must be silent before its writer is taken for dead, and how long a file stays"
+        " whose segments were moved; longer than a reader on another machine uses an address (10 minutes).",
+    )
     listen: str | None = Field(None, description="HOST:PORT on which the embedded server also accepts TCP.")
     retention: RetentionConfig | None = Field(
         None,

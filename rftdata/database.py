@@ -38,6 +38,7 @@ _CHANGES = re.compile(
     r"|rft\.(?!clock\()\w+\()"
 )
 _MIGRATING = threading.Lock()
+_ENCODE = json.JSONEncoder(allow_nan=False).encode
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
@@ -227,7 +228,15 @@ def storable(value: Any) -> Any:
 
 def jsonb_bytes(value: Any) -> bytes:
     """A jsonb value's binary form, as COPY takes it: a version byte and the text."""
-    return b"\x01{}" if value == {} else b"\x01" + json.dumps(storable(value)).encode()
+    if value == {}:
+        return b"\x01{}"
+    try:
+        encoded = _ENCODE(value)
+    except (TypeError, ValueError):  # numpy's numbers, NaN and infinity
+        return b"\x01" + json.dumps(storable(value)).encode()
+    if "\\u0000" in encoded or "\\ud" in encoded:  # perhaps NUL or half a surrogate
+        encoded = json.dumps(storable(value))
+    return b"\x01" + encoded.encode()
 
 
 @contextmanager

@@ -18,6 +18,14 @@ def sync_path(path: Path) -> None:
         os.close(descriptor)
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it that are missing; every new name is on the disk when this returns."""
+    missing = [one for one in (path, *path.parents) if not one.is_dir()]
+    for one in reversed(missing):
+        one.mkdir(exist_ok=True)
+        sync_path(one.parent)
+
+
 def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
     """Write a file so that a crash leaves the old one, none or the new one, never half of it."""
     draft = path.with_name(f"{path.name}.unfinished")

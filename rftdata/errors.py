@@ -6,6 +6,8 @@ most specific class; add one only where a caller would want to tell it apart.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class RftError(Exception):
     """Base of all errors that are somebody's to mend rather than a defect of ours.
@@ -81,6 +83,10 @@ class QueryError(RftError):
     exit_code = 2
 
 
+class SelectionChangedError(RftError):
+    """What a run was told to train on is no longer what it was when the run was made."""
+
+
 class ConflictError(RftError):
     """A transaction that the database ended because others wanted the same rows; nothing of it was stored, run it again."""
 
@@ -89,8 +95,57 @@ class DiskFullError(RftError):
     """No room for a segment or for the database; nothing was half-written."""
 
 
+class SegmentFileClosedError(ConflictError):
+    """The file that a writer appended to was closed meanwhile: what it did not commit has to go to another one."""
+
+
 class SegmentCorruptError(RftError):
-    """Bytes of a segment that do not match their checksum or their address."""
+    """Bytes of a segment that do not match their checksum or their address.
+
+    Attributes:
+        segment_id: which segment.
+        experience_ids: the rows that cannot be served with it; empty where nobody asked the database for them.
+    """
+
+    def __init__(
+        self, what: str, *, segment_id: int, experience_ids: Sequence[int] = (), value: object = None,
+        allowed: str | None = None, todo: str | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(what, value=value, allowed=allowed, todo=todo)
+        self.segment_id = segment_id
+        self.experience_ids = tuple(experience_ids)
+
+    def naming(self, experience_ids: Sequence[int]) -> SegmentCorruptError:
+        """The same, with the experiences it takes along."""
+        rows = f"experiences {ranges(experience_ids)}" if experience_ids else "no experience"
+        return SegmentCorruptError(
+            f"{self.what} (it holds {rows})", segment_id=self.segment_id, experience_ids=experience_ids, value=self.value,
+            allowed=self.allowed, todo=self.todo,
+        )  # fmt: skip
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild_corrupt, (
+            self.what, self.value, self.allowed, self.todo, self.segment_id, self.experience_ids,
+        )  # fmt: skip
+
+
+def _rebuild_corrupt(
+    what: str, value: object, allowed: str | None, todo: str | None, segment_id: int, experience_ids: tuple[int, ...]
+) -> SegmentCorruptError:
+    return SegmentCorruptError(
+        what, segment_id=segment_id, experience_ids=experience_ids, value=value, allowed=allowed, todo=todo
+    )
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Whole numbers as people list them: `1-3, 7, 9-10`."""
+    spans: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if spans and spans[-1][1] == number - 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
 class PurgedError(RftError):

@@ -1,34 +1,40 @@
 """Removing texts and arrays for good; what stays is the experience's row with its ids, counts and rewards, and a line that says why.
 
 Facts never change but in this way. Segment by segment: the record batch is written anew without the rows' values, made durable, and one
-transaction then empties the texts, repoints the segment, gives the groups up and writes the audit. Killed anywhere, an experience is
+transaction then empties the texts, moves the segment, gives the groups up and writes the audit. Killed anywhere, an experience is
 either whole or purged, and the same command goes on. Addresses of rows never change.
 
+A purge and a compaction take turns: neither copies what the other moves, so no copy of a purged row is left that nobody knows of.
+
 The old bytes are overwritten later: a reader that looked a segment up before may still map them. Every reader looks addresses up
-again after `SegmentReader.MAX_AGE_S`; `GRACE_S` is far longer.
+again after `segments.ADDRESS_MAX_AGE_S`; `GRACE_S` is longer. A file that compaction removes meanwhile is overwritten first.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from rftdata.arrays import emptied
-from rftdata.database import Row, execute, fetch
+from rftdata.compaction import DEFAULT_GRACE_S, Compactor, Move, commit_moves, turn
+from rftdata.database import Connection, Row, execute, fetch
 from rftdata.errors import BufferUnavailableError, ConflictError, QueryError, RftError
-from rftdata.segments import Appended, PosixSegmentStore, SegmentAddress
-from rftdata.selection import chosen
+from rftdata.segments import PosixSegmentStore, SegmentAddress
+from rftdata.where import chosen
 
 if TYPE_CHECKING:
     from rftdata.buffer import Buffer
     from rftdata.segments import SegmentAppender
 
-GRACE_S = 3600.0
+GRACE_S = DEFAULT_GRACE_S
 _CHUNK_SEGMENTS = 64
 _CHUNK_BYTES = 256 * 2**20
 _TRIES = 5
+# For a compaction or another purge to end.
+_WAIT_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -109,11 +115,14 @@ def purge_experiences(
         "insert_purge", kind=kind, selection=selection, reason=reason.strip(), author=author, tasks_too=tasks_too
     )[0]
     purge_id = int(row["purge_id"])
-    appender = _appender(buffer)
-    try:
-        done = sum(_purge_chunk(buffer, appender, chunk, purge_id, tasks_too) for chunk in _chunks(candidates))
-    finally:
-        appender.close()
+    with turn(buffer.database, wait_s=_WAIT_S) as mine:
+        if not mine:
+            raise ConflictError(
+                f"somebody has been compacting or purging this buffer for {_WAIT_S:g} s",
+                todo="run it again when that is done; nothing was purged",
+            )
+        with contextlib.closing(_appender(buffer)) as appender:
+            done = sum(_purge_chunk(buffer, appender, chunk, purge_id, tasks_too) for chunk in _chunks(candidates))
     buffer.database.run("finish_purge", purge_id=purge_id)
     return Purged(purge_id, done, before, 0 if tasks_too else num_tasks)
 
@@ -141,7 +150,7 @@ def _chunks(candidates: list[Row]) -> Iterator[list[int]]:
 
 
 def _purge_chunk(buffer: Buffer, appender: SegmentAppender, ids: list[int], purge_id: int, tasks_too: bool) -> int:
-    """Purge some experiences in one transaction; whoever moves one of their segments meanwhile makes it start again."""
+    """Purge some experiences in one transaction; a conflict with others makes it start again."""
     for last_try in [False] * (_TRIES - 1) + [True]:
         try:
             return _try_chunk(buffer, appender, ids, purge_id, tasks_too)
@@ -158,44 +167,55 @@ def _try_chunk(buffer: Buffer, appender: SegmentAppender, ids: list[int], purge_
         for segment_id, same in groupby(rows, key=lambda r: r["segment_id"])
     ]
     appender.sync()
-    with buffer.database.transaction() as connection:
-        for old, _ in moves:
-            if not fetch(
-                connection, "lock_segment", segment_id=old.segment_id, uri=old.uri, offset_bytes=old.offset_bytes
-            ):
-                raise ConflictError(f"segment {old.segment_id} was moved meanwhile", todo="run it again")
-        purged = int(
-            fetch(connection, "purge_texts", experience_ids=ids, purge_id=purge_id, tasks_too=tasks_too)[0]["purged"]
-        )
-        # Now that no draw can take them any more.
-        for row in fetch(connection, "being_trained_on", experience_ids=ids):
-            raise RftError(
-                f"experience {row['experience_id']} is in the batch that step {row['trainer_step']} of run {row['run']!r} trains on",
-                todo="run it again when the step is done, or stop the run first; it was not purged",
-            )
-        for old, new in moves:
-            execute(
-                connection, "move_segment", segment_id=old.segment_id, uri=new.uri, offset_bytes=new.offset_bytes,
-                length_bytes=new.length_bytes, checksum=new.checksum,
-            )  # fmt: skip
-            execute(
-                connection, "retire_range", purge_id=purge_id, uri=old.uri, offset_bytes=old.offset_bytes,
-                length_bytes=old.length_bytes,
-            )  # fmt: skip
-        saved = sum(old.length_bytes - new.length_bytes for old, new in moves)
-        execute(connection, "count_purged", purge_id=purge_id, num_experiences=purged, num_bytes=saved)
+    try:
+        with buffer.database.transaction() as connection:
+            purged = _commit_chunk(connection, moves, ids, purge_id, tasks_too)
+    except BufferUnavailableError:
+        raise  # whether it was committed is unknown
+    except RftError:
+        for move in moves:  # nobody refers to the copies, and nothing would be left to tell of them
+            buffer.segments.erase(move.copy.uri, move.copy.offset_bytes, move.copy.length_bytes)
+        raise
     buffer.reader.forget()
     return purged
 
 
-def _rewrite(
-    buffer: Buffer, appender: SegmentAppender, segment_id: int, rows: list[Row]
-) -> tuple[SegmentAddress, Appended]:
-    """Write a segment anew without the values of some rows; where it was, and where it would be."""
+def _commit_chunk(connection: Connection, moves: list[Move], ids: list[int], purge_id: int, tasks_too: bool) -> int:
+    moved = commit_moves(connection, moves) if moves else set()
+    for move in moves:
+        if move.origin.segment_id not in moved:
+            raise ConflictError(f"segment {move.origin.segment_id} was moved meanwhile", todo="run it again")
+    purged = int(
+        fetch(connection, "purge_texts", experience_ids=ids, purge_id=purge_id, tasks_too=tasks_too)[0]["purged"]
+    )
+    # Now that no draw and no fork can take them any more.
+    for row in fetch(connection, "being_trained_on", experience_ids=ids):
+        raise RftError(
+            f"experience {row['experience_id']} is in the batch that step {row['trainer_step']} of run {row['run']!r} trains on",
+            todo="run it again when the step is done, or stop the run first; it was not purged",
+        )
+    for row in fetch(connection, "unpurged_sharers", experience_ids=ids):
+        raise RftError(
+            f"experience {row['experience_id']} was forked meanwhile, and shares arrays with one that would be purged",
+            todo="run it again; what was not purged before stays as it is",
+        )
+    origins = [move.origin for move in moves]
+    execute(
+        connection, "retire_ranges", purge_id=purge_id, segment_ids=[o.segment_id for o in origins],
+        uris=[o.uri for o in origins], offsets=[o.offset_bytes for o in origins], lengths=[o.length_bytes for o in origins],
+        checksums=[o.checksum for o in origins],
+    )  # fmt: skip
+    saved = sum(move.origin.length_bytes - move.copy.length_bytes for move in moves)
+    execute(connection, "count_purged", purge_id=purge_id, num_experiences=purged, num_bytes=saved)
+    return purged
+
+
+def _rewrite(buffer: Buffer, appender: SegmentAppender, segment_id: int, rows: list[Row]) -> Move:
+    """Write a segment anew without the values of some rows."""
     first = rows[0]
     address = SegmentAddress(segment_id, first["uri"], first["offset_bytes"], first["length_bytes"], first["checksum"])
     batch = buffer.segments.read(address, verify=True)
-    return address, appender.append(emptied(batch, [row["segment_row"] for row in rows]))
+    return Move(address, appender.append(emptied(batch, [row["segment_row"] for row in rows])))
 
 
 def vacuum(buffer: Buffer, *, rewrite: bool) -> None:
@@ -210,10 +230,10 @@ def vacuum(buffer: Buffer, *, rewrite: bool) -> None:
 
 
 def erase(buffer: Buffer, *, now: bool = False) -> Erased:
-    """Overwrite the bytes of purged arrays that no reader can hold any more.
+    """Overwrite the bytes of purged arrays that no reader can hold any more, and clear away files that may hold older copies.
 
     Args:
-        now: do not wait for `GRACE_S`.
+        now: do not wait for `GRACE_S`, nor for the grace of compaction.
 
     Raises:
         BufferUnavailableError: with `now`, somebody else uses the buffer; or a file cannot be written.
@@ -233,5 +253,7 @@ def erase(buffer: Buffer, *, now: bool = False) -> Erased:
     for row in due:
         buffer.segments.erase(row["uri"], row["offset_bytes"], row["length_bytes"])
         database.run("range_is_erased", retired_range_id=row["retired_range_id"])
+    # Compaction leaves copies of its own: files that it retired, and what it had not committed when it was killed.
+    Compactor(database, buffer.segments, grace_s=0.0 if now else buffer.config.compaction_grace_s, alone=now).clear()
     left = database.fetch("ranges_left")[0]
     return Erased(len(due), sum(row["length_bytes"] for row in due), left["ranges"], left["num_bytes"])

@@ -49,12 +49,17 @@ def rewind(database: Database, run_id: int, step: int, *, keep_rollouts: bool = 
                 execute(connection, "forget_selectors", run_id=run_id, states=states)
             fetch(connection, "rebuild_task_stat", run_id=run_id)
         execute(connection, "take_run", run_id=run_id, attempt_id=attempt_id)
-        start_attempt(connection, run_id, attempt_id, checkpoint)
+        start_attempt(connection, run, attempt_id, checkpoint)
     wake.notify(database, wake.RUN)
 
 
 def fork(database: Database, parent: Row, new: dict[str, Any], step: int | None, *, keep_rollouts: bool = False) -> Row:
     """See `Buffer.fork`; `new` are the parameters of the query `insert_run`."""
+    if parent["source_kind"]:
+        raise ConfigError(
+            f"the run {parent['name']!r} trains on a stored selection and cannot be forked",
+            todo="start a new run with the checkpoint as model.path and a selection of its own (sampling.source)",
+        )
     with database.transaction() as connection:
         if step is None:
             step = _kept_steps(connection, parent)[-1]

@@ -90,6 +90,19 @@ class RateLimitConfig(Section):
         return self.error_buffer or max(1.0, self.ratio * self.min_size_to_sample)
 
 
+class SourceConfig(Section):
+    """What a run trains on instead of groups of its own."""
+
+    sql: str = Field(
+        pattern=r"\S",
+        description="One SELECT of experience_id, or of pair_id; its result when the run is made is what the run trains on.",
+    )
+    pin_labels: bool = Field(
+        True,
+        description="Rewards count as they were when the run was made; false: as they stand when drawn, so batches may change.",
+    )
+
+
 class SamplingConfig(Section):
     order: Order = Field(
         "fifo",
@@ -109,6 +122,16 @@ class SamplingConfig(Section):
     stratify: Literal["taskset"] | None = Field(
         None, description="taskset: every taskset has the same share of a batch."
     )
+    source: SourceConfig | None = Field(
+        None, description="Train on a stored selection, {sql: SELECT …}, instead of on groups sampled by this run."
+    )
+    epochs: int = Field(1, ge=1, le=32767, description="How often each row of the stored selection is trained on.")
+
+    @model_validator(mode="after")
+    def _epochs_are_of_a_selection(self) -> SamplingConfig:
+        if self.epochs > 1 and self.source is None:
+            raise ValueError("epochs counts passes over a stored selection; set sampling.source, or remove it")
+        return self
 
     @model_validator(mode="after")
     def _parts_fit(self) -> SamplingConfig:

@@ -4,19 +4,26 @@ A segment is one record batch, stored as a complete Arrow IPC *stream* (schema, 
 addressed for ever by its id in `rft.segment`. A writer appends to a file of its own, makes the bytes durable, and only
 then commits offset, length and checksum to SQL; bytes beyond a committed length mean nothing. Readers map files into
 memory and read batches without copying. What the batches hold: `rftdata.arrays`.
+
+An appender holds an advisory lock (flock) on its file, which the kernel releases however the process ends: others on the host
+see by it whether the writer lives. It only spares a live writer's file; what keeps a writer from appending to a file that
+`rftdata.compaction` is about to remove is `rft.segment_file.closed_at`, checked by the transaction that commits a segment.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import io
+import fcntl
 import os
 import shutil
 import socket
 import threading
+import time
 import uuid
 from abc import ABC, abstractmethod
 from collections import OrderedDict
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +31,15 @@ from pathlib import Path
 import pyarrow as pa
 import xxhash
 
-from rftdata.durable import give_back, sync_path
+from rftdata.durable import give_back, make_folder, sync_path
 from rftdata.errors import BufferUnavailableError, DiskFullError, RftError, SegmentCorruptError
 
-_ROLL_BYTES = 512 * 2**20
+# An appender goes on in a new file when its file is larger than this.
+ROLL_BYTES = 512 * 2**20
+# How long a reader may use an address, or a mapped file, before it asks the database again. Files that were moved elsewhere stay
+# for a grace longer than this: on a shared filesystem a mapped file that another host removes is gone at once.
+ADDRESS_MAX_AGE_S = 600.0
+_SUFFIX = ".arrows"
 
 
 @dataclass(frozen=True)
@@ -52,8 +64,18 @@ class Appended:
     checksum: str
 
 
+@dataclass(frozen=True)
+class StoredFile:
+    """A file of a store: where it is, its size, how long ago it was written to, and whether its name says that it is this buffer's."""
+
+    uri: str
+    size_bytes: int
+    age_s: float
+    is_ours: bool
+
+
 class SegmentAppender(ABC):
-    """Appends batches to a place of its own; used by one thread at a time."""
+    """Appends segments to a place of its own; used by one thread at a time."""
 
     @abstractmethod
     def append(self, batch: pa.RecordBatch) -> Appended:
@@ -62,6 +84,18 @@ class SegmentAppender(ABC):
         Raises:
             DiskFullError: not enough room; nothing of the batch will be seen.
         """
+
+    @abstractmethod
+    def append_bytes(self, data: pa.Buffer, num_rows: int) -> Appended:
+        """Write a segment's bytes as they are (a copy from elsewhere); durable when `sync` has returned.
+
+        Raises:
+            DiskFullError: not enough room; nothing of them will be seen.
+        """
+
+    @abstractmethod
+    def roll(self) -> None:
+        """Leave the file: what comes next goes to a new one. What was appended and not synced is lost."""
 
     @abstractmethod
     def sync(self) -> None:
@@ -87,15 +121,28 @@ class SegmentStore(ABC):
 
         Raises:
             SegmentCorruptError: missing file, truncated range, checksum mismatch (with `verify`), undecodable bytes.
+            BufferUnavailableError: not this segment but the store cannot be read.
         """
 
     @abstractmethod
     def read_bytes(self, address: SegmentAddress) -> pa.Buffer:
-        """The bytes at an address, checked against their checksum; for a back-up.
+        """The bytes at an address, compared with their checksum; raises as `read` does."""
 
-        Raises:
-            SegmentCorruptError: as `read` with `verify`.
-        """
+    @abstractmethod
+    def files(self) -> Iterator[StoredFile]:
+        """Every file of the store."""
+
+    @abstractmethod
+    def is_written(self, uri: str) -> bool:
+        """Whether an appender that lives on this host holds the file; False for one on another host, and for a missing file."""
+
+    @abstractmethod
+    def cut(self, uri: str, size_bytes: int) -> None:
+        """Take away what lies beyond the first `size_bytes` of a file, durably."""
+
+    @abstractmethod
+    def remove(self, uris: Iterable[str]) -> int:
+        """Remove files durably; those missing already are no error. The number of bytes given back."""
 
     def erase(self, uri: str, offset_bytes: int, length_bytes: int) -> None:
         """Overwrite bytes that no segment refers to and no reader can hold; a file that is gone holds none.
@@ -115,15 +162,16 @@ class PosixSegmentStore(SegmentStore):
     Args:
         folder: made when missing.
         min_free_bytes: appends that would leave less free disk are refused.
+        owner: what names of its files begin with, so that the files of buffers that share a folder are told apart; empty: the
+            folder is this buffer's alone.
     """
 
-    def __init__(self, folder: Path, min_free_bytes: int = 0) -> None:
+    def __init__(self, folder: Path, min_free_bytes: int = 0, owner: str = "") -> None:
         self.folder = folder
+        self.owner = owner
         self.min_free_bytes = min_free_bytes
         try:
-            if not folder.is_dir():
-                folder.mkdir(parents=True, exist_ok=True)
-                sync_path(folder.parent)
+            make_folder(folder)
         except OSError as error:
             raise BufferUnavailableError(
                 f"the folder of the segments cannot be made: {error.strerror}",
@@ -131,10 +179,11 @@ class PosixSegmentStore(SegmentStore):
                 todo="correct buffer.segments",
             ) from error
         self._maps: OrderedDict[str, pa.MemoryMappedFile] = OrderedDict()
+        self._maps_since = time.monotonic()
         self._lock = threading.Lock()
 
     def appender(self) -> SegmentAppender:
-        return _PosixAppender(self.folder, self.min_free_bytes)
+        return _PosixAppender(self.folder, self.min_free_bytes, self.owner)
 
     def read(self, address: SegmentAddress, *, verify: bool = False) -> pa.RecordBatch:
         data = self.read_bytes(address) if verify else self._bytes(address)
@@ -149,6 +198,53 @@ class PosixSegmentStore(SegmentStore):
         if checksum(memoryview(data)) != address.checksum:
             raise _corrupt(address, "its bytes do not match their checksum")
         return data
+
+    def files(self) -> Iterator[StoredFile]:
+        now = time.time()
+        with os.scandir(self.folder) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                    if entry.name.endswith(_SUFFIX) and entry.is_file():
+                        status = entry.stat()
+                        ours = entry.name.startswith(self.owner)
+                        yield StoredFile(entry.name, status.st_size, now - status.st_mtime, ours)
+
+    def is_written(self, uri: str) -> bool:
+        try:
+            descriptor = os.open(self.folder / uri, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # a filesystem without locks: the grace of compaction is all there is
+            return False
+        finally:
+            os.close(descriptor)
+        return False
+
+    def cut(self, uri: str, size_bytes: int) -> None:
+        try:
+            os.truncate(self.folder / uri, size_bytes)
+            sync_path(self.folder / uri)
+        except OSError as error:
+            raise _full(self.folder, error) from error
+
+    def remove(self, uris: Iterable[str]) -> int:
+        freed = 0
+        try:
+            for uri in uris:
+                with contextlib.suppress(FileNotFoundError):
+                    size = (self.folder / uri).stat().st_size
+                    os.unlink(self.folder / uri)
+                    freed += size
+                with self._lock:
+                    self._maps.pop(uri, None)
+            sync_path(self.folder)
+        except OSError as error:
+            raise _full(self.folder, error) from error
+        return freed
 
     def erase(self, uri: str, offset_bytes: int, length_bytes: int) -> None:
         try:
@@ -168,6 +264,10 @@ class PosixSegmentStore(SegmentStore):
     def _bytes(self, address: SegmentAddress) -> pa.Buffer:
         end = address.offset_bytes + address.length_bytes
         with self._lock:
+            if time.monotonic() - self._maps_since > ADDRESS_MAX_AGE_S:
+                # Else the space of files that were removed would be held as long as this process lives.
+                self._maps.clear()
+                self._maps_since = time.monotonic()
             mapped = self._maps.get(address.uri)
             try:
                 # Asked every time: touching mapped bytes of a file that was cut ends the process.
@@ -178,17 +278,25 @@ class PosixSegmentStore(SegmentStore):
                 if mapped is None or mapped.size() < end:
                     mapped = self._maps[address.uri] = pa.memory_map(str(self.folder / address.uri))
             except OSError as error:
-                why = (
-                    "its file is missing"
-                    if isinstance(error, FileNotFoundError)
-                    else f"its file cannot be read: {error.strerror}"
-                )
-                raise _corrupt(address, why) from error
+                raise self._unreadable(address, error) from error
             self._maps.move_to_end(address.uri)
             if len(self._maps) > 256:
                 self._maps.popitem(last=False)
             mapped.seek(address.offset_bytes)
             return mapped.read_buffer(address.length_bytes)
+
+    def _unreadable(self, address: SegmentAddress, error: OSError) -> RftError:
+        """Damage of one segment, or a folder that is not there: what is true of all segments must not condemn each."""
+        if error.errno == errno.EIO:
+            return _corrupt(address, f"its file cannot be read: {error.strerror}")
+        if error.errno == errno.ENOENT and self.folder.is_dir() and any(True for _ in self.files()):
+            return _corrupt(address, "its file is missing")
+        why = "it is missing or empty" if error.errno == errno.ENOENT else str(error.strerror)
+        return BufferUnavailableError(
+            f"the folder of the segments cannot be read: {why}",
+            value=str(self.folder),
+            todo="mount it, mend its permissions, or correct buffer.segments",
+        )
 
 
 class _PosixAppender(SegmentAppender):
@@ -197,46 +305,62 @@ class _PosixAppender(SegmentAppender):
     The disk works while the caller goes on: flushing runs in a thread of its own between `append` and `sync`.
     """
 
-    def __init__(self, folder: Path, min_free_bytes: int) -> None:
+    def __init__(self, folder: Path, min_free_bytes: int, owner: str) -> None:
         self.folder = folder
+        self._name = (
+            f"{owner}-{socket.gethostname()}-{os.getpid()}" if owner else f"{socket.gethostname()}-{os.getpid()}"
+        )
         self.min_free_bytes = min_free_bytes
-        self._file: io.FileIO | None = None
+        self._file: int | None = None
         self._uri = ""
         self._offset = 0
         self._flusher = ThreadPoolExecutor(1, thread_name_prefix="segment-flush")
         self._flushing: Future[None] | None = None
+        self._unflushed = False
 
     def append(self, batch: pa.RecordBatch) -> Appended:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batch.schema) as writer:
             writer.write_batch(batch)
-        data = sink.getvalue()
+        appended = self.append_bytes(sink.getvalue(), batch.num_rows)
+        assert self._file is not None
+        self._flushing, self._unflushed = self._flusher.submit(os.fdatasync, self._file), False
+        return appended
+
+    def append_bytes(self, data: pa.Buffer, num_rows: int) -> Appended:
         self._check_room(data.size)
-        if self._file is None or self._offset > _ROLL_BYTES:
+        if self._flushing is not None and self._flushing.exception() is not None:
+            self._give_up()  # of bytes that nobody committed; the file is lost, these go to another
+        if self._file is None or self._offset > ROLL_BYTES:
             self.sync()
             self._open()
         assert self._file is not None
         try:
             view = memoryview(data)
             while view:
-                view = view[self._file.write(view) :]
+                view = view[os.write(self._file, view) :]
         except OSError as error:
             self._give_up()
             raise _full(self.folder, error) from error
-        self._flushing = self._flusher.submit(os.fdatasync, self._file.fileno())
-        appended = Appended(self._uri, self._offset, data.size, batch.num_rows, checksum(memoryview(data)))
+        self._unflushed = True
+        appended = Appended(self._uri, self._offset, data.size, num_rows, checksum(memoryview(data)))
         self._offset += data.size
         return appended
 
     def sync(self) -> None:
         flushing, self._flushing = self._flushing, None
-        if flushing is None:
-            return
         try:
-            flushing.result()
+            if flushing is not None:
+                flushing.result()
+            if self._unflushed and self._file is not None:
+                os.fdatasync(self._file)
         except OSError as error:
             self._give_up()
             raise _full(self.folder, error) from error
+        self._unflushed = False
+
+    def roll(self) -> None:
+        self._give_up()
 
     def close(self) -> None:
         self._give_up()
@@ -246,20 +370,25 @@ class _PosixAppender(SegmentAppender):
         if self._flushing is not None:
             self._flushing.exception()  # the descriptor must stay open until the flush has ended
             self._flushing = None
+        self._unflushed = False
         if self._file is not None:
-            self._file.close()
+            os.close(self._file)
             self._file = None
 
     def _open(self) -> None:
         """A new file; nothing of this object changes before its name is durable too."""
         self._give_up()
-        uri = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:12]}.arrows"
+        uri = f"{self._name}-{uuid.uuid4().hex[:12]}{_SUFFIX}"
         try:
-            file = io.FileIO(self.folder / uri, "xb")
+            file = os.open(self.folder / uri, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             try:
+                with contextlib.suppress(
+                    OSError
+                ):  # a filesystem without locks: the grace of compaction is all there is
+                    fcntl.flock(file, fcntl.LOCK_EX)
                 sync_path(self.folder)
             except OSError:
-                file.close()
+                os.close(file)
                 (self.folder / uri).unlink(missing_ok=True)
                 raise
         except OSError as error:
@@ -289,6 +418,7 @@ def _corrupt(address: SegmentAddress, why: str) -> SegmentCorruptError:
     return SegmentCorruptError(
         f"segment {address.segment_id} ({address.length_bytes} bytes at {address.offset_bytes} of {address.uri})"
         f" cannot be served: {why}",
+        segment_id=address.segment_id,
         todo="restore the file from a back-up; `rft doctor` lists every affected experience",
     )
 

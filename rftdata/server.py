@@ -33,7 +33,7 @@ from urllib.parse import quote
 import psutil
 from filelock import FileLock
 
-from rftdata.durable import sync_path, write_whole
+from rftdata.durable import make_folder, sync_path, write_whole
 from rftdata.errors import BufferUnavailableError, DiskFullError
 from rftdata.programs import binary_dir, open_path_for, run_program, server_account
 
@@ -164,7 +164,7 @@ class EmbeddedServer:
             DiskFullError: no room to initialise or start.
         """
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
             with FileLock(str(self.folder / "server.lock")):
                 self._check_host()
                 if not self.exists():

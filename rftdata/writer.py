@@ -1,8 +1,9 @@
-"""Writing sealed groups: arrays to a durable segment first, then every row in one transaction.
+"""Writing sealed groups: arrays to a segment and every row in one transaction, which commits once the arrays are durable.
 
 A write batch carries a receipt made before its first try, so a retry after a lost answer inserts nothing. Groups that an
 explorer claimed are written under their claim token: a writer whose claim passed to somebody else gets `FencedError` and
-nothing of its batch is stored. Ids are taken from the sequences first, so that rows travel by binary COPY.
+nothing of its batch is stored. Ids are taken from the sequences first, so that rows travel by binary COPY while a helper thread
+encodes the arrays, writes and flushes them: the two take about as long.
 """
 
 from __future__ import annotations
@@ -11,18 +12,19 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psycopg
 from psycopg.types.json import Jsonb
 
 from rftdata import origins, wake
 from rftdata.arrays import encode
-from rftdata.database import Connection, Cursor, Row, copy_rows, execute, jsonb_bytes, one, send, storable
-from rftdata.errors import BufferUnavailableError, ConflictError, FencedError, RftError
+from rftdata.copying import EXPERIENCE_COLUMNS, ROLLOUT_COLUMNS, copy_bytes, experience_row, rollout_row
+from rftdata.database import Connection, Cursor, Row, one, send, storable
+from rftdata.errors import BufferUnavailableError, ConflictError, FencedError, RftError, SegmentFileClosedError
 from rftdata.failpoints import failpoint
 from rftdata.groups import Group, Sequence, is_complete, successes_and_trials, validate
 from rftdata.segments import Appended, SegmentStore
@@ -80,6 +82,7 @@ class Writer:
     ) -> None:  # fmt: skip
         self._database = database
         self._appender = store.appender()
+        self._helper = ThreadPoolExecutor(1, thread_name_prefix="writer-arrays")
         self._max_rows, self._max_bytes, self._linger_s = max_rows, max_bytes, linger_ms / 1000
         self._requests: queue.Queue[_Request | None] = queue.Queue()
         self._closed = threading.Event()
@@ -101,6 +104,7 @@ class Writer:
         if thread is not None:
             self._requests.put(None)
             thread.join()
+        self._helper.shutdown()
         self._appender.close()
 
     def insert(self, *groups: Group) -> list[int]:
@@ -176,37 +180,57 @@ class Writer:
         """Store requests in one transaction; the group ids of each."""
         groups = [group for request in requests for group in request.groups]
         sequences = [sequence for request in requests for sequence in request.sequences]
-        appended = self._appender.append(encode(sequences)) if sequences else None
-        failpoint("writer.appended")
-        ids = self._write_once(groups, appended)
+        ids = self._write_once(groups, sequences)
         failpoint("writer.committed")
-        wake.notify(self._database, wake.SEALED, wake.READY)
+        self._helper.submit(wake.notify, self._database, wake.SEALED, wake.READY)
         places = iter(ids)
         return [[next(places) for _ in request.groups] for request in requests]
 
-    def _write_once(self, groups: list[Group], appended: Appended | None) -> list[int]:
+    def _store_arrays(self, sequences: list[Sequence]) -> Appended:
+        """Encode and make durable, while the rows travel."""
+        appended = self._appender.append(encode(sequences))
+        failpoint("writer.appended")
+        self._appender.sync()
+        return appended
+
+    def _write_once(self, groups: list[Group], sequences: list[Sequence]) -> list[int]:
         """Write under one receipt, again and again while the database cannot be reached."""
         receipt, given = uuid.uuid4(), _Ids()
-        for last_try in [False] * _RETRIES + [True]:
-            try:
-                with self._database.transaction() as connection:
-                    self._write(connection, groups, appended, receipt, given)
-                break
-            except (BufferUnavailableError, ConflictError):
-                if last_try or self._closed.wait(_RETRY_AFTER_S):
-                    raise
+        arrays = self._helper.submit(self._store_arrays, sequences) if sequences else None
+        try:
+            for last_try in [False] * _RETRIES + [True]:
+                try:
+                    with self._database.transaction() as connection:
+                        self._write(connection, groups, arrays, receipt, given)
+                    break
+                except SegmentFileClosedError:
+                    if last_try:
+                        raise
+                    # Silent for so long that somebody on another host took this writer for dead: the arrays go to a new file.
+                    self._appender.roll()
+                    arrays = self._helper.submit(self._store_arrays, sequences)
+                except (BufferUnavailableError, ConflictError):
+                    # Arrays that could not be made durable stay so: a flush that failed must not be tried again.
+                    no_arrays = arrays is not None and arrays.done() and arrays.exception() is not None
+                    if no_arrays or last_try or self._closed.wait(_RETRY_AFTER_S):
+                        raise
+        finally:
+            if arrays is not None:
+                wait([arrays])  # whatever became of the rows: the next batch appends after this one
         return [given.groups[id(group)] for group in groups]
 
     def _write(
-        self, connection: Connection, groups: list[Group], appended: Appended | None, receipt: uuid.UUID, given: _Ids
+        self,
+        connection: Connection,
+        groups: list[Group],
+        arrays: Future[Appended] | None,
+        receipt: uuid.UUID,
+        given: _Ids,
     ) -> None:
         rollouts = [(group, rollout) for group in groups for rollout in group.rollouts]
         experiences = [(g, r, turn, s) for g, r in rollouts for turn, s in enumerate(r.sequences)]
         unplanned = [group for group in groups if group.group_id is None]
         claimed = [group for group in groups if group.group_id is not None]
-        if unplanned:
-            # Whoever makes groups gives them ordinals. On its own: the statements after it must see what the one before us made.
-            execute(connection, "wait_for_plan_lock", run_id=self.run_id)
         with connection.pipeline():  # one round trip
             # First of all: while an earlier try of this batch is still being committed, this waits for its end.
             new = send(
@@ -214,67 +238,73 @@ class Writer:
                 num_experiences=len(experiences),
             )  # fmt: skip
             run = send(connection, "pipeline_of_run", run_id=self.run_id)
-            adopted = self._adopt(connection, unplanned) if unplanned else None
             held = send(
                 connection, "lock_claimed_groups", group_ids=[g.group_id for g in claimed],
                 claim_tokens=[g.claim_token for g in claimed],
             )  # fmt: skip
-            segment = self._insert_segment(connection, appended) if appended else None
-            reserved = send(connection, "reserve_ids", rollouts=len(rollouts), experiences=len(experiences))
+            reserved = send(
+                connection, "reserve_ids", groups=len(unplanned), rollouts=len(rollouts), experiences=len(experiences)
+            )
         if not new.rowcount:
             raise psycopg.Rollback  # the answer of an earlier try was lost: what that one was given is what it stored
-        given.groups = {id(g): int(g.group_id or 0) for g in claimed}
-        if adopted:
-            given.groups |= {id(g): row["group_id"] for g, row in zip(unplanned, adopted.fetchall(), strict=True)}
         _check_held(claimed, held.fetchall())
-        segment_id = one(segment)["segment_id"] if segment else 0
         ids = one(reserved)
+        given.groups = {id(g): int(g.group_id or 0) for g in claimed}
+        given.groups |= {id(g): group_id for g, group_id in zip(unplanned, ids["groups"], strict=True)}
         rollout_ids = {id(rollout): i for (_, rollout), i in zip(rollouts, ids["rollouts"], strict=True)}
-        copy_rows(
-            connection, "rft.rollout", _ROLLOUT_COLUMNS,
-            (
-                (rollout_ids[id(r)], given.groups[id(g)], r.index, r.outcome, r.reward, len(r.sequences), r.seconds, storable(r.error))
-                for g, r in rollouts
-            ),
+        copy_bytes(
+            connection, "rft.rollout", ROLLOUT_COLUMNS,
+            (rollout_row(rollout_ids[id(r)], given.groups[id(g)], r) for g, r in rollouts),
         )  # fmt: skip
         numbered = [(i, s) for i, (_, _, _, s) in zip(ids["experiences"], experiences, strict=True)]
         parents = origins.new_ids(numbered)
-        copy_rows(
-            connection, "rft.experience", _EXPERIENCE_COLUMNS,
+        copy_bytes(
+            connection, "rft.experience", EXPERIENCE_COLUMNS,
             (
-                _experience_row(i, self.run_id, segment_id, row, rollout_ids[id(r)], given.groups[id(g)], g.source, turn, s, parents)
+                experience_row(i, self.run_id, given.groups[id(g)], rollout_ids[id(r)], ids["segment"], row, g.source, turn, s, parents)
                 for row, (i, (g, r, turn, s)) in enumerate(zip(ids["experiences"], experiences, strict=True))
             ),
         )  # fmt: skip
         origins.store(connection, self.run_id, [(given.groups[id(g)], g.origin) for g in groups if g.origin], numbered)
-        self._appender.sync()  # it flushed while the rows travelled; nothing commits before it has ended
+        appended = arrays.result() if arrays is not None else None  # nothing commits before they are durable
         failpoint("writer.synced")
-        direct = one(run)["pipeline_version"] == NO_PIPELINE
-        self._seal(connection, groups, given, direct)
+        with connection.pipeline():
+            if unplanned:
+                self._adopt(connection, unplanned, ids["groups"])
+            segment = self._insert_segment(connection, appended, ids["segment"]) if appended else None
+            self._seal(connection, groups, given, direct=one(run)["pipeline_version"] == NO_PIPELINE)
+        if appended and segment and not segment.rowcount:
+            raise SegmentFileClosedError(
+                f"the segment file {appended.uri} was closed before this writer committed to it",
+                todo="write again: the arrays go to a new file",
+            )
 
-    def _seal(self, connection: Connection, groups: list[Group], given: _Ids, direct: bool) -> None:
+    def _seal(self, connection: Connection, groups: list[Group], given: _Ids, *, direct: bool) -> None:
         """No more facts: the groups go to the pipeline, or where there is none and nothing is missing, to the trainer."""
         seen = [successes_and_trials(group) for group in groups]
         group_ids = [given.groups[id(group)] for group in groups]
         ready = [i for i, group in zip(group_ids, groups, strict=True) if direct and is_complete(group)]
-        with connection.pipeline():
-            send(
-                connection, "observe_groups", group_ids=group_ids, successes=[float(s) for s, _ in seen], trials=[t for _, t in seen]
-            )  # fmt: skip
-            send(connection, "seal_groups", group_ids=sorted(set(group_ids) - set(ready)))
-            if ready:
-                send(connection, "ready_groups", group_ids=ready, priorities=[0.0] * len(ready))
+        sealed = sorted(set(group_ids) - set(ready))
+        send(
+            connection, "observe_groups", group_ids=group_ids, successes=[float(s) for s, _ in seen], trials=[t for _, t in seen]
+        )  # fmt: skip
+        if sealed:
+            send(connection, "seal_groups", group_ids=sealed)
+        if ready:
+            send(connection, "ready_groups", group_ids=ready, priorities=[0.0] * len(ready))
 
-    def _adopt(self, connection: Connection, groups: list[Group]) -> Cursor:
-        return send(
-            connection, "adopt_groups", run_id=self.run_id, tasksets=[storable(g.taskset) for g in groups],
+    def _adopt(self, connection: Connection, groups: list[Group], group_ids: list[int]) -> None:
+        # Whoever makes groups gives them ordinals. Last of all, since the others of the run wait for it until we have committed.
+        send(connection, "wait_for_plan_lock", run_id=self.run_id)
+        send(
+            connection, "adopt_groups", run_id=self.run_id, group_ids=group_ids, tasksets=[storable(g.taskset) for g in groups],
             task_keys=[storable(g.task_key) for g in groups], payloads=[Jsonb(storable(g.payload)) for g in groups],
             sizes=[len(g.rollouts) for g in groups], sources=[g.source for g in groups],
         )  # fmt: skip
 
-    def _insert_segment(self, connection: Connection, appended: Appended) -> Cursor:
+    def _insert_segment(self, connection: Connection, appended: Appended, segment_id: int) -> Cursor:
         return send(
-            connection, "insert_segment", uri=appended.uri, offset_bytes=appended.offset_bytes,
+            connection, "insert_segment", segment_id=segment_id, uri=appended.uri, offset_bytes=appended.offset_bytes,
             length_bytes=appended.length_bytes, num_rows=appended.num_rows, checksum=appended.checksum,
         )  # fmt: skip
 
@@ -292,35 +322,3 @@ def _check_held(groups: list[Group], rows: list[Row]) -> None:
                 f"group {group.group_id} is written with another number of rollouts than planned", value=len(group.rollouts),
                 allowed=str(sizes[group.group_id]), todo="record those that failed with their outcome",
             )  # fmt: skip
-
-
-# Enums travel as text, which has the same binary form; jsonb as the bytes that `jsonb_bytes` makes.
-_ROLLOUT_COLUMNS = (
-    ("rollout_id", "int8"), ("group_id", "int8"), ("rollout_index", "int4"), ("outcome", "text"), ("reward", "float8"),
-    ("num_turns", "int4"), ("seconds", "float8"), ("error", "text"),
-)  # fmt: skip
-_EXPERIENCE_COLUMNS = (
-    ("experience_id", "int8"), ("run_id", "int8"), ("group_id", "int8"), ("rollout_id", "int8"), ("turn_index", "int4"),
-    ("source", "text"), ("parent_id", "int8"), ("prompt", "text"), ("response", "text"), ("messages", "bytea"),
-    ("reward_sampled", "float8"), ("reward", "float8"), ("reward_final", "bool"), ("reward_parts", "bytea"), ("metrics", "bytea"),
-    ("policy_version_min", "int8"), ("policy_version_max", "int8"), ("num_prompt_tokens", "int4"),
-    ("num_response_tokens", "int4"), ("finish_reason", "text"), ("segment_id", "int8"), ("segment_row", "int4"),
-)  # fmt: skip
-
-
-def _experience_row(
-    experience_id: int, run_id: int, segment_id: int, segment_row: int, rollout_id: int, group_id: int, source: str, turn: int,
-    s: Sequence, parents: Mapping[int, int],
-) -> tuple[Any, ...]:  # fmt: skip
-    versions, parent_id, reward, final = [version for _, version in s.policy_spans], s.parent_id, s.reward, False
-    if s.origin is not None:
-        # Versions of another buffer, or of another run's policy, say nothing about how stale it is here.
-        versions, reward, final = [], s.origin.reward, s.origin.reward_final
-        if s.origin.origin_parent_id is not None:
-            parent_id = parents.get(s.origin.origin_parent_id, parent_id)
-    return (
-        experience_id, run_id, group_id, rollout_id, turn, source, parent_id, storable(s.prompt), storable(s.response),
-        None if s.messages is None else jsonb_bytes(s.messages), s.reward, reward, final, jsonb_bytes(s.reward_parts),
-        jsonb_bytes(s.metrics), min(versions, default=None), max(versions, default=None), s.num_prompt_tokens,
-        len(s.token_ids) - s.num_prompt_tokens, storable(s.finish_reason), segment_id, segment_row,
-    )  # fmt: skip

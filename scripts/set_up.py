@@ -127,15 +127,19 @@ def uv_attempts(extras: str, environment: Mapping[str, str]) -> list[list[str]]:
     leave_out = ["--override", str(OVERRIDES.relative_to(ROOT))]
     if sys.platform != "linux":
         return [leave_out]
-    own_source = any(environment.get(name) for name in ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_FIND_LINKS"))
     from_torch = [*leave_out, "--torch-backend", "cpu"]
-    return [leave_out, from_torch] if own_source else [from_torch]
+    return [leave_out, from_torch] if has_own_source(environment) else [from_torch]
 
 
-def pip_settings() -> dict[str, list[str]]:
+def has_own_source(environment: Mapping[str, str]) -> bool:
+    """Whether packages come from somebody's own index or wheel folder."""
+    return any(environment.get(name) for name in ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_FIND_LINKS"))
+
+
+def pip_settings(python: Path = PYTHON) -> dict[str, list[str]]:
     """pip's own settings, from its files and the environment, as option -> values."""
     listing = subprocess.run(
-        [str(PYTHON), "-m", "pip", "config", "list"],
+        [str(python), "-m", "pip", "config", "list"],
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
@@ -150,7 +154,7 @@ def pip_settings() -> dict[str, list[str]]:
     return settings
 
 
-def uv_environment(settings: Mapping[str, list[str]]) -> dict[str, str]:
+def uv_environment(settings: Mapping[str, list[str]], *, quiet: bool = False) -> dict[str, str]:
     """The environment for uv: ours, with pip's settings where uv has none of its own."""
     environment = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "CONDA_PREFIX")}
     translated = []
@@ -162,7 +166,7 @@ def uv_environment(settings: Mapping[str, list[str]]) -> dict[str, str]:
     environment.setdefault("UV_INDEX_STRATEGY", "unsafe-best-match")
     environment.setdefault("UV_HTTP_TIMEOUT", "120")
     environment.setdefault("UV_NO_PROGRESS", "1")
-    if translated:
+    if translated and not quiet:
         print(f"       pip's settings, for uv: {', '.join(translated)}", flush=True)
     return environment
 

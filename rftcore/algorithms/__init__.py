@@ -17,9 +17,10 @@ from rftdata.errors import ConfigError
 from rftdata.plugins import load
 
 if TYPE_CHECKING:
-    from rftcore.algorithms.base import Algorithm
+    from rftcore.algorithms.base import Rule
 
 ALGORITHMS = {
+    "dpo": "rftcore.algorithms.dpo:DPO",
     "grpo": "rftcore.algorithms.grpo:GRPO",
     "sft": "rftcore.algorithms.sft:SFT",
 }
@@ -36,14 +37,14 @@ class AlgorithmChoice(Protocol):
     def args(self) -> Mapping[str, Any]: ...
 
 
-def build_algorithm(config: AlgorithmChoice, base_dir: Path | None = None) -> Algorithm:
+def build_algorithm(config: AlgorithmChoice, base_dir: Path | None = None) -> Rule:
     """Load the named class and validate its own keys.
 
     Raises:
         PluginError: no such algorithm, or it does not load.
         ConfigError: an unknown or wrong key, or groups smaller than the algorithm can learn from.
     """
-    algorithm_class: type[Algorithm] = load("algorithm", config.name, ALGORITHMS, base_dir)
+    algorithm_class: type[Rule] = load("algorithm", config.name, ALGORITHMS, base_dir)
     try:
         algorithm_config = algorithm_class.Config.model_validate(dict(config.args))
     except ValidationError as error:

@@ -1,17 +1,21 @@
-"""What an algorithm is: advantages from rewards, and a loss per token.
+"""What an algorithm is: advantages from rewards and a loss per token (`Algorithm`), or a loss per preference pair (`PairAlgorithm`).
 
 To add one, write one file beside this with one class and one line in `ALGORITHMS`:
 
 1. `class Config(AlgorithmConfig)`: the keys it takes in YAML, each with a description.
 2. class attributes: `name`, `min_group_size` (2 if it compares rollouts of a group), `group_relative` (it must see
-   whole groups), `uses_behavior_logprobs` (it weighs tokens by the policy that sampled them).
+   whole groups), `uses_behavior_logprobs` (it weighs tokens by the policy that sampled them), `uses_rewards` (False if it
+   can do without).
 3. `advantages`: one number per experience. Optional: the default gives zeros, for losses that take no reward.
 4. `loss`: one number per token that counts, and metrics per token. Never a mean: `aggregation` (a class attribute or
    a configuration key) says how tokens are weighed, and the learner applies it over the whole batch, so that cutting
    the batch into micro-batches changes nothing.
 5. a docstring with the formula and the paper, and a test against numbers computed by hand.
 
-Shapes: B experiences of a batch; N tokens that count, of any number of experiences, one after the other.
+One that compares two answers subclasses `PairAlgorithm` and writes `pair_loss`, one number per pair, instead of 3 and 4.
+
+Shapes: B experiences of a batch; N tokens that count, of any number of experiences, one after the other; P pairs. In a batch
+of pairs experience 2p is the chosen and 2p + 1 the rejected one of pair p.
 """
 
 from __future__ import annotations
@@ -100,14 +104,42 @@ class TokenLoss:
     metrics_N: dict[str, Tensor] = field(default_factory=dict)
 
 
-class Algorithm(ABC):
-    """One learning rule; it keeps no state between steps."""
+@dataclass(frozen=True)
+class PairBatch:
+    """The P pairs of a micro-batch, whole: each number is of one response, all of whose tokens that count are in it.
+
+    Attributes:
+        chosen_logprobs_P, rejected_logprobs_P: Σ_t log π(o_t) in nats under the policy being trained; carry the gradient.
+        chosen_reference_P, rejected_reference_P: the same under the reference model.
+        chosen_tokens_P, rejected_tokens_P: tokens that count; 0 for a response without any, whose sums are 0.
+    """
+
+    chosen_logprobs_P: Tensor
+    rejected_logprobs_P: Tensor
+    chosen_reference_P: Tensor
+    rejected_reference_P: Tensor
+    chosen_tokens_P: Tensor
+    rejected_tokens_P: Tensor
+
+
+@dataclass(frozen=True)
+class PairLoss:
+    """A loss per pair and metrics per pair; the learner takes means over all pairs of the batch."""
+
+    loss_P: Tensor
+    metrics_P: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Rule(ABC):
+    """One learning rule; it keeps no state between steps. Base of `Algorithm` and `PairAlgorithm`."""
 
     Config: ClassVar[type[AlgorithmConfig]] = AlgorithmConfig
     name: ClassVar[str]
     min_group_size: ClassVar[int] = 1
     group_relative: ClassVar[bool] = False
+    pairwise: ClassVar[bool] = False
     uses_behavior_logprobs: ClassVar[bool] = False
+    uses_rewards: ClassVar[bool] = True
     aggregation: Aggregation = "token-mean"
 
     def __init__(self, config: AlgorithmConfig | None = None) -> None:
@@ -132,8 +164,62 @@ class Algorithm(ABC):
         return torch.zeros(len(rewards_B), dtype=torch.float32)
 
     @abstractmethod
+    def objective(self, tokens: TokenBatch, weights_N: Tensor, share: float) -> tuple[Tensor, dict[str, Tensor]]:
+        """What a micro-batch adds to the batch's loss and to its metrics, which are means.
+
+        Args:
+            weights_N: weight of each token in the loss of the whole batch.
+            share: 1 / number of tokens that count in the whole batch; in a batch of pairs, 1 / number of pairs.
+        """
+
+
+class Algorithm(Rule):
+    """A rule whose loss is a sum over tokens."""
+
+    @abstractmethod
     def loss(self, tokens: TokenBatch) -> TokenLoss:
         """The loss of each token, to be minimised."""
+
+    def objective(self, tokens: TokenBatch, weights_N: Tensor, share: float) -> tuple[Tensor, dict[str, Tensor]]:
+        found = self.loss(tokens)
+        metrics = {name: value.sum() * share for name, value in found.metrics_N.items()}
+        return (found.loss_N * weights_N).sum(), metrics
+
+
+class PairAlgorithm(Rule):
+    """A rule that compares the two responses of a preference pair with what the reference model makes of them."""
+
+    pairwise = True
+    uses_rewards = False
+
+    @property
+    def needs_reference(self) -> bool:
+        return True
+
+    @abstractmethod
+    def pair_loss(self, pairs: PairBatch) -> PairLoss:
+        """The loss of each pair, to be minimised."""
+
+    def objective(self, tokens: TokenBatch, weights_N: Tensor, share: float) -> tuple[Tensor, dict[str, Tensor]]:
+        found = self.pair_loss(pairs_of(tokens))
+        return found.loss_P.sum() * share, {name: value.sum() * share for name, value in found.metrics_P.items()}
+
+
+def pairs_of(tokens: TokenBatch) -> PairBatch:
+    """The pairs whose tokens these are, in order of their numbers; float32 sums."""
+    assert tokens.reference_logprobs_N is not None
+    pair_N, rejected_N = tokens.sequence_N // 2, tokens.sequence_N % 2
+    pairs_P, place_N = pair_N.unique(return_inverse=True)
+    place_N = 2 * place_N + rejected_N
+
+    def sums_P2(values_N: Tensor) -> Tensor:
+        return values_N.new_zeros(2 * len(pairs_P)).index_add(0, place_N, values_N).view(-1, 2)
+
+    logprobs_P2, reference_P2 = sums_P2(tokens.logprobs_N), sums_P2(tokens.reference_logprobs_N)
+    tokens_P2 = sums_P2(torch.ones_like(tokens.reference_logprobs_N))
+    return PairBatch(
+        logprobs_P2[:, 0], logprobs_P2[:, 1], reference_P2[:, 0], reference_P2[:, 1], tokens_P2[:, 0], tokens_P2[:, 1]
+    )
 
 
 def aggregation_weights(loss_mask_BT: Tensor, mode: Aggregation) -> Tensor:

@@ -9,11 +9,11 @@ from rftdata.errors import ConfigError
 if TYPE_CHECKING:
     from operators.base import Operator
     from operators.chain import Chain
-    from rftcore.algorithms.base import Algorithm
+    from rftcore.algorithms.base import Rule
     from rftcore.explorer.config import ExplorerConfig
 
 
-def check_sampling(algorithm: Algorithm, explorer: ExplorerConfig) -> None:
+def check_sampling(algorithm: Rule, explorer: ExplorerConfig) -> None:
     """Engines record log-probabilities of the distribution they sampled from; the learner must be able to compute the same.
 
     Raises:
@@ -38,7 +38,7 @@ def check_sampling(algorithm: Algorithm, explorer: ExplorerConfig) -> None:
         )
 
 
-def check_rollouts(algorithm: Algorithm, explorer: ExplorerConfig, chain: Chain) -> None:
+def check_rollouts(algorithm: Rule, explorer: ExplorerConfig, chain: Chain) -> None:
     """Whether rollouts that come through the chain have what the algorithm learns from.
 
     Raises:
@@ -61,6 +61,39 @@ def check_rollouts(algorithm: Algorithm, explorer: ExplorerConfig, chain: Chain)
             f"explorer.reward is empty: all rollouts would get 0, and {algorithm.name} learns from differences within a group",
             todo="name a reward such as exact_match or ./reward.py:score",
         )
+
+
+def check_source(algorithm: Rule, has_source: bool) -> None:
+    """Whether the algorithm can learn from where the run's batches come from.
+
+    Raises:
+        ConfigError: pairs wanted where nothing stored is selected, or whole groups where single rows are.
+    """
+    if algorithm.pairwise and not has_source:
+        raise ConfigError(
+            f"{algorithm.name} learns from preference pairs, which are stored",
+            todo="build them with `rft pairs build RUN`, and set sampling.source: {sql: select pair_id from rft.v_pair where …}",
+        )
+    if algorithm.group_relative and has_source:
+        raise ConfigError(
+            f"{algorithm.name} compares the rollouts of a group, and sampling.source selects single rows",
+            value=algorithm.name,
+            allowed="algorithms that learn from single experiences (sft) or from pairs (dpo)",
+        )
+
+
+def check_selected(algorithm: Rule, kind: str) -> None:
+    """Whether the algorithm learns from what was selected.
+
+    Raises:
+        ConfigError: pairs for an algorithm of single experiences, or the other way round.
+    """
+    wanted = "pair" if algorithm.pairwise else "experience"
+    if kind != wanted:
+        raise ConfigError(
+            f"sampling.source selects {kind}s, and {algorithm.name} learns from {wanted}s",
+            value=f"{kind}_id", allowed=f"{wanted}_id", todo="select the other column, or use sft for experiences and dpo for pairs",
+        )  # fmt: skip
 
 
 def _may_set_rewards(operator: Operator) -> bool:

@@ -15,6 +15,7 @@ class SFT(Algorithm):
     """Maximum likelihood of the response tokens; it has no keys of its own."""
 
     name = "sft"
+    uses_rewards = False
 
     def loss(self, tokens: TokenBatch) -> TokenLoss:
         return TokenLoss(-tokens.logprobs_N)

@@ -25,6 +25,7 @@ from rftcore.cli import (
     import_,
     label,
     lineage,
+    pairs,
     purge,
     query,
     report,
@@ -66,6 +67,7 @@ app.command(
     "bench", context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 )(bench.bench)
 app.add_typer(label.app, name="label")
+app.add_typer(pairs.app, name="pairs")
 app.add_typer(tasks.app, name="tasks")
 app.add_typer(db.app, name="db")
 

@@ -15,7 +15,8 @@ _FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 def bench(
-    context: typer.Context, name: Annotated[str, typer.Argument(metavar="NAME", help="Which one: buffer or sampling.")]
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Which one; a name that is none lists them.")],
 ) -> None:
     """Run a benchmark; options after NAME are its own (`rft bench buffer --help`)."""
     if name in ("-h", "--help"):

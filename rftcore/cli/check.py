@@ -51,7 +51,7 @@ def _open_inputs(config: RunConfig) -> Iterator[str]:
 
     Raises:
         ModelError, TaskSourceError, BufferUnavailableError: what cannot be opened.
-        ConfigError: a priority formula that the database does not take.
+        QueryError, ConfigError: a priority formula that the database does not take, a selection that cannot be trained on.
     """
     from rftdata.tasks import read_tasks
 
@@ -70,6 +70,20 @@ def _open_inputs(config: RunConfig) -> Iterator[str]:
         prompt = str(first["payload"].get("prompt") or first["payload"].get("messages"))
         yield f"taskset {taskset.name}: {num_tasks:,} tasks, the first prompt is {prompt[:80]!r}"
     yield _describe_database(config)
+    if config.sampling.source is not None:
+        yield _describe_selection(config)
+
+
+def _describe_selection(config: RunConfig) -> str:
+    """What the run would train on if it were made now."""
+    import rftdata
+    from rftcore.launch.prepare import planned_steps, select_source
+
+    with rftdata.open(config.buffer, create=False, application="rft check") as found:
+        selected = select_source(config, found)
+    assert selected is not None
+    steps = planned_steps(config, len(selected.item_ids))
+    return f"sampling.source: {len(selected.item_ids):,} {selected.kind}s, {steps} steps, hash {selected.content_hash[:12]}"
 
 
 def _describe_model(config: RunConfig) -> str:

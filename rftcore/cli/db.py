@@ -1,4 +1,4 @@
-"""`rft db …`: the embedded server of a buffer; roles, retention and back-up of any buffer."""
+"""`rft db …`: the embedded server of a buffer; segment files, roles, retention and back-up of any buffer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from rftdata.server import EmbeddedServer
 
 app = typer.Typer(
-    help="The PostgreSQL of a buffer: the embedded server, roles, retention, back-up.", no_args_is_help=True
+    help="The PostgreSQL of a buffer: the embedded server, segment files, roles, retention, back-up.",
+    no_args_is_help=True,
 )
 
 
@@ -84,6 +85,42 @@ def uri(buffer: BufferOption = None) -> None:
     if not server.is_running():
         server.start()
     print(server.uri)
+
+
+@app.command("compact")
+def compact(
+    buffer: BufferOption = None,
+    grace: Annotated[
+        float | None,
+        typer.Option(
+            "--grace", min=0, metavar="SECONDS",
+            help="Leave alone what was written or moved within this time; buffer.compaction_grace_s, an hour, by default.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Merge small segment files of writers that are gone, and remove what nobody refers to. Safe while runs go on."""
+    from dataclasses import asdict
+
+    from rftcore.cli.output import print_json
+    from rftdata.compaction import Compactor
+
+    with opened(buffer, "rft db compact") as found:
+        grace_s = found.config.compaction_grace_s if grace is None else grace
+        report = Compactor(found.database, found.segments, grace_s=grace_s).run()
+    if report is None:
+        raise BufferUnavailableError("another process is compacting this buffer", todo="wait until it is done")
+    if as_json:
+        print_json(asdict(report))
+    else:
+        print(
+            f"{report.files_merged} files merged ({report.segments_moved} segments, {report.bytes_moved} bytes moved), "
+            f"{report.files_cut} cut, {report.orphans_removed} orphans and {report.files_removed} retired files removed: "
+            f"{report.bytes_freed} bytes freed; {report.files_waiting} retired files stay for their grace of {grace_s:g} s"
+        )
+        for problem in report.damaged:
+            print(f"WRONG  {problem}")
+    raise typer.Exit(1 if report.damaged else 0)
 
 
 @app.command("roles")

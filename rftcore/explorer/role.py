@@ -73,6 +73,8 @@ class Explorer:
         self.run_id: int = joined.row["run_id"]
         self.worker = worker
         self.engine = engine
+        # A run on a stored selection samples for its evaluations only.
+        self.only_evaluates = config.sampling.source is not None
         self.policy_step: int | None = None
         self.policy_checksum: str | None = None
         self.decoding = Decoding(
@@ -125,6 +127,8 @@ class Explorer:
     def _waiting_for(self) -> str:
         if self.policy_step is None:
             return "the trainer to publish the first weights"
+        if self.only_evaluates:
+            return "an evaluation"
         return f"the policy after trainer step {self.policy_step + 1}, or a group to refill"
 
     async def _store_finished(self) -> None:
@@ -150,6 +154,8 @@ class Explorer:
                     continue
 
     async def _take_newest_policy(self) -> None:
+        if self.only_evaluates and self.policy_step is not None:
+            return  # an evaluation brings its own weights
         row = self._newest_policy()
         if row is None or row["policy_version_id"] == self.engine.policy_version_id:
             return
@@ -204,7 +210,7 @@ class Explorer:
     def _claim(self) -> bool:
         """Plan and take more groups; whether any was taken."""
         room = self.config.claim_groups - len(self.in_flight)
-        if self.policy_step is None or room <= 0 or self._evaluation_waits():
+        if self.only_evaluates or self.policy_step is None or room <= 0 or self._evaluation_waits():
             return False
         self.planner.plan()
         last_step = last_startable_step(self.policy_step, self.sync.interval, self.sync.offset)

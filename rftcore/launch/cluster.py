@@ -70,12 +70,13 @@ def start_roles(config: RunConfig, run: str, threads: Threads) -> list[RoleProce
     engine_class: type[Engine] = plugins.load("engine", config.explorer.engine, ENGINES, config.base_dir)
     gpus = _gpu_shares(config.explorer.num_explorers)
     processes = []
-    if config.run.mode == "both":
+    if config.has_explorer:
         environment = engine_class.process_environment(engine_config(config, 0)) | thread_environment(threads.explorer)
         for index in range(config.explorer.num_explorers):
             name = "explorer" if config.explorer.num_explorers == 1 else f"explorer {index}"
             processes.append(_start(name, "explorer", config, run, environment, gpus[0], {"index": index}))
-    processes.append(_start("pipeline", "pipeline", config, run, thread_environment(1), 0, {}))
+    if config.sampling.source is None:
+        processes.append(_start("pipeline", "pipeline", config, run, thread_environment(1), 0, {}))
     processes.append(_start("trainer", "trainer", config, run, thread_environment(threads.trainer), gpus[1], {}))
     return processes
 

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 import rftdata
 from operators.chain import Chain, build_chain
 from rftcore.algorithms import build_algorithm
-from rftcore.algorithms.requirements import check_rollouts, check_sampling
+from rftcore.algorithms.requirements import check_rollouts, check_sampling, check_selected, check_source
 from rftcore.config import RunConfig
 from rftcore.environment import check_torchvision
 from rftcore.explorer.engines import ENGINES
@@ -32,6 +32,7 @@ from rftdata.config import config_error
 from rftdata.database import Row
 from rftdata.errors import ConfigError
 from rftdata.sampling import checked_formula
+from rftdata.selection import Selection, num_steps, select
 from rftdata.selectors import SELECTORS
 from rftdata.tasks import load_taskset
 
@@ -64,7 +65,8 @@ def check_plugins(config: RunConfig) -> Chain:
     chain = build_pipeline(config)
     algorithm = build_algorithm(config.algorithm, config.base_dir)
     check_sampling(algorithm, config.explorer)
-    if config.run.mode == "both":
+    check_source(algorithm, config.sampling.source is not None)
+    if config.run.mode == "both" and config.sampling.source is None:
         check_rollouts(algorithm, config.explorer, chain)
     return chain
 
@@ -108,22 +110,84 @@ def prepare_run(config: RunConfig, buffer: Buffer, *, resumed: Row | None = None
         load_taskset(buffer.database, taskset, config.base_dir)
     stored = stored_config(config)
     if resumed is None:
+        selected = select_source(config, buffer)
         return buffer.create_run(
             name=config.run.name,
             config=stored,
             seed=config.run.seed,
-            steps=config.steps,
+            steps=planned_steps(config, len(selected.item_ids) if selected else None),
             pipeline_version=chain.version,
-            mode=config.run.mode,
+            mode="both" if config.has_explorer else "train",
+            selected=selected,
+            epochs=config.sampling.epochs,
         )
+    _refuse_another_source(config, resumed)
     buffer.database.run(
         "set_run_config",
         run_id=resumed["run_id"],
         config=Jsonb(stored),
-        planned_steps=config.steps,
+        planned_steps=planned_steps(config, resumed["source_rows"]),
         pipeline_version=chain.version,
     )
     return buffer.find_run(resumed["run_id"])
+
+
+def select_source(config: RunConfig, buffer: Buffer) -> Selection | None:
+    """What `sampling.source` selects at this moment; None for a run that samples for itself.
+
+    Raises:
+        QueryError: see `rftdata.selection.select`.
+        ConfigError: the algorithm does not learn from what is selected.
+    """
+    source = config.sampling.source
+    if source is None:
+        return None
+    selected = select(buffer.database, source.sql, pin_labels=source.pin_labels)
+    check_selected(build_algorithm(config.algorithm, config.base_dir), selected.kind)
+    return selected
+
+
+def planned_steps(config: RunConfig, num_selected: int | None) -> int:
+    """Trainer steps of a run; `num_selected` is the number of rows of its stored selection, where it has one.
+
+    Raises:
+        ConfigError: more steps than the selection lasts.
+    """
+    if num_selected is None:
+        assert config.steps is not None  # the configuration's own check
+        return config.steps
+    batch, epochs = config.trainer.batch_groups, config.sampling.epochs
+    last = num_steps(num_selected, batch, epochs)
+    if config.steps is not None and config.steps > last:
+        raise ConfigError(
+            f"steps is more than the stored selection lasts: {num_selected} rows, trainer.batch_groups {batch}, sampling.epochs {epochs}",
+            value=config.steps, allowed=f"up to {last}", todo="raise sampling.epochs, or leave steps out",
+        )  # fmt: skip
+    return config.steps or last
+
+
+def _refuse_another_source(config: RunConfig, resumed: Row) -> None:
+    """A run on a stored selection promises the same batches, so what they follow from cannot change."""
+    source, stored = config.sampling.source, resumed["source_sql"] is not None
+    facts = {
+        "sampling.source.sql": (source and source.sql, resumed["source_sql"]),
+        "sampling.source.pin_labels": (
+            source and source.pin_labels,
+            resumed["label_cut"] is not None if stored else None,
+        ),
+        "sampling.epochs": (source and config.sampling.epochs, resumed["source_epochs"]),
+        "trainer.batch_groups": (source and config.trainer.batch_groups, (stored and _stored_batch(resumed)) or None),
+    }
+    for key, (asked, begun) in facts.items():
+        if asked != begun:
+            raise ConfigError(
+                f"the run {resumed['name']!r} goes on with the batches it began with, and {key} has changed",
+                value=asked, allowed=str(begun), todo="leave it as it was, or start a new run from the checkpoint",
+            )  # fmt: skip
+
+
+def _stored_batch(run: Row) -> int:
+    return int(run["config"]["trainer"]["batch_groups"])
 
 
 def find_resumable(config: RunConfig, buffer: Buffer, name: str | None) -> Row:
@@ -157,9 +221,10 @@ def take_back(config: RunConfig, buffer: Buffer, row: Row, go_back: GoBack) -> t
     Raises:
         ConfigError: there is no such checkpoint, or the configuration asks for no step beyond it.
     """
-    if go_back.step is not None and go_back.step >= config.steps:
+    steps = planned_steps(config, row["source_rows"])
+    if go_back.step is not None and go_back.step >= steps:
         raise ConfigError(
-            "nothing would be left to do after going back", value=f"--at-step {go_back.step} with steps: {config.steps}",
+            "nothing would be left to do after going back", value=f"--at-step {go_back.step} with steps: {steps}",
             todo="name an earlier step, or raise steps: --set steps=N",
         )  # fmt: skip
     if go_back.fork is None:
@@ -169,7 +234,7 @@ def take_back(config: RunConfig, buffer: Buffer, row: Row, go_back: GoBack) -> t
     forked = config.model_copy(update={"run": config.run.model_copy(update={"name": go_back.fork})})
     forked._base_dir = config.base_dir
     new = buffer.fork(
-        row, name=go_back.fork, step=go_back.step, keep_rollouts=go_back.keep_rollouts, config=stored_config(forked), steps=config.steps,
+        row, name=go_back.fork, step=go_back.step, keep_rollouts=go_back.keep_rollouts, config=stored_config(forked), steps=steps,
         pipeline_version=build_pipeline(config).version,
     )  # fmt: skip
     return forked, new
@@ -177,7 +242,7 @@ def take_back(config: RunConfig, buffer: Buffer, row: Row, go_back: GoBack) -> t
 
 def has_finished(config: RunConfig, row: Row) -> bool:
     """Whether a stored run has done all the steps that the configuration asks for."""
-    return bool(row["status"] == "finished" and row["planned_steps"] >= config.steps)
+    return bool(row["status"] == "finished" and row["planned_steps"] >= planned_steps(config, row["source_rows"]))
 
 
 def join_run(config: RunConfig, run: str | None) -> JoinedRun:

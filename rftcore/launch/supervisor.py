@@ -81,7 +81,7 @@ def run(
         view.message(f"model {config.model.path}: {model_folder(config)}")
         threads = divide_threads()
         view.message(threads.sentence)
-        view.message(f"{cluster.start_cluster()} places explorer, pipeline and trainer; they load their engines now")
+        view.message(f"{cluster.start_cluster()} places {_roles(config)}; they load what they need now")
         try:
             stopped = _supervise(config, buffer, row, view)
         finally:
@@ -105,6 +105,12 @@ def apply_retention(rules: RetentionConfig | None, buffer: Buffer, view: View) -
 def _begins(go_back: GoBack) -> str:
     kept = "; the groups of later steps are used" if go_back.keep_rollouts else ""
     return ("at the newest checkpoint" if go_back.step is None else f"at step {go_back.step}") + kept
+
+
+def _roles(config: RunConfig) -> str:
+    if config.sampling.source is None:
+        return "explorer, pipeline and trainer" if config.has_explorer else "pipeline and trainer"
+    return "explorer (for evaluations) and trainer" if config.has_explorer else "the trainer"
 
 
 def _await_departure(buffer: Buffer, row: Row, view: View) -> None:

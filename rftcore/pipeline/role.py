@@ -1,7 +1,8 @@
 """The pipeline worker: takes sealed groups, runs the operator chain over them, stores verdicts.
 
 It runs apart from rollouts and training, so a slow stage stalls neither. A batch on which a stage raises is decided group by
-group; a group that fails alone is dropped with the error as its reason, so one poisonous row cannot stop the run.
+group; a group that fails alone is dropped with the error as its reason, so one poisonous row cannot stop the run. Beside the
+work a thread keeps the segment files in order.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from operators.chain import Chain, ChainResult, StageError, StageRun
 from rftcore.config import RunConfig
 from rftcore.launch.prepare import build_pipeline, join_run
 from rftdata import wake
-from rftdata.claims import Decision, SealedBatch, StageCount, claim_sealed_groups, commit_verdicts
+from rftdata.claims import Decision, SealedBatch, SealedQueue, StageCount, commit_verdicts
+from rftdata.compaction import BackgroundCompaction
 from rftdata.worker import Worker
 
 _BATCH_GROUPS = 64
@@ -22,16 +24,20 @@ _LEASE_S = 60.0
 def main(config: RunConfig, run: str | None = None) -> int:
     """Decide on the groups of a run until it ends; 0 when it ended in good order."""
     joined = join_run(config, run)
-    with joined.buffer as buffer, Worker(buffer.database, joined.row["run_id"], "pipeline", lease_s=_LEASE_S) as worker:
+    with (
+        joined.buffer as buffer,
+        Worker(buffer.database, joined.row["run_id"], "pipeline", lease_s=_LEASE_S) as worker,
+        BackgroundCompaction(buffer.database, buffer.segments, grace_s=buffer.config.compaction_grace_s) as compaction,
+    ):
         worker.says("loads the operator chain")
         chain = build_pipeline(config)
         chain.prepare()
         listener = wake.Listener(buffer.database, wake.SEALED, wake.RUN)
+        queue = SealedQueue(buffer.database, worker.run_id, worker.worker_id, lease_s=_LEASE_S)
         decided = 0
         while not worker.should_stop():
-            batch = claim_sealed_groups(
-                buffer.database, worker.run_id, worker.worker_id, count=_BATCH_GROUPS, lease_s=_LEASE_S
-            )
+            batch = queue.claim(_BATCH_GROUPS)
+            worker.progress |= compaction.progress
             if batch is None:
                 worker.says("waits", "sealed groups")
                 listener.wait(1.0)

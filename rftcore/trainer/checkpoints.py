@@ -22,7 +22,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rftdata.durable import sync_path
+from rftdata.durable import make_folder, sync_path
 from rftdata.errors import DiskFullError, ModelError
 
 FORMAT_VERSION = 1
@@ -44,7 +44,7 @@ def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
     Raises:
         DiskFullError: no room; nothing is left behind.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.parent)
     draft = folder.with_name(folder.name + _DRAFT)
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()

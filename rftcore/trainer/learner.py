@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from rftcore.algorithms.base import Algorithm, TokenBatch, aggregation_weights, kl_k3
+from rftcore.algorithms.base import Rule, TokenBatch, aggregation_weights, kl_k3
 from rftcore.trainer.checkpoints import copy_tokenizer, read_training_state, write_folder, write_training_state
 from rftcore.trainer.config import TrainerConfig
 from rftcore.trainer.packing import MicroBatch, TrainBatch, split_batch
@@ -62,7 +62,7 @@ class Learner:
         self,
         model_path: str,
         config: TrainerConfig,
-        algorithm: Algorithm,
+        algorithm: Rule,
         seed: int,
         *,
         temperature: float = 1.0,
@@ -95,7 +95,7 @@ class Learner:
         """One optimizer step; returns metrics.
 
         Args:
-            batch: whole groups.
+            batch: whole groups, or whole pairs for an algorithm that compares two.
             step: number of this step, from 1; sets the learning rate.
 
         Returns:
@@ -103,7 +103,7 @@ class Learner:
             computed_tokens, tokens_per_second (tokens of the experiences, prompts included), seconds, entropy (nats
             per token), skipped (1 when the weights were left as they are), the algorithm's own metrics and, where it
             uses behaviour log-probabilities, logprob_diff (mean |log π - log π_behaviour| before the step) and
-            kl_behavior (k3). All but counts are means over tokens that count.
+            kl_behavior (k3). All but counts are means over tokens that count; a pair algorithm's own over pairs.
 
         A batch without a token that counts, or with a gradient that is not finite, changes nothing and reports
         `skipped`: one overflow must not end a long run, and the optimizer's moments would never recover from it.
@@ -123,11 +123,12 @@ class Learner:
             batch, weights_BT, self.config.max_tokens_per_microbatch, share_prompts=self._shares_prompts
         )
         sums: dict[str, Tensor] = {}
-        for micro_batch in micro_batches:
-            for name, value in self._accumulate(micro_batch.to(self.device), advantages_B).items():
-                sums[name] = sums.get(name, torch.zeros_like(value)) + value
         num_tokens = batch.num_loss_tokens
-        metrics = {name: value.item() / (1 if name == "loss" else num_tokens) for name, value in sums.items()}
+        share = 1.0 / max(1, batch.num_experiences // 2 if batch.paired else num_tokens)
+        for micro_batch in micro_batches:
+            for name, value in self._accumulate(micro_batch.to(self.device), advantages_B, share, num_tokens).items():
+                sums[name] = sums.get(name, torch.zeros_like(value)) + value
+        metrics = {name: value.item() for name, value in sums.items()}
         metrics["learning_rate"] = self.learning_rate(step)
         metrics |= self._step_optimizer(metrics["learning_rate"]) if micro_batches else {"skipped": 1.0}
         self.step = step
@@ -249,33 +250,36 @@ class Learner:
     def _parameter_names(self) -> dict[Tensor, str]:
         return {parameter: name for name, parameter in self.model.named_parameters()}
 
-    def _accumulate(self, micro_batch: MicroBatch, advantages_B: Tensor) -> dict[str, Tensor]:
-        """Forward and backward of one micro-batch; returns sums over its tokens (`loss` already weighed)."""
+    def _accumulate(
+        self, micro_batch: MicroBatch, advantages_B: Tensor, share: float, num_tokens: int
+    ) -> dict[str, Tensor]:
+        """Forward and backward of one micro-batch; returns what it adds to the batch's loss and mean metrics."""
         reference_logprobs = None
         if self.reference is not None:
             with torch.no_grad():
                 reference_logprobs = _pick(self._logprobs(self.reference, micro_batch), micro_batch.target_N)
         all_logprobs_NV = self._logprobs(self.model, micro_batch)
         logprobs_N = _pick(all_logprobs_NV, micro_batch.target_N)
-        token_loss = self.algorithm.loss(
+        loss, metrics = self.algorithm.objective(
             TokenBatch(
                 logprobs_N=logprobs_N,
                 behavior_logprobs_N=micro_batch.behavior_logprobs_N.nan_to_num(nan=0.0),
                 advantages_N=advantages_B.to(self.device)[micro_batch.sequence_N],
                 reference_logprobs_N=reference_logprobs,
                 sequence_N=micro_batch.sequence_N,
-            )
+            ),
+            micro_batch.weights_N,
+            share,
         )
-        loss = (token_loss.loss_N * micro_batch.weights_N).sum()
-        sums = {"loss": loss.detach(), "entropy": _entropy(all_logprobs_NV.detach()).sum()}
+        sums = {"loss": loss.detach(), "entropy": _entropy(all_logprobs_NV.detach()).sum() / num_tokens}
         del all_logprobs_NV
         loss.backward()
         if self.algorithm.uses_behavior_logprobs:
             difference = logprobs_N.detach() - micro_batch.behavior_logprobs_N
-            sums["logprob_diff"] = difference.abs().sum()
+            sums["logprob_diff"] = difference.abs().sum() / num_tokens
             # Samples come from the behaviour policy, so it is the `p` of the estimator.
-            sums["kl_behavior"] = kl_k3(micro_batch.behavior_logprobs_N, logprobs_N.detach()).sum()
-        return sums | {name: value.sum() for name, value in token_loss.metrics_N.items()}
+            sums["kl_behavior"] = kl_k3(micro_batch.behavior_logprobs_N, logprobs_N.detach()).sum() / num_tokens
+        return sums | metrics
 
     def _logprobs(self, model: PreTrainedModel, micro_batch: MicroBatch) -> Tensor:
         """Log-probabilities of the whole vocabulary where a token that counts is predicted, float32 [N, V]."""

@@ -19,7 +19,7 @@ count in it. Padding is on the right.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,7 +28,9 @@ import torch
 from torch import Tensor
 
 Array = npt.NDArray[np.generic]
-Packed = tuple[Array, Array]
+# Values of all experiences one after the other, or who writes them, padded, into an array of [B, T]; and offsets of B + 1 entries.
+Scatter = Callable[..., object]
+Packed = tuple[Array | Scatter, Array]
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class TrainBatch:
         rollout_index_B: int64; which rollout of its group; turns of one rollout share it.
         importance_weights_B: float32; the loss of each of its tokens is multiplied by it: the correction for the chance with
             which prioritised sampling drew it (arXiv 1511.05952, section 3.4), 1 otherwise.
+        paired: whether experiences 2p and 2p + 1 are the chosen and the rejected one of a preference pair.
     """
 
     token_ids_BT: Tensor
@@ -55,6 +58,7 @@ class TrainBatch:
     group_index_B: Tensor
     rollout_index_B: Tensor
     importance_weights_B: Tensor
+    paired: bool = False
 
     @property
     def num_experiences(self) -> int:
@@ -76,15 +80,18 @@ class TrainBatch:
         rollout_index: Array | Sequence[int],
         importance_weights: Array | Sequence[float] | None = None,
         pad_token_id: int = 0,
+        paired: bool = False,
     ) -> TrainBatch:
         """Pad packed columns.
 
         Args:
             token_ids, loss_mask, behavior_logprobs: (values, offsets); experience b is
                 `values[offsets[b]:offsets[b + 1]]`, offsets has B + 1 entries and may start above 0. The three are
-                aligned token by token. `behavior_logprobs` is NaN, or None as a whole, where nobody sampled.
+                aligned token by token. `behavior_logprobs` is NaN, or None as a whole, where nobody sampled. Instead of
+                values a function `scatter(out_BT, fill=…)` may be given: it writes straight into the batch's memory.
             rewards, group_ids, rollout_index: B entries; group_ids may be any integers.
             importance_weights: B entries; None is 1 for all.
+            paired: the experiences are preference pairs, chosen and rejected in turn.
 
         Raises:
             ValueError: columns that do not fit each other, or a log-probability that counts and is infinite.
@@ -101,13 +108,16 @@ class TrainBatch:
         ):  # fmt: skip
             if len(values) != len(lengths):
                 raise ValueError(f"{name} has {len(values)} entries for {len(lengths)} experiences")
+        if paired and len(lengths) % 2:
+            raise ValueError(f"{len(lengths)} experiences are no whole number of pairs")
         present_BT = np.arange(lengths.max(initial=1))[None, :] < lengths[:, None]
         loss_mask_BT = _pad(loss_mask, present_BT, np.bool_, False)
         loss_mask_BT[:, 0] = False
         if behavior_logprobs is None:
             behavior_BT = np.where(loss_mask_BT, np.float32(np.nan), np.float32(0.0))
         else:
-            behavior_BT = np.where(loss_mask_BT, _pad(behavior_logprobs, present_BT, np.float32, 0.0), np.float32(0.0))
+            behavior_BT = _pad(behavior_logprobs, present_BT, np.float32, 0.0)
+            np.copyto(behavior_BT, np.float32(0.0), where=~loss_mask_BT)
         wrong = np.flatnonzero(np.isinf(behavior_BT).any(axis=1))
         if len(wrong):
             raise ValueError(f"behavior_logprobs of experience {wrong[0]} of the batch are infinite")
@@ -121,12 +131,19 @@ class TrainBatch:
             group_index_B=torch.from_numpy(group_index.astype(np.int64)),
             rollout_index_B=torch.tensor(np.asarray(rollout_index), dtype=torch.int64),
             importance_weights_B=torch.tensor(np.asarray(importance_weights), dtype=torch.float32),
+            paired=paired,
         )
 
 
 def _pad(column: Packed, present_BT: npt.NDArray[np.bool_], dtype: type[np.generic], fill: float) -> Array:
     values, offsets = column
-    padded = np.full(present_BT.shape, fill, dtype)
+    # torch's memory: pinned where a GPU reads it.
+    kind = torch.from_numpy(np.empty(0, dtype)).dtype
+    padded = torch.empty(present_BT.shape, dtype=kind, pin_memory=torch.cuda.is_available()).numpy()
+    if callable(values):
+        values(padded, fill=fill)
+        return padded
+    padded.fill(fill)
     # Both sides run through experiences in order and tokens in order, so one copy fills everything.
     padded[present_BT] = values[offsets[0] : offsets[-1]]
     return padded
@@ -182,34 +199,49 @@ def split_batch(batch: TrainBatch, weights_BT: Tensor, max_tokens: int, *, share
     """Cut a batch into micro-batches of at most `max_tokens` tokens, padding included, longest rows first.
 
     A row that is longer than `max_tokens` is a micro-batch of its own. Rows of similar length travel together, which
-    keeps padding small; the first micro-batch is the largest, so a lack of memory shows at once.
+    keeps padding small; the first micro-batch is the largest, so a lack of memory shows at once. The rows of a pair stay
+    together, whatever their size: its loss needs both.
 
     Args:
         weights_BT: weight of each token in the loss, for the whole batch (`aggregation_weights`).
         share_prompts: compute a prompt once for the experiences that begin with it.
     """
-    rows = sorted(_rows(batch, max_tokens, share_prompts), key=lambda row: (-row.length, row.experiences))
-    return [_micro_batch(batch, weights_BT, chunk) for chunk in _chunks(rows, max_tokens)]
+    together = (
+        [list(_rows(batch, members, max_tokens, share_prompts)) for members in _pairs(batch)]
+        if batch.paired
+        else [[row] for row in _rows(batch, range(batch.num_experiences), max_tokens, share_prompts)]
+    )
+    units = sorted(filter(None, together), key=lambda rows: (-max(row.length for row in rows), rows[0].experiences))
+    return [_micro_batch(batch, weights_BT, chunk) for chunk in _chunks(units, max_tokens)]
 
 
-def _chunks(rows: list[_Row], max_tokens: int) -> Iterator[list[_Row]]:
+def _pairs(batch: TrainBatch) -> Iterator[range]:
+    return (range(first, first + 2) for first in range(0, batch.num_experiences, 2))
+
+
+def _chunks(units: list[list[_Row]], max_tokens: int) -> Iterator[list[_Row]]:
     chunk: list[_Row] = []
-    for row in rows:
-        # Rows come longest first: the first of a chunk is as wide as the chunk.
-        if chunk and (len(chunk) + 1) * chunk[0].length > max_tokens:
+    width = 0
+    for unit in units:
+        # The unit with the longest row comes first: it makes the chunk as wide as it gets.
+        if chunk and (len(chunk) + len(unit)) * width > max_tokens:
             yield chunk
             chunk = []
-        chunk.append(row)
+        if not chunk:
+            width = max(row.length for row in unit)
+        chunk = chunk + unit
     if chunk:
         yield chunk
 
 
-def _rows(batch: TrainBatch, max_tokens: int, share_prompts: bool) -> Iterator[_Row]:
+def _rows(batch: TrainBatch, members: range, max_tokens: int, share_prompts: bool) -> Iterator[_Row]:
     mask = batch.loss_mask_BT.numpy()
     token_ids = batch.token_ids_BT.numpy()
     open_rows: dict[bytes, _Row] = {}
-    for b in np.flatnonzero(mask.any(axis=1)).tolist():
+    for b in members:
         counted = np.flatnonzero(mask[b])
+        if not len(counted):
+            continue
         # The prompt is what precedes the first token that counts; `end` leaves out the last, which predicts nothing.
         prompt_length, end = int(counted[0]), int(counted[-1])
         if not share_prompts:

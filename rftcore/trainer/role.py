@@ -9,10 +9,12 @@ checkpoint by it, and asks for the one reading of the test sets: by the initial 
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +78,12 @@ class TrainerRole:
         self.attempt = attempt
         self.folder = joined.buffer.run_folder(joined.row).resolve()
         self.run_name: str = joined.row["name"]
-        self.planned_steps = config.steps
+        # A run on a stored selection lasts as long as that does, unless it is told to end earlier.
+        self.planned_steps: int = config.steps or joined.row["planned_steps"]
         self.model = model_folder(config)
         self.learner = Learner(
             str(self.model), config.trainer, build_algorithm(config.algorithm, config.base_dir), config.run.seed,
-            temperature=config.explorer.temperature, total_steps=config.steps,
+            temperature=config.explorer.temperature, total_steps=self.planned_steps,
         )  # fmt: skip
         self._remove_abandoned_checkpoints()
         if attempt.checkpoint:
@@ -116,7 +119,8 @@ class TrainerRole:
     def _step(self, step: int) -> bool:
         """One step; False when the run was asked to stop."""
         timing, started = _Timing(), time.monotonic()
-        self.worker.says("waits", f"{self.config.trainer.batch_groups} ready groups for step {step}")
+        wanted = "ready groups" if self.config.sampling.source is None else "rows of the stored selection"
+        self.worker.says("waits", f"{self.config.trainer.batch_groups} {wanted} for step {step}")
         batch = self.attempt.draw(step, self.config.trainer.batch_groups, stop=self.worker.should_stop)
         timing.wait = time.monotonic() - started
         if batch is None:
@@ -147,9 +151,9 @@ class TrainerRole:
 
     def _record(self, step: int, batch: Batch, timing: _Timing, metrics: dict[str, float]) -> None:
         if len(batch):
-            rewards = batch.rows["reward"].to_pylist()
+            rewards = batch.rows["reward"].drop_null().to_pylist()
             metrics = metrics | {
-                "reward": sum(rewards) / len(rewards),
+                **({"reward": sum(rewards) / len(rewards)} if rewards else {}),
                 "staleness": max(batch.rows["staleness"].to_pylist()),
                 "response_tokens": sum(batch.rows["num_response_tokens"].to_pylist()) / len(batch),
             }
@@ -321,17 +325,18 @@ class TrainerRole:
 def _train_batch(batch: Batch, learner: Learner) -> TrainBatch:
     offsets = batch.offsets
     missing = [row["experience_id"] for row in batch.rows.to_pylist() if row["reward"] is None]
-    if missing:
+    if missing and learner.algorithm.uses_rewards:
         raise RoleFailedError(
             f"experience {missing[0]} was drawn without a reward",
             todo="set its reward, or add a stage that drops such rows",
         )
     return TrainBatch.from_packed(
-        token_ids=(batch.packed("token_ids"), offsets),
-        loss_mask=(batch.packed("loss_mask"), offsets),
-        behavior_logprobs=(batch.packed("behavior_logprobs"), offsets),
-        rewards=batch.rows["reward"].to_pylist(),
+        token_ids=(partial(batch.padded, "token_ids"), offsets),
+        loss_mask=(partial(batch.padded, "loss_mask"), offsets),
+        behavior_logprobs=(partial(batch.padded, "behavior_logprobs"), offsets),
+        rewards=[math.nan if reward is None else reward for reward in batch.rows["reward"].to_pylist()],
         group_ids=batch.rows["group_id"].to_pylist(),
         rollout_index=batch.rows["rollout_index"].to_pylist(),
         importance_weights=batch.rows["importance_weight"].to_pylist(),
+        paired=learner.algorithm.pairwise,
     )

@@ -17,7 +17,7 @@ from rftdata.database import Connection, fetch
 from rftdata.errors import QueryError
 from rftdata.exchange.files import check_format, written
 from rftdata.exchange.layout import BASE_ARRAYS, SCHEMA, Row, packed
-from rftdata.selection import chosen
+from rftdata.where import chosen
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,7 +58,7 @@ def export(
     """
     check_format(path)
     run_ids = [int(buffer.find_run(name)["run_id"]) for name in runs] or None
-    buffer_id = str(buffer.database.fetch("buffer_identity")[0]["buffer_id"])
+    buffer_id = str(buffer.database.fetch("buffer_id")[0]["buffer_id"])
     with buffer.database.transaction() as connection:
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         groups, wanted = _selected(connection, where, run_ids, whole_groups)

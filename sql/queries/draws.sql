@@ -2,7 +2,7 @@
 SELECT * FROM rft.draw_groups(%(run_id)s, %(attempt_id)s, %(step)s, %(num_groups)s, %(max_refill)s);
 
 -- name: drawn_rows
-SELECT d.slot, d.experience_id, d.item_id AS group_id, o.rollout_index, e.turn_index, d.reward_used AS reward, d.staleness,
+SELECT d.slot, d.experience_id, d.pair_id, e.group_id, o.rollout_index, e.turn_index, d.reward_used AS reward, d.staleness,
        coalesce(d.importance_weight, 1) AS importance_weight, e.num_prompt_tokens, e.num_response_tokens, e.segment_id, e.segment_row
 FROM rft.draw d
 JOIN rft.experience e USING (experience_id)
@@ -41,17 +41,24 @@ LEFT JOIN rft.worklist before ON before.consumer = 'trainer/' || g.run_id AND be
 LEFT JOIN LATERAL rft.lane_of(g.run_id, g.source, t.taskset, before.times_sampled - 1) n ON true
 WHERE w.consumer = 'trainer/' || %(run_id)s AND w.item_kind = 'group' AND w.item_id = d.item_id;
 
--- name: segment_addresses
-SELECT s.segment_id, f.uri, s.offset_bytes, s.length_bytes, s.checksum
-FROM rft.segment s JOIN rft.segment_file f USING (file_id) WHERE s.segment_id = ANY (%(segment_ids)s);
-
--- name: all_segments
-SELECT s.segment_id, f.uri, s.offset_bytes, s.length_bytes, s.num_rows, s.checksum
-FROM rft.segment s JOIN rft.segment_file f USING (file_id) ORDER BY s.segment_id;
-
--- name: dangling_references
-SELECT e.experience_id, e.segment_id, e.segment_row FROM rft.experience e LEFT JOIN rft.segment s USING (segment_id)
-WHERE s.segment_id IS NULL OR e.segment_row >= s.num_rows ORDER BY e.experience_id LIMIT 1000;
+-- name: drop_damaged_groups
+-- Groups with arrays that cannot be served: nobody can draw them, and their place goes back to the planner. The experiences in
+-- the damaged segments get a verdict. `rft.reopen_groups` lets them in again, once the file is restored. Done twice it adds nothing.
+WITH lost AS (
+    SELECT g.group_id, g.run_id, d.reason FROM unnest(%(group_ids)s::bigint[], %(reasons)s::text[]) AS d (group_id, reason)
+    JOIN rft.rollout_group g USING (group_id)
+    WHERE g.closed_reason IS DISTINCT FROM 'dropped by storage: ' || d.reason),
+off AS (
+    UPDATE rft.worklist w SET available = false FROM lost l
+    WHERE w.consumer = 'trainer/' || l.run_id AND w.item_kind = 'group' AND w.item_id = l.group_id),
+noted AS (
+    INSERT INTO rft.verdict (experience_id, group_id, pipeline_version, kept, stage, reason, label_cut)
+    SELECT e.experience_id, e.group_id, r.pipeline_version, false, 'storage', l.reason,
+           coalesce((SELECT max(label_id) FROM rft.label n WHERE n.experience_id = e.experience_id), 0)
+    FROM rft.experience e JOIN lost l USING (group_id) JOIN rft.run r ON r.run_id = %(run_id)s
+    WHERE e.experience_id = ANY (%(experience_ids)s))
+UPDATE rft.rollout_group g SET trainable = false, closed_reason = 'dropped by storage: ' || l.reason
+FROM lost l WHERE g.group_id = l.group_id;
 
 -- name: experience_addresses
 SELECT experience_id, segment_id, segment_row FROM rft.experience WHERE experience_id = ANY (%(experience_ids)s);

@@ -1,8 +1,3 @@
--- name: buffer_identity
--- The buffer's name for other buffers; made by whoever asks first.
-WITH made AS (INSERT INTO rft.buffer_identity (buffer_id) VALUES (gen_random_uuid()) ON CONFLICT (only_row) DO NOTHING RETURNING buffer_id)
-SELECT buffer_id::text AS buffer_id FROM made UNION ALL SELECT buffer_id::text FROM rft.buffer_identity LIMIT 1;
-
 -- name: export_groups
 -- Groups that have outcomes, in order.
 SELECT group_id FROM rft.rollout_group
@@ -80,7 +75,7 @@ ON CONFLICT (taskset, task_key) DO NOTHING;
 -- name: origins_of_experience
 -- Where an experience comes from, the nearest first.
 SELECT go.buffer_id::text AS buffer_id, go.origin_run AS run, eo.origin_experience_id AS experience_id, eo.policy_step, eo.sampled_at,
-       go.imported_at, go.buffer_id = (SELECT buffer_id FROM rft.buffer_identity) AS same_buffer, eo.earlier
+       go.imported_at, go.buffer_id = (SELECT buffer_id FROM rft.buffer) AS same_buffer, eo.earlier
 FROM rft.experience_origin eo JOIN rft.experience e USING (experience_id) JOIN rft.group_origin go USING (group_id)
 WHERE eo.experience_id = %(experience_id)s;
 
@@ -88,5 +83,5 @@ WHERE eo.experience_id = %(experience_id)s;
 -- Imports of an experience of this buffer into runs of this buffer.
 SELECT r.name AS run, eo.experience_id
 FROM rft.experience_origin eo JOIN rft.experience e USING (experience_id) JOIN rft.group_origin go USING (group_id)
-JOIN rft.buffer_identity i ON i.buffer_id = go.buffer_id JOIN rft.run r ON r.run_id = go.run_id
+JOIN rft.buffer i ON i.buffer_id = go.buffer_id JOIN rft.run r ON r.run_id = go.run_id
 WHERE eo.origin_experience_id = %(experience_id)s ORDER BY eo.experience_id;

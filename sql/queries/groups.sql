@@ -19,10 +19,11 @@ WHERE g.status = 'claimed' AND g.claim_token = c.claim_token
 ORDER BY g.group_id FOR UPDATE OF g;
 
 -- name: adopt_groups
--- Groups that nobody planned, imported or written by a person, with the tasks they name; their ids in the order given.
+-- Groups that nobody planned, imported or written by a person, under ids that were reserved for them, with the tasks they name.
 WITH given AS (
-    SELECT * FROM unnest(%(tasksets)s::text[], %(task_keys)s::text[], %(payloads)s::jsonb[], %(sizes)s::integer[], %(sources)s::text[])
-        WITH ORDINALITY AS g (taskset, task_key, payload, group_size, source, place)),
+    SELECT * FROM unnest(%(group_ids)s::bigint[], %(tasksets)s::text[], %(task_keys)s::text[], %(payloads)s::jsonb[],
+                         %(sizes)s::integer[], %(sources)s::text[])
+        WITH ORDINALITY AS g (group_id, taskset, task_key, payload, group_size, source, place)),
 known AS (
     SELECT t.task_id, t.taskset, t.task_key FROM (SELECT DISTINCT taskset, task_key FROM given) g
     JOIN rft.task t USING (taskset, task_key)),
@@ -31,18 +32,15 @@ made AS (
     INSERT INTO rft.task AS t (taskset, task_key, payload)
     SELECT DISTINCT ON (taskset, task_key) taskset, task_key, payload FROM given
     WHERE (taskset, task_key) NOT IN (SELECT taskset, task_key FROM known) ORDER BY taskset, task_key, place
-    ON CONFLICT (taskset, task_key) DO UPDATE SET task_key = excluded.task_key RETURNING task_id, taskset, task_key),
-adopted AS (
-    INSERT INTO rft.rollout_group (run_id, attempt_id, ordinal, task_id, explore_step, group_size, source, status, claim_token,
-        is_adopted)
-    SELECT r.run_id, coalesce(r.current_attempt_id, -r.run_id),
-           (SELECT coalesce(max(ordinal), -1) FROM rft.rollout_group WHERE run_id = r.run_id) + g.place,
-           t.task_id, 0, g.group_size, g.source::rft.experience_source, 'claimed', 1, true
-    FROM given g JOIN (SELECT * FROM known UNION ALL SELECT * FROM made) t USING (taskset, task_key)
-    JOIN rft.run r ON r.run_id = %(run_id)s
-    ORDER BY g.place
-    RETURNING group_id, ordinal)
-SELECT group_id FROM adopted ORDER BY ordinal;
+    ON CONFLICT (taskset, task_key) DO UPDATE SET task_key = excluded.task_key RETURNING task_id, taskset, task_key)
+INSERT INTO rft.rollout_group (group_id, run_id, attempt_id, ordinal, task_id, explore_step, group_size, source, status, claim_token,
+    is_adopted)
+SELECT g.group_id, r.run_id, coalesce(r.current_attempt_id, -r.run_id),
+       (SELECT coalesce(max(ordinal), -1) FROM rft.rollout_group WHERE run_id = r.run_id) + g.place,
+       t.task_id, 0, g.group_size, g.source::rft.experience_source, 'claimed', 1, true
+FROM given g JOIN (SELECT * FROM known UNION ALL SELECT * FROM made) t USING (taskset, task_key)
+JOIN rft.run r ON r.run_id = %(run_id)s
+ORDER BY g.place;
 
 -- name: wait_for_plan_lock
 -- Whoever makes groups gives them ordinals: planners and writers of unplanned groups take turns.
@@ -54,15 +52,19 @@ INSERT INTO rft.write_receipt (receipt, run_id, num_groups, num_experiences)
 VALUES (%(receipt)s, %(run_id)s, %(num_groups)s, %(num_experiences)s) ON CONFLICT DO NOTHING;
 
 -- name: reserve_ids
-SELECT (SELECT coalesce(array_agg(nextval('rft.rollout_rollout_id_seq')), '{}') FROM generate_series(1, %(rollouts)s)) AS rollouts,
+SELECT nextval('rft.segment_segment_id_seq') AS segment,
+       (SELECT coalesce(array_agg(nextval('rft.rollout_group_group_id_seq')), '{}') FROM generate_series(1, %(groups)s)) AS groups,
+       (SELECT coalesce(array_agg(nextval('rft.rollout_rollout_id_seq')), '{}') FROM generate_series(1, %(rollouts)s)) AS rollouts,
        (SELECT coalesce(array_agg(nextval('rft.experience_experience_id_seq')), '{}') FROM generate_series(1, %(experiences)s)) AS experiences;
 
 -- name: insert_segment
+-- No row where the file is closed: compaction took its writer for dead, and may be about to remove it.
 WITH file AS (
     INSERT INTO rft.segment_file AS f (uri, size_bytes) VALUES (%(uri)s, %(offset_bytes)s::bigint + %(length_bytes)s::bigint)
-    ON CONFLICT (uri) DO UPDATE SET size_bytes = greatest(f.size_bytes, excluded.size_bytes) RETURNING file_id)
-INSERT INTO rft.segment (file_id, offset_bytes, length_bytes, num_rows, checksum)
-SELECT file_id, %(offset_bytes)s, %(length_bytes)s, %(num_rows)s, %(checksum)s FROM file RETURNING segment_id;
+    ON CONFLICT (uri) DO UPDATE SET size_bytes = greatest(f.size_bytes, excluded.size_bytes) WHERE f.closed_at IS NULL
+    RETURNING file_id)
+INSERT INTO rft.segment (segment_id, file_id, offset_bytes, length_bytes, num_rows, checksum)
+SELECT %(segment_id)s, file_id, %(offset_bytes)s, %(length_bytes)s, %(num_rows)s, %(checksum)s FROM file;
 
 -- name: seal_groups
 -- No more facts: the pipeline's turn. Groups with an outcome for every rollout only.

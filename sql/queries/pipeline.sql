@@ -1,11 +1,13 @@
 -- name: claim_sealed_groups
+-- `from_key` is a hint (see claims.SealedQueue). Items by their key and not by a join: that would read the whole queue, with all
+-- that a snapshot held open keeps of it.
 WITH picked AS (
-    SELECT item_kind, item_id FROM rft.worklist
-    WHERE consumer = 'pipeline/' || %(run_id)s AND available AND times_sampled = 0
+    SELECT item_id FROM rft.worklist
+    WHERE consumer = 'pipeline/' || %(run_id)s AND available AND times_sampled = 0 AND sort_key >= %(from_key)s
     ORDER BY sort_key LIMIT %(count)s FOR UPDATE SKIP LOCKED)
 UPDATE rft.worklist w SET available = false, claimed_by = %(worker_id)s, lease_until = rft.clock() + %(lease_s)s * interval '1 s'
-FROM picked p WHERE w.consumer = 'pipeline/' || %(run_id)s AND w.item_kind = p.item_kind AND w.item_id = p.item_id
-RETURNING w.item_id AS group_id;
+WHERE w.consumer = 'pipeline/' || %(run_id)s AND w.item_kind = 'group' AND w.item_id = ANY (ARRAY(SELECT item_id FROM picked))
+RETURNING w.item_id AS group_id, w.sort_key;
 
 -- name: release_items
 -- What a pipeline worker holds without knowing, after a claim whose answer was lost.

@@ -34,21 +34,27 @@ VALUES (%(kind)s, %(selection)s, %(reason)s, %(author)s, %(tasks_too)s) RETURNIN
 -- name: purge_texts
 SELECT rft.purge_texts(%(experience_ids)s, %(purge_id)s, %(tasks_too)s) AS purged;
 
--- name: lock_segment
--- A segment, if its bytes are still where they were read; whoever else moves it waits.
-SELECT segment_id FROM rft.segment s JOIN rft.segment_file f USING (file_id)
-WHERE s.segment_id = %(segment_id)s AND f.uri = %(uri)s AND s.offset_bytes = %(offset_bytes)s FOR UPDATE OF s;
+-- name: unpurged_sharers
+-- Copies that a fork made after the purge had looked for them; asked once the groups are locked and given up.
+SELECT copy.experience_id FROM rft.experience e JOIN rft.experience copy USING (segment_id, segment_row)
+WHERE e.experience_id = ANY (%(experience_ids)s) AND copy.experience_id <> e.experience_id
+  AND NOT EXISTS (SELECT FROM rft.purged_experience x WHERE x.experience_id = copy.experience_id)
+ORDER BY copy.experience_id LIMIT 1;
 
--- name: move_segment
-WITH file AS (
-    INSERT INTO rft.segment_file AS f (uri, size_bytes) VALUES (%(uri)s, %(offset_bytes)s::bigint + %(length_bytes)s::bigint)
-    ON CONFLICT (uri) DO UPDATE SET size_bytes = greatest(f.size_bytes, excluded.size_bytes) RETURNING file_id)
-UPDATE rft.segment s SET file_id = file.file_id, offset_bytes = %(offset_bytes)s, length_bytes = %(length_bytes)s, checksum = %(checksum)s
-FROM file WHERE s.segment_id = %(segment_id)s;
-
--- name: retire_range
+-- name: retire_ranges
+-- Where segments were before they were written anew, and by which checksum stored selections know them.
+WITH r AS (
+    SELECT * FROM unnest(%(segment_ids)s::bigint[], %(uris)s::text[], %(offsets)s::bigint[], %(lengths)s::bigint[], %(checksums)s::text[])
+        AS u (segment_id, uri, offset_bytes, length_bytes, checksum)),
+first AS (
+    UPDATE rft.segment s SET first_checksum = r.checksum FROM r WHERE s.segment_id = r.segment_id AND s.first_checksum IS NULL)
 INSERT INTO rft.retired_range (purge_id, uri, offset_bytes, length_bytes)
-VALUES (%(purge_id)s, %(uri)s, %(offset_bytes)s, %(length_bytes)s);
+SELECT %(purge_id)s, uri, offset_bytes, length_bytes FROM r;
+
+-- name: purged_of_draw
+-- What was purged of a step's batch.
+SELECT d.experience_id, x.reason FROM rft.draw d JOIN rft.v_purged x USING (experience_id)
+WHERE d.attempt_id = %(attempt_id)s AND d.trainer_step = %(step)s ORDER BY d.slot LIMIT 1;
 
 -- name: count_purged
 UPDATE rft.purge SET num_experiences = num_experiences + %(num_experiences)s, num_array_bytes = num_array_bytes + %(num_bytes)s
@@ -88,15 +94,27 @@ WHERE e.experience_id = ANY (%(experience_ids)s) AND t.payload <> '{"purged": tr
 SELECT segment_id, array_agg(segment_row ORDER BY segment_row) AS rows FROM rft.purged_experience GROUP BY segment_id;
 
 -- name: retention_groups
--- Groups with what a rule looks at, the newest first. protected: rules pass over it. A group is protected while somebody's label stands on
--- it, while it is open, and while it may still be trained on: a run that has not ended for good could draw it, now or, after going back to
--- its last checkpoint, again.
+-- Groups with what a rule looks at, the newest first. protected: rules pass over it. A group is protected while somebody's label or
+-- preference stands on it, while it is open, and while it may still be trained on: a run that has not ended for good could draw it, now or,
+-- after going back to its last checkpoint, again; or trains on a stored selection of which it is part.
+WITH chosen AS (
+    SELECT w.item_kind, w.item_id FROM rft.run r JOIN rft.worklist w ON w.consumer = 'trainer/' || r.run_id AND w.item_kind = r.source_kind
+    WHERE r.status <> 'finished'),
+selected AS (
+    SELECT item_id AS experience_id FROM chosen WHERE item_kind = 'experience'
+    UNION
+    SELECT m.experience_id FROM chosen c JOIN rft.preference_pair p ON p.pair_id = c.item_id
+    CROSS JOIN LATERAL (VALUES (p.chosen_id), (p.rejected_id)) AS m (experience_id) WHERE c.item_kind = 'pair')
 SELECT g.group_id, t.taskset, count(*) AS num_experiences, max(e.created_at) AS created_at,
        sum(octet_length(e.prompt) + octet_length(e.response) + coalesce(octet_length(e.messages::text), 0)
            + s.length_bytes / greatest(s.num_rows, 1))::bigint AS num_bytes,
        array_agg(e.experience_id) AS experience_ids,
-       (%(keep_labelled)s AND bool_or(EXISTS (SELECT FROM rft.label l WHERE l.experience_id = e.experience_id)))
-       OR g.status NOT IN ('ready', 'abandoned')
+       (%(keep_labelled)s AND bool_or(
+           EXISTS (SELECT FROM rft.label l WHERE l.experience_id = e.experience_id)
+           OR EXISTS (SELECT FROM rft.preference_pair p WHERE p.source = 'human' AND p.chosen_id = e.experience_id)
+           OR EXISTS (SELECT FROM rft.preference_pair p WHERE p.source = 'human' AND p.rejected_id = e.experience_id)))
+       OR bool_or(picked.experience_id IS NOT NULL)
+       OR (g.status NOT IN ('ready', 'abandoned') AND g.left_by IS NULL)
        OR (g.trainable AND r.status <> 'finished' AND r.current_attempt_id IS NOT NULL AND (
            NOT EXISTS (SELECT FROM rft.v_consumption c WHERE c.run_id = g.run_id AND c.item_id = g.group_id)
            OR EXISTS (SELECT FROM rft.worklist w WHERE w.consumer = 'trainer/' || g.run_id AND w.item_kind = 'group' AND w.item_id = g.group_id
@@ -107,6 +125,7 @@ JOIN rft.run r USING (run_id)
 JOIN rft.task t USING (task_id)
 JOIN rft.experience e ON e.group_id = g.group_id
 JOIN rft.segment s USING (segment_id)
+LEFT JOIN selected picked ON picked.experience_id = e.experience_id
 WHERE NOT EXISTS (SELECT FROM rft.purged_experience x WHERE x.experience_id = e.experience_id)
 GROUP BY g.group_id, t.taskset, r.status, r.current_attempt_id
 ORDER BY max(e.created_at) DESC, g.group_id DESC;

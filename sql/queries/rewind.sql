@@ -93,7 +93,7 @@ FROM rft.sampler s WHERE s.run_id = %(parent_run_id)s;
 
 -- name: copy_groups
 -- Whole groups that the fork's history has not drawn, as groups of its own: the same arrays, each experience with its origin as parent.
--- They are sealed: the fork's pipeline decides on them.
+-- They are sealed: the fork's pipeline decides on them. Locked, so that a purge (which locks them, too) sees every copy.
 WITH source AS (
     SELECT g.* FROM rft.rollout_group g
     WHERE g.run_id = %(parent_run_id)s AND g.left_by IS NULL AND g.status IN ('sealed', 'ready')
@@ -102,7 +102,8 @@ WITH source AS (
           SELECT FROM rft.draw d
           JOIN rft.v_history h ON h.history_id = %(attempt_id)s AND h.attempt_id = d.attempt_id
               AND (h.last_step IS NULL OR d.trainer_step <= h.last_step)
-          WHERE d.item_kind = 'group' AND d.item_id = g.group_id)),
+          WHERE d.item_kind = 'group' AND d.item_id = g.group_id)
+    ORDER BY g.group_id FOR KEY SHARE OF g),
 groups AS (
     INSERT INTO rft.rollout_group (run_id, attempt_id, ordinal, task_id, explore_step, group_size, source, status, is_refill, planned_policy_step,
         planned_at, sealed_at, is_adopted)

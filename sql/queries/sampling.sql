@@ -8,7 +8,10 @@ FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum
 WHERE a.attrelid = to_regclass('pg_temp.formula_check') AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum;
 
 -- name: set_sampler
-SELECT rft.set_sampler(%(run_id)s, %(policy)s::jsonb);
+SELECT rft.set_sampler(%(run_id)s, %(policy)s::jsonb) AS changed;
+
+-- name: place_all
+SELECT rft.place_all(%(run_id)s);
 
 -- name: set_priorities
 SELECT rft.set_priorities(%(run_id)s, %(item_ids)s, %(priorities)s) AS num_known;

@@ -19,6 +19,7 @@ from rftcore.trainer import role as trainer
 from rftcore.trainer.learner import Learner
 from rftdata.attempt import Attempt
 from rftdata.batch import Batch
+from rftdata.claims import SealedBatch, SealedQueue
 from rftdata.writer import Writer
 from tests.crash.plugins import logprobs_of
 
@@ -84,10 +85,10 @@ def _observe_explorer(witness: Witness) -> None:
 
 
 def _observe_pipeline(witness: Witness) -> None:
-    claim, commit = pipeline.claim_sealed_groups, pipeline.commit_verdicts
+    claim, commit = SealedQueue.claim, pipeline.commit_verdicts
 
-    def claim_and_note(*args: Any, **options: Any) -> Any:
-        batch = claim(*args, **options)
+    def claim_and_note(self: SealedQueue, count: int) -> SealedBatch | None:
+        batch = claim(self, count)
         witness.note_first_claim()
         return batch
 
@@ -96,7 +97,7 @@ def _observe_pipeline(witness: Witness) -> None:
         witness.note("decided", groups=decided)
         return decided
 
-    pipeline.claim_sealed_groups = claim_and_note
+    SealedQueue.claim = claim_and_note  # type: ignore[method-assign]
     pipeline.commit_verdicts = commit_and_note
 
 

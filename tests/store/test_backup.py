@@ -19,7 +19,7 @@ import rftdata
 from rftcore.cli import run_command
 from rftdata import Buffer, backup, exchange, labels, purge
 from rftdata.config import BufferConfig
-from rftdata.errors import BufferUnavailableError, QueryError, SegmentCorruptError
+from rftdata.errors import BufferUnavailableError, QueryError, RftError, SegmentCorruptError
 from rftdata.programs import binary_dir
 from rftdata.server import EmbeddedServer
 from tests.store_roles import Roles, own_group
@@ -134,7 +134,7 @@ def test_damage_is_found_when_it_is_copied_and_when_it_is_restored(
             opened.write(bytes([byte[0] ^ 1]))
 
     spoil(tmp_path / "backup" / "segments")
-    with pytest.raises(SegmentCorruptError, match="the back-up is damaged: segment"):
+    with pytest.raises(RftError, match="the back-up is damaged: segment"):
         backup.restore(tmp_path / "backup", BufferConfig(uri=str(restored_folder)))
     spoil(Path(str(trained.config.segments)))
     with pytest.raises(SegmentCorruptError, match="do not match their checksum"):

@@ -190,7 +190,7 @@ def test_an_imported_experience_names_its_origin_and_no_policy_of_this_buffer(
     assert {(row["policy_version_min"], row["source"]) for row in rows} == {(None, "import")}
     assert rows[-1]["parent_id"] == experience_ids(other)[0]  # the parent's id here
     theirs = full.sql("SELECT experience_id, policy_version_min FROM rft.experience ORDER BY 1").to_pylist()
-    buffer_id = full.sql("SELECT buffer_id::text AS b FROM rft.buffer_identity")["b"][0].as_py()
+    buffer_id = full.sql("SELECT buffer_id::text AS b FROM rft.buffer")["b"][0].as_py()
     for here, there in zip(experience_ids(other), theirs, strict=True):
         (origin,) = other.database.fetch("origins_of_experience", experience_id=here)
         assert (origin["buffer_id"], origin["run"], origin["experience_id"]) == (

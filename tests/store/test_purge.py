@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -16,10 +17,19 @@ import pytest
 
 import rftdata
 from rftcore.cli import run_command
-from rftdata import Buffer, Group, Rollout, exchange, labels, purge, retention, segments
+from rftdata import Buffer, Group, Rollout, exchange, labels, purge, retention, segments, selection
 from rftdata.arrays import emptied, encode, purged_rows
+from rftdata.compaction import Compactor
 from rftdata.config import RetentionConfig
-from rftdata.errors import BufferUnavailableError, DiskFullError, PurgedError, QueryError, RftError
+from rftdata.database import Row
+from rftdata.errors import (
+    BufferUnavailableError,
+    DiskFullError,
+    PurgedError,
+    QueryError,
+    RftError,
+    SelectionChangedError,
+)
 from rftdata.segments import SegmentAddress
 from tests.store_roles import Roles, own_group, tokens
 
@@ -170,18 +180,20 @@ def test_a_batch_in_hand_says_which_row_was_purged(stored: Buffer) -> None:
             batch.packed("token_ids")
 
 
-def test_a_reader_elsewhere_follows_the_segment_before_its_old_bytes_go(stored: Buffer) -> None:
+def test_a_reader_elsewhere_follows_the_segment_before_its_old_bytes_go(
+    stored: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with rftdata.open(stored.config) as elsewhere:
         plain = all_ids(stored)[2:]
         before = elsewhere.read_arrays(plain, ["token_ids"])
         purge.purge(stored, "task_key = 'secret'", reason="x", author="ada")
         assert elsewhere.read_arrays(plain, ["token_ids"]) == before  # the old bytes are still there
-        elsewhere.reader.MAX_AGE_S = 0.0
+        monkeypatch.setattr("rftdata.batch.ADDRESS_MAX_AGE_S", 0.0)
         erase_at_once(stored)
         assert elsewhere.read_arrays(plain, ["token_ids"]) == before
         with pytest.raises(PurgedError):
             elsewhere.read_arrays(all_ids(stored)[:1], ["token_ids"])
-    assert purge.GRACE_S >= 10 * type(stored.reader).MAX_AGE_S
+    assert purge.GRACE_S >= 5 * segments.ADDRESS_MAX_AGE_S
 
 
 def test_old_bytes_wait_for_readers_unless_nobody_else_is_there(stored: Buffer) -> None:
@@ -242,6 +254,21 @@ def test_copies_that_share_arrays_go_with_them_and_retention_spares_what_is_copi
     assert list(stored.verify()) == []
 
 
+def test_a_fork_is_purged_with_its_parent(stored: Buffer) -> None:
+    fork = stored.fork("r", name="fork", step=0, keep_rollouts=True)
+    ids = all_ids(stored)
+    assert len(ids) == 8
+    assert purge.purge(stored, "task_key = 'secret' AND run = 'r'", reason="x", author="ada").num_experiences == 4
+    assert len(kept(stored)) == 4
+    assert stored.sql("SELECT count(*) AS n FROM rft.experience WHERE prompt LIKE '%Mallory%'")["n"].to_pylist() == [0]
+    again = stored.fork("r", name="again", step=0, keep_rollouts=True)
+    copied = "SELECT count(*) AS n FROM rft.experience WHERE run_id = %s"
+    assert [stored.sql(copied, [run["run_id"]])["n"][0].as_py() for run in (fork, again)] == [4, 2]
+    purge.erase(stored, now=True)
+    assert files_hold(stored, SECRET.encode()) == []
+    assert list(stored.verify()) == []
+
+
 def test_writers_go_on_in_the_file_that_is_purged_from(stored: Buffer) -> None:
     with stored.writer("r") as writer:
         writer.insert(secret_group("early"))
@@ -260,6 +287,107 @@ def test_a_disk_with_only_its_reserve_left_can_be_purged(stored: Buffer) -> None
     with stored.writer("r") as writer, pytest.raises(DiskFullError):
         writer.insert(own_group(task_key="late"))
     assert purge.purge(stored, "task_key = 'secret'", reason="x", author="ada").num_experiences == 2
+
+
+def test_compaction_and_purge_take_turns_and_leave_no_copy_of_what_is_gone(stored: Buffer) -> None:
+    with stored.writer("r") as writer:
+        writer.insert(secret_group("other"))  # a second file
+    purging = Thread(
+        target=lambda: purge.purge(stored, "prompt LIKE '%Mallory%'", reason="x", author="ada"), daemon=True
+    )
+    waited: list[bool] = []
+
+    def note(step: str) -> None:
+        if step == "sync":  # the copies are written, and no row names them yet
+            purging.start()
+            waiting = "SELECT 1 AS x FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+            while not stored.sql(waiting).num_rows:
+                time.sleep(0.01)
+        if step == "moved" and not waited:
+            waited.append(purging.is_alive() and kept(stored) == all_ids(stored))
+
+    report = Compactor(stored.database, stored.segments, grace_s=0.0, note=note_once(note)).run()
+    purging.join()
+    assert waited == [True] and report is not None and report.segments_moved == 2
+    assert files_hold(stored, SECRET.encode()) != []
+    purge.erase(stored, now=True)
+    assert files_hold(stored, SECRET.encode()) == []
+    assert list(stored.verify()) == []
+
+
+def note_once(note: Callable[[str], None]) -> Callable[[str], None]:
+    """Tells of the first time of every step only."""
+    told: set[str] = set()
+
+    def first(step: str) -> None:
+        if step not in told:
+            told.add(step)
+            note(step)
+
+    return first
+
+
+def test_files_that_compaction_retired_before_go_with_what_was_purged_and_not_under_a_reader(stored: Buffer) -> None:
+    with stored.writer("r") as writer:
+        writer.insert(own_group(task_key="other"))
+
+    def stop(step: str) -> None:
+        if step == "remove":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Compactor(stored.database, stored.segments, grace_s=0.0, note=stop).run()
+    purge.purge(stored, "task_key = 'secret'", reason="x", author="ada")
+    with rftdata.open(stored.config) as elsewhere:
+        plain = all_ids(stored)[2:]
+        before = elsewhere.read_arrays(plain, ["token_ids"])
+        report = Compactor(stored.database, stored.segments, grace_s=0.0).run()
+        assert report is not None and report.files_removed == 0 and report.files_waiting > 0
+        assert elsewhere.read_arrays(plain, ["token_ids"]) == before
+    assert files_hold(stored, SECRET.encode()) != []
+    purge.erase(stored, now=True)
+    assert files_hold(stored, SECRET.encode()) == []
+    assert list(stored.verify()) == []
+
+
+def selecting(buffer: Buffer, sql: str, name: str) -> Row:
+    return buffer.create_run(
+        name=name, config={}, seed=1, steps=9, pipeline_version="none", mode="train",
+        selected=selection.select(buffer.database, sql),
+    )  # fmt: skip
+
+
+def test_a_stored_selection_outlives_a_purge_of_its_neighbours_and_names_what_was_purged_of_it(stored: Buffer) -> None:
+    secret, _, *plain = all_ids(stored)
+    sql = f"select experience_id from rft.experience where experience_id in ({plain[0]}, {plain[1]})"
+    run = selecting(stored, sql, "plain")
+    purge.purge(stored, f"experience_id = {secret}", reason="x", author="ada")  # a row of the same segment
+    with stored.attempt(run) as attempt:
+        assert attempt.draw(1, 1, timeout_s=5) is not None
+        batch = attempt.draw(2, 1, timeout_s=5)
+        assert batch is not None
+        (drawn,) = batch.rows["experience_id"].to_pylist()
+        attempt.release(batch)
+        attempt.record_step(1, batch, wait_seconds=0, train_seconds=0, publish_seconds=0, metrics={})
+        purge.purge(stored, f"experience_id = {drawn}", reason="the law", author="ada")
+        with pytest.raises(PurgedError, match=rf"experience {drawn} of the run's stored selection was purged: the law"):
+            attempt.draw(2, 1, timeout_s=5)
+    with pytest.raises(SelectionChangedError, match=rf"experience {drawn} was purged"), stored.attempt(run):
+        pass
+    with pytest.raises(QueryError, match=rf"experience {drawn} was purged.*leave such rows out"):
+        selecting(stored, sql, "again")
+
+
+def test_pairs_of_what_was_purged_stand_no_more(stored: Buffer) -> None:
+    first, second, third, fourth = all_ids(stored)
+    stored.sql(
+        "INSERT INTO rft.preference_pair (chosen_id, rejected_id) VALUES (%s, %s), (%s, %s)",
+        [second, first, fourth, third],
+    )
+    purge.purge(stored, f"experience_id = {first}", reason="x", author="ada")
+    assert stored.sql("SELECT stands FROM rft.v_pair ORDER BY pair_id")["stands"].to_pylist() == [False, True]
+    with pytest.raises(QueryError, match=rf"names experience {first}, which was purged"):
+        selecting(stored, "select pair_id from rft.preference_pair", "pairs")
 
 
 def test_killed_in_the_middle_every_experience_is_whole_or_purged_and_the_same_command_goes_on(stored: Buffer) -> None:
@@ -424,6 +552,16 @@ def test_retention_by_number_and_by_size_keeps_the_newest(aged: Buffer) -> None:
     assert kept(aged) == [9, 10]
 
 
+def test_retention_spares_stored_selections_and_what_people_compared(aged: Buffer) -> None:
+    run = selecting(aged, "select experience_id from rft.experience where experience_id = 1", "selecting")
+    aged.sql("INSERT INTO rft.preference_pair (chosen_id, rejected_id) VALUES (6, 5)")
+    assert retained(aged, max_experiences=0) == ({"max_experiences 0": 4}, 6)
+    assert kept(aged) == [1, 2, 3, 4, 5, 6]
+    aged.sql("UPDATE rft.run SET status = 'finished' WHERE run_id = %s", [run["run_id"]])
+    assert retained(aged, max_experiences=0) == ({"max_experiences 0": 2}, 4)
+    assert retained(aged, max_experiences=0, keep_labelled=False) == ({"max_experiences 0": 4}, 0)
+
+
 def test_retention_of_one_taskset_leaves_the_others(aged: Buffer) -> None:
     assert retained(aged, tasksets={"even": {"max_experiences": 2}}) == ({"taskset even: max_experiences 2": 4}, 0)
     assert kept(aged) == [3, 4, 7, 8, 9, 10]
@@ -478,4 +616,5 @@ def test_a_run_that_starts_applies_the_rules_or_says_why_not(aged: Buffer, capsy
     for file in Path(str(aged.config.segments)).iterdir():
         file.unlink()
     apply_retention(RetentionConfig(max_age_days=0.5), aged, view)
-    assert "warning: buffer.retention is not applied: segment" in capsys.readouterr().out and len(kept(aged)) == 6
+    assert "warning: buffer.retention is not applied: the folder of the segments" in capsys.readouterr().out
+    assert len(kept(aged)) == 6

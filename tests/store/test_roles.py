@@ -16,7 +16,8 @@ from psycopg import sql
 
 import rftdata
 from rftcore.cli import run_command
-from rftdata import Buffer, exchange, labels, purge
+from rftdata import Buffer, exchange, labels, purge, selection
+from rftdata.compaction import Compactor
 from rftdata.config import BufferConfig
 from rftdata.database import Database, grant_roles, migrate
 from rftdata.errors import BufferUnavailableError, QueryError, SchemaVersionError
@@ -114,7 +115,8 @@ def test_a_reader_writes_nothing(as_: dict[str, Buffer], owner: Buffer, stored: 
     for role in ("rft_reader", "rft_labeler"):
         for table in tables["t"].to_pylist():
             assert denied(as_[role], f'DELETE FROM rft."{table}"'), (role, table)
-            assert denied(as_[role], f'INSERT INTO rft."{table}" DEFAULT VALUES'), (role, table)
+            if (role, table) != ("rft_labeler", "preference_pair"):
+                assert denied(as_[role], f'INSERT INTO rft."{table}" DEFAULT VALUES'), (role, table)
             assert denied(as_[role], f'TRUNCATE rft."{table}"'), (role, table)
     assert denied(as_["rft_reader"], "UPDATE rft.experience SET reward = 1")
     assert denied(as_["rft_reader"], "SELECT nextval('rft.label_batch_id_seq')")
@@ -134,7 +136,13 @@ def test_a_labeler_relabels_and_does_nothing_else(as_: dict[str, Buffer], owner:
     assert [(row["new_value"], row["author"], row["session_user_name"]) for row in history] == [
         (0.25, "a_rft_labeler", "a_rft_labeler"), (0.75, "ada", "a_rft_labeler"), (0.25, "ada", "a_rft_labeler"),
     ]  # fmt: skip
+    other = owner.sql("SELECT max(experience_id) AS i FROM rft.experience")["i"][0].as_py()
+    compared = "INSERT INTO rft.preference_pair (chosen_id, rejected_id, margin) VALUES (%s, %s, 1) RETURNING source::text AS s, author"
+    assert labeler.sql(compared, [stored, other]).to_pylist() == [{"s": "human", "author": "a_rft_labeler"}]
     for statement in (
+        f"INSERT INTO rft.preference_pair (chosen_id, rejected_id, source) VALUES ({other}, {stored}, 'rewards')",
+        "UPDATE rft.preference_pair SET margin = 2",
+        "SELECT rft.lock_labels()",
         "UPDATE rft.experience SET prompt = 'x'",
         "UPDATE rft.experience SET reward_sampled = 1",
         "INSERT INTO rft.label (experience_id, field, author, label_batch_id) VALUES (1, 'reward', 'x', 1)",
@@ -178,6 +186,14 @@ def test_a_worker_does_the_work_of_every_role_of_a_run(as_: dict[str, Buffer], o
     exchange.export(worker, tmp_path / "a.parquet", runs=[str(roles.run_id)])
     assert exchange.load(worker, tmp_path / "a.parquet", run=f"copy of {roles.run_id}").num_groups == 4
     labels.set_rewards(worker, {ids[0]: 0.5}, author="judge")
+    sql = f"select experience_id from rft.experience where run_id = {roles.run_id}"
+    selected = selection.select(worker.database, sql)
+    run = worker.create_run(
+        name=f"selecting from {roles.run_id}", config={}, seed=1, steps=1, pipeline_version="none", mode="train", selected=selected
+    )  # fmt: skip
+    with worker.attempt(run) as attempt:
+        assert len(attempt.draw(1, 3) or ()) == 3
+    assert Compactor(worker.database, worker.segments).run() is not None
     for statement in (
         "UPDATE rft.experience SET prompt = 'x'",
         "DELETE FROM rft.experience",
@@ -187,6 +203,8 @@ def test_a_worker_does_the_work_of_every_role_of_a_run(as_: dict[str, Buffer], o
         "UPDATE rft.label SET author = 'x'",
         "UPDATE rft.verdict SET kept = true",
         "UPDATE rft.group_origin SET origin_run = 'x'",
+        "UPDATE rft.preference_pair SET margin = 2",
+        "UPDATE rft.buffer SET buffer_id = gen_random_uuid()",
         "INSERT INTO rft.label (experience_id, field, author, label_batch_id) VALUES (1, 'reward', 'x', 1)",
         "UPDATE rft.schema_version SET version_num = '1'",
         "INSERT INTO rft.purge (kind, selection, reason, author, tasks_too) VALUES ('request', '', '', '', false)",

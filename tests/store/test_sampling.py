@@ -457,6 +457,14 @@ def test_another_policy_after_a_resume_gives_everybody_a_place_in_it(buffer: Buf
     roles.sampling = SamplingConfig(max_times_sampled=2, max_staleness=1000)
     with roles.attempt() as attempt:
         assert groups_of(draw(attempt, 3, 8)) == [1, 2, 3, 4, 5, 6, 7, 8]
+    roles.sampling = SamplingConfig(order="uniform", max_times_sampled=3, max_staleness=1000)
+    with roles.attempt() as attempt:  # step 3 never took place
+        draw(attempt, 3, 8)
+    limit = {"ratio": 1}
+    roles.sampling = SamplingConfig(max_times_sampled=2, max_staleness=1000, samples_per_insert=limit)
+    with roles.attempt() as attempt:
+        # Counted from here: what was never drawn on this history, of the eight.
+        assert groups_of(draw(attempt, 3, 8)) == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(

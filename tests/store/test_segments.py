@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rftdata import Buffer
 from rftdata.arrays import SCHEMA
-from rftdata.errors import SegmentCorruptError
+from rftdata.errors import BufferUnavailableError, SegmentCorruptError
 from rftdata.segments import Appended, PosixSegmentStore, SegmentAddress, SegmentAppender
 from tests.store_roles import Roles
 
@@ -88,6 +88,8 @@ def test_a_damaged_segment_is_named(
     tmp_path: Path, store: PosixSegmentStore, appender: SegmentAppender, damage: str
 ) -> None:
     good, bad = appender.append(record_batch([[1]])), appender.append(record_batch([[2]]))
+    with contextlib.closing(store.appender()) as other:
+        elsewhere = other.append(record_batch([[3]]))
     path = tmp_path / bad.uri
     content = bytearray(path.read_bytes())
     if damage == "cut after it was mapped":
@@ -106,6 +108,18 @@ def test_a_damaged_segment_is_named(
         store.read(at(bad, 77), verify=True)
     if damage.startswith("cut") or damage == "one bit":
         assert store.read(at(good), verify=True).num_rows == 1
+    assert store.read(at(elsewhere), verify=True).num_rows == 1
+
+
+def test_a_folder_that_is_not_there_condemns_no_segment(
+    tmp_path: Path, store: PosixSegmentStore, appender: SegmentAppender
+) -> None:
+    """As where a filesystem is not mounted: the segments are not damaged, they are out of reach."""
+    appended = appender.append(record_batch([[1]]))
+    away = tmp_path / appended.uri
+    away.rename(tmp_path / "elsewhere")
+    with pytest.raises(BufferUnavailableError, match="missing or empty"):
+        store.read(at(appended), verify=True)
 
 
 def test_damage_is_found_by_verify_and_other_experiences_are_still_served(buffer: Buffer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import socket
@@ -18,7 +19,6 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 import rftdata
 from rftdata import Buffer, Group, RftError, Rollout
-from rftdata.arrays import encode
 from rftdata.config import BufferConfig
 from rftdata.database import Database
 from rftdata.errors import BufferUnavailableError, DiskFullError, FencedError
@@ -201,15 +201,17 @@ def test_a_retry_waits_for_a_first_try_that_is_still_being_committed(buffer: Buf
     """The line broke while the server was at work: the second try must not store the batch beside the first."""
     groups, receipt, given = [own_group()], uuid.uuid4(), _Ids()
     with Writer(buffer.database, buffer.segments, run["run_id"]) as writer:
-        appended = writer._appender.append(encode([s for g in groups for r in g.rollouts for s in r.sequences]))
+        arrays = writer._helper.submit(
+            writer._store_arrays, [s for g in groups for r in g.rollouts for s in r.sequences]
+        )
 
         def retry() -> None:
             with buffer.database.transaction() as connection:
-                writer._write(connection, groups, appended, receipt, given)
+                writer._write(connection, groups, arrays, receipt, given)
 
         thread = threading.Thread(target=retry)
         with buffer.database.transaction() as first:
-            writer._write(first, groups, appended, receipt, given)
+            writer._write(first, groups, arrays, receipt, given)
             stored = dict(given.groups)
             thread.start()
             thread.join(0.5)
@@ -236,6 +238,27 @@ def test_what_callers_hand_in_together_is_stored_together_and_a_bad_claim_fails_
         assert len(answers[0].result() + answers[2].result()) == 2
     with pytest.raises(RftError, match="closed"):
         writer.insert(own_group())
+    assert list(buffer.verify()) == []
+
+
+def test_arrays_that_could_not_be_flushed_are_never_committed(
+    buffer: Buffer, run: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a failed fsync the kernel may say that all is well: asking again would lose the data unnoticed."""
+    flush, failures = os.fdatasync, [OSError(errno.EIO, os.strerror(errno.EIO))]
+
+    def fails_once(descriptor: int) -> None:
+        if failures:
+            raise failures.pop()
+        flush(descriptor)
+
+    monkeypatch.setattr(os, "fdatasync", fails_once)
+    with buffer.writer(run) as writer:
+        with pytest.raises(BufferUnavailableError, match="cannot be written"):
+            writer.insert(own_group(task_key="a"))
+        assert failures == [] and set(counts(buffer).values()) == {0}
+        writer.insert(own_group(task_key="b"))
+    assert counts(buffer)["experience"] == 2
     assert list(buffer.verify()) == []
 
 

@@ -19,6 +19,7 @@ from rftcore.algorithms.base import (
     kl_k2,
     kl_k3,
 )
+from rftcore.algorithms.dpo import DPO, DPOConfig
 from rftcore.algorithms.grpo import GRPO, GRPOConfig
 from rftcore.algorithms.sft import SFT
 from rftdata.errors import ConfigError, PluginError, RftError
@@ -175,6 +176,84 @@ class TestKLEstimators:
 
     def test_k3_of_policies_far_apart_is_finite(self) -> None:
         assert torch.isfinite(kl_k3(torch.tensor(-500.0), torch.tensor(0.0)))
+
+
+def pair_tokens(
+    chosen: tuple[list[float], list[float]], rejected: tuple[list[float], list[float]], first: int = 0
+) -> TokenBatch:
+    """One pair, as (log-probabilities, the reference's); `first` is the experience of its chosen answer."""
+    return TokenBatch(
+        logprobs_N=torch.tensor(chosen[0] + rejected[0]).requires_grad_(),
+        behavior_logprobs_N=torch.zeros(len(chosen[0]) + len(rejected[0])),
+        advantages_N=torch.zeros(len(chosen[0]) + len(rejected[0])),
+        reference_logprobs_N=torch.tensor(chosen[1] + rejected[1]),
+        sequence_N=torch.tensor([first] * len(chosen[0]) + [first + 1] * len(rejected[0])),
+    )
+
+
+def dpo(batch: TokenBatch, share: float = 1.0, **args: Any) -> tuple[Tensor, dict[str, float]]:
+    loss, metrics = DPO(DPOConfig(**args)).objective(batch, torch.zeros(len(batch.sequence_N)), share)
+    return loss, {name: value.item() for name, value in metrics.items()}
+
+
+class TestDPO:
+    # Chosen, two tokens: log π = -1 - 2 = -3 against -1.5 - 2.5 = -4, so r_w = 1. Rejected, one: -4 against -2, so r_l = -2.
+    batch = pair_tokens(([-1.0, -2.0], [-1.5, -2.5]), ([-4.0], [-2.0]))
+
+    def test_is_minus_the_log_sigmoid_of_the_scaled_difference_of_log_ratios(self) -> None:
+        # h = 0.1 (1 + 2) = 0.3; -log σ(0.3) = log(1 + e^-0.3) = log 1.7408182 = 0.5543552.
+        loss, metrics = dpo(self.batch, beta=0.1)
+        assert loss.item() == pytest.approx(0.5543552, abs=1e-6)
+        expected = {"chosen_reward": 0.1, "rejected_reward": -0.2, "pair_margin": 0.3, "pair_accuracy": 1.0}
+        assert metrics == pytest.approx(expected, abs=1e-6)
+
+    def test_gradient_lifts_the_chosen_and_lowers_the_rejected_by_how_wrong_the_margin_is(self) -> None:
+        # dL/dlog π(y_w) = -β σ(-h) = -0.1 · 0.4255575, at each of its tokens; the rejected one's has the other sign.
+        (grad,) = torch.autograd.grad(dpo(self.batch, beta=0.1)[0], self.batch.logprobs_N)
+        assert grad.tolist() == pytest.approx([-0.04255575, -0.04255575, 0.04255575], abs=1e-7)
+
+    def test_label_smoothing_allows_for_pairs_that_are_the_wrong_way_round(self) -> None:
+        # 0.9 · 0.5543552 + 0.1 · (0.5543552 + 0.3) = 0.5843552.
+        assert dpo(self.batch, beta=0.1, label_smoothing=0.1)[0].item() == pytest.approx(0.5843552, abs=1e-6)
+
+    def test_length_normalised_log_ratios_are_per_token(self) -> None:
+        # r_w = 1/2, r_l = -2/1; h = 0.1 · 2.5 = 0.25; log(1 + e^-0.25) = log 1.7788008 = 0.5759394.
+        assert dpo(self.batch, beta=0.1, length_normalised=True)[0].item() == pytest.approx(0.5759394, abs=1e-6)
+
+    def test_the_reference_itself_is_at_log_two(self) -> None:
+        loss, metrics = dpo(pair_tokens(([-1.0, -2.0], [-1.0, -2.0]), ([-3.0], [-3.0])))
+        assert loss.item() == pytest.approx(math.log(2)) and metrics["pair_accuracy"] == 0.0
+
+    def test_a_pair_the_wrong_way_round_is_not_accurate(self) -> None:
+        # h = 0.1 (-2 - 1) = -0.3; log(1 + e^0.3) = 0.8543552.
+        loss, metrics = dpo(pair_tokens(([-4.0], [-2.0]), ([-1.0, -2.0], [-1.5, -2.5])), beta=0.1)
+        assert loss.item() == pytest.approx(0.8543552, abs=1e-6)
+        assert metrics["pair_margin"] == pytest.approx(-0.3, abs=1e-6) and metrics["pair_accuracy"] == 0.0
+
+    def test_a_far_margin_is_finite(self) -> None:
+        far = pair_tokens(([-900.0], [0.0]), ([0.0], [-900.0]))
+        loss, _ = dpo(far, beta=1.0)
+        (grad,) = torch.autograd.grad(loss, far.logprobs_N)
+        assert loss.item() == pytest.approx(1800.0) and grad.tolist() == pytest.approx([-1.0, 1.0])
+
+    def test_an_answer_without_a_token_that_counts_has_a_log_ratio_of_zero(self) -> None:
+        # h = 0.1 (0 - (-2)) = 0.2; log(1 + e^-0.2) = 0.5981389. Alone and normalised too.
+        empty = pair_tokens(([], []), ([-4.0], [-2.0]), first=6)
+        assert dpo(empty, beta=0.1)[0].item() == pytest.approx(0.5981389, abs=1e-6)
+        assert dpo(empty, beta=0.1, length_normalised=True)[0].item() == pytest.approx(0.5981389, abs=1e-6)
+
+    def test_two_pairs_of_a_micro_batch_are_kept_apart(self) -> None:
+        other = pair_tokens(([-4.0], [-2.0]), ([-1.0, -2.0], [-1.5, -2.5]), first=4)
+        tensors = {name: torch.cat([getattr(self.batch, name), getattr(other, name)]) for name in vars(other)}
+        # 0.5543552 and 0.8543552, in a batch of four pairs.
+        loss, metrics = dpo(TokenBatch(**tensors), 0.25, beta=0.1)
+        assert loss.item() == pytest.approx((0.5543552 + 0.8543552) / 4, abs=1e-6)
+        assert metrics["pair_accuracy"] == 0.25
+
+    @pytest.mark.parametrize("args", [{"beta": 0}, {"label_smoothing": 0.5}, {"label_smoothing": -0.1}])
+    def test_settings_that_mean_nothing_are_refused(self, args: dict[str, Any]) -> None:
+        with pytest.raises(ConfigError, match=next(iter(args))):
+            build_algorithm(Section("dpo", args=args))
 
 
 class TestAggregation:

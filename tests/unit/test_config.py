@@ -96,3 +96,61 @@ def test_answers_that_nobody_sampled_are_refused_where_their_probabilities_count
     with pytest.raises(ConfigError, match="samples nothing"):
         check_plugins(config(explorer=change))
     check_plugins(config(explorer=change, algorithm={"name": "sft"}))
+
+
+SOURCE = {"source": {"sql": "select experience_id from rft.experience"}}
+
+
+def stored(algorithm: str = "sft", **changes: Any) -> RunConfig:
+    """A run on a stored selection that is in order, with sections changed."""
+    raw = {
+        "run": {"name": "again"},
+        "model": {"path": "nowhere"},
+        "algorithm": {"name": algorithm},
+        "trainer": {},
+        "sampling": SOURCE,
+    }
+    return parse_config({**raw, **changes}, Path(), "test")
+
+
+def test_a_run_on_a_stored_selection_needs_neither_tasks_nor_an_explorer_nor_steps() -> None:
+    found = stored()
+    check_plugins(found)
+    assert not found.has_explorer and found.sampling.source is not None and found.sampling.source.pin_labels
+    check_plugins(stored("dpo"))
+
+
+def test_it_has_an_explorer_where_evaluations_are_asked_for() -> None:
+    assert stored(eval={"tasks": [VALIDATION], "every": 20}).has_explorer
+    with pytest.raises(ConfigError, match=r"run\.mode train"):
+        stored(eval={"tasks": [VALIDATION], "every": 20}, run={"name": "again", "mode": "train"})
+
+
+@pytest.mark.parametrize("key", ["tasks", "explorer", "steps"])
+def test_a_run_without_one_does_need_them(key: str) -> None:
+    raw = config().model_dump(exclude={key})
+    with pytest.raises(ConfigError, match=rf"'{key}' is missing"):
+        parse_config(raw, Path(), "test")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tasks": [VALIDATION]}, "tasks and sampling.source exclude each other"),
+        ({"pipelines": {"experience": [{"drop_truncated": {}}]}}, "pipelines.experience and sampling.source exclude"),
+        ({"sampling": {"epochs": 2}, "tasks": [VALIDATION], "explorer": {}, "steps": 1}, "set sampling.source"),
+        ({"sampling": {"source": {"sql": " "}}}, r"sampling\.source\.sql"),
+        ({"sampling": {"source": {"query": "x"}}}, "sampling.source.*"),
+        ({"sampling": {**SOURCE, "epochs": 0}}, r"sampling\.epochs"),
+    ],
+)
+def test_what_does_not_go_with_a_stored_selection_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        stored(**change)
+
+
+def test_algorithms_are_refused_where_they_cannot_learn_from_what_is_drawn() -> None:
+    with pytest.raises(ConfigError, match="grpo compares the rollouts of a group"):
+        check_plugins(stored("grpo"))
+    with pytest.raises(ConfigError, match=r"dpo learns from preference pairs.*rft pairs build"):
+        check_plugins(config(algorithm={"name": "dpo"}))

@@ -33,7 +33,8 @@ def test_importing_it_loads_no_training_stack(module: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["run"], ["sql"], ["status"], ["label"], ["query"], ["report"], ["export"], ["purge"]]
+    "command",
+    [[], ["run"], ["sql"], ["status"], ["label"], ["pairs"], ["query"], ["report"], ["export"], ["purge"]],
 )
 def test_showing_its_help_loads_no_training_stack(command: list[str]) -> None:
     arguments = ["rft", *command, "--help"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.base import KLConfig
+from rftcore.algorithms.dpo import DPO, DPOConfig
 from rftcore.algorithms.grpo import GRPO, GRPOConfig
 from rftcore.algorithms.sft import SFT
 from rftcore.trainer.checkpoints import remove_abandoned, write_folder
@@ -162,6 +164,66 @@ class TestGradient:
         learner = Learner(model_path, config(max_grad_norm=0.01), GRPO(), 0)
         norms = [gradient.norm() for gradient in gradients(learner, make_batch(1)).values()]
         assert torch.stack(norms).norm().item() == pytest.approx(0.01, rel=1e-3)
+
+
+class TestPairs:
+    @pytest.mark.parametrize("share_prompts", [False, True])
+    @pytest.mark.parametrize("max_tokens", [1, 30, 4096])
+    def test_gradient_and_loss_are_those_of_the_plain_formula(
+        self, model_path: str, tmp_path: Path, share_prompts: bool, max_tokens: int
+    ) -> None:
+        # The policy has left the reference: one step of SFT. Then eq. 7 as one would write it, over all logits.
+        batch = replace(make_batch(5), paired=True)
+        settings = config(share_prompts=share_prompts, max_tokens_per_microbatch=max_tokens, max_grad_norm=None)
+        learner = Learner(model_path, settings, DPO(DPOConfig(beta=0.5)), 0)
+        before = Learner(model_path, config(learning_rate=0.01), SFT(), 0)
+        before.update(make_batch(6), 1)
+        before.save_pretrained(tmp_path)
+        learner.model.load_state_dict(before.model.state_dict())
+        model = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+        log_ratios_B = sums(model, batch) - sums(LlamaForCausalLM.from_pretrained(model_path), batch).detach()
+        margins_P = 0.5 * (log_ratios_B[0::2] - log_ratios_B[1::2])
+        loss = -torch.nn.functional.logsigmoid(margins_P).mean()
+        loss.backward()
+        found = gradients(learner, batch)
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(found[name], parameter.grad, rtol=1e-3, atol=1e-5, msg=name)
+        metrics = learner.update(batch, 1)
+        assert metrics["num_experiences"] == 12
+        second = learner.update(batch, 2)
+        assert second["loss"] < metrics["loss"]
+
+    def test_starts_at_log_two_and_learns_to_prefer_the_chosen(self, model_path: str) -> None:
+        batch = replace(make_batch(5), paired=True)
+        learner = Learner(model_path, config(), DPO(), 0)
+        steps = [learner.update(batch, step) for step in range(1, 16)]
+        assert steps[0]["loss"] == pytest.approx(math.log(2), abs=1e-5)
+        assert steps[0]["pair_margin"] == pytest.approx(0.0, abs=1e-5)
+        assert steps[-1]["pair_accuracy"] == 1.0
+        assert steps[-1]["loss"] < steps[0]["loss"]
+        assert steps[-1]["pair_margin"] == pytest.approx(
+            steps[-1]["chosen_reward"] - steps[-1]["rejected_reward"], abs=1e-5
+        )
+
+    def test_the_reference_stays_the_first_model_after_a_restart(self, model_path: str, tmp_path: Path) -> None:
+        batch = replace(make_batch(5), paired=True)
+        straight = Learner(model_path, config(), DPO(), 0)
+        straight.update(batch, 1)
+        straight.save_checkpoint(tmp_path / "checkpoint")
+        again = Learner(model_path, config(), DPO(), 0)
+        again.load_checkpoint(tmp_path / "checkpoint")
+        assert (
+            again.update(batch, 2)["loss"] == straight.update(batch, 2)["loss"] != pytest.approx(math.log(2), abs=1e-4)
+        )
+        for name, tensor in weights(straight).items():
+            assert torch.equal(weights(again)[name], tensor), name
+
+
+def sums(model: LlamaForCausalLM, batch: TrainBatch) -> Tensor:
+    """Σ log π over the tokens of each experience that count."""
+    logprobs = model(input_ids=batch.token_ids_BT).logits[:, :-1].log_softmax(-1)
+    taken = logprobs.gather(2, batch.token_ids_BT[:, 1:, None])[..., 0]
+    return (taken * batch.loss_mask_BT[:, 1:]).sum(dim=1)
 
 
 class TestMetrics:

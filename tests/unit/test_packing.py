@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -139,6 +141,31 @@ class TestSplitBatch:
         batch = make_batch([([1] * 20, [2]), ([1, 2], [3]), ([1, 3], [3])])
         micros = split_batch(batch, aggregation_weights(batch.loss_mask_BT, "token-mean"), 10, share_prompts=False)
         assert [tuple(micro.token_ids_RL.shape) for micro in micros] == [(1, 20), (2, 2)]
+
+
+class TestPairs:
+    def test_the_rows_of_a_pair_stay_together_and_long_pairs_pass_alone(self) -> None:
+        short, long = ([1, 2], [3]), ([4, 5], [6] * 7)
+        batch = replace(make_batch([short, short, short, long, short, short]), paired=True)
+        weights = aggregation_weights(batch.loss_mask_BT, "token-mean")
+        micros = split_batch(batch, weights, 8, share_prompts=False)
+        # The pair with the long answer is 2 rows of 8; the others are 4 rows of 2.
+        assert [tuple(micro.token_ids_RL.shape) for micro in micros] == [(2, 8), (4, 2)]
+        assert [sorted(set(micro.sequence_N.tolist())) for micro in micros] == [[2, 3], [0, 1, 4, 5]]
+
+    def test_only_the_two_of_a_pair_share_their_prompt(self) -> None:
+        prompt = [1, 2, 3, 4, 5, 6]
+        batch = replace(make_batch([(prompt, [7, 8]), (prompt, [9, 5])] * 2), paired=True)
+        (micro,) = split_batch(batch, aggregation_weights(batch.loss_mask_BT, "token-mean"), 100, share_prompts=True)
+        assert micro.token_ids_RL.tolist() == [[*prompt, 7, 9]] * 2
+
+    def test_half_a_pair_is_refused(self) -> None:
+        column = (np.array([1, 2]), np.array([0, 2]))
+        with pytest.raises(ValueError, match="1 experiences are no whole number of pairs"):
+            TrainBatch.from_packed(
+                token_ids=column, loss_mask=(np.ones(2, bool), np.array([0, 2])), behavior_logprobs=None, rewards=[0.0],
+                group_ids=[0], rollout_index=[0], paired=True,
+            )  # fmt: skip
 
 
 pairs = st.tuples(st.lists(st.integers(1, 3), max_size=6), st.lists(st.integers(1, 9), max_size=5))

@@ -220,15 +220,11 @@ AS $$
 $$;
 COMMENT ON FUNCTION rft.sampler_policy IS 'What decides on the places of groups and the counts of draws; NULL where the run has no policy yet.';
 
-CREATE FUNCTION rft.set_sampler(of_run bigint, policy jsonb) RETURNS void
+CREATE FUNCTION rft.set_sampler(of_run bigint, policy jsonb) RETURNS boolean
 LANGUAGE plpgsql
 AS $$
 DECLARE
     before CONSTANT jsonb := rft.sampler_policy(of_run);
-    items bigint[];
-    priorities double precision[];
-    times integer[];
-    weighed double precision[];
 BEGIN
     INSERT INTO rft.sampler AS s (run_id, max_staleness, formula, samples_per_insert, min_size_to_sample, error_buffer, fresh_share)
     SELECT of_run, p.max_staleness, p.formula, p.samples_per_insert, p.min_size_to_sample, p.error_buffer, p.fresh_share
@@ -241,14 +237,28 @@ BEGIN
     SELECT (jsonb_populate_record(NULL::rft.sampler_lane, l.lane || jsonb_build_object('run_id', of_run, 'place', l.place))).*
     FROM jsonb_array_elements(policy -> 'lanes') WITH ORDINALITY AS l (lane, place);
     IF before IS NOT DISTINCT FROM rft.sampler_policy(of_run) THEN
-        RETURN;
+        RETURN false;
     END IF;
+    UPDATE rft.sampler SET epoch = epoch + 1 WHERE run_id = of_run;
+    RETURN true;
+END
+$$;
+COMMENT ON FUNCTION rft.set_sampler IS 'Sets a run''s policy; returns whether it is another one than before. Then rft.place_all is due, once rft.return_draws has said what was drawn. The caller holds the run''s row exclusively.';
 
-    -- Another policy: counts start anew, and everybody gets a place in it.
+CREATE FUNCTION rft.place_all(of_run bigint) RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    items bigint[];
+    priorities double precision[];
+    times integer[];
+    weighed double precision[];
+BEGIN
     DELETE FROM rft.sampler_insert WHERE run_id = of_run;
-    UPDATE rft.sampler s SET epoch = s.epoch + 1, num_inserted = CASE WHEN s.samples_per_insert IS NULL THEN 0 ELSE (
+    UPDATE rft.sampler s SET num_inserted = CASE WHEN s.samples_per_insert IS NULL THEN 0 ELSE (
         SELECT count(*) FROM rft.worklist w WHERE w.consumer = 'trainer/' || of_run AND w.available AND w.times_sampled = 0) END
     WHERE s.run_id = of_run;
+    -- Locked in the order in which labels lock them.
     SELECT array_agg(l.item_id), array_agg(l.priority), array_agg(l.times_sampled) INTO items, priorities, times FROM (
         SELECT w.item_id, w.priority, w.times_sampled FROM rft.worklist w
         WHERE w.consumer = 'trainer/' || of_run AND w.item_kind = 'group' ORDER BY w.item_id FOR UPDATE) l;
@@ -259,7 +269,7 @@ BEGIN
       AND (w.lane, w.draw_weight, w.draw_key) IS DISTINCT FROM (p.lane, p.draw_weight, p.draw_key);
 END
 $$;
-COMMENT ON FUNCTION rft.set_sampler IS 'Sets a run''s policy; where it is another one than before, every waiting group gets its place in it. The caller holds the run''s row exclusively.';
+COMMENT ON FUNCTION rft.place_all IS 'Under a new policy counts start anew, and every group gets its place in it.';
 
 CREATE FUNCTION rft.set_priorities(of_run bigint, of_items bigint[], of_priorities double precision[]) RETURNS bigint
 LANGUAGE plpgsql

@@ -1,14 +1,6 @@
 -- Where imported groups and experiences come from.
 
-CREATE TABLE rft.buffer_identity (
-    buffer_id uuid PRIMARY KEY,
-    only_row boolean NOT NULL DEFAULT true UNIQUE CHECK (only_row),
-    named_at timestamptz NOT NULL DEFAULT clock_timestamp()
-);
-COMMENT ON TABLE rft.buffer_identity IS 'The name by which other buffers know this one; one row, made by the first export or import. A restored back-up keeps it: it is the same buffer.';
-COMMENT ON COLUMN rft.buffer_identity.buffer_id IS 'Random.';
-COMMENT ON COLUMN rft.buffer_identity.only_row IS 'Always true: there is one row.';
-COMMENT ON COLUMN rft.buffer_identity.named_at IS 'When it was made.';
+COMMENT ON COLUMN rft.buffer.buffer_id IS 'By this other buffers know where an import comes from; a restored back-up keeps it: it is the same buffer. Names of its segment files begin with the first 12 digits: files of another buffer in the same folder are not taken for orphans.';
 
 CREATE TABLE rft.group_origin (
     group_id bigint PRIMARY KEY,

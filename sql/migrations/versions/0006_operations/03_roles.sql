@@ -24,6 +24,16 @@ END
 $$;
 COMMENT ON FUNCTION rft.create_roles() IS 'Makes the roles rft_reader, rft_labeler and rft_worker where they are missing and the caller may; returns those made.';
 
+-- LOCK TABLE asks for a right to change the table, which workers do not have and do not get.
+CREATE FUNCTION rft.lock_labels() RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    LOCK TABLE rft.label IN SHARE MODE;
+END
+$$;
+COMMENT ON FUNCTION rft.lock_labels() IS 'Waits for transactions that have labelled and not committed; while it is held no label can get an id.';
+
 -- Idempotent; run after every migration, so that new tables are covered. What is not named here stays the owner's: migrations,
 -- purges, roles.
 CREATE FUNCTION rft.grant_roles() RETURNS text[]
@@ -34,7 +44,7 @@ DECLARE
                     WHERE rolname IN ('rft_reader', 'rft_labeler', 'rft_worker'));
     -- Written once: of these a worker changes nothing.
     append_only CONSTANT text[] := ARRAY['verdict', 'operator_run', 'write_receipt', 'evaluation_answer', 'attempt_history',
-                                         'buffer_identity', 'group_origin', 'experience_origin'];
+                                         'group_origin', 'experience_origin', 'preference_pair'];
     role text;
     relation record;
 BEGIN
@@ -42,6 +52,7 @@ BEGIN
     ALTER FUNCTION rft.record_labels() SECURITY DEFINER;
     ALTER FUNCTION rft.record_labels() SET search_path = pg_catalog, pg_temp;
     REVOKE ALL ON FUNCTION rft.purge_texts(bigint[], bigint, boolean) FROM PUBLIC;
+    REVOKE ALL ON FUNCTION rft.lock_labels() FROM PUBLIC;
     REVOKE ALL ON FUNCTION rft.create_roles() FROM PUBLIC;
     REVOKE ALL ON FUNCTION rft.grant_roles() FROM PUBLIC;
 
@@ -54,12 +65,14 @@ BEGIN
     IF 'rft_labeler' = ANY (held) THEN
         GRANT UPDATE (reward, reward_final) ON rft.experience TO rft_labeler;
         GRANT USAGE ON SEQUENCE rft.label_batch_id_seq TO rft_labeler;
+        -- What a person says of two answers; of source and time they have no say.
+        GRANT INSERT (chosen_id, rejected_id, author, margin) ON rft.preference_pair TO rft_labeler;
     END IF;
     IF 'rft_worker' = ANY (held) THEN
         FOR relation IN
             SELECT c.relname FROM pg_class c
             WHERE c.relnamespace = 'rft'::regnamespace AND c.relkind IN ('r', 'p')
-              AND c.relname NOT IN ('schema_version', 'experience', 'label', 'rollout', 'purge', 'purged_experience', 'retired_range')
+              AND c.relname NOT IN ('schema_version', 'buffer', 'experience', 'label', 'rollout', 'purge', 'purged_experience', 'retired_range')
         LOOP
             EXECUTE format('GRANT %s ON rft.%I TO rft_worker',
                            CASE WHEN relation.relname = ANY (append_only) THEN 'INSERT' ELSE 'INSERT, UPDATE' END, relation.relname);
@@ -71,6 +84,7 @@ BEGIN
         GRANT DELETE ON rft.worklist, rft.draw, rft.evaluation, rft.sampler_lane, rft.sampler_insert, rft.sampler_step,
             rft.selector_snapshot, rft.selector_state TO rft_worker;
         GRANT USAGE ON ALL SEQUENCES IN SCHEMA rft TO rft_worker;
+        GRANT EXECUTE ON FUNCTION rft.lock_labels() TO rft_worker;
     END IF;
     RETURN held;
 END

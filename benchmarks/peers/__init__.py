@@ -1,0 +1,66 @@
+"""What the buffer is compared with: one module each, run in an environment of its own; see `benchmarks.harness`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One store to measure.
+
+    Attributes:
+        module: with its `STORE`.
+        what: for the reader of the results.
+        durable: what was written survives a power cut.
+        requirements: to install; none for what runs in our own environment.
+        share: of the samples that our own store gets, so that slow peers end too.
+    """
+
+    module: str
+    what: str
+    durable: bool
+    requirements: tuple[str, ...] = ()
+    share: float = 1.0
+
+
+OURS = Peer("benchmarks.peers.rftdata_buffer", "the buffer, embedded PostgreSQL and fsync'ed Arrow segments", True)
+BARE = Peer("benchmarks.bare_layout", "a bare prototype of the same layout, without its contracts", True)
+
+# torch is pinned to a release that has a CPU build: nothing here uses a GPU.
+_TORCH = "torch==2.13.0"
+# Not in its requirements: what its PostgreSQL URLs need. verl, which it does require, wants numpy 1, and newer releases of pyarrow
+# do not run with that, though nothing says so.
+_TRINITY = ("trinity-rft==0.6.0", "asyncpg", "sqlalchemy[asyncio]", "pyarrow<22", _TORCH)
+PEERS = {
+    "trinity_sql": Peer(
+        "benchmarks.peers.trinity_sql", "Trinity-RFT 0.6.0, SQL storage on the same PostgreSQL", True, _TRINITY, 0.125
+    ),
+    "trinity_queue": Peer(
+        "benchmarks.peers.trinity_queue",
+        "Trinity-RFT 0.6.0, queue in a Ray actor, with its JSONL file",
+        False,
+        _TRINITY,
+        0.25,
+    ),
+    "transfer_queue": Peer(
+        "benchmarks.peers.transfer_queue",
+        "TransferQueue 0.1.11, in RAM",
+        False,
+        ("TransferQueue==0.1.11", _TORCH),
+        0.25,
+    ),
+    "reverb": Peer(
+        "benchmarks.peers.reverb_queue",
+        "Reverb 0.14.0, queue in RAM",
+        False,
+        ("dm-reverb==0.14.0", "tensorflow-cpu==2.15.1"),
+        0.25,
+    ),
+    "ray_object_store": Peer(
+        "benchmarks.peers.ray_object_store",
+        "Ray 2.60.0, objects in shared memory",
+        False,
+        ("ray==2.60.0", "numpy>=2.1"),
+    ),
+}

@@ -1,0 +1,368 @@
+"""Hours of use in short: does the buffer stay as fast, as small and as right as it began?
+
+`rft bench soak [--minutes N] [--rate N] [--plot FILE]`: two runs at once, four producers that write at a capped rate, two consumers that
+draw and commit checkpoints, one person who relabels experiences, and the pipeline worker that decides on what was relabelled. All are
+processes of their own. Every few seconds it samples throughput, the time of a write, dead rows, bytes on disk and private memory; at the
+end everything written must have been drawn exactly once. JSON on stdout, progress on stderr; exit code 1 when something was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import queue
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import rftdata
+from benchmarks.peers.rftdata_buffer import COLUMNS, as_groups
+from benchmarks.workload import GROUP_SIZE, make_samples
+from rftdata import Buffer
+from rftdata.claims import Decision, claim_sealed_groups, commit_verdicts
+from rftdata.config import BufferConfig
+from rftdata.writer import NO_PIPELINE
+
+RUNS = ("left", "right")
+_PRODUCERS_A_RUN = 2
+_BATCH = 64
+_CHECKPOINT_EVERY = 20
+_RELABELS = 4
+_START_S, _DRAIN_S = 120.0, 120.0
+# Tables whose rows change; the others only grow.
+_HOT = ("experience", "rollout_group", "worklist", "task_stat", "segment_file", "worker", "run", "run_attempt")
+
+
+def _open(folder: str) -> Buffer:
+    """The buffer of every process here; `buffer.retention` belongs into this configuration once the buffer has it."""
+    return rftdata.open(BufferConfig(uri=f"{folder}/buffer", min_free_bytes=2**30))
+
+
+def _produce(folder: str, run: str, number: int, rate: float, seed: int, go: Any, stop: Any, events: Any) -> None:
+    """Write batches at `rate` experiences a second until told to stop."""
+    with _open(folder) as buffer, buffer.writer(run) as writer:
+        events.put(("ready", time.monotonic(), 1, 0.0))
+        go.wait()
+        due, key = time.monotonic(), number * 10**7
+        while not stop.wait(max(0.0, due - time.monotonic())):
+            groups = as_groups(make_samples(_BATCH, seed=seed + key, first_key=key))
+            started = time.monotonic()
+            writer.insert(*groups)
+            events.put(("written", time.monotonic(), _BATCH, time.monotonic() - started))
+            key += _BATCH
+            due = max(
+                due + _BATCH / rate, time.monotonic() - 1.0
+            )  # what was missed for longer than a second is not made up for
+
+
+def _consume(folder: str, run: str, stop: Any, events: Any) -> None:
+    """Draw batch after batch until told to stop."""
+    with _open(folder) as buffer, buffer.attempt(run) as attempt:
+        events.put(("ready", time.monotonic(), 1, 0.0))
+        step = 1
+        while (batch := attempt.draw(step, _BATCH // GROUP_SIZE, COLUMNS, stop=stop.is_set)) is not None:
+            for column in COLUMNS:
+                batch.packed(column)
+            events.put(("drawn", time.monotonic(), len(batch), 0.0))
+            if step % _CHECKPOINT_EVERY == 0:
+                attempt.commit_checkpoint(step, f"checkpoint-{step}")
+            step += 1
+
+
+def _review(folder: str, seed: int, stop: Any, events: Any) -> None:
+    """A person corrects some of the newest rewards every second; the pipeline decides again on groups that were not drawn yet."""
+    chance = random.Random(seed)
+    with _open(folder) as buffer:
+        runs = {run: buffer.find_run(run)["run_id"] for run in RUNS}
+        workers = {
+            run: buffer.database.fetch("insert_worker", run_id=run_id, role="pipeline", host="here", pid=os.getpid())[0]["worker_id"]
+            for run, run_id in runs.items()
+        }  # fmt: skip
+        events.put(("ready", time.monotonic(), 1, 0.0))
+        due = time.monotonic()
+        while not stop.wait(0.05):
+            if time.monotonic() >= due:
+                newest = buffer.sql("SELECT coalesce(max(experience_id), 0) AS id FROM rft.experience")["id"][0].as_py()
+                ids = [max(1, newest - chance.randrange(500)) for _ in range(_RELABELS)]
+                buffer.sql("UPDATE rft.experience SET reward = 1 - reward WHERE experience_id = ANY (%s)", [ids])
+                events.put(("relabelled", time.monotonic(), len(set(ids)), 0.0))
+                due += 1.0
+            for run, run_id in runs.items():
+                batch = claim_sealed_groups(buffer.database, run_id, workers[run], count=100, lease_s=60)
+                if batch is not None:
+                    decisions = [
+                        Decision(row["experience_id"], row["group_id"], True) for row in batch.table.to_pylist()
+                    ]
+                    commit_verdicts(buffer.database, run_id, workers[run], NO_PIPELINE, batch, decisions, [])
+
+
+def _guarded(duty: Callable[..., None], *arguments: Any) -> None:
+    """What goes wrong in a process is told, and ends the soak."""
+    try:
+        duty(*arguments)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
+        traceback.print_exc()
+        arguments[-1].put(("error", time.monotonic(), 0, f"{duty.__name__}: {type(error).__name__}: {error}"))
+
+
+class Soak:
+    """One soak in a folder.
+
+    Args:
+        seconds: for how long producers write.
+        rate: experiences a second, all producers together.
+        every_s: between two samples.
+    """
+
+    def __init__(self, folder: Path, *, seconds: float, rate: float, every_s: float, seed: int) -> None:
+        self.folder, self.seconds, self.rate, self.every_s, self.seed = folder, seconds, rate, every_s, seed
+        self.samples: list[dict[str, Any]] = []
+        self.totals = dict.fromkeys(("ready", "written", "drawn", "relabelled"), 0)
+        self.errors: list[str] = []
+        self._seen: list[tuple[str, float, int, Any]] = []
+        context = multiprocessing.get_context("spawn")
+        self._events = context.Queue()
+        self._go, self._no_more, self._end = context.Event(), context.Event(), context.Event()
+        self._context = context
+
+    def run(self) -> dict[str, Any]:
+        """Everything; the results."""
+        with _open(str(self.folder)) as buffer:
+            for run in RUNS:
+                buffer.create_run(name=run, config={}, seed=0, steps=10**6, pipeline_version=NO_PIPELINE)
+            processes = self._start()
+            try:
+                deadline = time.monotonic() + _START_S
+                while self.totals["ready"] < len(processes) and not self.errors:
+                    self._listen(time.monotonic() + 0.1)
+                    if time.monotonic() > deadline:
+                        self.errors.append(
+                            f"{self.totals['ready']} of {len(processes)} processes were up after {_START_S:.0f} s"
+                        )
+                self._go.set()
+                started = time.monotonic()
+                while time.monotonic() < started + self.seconds and not self.errors:
+                    self._sample(buffer, started, processes)
+                self._no_more.set()
+                self._drain(processes)
+            finally:
+                self._end.set()
+                self._go.set()
+                self._no_more.set()
+                for process in processes.values():
+                    process.join(10)
+                    process.kill()
+            return self._results(buffer)
+
+    def _start(self) -> dict[str, Any]:
+        folder, rate = str(self.folder), self.rate / (len(RUNS) * _PRODUCERS_A_RUN)
+        duties: dict[str, tuple[Any, ...]] = {"reviewer": (_review, folder, self.seed, self._end)}
+        for number, run in enumerate(RUNS * _PRODUCERS_A_RUN):
+            duties[f"producer {number}"] = (_produce, folder, run, number, rate, self.seed, self._go, self._no_more)
+        for run in RUNS:
+            duties[f"consumer {run}"] = (_consume, folder, run, self._end)
+        processes = {
+            name: self._context.Process(target=_guarded, args=(*duty, self._events), name=name, daemon=True)
+            for name, duty in duties.items()
+        }
+        for process in processes.values():
+            process.start()
+        return processes
+
+    def _listen(self, until: float) -> None:
+        while (left := until - time.monotonic()) > 0:
+            try:
+                event = self._events.get(timeout=left)
+            except queue.Empty:
+                return
+            if event[0] == "error":
+                self.errors.append(event[3])
+                return
+            self.totals[event[0]] += event[2]
+            self._seen.append(event)
+
+    def _sample(self, buffer: Buffer, started: float, processes: dict[str, Any]) -> None:
+        begun, self._seen = time.monotonic(), []
+        self._listen(begun + self.every_s)
+        seconds = time.monotonic() - begun
+        times = sorted(spent for what, _, _, spent in self._seen if what == "written")
+        tables = {
+            row["relname"]: row
+            for row in buffer.sql(
+                "SELECT relname::text, n_live_tup AS live, n_dead_tup AS dead FROM pg_stat_user_tables WHERE schemaname = 'rft'"
+            ).to_pylist()
+        }
+        self.samples.append(
+            {
+                "at_s": time.monotonic() - started,
+                "written_per_s": sum(num for what, _, num, _ in self._seen if what == "written") / seconds,
+                "drawn_per_s": sum(num for what, _, num, _ in self._seen if what == "drawn") / seconds,
+                "waiting": self.totals["written"] - self.totals["drawn"],
+                "write_ms_p50": 1000 * statistics.median(times) if times else None,
+                "write_ms_max": 1000 * times[-1] if times else None,
+                "dead_rows": sum(tables[name]["dead"] for name in _HOT),
+                "database_bytes": buffer.sql("SELECT pg_database_size(current_database()) AS n")["n"][0].as_py(),
+                "segment_bytes": sum(file.stat().st_size for file in _segments(self.folder)),
+                "memory_bytes": {name: _private_memory(process.pid) for name, process in processes.items()},
+                "load": os.getloadavg()[0],
+            }
+        )
+        last = self.samples[-1]
+        print(
+            f"{last['at_s']:.0f} s: {last['written_per_s']:.0f} written/s, {last['drawn_per_s']:.0f} drawn/s,"
+            f" {last['dead_rows']} dead rows, load {last['load']:.1f}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def _drain(self, processes: dict[str, Any]) -> None:
+        for name, process in processes.items():
+            if name.startswith("producer"):
+                process.join(_DRAIN_S)
+        deadline = time.monotonic() + _DRAIN_S
+        while (self.totals["drawn"] < self.totals["written"] or not self._events.empty()) and not self.errors:
+            self._listen(time.monotonic() + 0.5)
+            if time.monotonic() > deadline:
+                self.errors.append(
+                    f"{self.totals['drawn']} of {self.totals['written']} experiences drawn {_DRAIN_S:.0f} s after the last write"
+                )
+        self._listen(time.monotonic() + 1.0)  # one too many would come now
+
+    def _results(self, buffer: Buffer) -> dict[str, Any]:
+        (row,) = buffer.sql(
+            "SELECT (SELECT count(*) FROM rft.experience) AS stored, count(*) AS drawn, count(DISTINCT experience_id) AS once,"
+            " (SELECT count(*) FROM rft.label) AS labels FROM rft.draw"
+        ).to_pylist()
+        for table in _HOT:
+            buffer.sql(f"VACUUM (ANALYZE) rft.{table}")
+        buffer.sql("SELECT pg_stat_force_next_flush()")
+        dead = buffer.sql(
+            "SELECT coalesce(sum(n_dead_tup), 0)::bigint AS n FROM pg_stat_user_tables WHERE relname = ANY (%s)",
+            [list(_HOT)],
+        )
+        once = row["stored"] == row["drawn"] == row["once"] == self.totals["written"]
+        if not once and not self.errors:
+            self.errors.append(f"not exactly once: {row}, written {self.totals['written']}")
+        self.errors += list(buffer.verify())
+        last = self.samples[-1] if self.samples else {}
+        return {
+            "seconds": self.seconds,
+            "rate": self.rate,
+            "ok": not self.errors,
+            "errors": self.errors,
+            "exactly_once": once,
+            "experiences": row["stored"],
+            "labels": row["labels"],
+            "written_per_s": _thirds([s["written_per_s"] for s in self.samples]),
+            "drawn_per_s": _thirds([s["drawn_per_s"] for s in self.samples]),
+            "write_ms_p50": _thirds([s["write_ms_p50"] for s in self.samples if s["write_ms_p50"] is not None]),
+            "most_dead_rows": max((s["dead_rows"] for s in self.samples), default=0),
+            "dead_rows_after_vacuum": dead["n"][0].as_py(),
+            "database_bytes_an_experience": last.get("database_bytes", 0) / max(row["stored"], 1),
+            "segment_bytes_an_experience": sum(f.stat().st_size for f in _segments(self.folder))
+            / max(row["stored"], 1),
+            "segment_files": len(_segments(self.folder)),
+            "memory_bytes": {
+                name: _thirds([s["memory_bytes"][name] for s in self.samples if s["memory_bytes"][name]])
+                for name in last.get("memory_bytes", {})
+            },
+            "samples": self.samples,
+        }
+
+
+def _segments(folder: Path) -> list[Path]:
+    return [file for file in (folder / "buffer" / "segments").glob("*") if file.is_file()]
+
+
+def _private_memory(pid: int | None) -> int | None:
+    """Bytes of its own that a process holds (anonymous memory): mapped segments are files, which the kernel drops when it likes."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return None
+    kib = next((line.split()[1] for line in status.splitlines() if line.startswith("RssAnon:")), None)
+    return None if kib is None else int(kib) * 1024
+
+
+def _thirds(values: Sequence[float]) -> dict[str, float | None]:
+    """Medians of the first and the last third, and how many times the first the last is."""
+    third = len(values) // 3
+    if not third:
+        return {"first": None, "last": None, "ratio": None}
+    first, last = statistics.median(values[:third]), statistics.median(values[-third:])
+    return {"first": first, "last": last, "ratio": last / first if first else None}
+
+
+def plot(results: dict[str, Any], file: Path) -> None:
+    """The samples over time, as a picture."""
+    from matplotlib.figure import Figure
+
+    samples = results["samples"]
+    minutes = [s["at_s"] / 60 for s in samples]
+    figure = Figure(figsize=(9, 9), layout="constrained")
+    rates, times, sizes, memory = figure.subplots(4, 1, sharex=True)
+    rates.plot(minutes, [s["written_per_s"] for s in samples], label="written")
+    rates.plot(minutes, [s["drawn_per_s"] for s in samples], label="drawn", linestyle="--")
+    rates.set(
+        ylabel="experiences/s",
+        ylim=(0, None),
+        title=f"{results['experiences']:,} experiences, {results['labels']:,} labels",
+    )
+    times.plot(minutes, [s["write_ms_p50"] for s in samples], label="write of 64, median")
+    times.plot(minutes, [s["load"] * 10 for s in samples], label="load of the machine × 10", linestyle=":")
+    times.set(ylabel="ms", ylim=(0, None))
+    sizes.plot(minutes, [s["database_bytes"] / 2**20 for s in samples], label="database")
+    sizes.plot(minutes, [s["segment_bytes"] / 2**20 for s in samples], label="segments")
+    sizes.plot(minutes, [s["dead_rows"] / 100 for s in samples], label="dead rows / 100", linestyle=":")
+    sizes.set(ylabel="MiB")
+    for name in results["memory_bytes"]:
+        memory.plot(minutes, [(s["memory_bytes"][name] or 0) / 2**20 for s in samples], label=name, linewidth=1)
+    memory.set(ylabel="own memory, MiB", xlabel="minutes", ylim=(0, None))
+    for axes in (rates, times, sizes, memory):
+        axes.legend(loc="lower right", fontsize="small")
+        axes.grid(alpha=0.3)
+    figure.savefig(file, dpi=110)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="rft bench soak", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--rate", type=float, default=400, help="experiences a second, all producers together")
+    parser.add_argument("--every", type=float, help="seconds between two samples; a 120th of the time by default")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--plot", type=Path, help="a picture of it (PNG; needs matplotlib)")
+    parser.add_argument("--folder", type=Path, help="where to work; a temporary folder by default")
+    options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers and processes are ended on the way out
+    if options.minutes <= 0 or options.rate <= 0:
+        parser.error("--minutes and --rate must be positive")
+    seconds = options.minutes * 60
+    with tempfile.TemporaryDirectory(prefix="rft-soak-", dir=options.folder, ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        folder.chmod(0o755)  # the database may run as another user
+        try:
+            every_s = options.every or max(2.0, seconds / 120)
+            results = Soak(folder, seconds=seconds, rate=options.rate, every_s=every_s, seed=options.seed).run()
+        finally:
+            with _open(name) as buffer:
+                if buffer.server:
+                    buffer.server.stop()
+    if options.plot:
+        plot(results, options.plot)
+    print(json.dumps(results, indent=2))
+    return 0 if results["ok"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

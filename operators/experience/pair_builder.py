@@ -1,0 +1,131 @@
+"""Preference pairs from the rewards of a group: a better answer over a worse one to the same prompt.
+
+    - pair_builder: {margin: 0.5}
+    - pair_builder: {margin: 0.2, max_pairs: 2, ties: order, max_length_ratio: 1.5}
+
+Of two rollouts of a group with rewards r_a ≥ r_b, a over b is a pair when r_a − r_b ≥ `margin` (within 1e-9, so that 0.3 over
+0.1 has a margin of 0.2). Answers whose rewards are equal, or nearer than that, are a tie and make no pair: nothing says which
+is better, and a pair of equals teaches noise.
+
+A group has at most `max_pairs` pairs. They are taken one by one: first those with the largest difference; of equal ones (with
+rewards 0 and 1 all are) those whose two rollouts are in the fewest pairs so far, so that the pairs differ; and of these by
+`ties`. With `ties: length` that is the pair whose answers are closest in length, so that length tells chosen from rejected as
+little as the group allows: a policy trained on pairs whose chosen answer is the longer one learns to be long (Park et al. 2024,
+"Disentangling Length from Quality in Direct Preference Optimization", arXiv 2403.19159). With `ties: order` it is the pair of the earliest rollouts.
+`max_length_ratio` is the stricter guard: a pair whose longer answer has more than that many times the tokens of the shorter
+one is not built at all.
+
+Rollouts of several turns are left out (their turns answer different prompts), and so are rows without a finite reward.
+
+The operator is used in two ways. `pairs` gives the pairs of a batch; `rft pairs build` stores them. As a stage of a pipeline it
+drops the rows that no pair of their group uses, with the reason, and changes nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+from pydantic import Field
+
+from operators.base import Operator, StageConfig, StageOutcome
+
+_TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True)
+class _Rollout:
+    """One answer of a group."""
+
+    experience_id: int
+    index: int
+    reward: float
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class Pair:
+    """`chosen_id` over `rejected_id`, two experiences of one group; their rewards and response lengths in tokens."""
+
+    group_id: int
+    chosen_id: int
+    rejected_id: int
+    chosen_reward: float
+    rejected_reward: float
+    chosen_tokens: int
+    rejected_tokens: int
+
+
+class PairBuilder(Operator):
+    """Builds preference pairs from group rewards; see the module's header for the rules."""
+
+    class Config(StageConfig):
+        """`margin`: smallest difference of rewards, `max_pairs`: of a group, `ties`: which of equals, `max_length_ratio`: guard."""
+
+        margin: float = Field(default=0.5, gt=0)
+        max_pairs: int = Field(default=4, ge=1)
+        ties: Literal["length", "order"] = "length"
+        max_length_ratio: float | None = Field(default=None, ge=1)
+
+    reads = frozenset(
+        {"experience_id", "group_id", "rollout_index", "turn_index", "prompt", "reward", "num_response_tokens"}
+    )
+
+    def pairs(self, table: pa.Table) -> list[Pair]:
+        """The pairs of a batch of whole groups, in the order of the groups' first rows."""
+        return [pair for group_id, rollouts in _groups(table).items() for pair in self._pairs(group_id, rollouts)]
+
+    def apply(self, table: pa.Table) -> StageOutcome:
+        used = {key for pair in self.pairs(table) for key in (pair.chosen_id, pair.rejected_id)}
+        reason = f"no pair of its group uses it (margin {self.config.margin:g}, at most {self.config.max_pairs} pairs)"
+        reasons = [None if key in used else reason for key in table["experience_id"].to_pylist()]
+        return StageOutcome(pa.array(reasons, pa.string()))
+
+    def _pairs(self, group_id: int, rollouts: list[_Rollout]) -> Iterator[Pair]:
+        candidates = [(a, b) for a in rollouts for b in rollouts if self._is_pair(a, b)]
+        uses: Counter[int] = Counter()
+        for _ in range(min(self.config.max_pairs, len(candidates))):
+            best = min(candidates, key=lambda pair: self._rank(pair[0], pair[1], uses))
+            candidates.remove(best)
+            chosen, rejected = best
+            uses.update((chosen.index, rejected.index))
+            yield Pair(
+                group_id, chosen.experience_id, rejected.experience_id, chosen.reward, rejected.reward,
+                chosen.num_tokens, rejected.num_tokens,
+            )  # fmt: skip
+
+    def _is_pair(self, better: _Rollout, worse: _Rollout) -> bool:
+        if better.reward - worse.reward < self.config.margin - _TOLERANCE:
+            return False
+        shorter, longer = sorted((better.num_tokens, worse.num_tokens))
+        limit: float | None = self.config.max_length_ratio
+        return limit is None or longer <= limit * shorter
+
+    def _rank(self, better: _Rollout, worse: _Rollout, uses: Counter[int]) -> tuple[Any, ...]:
+        """Lowest first. Differences are rounded, so that those equal up to rounding count as equal."""
+        distance = abs(better.num_tokens - worse.num_tokens) if self.config.ties == "length" else 0
+        difference = round((better.reward - worse.reward) / _TOLERANCE)
+        return -difference, uses[better.index] + uses[worse.index], distance, better.index, worse.index
+
+
+def _groups(table: pa.Table) -> dict[int, list[_Rollout]]:
+    """Rollouts that can be compared, by group; groups in the order of their first rows."""
+    columns = ["experience_id", "group_id", "rollout_index", "turn_index", "prompt", "reward", "num_response_tokens"]
+    rows = table.select(columns).to_pylist()
+    turns = Counter((row["group_id"], row["rollout_index"]) for row in rows)
+    groups: dict[int, list[_Rollout]] = defaultdict(list)
+    prompts: dict[int, str] = {}
+    for row in rows:
+        single = turns[row["group_id"], row["rollout_index"]] == 1 and row["turn_index"] == 0
+        if not single or row["reward"] is None or not math.isfinite(row["reward"]):
+            continue
+        # Only answers to the same prompt can be compared: a workflow may have asked a rollout in its own words.
+        if prompts.setdefault(row["group_id"], row["prompt"]) == row["prompt"]:
+            groups[row["group_id"]].append(
+                _Rollout(row["experience_id"], row["rollout_index"], row["reward"], row["num_response_tokens"])
+            )
+    return groups

@@ -1,0 +1,91 @@
+"""`rft pairs build|export`: preference pairs from the rewards of a run's groups."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rftcore.cli.session import BufferOption, JsonOption, RunArgument, author, opened
+
+if TYPE_CHECKING:
+    from rftcore.pairs import BuiltPairs
+
+app = typer.Typer(help="Preference pairs: which of two answers to one prompt is the better one.", no_args_is_help=True)
+
+
+@app.command("build")
+def build(
+    run: RunArgument = None,
+    margin: Annotated[
+        float, typer.Option("--margin", help="Smallest difference of rewards between chosen and rejected.")
+    ] = 0.5,
+    max_pairs: Annotated[int, typer.Option("--max-pairs", help="At most this many pairs of a group.")] = 4,
+    ties: Annotated[
+        str, typer.Option("--ties", help="Which of equally distant pairs: length (closest in length) or order.")
+    ] = "length",
+    max_length_ratio: Annotated[
+        float | None,
+        typer.Option(
+            "--max-length-ratio", help="No pair whose longer answer has more than this many times the tokens."
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the pairs and store none.")] = False,
+    by: Annotated[
+        str | None,
+        typer.Option("--author", envvar="RFT_AUTHOR", help="Who has them built; your login name by default."),
+    ] = None,
+    buffer: BufferOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Build preference pairs from the rewards of RUN's groups as they stand now; pairs stored before are not stored again.
+
+    The rules are those of the operator pair_builder. Pairs are in rft.preference_pair; rft.v_pair shows them with their texts, the
+    rewards of now, and whether they still stand.
+    """
+    from operators.experience.pair_builder import PairBuilder
+    from rftcore.cli.output import print_json
+    from rftcore.pairs import build_pairs
+
+    arguments = {"margin": margin, "max_pairs": max_pairs, "ties": ties, "max_length_ratio": max_length_ratio}
+    builder = PairBuilder.from_args(arguments)
+    assert isinstance(builder, PairBuilder)
+    with opened(buffer, "rft pairs") as found:
+        built = build_pairs(found, found.find_run(run), builder, author=by or author(), dry_run=dry_run)
+    if as_json:
+        print_json(asdict(built))
+    else:
+        _tell(built)
+
+
+@app.command("export")
+def export(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .jsonl or .parquet file to write.")],
+    run: RunArgument = None,
+    buffer: BufferOption = None,
+) -> None:
+    """Write the pairs of RUN that stand to FILE, with columns prompt, chosen, rejected and where they come from."""
+    from rftcore.pairs import export_pairs
+
+    with opened(buffer, "rft pairs") as found:
+        row = found.find_run(run)
+        count = export_pairs(found, row, file)
+    print(f"{count} pairs of {row['name']} written to {file}")
+
+
+def _tell(built: BuiltPairs) -> None:
+    new = f"{built.num_new} of them new" + ("" if built.stored else ", none stored (--dry-run)")
+    print(
+        f"{built.num_pairs} pairs in {built.num_groups_with_pairs} of {built.num_groups} groups of {built.run}, {new}"
+    )
+    if built.num_pairs:
+        print(
+            f"length: the chosen answer is longer in {built.chosen_longer:.0%} and shorter in {built.rejected_longer:.0%} of them; "
+            f"on average {built.chosen_tokens:.1f} against {built.rejected_tokens:.1f} tokens"
+        )
+    if built.num_pairs and built.stored:
+        print(
+            f"train on them: sampling.source: {{sql: \"select pair_id from rft.v_pair where run = '{built.run}' and stands\"}}"
+        )

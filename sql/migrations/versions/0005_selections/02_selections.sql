@@ -1,0 +1,117 @@
+-- Runs that train on a stored selection: what was selected, and how it is drawn.
+
+ALTER TABLE rft.run
+    ADD COLUMN source_sql text,
+    ADD COLUMN source_kind rft.item_kind CHECK (source_kind <> 'group'),
+    ADD COLUMN source_rows bigint CHECK (source_rows > 0),
+    ADD COLUMN source_hash text,
+    ADD COLUMN source_epochs integer CHECK (source_epochs BETWEEN 1 AND 32767),
+    ADD COLUMN label_cut bigint,
+    ADD CONSTRAINT run_source_is_whole CHECK (num_nulls(source_sql, source_kind, source_rows, source_hash, source_epochs) IN (0, 5));
+COMMENT ON COLUMN rft.run.source_sql IS 'The query whose result this run trains on; NULL for runs that train on their own groups.';
+COMMENT ON COLUMN rft.run.source_kind IS 'What the query selected: experiences or pairs.';
+COMMENT ON COLUMN rft.run.source_rows IS 'How many rows it selected.';
+COMMENT ON COLUMN rft.run.source_hash IS 'SHA-256 of what was selected: ids, checksums of the token arrays and, where labels are pinned, the rewards.';
+COMMENT ON COLUMN rft.run.source_epochs IS 'How often each row is trained on.';
+COMMENT ON COLUMN rft.run.label_cut IS 'Newest label that counts for this run: later ones change none of its batches. NULL: rewards count as they stand when drawn.';
+
+COMMENT ON COLUMN rft.worklist.sort_key IS 'First-in-first-out order: explore step, then ordinal. Of a stored selection: epoch of the next use, then a hash that shuffles it.';
+
+CREATE FUNCTION rft.reward_at(of_experience bigint, cut bigint) RETURNS double precision
+LANGUAGE sql STABLE
+AS $$
+    SELECT CASE WHEN l.label_id IS NULL THEN e.reward ELSE l.old_value END
+    FROM rft.experience e
+    LEFT JOIN LATERAL (
+        SELECT l.label_id, l.old_value FROM rft.label l
+        WHERE l.experience_id = e.experience_id AND l.field = 'reward' AND l.label_id > cut
+        ORDER BY l.label_id LIMIT 1) l ON true
+    WHERE e.experience_id = of_experience
+$$;
+COMMENT ON FUNCTION rft.reward_at(bigint, bigint) IS 'The reward of an experience as it was when no label after the cut had been given; as it stands where the cut is NULL.';
+
+-- md5 and not PostgreSQL's own hashes: those may differ between versions and machines.
+CREATE FUNCTION rft.selection_key(seed bigint, epoch integer, item_id bigint) RETURNS bigint
+LANGUAGE sql IMMUTABLE
+AS $$ SELECT epoch::bigint << 48 | ('x' || substr(md5(seed || ':' || epoch || ':' || item_id), 1, 12))::bit(48)::bigint $$;
+COMMENT ON FUNCTION rft.selection_key(bigint, integer, bigint) IS 'Place of an item in the order of a stored selection: all of an epoch before all of the next, shuffled by seed and epoch.';
+
+-- No nested loops: a queue that was filled a moment ago has no statistics, and a planner that takes it for empty would join it
+-- with itself row by row.
+CREATE FUNCTION rft.restore_selection(of_run bigint, of_attempt bigint) RETURNS void
+LANGUAGE plpgsql SET enable_nestloop = off
+AS $$
+DECLARE
+    queue CONSTANT text := 'trainer/' || of_run;
+    r rft.run;
+BEGIN
+    SELECT * INTO r FROM rft.run WHERE run_id = of_run;
+    WITH used AS (
+        SELECT d.item_id, count(DISTINCT (d.attempt_id, d.trainer_step))::integer AS times
+        FROM rft.v_history h
+        JOIN rft.draw d ON d.attempt_id = h.attempt_id AND (h.last_step IS NULL OR d.trainer_step <= h.last_step)
+        WHERE h.history_id = of_attempt
+        GROUP BY d.item_id),
+    due AS (
+        SELECT w.item_id, coalesce(u.times, 0) < r.source_epochs AS available,
+               rft.selection_key(r.seed, coalesce(u.times, 0), w.item_id) AS sort_key
+        FROM rft.worklist w LEFT JOIN used u USING (item_id)
+        WHERE w.consumer = queue AND w.item_kind = r.source_kind)
+    UPDATE rft.worklist w SET available = d.available, sort_key = d.sort_key
+    FROM due d
+    WHERE w.consumer = queue AND w.item_kind = r.source_kind AND w.item_id = d.item_id
+      AND (w.available, w.sort_key) IS DISTINCT FROM (d.available, d.sort_key);
+END
+$$;
+COMMENT ON FUNCTION rft.restore_selection(bigint, bigint) IS 'Puts the items of a stored selection where the history of an attempt left them: used as often as it drew them, no more.';
+
+-- The batch of a step follows from the seed, the epochs and the steps before it, so a history that goes back draws the same again.
+-- An item comes back at once for the next epoch, behind all that are still in this one.
+CREATE FUNCTION rft.draw_selected(
+    of_run bigint, of_attempt bigint, step integer, wanted integer, OUT outcome text, OUT reason text)
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    queue CONSTANT text := 'trainer/' || of_run;
+    r rft.run;
+    found_items integer;
+    picked bigint[];
+BEGIN
+    SELECT * INTO r FROM rft.run WHERE run_id = of_run AND current_attempt_id = of_attempt FOR SHARE;
+    IF NOT FOUND THEN
+        outcome := 'fenced';
+        RETURN;
+    END IF;
+    outcome := 'drawn';
+    SELECT count(DISTINCT item_id) INTO found_items FROM rft.draw WHERE attempt_id = of_attempt AND trainer_step = step;
+    IF found_items = 0 THEN
+        SELECT coalesce(array_agg(item_id ORDER BY sort_key, item_id), '{}') INTO picked FROM (
+            SELECT item_id, sort_key FROM rft.worklist WHERE consumer = queue AND available AND item_kind = r.source_kind
+            ORDER BY sort_key, item_id LIMIT wanted FOR UPDATE) p;
+        UPDATE rft.worklist
+        SET available = (sort_key >> 48) + 1 < r.source_epochs,
+            sort_key = rft.selection_key(r.seed, (sort_key >> 48)::integer + 1, item_id)
+        WHERE consumer = queue AND item_kind = r.source_kind AND item_id = ANY (picked);
+        found_items := cardinality(picked);
+
+        INSERT INTO rft.draw (attempt_id, trainer_step, slot, item_kind, item_id, experience_id, pair_id, reward_used, staleness)
+        SELECT of_attempt, step, m.slot, r.source_kind, m.item_id, m.experience_id, m.pair_id,
+               rft.reward_at(m.experience_id, r.label_cut), 0
+        FROM (
+            SELECT i.item_id, i.place - 1 AS slot, i.item_id AS experience_id, NULL::bigint AS pair_id
+            FROM unnest(picked) WITH ORDINALITY AS i (item_id, place)
+            WHERE r.source_kind = 'experience'
+            UNION ALL
+            SELECT i.item_id, 2 * (i.place - 1) + m.second, m.experience_id, p.pair_id
+            FROM unnest(picked) WITH ORDINALITY AS i (item_id, place)
+            JOIN rft.preference_pair p ON p.pair_id = i.item_id
+            CROSS JOIN LATERAL (VALUES (0, p.chosen_id), (1, p.rejected_id)) AS m (second, experience_id)
+            WHERE r.source_kind = 'pair') m
+        ORDER BY m.slot;
+    END IF;
+    IF found_items < wanted THEN
+        reason := format('%s of %s: the stored selection holds no more', found_items, wanted);
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION rft.draw_selected IS 'Draws the next experiences or whole pairs of a stored selection for a trainer step; a pair takes two slots, the chosen one first. outcome: drawn (reason says why a batch is short) or fenced (the attempt no longer holds the run).';

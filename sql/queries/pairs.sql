@@ -1,0 +1,24 @@
+-- name: finished_groups
+-- Groups of a run with no more facts to come, a page at a time.
+SELECT group_id FROM rft.rollout_group
+WHERE run_id = %(run_id)s AND group_id > %(after_id)s AND status IN ('sealed', 'ready') ORDER BY group_id LIMIT %(limit)s;
+
+-- name: new_pairs
+-- Those of some built pairs that are not stored yet.
+SELECT n.chosen_id, n.rejected_id
+FROM unnest(%(chosen_ids)s::bigint[], %(rejected_ids)s::bigint[]) AS n (chosen_id, rejected_id)
+WHERE NOT EXISTS (
+    SELECT FROM rft.preference_pair p
+    WHERE p.chosen_id = n.chosen_id AND p.rejected_id = n.rejected_id AND p.source = 'rewards');
+
+-- name: insert_pairs
+-- A pair that is stored already stays as it is: building twice adds nothing.
+INSERT INTO rft.preference_pair (chosen_id, rejected_id, source, author, builder, label_cut)
+SELECT n.chosen_id, n.rejected_id, 'rewards', %(author)s, %(builder)s, %(label_cut)s
+FROM unnest(%(chosen_ids)s::bigint[], %(rejected_ids)s::bigint[]) AS n (chosen_id, rejected_id)
+ON CONFLICT (chosen_id, rejected_id, source) DO NOTHING;
+
+-- name: pairs_that_stand
+SELECT pair_id, taskset, task_key, prompt, chosen, rejected, chosen_reward, rejected_reward, margin, chosen_tokens, rejected_tokens,
+       source::text AS source, author, chosen_id, rejected_id, label_cut
+FROM rft.v_pair WHERE run_id = %(run_id)s AND stands ORDER BY pair_id;

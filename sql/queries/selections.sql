@@ -1,0 +1,76 @@
+-- name: lock_labels
+-- Waits for transactions that have labelled and not committed; while it is held no label can get an id.
+SELECT rft.lock_labels();
+
+-- name: label_cut
+-- The newest label; asked while lock_labels is held, so that this snapshot sees exactly the labels up to it.
+SELECT coalesce(max(label_id), 0) AS label_cut FROM rft.label;
+
+-- name: selected_experiences
+-- What makes the selected experiences what they are, in the order of their ids: `line` goes into the selection's hash. `problem`
+-- says what is wrong with one.
+SELECT i.item_id,
+       concat_ws(' ', e.experience_id, coalesce(s.first_checksum, s.checksum), e.segment_row,
+                 CASE WHEN x.experience_id IS NOT NULL THEN 'purged' END,
+                 CASE WHEN %(label_cut)s::bigint IS NOT NULL THEN coalesce(rft.reward_at(e.experience_id, %(label_cut)s)::text, 'none') END) AS line,
+       CASE WHEN e.experience_id IS NULL THEN 'does not exist'
+            WHEN x.experience_id IS NOT NULL THEN 'was purged'
+            WHEN s.segment_id IS NULL THEN 'has no token arrays any more' END AS problem
+FROM unnest(%(item_ids)s::bigint[]) AS i (item_id)
+LEFT JOIN rft.experience e ON e.experience_id = i.item_id
+LEFT JOIN rft.segment s USING (segment_id)
+LEFT JOIN rft.purged_experience x USING (experience_id)
+ORDER BY i.item_id;
+
+-- name: selected_pairs
+-- The same of preference pairs.
+SELECT i.item_id,
+       concat_ws(' ', p.pair_id, c.experience_id, coalesce(sc.first_checksum, sc.checksum), c.segment_row, j.experience_id,
+                 coalesce(sj.first_checksum, sj.checksum), j.segment_row,
+                 CASE WHEN xc.experience_id IS NOT NULL OR xj.experience_id IS NOT NULL THEN 'purged' END,
+                 CASE WHEN %(label_cut)s::bigint IS NOT NULL THEN
+                     coalesce(rft.reward_at(c.experience_id, %(label_cut)s)::text, 'none') || ' '
+                     || coalesce(rft.reward_at(j.experience_id, %(label_cut)s)::text, 'none') END) AS line,
+       CASE WHEN p.pair_id IS NULL THEN 'does not exist'
+            WHEN xc.experience_id IS NOT NULL OR xj.experience_id IS NOT NULL THEN
+                format('names experience %%s, which was purged', coalesce(xc.experience_id, xj.experience_id))
+            WHEN sc.segment_id IS NULL OR sj.segment_id IS NULL THEN 'has no token arrays any more'
+            WHEN c.prompt <> j.prompt THEN format('compares answers to different prompts (experiences %%s and %%s)', p.chosen_id, p.rejected_id)
+       END AS problem
+FROM unnest(%(item_ids)s::bigint[]) AS i (item_id)
+LEFT JOIN rft.preference_pair p ON p.pair_id = i.item_id
+LEFT JOIN rft.experience c ON c.experience_id = p.chosen_id
+LEFT JOIN rft.experience j ON j.experience_id = p.rejected_id
+LEFT JOIN rft.segment sc ON sc.segment_id = c.segment_id
+LEFT JOIN rft.segment sj ON sj.segment_id = j.segment_id
+LEFT JOIN rft.purged_experience xc ON xc.experience_id = c.experience_id
+LEFT JOIN rft.purged_experience xj ON xj.experience_id = j.experience_id
+ORDER BY i.item_id;
+
+-- name: store_selection
+UPDATE rft.run SET source_sql = %(sql)s, source_kind = %(kind)s, source_rows = %(num_rows)s, source_hash = %(content_hash)s,
+    source_epochs = %(epochs)s, label_cut = %(label_cut)s
+WHERE run_id = %(run_id)s RETURNING *;
+
+-- name: queue_selection
+-- The run's queue: one row per item, in the shuffled order of the first epoch. No policy's age counts.
+INSERT INTO rft.worklist (consumer, item_kind, item_id, sort_key, policy_step)
+SELECT 'trainer/' || r.run_id, r.source_kind, i.item_id, rft.selection_key(r.seed, 0, i.item_id), 2147483647
+FROM rft.run r, unnest(%(item_ids)s::bigint[]) AS i (item_id) WHERE r.run_id = %(run_id)s;
+
+-- name: analyze_worklist
+-- A queue of a million rows that the planner takes for empty would be sorted at every draw.
+ANALYZE rft.worklist;
+
+-- name: queued_selection
+SELECT item_id FROM rft.worklist WHERE consumer = 'trainer/' || %(run_id)s AND item_kind = %(kind)s::rft.item_kind ORDER BY item_id;
+
+-- name: restore_selection
+SELECT rft.restore_selection(%(run_id)s, %(attempt_id)s);
+
+-- name: draw_selected
+SELECT * FROM rft.draw_selected(%(run_id)s, %(attempt_id)s, %(step)s, %(wanted)s);
+
+-- name: release_selected
+-- A batch given back before it was used: its draws never took place.
+DELETE FROM rft.draw WHERE attempt_id = %(attempt_id)s AND trainer_step = %(step)s;

@@ -1,0 +1,54 @@
+"""The buffer benchmark at its smallest, without peers: what it promises to print, and that everything arrived once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.buffer import main
+from benchmarks.peers import PEERS
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+KEYS = (
+    "write_experiences_per_s",
+    "end_to_end_experiences_per_s",
+    "commit_to_batch_ms_p50",
+    "commit_to_batch_ms_p99",
+    "fraction_of_disk_bandwidth",
+)
+
+
+@pytest.mark.slow
+def test_the_buffer_benchmark_prints_its_figures_as_json_alone(server_folders: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.buffer", "--skip-peers", "--rounds", "1", "--samples", "1024"]
+    ended = subprocess.run(
+        [*command, "--folder", str(server_folders)],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    printed = json.loads(ended.stdout)
+    for results in (printed["results"], printed["peers"]["bare_layout"]):
+        # An experience that came twice or not at all would be an error here.
+        assert results["error"] is None
+        assert all(results[key] > 0 for key in KEYS)
+    assert set(printed["peers"]) == {"bare_layout"}
+    assert printed["limits"]["flush_ms_p50"]["median"] > 0
+    compared = printed["peers"]["bare_layout"]["ours_compared"]["write_256"]["median"]
+    ours, bare = printed["results"], printed["peers"]["bare_layout"]
+    assert compared == pytest.approx(ours["write_experiences_per_s"] / bare["write_experiences_per_s"])
+
+
+def test_an_unknown_peer_is_refused_with_the_names_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--peers", "trinity_sql,redis"])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert "no such peer: redis" in said and all(name in said for name in PEERS)

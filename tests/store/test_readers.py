@@ -1,0 +1,112 @@
+"""Readers that misbehave: training goes on beside each of them, and claims do not walk over what a snapshot keeps alive."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import psycopg
+import pytest
+
+from benchmarks.readers import READERS, Loop, beside, experiences, prepare
+from rftdata import Buffer
+from rftdata.claims import SealedQueue
+from rftdata.database import queries
+from tests.store_roles import Roles, own_group
+
+_ROWS = 2000
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_training_goes_on(buffer: Buffer, reader: str) -> None:
+    """Every group that is written is decided on and drawn, in its step, while the reader is there."""
+    made = experiences(64)
+    stored = prepare(buffer, made, _ROWS)
+    loop = Loop(buffer, made)
+    with beside(reader, buffer.database.uri, stored) as said:
+        loop.run(6)
+    assert {name: len(seconds) for name, seconds in loop.seconds.items()} == {"write": 6, "verdict": 6, "draw": 6}
+    drawn = buffer.sql("SELECT count(*) AS n, count(DISTINCT experience_id) AS once FROM rft.draw").to_pylist()
+    assert drawn == [{"n": 6 * 256, "once": 6 * 256}]
+    if reader == "select":
+        assert said["rows_read"] > 0
+    if reader == "update":
+        assert said["rows"] == _ROWS and 0 <= said["hot_share"] <= 1 and said["wal_bytes"] > 0
+        labels = buffer.sql("SELECT count(DISTINCT experience_id) AS n FROM rft.label").to_pylist()
+        assert labels == [{"n": _ROWS}], "every change is on record"
+
+
+def pages_touched(connection: psycopg.Connection[Any], query: str, **parameters: Any) -> int:
+    """Buffers that a query reads; it is run and rolled back."""
+    with connection.transaction(force_rollback=True):
+        (row,) = connection.execute(
+            "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + queries()[query], parameters
+        ).fetchall()
+    plan = (json.loads(row[0]) if isinstance(row[0], str) else row[0])[0]["Plan"]
+    return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+
+
+def test_a_claim_does_not_pass_over_what_a_snapshot_keeps(buffer: Buffer) -> None:
+    roles = Roles(buffer)
+    queue = SealedQueue(buffer.database, roles.run_id, roles.worker_id, lease_s=60, look_back_s=60)
+    with psycopg.connect(buffer.config.uri) as lunch, psycopg.connect(buffer.config.uri, autocommit=True) as client:
+        lunch.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        lunch.execute("SELECT count(*) FROM rft.run")
+        for i in range(20):
+            roles.insert(*[own_group(task_key=str(j)) for j in range(100 * i, 100 * i + 100)])
+            batch = queue.claim(100)
+            assert batch is not None and len(batch.group_ids) == 100
+            roles.commit(batch)
+        roles.insert(own_group(task_key="last"))
+        options = {"run_id": roles.run_id, "worker_id": roles.worker_id, "count": 100, "lease_s": 60}
+        from_start = pages_touched(client, "claim_sealed_groups", from_key=0, **options)
+        from_hint = pages_touched(client, "claim_sealed_groups", from_key=batch.first_key, **options)
+    assert from_hint < from_start / 3, (from_hint, from_start)
+
+
+def test_groups_that_come_back_before_others_are_found(buffer: Buffer) -> None:
+    roles = Roles(buffer)
+    first, *_ = roles.insert(*[own_group(task_key=str(i)) for i in range(8)])
+    patient = SealedQueue(buffer.database, roles.run_id, roles.worker_id, lease_s=60, look_back_s=3600)
+    eager = SealedQueue(buffer.database, roles.run_id, roles.worker_id, lease_s=60, look_back_s=0)
+    for _ in range(2):
+        batch = patient.claim(4)
+        assert batch is not None and len(batch.group_ids) == 4
+        roles.commit(batch)
+    buffer.sql("UPDATE rft.experience SET reward = 0.5 WHERE group_id = %s", [first])
+    assert patient.claim(4) is None, "it stands before the place where the last claim began"
+    found = eager.claim(4)
+    assert found is not None and found.group_ids == [first]
+
+
+def test_the_newest_label_is_found_by_index_right_after_many_were_written(buffer: Buffer) -> None:
+    """Statistics lag behind a large relabelling; the plan must not pass every label for every experience."""
+    roles = Roles(buffer)
+    groups = roles.insert(own_group(rewards=[0.0] * 50))
+    buffer.sql(
+        "INSERT INTO rft.label (experience_id, field, author, label_batch_id)"
+        " SELECT 1000 + n, 'reward', 'somebody', 1 FROM generate_series(1, 30000) AS n"
+    )
+    with psycopg.connect(buffer.config.uri, autocommit=True) as client:
+        assert pages_touched(client, "batch_of_groups", group_ids=groups) < 50 * 20
+
+
+def test_the_benchmark_prints_json(tmp_path: Any) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.readers",
+        "--rounds",
+        "1",
+        "--steps",
+        "4",
+        "--rows",
+        "400",
+        "--readers",
+        "nobody",
+    ]
+    done = subprocess.run([*command, "--folder", str(tmp_path)], capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert found["workload"]["stored_rows"] == 400 and found["readers"]["nobody"]["steps_per_s"] > 0
