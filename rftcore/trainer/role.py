@@ -179,7 +179,10 @@ class TrainerRole:
 
     def _hand_over(self, name: str, export: Export) -> Publication:
         asked = self.buffer.database.fetch("weights_of_open_evaluations", run_id=self.attempt.run_id)
-        return self.publisher.publish(name, export, in_use={row["uri"] for row in asked})
+        in_use = {row["uri"] for row in asked}
+        if self.published is not None:  # the newest policy: an explorer that starts slowly still has to load it
+            in_use.add(self.published.uri)
+        return self.publisher.publish(name, export, in_use=in_use)
 
     def _publish_unchanged(self, step: int) -> None:
         """A skipped step: pacing goes on, the weights are those of before."""

@@ -218,6 +218,8 @@ def test_a_fork_goes_on_alone(roles: Roles) -> None:
         ).to_pylist()
         assert {u["trainer_step"] for u in used} == set(range(1, steps + 1))
         assert len({u["experience_id"] for u in used}) == len(used)
+        curve = roles.buffer.sql("SELECT trainer_step FROM rft.v_train_step WHERE run_id = %s ORDER BY 1", [run.run_id])
+        assert curve["trainer_step"].to_pylist() == list(range(1, steps + 1))
     shared = roles.buffer.sql(
         "SELECT count(*) AS n FROM rft.v_consumption a JOIN rft.v_consumption b USING (experience_id) WHERE a.run_id = %s AND b.run_id = %s",
         [roles.run_id, other.run_id],

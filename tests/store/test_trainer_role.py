@@ -263,6 +263,8 @@ def test_an_interrupted_reading_of_the_tests_is_done_by_the_next_life(training: 
     training.make_ready(1)
     life = training.attempt()
     training.wait_for("(select count(*) = 4 from rft.evaluation where purpose = 'test')", life)
+    newest = training.rows("select uri from rft.policy_version order by policy_version_id desc limit 1")[0]["uri"]
+    assert Path(newest).exists(), "an explorer that starts slowly still has to load the newest policy"
     training.stop()
     life.result(timeout=60)
     asked = training.answer_until_done(training.attempt(), lambda row: 1.0)

@@ -41,3 +41,11 @@ AS $$
     )
     SELECT count(*) FROM written
 $$;
+
+-- A fork's curve begins with its parent's steps: they belong to the run whose history they are on, not to the one that did them.
+CREATE OR REPLACE VIEW rft.v_train_step AS
+SELECT r.name AS run, r.run_id, s.trainer_step, s.attempt_id, s.outcome, s.reason, s.num_groups, s.num_experiences, s.num_tokens,
+       s.wait_seconds, s.train_seconds, s.publish_seconds, s.metrics, s.finished_at
+FROM rft.run r
+JOIN rft.v_history h ON h.history_id = r.current_attempt_id
+JOIN rft.train_step s ON s.attempt_id = h.attempt_id AND (h.last_step IS NULL OR s.trainer_step <= h.last_step);
