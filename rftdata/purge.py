@@ -13,6 +13,7 @@ again after `segments.ADDRESS_MAX_AGE_S`; `GRACE_S` is longer. A file that compa
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -35,6 +36,7 @@ _CHUNK_BYTES = 256 * 2**20
 _TRIES = 5
 # For a compaction or another purge to end.
 _WAIT_S = 600.0
+_CLOSING_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -239,16 +241,11 @@ def erase(buffer: Buffer, *, now: bool = False) -> Erased:
         BufferUnavailableError: with `now`, somebody else uses the buffer; or a file cannot be written.
     """
     database = buffer.database
-    if now:
-        others = [
-            str(row["application_name"] or "unnamed")
-            for row in database.fetch("sessions_in_database", own_pids=database.own_pids())
-        ]
-        if others:
-            raise BufferUnavailableError(
-                f"others use the buffer and may be reading the purged arrays: {', '.join(others)}",
-                todo=f"let them finish, or leave --now away: the bytes are overwritten {GRACE_S / 3600:g} hours after the purge",
-            )
+    if now and (others := _others(buffer)):
+        raise BufferUnavailableError(
+            f"others use the buffer and may be reading the purged arrays: {', '.join(others)}",
+            todo=f"let them finish, or leave --now away: the bytes are overwritten {GRACE_S / 3600:g} hours after the purge",
+        )
     due = database.fetch("ranges_to_erase", grace_s=0.0 if now else GRACE_S)
     for row in due:
         buffer.segments.erase(row["uri"], row["offset_bytes"], row["length_bytes"])
@@ -257,3 +254,13 @@ def erase(buffer: Buffer, *, now: bool = False) -> Erased:
     Compactor(database, buffer.segments, grace_s=0.0 if now else buffer.config.compaction_grace_s, alone=now).clear()
     left = database.fetch("ranges_left")[0]
     return Erased(len(due), sum(row["length_bytes"] for row in due), left["ranges"], left["num_bytes"])
+
+
+def _others(buffer: Buffer) -> list[str]:
+    """Names of other sessions; the server still shows one for a moment after it was closed."""
+    deadline = time.monotonic() + _CLOSING_S
+    while True:
+        rows = buffer.database.fetch("sessions_in_database", own_pids=buffer.database.own_pids())
+        if not rows or time.monotonic() >= deadline:
+            return [str(row["application_name"] or "unnamed") for row in rows]
+        time.sleep(0.05)
