@@ -60,7 +60,7 @@ FROM rft.run r, unnest(%(item_ids)s::bigint[]) AS i (item_id) WHERE r.run_id = %
 
 -- name: analyze_worklist
 -- A queue of a million rows that the planner takes for empty would be sorted at every draw.
-ANALYZE rft.worklist;
+SELECT rft.analyze_worklist();
 
 -- name: queued_selection
 SELECT item_id FROM rft.worklist WHERE consumer = 'trainer/' || %(run_id)s AND item_kind = %(kind)s::rft.item_kind ORDER BY item_id;

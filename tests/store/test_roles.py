@@ -191,6 +191,9 @@ def test_a_worker_does_the_work_of_every_role_of_a_run(as_: dict[str, Buffer], o
     run = worker.create_run(
         name=f"selecting from {roles.run_id}", config={}, seed=1, steps=1, pipeline_version="none", mode="train", selected=selected
     )  # fmt: skip
+    assert worker.sql(
+        "SELECT last_analyze > now() - interval '1 min' AS a FROM pg_stat_user_tables WHERE relname = 'worklist'"
+    )["a"][0].as_py()
     with worker.attempt(run) as attempt:
         assert len(attempt.draw(1, 3) or ()) == 3
     assert Compactor(worker.database, worker.segments).run() is not None

@@ -100,6 +100,8 @@ BEGIN
     PERFORM FROM rft.experience WHERE experience_id = ANY (ids) ORDER BY experience_id FOR UPDATE;
     SELECT array_agg(DISTINCT group_id) INTO groups FROM rft.experience WHERE experience_id = ANY (ids);
     PERFORM FROM rft.rollout_group WHERE group_id = ANY (groups) ORDER BY group_id FOR UPDATE;
+    -- Whoever draws from a stored selection holds its run: what was drawn before is seen by who asks next, a later draw sees the purge.
+    PERFORM FROM rft.run WHERE source_kind IS NOT NULL AND status <> 'finished' ORDER BY run_id FOR NO KEY UPDATE;
 
     INSERT INTO rft.purged_experience (experience_id, purge_id, segment_id, segment_row)
     SELECT experience_id, of_purge, segment_id, segment_row FROM rft.experience WHERE experience_id = ANY (ids)

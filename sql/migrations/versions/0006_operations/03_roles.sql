@@ -34,6 +34,16 @@ END
 $$;
 COMMENT ON FUNCTION rft.lock_labels() IS 'Waits for transactions that have labelled and not committed; while it is held no label can get an id.';
 
+-- So does ANALYZE, which would only warn and leave the planner to take a queue of a million rows for empty.
+CREATE FUNCTION rft.analyze_worklist() RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    ANALYZE rft.worklist;
+END
+$$;
+COMMENT ON FUNCTION rft.analyze_worklist() IS 'Renews the planner''s statistics of the queues, after one was filled at once.';
+
 -- Idempotent; run after every migration, so that new tables are covered. What is not named here stays the owner's: migrations,
 -- purges, roles.
 CREATE FUNCTION rft.grant_roles() RETURNS text[]
@@ -53,6 +63,7 @@ BEGIN
     ALTER FUNCTION rft.record_labels() SET search_path = pg_catalog, pg_temp;
     REVOKE ALL ON FUNCTION rft.purge_texts(bigint[], bigint, boolean) FROM PUBLIC;
     REVOKE ALL ON FUNCTION rft.lock_labels() FROM PUBLIC;
+    REVOKE ALL ON FUNCTION rft.analyze_worklist() FROM PUBLIC;
     REVOKE ALL ON FUNCTION rft.create_roles() FROM PUBLIC;
     REVOKE ALL ON FUNCTION rft.grant_roles() FROM PUBLIC;
 
@@ -84,7 +95,7 @@ BEGIN
         GRANT DELETE ON rft.worklist, rft.draw, rft.evaluation, rft.sampler_lane, rft.sampler_insert, rft.sampler_step,
             rft.selector_snapshot, rft.selector_state TO rft_worker;
         GRANT USAGE ON ALL SEQUENCES IN SCHEMA rft TO rft_worker;
-        GRANT EXECUTE ON FUNCTION rft.lock_labels() TO rft_worker;
+        GRANT EXECUTE ON FUNCTION rft.lock_labels(), rft.analyze_worklist() TO rft_worker;
     END IF;
     RETURN held;
 END
