@@ -271,25 +271,7 @@ def _commit_verdicts(
             for row in fetch(connection, "still_claimed", run_id=run_id, worker_id=worker_id, group_ids=batch.group_ids)
         }
         mine = [decision for decision in decisions if decision.group_id in held]
-        columns = [
-            ("experience_id", "int8"), ("group_id", "int8"), ("pipeline_version", "text"), ("kept", "bool"), ("stage", "text"),
-            ("reason", "text"), ("priority", "float8"), ("reward", "float8"), ("label_cut", "int8"),
-        ]  # fmt: skip
-        rows = (
-            (
-                d.experience_id,
-                d.group_id,
-                pipeline_version,
-                d.kept,
-                d.stage,
-                d.reason,
-                d.priority,
-                d.reward,
-                batch.label_cuts[d.group_id],
-            )
-            for d in mine
-        )
-        copy_rows(connection, "rft.verdict", columns, rows)
+        _insert_verdicts(connection, pipeline_version, batch, mine)
         kept: dict[int, float] = {}
         dropped: dict[int, set[str]] = {group_id: set() for group_id in held}
         for d in mine:
@@ -331,6 +313,20 @@ def _check_pipeline(connection: Connection, run_id: int, pipeline_version: str) 
 
 def _closed_reason(reasons: set[str]) -> str:
     return "dropped by " + "; ".join(sorted(reasons)[:3]) if reasons else "no rollout of the group succeeded"
+
+
+def _insert_verdicts(
+    connection: Connection, pipeline_version: str, batch: SealedBatch, decisions: Sequence[Decision]
+) -> None:
+    columns = [
+        ("experience_id", "int8"), ("group_id", "int8"), ("pipeline_version", "text"), ("kept", "bool"), ("stage", "text"),
+        ("reason", "text"), ("priority", "float8"), ("reward", "float8"), ("label_cut", "int8"),
+    ]  # fmt: skip
+    rows = (
+        (d.experience_id, d.group_id, pipeline_version, d.kept, d.stage, d.reason, d.priority, d.reward, batch.label_cuts[d.group_id])
+        for d in decisions
+    )  # fmt: skip
+    copy_rows(connection, "rft.verdict", columns, rows)
 
 
 def _insert_operator_runs(

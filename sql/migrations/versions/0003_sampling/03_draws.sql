@@ -198,8 +198,11 @@ BEGIN
             outlook.base < rft.num_planned(step, wanted * s.fresh_share)
             OR (outlook.refills < refill_limit AND fresh < rft.num_planned(step, wanted * s.fresh_share))));
         IF NOT may_come AND allowed = wanted THEN
-            -- What somebody else holds at this moment comes back.
-            SELECT bool_or(x.waiting > t.taken) INTO may_come FROM unnest(lanes, assigned, taken) AS t (lane, assigned, taken)
+            -- What somebody else holds at this moment comes back. One statement, and so one snapshot, looks for both: a label may take
+            -- a group from the queue to the undecided ones between two.
+            SELECT bool_or(x.waiting > t.taken) OR (SELECT o.undecided > 0 FROM rft.outlook(
+                of_run, step, r.mode = 'train' OR allowed < wanted, CASE WHEN num_lanes > 1 THEN short_lanes END) o)
+            INTO may_come FROM unnest(lanes, assigned, taken) AS t (lane, assigned, taken)
             CROSS JOIN LATERAL (
                 SELECT count(*) AS waiting FROM (
                     SELECT FROM rft.worklist w WHERE w.consumer = queue AND w.lane = t.lane AND w.available AND w.sort_key < below

@@ -1,0 +1,65 @@
+"""A crash at every failpoint, one after the other, in one run: python -m tests.crash.every_failpoint FOLDER
+
+A program of its own and not a test: what forks must have computed nothing, and a test's process has.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from rftdata.failpoints import FAILPOINTS
+from tests.crash.crew import ROLES, Crew, RoleBrokeError
+from tests.crash.examine import examine
+from tests.crash.storm import Watch, make_model
+
+_ROLE = {
+    "writer": "explorer-0",
+    "planner": "explorer-0",
+    "explorer": "explorer-0",
+    "pipeline": "pipeline",
+    "trainer": "trainer",
+}
+
+
+def crash_at_each(crew: Crew) -> None:
+    """Two passings of each failpoint, since the first may be special: of a new attempt, of an empty buffer.
+
+    Raises:
+        RoleBrokeError: a role did not die at its failpoint, or the run did not go on.
+    """
+    for role in ROLES:
+        # One explorer, so that the work cannot pass by the one that is to die.
+        if role != "explorer-1":
+            crew.start(role)
+    watch = Watch(crew)
+    for name in FAILPOINTS:
+        # A life of a trainer has one start.
+        for passing in (1,) if name == "trainer.started" else (1, 2):
+            role = _ROLE[name.partition(".")[0]]
+            if role in crew.lives:
+                crew.kill(role)
+            ended = crew.wait_for_end(crew.start(role, f"{name}:{passing}"), 60)
+            if ended != "killed":
+                raise RoleBrokeError(f"{name}:{passing}: the {role} {ended}")
+            crew.start(role)
+            watch.wait_for_steps(1)
+    watch.wait_for_steps(3)
+    crew.stop()
+
+
+def main() -> int:
+    folder = Path(sys.argv[1])
+    crew = Crew(folder, make_model(folder))
+    try:
+        crash_at_each(crew)
+        findings = examine(folder)
+    finally:
+        crew.close()
+    print(findings)
+    print(f"{len(FAILPOINTS)} failpoints, {findings.attempts} attempts, {findings.steps} steps")
+    return 0 if findings.nothing and findings.steps and findings.experiences else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
