@@ -68,6 +68,7 @@ def measure(rounds: int, num: int, folder: Path, names: Sequence[str], kinds: Se
         known = {"rftdata": OURS, "bare_layout": BARE, **PEERS}
         stores = []
         try:
+            _recycle_log(buffer)
             for name in ["rftdata", "bare_layout", *names]:
                 _say(f"starting {name}")
                 stores.append(StoreProgram(name, known[name], address, num))
@@ -90,6 +91,15 @@ def measure(rounds: int, num: int, folder: Path, names: Sequence[str], kinds: Se
             if buffer.server:
                 buffer.server.stop()
     return summary(stores, machine, load)
+
+
+def _recycle_log(buffer: rftdata.Buffer) -> None:
+    """Let the server have written its first gigabyte: until then it fills every file of its log with zeros before it uses it."""
+    with buffer.database.connection() as connection:
+        connection.execute(
+            "SELECT pg_logical_emit_message(false, 'rft', repeat(' ', 2 ^ 20::int)) FROM generate_series(1, 1100)"
+        )
+        connection.execute("CHECKPOINT")
 
 
 def summary(

@@ -186,7 +186,7 @@ def claim_sealed_groups(
         return None
     failpoint("pipeline.claimed")
     group_ids = [row["group_id"] for row in claimed]
-    rows = database.fetch("batch_of_groups", group_ids=group_ids)
+    rows = database.fetch_by_index("batch_of_groups", group_ids=group_ids)
     cuts = dict.fromkeys(group_ids, 0)
     good, failed = [], []
     for row in rows:

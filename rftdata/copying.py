@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cache
+from itertools import islice
 from struct import Struct
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 NULL = b"\xff\xff\xff\xff"
 _SIGNATURE = b"PGCOPY\n\xff\r\n\x00" + bytes(8)
 _TRAILER = b"\xff\xff"
+_ROWS_AT_ONCE = 32
 _LENGTH = Struct(">i")
 _INT8 = Struct(">iq")
 _FLOAT8 = Struct(">id")
@@ -68,8 +70,12 @@ def copy_bytes(connection: Connection, table: str, columns: Iterable[str], rows:
         rows: each the number of its fields (int16), then its fields.
     """
     names = ", ".join(columns)
+    rest = iter(rows)
     with connection.cursor() as cursor, cursor.copy(f"COPY {table} ({names}) FROM STDIN (FORMAT BINARY)") as copy:
-        copy.write(b"".join((_SIGNATURE, *rows, _TRAILER)))
+        copy.write(_SIGNATURE)
+        while some := b"".join(islice(rest, _ROWS_AT_ONCE)):  # the server stores some while the next are encoded
+            copy.write(some)
+        copy.write(_TRAILER)
 
 
 ROLLOUT_COLUMNS = ("rollout_id", "group_id", "rollout_index", "num_turns", "seconds", "outcome", "reward", "error")

@@ -164,6 +164,16 @@ class Database:
         with self.connection() as connection:
             return fetch(connection, name, **parameters)
 
+    def fetch_by_index(self, name: str, /, **parameters: Any) -> list[Row]:
+        """Rows of a named query that only reads, and few rows of long tables: planned so, whatever the tables held when it was planned."""
+
+        def ask() -> list[Row]:
+            with self.transaction() as connection, connection.pipeline():
+                send(connection, "plan_by_index")
+                return send(connection, name, **parameters).fetchall()
+
+        return ride_out(ask)
+
     def run(self, name: str, /, **parameters: Any) -> int:
         """Run a named statement; the number of rows it touched."""
         with self.connection() as connection:
@@ -273,6 +283,18 @@ def translated(uri: str) -> Iterator[None]:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
+
+
+def run_folder(bind: Any, migration: str) -> None:
+    """The DDL of a migration: the files of the folder that is called as its script, in the order of their names.
+
+    Args:
+        bind: what Alembic runs the migration on.
+        migration: path of the script.
+    """
+    for file in sorted(Path(migration).with_suffix("").glob("*.sql")):
+        # The driver itself: SQLAlchemy would hand over parameters and psycopg then reads % as a placeholder.
+        bind.connection.driver_connection.execute(file.read_text(encoding="utf-8"))
 
 
 def migrate(database: Database) -> str:

@@ -232,7 +232,8 @@ class Writer:
         unplanned = [group for group in groups if group.group_id is None]
         claimed = [group for group in groups if group.group_id is not None]
         with connection.pipeline():  # one round trip
-            # First of all: while an earlier try of this batch is still being committed, this waits for its end.
+            send(connection, "plan_by_index")
+            # Before anything else: while an earlier try of this batch is still being committed, this waits for its end.
             new = send(
                 connection, "insert_receipt", receipt=receipt, run_id=self.run_id, num_groups=len(groups),
                 num_experiences=len(experiences),

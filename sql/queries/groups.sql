@@ -10,6 +10,11 @@ FROM picked p, rft.task t
 WHERE g.group_id = p.group_id AND t.task_id = g.task_id
 RETURNING g.group_id, g.attempt_id, g.ordinal, g.explore_step, g.group_size, g.claim_token, g.task_id, t.taskset, t.task_key, t.payload;
 
+-- name: plan_by_index
+-- For this transaction: its statements touch few rows and find each by an index, whatever the tables held when they are planned.
+SELECT set_config('enable_seqscan', 'off', true), set_config('enable_material', 'off', true),
+       set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true);
+
 -- name: lock_claimed_groups
 -- The groups of a write batch that are still held under the token they were claimed with.
 SELECT g.group_id, g.group_size

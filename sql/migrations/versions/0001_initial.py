@@ -1,13 +1,13 @@
 """The first schema: every table, trigger and view of the main job.
 
-The DDL is in the folder of the same name, run in the order of the file names, in one transaction.
+The DDL is in the folder of the same name.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from alembic import op
+
+from rftdata.database import run_folder
 
 revision = "0001"
 down_revision = None
@@ -16,9 +16,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    for file in sorted(Path(__file__).with_suffix("").glob("*.sql")):
-        # The driver itself: SQLAlchemy would hand over parameters and psycopg then reads % as a placeholder.
-        op.get_bind().connection.driver_connection.execute(file.read_text(encoding="utf-8"))
+    run_folder(op.get_bind(), __file__)
 
 
 def downgrade() -> None:

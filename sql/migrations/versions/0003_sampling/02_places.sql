@@ -86,7 +86,7 @@ AS $$
            e.num_response_tokens, e.num_labels, i.times, g.explore_step, e.policy_step, coalesce(s.alpha / (s.alpha + s.beta), 0.5),
            coalesce(s.attempts, 0)
     FROM unnest(of_items, of_priorities, of_times) AS i (item_id, priority, times)
-    JOIN rft.rollout_group g ON g.group_id = i.item_id
+    CROSS JOIN LATERAL (SELECT run_id, task_id, explore_step FROM rft.rollout_group WHERE group_id = i.item_id OFFSET 0) g
     JOIN rft.run r ON r.run_id = g.run_id
     LEFT JOIN rft.task_stat s ON s.run_id = g.run_id AND s.task_id = g.task_id
     LEFT JOIN LATERAL (
@@ -137,25 +137,28 @@ $$;
 COMMENT ON FUNCTION rft.formula_values IS 'The formula''s value for each group, in the order given; 0 where it cannot be computed (division by zero, overflow).';
 
 CREATE FUNCTION rft.place_items(of_run bigint, of_items bigint[], of_values double precision[], of_times integer[])
-RETURNS TABLE (item_id bigint, lane text, draw_weight double precision, draw_key double precision, clock double precision, is_race boolean)
+RETURNS TABLE (
+    nth integer, item_id bigint, sort_key bigint, lane text, draw_weight double precision, draw_key double precision, clock double precision,
+    is_race boolean)
 LANGUAGE sql STABLE
 AS $$
     -- Once for all groups, and not for each of them.
     WITH state AS MATERIALIZED (
         SELECT * FROM rft.lane_state(of_run, (SELECT current_attempt_id FROM rft.run WHERE run_id = of_run)))
-    SELECT i.item_id, coalesce(l.lane, ''), w.weight,
-           rft.draw_key(coalesce(l.sample_order, 'fifo'), g.explore_step::bigint << 32 | g.ordinal, w.weight, coalesce(c.clock, 0), r.seed,
-                        i.item_id, i.times),
+    -- OFFSET 0: each group is looked up by its key, whatever the planner thinks of the sizes of tables.
+    SELECT i.nth::integer, i.item_id, g.sort_key, coalesce(l.lane, ''), w.weight,
+           rft.draw_key(coalesce(l.sample_order, 'fifo'), g.sort_key, w.weight, coalesce(c.clock, 0), r.seed, i.item_id, i.times),
            coalesce(c.clock, 0), coalesce(l.sample_order IN ('uniform', 'prioritized'), false)
-    FROM unnest(of_items, of_values, of_times) AS i (item_id, value, times)
-    JOIN rft.rollout_group g ON g.group_id = i.item_id
-    JOIN rft.task t ON t.task_id = g.task_id
+    FROM unnest(of_items, of_values, of_times) WITH ORDINALITY AS i (item_id, value, times, nth)
+    CROSS JOIN LATERAL (
+        SELECT explore_step::bigint << 32 | ordinal AS sort_key, source, task_id FROM rft.rollout_group WHERE group_id = i.item_id OFFSET 0) g
+    CROSS JOIN LATERAL (SELECT taskset FROM rft.task WHERE task_id = g.task_id OFFSET 0) t
     JOIN rft.run r ON r.run_id = of_run
     LEFT JOIN LATERAL rft.lane_of(of_run, g.source, t.taskset, i.times) l ON true
     CROSS JOIN LATERAL (SELECT rft.draw_weight(coalesce(l.sample_order, 'fifo'), i.value, l.priority_exponent) AS weight) w
     LEFT JOIN state c ON c.lane = l.lane
 $$;
-COMMENT ON FUNCTION rft.place_items IS 'Lane, weight and key of groups that come in now, given their formula''s value and how often each was drawn.';
+COMMENT ON FUNCTION rft.place_items IS 'Lane, weight and key of groups that come in now, given their formula''s value and how often each was drawn; nth counts them from 1.';
 
 CREATE FUNCTION rft.ready_groups(of_groups bigint[], of_priorities double precision[]) RETURNS void
 LANGUAGE plpgsql
@@ -184,17 +187,15 @@ BEGIN
     -- (demonstrations), it does not age.
     WITH written AS (
         INSERT INTO rft.worklist AS w (consumer, item_kind, item_id, sort_key, priority, lane, draw_weight, draw_key, policy_step)
-        SELECT 'trainer/' || of_run, 'group', g.group_id, g.explore_step::bigint << 32 | g.ordinal, c.priority, p.lane, p.draw_weight,
+        SELECT 'trainer/' || of_run, 'group', p.item_id, p.sort_key, of_priorities[p.nth], p.lane, p.draw_weight,
                CASE WHEN NOT p.is_race OR k.item_id IS NULL THEN p.draw_key
                     -- What is left of its way, at its new weight.
                     ELSE p.clock + greatest(k.draw_key - p.clock, 0) * k.draw_weight / p.draw_weight END,
                coalesce((SELECT min(least(v.trainer_step, h.last_step)) FROM rft.experience e
                          JOIN rft.policy_version v ON v.policy_version_id = e.policy_version_min
                          LEFT JOIN rft.attempt_history h ON h.history_id = u.current_attempt_id AND h.attempt_id = v.attempt_id
-                         WHERE e.group_id = g.group_id), 2147483647)
+                         WHERE e.group_id = p.item_id), 2147483647)
         FROM rft.place_items(of_run, of_groups, weighed, times) p
-        JOIN unnest(of_groups, of_priorities) AS c (group_id, priority) ON c.group_id = p.item_id
-        JOIN rft.rollout_group g ON g.group_id = p.item_id
         JOIN rft.run u ON u.run_id = of_run
         LEFT JOIN rft.worklist k ON k.consumer = 'trainer/' || of_run AND k.item_kind = 'group' AND k.item_id = p.item_id
         ON CONFLICT (consumer, item_kind, item_id) DO UPDATE
@@ -253,6 +254,7 @@ DECLARE
     priorities double precision[];
     times integer[];
     weighed double precision[];
+    p record;
 BEGIN
     DELETE FROM rft.sampler_insert WHERE run_id = of_run;
     UPDATE rft.sampler s SET num_inserted = CASE WHEN s.samples_per_insert IS NULL THEN 0 ELSE (
@@ -263,10 +265,11 @@ BEGIN
         SELECT w.item_id, w.priority, w.times_sampled FROM rft.worklist w
         WHERE w.consumer = 'trainer/' || of_run AND w.item_kind = 'group' ORDER BY w.item_id FOR UPDATE) l;
     weighed := rft.formula_values(of_run, items, priorities, times);
-    UPDATE rft.worklist w SET lane = p.lane, draw_weight = p.draw_weight, draw_key = p.draw_key
-    FROM rft.place_items(of_run, items, weighed, times) p
-    WHERE w.consumer = 'trainer/' || of_run AND w.item_kind = 'group' AND w.item_id = p.item_id
-      AND (w.lane, w.draw_weight, w.draw_key) IS DISTINCT FROM (p.lane, p.draw_weight, p.draw_key);
+    FOR p IN SELECT * FROM rft.place_items(of_run, items, weighed, times) LOOP
+        UPDATE rft.worklist w SET lane = p.lane, draw_weight = p.draw_weight, draw_key = p.draw_key
+        WHERE w.consumer = 'trainer/' || of_run AND w.item_kind = 'group' AND w.item_id = p.item_id
+          AND (w.lane, w.draw_weight, w.draw_key) IS DISTINCT FROM (p.lane, p.draw_weight, p.draw_key);
+    END LOOP;
 END
 $$;
 COMMENT ON FUNCTION rft.place_all IS 'Under a new policy counts start anew, and every group gets its place in it.';
@@ -279,6 +282,7 @@ DECLARE
     priorities double precision[];
     times integer[];
     weighed double precision[];
+    p record;
 BEGIN
     -- Locked in the order in which labels lock them.
     SELECT array_agg(l.item_id), array_agg(l.priority), array_agg(l.times_sampled) INTO items, priorities, times FROM (
@@ -286,12 +290,12 @@ BEGIN
         JOIN rft.worklist w ON w.consumer = 'trainer/' || of_run AND w.item_kind = 'group' AND w.item_id = n.item_id
         ORDER BY w.item_id FOR UPDATE OF w) l;
     weighed := rft.formula_values(of_run, items, priorities, times);
-    UPDATE rft.worklist w
-    SET priority = n.priority, draw_weight = p.draw_weight,
-        draw_key = CASE WHEN p.is_race THEN p.clock + greatest(w.draw_key - p.clock, 0) * w.draw_weight / p.draw_weight ELSE w.draw_key END
-    FROM rft.place_items(of_run, items, weighed, times) p
-    JOIN unnest(items, priorities) AS n (item_id, priority) ON n.item_id = p.item_id
-    WHERE w.consumer = 'trainer/' || of_run AND w.item_kind = 'group' AND w.item_id = p.item_id;
+    FOR p IN SELECT * FROM rft.place_items(of_run, items, weighed, times) LOOP
+        UPDATE rft.worklist w
+        SET priority = priorities[p.nth], draw_weight = p.draw_weight,
+            draw_key = CASE WHEN p.is_race THEN p.clock + greatest(w.draw_key - p.clock, 0) * w.draw_weight / p.draw_weight ELSE w.draw_key END
+        WHERE w.consumer = 'trainer/' || of_run AND w.item_kind = 'group' AND w.item_id = p.item_id;
+    END LOOP;
     RETURN coalesce(cardinality(items), 0);
 END
 $$;

@@ -27,6 +27,7 @@ DECLARE
     priorities double precision[];
     times integer[];
     weighed double precision[];
+    p record;
 BEGIN
     SELECT array_agg(l.item_id), array_agg(l.priority), array_agg(l.times_sampled) INTO items, priorities, times FROM (
         SELECT w.item_id, w.priority, w.times_sampled FROM rft.worklist w JOIN rft.rollout_group g ON g.group_id = w.item_id
@@ -34,10 +35,11 @@ BEGIN
         ORDER BY w.item_id FOR UPDATE OF w SKIP LOCKED) l;
     IF items IS NOT NULL THEN
         weighed := rft.formula_values(of_run, items, priorities, times);
-        UPDATE rft.worklist w
-        SET available = true, resume_step = NULL, lane = p.lane, draw_weight = p.draw_weight, draw_key = p.draw_key
-        FROM rft.place_items(of_run, items, weighed, times) p
-        WHERE w.consumer = queue AND w.item_kind = 'group' AND w.item_id = p.item_id;
+        FOR p IN SELECT * FROM rft.place_items(of_run, items, weighed, times) LOOP
+            UPDATE rft.worklist w
+            SET available = true, resume_step = NULL, lane = p.lane, draw_weight = p.draw_weight, draw_key = p.draw_key
+            WHERE w.consumer = queue AND w.item_kind = 'group' AND w.item_id = p.item_id;
+        END LOOP;
     END IF;
 END
 $$;
@@ -229,13 +231,15 @@ BEGIN
         END IF;
     END IF;
 
-    -- Every experience drawn is noted with its reward as it stands.
+    -- Every experience drawn is noted with its reward as it stands. OFFSET 0: items are looked up by their keys, whatever the planner
+    -- thinks of the length of the queue.
     WITH item AS (
         SELECT p.place, w.item_id, w.policy_step, w.draw_key,
                CASE WHEN n.sample_order = 'prioritized'
                     THEN power(min(w.draw_weight) OVER (PARTITION BY p.lane) / w.draw_weight, n.importance_exponent) END AS importance
         FROM unnest(picked, picked_lanes) WITH ORDINALITY AS p (item_id, lane, place)
-        JOIN rft.worklist w ON w.consumer = queue AND w.item_kind = 'group' AND w.item_id = p.item_id
+        CROSS JOIN LATERAL (
+            SELECT * FROM rft.worklist WHERE consumer = queue AND item_kind = 'group' AND item_id = p.item_id OFFSET 0) w
         JOIN rft.sampler_lane n ON n.run_id = of_run AND n.lane = p.lane)
     INSERT INTO rft.draw (attempt_id, trainer_step, slot, item_kind, item_id, experience_id, reward_used, staleness,
         importance_weight, draw_key)
@@ -258,7 +262,8 @@ BEGIN
                coalesce(y.num_assigned, 0) + t.assigned, coalesce(y.num_drawn, 0) + t.taken,
                greatest(coalesce(y.clock, 0), CASE WHEN n.sample_order IN ('uniform', 'prioritized') THEN (
                    SELECT max(w.draw_key) FROM unnest(picked, picked_lanes) AS p (item_id, lane)
-                   JOIN rft.worklist w ON w.consumer = queue AND w.item_kind = 'group' AND w.item_id = p.item_id
+                   CROSS JOIN LATERAL (
+                       SELECT draw_key FROM rft.worklist WHERE consumer = queue AND item_kind = 'group' AND item_id = p.item_id OFFSET 0) w
                    WHERE p.lane = t.lane) END)
         FROM unnest(lanes, assigned, taken) AS t (lane, assigned, taken)
         JOIN rft.sampler_lane n ON n.run_id = of_run AND n.lane = t.lane
@@ -266,15 +271,20 @@ BEGIN
     END IF;
 
     IF reuses THEN
-        UPDATE rft.worklist w
-        SET available = false, times_sampled = w.times_sampled + 1, lane = coalesce(n.lane, ''),
-            resume_step = CASE WHEN n.max_times_sampled IS NULL OR n.max_times_sampled > w.times_sampled + 1 THEN step + n.cooldown_steps END
-        FROM unnest(picked) AS p (item_id)
-        JOIN rft.worklist b ON b.consumer = queue AND b.item_kind = 'group' AND b.item_id = p.item_id
-        JOIN rft.rollout_group g ON g.group_id = p.item_id
-        JOIN rft.task t USING (task_id)
-        LEFT JOIN LATERAL rft.lane_of(of_run, g.source, t.taskset, b.times_sampled + 1) n ON true
-        WHERE w.consumer = queue AND w.item_kind = 'group' AND w.item_id = p.item_id;
+        FOR l IN
+            SELECT p.item_id, coalesce(n.lane, '') AS lane, w.times_sampled + 1 AS times, n.max_times_sampled, n.cooldown_steps
+            FROM unnest(picked) AS p (item_id)
+            CROSS JOIN LATERAL (
+                SELECT times_sampled FROM rft.worklist WHERE consumer = queue AND item_kind = 'group' AND item_id = p.item_id OFFSET 0) w
+            CROSS JOIN LATERAL (
+                SELECT g.source, t.taskset FROM rft.rollout_group g JOIN rft.task t USING (task_id) WHERE g.group_id = p.item_id OFFSET 0) g
+            LEFT JOIN LATERAL rft.lane_of(of_run, g.source, g.taskset, w.times_sampled + 1) n ON true
+        LOOP
+            UPDATE rft.worklist
+            SET available = false, times_sampled = l.times, lane = l.lane,
+                resume_step = CASE WHEN l.max_times_sampled IS NULL OR l.max_times_sampled > l.times THEN step + l.cooldown_steps END
+            WHERE consumer = queue AND item_kind = 'group' AND item_id = l.item_id;
+        END LOOP;
     ELSE
         UPDATE rft.worklist w SET available = false, times_sampled = w.times_sampled + 1
         WHERE w.consumer = queue AND w.item_kind = 'group' AND w.item_id = ANY (picked);

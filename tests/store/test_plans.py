@@ -1,0 +1,126 @@
+"""Statements cost what they touch, also where a session planned them while the tables were nearly empty and nothing was analysed."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import pytest
+
+import rftdata
+from rftdata import Buffer
+from rftdata.config import BufferConfig
+from rftdata.sampling import SamplingConfig
+from tests.store_roles import Roles, own_group
+
+NUM_GROUPS = 4000
+BATCH = 50
+LIMIT_S = 20
+
+
+@pytest.fixture
+def hasty(database_uri: str, tmp_path: Any) -> Iterator[Buffer]:
+    """A buffer without autovacuum (and so without ANALYZE), whose statements are cut off after `LIMIT_S`."""
+    options = BufferConfig(
+        uri=f"{database_uri}&options=-c%20statement_timeout%3D{LIMIT_S}s",
+        segments=str(tmp_path / "s"),
+        min_free_bytes=0,
+    )
+    with rftdata.open(options) as opened:
+        with opened.database.connection() as connection:
+            for table in (
+                "rollout_group",
+                "worklist",
+                "experience",
+                "rollout",
+                "task",
+                "draw",
+                "task_stat",
+                "task_observation",
+            ):
+                connection.execute(f"ALTER TABLE rft.{table} SET (autovacuum_enabled = false)")
+        yield opened
+
+
+def rows_read(buffer: Buffer, work: Callable[[], object]) -> int:
+    """Rows of tables that `work` fetched; it is done 6 times, which is what is counted."""
+
+    def read() -> int:
+        time.sleep(1.1)  # a session reports at the end of a statement, but not twice within a second
+        work()
+        with buffer.database.connection() as connection:
+            (row,) = connection.execute(
+                "SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::bigint AS n FROM pg_stat_user_tables WHERE schemaname = 'rft'"
+            )
+            return int(row["n"])
+
+    before = read()
+    for _ in range(5):
+        work()
+    return read() - before
+
+
+def groups(first: int, num: int) -> list[rftdata.Group]:
+    return [own_group([0.5], task_key=str(key)) for key in range(first, first + num)]
+
+
+def test_a_write_and_a_draw_read_no_more_rows_when_the_queue_is_long(hasty: Buffer) -> None:
+    hasty.create_run(name="r", config={}, seed=1, steps=10**6, pipeline_version="none")
+    keys, steps = itertools.count(0, BATCH), itertools.count(1)
+    with hasty.writer("r") as writer, hasty.attempt("r") as attempt:
+
+        def write() -> None:
+            writer.insert(*groups(next(keys), BATCH))
+
+        def draw() -> None:
+            assert attempt.draw(next(steps), BATCH // 2, timeout_s=10) is not None
+
+        for _ in range(10):
+            write()
+        early, early_draws = rows_read(hasty, write), rows_read(hasty, draw)
+        while next(keys) < NUM_GROUPS:
+            write()
+        late, late_draws = rows_read(hasty, write), rows_read(hasty, draw)
+    assert 0 < late < 1.5 * early, (early, late)
+    assert 0 < late_draws < 1.5 * early_draws, (early_draws, late_draws)
+
+
+@pytest.mark.parametrize("order", ["fifo", "prioritized"])
+def test_an_attempt_begins_on_a_long_queue_and_the_next_one_goes_back(
+    hasty: Buffer, order: Literal["fifo", "prioritized"]
+) -> None:
+    hasty.create_run(name="r", config={}, seed=1, steps=10**6, pipeline_version="none")
+    with hasty.writer("r") as writer:
+        for first in range(0, NUM_GROUPS, 500):
+            writer.insert(*groups(first, 500))
+    sampling = SamplingConfig(order=order)
+    with hasty.attempt("r", sampling=sampling) as attempt:
+        first_batch = attempt.draw(1, 1000, timeout_s=10)
+        assert first_batch is not None and first_batch.num_groups == 1000
+    with hasty.attempt("r", sampling=sampling) as attempt:
+        again = attempt.draw(1, 1000, timeout_s=10)
+        assert again is not None and again.rows["group_id"].to_pylist() == first_batch.rows["group_id"].to_pylist()
+
+
+def test_verdicts_read_no_more_rows_when_many_groups_wait_and_all_can_be_relabelled_at_once(hasty: Buffer) -> None:
+    roles = Roles(hasty)
+    keys = itertools.count(0, BATCH)
+
+    def decide() -> None:
+        roles.insert(*groups(next(keys), BATCH))
+        assert len(roles.decide()) == BATCH  # the batch just written: earlier ones are decided
+
+    for _ in range(10):
+        decide()
+    early = rows_read(hasty, decide)
+    while next(keys) < NUM_GROUPS:
+        decide()
+    late = rows_read(hasty, decide)
+    assert 0 < late < 1.5 * early, (early, late)
+    hasty.sql("UPDATE rft.experience SET reward = 0.25")
+    (counts,) = hasty.sql(
+        "SELECT (SELECT count(*) FROM rft.label) AS labels, (SELECT count(*) FROM rft.experience) AS experiences"
+    ).to_pylist()
+    assert counts["labels"] == counts["experiences"] > NUM_GROUPS // 2
