@@ -44,6 +44,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "newest": {"order": "newest"},
     "uniform": {"order": "uniform"},
     "prioritized": {"order": "prioritized"},
+    "rank": {"order": "rank"},
     "prioritized_formula": {
         "order": "prioritized",
         "max_times_sampled": 0,

@@ -20,7 +20,7 @@ from rftdata.config import Section
 from rftdata.database import Database, execute, fetch
 from rftdata.errors import ConfigError
 
-Order = Literal["fifo", "newest", "uniform", "prioritized"]
+Order = Literal["fifo", "newest", "uniform", "prioritized", "rank"]
 Source = Literal["explorer", "human", "import", "synthesis", "replay"]
 
 
@@ -56,7 +56,7 @@ class PriorityConfig(Section):
         description="Priority as an SQL expression over the columns of rft.formula_columns, evaluated when a group is written, "
         "labelled and drawn; the pipeline's or trainer's priority by default.",
     )
-    exponent: float = Field(0.6, ge=0, description="Weight = priority to this power (α): 0 is uniform, 1 proportional.")
+    exponent: float = Field(0.6, ge=0, description="Weight = priority, or 1 / rank, to this power (α): 0 is uniform, 1 proportional.")
     importance_exponent: float = Field(
         0.4,
         ge=0,
@@ -106,7 +106,7 @@ class SourceConfig(Section):
 class SamplingConfig(Section):
     order: Order = Field(
         "fifo",
-        description="Which ready groups are drawn first: the oldest, the newest, any with the same chance, or by priority.",
+        description="Which ready groups are drawn first: the oldest, the newest, any with the same chance, by priority, or by rank of priority.",
     )
     max_staleness: int = Field(
         4, ge=0, description="Oldest policy a drawn group may come from, in trainer steps; older groups age out."
@@ -144,8 +144,8 @@ class SamplingConfig(Section):
         if names == ["replay"]:
             raise ValueError("a mixture of replay alone draws nothing: only what was drawn before is replayed")
         orders = {self.order, *(lane.order for lane in self.mixture)}
-        if self.priority != PriorityConfig() and "prioritized" not in orders:
-            raise ValueError("priority has no effect without order: prioritized")
+        if self.priority != PriorityConfig() and not orders & {"prioritized", "rank"}:
+            raise ValueError("priority has no effect without order: prioritized or rank")
         return self
 
     def fresh_share(self) -> float:

@@ -117,6 +117,32 @@ def test_importance_weights_undo_the_priorities(buffer: Buffer) -> None:
     assert {row["item_id"]: row["importance_weight"] for row in noted} == weights
 
 
+def test_rank_draws_in_proportion_to_a_power_of_the_rank_however_far_apart_priorities_are(buffer: Buffer) -> None:
+    roles = stored(buffer, 10, order="rank", max_times_sampled=0, priority={"exponent": 1.0, "importance_exponent": 0.5})
+    with roles.attempt() as attempt:
+        attempt.set_priorities({group: 10.0 ** (10 - group) for group in range(1, 11)})
+        counts = Counter(groups_of(draw(attempt, step))[0] for step in range(1, 801))
+        batch = draw(attempt, 801, 3)
+    total = sum(1 / rank for rank in range(1, 11))
+    expected = {rank: 800 / rank / total for rank in range(1, 11)}
+    assert chi_square(counts, expected) < 27.9  # p = 0.001 at 9 degrees of freedom
+    weights = {row["group_id"]: row["importance_weight"] for row in batch.rows.to_pylist()}
+    worst = max(weights)  # of all ten, rank = number
+    assert weights == pytest.approx({rank: (rank / worst) ** 0.5 for rank in weights})
+
+
+def test_rank_in_a_long_queue_reaches_all_and_prefers_the_best(buffer: Buffer) -> None:
+    roles = stored(buffer, 2000, order="rank", max_times_sampled=0, priority={"exponent": 0.5})
+    quantiles: list[float] = []
+    with roles.attempt() as attempt:
+        attempt.set_priorities({group: float(2001 - group) for group in range(1, 2001)})
+        for step in range(1, 101):
+            quantiles += [group / 2000 for group in groups_of(draw(attempt, step, 8))]
+    # The density of the quantile q is (1 - α) / q^α; its mean is (1 - α) / (2 - α) = 1/3, its deviation 0.298.
+    assert abs(sum(quantiles) / 800 - 1 / 3) < 4 * 0.298 / 800**0.5
+    assert max(quantiles) > 0.99 and len(set(quantiles)) > 500
+
+
 @pytest.mark.parametrize("priority", [-1.0, float("nan"), float("inf")])
 def test_a_priority_that_is_none_is_refused(buffer: Buffer, priority: float) -> None:
     roles = stored(buffer, 1, order="prioritized")
@@ -164,7 +190,7 @@ def state(buffer: Buffer) -> list[dict[str, Any]]:
     ).to_pylist()
 
 
-@pytest.mark.parametrize("order", ["uniform", "prioritized"])
+@pytest.mark.parametrize("order", ["uniform", "prioritized", "rank"])
 def test_a_batch_given_back_is_drawn_again(buffer: Buffer, order: str) -> None:
     roles = stored(buffer, 9, order=order, max_times_sampled=2)
     with roles.attempt() as attempt:
@@ -404,7 +430,7 @@ def test_a_wrong_formula_starts_no_attempt(buffer: Buffer) -> None:
     assert buffer.sql("SELECT count(*) AS n FROM rft.run_attempt")["n"].to_pylist() == [0]
 
 
-@pytest.mark.parametrize("order", ["fifo", "uniform", "prioritized"])
+@pytest.mark.parametrize("order", ["fifo", "uniform", "prioritized", "rank"])
 def test_many_readers_of_one_attempt_draw_each_group_once_and_a_step_once(buffer: Buffer, order: str) -> None:
     roles = stored(buffer, 60, order=order)
     found: list[tuple[int, list[int]]] = []

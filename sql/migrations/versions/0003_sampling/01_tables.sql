@@ -1,7 +1,7 @@
 -- How a run samples: its policy in lanes, and what it has drawn from each. See docs/decisions/0014.
 
-CREATE TYPE rft.sample_order AS ENUM ('fifo', 'newest', 'uniform', 'prioritized');
-COMMENT ON TYPE rft.sample_order IS 'fifo: the oldest first; newest: the newest first; uniform: each with the same chance; prioritized: with a chance in proportion to its weight.';
+CREATE TYPE rft.sample_order AS ENUM ('fifo', 'newest', 'uniform', 'prioritized', 'rank');
+COMMENT ON TYPE rft.sample_order IS 'fifo: the oldest first; newest: the newest first; uniform: each with the same chance; prioritized: with a chance in proportion to its weight; rank: to a power of its rank by priority.';
 
 CREATE TABLE rft.sampler (
     run_id bigint PRIMARY KEY,
@@ -60,7 +60,7 @@ COMMENT ON COLUMN rft.sampler_lane.ratio IS 'Its share of a batch is this over t
 COMMENT ON COLUMN rft.sampler_lane.sample_order IS 'Which of its groups are drawn first.';
 COMMENT ON COLUMN rft.sampler_lane.max_times_sampled IS 'How often one group may be drawn in one history; NULL: no limit.';
 COMMENT ON COLUMN rft.sampler_lane.cooldown_steps IS 'Trainer steps from one draw of a group to the next, at least.';
-COMMENT ON COLUMN rft.sampler_lane.priority_exponent IS 'Weight = priority to this power.';
+COMMENT ON COLUMN rft.sampler_lane.priority_exponent IS 'Weight = priority, or 1 / rank, to this power.';
 COMMENT ON COLUMN rft.sampler_lane.importance_exponent IS 'Importance weight = (1 / probability) to this power, over the greatest of the batch.';
 
 CREATE TABLE rft.sampler_step (
@@ -105,7 +105,7 @@ WHERE w.consumer = 'trainer/' || r.run_id AND d.item_kind = w.item_kind AND d.it
 COMMENT ON COLUMN rft.worklist.priority IS 'How much it matters, as pipeline or trainer said; the sampler''s formula may use it.';
 COMMENT ON COLUMN rft.worklist.lane IS 'Trainer only: the lane of rft.sampler_lane it stands in; empty: none takes it.';
 COMMENT ON COLUMN rft.worklist.draw_key IS 'Trainer only: the least is drawn first.';
-COMMENT ON COLUMN rft.worklist.draw_weight IS 'Trainer only: its chance of being drawn next is this over the sum of its lane (prioritized); else 1.';
+COMMENT ON COLUMN rft.worklist.draw_weight IS 'Trainer only: its chance of being drawn next is this over the sum of its lane (prioritized); its priority (rank); else 1.';
 COMMENT ON COLUMN rft.worklist.times_sampled IS 'Trainer only: draws of the present history, folded again when an attempt starts.';
 COMMENT ON COLUMN rft.worklist.resume_step IS 'Trainer only: the step from which a group that was drawn can be drawn again; NULL: it does not rest.';
 

@@ -15,10 +15,11 @@ COMMENT ON FUNCTION rft.race_time IS 'A number from the exponential distribution
 CREATE FUNCTION rft.draw_weight(sample_order rft.sample_order, value double precision, exponent double precision) RETURNS double precision
 LANGUAGE sql IMMUTABLE
 AS $$
-    SELECT CASE WHEN sample_order = 'prioritized'
-                THEN greatest(power(least(greatest(coalesce(nullif(value, 'NaN'), 0), 0), 1e6), exponent), 1e-6) ELSE 1 END
+    SELECT CASE sample_order
+           WHEN 'prioritized' THEN greatest(power(least(greatest(coalesce(nullif(value, 'NaN'), 0), 0), 1e6), exponent), 1e-6)
+           WHEN 'rank' THEN coalesce(nullif(value, 'NaN'), 0) ELSE 1 END
 $$;
-COMMENT ON FUNCTION rft.draw_weight IS 'Priority to the power of the exponent, between 1e-6 and 1e6 to that power; missing and negative priorities count as 0. 1 for other orders.';
+COMMENT ON FUNCTION rft.draw_weight IS 'Priority to the power of the exponent, between 1e-6 and 1e6 to that power; missing and negative priorities count as 0. Rank: the priority itself. 1 for other orders.';
 
 CREATE FUNCTION rft.draw_key(
     sample_order rft.sample_order, sort_key bigint, weight double precision, clock double precision, seed bigint, item_id bigint,
@@ -26,9 +27,10 @@ CREATE FUNCTION rft.draw_key(
 LANGUAGE sql IMMUTABLE
 AS $$
     SELECT CASE sample_order WHEN 'fifo' THEN sort_key::double precision WHEN 'newest' THEN -sort_key::double precision
+           WHEN 'rank' THEN exp(-rft.race_time(seed, item_id, times_sampled))
            ELSE clock + rft.race_time(seed, item_id, times_sampled) / weight END
 $$;
-COMMENT ON FUNCTION rft.draw_key IS 'A group''s place in its lane; the least is drawn first.';
+COMMENT ON FUNCTION rft.draw_key IS 'A group''s place in its lane; the least is drawn first. Rank: a place on a ring, uniform from 0 to 1.';
 
 CREATE FUNCTION rft.lane_of(of_run bigint, of_source rft.experience_source, of_taskset text, times integer) RETURNS SETOF rft.sampler_lane
 LANGUAGE sql STABLE

@@ -18,6 +18,68 @@ END
 $$;
 COMMENT ON FUNCTION rft.pick_items IS 'Locks the first groups of a lane that a step may draw; those that somebody holds at this moment are passed over.';
 
+-- Rank-based prioritisation (Schaul et al. 2016, arXiv 1511.05952, section 3.3): P(i) in proportion to (1 / rank) ^ exponent. Ranks of
+-- all groups would change with every one that comes in; so some hundreds are taken, all with the same chance (those that follow a
+-- random place of a ring on which each has a random place), and ranked among themselves.
+CREATE FUNCTION rft.pick_ranked(
+    queue text, of_lane text, below bigint, oldest integer, count integer, besides bigint[], exponent double precision, seed bigint,
+    step integer, OUT items bigint[], OUT weights double precision[])
+LANGUAGE plpgsql SET enable_sort = off SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+DECLARE
+    candidates CONSTANT integer := greatest(512, 16 * count);
+    start CONSTANT double precision := exp(-rft.race_time(seed, step, -1));
+    c record;
+BEGIN
+    items := '{}';
+    weights := '{}';
+    FOR c IN
+        WITH near AS MATERIALIZED (
+            (SELECT item_id, draw_weight, 0 AS round, draw_key FROM rft.worklist
+             WHERE consumer = queue AND lane = of_lane AND available AND draw_key >= start AND sort_key < below AND policy_step >= oldest
+               AND item_id <> ALL (besides)
+             ORDER BY draw_key LIMIT candidates)
+            UNION ALL
+            (SELECT item_id, draw_weight, 1, draw_key FROM rft.worklist
+             WHERE consumer = queue AND lane = of_lane AND available AND draw_key < start AND sort_key < below AND policy_step >= oldest
+               AND item_id <> ALL (besides)
+             ORDER BY draw_key LIMIT candidates)),
+        ranked AS MATERIALIZED (
+            SELECT n.item_id, power(row_number() OVER (ORDER BY n.draw_weight DESC, n.item_id), -exponent) AS weight
+            FROM (SELECT * FROM near ORDER BY round, draw_key LIMIT candidates) n)
+        SELECT item_id, weight FROM ranked ORDER BY rft.race_time(seed, item_id, step) / weight
+    LOOP
+        EXIT WHEN cardinality(items) >= count;
+        PERFORM FROM rft.worklist
+        WHERE consumer = queue AND item_kind = 'group' AND item_id = c.item_id AND available FOR UPDATE SKIP LOCKED;
+        IF FOUND THEN
+            items := items || c.item_id;
+            weights := weights || c.weight;
+        END IF;
+    END LOOP;
+END
+$$;
+COMMENT ON FUNCTION rft.pick_ranked IS 'Locks groups of a lane, drawn without replacement in proportion to (1 / rank by priority) ^ exponent among 512 of them or 16 times as many as asked for; their weights.';
+
+CREATE FUNCTION rft.pick_from_lane(
+    l rft.sampler_lane, below bigint, oldest integer, count integer, besides bigint[], seed bigint, step integer, OUT items bigint[],
+    OUT weights double precision[])
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    queue CONSTANT text := 'trainer/' || l.run_id;
+BEGIN
+    IF l.sample_order = 'rank' THEN
+        SELECT p.items, p.weights INTO items, weights
+        FROM rft.pick_ranked(queue, l.lane, below, oldest, count, besides, l.priority_exponent, seed, step) p;
+    ELSE
+        items := rft.pick_items(queue, l.lane, below, oldest, count, besides);
+        weights := array_fill(NULL::double precision, ARRAY[cardinality(items)]);
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION rft.pick_from_lane IS 'Locks groups of a lane by its order; weights: (1 / rank) ^ exponent, NULL for orders that keep theirs in the worklist.';
+
 CREATE FUNCTION rft.wake_items(of_run bigint, step integer) RETURNS void
 LANGUAGE plpgsql
 AS $$
@@ -118,7 +180,9 @@ DECLARE
     taken bigint[] := '{}';         -- groups picked from it
     picked bigint[] := '{}';
     picked_lanes text[] := '{}';
+    picked_weights double precision[] := '{}';
     items bigint[];
+    weights double precision[];
     found_before integer;
     allowed integer := wanted;
     fresh integer;
@@ -166,7 +230,7 @@ BEGIN
 
     -- Each place of the batch goes to the lane that is furthest behind its ratio; first every lane fills its own.
     FOR l IN
-        SELECT n.lane, CASE WHEN num_lanes = 1 THEN allowed ELSE coalesce(q.places, 0) END AS places
+        SELECT n.lane, n AS policy, CASE WHEN num_lanes = 1 THEN allowed ELSE coalesce(q.places, 0) END AS places
         FROM rft.sampler_lane n
         LEFT JOIN (
             SELECT c.lane, count(*) AS places FROM (
@@ -178,9 +242,10 @@ BEGIN
             GROUP BY c.lane) q USING (lane)
         WHERE n.run_id = of_run ORDER BY n.place
     LOOP
-        items := rft.pick_items(queue, l.lane, below, oldest, l.places::integer, '{}');
+        SELECT * INTO items, weights FROM rft.pick_from_lane(l.policy, below, oldest, l.places::integer, '{}', r.seed, step);
         picked := picked || items;
         picked_lanes := picked_lanes || array_fill(l.lane, ARRAY[cardinality(items)]);
+        picked_weights := picked_weights || weights;
         lanes := lanes || l.lane;
         assigned := assigned || l.places;
         taken := taken || cardinality(items)::bigint;
@@ -217,9 +282,12 @@ BEGIN
         -- A lane that has run dry: the others fill its places with what they have left.
         FOR i IN 1 .. cardinality(lanes) LOOP
             EXIT WHEN cardinality(picked) >= allowed OR num_lanes = 1;
-            items := rft.pick_items(queue, lanes[i], below, oldest, allowed - cardinality(picked), picked);
+            SELECT p.items, p.weights INTO items, weights FROM rft.sampler_lane n
+            CROSS JOIN LATERAL rft.pick_from_lane(n, below, oldest, allowed - cardinality(picked), picked, r.seed, step) p
+            WHERE n.run_id = of_run AND n.lane = lanes[i];
             picked := picked || items;
             picked_lanes := picked_lanes || array_fill(lanes[i], ARRAY[cardinality(items)]);
+            picked_weights := picked_weights || weights;
             taken[i] := taken[i] + cardinality(items);
         END LOOP;
         IF cardinality(picked) < wanted THEN
@@ -235,9 +303,10 @@ BEGIN
     -- thinks of the length of the queue.
     WITH item AS (
         SELECT p.place, w.item_id, w.policy_step, w.draw_key,
-               CASE WHEN n.sample_order = 'prioritized'
-                    THEN power(min(w.draw_weight) OVER (PARTITION BY p.lane) / w.draw_weight, n.importance_exponent) END AS importance
-        FROM unnest(picked, picked_lanes) WITH ORDINALITY AS p (item_id, lane, place)
+               CASE n.sample_order
+               WHEN 'prioritized' THEN power(min(w.draw_weight) OVER (PARTITION BY p.lane) / w.draw_weight, n.importance_exponent)
+               WHEN 'rank' THEN power(min(p.weight) OVER (PARTITION BY p.lane) / p.weight, n.importance_exponent) END AS importance
+        FROM unnest(picked, picked_lanes, picked_weights) WITH ORDINALITY AS p (item_id, lane, weight, place)
         CROSS JOIN LATERAL (
             SELECT * FROM rft.worklist WHERE consumer = queue AND item_kind = 'group' AND item_id = p.item_id OFFSET 0) w
         JOIN rft.sampler_lane n ON n.run_id = of_run AND n.lane = p.lane)
