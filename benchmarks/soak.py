@@ -1,9 +1,11 @@
 """Hours of use in short: does the buffer stay as fast, as small and as right as it began?
 
 `rft bench soak [--minutes N] [--rate N] [--plot FILE]`: two runs at once, four producers that write at a capped rate, two consumers that
-draw and commit checkpoints, one person who relabels experiences, and the pipeline worker that decides on what was relabelled. All are
+draw and commit checkpoints, one person who relabels experiences, the pipeline worker that decides on what was relabelled, and
+somebody who applies retention: beyond the newest (as many as come in a tenth of the time) arrays and texts are purged. All are
 processes of their own. Every few seconds it samples throughput, the time of a write, dead rows, bytes on disk and private memory; at the
-end everything written must have been drawn exactly once. JSON on stdout, progress on stderr; exit code 1 when something was wrong.
+end everything written must have been drawn exactly once. Bytes of purged arrays stay on the disk for an hour
+(docs/how-to/purge-and-retention.md); they are counted apart. JSON on stdout, progress on stderr; exit code 1 when something was wrong.
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ from typing import Any
 import rftdata
 from benchmarks.peers.rftdata_buffer import COLUMNS, as_groups
 from benchmarks.workload import GROUP_SIZE, make_samples
-from rftdata import Buffer
+from rftdata import Buffer, retention
 from rftdata.claims import Decision, claim_sealed_groups, commit_verdicts
-from rftdata.config import BufferConfig
+from rftdata.config import BufferConfig, RetentionConfig
 from rftdata.writer import NO_PIPELINE
 
 RUNS = ("left", "right")
@@ -43,7 +45,7 @@ _HOT = ("experience", "rollout_group", "worklist", "task_stat", "segment_file", 
 
 
 def _open(folder: str) -> Buffer:
-    """The buffer of every process here; `buffer.retention` belongs into this configuration once the buffer has it."""
+    """The buffer of every process here."""
     return rftdata.open(BufferConfig(uri=f"{folder}/buffer", min_free_bytes=2**30))
 
 
@@ -105,6 +107,18 @@ def _review(folder: str, seed: int, stop: Any, events: Any) -> None:
                     commit_verdicts(buffer.database, run_id, workers[run], NO_PIPELINE, batch, decisions, [])
 
 
+def _retain(folder: str, keep: int, every_s: float, stop: Any, events: Any) -> None:
+    """Purge what the rule no longer keeps, labelled or not, again and again."""
+    with _open(folder) as buffer:
+        events.put(("ready", time.monotonic(), 1, 0.0))
+        while not stop.wait(every_s):
+            started = time.monotonic()
+            done, _ = retention.enforce(
+                buffer, RetentionConfig(max_experiences=keep, keep_labelled=False), author="soak"
+            )
+            events.put(("purged", time.monotonic(), done.num_experiences, time.monotonic() - started))
+
+
 def _guarded(duty: Callable[..., None], *arguments: Any) -> None:
     """What goes wrong in a process is told, and ends the soak."""
     try:
@@ -126,7 +140,8 @@ class Soak:
     def __init__(self, folder: Path, *, seconds: float, rate: float, every_s: float, seed: int) -> None:
         self.folder, self.seconds, self.rate, self.every_s, self.seed = folder, seconds, rate, every_s, seed
         self.samples: list[dict[str, Any]] = []
-        self.totals = dict.fromkeys(("ready", "written", "drawn", "relabelled"), 0)
+        self.keep = max(1000, round(rate * seconds / 10))
+        self.totals = dict.fromkeys(("ready", "written", "drawn", "relabelled", "purged"), 0)
         self.errors: list[str] = []
         self._seen: list[tuple[str, float, int, Any]] = []
         context = multiprocessing.get_context("spawn")
@@ -168,6 +183,7 @@ class Soak:
         duties: dict[str, tuple[Any, ...]] = {"reviewer": (_review, folder, self.seed, self._end)}
         for number, run in enumerate(RUNS * _PRODUCERS_A_RUN):
             duties[f"producer {number}"] = (_produce, folder, run, number, rate, self.seed, self._go, self._no_more)
+        duties["retention"] = (_retain, folder, self.keep, max(2.0, self.seconds / 60), self._end)
         for run in RUNS:
             duties[f"consumer {run}"] = (_consume, folder, run, self._end)
         processes = {
@@ -211,7 +227,9 @@ class Soak:
                 "write_ms_max": 1000 * times[-1] if times else None,
                 "dead_rows": sum(tables[name]["dead"] for name in _HOT),
                 "database_bytes": buffer.sql("SELECT pg_database_size(current_database()) AS n")["n"][0].as_py(),
-                "segment_bytes": sum(file.stat().st_size for file in _segments(self.folder)),
+                "segment_bytes": sum(512 * file.stat().st_blocks for file in _segments(self.folder)),
+                "segment_bytes_purged": buffer.database.fetch("ranges_left")[0]["num_bytes"],
+                "purged": self.totals["purged"],
                 "memory_bytes": {name: _private_memory(process.pid) for name, process in processes.items()},
                 "load": os.getloadavg()[0],
             }
@@ -240,7 +258,7 @@ class Soak:
     def _results(self, buffer: Buffer) -> dict[str, Any]:
         (row,) = buffer.sql(
             "SELECT (SELECT count(*) FROM rft.experience) AS stored, count(*) AS drawn, count(DISTINCT experience_id) AS once,"
-            " (SELECT count(*) FROM rft.label) AS labels FROM rft.draw"
+            " (SELECT count(*) FROM rft.label) AS labels, (SELECT count(*) FROM rft.v_purged) AS purged FROM rft.draw"
         ).to_pylist()
         for table in _HOT:
             buffer.sql(f"VACUUM (ANALYZE) rft.{table}")
@@ -262,6 +280,8 @@ class Soak:
             "exactly_once": once,
             "experiences": row["stored"],
             "labels": row["labels"],
+            "kept": self.keep,
+            "purged": row["purged"],
             "written_per_s": _thirds([s["written_per_s"] for s in self.samples]),
             "drawn_per_s": _thirds([s["drawn_per_s"] for s in self.samples]),
             "write_ms_p50": _thirds([s["write_ms_p50"] for s in self.samples if s["write_ms_p50"] is not None]),
@@ -270,6 +290,9 @@ class Soak:
             "database_bytes_an_experience": last.get("database_bytes", 0) / max(row["stored"], 1),
             "segment_bytes_an_experience": sum(f.stat().st_size for f in _segments(self.folder))
             / max(row["stored"], 1),
+            "segment_bytes_without_purged": _thirds(
+                [s["segment_bytes"] - s["segment_bytes_purged"] for s in self.samples]
+            ),
             "segment_files": len(_segments(self.folder)),
             "memory_bytes": {
                 name: _thirds([s["memory_bytes"][name] for s in self.samples if s["memory_bytes"][name]])
@@ -322,6 +345,11 @@ def plot(results: dict[str, Any], file: Path) -> None:
     times.set(ylabel="ms", ylim=(0, None))
     sizes.plot(minutes, [s["database_bytes"] / 2**20 for s in samples], label="database")
     sizes.plot(minutes, [s["segment_bytes"] / 2**20 for s in samples], label="segments")
+    sizes.plot(
+        minutes,
+        [(s["segment_bytes"] - s["segment_bytes_purged"]) / 2**20 for s in samples],
+        label="segments without what is purged and waits for its hour",
+    )
     sizes.plot(minutes, [s["dead_rows"] / 100 for s in samples], label="dead rows / 100", linestyle=":")
     sizes.set(ylabel="MiB")
     for name in results["memory_bytes"]:

@@ -18,13 +18,15 @@ WHERE e.experience_id = ANY (%(experience_ids)s) AND copy.experience_id <> ALL (
 GROUP BY copy.experience_id;
 
 -- name: being_trained_on
--- Experiences in a batch that a live trainer has drawn and not yet noted as done: their arrays are being read.
+-- Experiences in a batch that a live trainer has drawn and not yet noted as done, nor committed a checkpoint after: their arrays are
+-- being read.
 SELECT d.experience_id, d.trainer_step, r.name AS run
 FROM rft.run r
 JOIN rft.run_attempt a ON a.attempt_id = r.current_attempt_id AND a.ended_at IS NULL AND a.lease_until > rft.clock()
 JOIN rft.draw d ON d.attempt_id = a.attempt_id
 WHERE d.experience_id = ANY (%(experience_ids)s)
   AND NOT EXISTS (SELECT FROM rft.train_step t WHERE t.attempt_id = d.attempt_id AND t.trainer_step = d.trainer_step)
+  AND NOT EXISTS (SELECT FROM rft.checkpoint c WHERE c.attempt_id = d.attempt_id AND c.trainer_step >= d.trainer_step)
 ORDER BY d.experience_id;
 
 -- name: insert_purge

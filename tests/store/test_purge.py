@@ -170,6 +170,15 @@ def test_a_purged_group_is_never_drawn_not_even_after_a_label_or_a_crash(stored:
         assert attempt.draw(2, 1, timeout_s=0.1) is None
 
 
+def test_a_step_that_a_checkpoint_covers_is_done_though_nobody_recorded_it(stored: Buffer) -> None:
+    with stored.attempt("r") as attempt:
+        batch = attempt.draw(1, 1, timeout_s=5)
+        assert batch is not None
+        attempt.commit_checkpoint(1, "checkpoint-1")
+        ids = batch.rows["experience_id"].to_pylist()
+        assert purge.purge(stored, f"experience_id = {ids[0]}", reason="x", author="ada").num_experiences == 1
+
+
 def test_a_batch_in_hand_says_which_row_was_purged(stored: Buffer) -> None:
     with stored.attempt("r") as attempt:
         batch = attempt.draw(1, 1, timeout_s=5)

@@ -118,7 +118,9 @@ def test_importance_weights_undo_the_priorities(buffer: Buffer) -> None:
 
 
 def test_rank_draws_in_proportion_to_a_power_of_the_rank_however_far_apart_priorities_are(buffer: Buffer) -> None:
-    roles = stored(buffer, 10, order="rank", max_times_sampled=0, priority={"exponent": 1.0, "importance_exponent": 0.5})
+    roles = stored(
+        buffer, 10, order="rank", max_times_sampled=0, priority={"exponent": 1.0, "importance_exponent": 0.5}
+    )
     with roles.attempt() as attempt:
         attempt.set_priorities({group: 10.0 ** (10 - group) for group in range(1, 11)})
         counts = Counter(groups_of(draw(attempt, step))[0] for step in range(1, 801))
