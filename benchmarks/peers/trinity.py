@@ -90,6 +90,7 @@ class TrinityQueue(_Trinity):
 
     def __init__(self, address: dict[str, Any]) -> None:
         super().__init__(address)
+        self._made: dict[str, Any] = {}  # Ray ends an actor when the handle that made it goes, whoever else found it by its name
         ray_cluster.connect(address)
 
     @classmethod
@@ -108,7 +109,11 @@ class TrinityQueue(_Trinity):
 
     def create(self, space: str) -> None:
         self.open(space)
+        self._made[space] = (self._reader, self._writer)
         self._loop.run_until_complete(self._acquire())
+
+    def close(self, space: str) -> None:
+        self._made.pop(space, None)
 
     async def _acquire(self) -> None:
         await self._writer.acquire()
