@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 import rftdata
-from benchmarks.buffer import as_groups
+from benchmarks.peers.rftdata_buffer import as_groups
 from benchmarks.workload import make_samples
 from rftdata.attempt import Attempt
 from rftdata.sampling import SamplingConfig

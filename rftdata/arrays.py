@@ -210,7 +210,7 @@ class ColumnReader:
     def __init__(self, batch: pa.RecordBatch, name: str) -> None:
         field, column = batch.schema.field(name), batch.column(name)
         metadata: Mapping[bytes, bytes] = field.metadata or {}
-        self._offsets = column.offsets.to_numpy()
+        self._offsets: list[int] = column.offsets.to_pylist()
         values = column.values.to_numpy(zero_copy_only=True)
         wanted = metadata.get(b"dtype")
         self._values: Array = values if wanted is None else values.view(named_dtype(wanted.decode()))
@@ -225,6 +225,13 @@ class ColumnReader:
         if flat is None:
             return None
         return flat.reshape(self._inner if self._shapes is None else self._shapes[index].as_py())
+
+    def together(self, index: int, lengths: npt.NDArray[np.int64]) -> Array | None:
+        """The values of rows from `index` on, one after the other; None where they have not these lengths, or a row has no array."""
+        ends = self._offsets[index : index + len(lengths) + 1]
+        if self._missing is not None or not np.array_equal(np.diff(ends), lengths):
+            return None
+        return self._values[ends[0] : ends[-1]]
 
     def flat(self, index: int) -> Array | None:
         """The values of a row in C order."""

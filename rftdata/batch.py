@@ -261,13 +261,22 @@ class Batch:
 
         Rows without the array (one of their own kind, not a base column) are zero.
         """
-        offsets = self.offsets
+        offsets, lengths = self.offsets, self.lengths
         readers = self._readers(column)
         if out is None:
             out = np.empty(int(offsets[-1]), dtype=_dtype(column, readers))
-        for i, values in enumerate(self._flat(column, readers)):
-            self._check_length(column, i, values, int(offsets[i + 1] - offsets[i]))
-            out[offsets[i] : offsets[i + 1]] = 0 if values is None else values
+        ends = offsets.tolist()
+        for first, last in self._runs():
+            segment_id, row = self._places[first]
+            reader = readers[segment_id]
+            # Rows that lie side by side, as those of a group do, are copied together.
+            together = reader.together(row, lengths[first:last]) if reader else None
+            if together is not None:
+                out[ends[first] : ends[last]] = together
+                continue
+            for i in range(first, last):
+                values = self._values(column, i, reader, ends[i + 1] - ends[i])
+                out[ends[i] : ends[i + 1]] = 0 if values is None else values
         return out
 
     def padded(self, column: str, out: Array | None = None, *, fill: float = 0) -> Array:
@@ -276,11 +285,13 @@ class Batch:
         readers = self._readers(column)
         if out is None:
             out = np.empty((len(self), int(lengths.max(initial=0))), dtype=_dtype(column, readers))
-        for i, values in enumerate(self._flat(column, readers)):
-            self._check_length(column, i, values, int(lengths[i]))
-            end = 0 if values is None else len(values)
-            out[i, :end] = values if values is not None else 0
-            out[i, end:] = fill
+        for i, (padded, (segment_id, _), length) in enumerate(zip(out, self._places, lengths.tolist(), strict=False)):
+            values = self._values(column, i, readers[segment_id], length)
+            if values is None:
+                padded.fill(fill)
+            else:
+                padded[:length] = values
+                padded[length:] = fill
         return out
 
     def arrays(self, column: str) -> list[Array | None]:
@@ -307,12 +318,18 @@ class Batch:
             )
         return self._reader.columns(sorted({segment_id for segment_id, _ in self._places}), column)
 
-    def _flat(self, column: str, readers: dict[int, ColumnReader | None]) -> Iterator[Array | None]:
-        for segment_id, row in self._places:
-            reader = readers[segment_id]
-            yield reader.flat(row) if reader else None
+    def _runs(self) -> Iterator[tuple[int, int]]:
+        """Where rows begin and end that follow each other in one segment."""
+        first = 0
+        for i in range(1, len(self._places) + 1):
+            segment_id, row = self._places[i - 1]
+            if i == len(self._places) or self._places[i] != (segment_id, row + 1):
+                yield first, i
+                first = i
 
-    def _check_length(self, column: str, place: int, values: Array | None, length: int) -> None:
+    def _values(self, column: str, place: int, reader: ColumnReader | None, length: int) -> Array | None:
+        """One value for each of `length` tokens, or None where the row has no such array."""
+        values = reader.flat(self._places[place][1]) if reader else None
         if values is not None and len(values) != length:
             raise QueryError(
                 f"the array {column!r} of experience {self.rows['experience_id'][place].as_py()} has not one value per token",
@@ -320,6 +337,7 @@ class Batch:
                 allowed=str(length),
                 todo="read it with batch.arrays",
             )
+        return values
 
 
 def _dtype(column: str, readers: dict[int, ColumnReader | None]) -> np.dtype[Any]:

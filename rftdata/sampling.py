@@ -56,7 +56,9 @@ class PriorityConfig(Section):
         description="Priority as an SQL expression over the columns of rft.formula_columns, evaluated when a group is written, "
         "labelled and drawn; the pipeline's or trainer's priority by default.",
     )
-    exponent: float = Field(0.6, ge=0, description="Weight = priority, or 1 / rank, to this power (α): 0 is uniform, 1 proportional.")
+    exponent: float = Field(
+        0.6, ge=0, description="Weight = priority, or 1 / rank, to this power (α): 0 is uniform, 1 proportional."
+    )
     importance_exponent: float = Field(
         0.4,
         ge=0,

@@ -90,7 +90,9 @@ class TrinityQueue(_Trinity):
 
     def __init__(self, address: dict[str, Any]) -> None:
         super().__init__(address)
-        self._made: dict[str, Any] = {}  # Ray ends an actor when the handle that made it goes, whoever else found it by its name
+        self._made: dict[
+            str, Any
+        ] = {}  # Ray ends an actor when the handle that made it goes, whoever else found it by its name
         ray_cluster.connect(address)
 
     @classmethod

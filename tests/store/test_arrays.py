@@ -120,7 +120,7 @@ def test_arrays_are_views_of_the_mapped_file_and_packing_copies_once(buffer: Buf
     # Into memory of the caller's own type, without an array in between: the reader's rows are views, and `out` is what comes back.
     out = np.empty(5, np.int64)
     assert batch.packed("token_ids", out) is out
-    rows = [values for values in batch._flat("token_ids", batch._readers("token_ids")) if values is not None]
+    rows = [values for values in batch.arrays("token_ids") if values is not None]
     assert all(not values.flags.owndata for values in rows)
 
 

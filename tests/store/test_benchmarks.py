@@ -46,6 +46,35 @@ def test_the_buffer_benchmark_prints_its_figures_as_json_alone(server_folders: P
     assert compared == pytest.approx(ours["write_experiences_per_s"] / bare["write_experiences_per_s"])
 
 
+@pytest.mark.slow
+def test_the_sampling_benchmark_measures_every_policy_it_is_asked_for(server_folders: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.sampling",
+        "--rows",
+        "8192",
+        "--draws",
+        "5",
+        "--folder",
+        str(server_folders),
+    ]
+    ended = subprocess.run(
+        [*command, "--policies", "fifo,rank,mixture"],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    policies = json.loads(ended.stdout)["rows"]["8192"]["policies"]
+    assert set(policies) == {"fifo", "rank", "mixture"}
+    for figures in policies.values():
+        assert figures["num_draws"] == 5 and figures["pages_per_draw"] > 0
+        assert all(figures[f"{name}_ms"]["p99"] > 0 for name in ("draw", "decode", "set_priorities", "commit"))
+
+
 def test_an_unknown_peer_is_refused_with_the_names_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--peers", "trinity_sql,redis"])

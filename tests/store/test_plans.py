@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
@@ -87,15 +87,22 @@ def test_a_write_and_a_draw_read_no_more_rows_when_the_queue_is_long(hasty: Buff
     assert 0 < late_draws < 1.5 * early_draws, (early_draws, late_draws)
 
 
-@pytest.mark.parametrize("order", ["fifo", "prioritized"])
-def test_an_attempt_begins_on_a_long_queue_and_the_next_one_goes_back(
-    hasty: Buffer, order: Literal["fifo", "prioritized"]
-) -> None:
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {},
+        {"order": "prioritized"},
+        {"order": "prioritized", "priority": {"formula": "mean_reward / (1 + times_sampled)"}, "max_times_sampled": 2},
+        {"order": "rank"},
+        {"mixture": [{"source": "import", "ratio": 1, "order": "uniform"}, {"source": "human", "ratio": 1}]},
+    ],
+)
+def test_an_attempt_begins_on_a_long_queue_and_the_next_one_goes_back(hasty: Buffer, policy: dict[str, Any]) -> None:
     hasty.create_run(name="r", config={}, seed=1, steps=10**6, pipeline_version="none")
     with hasty.writer("r") as writer:
         for first in range(0, NUM_GROUPS, 500):
             writer.insert(*groups(first, 500))
-    sampling = SamplingConfig(order=order)
+    sampling = SamplingConfig.model_validate(policy)
     with hasty.attempt("r", sampling=sampling) as attempt:
         first_batch = attempt.draw(1, 1000, timeout_s=10)
         assert first_batch is not None and first_batch.num_groups == 1000

@@ -119,9 +119,12 @@ BEGIN
     IF formula IS NULL THEN
         RETURN of_priorities;
     END IF;
+    -- Groups one after the other, each looked up by its key: a join of all of them with their columns could be planned as comparing
+    -- each with each.
     query := format(
-        'SELECT array_agg(v.value ORDER BY i.place) FROM unnest($2) WITH ORDINALITY AS i (group_id, place)'
-        ' LEFT JOIN (SELECT group_id, (%s)::double precision AS value FROM rft.formula_columns($1, $2, $3, $4)) v USING (group_id)', formula);
+        'SELECT array_agg(v.value ORDER BY i.place) FROM unnest($2, $3, $4) WITH ORDINALITY AS i (item_id, priority, times, place)'
+        ' LEFT JOIN LATERAL (SELECT (%s)::double precision AS value FROM rft.formula_columns($1, ARRAY[i.item_id], ARRAY[i.priority],'
+        ' ARRAY[i.times])) v ON true', formula);
     BEGIN
         EXECUTE query INTO found USING of_run, of_items, of_priorities, of_times;
     EXCEPTION WHEN data_exception THEN
