@@ -97,7 +97,7 @@ def _recycle_log(buffer: rftdata.Buffer) -> None:
     """Let the server have written its first gigabyte: until then it fills every file of its log with zeros before it uses it."""
     with buffer.database.connection() as connection:
         connection.execute(
-            "SELECT pg_logical_emit_message(false, 'rft', repeat(' ', 2 ^ 20::int)) FROM generate_series(1, 1100)"
+            "SELECT pg_logical_emit_message(false, 'rft', repeat(' ', 1048576)) FROM generate_series(1, 1100)"
         )
         connection.execute("CHECKPOINT")
 

@@ -13,7 +13,6 @@ import math
 import os
 import socket
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -23,8 +22,9 @@ from psycopg.types.json import Jsonb
 
 from rftdata import selection, wake
 from rftdata.batch import Batch, SegmentReader
-from rftdata.database import Connection, Cursor, Row, execute, fetch, one, send, storable
-from rftdata.errors import FencedError, PurgedError, QueryError, RftError, SegmentCorruptError
+from rftdata.database import Connection, Row, execute, fetch, storable
+from rftdata.drawing import Drawing
+from rftdata.errors import BufferUnavailableError, FencedError, QueryError, RftError
 from rftdata.failpoints import failpoint
 from rftdata.outage import ride_out
 from rftdata.sampling import SamplingConfig, checked_formula
@@ -55,10 +55,8 @@ class Attempt:
         max_refill: int,
     ) -> None:  # fmt: skip
         self.database = database
-        self._reader = reader
         self._run = run
         self._lease_s = lease_s
-        self._max_refill = max_refill
         self._listener = wake.Listener(database, wake.READY, wake.RUN)
         self._closed = threading.Event()
         self.attempt_id: int = row["attempt_id"]
@@ -68,6 +66,7 @@ class Attempt:
         self._newest_version = self._newest_checkpoint = (
             0  # ids this object got: anything newer is of a try whose answer was lost
         )
+        self._drawing = Drawing(self, reader, self._listener, run, max_refill)
         self._keeper = threading.Thread(target=self._keep_lease, name="attempt-lease", daemon=True)
         if lease_s is not None:
             self._keeper.start()
@@ -119,7 +118,7 @@ class Attempt:
         attempt = cls(database, reader, run, row, found[0] if found else None, None, max_refill)
         if run["current_attempt_id"] != attempt_id:
             attempt.close()
-            raise attempt._fenced()
+            raise attempt.fenced()
         return attempt
 
     def draw(
@@ -155,88 +154,11 @@ class Attempt:
             PurgedError: a row of a stored selection was purged.
             BufferUnavailableError: the folder of the segments cannot be read.
         """
-        if "policy_spans" in columns:
-            raise QueryError(
-                "a batch has no such array", value="policy_spans", todo="read it with buffer.read_arrays(ids, ['policy_spans'])"
-            )  # fmt: skip
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while not stop():
-            drawn, rows = ride_out(lambda: self._try_draw(step, num_groups))
-            if drawn["outcome"] == "drawn":
-                failpoint("trainer.drawn")
-                if self._run["source_kind"]:
-                    self._refuse_purged(step)
-                damaged = self._reader.damaged(sorted({row["segment_id"] for row in rows})) if columns else []
-                if damaged and self._run["source_kind"]:
-                    raise damaged[0]  # a stored selection is trained on as it is, or not at all
-                if damaged:
-                    self._drop_damaged(step, rows, damaged)
-                    continue
-                batch = Batch(step, rows, self._reader, columns, drawn["reason"])
-                return batch if share is None else batch.share(*share)
-            if deadline is not None and time.monotonic() > deadline:
-                return None
-            self._listener.wait()
-        return None
-
-    def _try_draw(self, step: int, num_groups: int) -> tuple[Row, list[Row]]:
-        """What `rft.draw_groups` or `rft.draw_selected` says, and the rows drawn; one round trip and one transaction."""
-        with self.database.connection() as connection, connection.pipeline():
-            drawn = self._send_draw_selected(connection, step, num_groups) if self._run["source_kind"] else send(
-                connection, "draw_groups", run_id=self.run_id, attempt_id=self.attempt_id, step=step, num_groups=num_groups,
-                max_refill=self._max_refill,
-            )  # fmt: skip
-            rows = send(connection, "drawn_rows", attempt_id=self.attempt_id, step=step)
-        result = one(drawn)
-        if result["outcome"] == "fenced":
-            raise self._fenced()
-        return result, rows.fetchall()
-
-    def _refuse_purged(self, step: int) -> None:
-        """A stored selection is trained on whole; what was purged of it cannot be passed over silently."""
-        for row in self.database.fetch("purged_of_draw", attempt_id=self.attempt_id, step=step):
-            raise PurgedError(
-                f"experience {row['experience_id']} of the run's stored selection was purged: {row['reason']}",
-                todo="start a new run with the same sampling.source; this one cannot repeat its batches",
-            )
-
-    def _drop_damaged(self, step: int, rows: list[Row], damaged: Sequence[SegmentCorruptError]) -> None:
-        """Undo a draw and close its groups that lost arrays, so that the next try draws others."""
-        why = {error.segment_id: error.what for error in damaged}
-        lost = [row for row in rows if row["segment_id"] in why]
-        reasons = {row["group_id"]: why[row["segment_id"]] for row in lost}
-
-        def drop() -> None:
-            with self.transaction() as connection:
-                execute(connection, "release_draws", run_id=self.run_id, attempt_id=self.attempt_id, step=step)
-                execute(
-                    connection, "drop_damaged_groups", run_id=self.run_id, group_ids=list(reasons),
-                    reasons=list(reasons.values()), experience_ids=[row["experience_id"] for row in lost],
-                )  # fmt: skip
-                execute(connection, "reopen_stale_groups", run_id=self.run_id)
-
-        ride_out(drop)
-        wake.notify(self.database, wake.READY)
-
-    def _send_draw_selected(self, connection: Connection, step: int, wanted: int) -> Cursor:
-        return send(
-            connection, "draw_selected", run_id=self.run_id, attempt_id=self.attempt_id, step=step, wanted=wanted
-        )
+        return self._drawing.draw(step, num_groups, columns, share=share, timeout_s=timeout_s, stop=stop)
 
     def release(self, batch: Batch) -> None:
         """Give a batch back unused: its draws never took place."""
-        ride_out(lambda: self._release(batch.step))
-        wake.notify(self.database, wake.READY)
-
-    def _release(self, step: int) -> None:
-        with self.transaction() as connection:
-            if self._run["source_kind"]:
-                execute(connection, "release_selected", attempt_id=self.attempt_id, step=step)
-                execute(connection, "restore_selection", run_id=self.run_id, attempt_id=self.attempt_id)
-                return
-            execute(connection, "release_draws", run_id=self.run_id, attempt_id=self.attempt_id, step=step)
-            # Labels that came meanwhile took it for drawn.
-            execute(connection, "reopen_stale_groups", run_id=self.run_id)
+        self._drawing.release(batch)
 
     def set_priorities(self, priorities: Mapping[int, float]) -> int:
         """New priorities of groups (by group_id), for orders by priority and for formulas that use `priority`.
@@ -356,30 +278,40 @@ class Attempt:
         with self.transaction() as connection:
             execute(connection, name, **parameters)
 
-    def close(self, outcome: str = "ended") -> None:
-        """Give the lease back; a process that only joined leaves."""
+    def close(self, outcome: str = "ended", *, patience_s: float | None = None) -> None:
+        """Give the lease back; a process that only joined leaves.
+
+        Args:
+            patience_s: for how long to wait for a database that is away; as others do by default.
+        """
         if not self._closed.is_set():
             self._closed.set()
             self._listener.close()
             if self._lease_s is not None:
                 self._keeper.join()
-                ride_out(lambda: self.database.run("end_attempt", attempt_id=self.attempt_id, outcome=outcome))
+                ride_out(
+                    lambda: self.database.run("end_attempt", attempt_id=self.attempt_id, outcome=outcome),
+                    limit_s=patience_s,
+                )
 
     def __enter__(self) -> Attempt:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        # A database that is away was waited for already.
+        patience_s = 0.0 if isinstance(error, BufferUnavailableError) else None
         try:
-            self.close("ended" if error is None else f"{type(error).__name__}: {error}")
+            self.close("ended" if error is None else f"{type(error).__name__}: {error}", patience_s=patience_s)
         except RftError:
             if error is None:  # else it would hide what went wrong first
                 raise
 
     def _fence(self, connection: Connection) -> None:
         if not fetch(connection, "fence", run_id=self.run_id, attempt_id=self.attempt_id):
-            raise self._fenced()
+            raise self.fenced()
 
-    def _fenced(self) -> FencedError:
+    def fenced(self) -> FencedError:
+        """The error of one that was replaced."""
         return FencedError(
             f"attempt {self.attempt_id} no longer holds the run {self._run['name']!r}: a newer attempt took it over",
             todo="end this trainer; the newer one goes on from the last checkpoint",

@@ -25,9 +25,11 @@ from rftdata.batch import SegmentReader
 from rftdata.config import BufferConfig
 from rftdata.database import Database, Row, execute, fetch, migrate, redacted
 from rftdata.errors import BufferUnavailableError, PurgedError, QueryError, SegmentCorruptError
+from rftdata.outage import RIDE_OUT_S
+from rftdata.posix_segments import PosixSegmentStore
 from rftdata.rewind import fork, rewind
 from rftdata.sampling import SamplingConfig
-from rftdata.segments import PosixSegmentStore, SegmentStore
+from rftdata.segments import SegmentStore
 from rftdata.selection import Selection
 from rftdata.server import EmbeddedServer
 from rftdata.writer import Writer
@@ -280,13 +282,20 @@ class Buffer:
         return int(run["run_id"] if isinstance(run, dict) else self.find_run(run)["run_id"])
 
 
-def open(uri: str | BufferConfig = "./buffer", *, create: bool = True, application: str = "rft") -> Buffer:
+def open(
+    uri: str | BufferConfig = "./buffer",
+    *,
+    create: bool = True,
+    application: str = "rft",
+    patience_s: float = RIDE_OUT_S,
+) -> Buffer:
     """Open a buffer, starting the embedded server and migrating the schema where needed.
 
     Args:
         uri: folder of an embedded buffer, a postgresql:// URL, or a whole configuration.
         create: make a missing embedded buffer; otherwise that is an error.
         application: name shown in `pg_stat_activity`.
+        patience_s: for how long queries that only read are asked again while the database is away.
 
     Raises:
         BufferUnavailableError, SchemaVersionError, DiskFullError: see those.
@@ -300,7 +309,7 @@ def open(uri: str | BufferConfig = "./buffer", *, create: bool = True, applicati
                 allowed="buffer.segments: a folder all processes see",
                 todo="set buffer.segments",
             )
-        database = Database(config.uri, application=application)
+        database = Database(config.uri, application=application, patience_s=patience_s)
     else:
         server = EmbeddedServer(Path(config.uri), config.listen)
         if not create and not server.exists():
@@ -309,7 +318,7 @@ def open(uri: str | BufferConfig = "./buffer", *, create: bool = True, applicati
                 value=str(server.folder),
                 todo="name one with --buffer or RFT_BUFFER, or start a run: `rft run CONFIG`",
             )
-        database = Database(server.start(), application=application)
+        database = Database(server.start(), application=application, patience_s=patience_s)
     migrate(database)
     # Absolute: a process started elsewhere (a Ray actor) must find the same files.
     folder = (Path(config.segments) if config.segments else Path(config.uri) / "segments").resolve()

@@ -25,7 +25,7 @@ from psycopg.rows import DictRow, dict_row
 from psycopg_pool import ConnectionPool, PoolTimeout
 
 from rftdata.errors import BufferUnavailableError, ConflictError, DiskFullError, QueryError, SchemaVersionError
-from rftdata.outage import ride_out
+from rftdata.outage import RIDE_OUT_S, ride_out
 
 Row = dict[str, Any]
 Connection = psycopg.Connection[DictRow]
@@ -85,10 +85,14 @@ class Database:
         uri: postgresql:// URL.
         max_connections: size of the pool.
         application: shown in `pg_stat_activity`.
+        patience_s: for how long queries that only read are asked again while the server is away.
     """
 
-    def __init__(self, uri: str, *, max_connections: int = 8, application: str = "rft") -> None:
+    def __init__(
+        self, uri: str, *, max_connections: int = 8, application: str = "rft", patience_s: float = RIDE_OUT_S
+    ) -> None:
         self.uri = uri
+        self._patience_s = patience_s
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._connections_lock = threading.Lock()
         self._pool: ConnectionPool[Connection] = ConnectionPool(
@@ -158,7 +162,9 @@ class Database:
 
     def fetch(self, name: str, /, **parameters: Any) -> list[Row]:
         """Rows of a named query; one that only reads is asked again while the server restarts."""
-        return ride_out(lambda: self._fetch(name, parameters)) if name in reads() else self._fetch(name, parameters)
+        if name not in reads():
+            return self._fetch(name, parameters)
+        return ride_out(lambda: self._fetch(name, parameters), limit_s=self._patience_s)
 
     def _fetch(self, name: str, parameters: dict[str, Any]) -> list[Row]:
         with self.connection() as connection:
@@ -172,7 +178,7 @@ class Database:
                 send(connection, "plan_by_index")
                 return send(connection, name, **parameters).fetchall()
 
-        return ride_out(ask)
+        return ride_out(ask, limit_s=self._patience_s)
 
     def run(self, name: str, /, **parameters: Any) -> int:
         """Run a named statement; the number of rows it touched."""

@@ -23,7 +23,8 @@ from rftdata.arrays import emptied
 from rftdata.compaction import DEFAULT_GRACE_S, Compactor, Move, commit_moves, turn
 from rftdata.database import Connection, Row, execute, fetch
 from rftdata.errors import BufferUnavailableError, ConflictError, QueryError, RftError
-from rftdata.segments import PosixSegmentStore, SegmentAddress
+from rftdata.posix_segments import PosixSegmentStore
+from rftdata.segments import SegmentAddress
 from rftdata.where import chosen
 
 if TYPE_CHECKING:

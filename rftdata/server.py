@@ -189,6 +189,10 @@ class EmbeddedServer:
             ) from error
         return self.uri
 
+    def was_killed(self) -> bool:
+        """Whether the server's process ended without being stopped: its lock file is there, and nobody answers."""
+        return self._postmaster_pid() is not None and not self._has_postmaster() and not self._answers()
+
     def stop(self) -> None:
         """Stop the server; open sessions are ended after their current statement.
 

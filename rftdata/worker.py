@@ -15,7 +15,7 @@ from psycopg.types.json import Jsonb
 
 from rftdata import wake
 from rftdata.database import storable
-from rftdata.errors import RftError
+from rftdata.errors import BufferUnavailableError, RftError
 from rftdata.outage import ride_out
 
 if TYPE_CHECKING:
@@ -72,14 +72,18 @@ class Worker:
         state = self.run_state()
         return bool(state["stop_requested"]) or state["status"] in ("finished", "failed", "interrupted")
 
-    def stop(self, error: str | None = None) -> None:
-        """Leave; claims it still holds go back to others."""
+    def stop(self, error: str | None = None, *, patience_s: float | None = None) -> None:
+        """Leave; claims it still holds go back to others.
+
+        Args:
+            patience_s: for how long to wait for a database that is away; as others do by default.
+        """
         if self._stopped.is_set():
             return
         self._stopped.set()
         self._thread.join()
-        ride_out(lambda: self._database.run("stop_worker", worker_id=self.worker_id, error=error))
-        ride_out(lambda: release_lost_claims(self._database, self.run_id))
+        ride_out(lambda: self._database.run("stop_worker", worker_id=self.worker_id, error=error), limit_s=patience_s)
+        ride_out(lambda: release_lost_claims(self._database, self.run_id), limit_s=patience_s)
         wake.notify(self._database, wake.RUN)
 
     def __enter__(self) -> Worker:
@@ -87,7 +91,10 @@ class Worker:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         try:
-            self.stop(None if error is None else f"{type(error).__name__}: {error}")
+            if isinstance(error, BufferUnavailableError):  # it was waited for already
+                self.stop(str(error), patience_s=0.0)
+            else:
+                self.stop(None if error is None else f"{type(error).__name__}: {error}")
         except _FAILURES:
             if error is None:
                 raise  # else what ended the work is worth more than that it could not be noted

@@ -4,6 +4,9 @@ It takes no part in the work: it reads the buffer for what it shows, and watches
 did, the others are asked to stop, and the exit code says so; what is in the buffer stays, and `--resume` goes on. Roles that do
 not stop in time are killed, which is no failure of theirs. Once the run has finished its results are complete: a role that
 fails after that is told of, and the exit code stays 0.
+
+The embedded database is started again when it was killed: roles ride that out (`rftdata.outage`), and the run goes on. One that
+somebody stopped, and did not start again soon, ends the run.
 """
 
 from __future__ import annotations
@@ -33,6 +36,10 @@ from rftdata.worker import Worker, mark_dead_workers
 _STOP_GRACE_S = 60.0
 _REFRESH_S = 1.0
 _DEPARTURE_S = 45.0
+# Roles wait for a database that is away; whoever watches them looks at the roles again soon.
+_PATIENCE_S = 2.0
+_MAX_REVIVALS = 10
+_STOPPED_S = 10.0
 
 
 def run(
@@ -57,7 +64,7 @@ def run(
     started = time.monotonic()
     config = _reachable(config)
     check_run(config)  # before a buffer is made: a mistake leaves none behind
-    with rftdata.open(config.buffer, application="rft run") as buffer:
+    with rftdata.open(config.buffer, application="rft run", patience_s=_PATIENCE_S) as buffer:
         stored = None
         if resume:
             stored = find_resumable(config, buffer, name)
@@ -148,9 +155,11 @@ def _supervise(config: RunConfig, buffer: Buffer, row: Row, view: View) -> bool:
         failed: dict[str, BaseException] = {}
         killed: set[str] = set()
         asked_at: float | None = None
+        revive = _Reviver(buffer, row, view)
         while processes:
             processes, newly_failed = cluster.failures(processes, timeout_s=_REFRESH_S)
             failed |= {name: error for name, error in newly_failed.items() if name not in killed}
+            revive()
             if (stop.is_set() or failed) and asked_at is None:
                 asked_at = time.monotonic()
                 _ask_to_stop(buffer, row, view, failed)
@@ -162,6 +171,41 @@ def _supervise(config: RunConfig, buffer: Buffer, row: Row, view: View) -> bool:
     if failed:
         _fail(buffer, row, failed, view)
     return stop.is_set()
+
+
+class _Reviver:
+    """Starts the embedded database again when it was killed; not for ever.
+
+    Raises:
+        BufferUnavailableError: somebody stopped it.
+    """
+
+    def __init__(self, buffer: Buffer, row: Row, view: View) -> None:
+        self._buffer, self._row, self._view = buffer, row, view
+        self._left = _MAX_REVIVALS
+        self._away_since: float | None = None
+
+    def __call__(self) -> None:
+        server = self._buffer.server
+        if server is None or server.is_running():
+            self._away_since = None
+            return
+        now = time.monotonic()
+        self._away_since = self._away_since or now
+        if not server.was_killed() or not self._left:
+            if now - self._away_since > _STOPPED_S:
+                raise BufferUnavailableError(
+                    f"the database of the buffer {self._buffer.location} is stopped, and the run with it",
+                    todo=f"go on from the last checkpoint: rft run --resume {self._row['name']} starts it again",
+                )
+            return
+        self._left -= 1
+        self._view.message("the database was killed: it is started again")
+        try:
+            server.start()
+        except RftError as error:
+            self._left = 0
+            self._view.message(f"warning: the database does not start: {error}")
 
 
 def _ask_to_stop(buffer: Buffer, row: Row, view: View, failed: dict[str, BaseException]) -> None:

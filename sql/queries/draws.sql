@@ -1,5 +1,5 @@
 -- name: draw_groups
-SELECT * FROM rft.draw_groups(%(run_id)s, %(attempt_id)s, %(step)s, %(num_groups)s, %(max_refill)s);
+SELECT * FROM rft.draw_groups(%(run_id)s, %(attempt_id)s, %(step)s, %(wanted)s, %(max_refill)s);
 
 -- name: drawn_rows
 SELECT d.slot, d.experience_id, d.pair_id, e.group_id, o.rollout_index, e.turn_index, d.reward_used AS reward, d.staleness,

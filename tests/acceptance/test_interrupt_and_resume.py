@@ -70,7 +70,7 @@ def assert_continuous(rft: Rft, buffer: Path) -> None:
         assert list(opened.verify()) == []
 
 
-@pytest.mark.parametrize("victim", ["explorer", "pipeline", "trainer", "supervisor", "postgres"])
+@pytest.mark.parametrize("victim", ["explorer", "pipeline", "trainer", "supervisor"])
 def test_a_run_goes_on_after_kill_9_of_the(victim: str, warm: Warm, rft: Rft, tmp_path: Path) -> None:
     buffer = tmp_path / "buffer"
     process = start(buffer, warm)
@@ -89,6 +89,31 @@ def test_a_run_goes_on_after_kill_9_of_the(victim: str, warm: Warm, rft: Rft, tm
         again = rft("run", "--resume", "--plain", "--buffer", buffer).stdout
         assert "nothing is left to do" in again
         assert f"{STEPS} of {STEPS}" in again
+
+
+def test_a_run_does_not_end_when_its_database_is_killed(warm: Warm, rft: Rft, tmp_path: Path) -> None:
+    buffer = tmp_path / "buffer"
+    process = start(buffer, warm)
+    wait_for_step(buffer, 4, process)
+    os.kill(pid_of(buffer, "postgres"), signal.SIGKILL)
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    assert "the database was killed: it is started again" in output
+    assert "Traceback" not in output
+    assert_continuous(rft, buffer)
+
+
+def test_a_run_ends_when_its_database_is_stopped(warm: Warm, rft: Rft, tmp_path: Path) -> None:
+    buffer = tmp_path / "buffer"
+    process = start(buffer, warm)
+    wait_for_step(buffer, 4, process)
+    rft("db", "stop", "--force", "--buffer", buffer)
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode != 0, output
+    assert "rft run --resume sort-grpo" in output
+    assert "Traceback" not in output
+    rft("run", "--resume", "--plain", "--buffer", buffer)
+    assert_continuous(rft, buffer)
 
 
 def test_a_run_goes_on_after_ctrl_c(warm: Warm, rft: Rft, tmp_path: Path) -> None:

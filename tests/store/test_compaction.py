@@ -21,7 +21,8 @@ from rftdata import Buffer
 from rftdata.batch import SegmentReader
 from rftdata.compaction import BackgroundCompaction, CompactionReport, Compactor, Move, close_files, commit_moves
 from rftdata.errors import SegmentFileClosedError
-from rftdata.segments import PosixSegmentStore, SegmentAddress
+from rftdata.posix_segments import PosixSegmentStore
+from rftdata.segments import SegmentAddress
 from tests.store_roles import own_group
 
 STEPS = ("close", "copy", "sync", "move", "moved", "bury", "remove", "forget", "cut")

@@ -15,7 +15,7 @@ from rftcore.cli import run_command
 from rftdata import Buffer
 from rftdata.batch import SegmentReader
 from rftdata.errors import BufferUnavailableError, SegmentCorruptError
-from rftdata.segments import PosixSegmentStore
+from rftdata.posix_segments import PosixSegmentStore
 from tests.store_roles import Roles
 
 Segment = dict[str, Any]

@@ -43,6 +43,9 @@ def other(server: EmbeddedServer, buffer: Buffer, tmp_path: Path) -> Iterator[Bu
         connection.execute(f'CREATE DATABASE "{name}" TEMPLATE template_rft')
     uri = server.uri.replace("/rft?", f"/{name}?")
     with rftdata.open(BufferConfig(uri=uri, segments=str(tmp_path / "other"), min_free_bytes=0)) as opened:
+        opened.sql(
+            "UPDATE rft.buffer SET buffer_id = gen_random_uuid()"
+        )  # a copy of the template is not the same buffer
         yield opened
     with psycopg.connect(server.uri, autocommit=True) as connection:
         connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')

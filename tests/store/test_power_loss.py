@@ -29,7 +29,8 @@ from rftdata import Buffer
 from rftdata.compaction import Compactor
 from rftdata.database import Connection, Database
 from rftdata.errors import RftError
-from rftdata.segments import PosixSegmentStore, SegmentAddress
+from rftdata.posix_segments import PosixSegmentStore
+from rftdata.segments import SegmentAddress
 from tests.store_roles import own_group
 
 Addresses = frozenset[SegmentAddress]

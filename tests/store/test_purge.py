@@ -30,6 +30,7 @@ from rftdata.errors import (
     RftError,
     SelectionChangedError,
 )
+from rftdata.posix_segments import PosixSegmentStore
 from rftdata.segments import SegmentAddress
 from tests.store_roles import Roles, own_group, tokens
 
@@ -291,7 +292,7 @@ def test_writers_go_on_in_the_file_that_is_purged_from(stored: Buffer) -> None:
 
 
 def test_a_disk_with_only_its_reserve_left_can_be_purged(stored: Buffer) -> None:
-    assert isinstance(stored.segments, segments.PosixSegmentStore)
+    assert isinstance(stored.segments, PosixSegmentStore)
     stored.segments.min_free_bytes = 2**62
     with stored.writer("r") as writer, pytest.raises(DiskFullError):
         writer.insert(own_group(task_key="late"))

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from rftdata import Buffer
 from rftdata.arrays import SCHEMA
 from rftdata.errors import BufferUnavailableError, SegmentCorruptError
-from rftdata.segments import Appended, PosixSegmentStore, SegmentAddress, SegmentAppender
+from rftdata.posix_segments import PosixSegmentStore
+from rftdata.segments import Appended, SegmentAddress, SegmentAppender
 from tests.store_roles import Roles
 
 

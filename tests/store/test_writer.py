@@ -22,7 +22,7 @@ from rftdata import Buffer, Group, RftError, Rollout
 from rftdata.config import BufferConfig
 from rftdata.database import Database
 from rftdata.errors import BufferUnavailableError, DiskFullError, FencedError
-from rftdata.segments import PosixSegmentStore
+from rftdata.posix_segments import PosixSegmentStore
 from rftdata.writer import Writer, _Ids
 from tests.store_roles import Roles, own_group, tokens
 
