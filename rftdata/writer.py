@@ -267,14 +267,13 @@ class Writer:
             ),
         )  # fmt: skip
         origins.store(connection, self.run_id, [(given.groups[id(g)], g.origin) for g in groups if g.origin], numbered)
-        appended = arrays.result() if arrays is not None else None  # nothing commits before they are durable
-        failpoint("writer.synced")
         with connection.pipeline():
             if unplanned:
                 self._adopt(connection, unplanned, ids["groups"])
-            segment = self._insert_segment(connection, appended, ids["segment"]) if appended else None
             self._seal(connection, groups, given, direct=one(run)["pipeline_version"] == NO_PIPELINE)
-        if appended and segment and not segment.rowcount:
+        appended = arrays.result() if arrays is not None else None  # nothing commits before they are durable
+        failpoint("writer.synced")
+        if appended and not self._insert_segment(connection, appended, ids["segment"]).rowcount:
             raise SegmentFileClosedError(
                 f"the segment file {appended.uri} was closed before this writer committed to it",
                 todo="write again: the arrays go to a new file",
