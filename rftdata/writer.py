@@ -242,13 +242,14 @@ class Writer:
             held = send(
                 connection, "lock_claimed_groups", group_ids=[g.group_id for g in claimed],
                 claim_tokens=[g.claim_token for g in claimed],
-            )  # fmt: skip
+            ) if claimed else None  # fmt: skip
             reserved = send(
                 connection, "reserve_ids", groups=len(unplanned), rollouts=len(rollouts), experiences=len(experiences)
             )
         if not new.rowcount:
             raise psycopg.Rollback  # the answer of an earlier try was lost: what that one was given is what it stored
-        _check_held(claimed, held.fetchall())
+        if held is not None:
+            _check_held(claimed, held.fetchall())
         ids = one(reserved)
         given.groups = {id(g): int(g.group_id or 0) for g in claimed}
         given.groups |= {id(g): group_id for g, group_id in zip(unplanned, ids["groups"], strict=True)}
