@@ -18,10 +18,10 @@ SELECT set_config('enable_seqscan', 'off', true), set_config('enable_material', 
 -- name: lock_claimed_groups
 -- The groups of a write batch that are still held under the token they were claimed with.
 SELECT g.group_id, g.group_size
-FROM rft.rollout_group g
-JOIN unnest(%(group_ids)s::bigint[], %(claim_tokens)s::bigint[]) AS c (group_id, claim_token) USING (group_id)
-WHERE g.status = 'claimed' AND g.claim_token = c.claim_token
-ORDER BY g.group_id FOR UPDATE OF g;
+FROM (SELECT * FROM unnest(%(group_ids)s::bigint[], %(claim_tokens)s::bigint[]) AS u (group_id, claim_token) ORDER BY u.group_id) c
+CROSS JOIN LATERAL (
+    SELECT group_id, group_size FROM rft.rollout_group
+    WHERE group_id = c.group_id AND status = 'claimed' AND claim_token = c.claim_token FOR UPDATE) g;
 
 -- name: adopt_groups
 -- Groups that nobody planned, imported or written by a person, under ids that were reserved for them, with the tasks they name.
@@ -31,7 +31,8 @@ WITH given AS (
         WITH ORDINALITY AS g (group_id, taskset, task_key, payload, group_size, source, place)),
 known AS (
     SELECT t.task_id, t.taskset, t.task_key FROM (SELECT DISTINCT taskset, task_key FROM given) g
-    JOIN rft.task t USING (taskset, task_key)),
+    CROSS JOIN LATERAL (
+        SELECT task_id, taskset, task_key FROM rft.task WHERE taskset = g.taskset AND task_key = g.task_key OFFSET 0) t),
 made AS (
     -- DO UPDATE and not DO NOTHING: a task that another writer makes at this moment is returned too.
     INSERT INTO rft.task AS t (taskset, task_key, payload)
@@ -85,7 +86,8 @@ WITH seen AS (
     INSERT INTO rft.task_observation (run_id, attempt_id, ordinal, task_id, successes, trials)
     SELECT g.run_id, g.attempt_id, g.ordinal, g.task_id, o.successes, o.trials
     FROM unnest(%(group_ids)s::bigint[], %(successes)s::float8[], %(trials)s::float8[]) AS o (group_id, successes, trials)
-    JOIN rft.rollout_group g USING (group_id)
+    CROSS JOIN LATERAL (
+        SELECT run_id, attempt_id, ordinal, task_id FROM rft.rollout_group WHERE group_id = o.group_id OFFSET 0) g
     RETURNING run_id, task_id, successes, trials),
 folded AS (SELECT run_id, task_id, sum(successes) AS successes, sum(trials) AS trials, count(*) AS attempts FROM seen GROUP BY run_id, task_id)
 INSERT INTO rft.task_stat AS s (run_id, task_id, alpha, beta, attempts, mean_reward)

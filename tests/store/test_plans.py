@@ -131,3 +131,18 @@ def test_verdicts_read_no_more_rows_when_many_groups_wait_and_all_can_be_relabel
         "SELECT (SELECT count(*) FROM rft.label) AS labels, (SELECT count(*) FROM rft.experience) AS experiences"
     ).to_pylist()
     assert counts["labels"] == counts["experiences"] > NUM_GROUPS // 2
+
+
+def test_verdicts_on_a_long_queue_read_no_more_rows_from_batch_to_batch(hasty: Buffer) -> None:
+    roles = Roles(hasty)
+    for first in range(0, NUM_GROUPS, 500):
+        roles.insert(*groups(first, 500))
+
+    def decide() -> None:
+        assert len(roles.decide()) == 100
+
+    early = rows_read(hasty, decide)
+    for _ in range(25):
+        decide()
+    late = rows_read(hasty, decide)
+    assert 0 < late < 1.5 * early, (early, late)

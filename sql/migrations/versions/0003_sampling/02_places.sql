@@ -183,9 +183,10 @@ BEGIN
         sealed_at = coalesce(g.sealed_at, clock_timestamp()), lease_until = NULL
     WHERE g.group_id = ANY (of_groups);
 
-    SELECT array_agg(coalesce(w.times_sampled, 0) ORDER BY i.place) INTO times
-    FROM unnest(of_groups) WITH ORDINALITY AS i (item_id, place)
-    LEFT JOIN rft.worklist w ON w.consumer = 'trainer/' || of_run AND w.item_kind = 'group' AND w.item_id = i.item_id;
+    SELECT array_agg(coalesce((
+        SELECT w.times_sampled FROM rft.worklist w
+        WHERE w.consumer = 'trainer/' || of_run AND w.item_kind = 'group' AND w.item_id = i.item_id), 0) ORDER BY i.place) INTO times
+    FROM unnest(of_groups) WITH ORDINALITY AS i (item_id, place);
     weighed := rft.formula_values(of_run, of_groups, of_priorities, times);
 
     -- Its age is that of its oldest token, or of the step at which this history left that policy's; where no policy sampled one
@@ -202,7 +203,9 @@ BEGIN
                          WHERE e.group_id = p.item_id), 2147483647)
         FROM rft.place_items(of_run, of_groups, weighed, times) p
         JOIN rft.run u ON u.run_id = of_run
-        LEFT JOIN rft.worklist k ON k.consumer = 'trainer/' || of_run AND k.item_kind = 'group' AND k.item_id = p.item_id
+        LEFT JOIN LATERAL (
+            SELECT item_id, draw_key, draw_weight FROM rft.worklist
+            WHERE consumer = 'trainer/' || of_run AND item_kind = 'group' AND item_id = p.item_id OFFSET 0) k ON true
         ON CONFLICT (consumer, item_kind, item_id) DO UPDATE
         SET available = w.resume_step IS NULL, priority = excluded.priority, lane = excluded.lane, draw_weight = excluded.draw_weight,
             draw_key = excluded.draw_key
@@ -291,9 +294,11 @@ DECLARE
 BEGIN
     -- Locked in the order in which labels lock them.
     SELECT array_agg(l.item_id), array_agg(l.priority), array_agg(l.times_sampled) INTO items, priorities, times FROM (
-        SELECT w.item_id, n.priority, w.times_sampled FROM unnest(of_items, of_priorities) AS n (item_id, priority)
-        JOIN rft.worklist w ON w.consumer = 'trainer/' || of_run AND w.item_kind = 'group' AND w.item_id = n.item_id
-        ORDER BY w.item_id FOR UPDATE OF w) l;
+        SELECT w.item_id, n.priority, w.times_sampled
+        FROM (SELECT * FROM unnest(of_items, of_priorities) AS u (item_id, priority) ORDER BY u.item_id) n
+        CROSS JOIN LATERAL (
+            SELECT item_id, times_sampled FROM rft.worklist
+            WHERE consumer = 'trainer/' || of_run AND item_kind = 'group' AND item_id = n.item_id FOR UPDATE) w) l;
     weighed := rft.formula_values(of_run, items, priorities, times);
     FOR p IN SELECT * FROM rft.place_items(of_run, items, weighed, times) LOOP
         UPDATE rft.worklist w

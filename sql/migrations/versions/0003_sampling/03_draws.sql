@@ -92,8 +92,9 @@ DECLARE
     p record;
 BEGIN
     SELECT array_agg(l.item_id), array_agg(l.priority), array_agg(l.times_sampled) INTO items, priorities, times FROM (
-        SELECT w.item_id, w.priority, w.times_sampled FROM rft.worklist w JOIN rft.rollout_group g ON g.group_id = w.item_id
-        WHERE w.consumer = queue AND w.resume_step <= step AND g.status = 'ready' AND g.trainable
+        SELECT w.item_id, w.priority, w.times_sampled FROM rft.worklist w
+        WHERE w.consumer = queue AND w.resume_step <= step
+          AND (SELECT g.status = 'ready' AND g.trainable FROM rft.rollout_group g WHERE g.group_id = w.item_id)
         ORDER BY w.item_id FOR UPDATE OF w SKIP LOCKED) l;
     IF items IS NOT NULL THEN
         weighed := rft.formula_values(of_run, items, priorities, times);
@@ -112,25 +113,32 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     queue CONSTANT text := 'trainer/' || of_run;
+    old record;
+    aged boolean := false;
 BEGIN
-    -- The least is one look into an index; what follows is planned anew at every call.
+    -- The least is one look into an index.
     IF coalesce((SELECT min(policy_step) FROM rft.worklist WHERE consumer = queue AND available), 2147483647) >= step - 1 - staleness_limit THEN
         RETURN;
     END IF;
     -- A group that was drawn has had its turn: it leaves the worklist, and nothing is planned in its place.
-    WITH locked AS (
-        SELECT g.group_id FROM rft.worklist w JOIN rft.rollout_group g ON g.group_id = w.item_id
-        WHERE w.consumer = queue AND w.item_kind = 'group' AND w.available AND w.policy_step < step - 1 - staleness_limit
-        ORDER BY g.group_id FOR UPDATE OF g SKIP LOCKED),
-    old AS (
-        UPDATE rft.worklist w SET available = false FROM locked l
-        WHERE w.consumer = queue AND w.item_kind = 'group' AND w.item_id = l.group_id AND w.available
-        RETURNING w.item_id, w.policy_step, w.times_sampled)
-    UPDATE rft.rollout_group g
-    SET trainable = false,
-        closed_reason = format('aged out: staleness %s at step %s, max_staleness %s', step - 1 - o.policy_step, step, staleness_limit)
-    FROM old o WHERE g.group_id = o.item_id AND o.times_sampled = 0;
-    IF FOUND THEN
+    FOR old IN
+        SELECT w.item_id FROM rft.worklist w
+        WHERE w.consumer = queue AND w.item_kind = 'group' AND w.available AND w.policy_step < step - 1 - staleness_limit ORDER BY w.item_id
+    LOOP
+        PERFORM FROM rft.rollout_group WHERE group_id = old.item_id FOR UPDATE SKIP LOCKED;
+        CONTINUE WHEN NOT FOUND;
+        UPDATE rft.worklist SET available = false
+        WHERE consumer = queue AND item_kind = 'group' AND item_id = old.item_id AND available
+        RETURNING item_id, policy_step, times_sampled INTO old;
+        IF FOUND AND old.times_sampled = 0 THEN
+            UPDATE rft.rollout_group
+            SET trainable = false, closed_reason = format(
+                'aged out: staleness %s at step %s, max_staleness %s', step - 1 - old.policy_step, step, staleness_limit)
+            WHERE group_id = old.item_id;
+            aged := true;
+        END IF;
+    END LOOP;
+    IF aged THEN
         PERFORM pg_notify('rft_ready', '');
     END IF;
 END
@@ -415,12 +423,17 @@ COMMENT ON FUNCTION rft.return_draws IS 'What is drawn, rests or can be drawn, f
 CREATE OR REPLACE FUNCTION rft.reopen_groups(touched bigint[]) RETURNS void
 LANGUAGE plpgsql
 AS $$
+DECLARE
+    item record;
 BEGIN
     PERFORM FROM rft.rollout_group WHERE group_id = ANY (touched) ORDER BY group_id FOR UPDATE;
 
-    -- A draw in flight is waited for; the next statement sees what it took.
-    PERFORM FROM rft.worklist w JOIN rft.rollout_group g ON g.group_id = w.item_id AND w.consumer = 'trainer/' || g.run_id
-    WHERE g.group_id = ANY (touched) AND w.item_kind = 'group' ORDER BY w.item_id FOR UPDATE OF w;
+    -- A draw in flight is waited for; what comes after sees what it took. One item after the other, by its key: joined, they could be
+    -- planned as comparing each with each.
+    FOR item IN SELECT g.group_id, g.run_id FROM rft.rollout_group g WHERE g.group_id = ANY (touched) ORDER BY g.group_id LOOP
+        PERFORM FROM rft.worklist
+        WHERE consumer = 'trainer/' || item.run_id AND item_kind = 'group' AND item_id = item.group_id FOR UPDATE;
+    END LOOP;
     -- A group that was drawn is decided on again only where it can be drawn again.
     WITH open AS (
         UPDATE rft.rollout_group g
@@ -437,10 +450,10 @@ BEGIN
     SELECT 'pipeline/' || run_id, 'group', group_id, explore_step::bigint << 32 | ordinal FROM open
     ON CONFLICT (consumer, item_kind, item_id) DO UPDATE SET available = true, claimed_by = NULL, lease_until = NULL;
 
-    UPDATE rft.worklist w SET available = false
-    FROM rft.rollout_group g
-    WHERE g.group_id = ANY (touched) AND w.consumer = 'trainer/' || g.run_id AND w.item_kind = 'group' AND w.item_id = g.group_id
-      AND w.available;
+    FOR item IN SELECT g.group_id, g.run_id FROM rft.rollout_group g WHERE g.group_id = ANY (touched) LOOP
+        UPDATE rft.worklist SET available = false
+        WHERE consumer = 'trainer/' || item.run_id AND item_kind = 'group' AND item_id = item.group_id AND available;
+    END LOOP;
 
     PERFORM pg_notify('rft_sealed', '');
 END
