@@ -193,7 +193,7 @@ class Attempt:
                 "num_bytes": num_bytes, "checksum": checksum,
             },
             "policy_version_after",
-            {"attempt_id": self.attempt_id, "after": self._newest_version},
+            {"attempt_id": self.attempt_id, "trainer_step": step, "after": self._newest_version},
         )  # fmt: skip
         self._newest_version = int(row["policy_version_id"])
         failpoint("trainer.published")
@@ -247,7 +247,7 @@ class Attempt:
                 "policy_version_id": policy_version_id, "uri": uri, "num_bytes": num_bytes,
             },
             "checkpoint_after",
-            {"attempt_id": self.attempt_id, "after": self._newest_checkpoint},
+            {"attempt_id": self.attempt_id, "trainer_step": step, "after": self._newest_checkpoint},
         )  # fmt: skip
         self._newest_checkpoint = int(row["checkpoint_id"])
         failpoint("trainer.checkpoint_committed")

@@ -285,6 +285,8 @@ class Batch:
         readers = self._readers(column)
         if out is None:
             out = np.empty((len(self), int(lengths.max(initial=0))), dtype=_dtype(column, readers))
+        if len(out) < len(self):
+            raise QueryError("the memory to pad into has too few rows", value=len(out), allowed=f"at least {len(self)}")
         for i, (padded, (segment_id, _), length) in enumerate(zip(out, self._places, lengths.tolist(), strict=False)):
             values = self._values(column, i, readers[segment_id], length)
             if values is None:

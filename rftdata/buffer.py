@@ -25,7 +25,6 @@ from rftdata.batch import SegmentReader
 from rftdata.config import BufferConfig
 from rftdata.database import Database, Row, execute, fetch, migrate, redacted
 from rftdata.errors import BufferUnavailableError, PurgedError, QueryError, SegmentCorruptError
-from rftdata.outage import RIDE_OUT_S
 from rftdata.posix_segments import PosixSegmentStore
 from rftdata.rewind import fork, rewind
 from rftdata.sampling import SamplingConfig
@@ -287,7 +286,7 @@ def open(
     *,
     create: bool = True,
     application: str = "rft",
-    patience_s: float = RIDE_OUT_S,
+    patience_s: float | None = None,
 ) -> Buffer:
     """Open a buffer, starting the embedded server and migrating the schema where needed.
 
@@ -295,7 +294,7 @@ def open(
         uri: folder of an embedded buffer, a postgresql:// URL, or a whole configuration.
         create: make a missing embedded buffer; otherwise that is an error.
         application: name shown in `pg_stat_activity`.
-        patience_s: for how long queries that only read are asked again while the database is away.
+        patience_s: for how long queries that only read are asked again while the database is away; `outage.RIDE_OUT_S` by default.
 
     Raises:
         BufferUnavailableError, SchemaVersionError, DiskFullError: see those.

@@ -25,7 +25,7 @@ from psycopg.rows import DictRow, dict_row
 from psycopg_pool import ConnectionPool, PoolTimeout
 
 from rftdata.errors import BufferUnavailableError, ConflictError, DiskFullError, QueryError, SchemaVersionError
-from rftdata.outage import RIDE_OUT_S, ride_out
+from rftdata.outage import ride_out
 
 Row = dict[str, Any]
 Connection = psycopg.Connection[DictRow]
@@ -85,11 +85,11 @@ class Database:
         uri: postgresql:// URL.
         max_connections: size of the pool.
         application: shown in `pg_stat_activity`.
-        patience_s: for how long queries that only read are asked again while the server is away.
+        patience_s: for how long queries that only read are asked again while the server is away; `outage.RIDE_OUT_S` by default.
     """
 
     def __init__(
-        self, uri: str, *, max_connections: int = 8, application: str = "rft", patience_s: float = RIDE_OUT_S
+        self, uri: str, *, max_connections: int = 8, application: str = "rft", patience_s: float | None = None
     ) -> None:
         self.uri = uri
         self._patience_s = patience_s
@@ -100,7 +100,7 @@ class Database:
             min_size=0,
             max_size=max_connections,
             open=False,
-            timeout=8.0,
+            timeout=8.0 if patience_s is None else min(8.0, max(1.0, patience_s)),
             kwargs={
                 "autocommit": True,
                 "row_factory": dict_row,

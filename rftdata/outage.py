@@ -31,7 +31,7 @@ def ride_out(
     Args:
         action: may have been carried out although it raised.
         between: called, and ridden out itself, before `action` is called again.
-        limit_s: give up after this long; `RIDE_OUT_S` by default.
+        limit_s: begin no further try after this long; `RIDE_OUT_S` by default.
 
     Raises:
         BufferUnavailableError: the database did not come back, or refuses us for another reason.

@@ -1,8 +1,8 @@
 """Retention: which experiences have been kept long enough.
 
 Rules speak of whole groups, newest first: what is older than an age, or beyond a number or a size, is purged (`rftdata.purge`), with its
-rule as the reason. Rules never touch what is labelled (unless told to), open, or may still be trained on: groups of a run that has not
-finished, until a committed checkpoint holds them or they are dropped. Those count, but stay.
+rule as the reason. Rules never touch what is labelled (unless told to), open, or may still be trained on: groups of a run that has been
+started and has not finished, until a committed checkpoint holds them or they are dropped. Those count, but stay.
 """
 
 from __future__ import annotations
@@ -37,9 +37,17 @@ class Retained:
         return sum(part.num_experiences for part in self.purged.values())
 
 
-def apply(buffer: Buffer, rules: RetentionConfig, *, author: str, dry_run: bool = False) -> Retained:
-    """Purge what the rules no longer keep."""
-    groups = buffer.database.fetch("retention_groups", keep_labelled=rules.keep_labelled)
+def apply(
+    buffer: Buffer, rules: RetentionConfig, *, author: str, dry_run: bool = False, starting_run_id: int | None = None
+) -> Retained:
+    """Purge what the rules no longer keep.
+
+    Args:
+        starting_run_id: a run that is about to be trained for the first time.
+    """
+    groups = buffer.database.fetch(
+        "retention_groups", keep_labelled=rules.keep_labelled, starting_run_id=starting_run_id
+    )
     done = Retained()
     chosen: set[int] = set()
     scopes: list[tuple[str, RetentionRule, list[Row]]] = [
@@ -64,9 +72,11 @@ def apply(buffer: Buffer, rules: RetentionConfig, *, author: str, dry_run: bool 
     return done
 
 
-def enforce(buffer: Buffer, rules: RetentionConfig, *, author: str) -> tuple[Retained, Erased]:
+def enforce(
+    buffer: Buffer, rules: RetentionConfig, *, author: str, starting_run_id: int | None = None
+) -> tuple[Retained, Erased]:
     """Apply the rules, clear away what was purged, and overwrite what earlier purges left that is due."""
-    done = apply(buffer, rules, author=author)
+    done = apply(buffer, rules, author=author, starting_run_id=starting_run_id)
     if done.purged:
         vacuum(buffer, rewrite=False)
     return done, erase(buffer)

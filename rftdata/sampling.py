@@ -57,7 +57,10 @@ class PriorityConfig(Section):
         "labelled and drawn; the pipeline's or trainer's priority by default.",
     )
     exponent: float = Field(
-        0.6, ge=0, description="Weight = priority, or 1 / rank, to this power (α): 0 is uniform, 1 proportional."
+        0.6,
+        ge=0,
+        le=10,
+        description="Weight = priority, or 1 / rank, to this power (α): 0 is uniform, 1 proportional.",
     )
     importance_exponent: float = Field(
         0.4,

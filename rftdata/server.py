@@ -191,7 +191,12 @@ class EmbeddedServer:
 
     def was_killed(self) -> bool:
         """Whether the server's process ended without being stopped: its lock file is there, and nobody answers."""
-        return self._postmaster_pid() is not None and not self._has_postmaster() and not self._answers()
+        # The file last: a server that is being stopped removes it before its process ends.
+        return not self._has_postmaster() and not self._answers() and self._postmaster_pid() is not None
+
+    def lives(self) -> bool:
+        """Whether the server answers, or its process lives (it may be recovering) and will."""
+        return self._has_postmaster() or self.is_running()
 
     def stop(self) -> None:
         """Stop the server; open sessions are ended after their current statement.

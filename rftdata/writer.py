@@ -295,7 +295,9 @@ class Writer:
             send(connection, "ready_groups", group_ids=ready, priorities=[0.0] * len(ready))
 
     def _adopt(self, connection: Connection, groups: list[Group], group_ids: list[int]) -> None:
-        # Whoever makes groups gives them ordinals. Last of all, since the others of the run wait for it until we have committed.
+        # Whoever makes groups gives them ordinals; the others of the run wait for that until we have committed. So the rows have travelled,
+        # and the arrays are on their way to the disk.
+        send(connection, "allow_hash_joins")
         send(connection, "wait_for_plan_lock", run_id=self.run_id)
         send(
             connection, "adopt_groups", run_id=self.run_id, group_ids=group_ids, tasksets=[storable(g.taskset) for g in groups],

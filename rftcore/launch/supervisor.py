@@ -84,7 +84,7 @@ def run(
         row = prepare_run(config, buffer, resumed=stored)
         answer_requests(buffer.run_folder(row))
         view.message(f"run {row['name']} in the buffer {buffer.location}" + (" (resumed)" if resume else ""))
-        apply_retention(config.buffer.retention, buffer, view)
+        apply_retention(config.buffer.retention, buffer, row, view)
         view.message(f"model {config.model.path}: {model_folder(config)}")
         threads = divide_threads()
         view.message(threads.sentence)
@@ -96,12 +96,12 @@ def run(
         return _conclude(buffer, row, view, stopped, time.monotonic() - started)
 
 
-def apply_retention(rules: RetentionConfig | None, buffer: Buffer, view: View) -> None:
-    """Purge what buffer.retention no longer keeps; the run goes on where that cannot be done."""
+def apply_retention(rules: RetentionConfig | None, buffer: Buffer, row: Row, view: View) -> None:
+    """Purge what buffer.retention no longer keeps, nothing of the run that starts; it goes on where that cannot be done."""
     if rules is None or not rules.has_limits:
         return
     try:
-        done, _ = retention.enforce(buffer, rules, author="buffer.retention")
+        done, _ = retention.enforce(buffer, rules, author="buffer.retention", starting_run_id=row["run_id"])
     except RftError as error:
         view.message(f"warning: buffer.retention is not applied: {error}")
         return
@@ -187,15 +187,17 @@ class _Reviver:
 
     def __call__(self) -> None:
         server = self._buffer.server
-        if server is None or server.is_running():
+        if server is None or server.lives():
             self._away_since = None
             return
         now = time.monotonic()
         self._away_since = self._away_since or now
-        if not server.was_killed() or not self._left:
+        killed = server.was_killed()
+        if not killed or not self._left:
             if now - self._away_since > _STOPPED_S:
+                why = "was killed again and again, or does not start" if killed else "is stopped"
                 raise BufferUnavailableError(
-                    f"the database of the buffer {self._buffer.location} is stopped, and the run with it",
+                    f"the database of the buffer {self._buffer.location} {why}: the run ends",
                     todo=f"go on from the last checkpoint: rft run --resume {self._row['name']} starts it again",
                 )
             return

@@ -69,8 +69,9 @@ VALUES (%(run_id)s, %(attempt_id)s, %(trainer_step)s, %(method)s, %(uri)s, %(num
 RETURNING policy_version_id;
 
 -- name: policy_version_after
--- What an attempt published since.
-SELECT policy_version_id FROM rft.policy_version WHERE attempt_id = %(attempt_id)s AND policy_version_id > %(after)s::bigint
+-- What an attempt published of a step since.
+SELECT policy_version_id FROM rft.policy_version
+WHERE attempt_id = %(attempt_id)s AND trainer_step = %(trainer_step)s AND policy_version_id > %(after)s::bigint
 ORDER BY policy_version_id DESC LIMIT 1;
 
 -- name: newest_policy
@@ -92,8 +93,9 @@ INSERT INTO rft.checkpoint (run_id, attempt_id, trainer_step, policy_version_id,
 VALUES (%(run_id)s, %(attempt_id)s, %(trainer_step)s, %(policy_version_id)s, %(uri)s, %(num_bytes)s) RETURNING checkpoint_id;
 
 -- name: checkpoint_after
--- What an attempt committed since.
-SELECT checkpoint_id FROM rft.checkpoint WHERE attempt_id = %(attempt_id)s AND checkpoint_id > %(after)s::bigint
+-- What an attempt committed of a step since.
+SELECT checkpoint_id FROM rft.checkpoint
+WHERE attempt_id = %(attempt_id)s AND trainer_step = %(trainer_step)s AND checkpoint_id > %(after)s::bigint
 ORDER BY checkpoint_id DESC LIMIT 1;
 
 -- name: kept_checkpoints

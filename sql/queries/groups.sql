@@ -15,6 +15,10 @@ RETURNING g.group_id, g.attempt_id, g.ordinal, g.explore_step, g.group_size, g.c
 SELECT set_config('enable_seqscan', 'off', true), set_config('enable_material', 'off', true),
        set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true);
 
+-- name: allow_hash_joins
+-- For this transaction, from here on: lists of any length are joined with each other, tables are looked up by key.
+SELECT set_config('enable_hashjoin', 'on', true);
+
 -- name: lock_claimed_groups
 -- The groups of a write batch that are still held under the token they were claimed with.
 SELECT g.group_id, g.group_size

@@ -117,7 +117,7 @@ SELECT g.group_id, t.taskset, count(*) AS num_experiences, max(e.created_at) AS 
            OR EXISTS (SELECT FROM rft.preference_pair p WHERE p.source = 'human' AND p.rejected_id = e.experience_id)))
        OR bool_or(picked.experience_id IS NOT NULL)
        OR (g.status NOT IN ('ready', 'abandoned') AND g.left_by IS NULL)
-       OR (g.trainable AND r.status <> 'finished' AND r.current_attempt_id IS NOT NULL AND (
+       OR (g.trainable AND r.status <> 'finished' AND (r.current_attempt_id IS NOT NULL OR r.run_id = %(starting_run_id)s::bigint) AND (
            NOT EXISTS (SELECT FROM rft.v_consumption c WHERE c.run_id = g.run_id AND c.item_id = g.group_id)
            OR EXISTS (SELECT FROM rft.worklist w WHERE w.consumer = 'trainer/' || g.run_id AND w.item_kind = 'group' AND w.item_id = g.group_id
                       AND (w.available OR w.resume_step IS NOT NULL))))
@@ -129,5 +129,5 @@ JOIN rft.experience e ON e.group_id = g.group_id
 JOIN rft.segment s USING (segment_id)
 LEFT JOIN selected picked ON picked.experience_id = e.experience_id
 WHERE NOT EXISTS (SELECT FROM rft.purged_experience x WHERE x.experience_id = e.experience_id)
-GROUP BY g.group_id, t.taskset, r.status, r.current_attempt_id
+GROUP BY g.group_id, t.taskset, r.run_id
 ORDER BY max(e.created_at) DESC, g.group_id DESC;

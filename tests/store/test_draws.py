@@ -56,6 +56,18 @@ def test_arrays_are_packed_and_padded_into_the_callers_memory(buffer: Buffer) ->
         batch.packed("loss_mask")
 
 
+def test_memory_with_too_few_rows_is_refused_and_nothing_is_left_out_silently(buffer: Buffer) -> None:
+    import numpy as np
+
+    roles = Roles(buffer, batch_groups=2)
+    with roles.attempt() as attempt:
+        roles.work()
+        batch = attempt.draw(1, 2, timeout_s=5)
+    assert batch is not None and len(batch) == 4
+    with pytest.raises(QueryError, match=r"too few rows.*at least 4"):
+        batch.padded("token_ids", np.zeros((3, 9), np.int32))
+
+
 def test_dropped_rows_of_a_kept_group_are_not_drawn(buffer: Buffer) -> None:
     roles = Roles(buffer, batch_groups=1, group_size=3)
     with roles.attempt() as attempt:

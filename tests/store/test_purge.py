@@ -557,7 +557,7 @@ def test_retention_by_age_keeps_what_is_labelled(aged: Buffer) -> None:
 def test_retention_by_number_and_by_size_keeps_the_newest(aged: Buffer) -> None:
     assert retained(aged, max_experiences=7, keep_labelled=False) == ({"max_experiences 7": 4}, 0)
     assert kept(aged) == [5, 6, 7, 8, 9, 10]
-    sizes = aged.database.fetch("retention_groups", keep_labelled=True)
+    sizes = aged.database.fetch("retention_groups", keep_labelled=True, starting_run_id=None)
     assert retained(aged, max_bytes=int(sizes[0]["num_bytes"]))[0] == {f"max_bytes {sizes[0]['num_bytes']}": 4}
     assert kept(aged) == [9, 10]
 
@@ -594,6 +594,21 @@ def test_retention_spares_what_may_still_be_trained_on(buffer: Buffer) -> None:
         assert len(roles.train(attempt, 2)) == 2
 
 
+def test_retention_spares_the_run_that_is_about_to_start(buffer: Buffer) -> None:
+    runs = [
+        buffer.create_run(name=name, config={}, seed=1, steps=3, pipeline_version="none", mode="train")
+        for name in ("starts", "stored")
+    ]
+    for run in runs:
+        with buffer.writer(run) as writer:
+            writer.insert(own_group(task_key="a"), own_group(task_key="b"))
+    rules = RetentionConfig(max_experiences=1)
+    done = retention.apply(buffer, rules, author="ada", starting_run_id=runs[0]["run_id"])
+    assert done.num_experiences == 4 and done.num_protected == 4
+    assert kept(buffer) == [1, 2, 3, 4]
+    assert retention.apply(buffer, rules, author="ada").num_experiences == 4
+
+
 def test_retention_from_the_command_line(
     aged: Buffer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -616,15 +631,15 @@ def test_a_run_that_starts_applies_the_rules_or_says_why_not(aged: Buffer, capsy
     from rftcore.launch.progress import LineView
     from rftcore.launch.supervisor import apply_retention
 
-    view = LineView()
-    apply_retention(None, aged, view)
-    apply_retention(RetentionConfig(), aged, view)
+    view, run = LineView(), aged.find_run("r")
+    apply_retention(None, aged, run, view)
+    apply_retention(RetentionConfig(), aged, run, view)
     assert len(kept(aged)) == 10
     rules = RetentionConfig(max_age_days=7.5)
-    apply_retention(rules, aged, view)
+    apply_retention(rules, aged, run, view)
     assert "buffer.retention: 4 experiences purged" in capsys.readouterr().out and len(kept(aged)) == 6
     for file in Path(str(aged.config.segments)).iterdir():
         file.unlink()
-    apply_retention(RetentionConfig(max_age_days=0.5), aged, view)
+    apply_retention(RetentionConfig(max_age_days=0.5), aged, run, view)
     assert "warning: buffer.retention is not applied: the folder of the segments" in capsys.readouterr().out
     assert len(kept(aged)) == 6

@@ -133,6 +133,23 @@ def test_rank_draws_in_proportion_to_a_power_of_the_rank_however_far_apart_prior
     assert weights == pytest.approx({rank: (rank / worst) ** 0.5 for rank in weights})
 
 
+def test_going_back_from_a_replay_lane_restores_the_priority_that_a_rank_goes_by(buffer: Buffer) -> None:
+    lanes = [
+        {"source": "import", "ratio": 1, "order": "rank"},
+        {"source": "replay", "ratio": 1, "order": "uniform", "max_times_sampled": 3},
+    ]
+    roles = stored(buffer, 6, mixture=lanes)
+    weights = "SELECT item_id, lane, draw_weight, available FROM rft.worklist ORDER BY item_id"
+    with roles.attempt() as attempt:
+        attempt.set_priorities({group: 10.0 * group for group in range(1, 7)})
+        before = buffer.sql(weights).to_pylist()
+        for step in range(1, 4):
+            draw(attempt, step, 2)
+        assert buffer.sql(weights).to_pylist() != before
+    with roles.attempt():
+        assert buffer.sql(weights).to_pylist() == before
+
+
 def test_rank_in_a_long_queue_reaches_all_and_prefers_the_best(buffer: Buffer) -> None:
     roles = stored(buffer, 2000, order="rank", max_times_sampled=0, priority={"exponent": 0.5})
     quantiles: list[float] = []

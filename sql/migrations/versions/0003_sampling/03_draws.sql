@@ -377,6 +377,10 @@ DECLARE
     queue CONSTANT text := 'trainer/' || of_run;
     parent bigint;
     start_step integer;
+    items bigint[];
+    priorities double precision[];
+    times integer[];
+    placed record;
 BEGIN
     SELECT a.parent_attempt_id, coalesce(c.trainer_step, 0) INTO parent, start_step
     FROM rft.run_attempt a LEFT JOIN rft.checkpoint c ON c.checkpoint_id = a.from_checkpoint_id WHERE a.attempt_id = of_attempt;
@@ -410,12 +414,22 @@ BEGIN
     locked AS (
         SELECT g.group_id FROM rft.rollout_group g JOIN due ON due.item_id = g.group_id
         WHERE (due.times, due.available_now, due.resume_now) IS DISTINCT FROM (due.times_sampled, due.available, due.resume_step)
-        ORDER BY g.group_id FOR UPDATE OF g)
-    UPDATE rft.worklist w
-    SET available = d.available_now, times_sampled = d.times, resume_step = d.resume_now, lane = coalesce(d.lane_now, ''),
-        draw_key = coalesce(d.undone_key, w.draw_key)
-    FROM due d JOIN locked l ON l.group_id = d.item_id
-    WHERE w.consumer = queue AND w.item_kind = 'group' AND w.item_id = d.item_id;
+        ORDER BY g.group_id FOR UPDATE OF g),
+    returned AS (
+        UPDATE rft.worklist w
+        SET available = d.available_now, times_sampled = d.times, resume_step = d.resume_now, lane = coalesce(d.lane_now, ''),
+            draw_key = coalesce(d.undone_key, w.draw_key)
+        FROM due d JOIN locked l ON l.group_id = d.item_id
+        WHERE w.consumer = queue AND w.item_kind = 'group' AND w.item_id = d.item_id
+        RETURNING w.item_id, w.priority, w.times_sampled)
+    SELECT array_agg(item_id), array_agg(priority), array_agg(times_sampled) INTO items, priorities, times FROM returned;
+    -- And its weight is that of the lane it is in again.
+    IF items IS NOT NULL THEN
+        FOR placed IN SELECT * FROM rft.place_items(of_run, items, rft.formula_values(of_run, items, priorities, times), times) LOOP
+            UPDATE rft.worklist SET draw_weight = placed.draw_weight
+            WHERE consumer = queue AND item_kind = 'group' AND item_id = placed.item_id AND draw_weight IS DISTINCT FROM placed.draw_weight;
+        END LOOP;
+    END IF;
 END
 $$;
 COMMENT ON FUNCTION rft.return_draws IS 'What is drawn, rests or can be drawn, folded from the draws of a new attempt''s history: draws after its checkpoint never took place.';

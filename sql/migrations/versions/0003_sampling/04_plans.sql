@@ -18,5 +18,5 @@ ALTER FUNCTION rft.draw_groups(bigint, bigint, integer, integer, integer)
 ALTER FUNCTION rft.reopen_groups(bigint[])
     SET enable_seqscan = off SET enable_material = off SET enable_hashjoin = off SET enable_mergejoin = off;
 
--- Folds every draw of a history: whole tables, joined by hashing.
+-- Folds every draw of a history: whole tables, joined by hashing wherever that is possible.
 ALTER FUNCTION rft.return_draws(bigint, bigint) SET enable_nestloop = off SET enable_mergejoin = off;
