@@ -37,7 +37,7 @@ _STOP_GRACE_S = 60.0
 _REFRESH_S = 1.0
 _DEPARTURE_S = 45.0
 # Roles wait for a database that is away; whoever watches them looks at the roles again soon.
-_PATIENCE_S = 2.0
+_PATIENCE_S = 4.0
 _MAX_REVIVALS = 10
 _STOPPED_S = 10.0
 
