@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,19 +23,18 @@ KEYS = (
 )
 
 
+def printed_by(module: str, folder: Path, *options: str) -> dict[str, Any]:
+    """The JSON that a benchmark prints, which must be all that it prints."""
+    command = [sys.executable, "-m", f"benchmarks.{module}", "--folder", str(folder), *options]
+    ended = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=400, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    printed: dict[str, Any] = json.loads(ended.stdout)
+    return printed
+
+
 @pytest.mark.slow
 def test_the_buffer_benchmark_prints_its_figures_as_json_alone(server_folders: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.buffer", "--skip-peers", "--rounds", "1", "--samples", "1024"]
-    ended = subprocess.run(
-        [*command, "--folder", str(server_folders)],
-        cwd=CHECKOUT,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    printed = json.loads(ended.stdout)
+    printed = printed_by("buffer", server_folders, "--skip-peers", "--rounds", "1", "--samples", "1024")
     for results in (printed["results"], printed["peers"]["bare_layout"]):
         # An experience that came twice or not at all would be an error here.
         assert results["error"] is None
@@ -48,27 +48,8 @@ def test_the_buffer_benchmark_prints_its_figures_as_json_alone(server_folders: P
 
 @pytest.mark.slow
 def test_the_sampling_benchmark_measures_every_policy_it_is_asked_for(server_folders: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.sampling",
-        "--rows",
-        "8192",
-        "--draws",
-        "5",
-        "--folder",
-        str(server_folders),
-    ]
-    ended = subprocess.run(
-        [*command, "--policies", "fifo,rank,mixture"],
-        cwd=CHECKOUT,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    policies = json.loads(ended.stdout)["rows"]["8192"]["policies"]
+    options = ["--rows", "8192", "--draws", "5", "--policies", "fifo,rank,mixture"]
+    policies = printed_by("sampling", server_folders, *options)["rows"]["8192"]["policies"]
     assert set(policies) == {"fifo", "rank", "mixture"}
     for figures in policies.values():
         assert figures["num_draws"] == 5 and figures["pages_per_draw"] > 0
