@@ -10,7 +10,12 @@ from rftcore.cli.session import BufferOption, JsonOption, opened
 from rftdata.errors import QueryError
 
 if TYPE_CHECKING:
+    from rftdata.buffer import Buffer
     from rftdata.database import Database, Row
+
+_STEPS = (
+    "run", "attempt_id", "trainer_step", "reward_used", "reward_now", "corrected_since", "checkpoint_step", "checkpoint_uri",
+)  # fmt: skip
 
 
 def lineage(
@@ -46,41 +51,35 @@ def lineage(
         )
     with opened(buffer, "rft lineage") as found:
         database = found.database
-        if experience is not None:
-            if not database.fetch("experience_exists", experience_id=experience):
-                raise QueryError(
-                    "there is no such experience",
-                    value=experience,
-                    todo='`rft sql "select * from v_experience limit 5"` shows some',
-                )
-            if origin:
-                print_rows(_hops(database, experience), ("buffer_id", "run", "experience_id"), as_json=as_json)
-                return
-            if not as_json:
-                _tell(database, experience)
-            rows = database.fetch("lineage_of_experience", experience_id=experience)
-            names = (
-                "run",
-                "attempt_id",
-                "trainer_step",
-                "reward_used",
-                "reward_now",
-                "corrected_since",
-                "checkpoint_step",
-                "checkpoint_uri",
+        if experience is None:
+            print_rows(*_of_checkpoint(found, run, checkpoint), as_json=as_json)
+            return
+        if not database.fetch("experience_exists", experience_id=experience):
+            raise QueryError(
+                "there is no such experience",
+                value=experience,
+                todo='`rft sql "select * from v_experience limit 5"` shows some',
             )
-        else:
-            row = found.find_run(run)
-            steps = [r["trainer_step"] for r in database.fetch("lineage_steps", run_id=row["run_id"])]
-            if checkpoint not in steps:
-                raise QueryError(
-                    f"run {row['name']!r} has no checkpoint at this step",
-                    value=checkpoint,
-                    allowed=", ".join(map(str, steps)) or "none yet",
-                )
-            rows = database.fetch("lineage_of_checkpoint", run_id=row["run_id"], step=checkpoint)
-            names = ("trainer_step", "experience_id", "reward_used", "reward_now", "corrected_since")
-    print_rows(rows, names, as_json=as_json)
+        if origin:
+            print_rows(_hops(database, experience), ("buffer_id", "run", "experience_id"), as_json=as_json)
+            return
+        if not as_json:
+            _tell(database, experience)
+        print_rows(database.fetch("lineage_of_experience", experience_id=experience), _STEPS, as_json=as_json)
+
+
+def _of_checkpoint(buffer: Buffer, run: str | None, step: int | None) -> tuple[list[Row], tuple[str, ...]]:
+    """What the weights of a checkpoint were trained on, and the columns to show."""
+    row = buffer.find_run(run)
+    steps = [r["trainer_step"] for r in buffer.database.fetch("lineage_steps", run_id=row["run_id"])]
+    if step not in steps:
+        raise QueryError(
+            f"run {row['name']!r} has no checkpoint at this step",
+            value=step,
+            allowed=", ".join(map(str, steps)) or "none yet",
+        )
+    rows = buffer.database.fetch("lineage_of_checkpoint", run_id=row["run_id"], step=step)
+    return rows, ("trainer_step", "experience_id", "reward_used", "reward_now", "corrected_since")
 
 
 def _hops(database: Database, experience: int) -> list[Row]:
