@@ -1,6 +1,6 @@
 """Pipeline stages: what stands between rollouts and training, one operator per file.
 
-`operators.chain.build_chain` turns the YAML list into a `Chain`; `Chain.run` decides on a batch of whole groups. A
+`operators.build.build_chain` turns the YAML list into a `Chain`; `Chain.run` decides on a batch of whole groups. A
 stage's name is one of `BUILTINS`, any Data-Juicer operator's own name, an entry point of group `rftdata.operator`,
 `./file.py:attr` or a dotted path to an `Operator` subclass or to a plain function of one row.
 """

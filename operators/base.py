@@ -4,7 +4,11 @@ A stage gets an Arrow table with one row per experience, groups whole, and says 
 if not, and which columns change. It never filters, reorders or mutates the table itself: `operators.chain` does that in
 one place, so that counting, reasons and group rules are the same for every stage. Same table in, same outcome out.
 
-Not here: what is stored (the caller writes verdicts), retries (the caller makes smaller batches), concurrency.
+Scoring and deciding are separate stages. A stage that scores names its columns in `scores`: what it computed for an
+experience is stored and handed back the next time, so that a threshold further down can change without computing it
+again. A stage that asks a person names the rows in `waiting`; one that makes something new puts it in `created`.
+
+Not here: what is stored (the caller writes verdicts and scores), finding the row on which a stage fails.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import difflib
 import hashlib
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -32,6 +36,67 @@ IDENTITY_COLUMNS = frozenset({"experience_id", "group_id", "rollout_index"})
 """What the chain itself counts and reports by; no stage may change them."""
 
 
+MUTABLE_COLUMNS = frozenset({"reward", "priority", "labelled", "reviews", "staleness"})
+"""What may differ the next time the same experience comes along: a score of these is never kept."""
+
+
+@dataclass(frozen=True)
+class CreatedTask:
+    """A new task that a stage made of an experience or task.
+
+    Attributes:
+        task_key: stable: the same input makes the same key, and a key that exists already is not made again.
+        payload: prompt, answer and metadata, as in `rft.task`.
+        parent_id: the experience (or task) it was made of.
+    """
+
+    taskset: str
+    task_key: str
+    payload: Mapping[str, Any]
+    parent_id: int
+    features: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CreatedAnswer:
+    """One answer of a created group: a chat without its last turn, the response, and its reward."""
+
+    messages: Sequence[Mapping[str, Any]]
+    response: str
+    reward: float | None = None
+
+
+@dataclass(frozen=True)
+class CreatedGroup:
+    """New experiences, answers to one task; stored as a group of source `synthesis` that goes through the pipeline itself.
+
+    Attributes:
+        task: what they answer.
+        parent_id: the experience they were made of.
+    """
+
+    task: CreatedTask
+    parent_id: int
+    answers: Sequence[CreatedAnswer]
+
+
+@dataclass(frozen=True)
+class Review:
+    """What a stage asks a person about a row.
+
+    Attributes:
+        name: of the question; an experience is asked each once.
+        question: for the person.
+        timeout_s: after so many seconds `otherwise` is the answer.
+        otherwise: pass or drop.
+    """
+
+    name: str
+    question: str
+    timeout_s: float
+    otherwise: str
+
+
 @dataclass(frozen=True)
 class StageOutcome:
     """What one stage decided on a table of N rows.
@@ -39,10 +104,14 @@ class StageOutcome:
     Attributes:
         reasons: N strings; null where the row stays, else why it is dropped, in words for people.
         columns: name -> N values, for columns that change or are new. Values of dropped rows are ignored.
+        waiting: row -> what a person is asked about it. Its whole group is decided later, from the first stage on.
+        created: new tasks and experiences.
     """
 
     reasons: pa.Array
     columns: Mapping[str, pa.Array] = field(default_factory=dict)
+    waiting: Mapping[int, Review] = field(default_factory=dict)
+    created: Sequence[CreatedTask | CreatedGroup] = ()
 
     @classmethod
     def keep_all(cls, num_rows: int, columns: Mapping[str, pa.Array] | None = None) -> StageOutcome:
@@ -62,17 +131,44 @@ class StageConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class StageContext:
+    """What a stage may use of the process it runs in.
+
+    Attributes:
+        base_dir: folder that relative paths start from: the configuration file's.
+        generate: answers chats with the run's policy: (chats, max_tokens, temperature) -> texts; None where there is none.
+        model_path: the run's model, for a tokenizer or hidden states.
+    """
+
+    base_dir: Path = field(default_factory=Path.cwd)
+    generate: Callable[[Sequence[Messages], int, float], list[str]] | None = None
+    model_path: str | None = None
+
+
 class Operator(ABC):
     """One stage of a chain.
 
-    A subclass names its columns, sets `Config` to the class of its arguments, and writes `apply`. `reads` is None when
-    the stage may look at every column. The constructor does nothing slow: what needs a big import, a model or a
-    connection is opened in `prepare`, which the chain calls before the first batch.
+    A subclass names its columns, sets `Config` to the class of its arguments, and writes `apply`. The constructor does
+    nothing slow: what needs a big import, a model or a connection is opened in `prepare`, which the chain calls before the
+    first batch.
+
+    Attributes:
+        reads: columns that `apply` looks at; no others are given to it, besides the identity columns. None: all there are.
+        writes: columns that it changes or adds; None: any.
+        scores: columns it adds that depend on nothing but the columns read and its arguments, with their types. They are stored
+            for every experience and not computed again. Such a stage is `rowwise` and drops nothing.
+        rowwise: every row is decided by itself, so a batch may be cut anywhere and its parts run at the same time.
     """
 
     Config: ClassVar[type[StageConfig]] = StageConfig
     reads: frozenset[str] | None = frozenset()
-    writes: frozenset[str] = frozenset()
+    writes: frozenset[str] | None = frozenset()
+    scores: Mapping[str, pa.DataType] = {}
+    rowwise: bool = False
 
     def __init__(self, config: StageConfig) -> None:
         self.config: Any = config
@@ -89,6 +185,8 @@ class Operator(ABC):
     def validate_schema(self, schema: pa.Schema) -> pa.Schema:
         """Check that the columns this stage reads exist; return the schema that the next stage will see.
 
+        A stage that adds other columns than its scores extends this, so that later stages may read them.
+
         Raises:
             ConfigError: a column is missing.
         """
@@ -97,10 +195,17 @@ class Operator(ABC):
             raise ConfigError(
                 f"reads the column {missing[0]!r}, which the batch does not have", allowed=", ".join(schema.names)
             )
+        for name, kind in self.scores.items():
+            position = schema.get_field_index(name)
+            added = pa.field(name, kind)
+            schema = schema.append(added) if position < 0 else schema.set(position, added)
         return schema
 
-    def prepare(self) -> None:  # noqa: B027 - most stages have nothing to open
+    def prepare(self, context: StageContext) -> None:  # noqa: B027 - most stages have nothing to open
         """Open what is slow to open. Called once, before the first batch."""
+
+    def close(self) -> None:  # noqa: B027
+        """Close it again. Called once, after the last batch."""
 
     @abstractmethod
     def apply(self, table: pa.Table) -> StageOutcome:

@@ -9,7 +9,7 @@ whole, on the account of the stage that left it so (under the name `min_group_si
 whose reward is null, NaN or infinite at the end is dropped under the name `reward`: it would turn every weight into NaN.
 
 A stage that raises ends the pass with a `StageError`: nothing is decided for the batch, and the caller may try again
-with smaller batches to find the row that does it.
+with smaller batches to find the row that does it. A group with a row that waits for a person is left out of the decisions.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from operators.base import BATCH_SCHEMA, IDENTITY_COLUMNS, Operator, StageOutcome
-from operators.resolve import resolve_stage
+from operators.base import BATCH_SCHEMA, IDENTITY_COLUMNS, CreatedGroup, CreatedTask, StageContext, StageOutcome
 from operators.rules import short_groups, spoilt_rewards, without_reward
-from rftdata.errors import ConfigError, OperatorError, PluginError, RftError
+from operators.stage import Applied, Findings, Known, Stage, StageRun, StageScores, WaitingRow, apply_stage, at, failed
+from rftdata.errors import OperatorError, PluginError, RftError
 from rftdata.writer import NO_PIPELINE
 
 MIN_GROUP_SIZE = "min_group_size"
@@ -48,19 +47,8 @@ DECISION_SCHEMA = pa.schema(
     ]
 )
 
-
-@dataclass(frozen=True)
-class StageRun:
-    """One stage over one batch: a row of `operator_run`. Stages count from 1; 0 and n+1 are the chain's own rules."""
-
-    stage: str
-    index: int
-    rows_in: int
-    rows_kept: int
-    rows_dropped: int
-    seconds: float
-    rows_created: int = 0
-    error: str | None = None
+Watch = Callable[[Stage, pa.Table, pa.Table, StageOutcome], None]
+"""Called after every stage with the table before it, the table after it (dropped rows still in), and what it decided."""
 
 
 @dataclass(frozen=True)
@@ -68,40 +56,19 @@ class ChainResult:
     """What a chain decided.
 
     Attributes:
-        decisions: one row per input row, in input order, with `DECISION_SCHEMA`. `reward` is what the stages made of
-            it, null where none changed it and for dropped rows.
+        decisions: one row per input row, in input order, with `DECISION_SCHEMA`; rows of groups that wait for a person are not
+            among them. `reward` is what the stages made of it, null where none changed it and for dropped rows.
         stages: one entry per stage that ran, in order.
+        scores: what scoring stages computed, to be stored.
+        waiting: what people are asked.
+        created: new tasks and experiences, to be stored.
     """
 
     decisions: pa.Table
     stages: list[StageRun]
-
-
-class StageError(OperatorError):
-    """A stage raised; `run` is the row for `operator_run`, `stages` those that ran before it."""
-
-    def __init__(
-        self,
-        what: str,
-        *,
-        value: object = None,
-        allowed: str | None = None,
-        todo: str | None = None,
-        run: StageRun | None = None,
-        stages: Sequence[StageRun] = (),
-    ) -> None:
-        super().__init__(what, value=value, allowed=allowed, todo=todo)
-        self.run = run
-        self.stages = list(stages)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild_stage_error, (self.what, self.value, self.allowed, self.todo, self.run, self.stages)
-
-
-def _rebuild_stage_error(
-    what: str, value: object, allowed: str | None, todo: str | None, run: StageRun | None, stages: list[StageRun]
-) -> StageError:
-    return StageError(what, value=value, allowed=allowed, todo=todo, run=run, stages=stages)
+    scores: list[StageScores] = field(default_factory=list)
+    waiting: list[WaitingRow] = field(default_factory=list)
+    created: list[CreatedTask | CreatedGroup] = field(default_factory=list)
 
 
 @dataclass
@@ -112,6 +79,7 @@ class _Pass:
     position: np.ndarray
     stage: np.ndarray  # object, per input row
     reason: np.ndarray  # object, per input row
+    found: Findings = field(default_factory=Findings)
 
     def drop(self, reasons: pa.Array, stage: str) -> int:
         """Take out the rows that have a reason; return how many."""
@@ -121,23 +89,27 @@ class _Pass:
             where = self.position[dropped]
             self.stage[where] = stage
             self.reason[where] = reasons.drop_null().to_pylist()
-            self.position = self.position[~dropped]
-            self.table = self.table.filter(pa.array(~dropped))
+            self._keep(~dropped)
         return count
 
+    def set_aside(self, outcome: StageOutcome, stage: str) -> None:
+        """Take out the groups that a person is asked about: they are decided on later, from the first stage on."""
+        if not outcome.waiting:
+            return
+        ids, groups = (self.table[name].to_pylist() for name in ("experience_id", "group_id"))
+        self.found.waiting += [
+            WaitingRow(ids[row], groups[row], stage, review) for row, review in sorted(outcome.waiting.items())
+        ]
+        self._keep(~np.isin(groups, [groups[row] for row in outcome.waiting]))
 
-@dataclass(frozen=True)
-class Stage:
-    """One entry of a chain: its place (from 1), the name written in YAML, and the operator."""
-
-    index: int
-    name: str
-    operator: Operator
+    def _keep(self, mask: np.ndarray) -> None:
+        self.position = self.position[mask]
+        self.table = self.table.filter(pa.array(mask))
 
 
 @dataclass
 class Chain:
-    """Stages in order. Build with `build_chain`; not safe for several threads at once.
+    """Stages in order. Build with `operators.build.build_chain`; not safe for several threads at once.
 
     Attributes:
         stages: the stages.
@@ -170,7 +142,12 @@ class Chain:
             needed |= set(BATCH_SCHEMA.names) if stage.operator.reads is None else stage.operator.reads
         return frozenset(needed & set(BATCH_SCHEMA.names)) - {"priority"}
 
-    def prepare(self) -> None:
+    @property
+    def score_keys(self) -> list[str]:
+        """Keys under which stored scores are looked up before a run."""
+        return [stage.score_key for stage in self.stages if stage.keeps_scores]
+
+    def prepare(self, context: StageContext | None = None) -> None:
         """Open what stages need (imports, models). A missing package is found here, before the first batch.
 
         Raises:
@@ -178,17 +155,27 @@ class Chain:
         """
         for stage in self.stages if not self._prepared else ():
             try:
-                stage.operator.prepare()
+                stage.operator.prepare(context or StageContext())
             except RftError as error:
-                raise _at(stage.index, stage.name, error) from error
+                raise at(stage.index, stage.name, error) from error
         self._prepared = True
 
-    def run(self, table: pa.Table, min_group_size: int | None = None) -> ChainResult:
+    def close(self) -> None:
+        """Close what `prepare` opened."""
+        for stage in self.stages if self._prepared else ():
+            stage.operator.close()
+        self._prepared = False
+
+    def run(
+        self, table: pa.Table, min_group_size: int | None = None, *, known: Known | None = None, watch: Watch | None = None
+    ) -> ChainResult:  # fmt: skip
         """Decide on every row of a batch of whole groups.
 
         Args:
             table: one row per experience with at least the columns in `columns`; other columns are allowed.
             min_group_size: overrides the chain's own.
+            known: scores that are stored already.
+            watch: is shown what every stage does.
 
         Raises:
             StageError: a stage raised; names it. Nothing is decided for the batch.
@@ -198,24 +185,20 @@ class Chain:
         table = self._checked(table)
         group_size = self.min_group_size if min_group_size is None else min_group_size
         going = _Pass(table, np.arange(table.num_rows), *(np.full(table.num_rows, None, object) for _ in range(2)))
-        runs: list[StageRun] = []
-        _own_rule(runs, going, MIN_GROUP_SIZE, 0, short_groups(going.table, group_size, "came in"))
+        _own_rule(going, MIN_GROUP_SIZE, 0, short_groups(going.table, group_size, "came in"))
         for stage in self.stages:
-            runs.append(self._run_stage(stage, going, group_size, runs))
+            self._run_stage(stage, going, group_size, known or {}, watch)
         if self.require_reward:
             index = len(self.stages) + 1
-            _own_rule(runs, going, REWARD, index, without_reward(going.table, "the reward is "))
-            _own_rule(
-                runs,
-                going,
-                MIN_GROUP_SIZE,
-                index,
-                short_groups(going.table, group_size, "left with a reward"),
-            )
-        return ChainResult(_decisions(table, going), runs)
+            _own_rule(going, REWARD, index, without_reward(going.table, "the reward is "))
+            _own_rule(going, MIN_GROUP_SIZE, index, short_groups(going.table, group_size, "left with a reward"))
+        found = going.found
+        return ChainResult(_decisions(table, going), found.runs, found.scores, found.waiting, found.created)
 
     def _checked(self, table: pa.Table) -> pa.Table:
-        missing = sorted(self.columns - set(table.column_names))
+        # A stage that reads whatever there is does not insist on any column.
+        read = IDENTITY_COLUMNS.union({REWARD}, *(stage.operator.reads or () for stage in self.stages))
+        missing = sorted((read & self.columns) - set(table.column_names))
         if missing:
             raise OperatorError(
                 f"the batch lacks the column {missing[0]!r}, which the chain reads",
@@ -230,132 +213,46 @@ class Chain:
             table = table.append_column("priority", pa.array(np.full(table.num_rows, DEFAULT_PRIORITY)))
         return table.combine_chunks()
 
-    def _run_stage(self, stage: Stage, going: _Pass, group_size: int, done: list[StageRun]) -> StageRun:
+    def _run_stage(self, stage: Stage, going: _Pass, group_size: int, known: Known, watch: Watch | None) -> None:
         started = time.perf_counter()
-        before = going.table
+        before, found = going.table, going.found
         try:
-            outcome = stage.operator.apply(before) if before.num_rows else StageOutcome.keep_all(0)
-            changed = _with_columns(before, outcome)
+            applied = apply_stage(stage, before, known) if before.num_rows else Applied(StageOutcome.keep_all(0))
+            outcome, changed = applied.outcome, _with_columns(before, applied.outcome)
+        except PluginError as error:
+            # A missing package fails the same way for every row: no smaller batch would help.
+            raise at(stage.index, stage.name, error) from error
         except Exception as error:
-            run = StageRun(
-                stage.name,
-                stage.index,
-                before.num_rows,
-                0,
-                0,
-                time.perf_counter() - started,
-                error=f"{type(error).__name__}: {error}",
-            )
-            raise _stage_error(stage, error, run, done) from error
+            raise failed(stage, error, before.num_rows, time.perf_counter() - started, found.runs) from error
+        if watch is not None:
+            watch(stage, before, changed, outcome)
         going.table = changed
-        dropped = going.drop(outcome.reasons, stage.name)
+        reasons = outcome.reasons
         spoilt = spoilt_rewards(before, changed, outcome)
         if spoilt is not None:
-            dropped += going.drop(spoilt, stage.name)
+            reasons = pc.coalesce(reasons, spoilt)
+        waits = len(found.waiting)
+        going.set_aside(outcome, stage.name)
+        if len(found.waiting) > waits:
+            reasons = reasons.filter(
+                pc.is_in(before["experience_id"].combine_chunks(), going.table["experience_id"].combine_chunks())
+            )
+        came = going.table.num_rows
+        dropped = going.drop(reasons, stage.name)
         if dropped:
             dropped += going.drop(short_groups(going.table, group_size, f"left after {stage.name}"), stage.name)
-        return StageRun(
-            stage.name, stage.index, before.num_rows, going.table.num_rows, dropped, time.perf_counter() - started
+        found.created += outcome.created
+        if applied.scores is not None:
+            found.scores.append(applied.scores)
+        seconds = time.perf_counter() - started
+        found.runs.append(
+            StageRun(stage.name, stage.index, came, came - dropped, dropped, seconds, len(outcome.created))
         )
-
-
-def build_chain(
-    spec: Sequence[Mapping[str, object]] | None,
-    base_dir: Path | None = None,
-    *,
-    min_group_size: int = 1,
-    require_reward: bool = True,
-    schema: pa.Schema = BATCH_SCHEMA,
-) -> Chain:
-    """Turn the YAML list of stages into a chain, checking everything that can be checked without data.
-
-    Args:
-        spec: single-key mappings {stage name: arguments}; None or [] is the chain that keeps everything.
-        base_dir: folder that `./file.py:attr` is relative to; the configuration file's.
-        min_group_size: see `Chain`.
-        require_reward: see `Chain`.
-        schema: the columns that batches will have.
-
-    Raises:
-        PluginError: a stage name that nobody knows or that does not load.
-        ConfigError: wrong arguments or a column that does not exist; names the stage's place (from 1) and name.
-    """
-    stages: list[Stage] = []
-    for index, entry in enumerate(_entries(spec), start=1):
-        name, args = _name_and_args(index, entry)
-        try:
-            operator = resolve_stage(name, args, base_dir)
-            schema = operator.validate_schema(schema)
-        except RftError as error:
-            raise _at(index, name, error) from error
-        stages.append(Stage(index, name, operator))
-    return Chain(stages, min_group_size, require_reward)
-
-
-def _entries(spec: object) -> Sequence[object]:
-    if spec is None:
-        return []
-    if isinstance(spec, str | Mapping) or not isinstance(spec, Sequence):
-        raise ConfigError(
-            "a pipeline is not a list of stages",
-            value=spec,
-            allowed="a list of {stage name: arguments}",
-            todo="put '- ' before each stage",
-        )
-    return spec
-
-
-def _name_and_args(index: int, entry: object) -> tuple[str, object]:
-    if isinstance(entry, str):
-        return entry, None
-    if not isinstance(entry, Mapping) or len(entry) != 1:
-        raise ConfigError(
-            f"stage {index} of the pipeline is not one stage name with its arguments",
-            value=entry,
-            allowed="one {stage name: arguments} per list entry",
-            todo="start each stage with its own '- ' and indent its arguments below its name",
-        )
-    name, args = next(iter(entry.items()))
-    return str(name), args
-
-
-def _at(index: int, name: str, error: RftError) -> RftError:
-    """The same error, saying which stage it is about."""
-    kind = type(error) if isinstance(error, ConfigError) else OperatorError
-    return kind(
-        f"stage {index} of the pipeline ({name}): {error.what}",
-        value=error.value,
-        allowed=error.allowed,
-        todo=error.todo,
-    )
-
-
-def _stage_error(stage: Stage, error: Exception, run: StageRun, done: list[StageRun]) -> RftError:
-    if isinstance(error, PluginError):
-        # A missing package fails the same way for every row: no smaller batch would help.
-        return _at(stage.index, stage.name, error)
-    what = f"stage {stage.index} of the pipeline ({stage.name}) failed on a batch of {run.rows_in} rows: "
-    if isinstance(error, RftError):
-        return StageError(
-            what + error.what, value=error.value, allowed=error.allowed, todo=error.todo, run=run, stages=done
-        )
-    return StageError(
-        f"{what}{type(error).__name__}: {error}",
-        run=run,
-        stages=done,
-        todo="run smaller batches to find the row that does it, or mend the stage",
-    )
 
 
 def _with_columns(table: pa.Table, outcome: StageOutcome) -> pa.Table:
-    """The table with the outcome's columns in place; refuses what no stage may do."""
-    if len(outcome.reasons) != table.num_rows:
-        raise OperatorError(f"decided on {len(outcome.reasons)} rows of {table.num_rows}")
+    """The table with the outcome's columns in place."""
     for name, values in outcome.columns.items():
-        if name in IDENTITY_COLUMNS:
-            raise OperatorError(f"changes {name}, which says where a row belongs and is fixed")
-        if len(values) != table.num_rows:
-            raise OperatorError(f"returned {len(values)} values of {name} for {table.num_rows} rows")
         if name in (REWARD, "priority"):
             values = pc.cast(values, pa.float64())
         position = table.schema.get_field_index(name)
@@ -363,11 +260,11 @@ def _with_columns(table: pa.Table, outcome: StageOutcome) -> pa.Table:
     return table
 
 
-def _own_rule(runs: list[StageRun], going: _Pass, name: str, index: int, reasons: pa.Array) -> None:
+def _own_rule(going: _Pass, name: str, index: int, reasons: pa.Array) -> None:
     rows_in = going.table.num_rows
     dropped = going.drop(reasons, name)
     if dropped:
-        runs.append(StageRun(name, index, rows_in, rows_in - dropped, dropped, 0.0))
+        going.found.runs.append(StageRun(name, index, rows_in, rows_in - dropped, dropped, 0.0))
 
 
 def _decisions(table: pa.Table, going: _Pass) -> pa.Table:
@@ -383,7 +280,7 @@ def _decisions(table: pa.Table, going: _Pass) -> pa.Table:
     shaped[going.position] = pc.if_else(same, pa.scalar(None, pa.float64()), after).to_pylist()
     priority = table["priority"].combine_chunks().to_numpy(zero_copy_only=False).astype(float)
     priority[going.position] = going.table["priority"].combine_chunks().to_numpy(zero_copy_only=False)
-    return pa.table(
+    decisions = pa.table(
         [
             table["experience_id"].cast(pa.int64()),
             pa.array(kept),
@@ -394,3 +291,5 @@ def _decisions(table: pa.Table, going: _Pass) -> pa.Table:
         ],
         schema=DECISION_SCHEMA,
     )
+    waiting = pa.array(sorted({row.group_id for row in going.found.waiting}), pa.int64())
+    return decisions.filter(pc.invert(pc.is_in(table["group_id"], waiting))) if len(waiting) else decisions

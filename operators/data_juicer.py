@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from operators.base import Operator, StageConfig, StageOutcome, unknown_key
+from operators.base import Operator, StageConfig, StageContext, StageOutcome, unknown_key
 from operators.data_juicer_index import index
 from rftdata.errors import ConfigError, OperatorError, PluginError
 
@@ -65,7 +65,7 @@ class DataJuicerStage(Operator):
                 raise unknown_key(str(key), [*own, "text_key"])
         self.text_key: str = self.args.get("text_key", "response")
         self.reads = frozenset({self.text_key}) if self.indexed.reads_only_text else None
-        self.writes = frozenset({self.text_key}) if self.indexed.kind == "mapper" else frozenset()
+        self.writes = None if self.indexed.kind == "mapper" else frozenset()
         self._op: Any = None
 
     def spec(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class DataJuicerStage(Operator):
             raise ConfigError("text_key is not a column of text", value=self.text_key)
         return schema
 
-    def prepare(self) -> None:
+    def prepare(self, context: StageContext) -> None:
         if self._op is not None:
             return
         registry = _import_data_juicer()
@@ -109,7 +109,7 @@ class DataJuicerStage(Operator):
 
     def apply(self, table: pa.Table) -> StageOutcome:
         if self._op is None:
-            self.prepare()
+            self.prepare(StageContext())
         columns = [self.text_key] if self.reads is not None else table.column_names
         readable = pc.is_valid(table[self.text_key].combine_chunks())
         samples: Samples = table.select(columns).filter(readable).to_pydict()

@@ -8,7 +8,7 @@
 
 The function gets the row as a dict and the stage's arguments by name. It returns True (the row stays), False (dropped),
 a string (dropped, and this is why) or a dict of columns to change (the row stays). An attribute `reads`, a set of
-column names, spares the conversion of the others.
+column names, spares the conversion of the others; the function may change what it reads.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from rftdata.errors import ConfigError, OperatorError
 
 class RowFunction(Operator):
     """Calls `function(row, **args)` for every row."""
+
+    writes = None
+    rowwise = True
 
     def __init__(self, name: str, function: Callable[..., object], args: object) -> None:
         super().__init__(StageConfig())

@@ -37,10 +37,9 @@ def without_reward(table: pa.Table, before_value: str) -> pa.Array:
 
 
 def spoilt_rewards(before: pa.Table, after: pa.Table, outcome: StageOutcome) -> pa.Array | None:
-    """Reasons for kept rows whose finite reward a stage turned into null, NaN or infinity."""
+    """Reasons for rows whose finite reward a stage turned into null, NaN or infinity."""
     if "reward" not in outcome.columns:
         return None
     reasons = without_reward(after, "the stage turned the reward into ")
     was_finite = pc.fill_null(pc.is_finite(before["reward"].combine_chunks()), False)
-    reasons = pc.if_else(was_finite, reasons, pa.scalar(None, pa.string()))
-    return reasons.filter(pc.is_null(outcome.reasons))
+    return pc.if_else(was_finite, reasons, pa.scalar(None, pa.string()))

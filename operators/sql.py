@@ -43,6 +43,7 @@ class Sql(Operator):
         reason: str | None = None
 
     reads = None
+    writes = None
 
     @classmethod
     def from_args(cls, args: object) -> Operator:

@@ -91,9 +91,14 @@ BATCH_SCHEMA = pa.schema(
         ("task_id", pa.int64()), ("taskset", pa.string()), ("answer", pa.string()), ("prompt", pa.string()),
         ("response", pa.string()), ("reward", pa.float64()), ("reward_sampled", pa.float64()),
         ("num_prompt_tokens", pa.int32()), ("num_response_tokens", pa.int32()), ("finish_reason", pa.string()),
-        ("metrics", pa.string()), ("source", pa.string()),
+        ("metrics", pa.string()), ("source", pa.string()), ("messages", pa.string()), ("reward_parts", pa.string()),
+        ("metadata", pa.string()), ("features", pa.string()), ("parent_id", pa.int64()), ("staleness", pa.int32()),
+        ("labelled", pa.bool_()), ("reviews", pa.string()), ("group_size", pa.int32()),
     ]
 )  # fmt: skip
+"""What stages may read of an experience. `metrics`, `messages`, `reward_parts`, `metadata` and `features` (the last two of its task) are
+JSON texts. `staleness`: trainer steps between the newest policy and that of its oldest token. `labelled`: whether a person or
+judge changed the reward. `reviews`: JSON object, the answer to every question asked about it: waiting, pass or drop."""
 
 
 def claim_groups(
@@ -170,9 +175,12 @@ def finish_evaluation(
 
 
 def claim_sealed_groups(
-    database: Database, run_id: int, worker_id: int, *, count: int, lease_s: float, from_key: int = 0
-) -> SealedBatch | None:
+    database: Database, run_id: int, worker_id: int, *, count: int, lease_s: float, from_key: int = 0,
+    columns: Collection[str] = BATCH_SCHEMA.names,
+) -> SealedBatch | None:  # fmt: skip
     """Up to `count` sealed groups whose verdicts are due, first in first out from `from_key` on, or None.
+
+    Only `columns` are read from the store and stand in the batch.
 
     A worker decides on one batch at a time: after a restart of the database, what it holds is of a claim whose answer was lost.
     """
@@ -186,7 +194,7 @@ def claim_sealed_groups(
         return None
     failpoint("pipeline.claimed")
     group_ids = [row["group_id"] for row in claimed]
-    rows = database.fetch_by_index("batch_of_groups", group_ids=group_ids)
+    rows = database.fetch_by_index("batch_of_groups", group_ids=group_ids, columns=list(columns))
     cuts = dict.fromkeys(group_ids, 0)
     good, failed = [], []
     for row in rows:
@@ -200,7 +208,7 @@ def claim_sealed_groups(
                     row["experience_id"], row["group_id"], False, "outcome", f"the rollout {outcome}: {error}"[:500]
                 )
             )
-    table = pa.Table.from_pylist(good, schema=BATCH_SCHEMA)
+    table = pa.Table.from_pylist(good, schema=pa.schema([f for f in BATCH_SCHEMA if f.name in columns]))
     return SealedBatch(table, group_ids, cuts, failed, min(row["sort_key"] for row in claimed))
 
 
@@ -212,15 +220,17 @@ class SealedQueue:
     labels reopened, or that commit late, stand before that place, and once in `look_back_s` a claim starts at the beginning.
 
     Args:
-        database, run_id, worker_id, lease_s: as for `claim_sealed_groups`.
+        database, run_id, worker_id, lease_s, columns: as for `claim_sealed_groups`.
     """
 
     def __init__(
-        self, database: Database, run_id: int, worker_id: int, *, lease_s: float, look_back_s: float = 1.0
-    ) -> None:
+        self, database: Database, run_id: int, worker_id: int, *, lease_s: float, look_back_s: float = 1.0,
+        columns: Collection[str] = BATCH_SCHEMA.names,
+    ) -> None:  # fmt: skip
         self._database = database
         self._run_id, self._worker_id, self._lease_s = run_id, worker_id, lease_s
         self._look_back_s = look_back_s
+        self._columns = columns
         self._from_key = 0
         self._looked_back = -math.inf
 
@@ -230,8 +240,9 @@ class SealedQueue:
         if now - self._looked_back >= self._look_back_s:
             self._from_key, self._looked_back = 0, now
         batch = claim_sealed_groups(
-            self._database, self._run_id, self._worker_id, count=count, lease_s=self._lease_s, from_key=self._from_key
-        )
+            self._database, self._run_id, self._worker_id, count=count, lease_s=self._lease_s, from_key=self._from_key,
+            columns=self._columns,
+        )  # fmt: skip
         if batch is not None:
             self._from_key = max(self._from_key, batch.first_key)
         return batch

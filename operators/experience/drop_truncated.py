@@ -25,6 +25,7 @@ class DropTruncated(Operator):
         finish_reasons: tuple[str, ...] = Field(default=("length", "abort"), min_length=1)
 
     reads = frozenset({"finish_reason"})
+    rowwise = True
 
     def apply(self, table: pa.Table) -> StageOutcome:
         finish_reason = table["finish_reason"].combine_chunks()

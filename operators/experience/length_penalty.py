@@ -38,6 +38,7 @@ class LengthPenalty(Operator):
 
     reads = frozenset({"num_response_tokens", "reward"})
     writes = frozenset({"reward"})
+    rowwise = True
 
     def apply(self, table: pa.Table) -> StageOutcome:
         length = pc.cast(table["num_response_tokens"].combine_chunks(), pa.float64())

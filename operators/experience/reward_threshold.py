@@ -31,6 +31,7 @@ class RewardThreshold(Operator):
             return self
 
     reads = frozenset({"reward"})
+    rowwise = True
 
     def apply(self, table: pa.Table) -> StageOutcome:
         # Vectorised decision first: texts are made only for the rows that go.

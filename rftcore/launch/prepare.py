@@ -14,7 +14,8 @@ from psycopg.types.json import Jsonb
 from pydantic import ValidationError
 
 import rftdata
-from operators.chain import Chain, build_chain
+from operators.build import build_chain
+from operators.chain import Chain
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.requirements import check_rollouts, check_sampling, check_selected, check_source
 from rftcore.config import RunConfig

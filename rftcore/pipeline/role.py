@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import pyarrow.compute as pc
 
-from operators.chain import Chain, ChainResult, StageError, StageRun
+from operators.chain import Chain, ChainResult
+from operators.stage import StageError, StageRun
 from rftcore.config import RunConfig
 from rftcore.launch.prepare import build_pipeline, join_run
 from rftdata import wake

@@ -15,15 +15,32 @@ UPDATE rft.worklist SET available = true, claimed_by = NULL, lease_until = NULL
 WHERE consumer = 'pipeline/' || %(run_id)s AND claimed_by = %(worker_id)s AND NOT available;
 
 -- name: batch_of_groups
--- What stages see of an experience.
+-- What stages see of an experience. Long texts travel only where a stage reads them (`columns`).
 SELECT e.experience_id, e.group_id, o.rollout_index, e.turn_index, g.task_id, t.taskset, t.payload ->> 'answer' AS answer,
-       e.prompt, e.response, e.reward, e.reward_sampled, e.num_prompt_tokens, e.num_response_tokens, e.finish_reason,
-       e.metrics::text AS metrics, e.source::text AS source, o.outcome::text AS outcome, o.error,
-       (SELECT coalesce(max(l.label_id), 0) FROM rft.label l WHERE l.experience_id = e.experience_id) AS label_cut
+       CASE WHEN 'prompt' = ANY (%(columns)s) THEN e.prompt END AS prompt,
+       CASE WHEN 'response' = ANY (%(columns)s) THEN e.response END AS response,
+       e.reward, e.reward_sampled, e.num_prompt_tokens, e.num_response_tokens, e.finish_reason,
+       e.metrics::text AS metrics, e.source::text AS source,
+       CASE WHEN 'messages' = ANY (%(columns)s) THEN e.messages::text END AS messages, e.reward_parts::text AS reward_parts,
+       CASE WHEN 'metadata' = ANY (%(columns)s) THEN (t.payload -> 'metadata')::text END AS metadata,
+       CASE WHEN 'features' = ANY (%(columns)s) THEN t.features::text END AS features, e.parent_id,
+       CASE WHEN 'staleness' = ANY (%(columns)s) THEN (
+           SELECT n.trainer_step - p.trainer_step FROM rft.policy_version p WHERE p.policy_version_id = e.policy_version_min)
+       END AS staleness,
+       l.label_cut > 0 AS labelled,
+       CASE WHEN 'reviews' = ANY (%(columns)s) THEN (
+           SELECT jsonb_object_agg(w.name, w.state)::text FROM rft.v_review w WHERE w.experience_id = e.experience_id)
+       END AS reviews,
+       g.group_size, o.outcome::text AS outcome, o.error, l.label_cut
 FROM rft.experience e
 JOIN rft.rollout_group g USING (group_id)
 JOIN rft.rollout o USING (rollout_id)
 JOIN rft.task t USING (task_id)
+CROSS JOIN LATERAL (
+    SELECT coalesce(max(l.label_id), 0) AS label_cut FROM rft.label l WHERE l.experience_id = e.experience_id) l
+LEFT JOIN LATERAL (
+    SELECT p.trainer_step FROM rft.run r JOIN rft.policy_version p ON p.run_id = r.run_id AND p.attempt_id = r.current_attempt_id
+    WHERE 'staleness' = ANY (%(columns)s) AND r.run_id = g.run_id ORDER BY p.policy_version_id DESC LIMIT 1) n ON true
 WHERE e.group_id = ANY (%(group_ids)s)
 ORDER BY g.explore_step, g.ordinal, o.rollout_index, e.turn_index;
 

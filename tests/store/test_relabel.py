@@ -11,7 +11,8 @@ from itertools import count
 import psycopg
 import pytest
 
-from operators.chain import Chain, build_chain
+from operators.build import build_chain
+from operators.chain import Chain
 from rftcore.pipeline.role import decide
 from rftdata import Buffer, Group, Rollout
 from rftdata.claims import ClaimedGroup, commit_verdicts

@@ -12,7 +12,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from operators.chain import DECISION_SCHEMA, StageError, build_chain
+from operators.build import build_chain
+from operators.chain import DECISION_SCHEMA
+from operators.stage import StageError
 from rftdata.errors import ConfigError, OperatorError, PluginError
 from tests.batches import batch_of_groups
 
@@ -201,7 +203,7 @@ def test_an_unknown_operator_is_a_plugin_error() -> None:
 def test_checking_a_chain_with_a_data_juicer_stage_imports_nothing_heavy() -> None:
     script = """
 import sys
-from operators.chain import build_chain
+from operators.build import build_chain
 build_chain([{"text_length_filter": {"min_len": 3}}, {"sql": "FROM batch"}])
 print(sorted({"data_juicer", "datasets", "torch", "ray", "vllm", "transformers"} & set(sys.modules)))
 """
@@ -241,6 +243,7 @@ def rules(tmp_path: Path) -> Path:
                     return StageOutcome.keep_where(keep, "not among the first")
 
             class Moves(Operator):
+    reads = frozenset({"task_id"})
                 def apply(self, table):
                     return StageOutcome.keep_all(table.num_rows, {"group_id": table["task_id"].combine_chunks()})
             """

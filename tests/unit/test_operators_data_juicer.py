@@ -7,7 +7,8 @@ import subprocess
 
 import pytest
 
-from operators.chain import StageError, build_chain
+from operators.build import build_chain
+from operators.stage import StageError
 from operators.data_juicer_index import index
 from rftdata.errors import ConfigError, PluginError
 from tests.batches import batch_of_groups

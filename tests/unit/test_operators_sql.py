@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from operators.chain import StageError, build_chain
+from operators.build import build_chain
+from operators.stage import StageError
 from rftdata.errors import ConfigError
 from tests.batches import batch_of_groups
 

@@ -1,0 +1,283 @@
+"""One entry of a chain at work: which columns it is given, what is known already, in which parts and how often it is tried."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import Field
+
+from operators.base import (
+    IDENTITY_COLUMNS,
+    MUTABLE_COLUMNS,
+    CreatedGroup,
+    CreatedTask,
+    Operator,
+    Review,
+    StageConfig,
+    StageOutcome,
+)
+from rftdata.errors import ConfigError, OperatorError, RftError
+
+_RETRY_AFTER_S = 0.2
+
+Known = Mapping[str, Mapping[int, Mapping[str, Any]]]
+"""Scores stored already: score key -> experience_id -> column -> value."""
+
+
+class RunOptions(StageConfig):
+    """How a stage is run; written under its key `run`, and no part of what it decides."""
+
+    batch_rows: int | None = Field(default=None, ge=1)
+    concurrency: int = Field(default=1, ge=1, le=256)
+    retries: int = Field(default=0, ge=0, le=20)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One entry of a chain: its place (from 1), the name written in YAML, the operator, and how it is run.
+
+    Attributes:
+        score_key: digest of everything that determines its scores; empty where it has none.
+        keeps_scores: whether what is stored under the key is used again. Scores of what people or time change are not.
+    """
+
+    index: int
+    name: str
+    operator: Operator
+    options: RunOptions = field(default_factory=RunOptions)
+    score_key: str = ""
+    keeps_scores: bool = False
+
+
+@dataclass(frozen=True)
+class StageRun:
+    """One stage over one batch: a row of `operator_run`. Stages count from 1; 0 and n+1 are the chain's own rules."""
+
+    stage: str
+    index: int
+    rows_in: int
+    rows_kept: int
+    rows_dropped: int
+    seconds: float
+    rows_created: int = 0
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class StageScores:
+    """What a stage computed now: `experience_id` and its score columns, one row per experience."""
+
+    stage: str
+    score_key: str
+    table: pa.Table
+
+
+@dataclass(frozen=True)
+class WaitingRow:
+    """A row that a person is asked about; its group is decided once that is answered or too late."""
+
+    experience_id: int
+    group_id: int
+    stage: str
+    review: Review
+
+
+class StageError(OperatorError):
+    """A stage raised; `run` is the row for `operator_run`, `stages` those that ran before it."""
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        value: object = None,
+        allowed: str | None = None,
+        todo: str | None = None,
+        run: StageRun | None = None,
+        stages: Sequence[StageRun] = (),
+    ) -> None:
+        super().__init__(what, value=value, allowed=allowed, todo=todo)
+        self.run = run
+        self.stages = list(stages)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild_stage_error, (self.what, self.value, self.allowed, self.todo, self.run, self.stages)
+
+
+def _rebuild_stage_error(
+    what: str, value: object, allowed: str | None, todo: str | None, run: StageRun | None, stages: list[StageRun]
+) -> StageError:
+    return StageError(what, value=value, allowed=allowed, todo=todo, run=run, stages=stages)
+
+
+def at(index: int, name: str, error: RftError) -> RftError:
+    """The same error, saying which stage it is about."""
+    kind = type(error) if isinstance(error, ConfigError) else OperatorError
+    return kind(
+        f"stage {index} of the pipeline ({name}): {error.what}",
+        value=error.value,
+        allowed=error.allowed,
+        todo=error.todo,
+    )
+
+
+def identify(index: int, name: str, operator: Operator, options: RunOptions, before: Sequence[Stage]) -> Stage:
+    """The stage after `before`, with the key of its scores.
+
+    The key covers the stage itself and those before it that changed what it reads, directly or through others.
+    """
+    if not operator.scores:
+        return Stage(index, name, operator, options)
+    reads, behind = operator.reads, []
+    for stage in reversed(before):
+        written = _written(stage.operator)
+        if reads is None or written is None or written & reads:
+            behind.append([stage.name, stage.operator.spec()])
+            reads = None if reads is None or stage.operator.reads is None else reads | stage.operator.reads
+    text = json.dumps([name, operator.spec(), behind], sort_keys=True, separators=(",", ":"))
+    keeps = reads is not None and not reads & MUTABLE_COLUMNS
+    return Stage(index, name, operator, options, hashlib.sha256(text.encode()).hexdigest()[:16], keeps)
+
+
+def _written(operator: Operator) -> frozenset[str] | None:
+    return None if operator.writes is None else operator.writes | frozenset(operator.scores)
+
+
+@dataclass
+class Applied:
+    """What a stage made of a table, and which scores it computed for it."""
+
+    outcome: StageOutcome
+    scores: StageScores | None = None
+
+
+def apply_stage(stage: Stage, table: pa.Table, known: Known) -> Applied:
+    """Run one stage over a table that has rows; what it may not do is refused.
+
+    Raises:
+        OperatorError: it broke a rule. Anything else: what it raised itself in the last of its tries.
+    """
+    given = _given(stage.operator, table)
+    stored = known.get(stage.score_key, {}) if stage.keeps_scores else {}
+    if not stage.operator.scores:
+        return Applied(_checked(stage, _in_parts(stage, given), table))
+    ids = table["experience_id"].to_pylist()
+    missing = pa.array([key not in stored for key in ids])
+    if not pc.any(missing).as_py():
+        return Applied(StageOutcome.keep_all(table.num_rows, _stored_columns(stage, ids, stored)))
+    todo = given.filter(missing) if stored else given
+    computed = _checked(stage, _in_parts(stage, todo), todo)
+    fresh = {name: pc.cast(computed.columns[name], kind) for name, kind in stage.operator.scores.items()}
+    scores = StageScores(stage.name, stage.score_key, pa.table({"experience_id": todo["experience_id"], **fresh}))
+    if todo.num_rows < table.num_rows:
+        merged = {**stored, **{row.pop("experience_id"): row for row in scores.table.to_pylist()}}
+        fresh = _stored_columns(stage, ids, merged)
+    return Applied(StageOutcome.keep_all(table.num_rows, fresh), scores)
+
+
+def _given(operator: Operator, table: pa.Table) -> pa.Table:
+    """Only the columns that the stage declared: one that reads another is found out in its first test."""
+    if operator.reads is None:
+        return table
+    return table.select([name for name in table.column_names if name in operator.reads | IDENTITY_COLUMNS])
+
+
+def _stored_columns(stage: Stage, ids: Sequence[int], values: Mapping[int, Mapping[str, Any]]) -> dict[str, pa.Array]:
+    return {
+        name: pa.array([values[key].get(name) for key in ids], kind) for name, kind in stage.operator.scores.items()
+    }
+
+
+def _in_parts(stage: Stage, table: pa.Table) -> StageOutcome:
+    """The stage over the table: cut where rows are decided one by one, and its parts at the same time."""
+    options, num_rows = stage.options, table.num_rows
+    size = options.batch_rows or -(-num_rows // options.concurrency)
+    if not stage.operator.rowwise or size >= num_rows:
+        return _try(stage, table)
+    starts = range(0, num_rows, size)
+    with ThreadPoolExecutor(options.concurrency, thread_name_prefix=stage.name) as pool:
+        outcomes = list(pool.map(lambda start: _try(stage, table.slice(start, size).combine_chunks()), starts))
+    names = list(dict.fromkeys(name for outcome in outcomes for name in outcome.columns))
+    columns = {
+        name: pa.chunked_array([_part(outcome, name, table, start, size) for outcome, start in zip(outcomes, starts)])
+        for name in names
+    }
+    return StageOutcome(
+        pa.chunked_array([outcome.reasons for outcome in outcomes], pa.string()).combine_chunks(),
+        {name: values.combine_chunks() for name, values in columns.items()},
+        {start + row: review for outcome, start in zip(outcomes, starts) for row, review in outcome.waiting.items()},
+        [made for outcome in outcomes for made in outcome.created],
+    )
+
+
+def _part(outcome: StageOutcome, name: str, table: pa.Table, start: int, size: int) -> pa.Array:
+    """A part's values of a column; those it had where this part changed none."""
+    values = outcome.columns.get(name)
+    if values is None:
+        values = table[name].slice(start, size)
+    return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+
+
+def _try(stage: Stage, table: pa.Table) -> StageOutcome:
+    for number in range(stage.options.retries + 1):
+        try:
+            return stage.operator.apply(table)
+        except Exception:
+            if number == stage.options.retries:
+                raise
+            time.sleep(_RETRY_AFTER_S * 2**number)
+    raise AssertionError("unreachable")
+
+
+def _checked(stage: Stage, outcome: StageOutcome, table: pa.Table) -> StageOutcome:
+    """The outcome, if it keeps the rules that hold for all stages."""
+    if len(outcome.reasons) != table.num_rows:
+        raise OperatorError(f"decided on {len(outcome.reasons)} rows of {table.num_rows}")
+    written = _written(stage.operator)
+    for name, values in outcome.columns.items():
+        if name in IDENTITY_COLUMNS:
+            raise OperatorError(f"changes {name}, which says where a row belongs and is fixed")
+        if written is not None and name not in written:
+            raise OperatorError(
+                f"returned the column {name}, which it does not declare", allowed=", ".join(sorted(written)) or "none",
+                todo="add it to `writes` of the operator",
+            )  # fmt: skip
+        if len(values) != table.num_rows:
+            raise OperatorError(f"returned {len(values)} values of {name} for {table.num_rows} rows")
+    missing = sorted(set(stage.operator.scores) - set(outcome.columns))
+    if missing:
+        raise OperatorError(f"scores {missing[0]}, and did not return it")
+    if stage.operator.scores and outcome.reasons.null_count < table.num_rows:
+        raise OperatorError("drops rows though it scores", todo="let it score, and a stage after it decide")
+    return outcome
+
+
+@dataclass
+class Findings:
+    """What a pass collects beside its decisions."""
+
+    runs: list[StageRun] = field(default_factory=list)
+    scores: list[StageScores] = field(default_factory=list)
+    waiting: list[WaitingRow] = field(default_factory=list)
+    created: list[CreatedTask | CreatedGroup] = field(default_factory=list)
+
+
+def failed(stage: Stage, error: Exception, rows_in: int, seconds: float, done: Sequence[StageRun]) -> StageError:
+    """The error that says which stage raised on how many rows."""
+    run = StageRun(stage.name, stage.index, rows_in, 0, 0, seconds, error=f"{type(error).__name__}: {error}")
+    what = f"stage {stage.index} of the pipeline ({stage.name}) failed on a batch of {rows_in} rows: "
+    if isinstance(error, RftError):
+        return StageError(
+            what + error.what, value=error.value, allowed=error.allowed, todo=error.todo, run=run, stages=done
+        )
+    return StageError(
+        f"{what}{type(error).__name__}: {error}", run=run, stages=done,
+        todo="run smaller batches to find the row that does it, or mend the stage",
+    )  # fmt: skip
