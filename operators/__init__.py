@@ -10,6 +10,7 @@ from __future__ import annotations
 BUILTINS: dict[str, str] = {
     "drop_truncated": "operators.experience.drop_truncated:DropTruncated",
     "drop_zero_variance_groups": "operators.experience.drop_zero_variance_groups:DropZeroVarianceGroups",
+    "human_review": "operators.experience.human_review:HumanReview",
     "length_penalty": "operators.experience.length_penalty:LengthPenalty",
     "pair_builder": "operators.experience.pair_builder:PairBuilder",
     "reward_threshold": "operators.experience.reward_threshold:RewardThreshold",

@@ -166,7 +166,13 @@ def claim_sealed_groups(
     if not claimed:
         return None
     failpoint("pipeline.claimed")
-    group_ids = [row["group_id"] for row in claimed]
+    return read_groups(database, [row["group_id"] for row in claimed], columns, min(row["sort_key"] for row in claimed))
+
+
+def read_groups(
+    database: Database, group_ids: list[int], columns: Collection[str] = BATCH_SCHEMA.names, first_key: int = 0
+) -> SealedBatch:
+    """Whole groups as stages see them, with `columns` only."""
     rows = database.fetch_by_index("batch_of_groups", group_ids=group_ids, columns=list(columns))
     cuts = dict.fromkeys(group_ids, 0)
     good, failed = [], []
@@ -182,7 +188,7 @@ def claim_sealed_groups(
                 )
             )
     table = pa.Table.from_pylist(good, schema=pa.schema([f for f in BATCH_SCHEMA if f.name in columns]))
-    return SealedBatch(table, group_ids, cuts, failed, min(row["sort_key"] for row in claimed))
+    return SealedBatch(table, group_ids, cuts, failed, first_key)
 
 
 class SealedQueue:

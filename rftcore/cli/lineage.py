@@ -33,6 +33,10 @@ def lineage(
         bool,
         typer.Option("--origin", help="With EXPERIENCE: where it was imported from, hop by hop, the nearest first."),
     ] = False,
+    pipeline: Annotated[
+        bool,
+        typer.Option("--pipeline", help="With EXPERIENCE: what every stage and version of a pipeline found out and decided."),
+    ] = False,
     buffer: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -43,7 +47,7 @@ def lineage(
     """
     from rftcore.cli.output import print_rows
 
-    if (experience is None) == (checkpoint is None) or (origin and experience is None):
+    if (experience is None) == (checkpoint is None) or ((origin or pipeline) and experience is None):
         raise QueryError(
             "rft lineage answers one question at a time",
             allowed="EXPERIENCE, or --checkpoint STEP",
@@ -62,6 +66,10 @@ def lineage(
             )
         if origin:
             print_rows(_hops(database, experience), ("buffer_id", "run", "experience_id"), as_json=as_json)
+            return
+        if pipeline:
+            rows = database.fetch("pipeline_of_experience", experience_id=experience)
+            print_rows(rows, ("at", "version", "stage", "what", "detail"), as_json=as_json)
             return
         if not as_json:
             _tell(database, experience)
