@@ -15,21 +15,15 @@ seed before every query, so that the same batch gives the same answer even with 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 
 import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from operators.base import IDENTITY_COLUMNS, Operator, StageConfig, StageOutcome
+from operators.sandbox import message, open_sandbox, registered
 from rftdata.errors import ConfigError, OperatorError
 
-SETTINGS: dict[str, str | bool | int | float | list[str]] = {
-    "threads": "1",
-    "autoinstall_known_extensions": "false",
-    "autoload_known_extensions": "false",
-    "python_enable_replacements": "false",
-}
 MAX_QUERY_IN_REASON = 160
 
 
@@ -57,11 +51,11 @@ class Sql(Operator):
         available = ", ".join(schema.names)
         try:
             # A connection of its own: the chain that was only checked keeps none open.
-            with contextlib.closing(_sandbox()) as connection:
+            with contextlib.closing(open_sandbox()) as connection:
                 result = _run(connection, self.config.query, schema.empty_table()).schema
         except duckdb.Error as error:
             raise ConfigError(
-                f"DuckDB refuses the query: {_message(error)}",
+                f"DuckDB refuses the query: {message(error)}",
                 allowed=f"columns of batch: {available}",
                 todo="correct the query",
             ) from error
@@ -78,12 +72,12 @@ class Sql(Operator):
 
     def apply(self, table: pa.Table) -> StageOutcome:
         if self._connection is None:
-            self._connection = _sandbox()
+            self._connection = open_sandbox()
         try:
             result = _run(self._connection, self.config.query, table)
         except duckdb.Error as error:
             raise OperatorError(
-                f"DuckDB refuses the query: {_message(error)}",
+                f"DuckDB refuses the query: {message(error)}",
                 allowed=f"columns of batch: {', '.join(table.column_names)}",
             ) from error
         _require_experience_id(result.schema)
@@ -106,23 +100,6 @@ class Sql(Operator):
         return StageOutcome(StageOutcome.keep_where(kept, reason).reasons, columns)
 
 
-def _sandbox() -> duckdb.DuckDBPyConnection:
-    connection = duckdb.connect(":memory:", config=SETTINGS)
-    # External access is closed after connecting: DuckDB opens even ":memory:" through it.
-    connection.execute("SET enable_external_access = false")
-    connection.execute("SET lock_configuration = true")
-    return connection
-
-
-@contextlib.contextmanager
-def _batch(connection: duckdb.DuckDBPyConnection, table: pa.Table) -> Iterator[None]:
-    connection.register("batch", table)
-    try:
-        yield
-    finally:
-        connection.unregister("batch")
-
-
 def _run(connection: duckdb.DuckDBPyConnection, query: str, table: pa.Table) -> pa.Table:
     statements = connection.extract_statements(query)
     if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
@@ -132,14 +109,9 @@ def _run(connection: duckdb.DuckDBPyConnection, query: str, table: pa.Table) -> 
             allowed="a single SELECT (or FROM …) over batch",
             todo="to drop rows, leave them out with WHERE; to change a column use SELECT * REPLACE (…)",
         )
-    with _batch(connection, table):
+    with registered(connection, {"batch": table}):
         connection.execute("SELECT setseed(0.5)").fetchall()
         return connection.sql(query).to_arrow_table()
-
-
-def _message(error: duckdb.Error) -> str:
-    """DuckDB's message without its picture of the line."""
-    return " ".join(str(error).split("\n\nLINE ")[0].split())
 
 
 def _require_experience_id(schema: pa.Schema) -> None:
