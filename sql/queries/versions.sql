@@ -31,7 +31,7 @@ CROSS JOIN LATERAL (
           FROM rft.verdict v JOIN rft.experience e USING (experience_id) WHERE e.run_id = r.run_id
           ORDER BY v.pipeline_version, v.experience_id, v.verdict_id DESC) n
     GROUP BY n.pipeline_version) v
-LEFT JOIN rft.pipeline p USING (pipeline_version)
+LEFT JOIN rft.pipeline p ON p.pipeline_version = v.pipeline_version
 WHERE r.run_id = %(run_id)s
 ORDER BY p.first_used_at, v.pipeline_version;
 

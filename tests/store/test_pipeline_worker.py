@@ -1,0 +1,193 @@
+"""What the pipeline worker stores beside its verdicts: scores, questions to people, what stages made, rows on which a stage fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from operators.base import CreatedAnswer, CreatedGroup, CreatedTask, Operator, StageOutcome
+from operators.build import build_chain
+from operators.chain import Chain
+from rftcore.pipeline.deciding import decide
+from rftdata import Buffer, labels
+from rftdata.verdicts import NewTask, Verdicts, commit_verdicts, known_scores
+from tests.store_roles import Roles, own_group
+
+calls: list[list[int]] = []
+
+
+class Length(Operator):
+    """Scores the length of the response, and remembers on which rows it was asked."""
+
+    reads = frozenset({"response"})
+    scores = {"length": pa.float64(), "length_error": pa.string()}  # noqa: RUF012
+    error_column = "length_error"
+    rowwise = True
+
+    def apply(self, table: pa.Table) -> StageOutcome:
+        calls.append(table["experience_id"].to_pylist())
+        errors = [None if key % 2 else "odd ones only" for key in table["experience_id"].to_pylist()]
+        lengths = [float(len(text)) if error is None else None for text, error in zip(table["response"].to_pylist(), errors)]
+        columns = {"length": pa.array(lengths, pa.float64()), "length_error": pa.array(errors, pa.string())}
+        return StageOutcome.keep_all(table.num_rows, columns)
+
+
+def fails_on_the_second(row: dict[str, Any]) -> bool:
+    if row["experience_id"] == 2:
+        raise ValueError("poison")
+    return True
+
+
+class Twins(Operator):
+    """Makes one new answer of every experience."""
+
+    reads = frozenset({"response"})
+
+    def apply(self, table: pa.Table) -> StageOutcome:
+        made = [
+            CreatedGroup(
+                CreatedTask("twins", f"twin of {key}", {"prompt": "again", "answer": None, "metadata": {}}, key), key,
+                [CreatedAnswer([{"role": "user", "content": "again"}], text, 1.0)],
+            )
+            for key, text in zip(table["experience_id"].to_pylist(), table["response"].to_pylist())
+        ]  # fmt: skip
+        return StageOutcome(pa.nulls(table.num_rows, pa.string()), created=made)
+
+
+def run_pipeline(roles: Roles, chain: Chain) -> list[int]:
+    """One batch through a chain; the groups decided."""
+    batch = roles.claim_sealed()
+    if batch is None:
+        return []
+    known = known_scores(roles.database, chain.score_keys, batch.table["experience_id"].to_pylist())
+    decided = decide(chain, batch, known)
+    return commit_verdicts(roles.database, roles.run_id, roles.worker_id, "p1", batch, decided.verdicts)
+
+
+def rows(buffer: Buffer, query: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = buffer.sql(query).to_pylist()
+    return found
+
+
+@pytest.fixture
+def roles(buffer: Buffer) -> Roles:
+    """Groups 1 and 2 of two experiences each (1 to 4), sealed."""
+    roles = Roles(buffer, batch_groups=2)
+    with roles.attempt():
+        roles.plan()
+        roles.explore()
+    return roles
+
+
+def test_a_score_is_kept_and_one_that_failed_is_made_again(buffer: Buffer, roles: Roles) -> None:
+    calls.clear()
+    name = f"{__name__}:Length"
+    assert run_pipeline(roles, build_chain([{name: {}}], min_group_size=2)) == [1, 2]
+    stored = rows(buffer, "SELECT experience_id, scores->>'length' AS length, error FROM rft.score ORDER BY 1")
+    assert [(row["length"], row["error"]) for row in stored] == [("1.0", None), (None, "odd ones only")] * 2
+
+    # A relabel decides again; another stage behind the score does not change its key.
+    buffer.sql("UPDATE rft.experience SET reward = 0.25 WHERE experience_id = 1")
+    threshold = build_chain([{name: {}}, {"sql": "SELECT * FROM batch WHERE length IS NULL OR length < 2"}], min_group_size=2)
+    assert run_pipeline(roles, threshold) == [1]
+    assert calls == [[1, 2, 3, 4], [2]]
+
+
+def test_a_row_on_which_a_stage_fails_is_set_aside_and_its_group_goes_on(buffer: Buffer) -> None:
+    roles = Roles(buffer, batch_groups=2, group_size=3)
+    with roles.attempt():
+        roles.plan()
+        roles.explore()
+    chain = build_chain([{f"{__name__}:fails_on_the_second": {}}], min_group_size=2)
+    assert run_pipeline(roles, chain) == [1, 2]
+    verdicts = rows(buffer, "SELECT experience_id, kept, stage, reason FROM rft.verdict ORDER BY 1")
+    assert [row["kept"] for row in verdicts] == [True, False, True, True, True, True]
+    assert "poison" in verdicts[1]["reason"] and verdicts[1]["stage"].endswith("fails_on_the_second")
+    errors = rows(buffer, "SELECT error FROM rft.operator_run WHERE error IS NOT NULL")
+    assert errors and all("poison" in row["error"] for row in errors)
+
+
+def test_what_waits_for_a_person_waits_and_goes_on_when_answered(buffer: Buffer, roles: Roles) -> None:
+    chain = build_chain([{"human_review": {"where": "reward = 0", "timeout": "1 h", "otherwise": "drop"}}], min_group_size=1)
+    assert run_pipeline(roles, chain) == []
+    assert run_pipeline(roles, chain) == []  # nothing is asked twice, and nothing can be claimed
+    queue = labels.review_queue(buffer, roles.run_id, 10)
+    assert [(row["experience_id"], row["otherwise"]) for row in queue] == [(1, "drop"), (3, "drop")]
+    assert 3500 < queue[0]["seconds_left"] <= 3600
+
+    assert labels.set_rewards(buffer, {1: 0.0}, author="ada").num_answered == 1  # the reward that stood: it may pass
+    assert run_pipeline(roles, chain) == [1]
+    buffer.sql("UPDATE rft.review SET answer = 'drop' WHERE experience_id = 3")
+    assert run_pipeline(roles, chain) == [2]
+    verdicts = rows(buffer, "SELECT experience_id, kept, reason FROM rft.verdict ORDER BY 1")
+    assert [row["kept"] for row in verdicts] == [True, True, False, True]
+    assert verdicts[2]["reason"] == "review 'review': drop"
+    assert labels.review_queue(buffer, None, 10) == []
+
+
+def test_a_label_in_sql_is_an_answer(buffer: Buffer, roles: Roles) -> None:
+    chain = build_chain([{"human_review": {"where": "reward = 0", "otherwise": "drop"}}])
+    assert run_pipeline(roles, chain) == []
+    buffer.sql("UPDATE rft.experience SET reward = 0.5 WHERE experience_id IN (1, 3)")
+    assert rows(buffer, "SELECT answer::text AS answer FROM rft.review") == [{"answer": "pass"}] * 2
+    assert run_pipeline(roles, chain) == [1, 2]
+
+
+def test_a_deadline_passes_by_the_databases_clock_though_nobody_works(buffer: Buffer, roles: Roles) -> None:
+    chain = build_chain([{"human_review": {"where": "reward = 0", "timeout": 60, "otherwise": "drop"}}])
+    assert run_pipeline(roles, chain) == []
+    buffer.database.run("end_waiting", run_id=roles.run_id)
+    assert run_pipeline(roles, chain) == []
+    name = rows(buffer, "SELECT current_database() AS name")[0]["name"]
+    buffer.sql(f"""ALTER DATABASE "{name}" SET rft.clock_shift = '61 s'""")
+    with opened_again(buffer) as later:
+        assert rows(later, "SELECT state FROM rft.v_review") == [{"state": "drop"}] * 2
+        assert rows(later, "SELECT * FROM rft.v_review_queue") == []
+        later.database.run("end_waiting", run_id=roles.run_id)
+        roles.database = later.database
+        assert run_pipeline(roles, chain) == [1, 2]
+    kept = rows(buffer, "SELECT kept FROM rft.verdict ORDER BY experience_id")
+    assert [row["kept"] for row in kept] == [False, True, False, True]
+
+
+def opened_again(buffer: Buffer) -> Buffer:
+    """Another client of the same buffer, whose sessions begin now."""
+    import rftdata
+
+    return rftdata.open(buffer.config, create=False)
+
+
+def test_only_the_answer_of_a_review_can_be_changed(buffer: Buffer, roles: Roles) -> None:
+    run_pipeline(roles, build_chain([{"human_review": {"otherwise": "pass"}}]))
+    with pytest.raises(Exception, match="only the answer of a review can be changed"):
+        buffer.sql("UPDATE rft.review SET deadline = now() WHERE review_id = 1")
+
+
+def test_a_made_group_is_stored_once_however_often_it_is_made(buffer: Buffer, roles: Roles, tmp_path: Path) -> None:
+    import uuid
+
+    batch = roles.claim_sealed()
+    assert batch is not None
+    decided = decide(build_chain([{f"{__name__}:Twins": {}}]), batch)
+    assert [made.parent_id for made in decided.created] == [1, 2, 3, 4]
+    assert [stage.rows_created for stage in decided.verdicts.stages] == [4]
+    receipt = uuid.uuid5(uuid.NAMESPACE_OID, "twin of 1")
+    with buffer.writer(roles.run) as writer:
+        first = writer.insert(own_group([1.0], "twin of 1"), receipt=receipt)
+        assert len(first) == 1 and writer.insert(own_group([1.0], "twin of 1"), receipt=receipt) == []
+        assert writer.insert(own_group([1.0], "twin of 2")) != []
+    found = rows(buffer, "SELECT count(*) AS n FROM rft.rollout_group g JOIN rft.task t USING (task_id) WHERE taskset = 'mine'")
+    assert found == [{"n": 2}]
+
+
+def test_new_tasks_are_stored_with_the_verdicts_and_once(buffer: Buffer, roles: Roles) -> None:
+    batch = roles.claim_sealed()
+    assert batch is not None
+    task = NewTask("harder", "k1", {"prompt": "2 + 2", "answer": "4"}, {"parent": 1})
+    commit_verdicts(roles.database, roles.run_id, roles.worker_id, "p1", batch, Verdicts([], tasks=[task, task]))
+    assert rows(buffer, "SELECT task_key, payload->>'answer' AS answer FROM rft.task WHERE taskset = 'harder'") == [
+        {"task_key": "k1", "answer": "4"}
+    ]
