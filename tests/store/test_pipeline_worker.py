@@ -183,6 +183,19 @@ def test_a_made_group_is_stored_once_however_often_it_is_made(buffer: Buffer, ro
     assert found == [{"n": 2}]
 
 
+def test_a_purge_takes_the_texts_of_scores_and_closes_questions(buffer: Buffer, roles: Roles) -> None:
+    from rftdata.purge import purge
+
+    run_pipeline(roles, build_chain([{f"{__name__}:Length": {}}, {"human_review": {}}]))
+    assert len(labels.review_queue(buffer, None, 10)) == 4
+    purge(buffer, "experience_id <= 2", reason="asked to", author="ada")
+    assert [row["experience_id"] for row in labels.review_queue(buffer, None, 10)] == [3, 4]
+    scores = rows(buffer, "SELECT experience_id, scores::text AS scores, error FROM rft.score ORDER BY 1")
+    assert scores[0]["scores"] == '{"length": 1.0}' and scores[1]["error"] == "[purged]"
+    assert scores[3]["error"] == "odd ones only"
+    assert run_pipeline(roles, build_chain([{"drop_truncated": {}}])) == []
+
+
 def test_new_tasks_are_stored_with_the_verdicts_and_once(buffer: Buffer, roles: Roles) -> None:
     batch = roles.claim_sealed()
     assert batch is not None
