@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from operators.build import build_chain
 from operators.chain import Chain
 from rftcore.pipeline.deciding import decide
 from rftdata import Buffer, labels
+from rftdata.claims import claim_sealed_groups
+from rftdata.planning import Planner
 from rftdata.verdicts import NewTask, Verdicts, commit_verdicts, known_scores
 from tests.store_roles import Roles, own_group
 
@@ -30,7 +33,9 @@ class Length(Operator):
     def apply(self, table: pa.Table) -> StageOutcome:
         calls.append(table["experience_id"].to_pylist())
         errors = [None if key % 2 else "odd ones only" for key in table["experience_id"].to_pylist()]
-        lengths = [float(len(text)) if error is None else None for text, error in zip(table["response"].to_pylist(), errors)]
+        lengths = [
+            float(len(text)) if error is None else None for text, error in zip(table["response"].to_pylist(), errors)
+        ]
         columns = {"length": pa.array(lengths, pa.float64()), "length_error": pa.array(errors, pa.string())}
         return StageOutcome.keep_all(table.num_rows, columns)
 
@@ -91,7 +96,9 @@ def test_a_score_is_kept_and_one_that_failed_is_made_again(buffer: Buffer, roles
 
     # A relabel decides again; another stage behind the score does not change its key.
     buffer.sql("UPDATE rft.experience SET reward = 0.25 WHERE experience_id = 1")
-    threshold = build_chain([{name: {}}, {"sql": "SELECT * FROM batch WHERE length IS NULL OR length < 2"}], min_group_size=2)
+    threshold = build_chain(
+        [{name: {}}, {"sql": "SELECT * FROM batch WHERE length IS NULL OR length < 2"}], min_group_size=2
+    )
     assert run_pipeline(roles, threshold) == [1]
     assert calls == [[1, 2, 3, 4], [2]]
 
@@ -111,7 +118,9 @@ def test_a_row_on_which_a_stage_fails_is_set_aside_and_its_group_goes_on(buffer:
 
 
 def test_what_waits_for_a_person_waits_and_goes_on_when_answered(buffer: Buffer, roles: Roles) -> None:
-    chain = build_chain([{"human_review": {"where": "reward = 0", "timeout": "1 h", "otherwise": "drop"}}], min_group_size=1)
+    chain = build_chain(
+        [{"human_review": {"where": "reward = 0", "timeout": "1 h", "otherwise": "drop"}}], min_group_size=1
+    )
     assert run_pipeline(roles, chain) == []
     assert run_pipeline(roles, chain) == []  # nothing is asked twice, and nothing can be claimed
     queue = labels.review_queue(buffer, roles.run_id, 10)
@@ -179,8 +188,57 @@ def test_a_made_group_is_stored_once_however_often_it_is_made(buffer: Buffer, ro
         first = writer.insert(own_group([1.0], "twin of 1"), receipt=receipt)
         assert len(first) == 1 and writer.insert(own_group([1.0], "twin of 1"), receipt=receipt) == []
         assert writer.insert(own_group([1.0], "twin of 2")) != []
-    found = rows(buffer, "SELECT count(*) AS n FROM rft.rollout_group g JOIN rft.task t USING (task_id) WHERE taskset = 'mine'")
+    found = rows(
+        buffer, "SELECT count(*) AS n FROM rft.rollout_group g JOIN rft.task t USING (task_id) WHERE taskset = 'mine'"
+    )
     assert found == [{"n": 2}]
+
+
+def test_explorers_wait_for_a_pipeline_that_is_behind(buffer: Buffer) -> None:
+    roles = Roles(buffer, batch_groups=2, offset=3)
+    limited = Planner(roles.database, roles.run_id, replace(roles.plan_config, max_waiting_groups=3))
+    with roles.attempt():
+        assert limited.plan() == 8  # four steps may run, and nothing waits
+        roles.explore(count=2)
+        buffer.sql("UPDATE rft.run SET planned_steps = 20")
+        roles.publish(roles_attempt := roles.buffer.join_attempt(roles.run, 1), 1)
+        assert roles_attempt.attempt_id == 1
+        assert limited.plan() == 2  # two groups wait: fewer than the limit
+        roles.explore(count=1)
+        roles.publish(roles_attempt, 2)
+        assert limited.plan() == 0  # three wait
+        assert roles.decide() == [1, 2, 3]
+        assert limited.plan() == 2
+
+
+def test_two_workers_share_the_queue(buffer: Buffer) -> None:
+    roles = Roles(buffer, batch_groups=8, group_size=2)
+    chain = build_chain([{"drop_truncated": {}}])
+    with roles.attempt():
+        roles.plan()
+        roles.explore()
+        other = roles.database.fetch("insert_worker", run_id=roles.run_id, role="pipeline", host="there", pid=2)[0][
+            "worker_id"
+        ]
+        claimed = [
+            claim_sealed_groups(roles.database, roles.run_id, worker, count=5, lease_s=60)
+            for worker in (roles.worker_id, other)
+        ]
+        groups = [batch.group_ids for batch in claimed if batch is not None]
+        assert sorted(map(len, groups)) == [3, 5] and len({key for ids in groups for key in ids}) == 8
+        for worker, batch in zip((roles.worker_id, other), claimed, strict=True):
+            assert batch is not None
+            done = commit_verdicts(roles.database, roles.run_id, worker, "p1", batch, decide(chain, batch).verdicts)
+            assert sorted(done) == sorted(batch.group_ids)
+
+
+def test_only_the_columns_that_stages_read_leave_the_database(buffer: Buffer, roles: Roles) -> None:
+    chain = build_chain([{"drop_truncated": {}}])
+    batch = claim_sealed_groups(
+        roles.database, roles.run_id, roles.worker_id, count=9, lease_s=60, columns=chain.columns
+    )  # fmt: skip
+    assert batch is not None
+    assert set(batch.table.column_names) == {"experience_id", "group_id", "rollout_index", "finish_reason", "reward"}
 
 
 def test_a_purge_takes_the_texts_of_scores_and_closes_questions(buffer: Buffer, roles: Roles) -> None:
