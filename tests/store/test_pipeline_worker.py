@@ -17,6 +17,7 @@ from rftdata import Buffer, labels
 from rftdata.claims import claim_sealed_groups
 from rftdata.planning import Planner
 from rftdata.verdicts import NewTask, Verdicts, commit_verdicts, known_scores
+from rftdata.worker import release_lost_claims
 from tests.store_roles import Roles, own_group
 
 calls: list[list[int]] = []
@@ -230,6 +231,34 @@ def test_two_workers_share_the_queue(buffer: Buffer) -> None:
             assert batch is not None
             done = commit_verdicts(roles.database, roles.run_id, worker, "p1", batch, decide(chain, batch).verdicts)
             assert sorted(done) == sorted(batch.group_ids)
+
+
+def test_a_group_that_no_worker_survives_is_set_aside(buffer: Buffer) -> None:
+    roles = Roles(buffer, batch_groups=3)
+    with roles.attempt():
+        roles.plan()
+        roles.explore()
+
+    def die_with() -> list[int]:
+        """Claim what there is, and end with it; the groups."""
+        worker = roles.database.fetch("insert_worker", run_id=roles.run_id, role="pipeline", host="there", pid=2)[0][
+            "worker_id"
+        ]
+        batch = claim_sealed_groups(roles.database, roles.run_id, worker, count=9, lease_s=60)
+        roles.database.run("stop_worker", worker_id=worker, error="killed")
+        release_lost_claims(roles.database, roles.run_id)
+        return batch.group_ids if batch else []
+
+    assert sorted(die_with()) == [1, 2, 3]
+    assert [die_with() for _ in range(2)] == [[1], [1]]  # from now on each alone, the first first
+    assert roles.decide() == [1]  # this one survived it
+    assert [die_with() for _ in range(3)] == [[2]] * 3
+    batch = roles.claim_sealed()
+    assert batch is not None and batch.group_ids == [2] and batch.table.num_rows == 0
+    assert roles.commit(batch) == [2]
+    reasons = rows(buffer, "SELECT stage, reason FROM rft.verdict WHERE group_id = 2")
+    assert reasons == [{"stage": "pipeline", "reason": "4 pipeline workers ended while they decided on it"}] * 2
+    assert roles.decide() == [3]
 
 
 def test_only_the_columns_that_stages_read_leave_the_database(buffer: Buffer, roles: Roles) -> None:
