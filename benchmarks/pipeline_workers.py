@@ -63,14 +63,17 @@ def _round(buffer: rftdata.Buffer, name: str, stages: list[dict[str, Any]], work
     for process in processes:
         process.join()
     decided = buffer.sql(
-        "SELECT count(*) AS n FROM rft.verdict JOIN rft.experience USING (experience_id) WHERE run_id = %s", [run["run_id"]]
+        "SELECT count(*) AS n FROM rft.verdict JOIN rft.experience USING (experience_id) WHERE run_id = %s",
+        [run["run_id"]],
     )["n"][0].as_py()
     if decided != num:
         raise RuntimeError(f"{decided} of {num} experiences were decided")
     return num / (max(end for _, end in spans) - min(start for start, _ in spans))
 
 
-def _work(config: tuple[str, str | None], run_id: int, stages: list[dict[str, Any]], barrier: Any, seconds: Any) -> None:
+def _work(
+    config: tuple[str, str | None], run_id: int, stages: list[dict[str, Any]], barrier: Any, seconds: Any
+) -> None:
     """One worker until the queue is empty."""
     from operators.build import build_chain
     from rftcore.pipeline.deciding import decide
@@ -81,7 +84,9 @@ def _work(config: tuple[str, str | None], run_id: int, stages: list[dict[str, An
     chain.prepare()
     with rftdata.open(BufferConfig(uri=config[0], segments=config[1], min_free_bytes=0), create=False) as buffer:
         database = buffer.database
-        worker = database.fetch("insert_worker", run_id=run_id, role="pipeline", host="here", pid=os.getpid())[0]["worker_id"]
+        worker = database.fetch("insert_worker", run_id=run_id, role="pipeline", host="here", pid=os.getpid())[0][
+            "worker_id"
+        ]
         queue = SealedQueue(database, run_id, worker, lease_s=60.0, columns=chain.columns)
         barrier.wait()
         started = time.time()

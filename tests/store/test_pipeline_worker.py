@@ -127,6 +127,7 @@ def test_what_waits_for_a_person_waits_and_goes_on_when_answered(buffer: Buffer,
     queue = labels.review_queue(buffer, roles.run_id, 10)
     assert [(row["experience_id"], row["otherwise"]) for row in queue] == [(1, "drop"), (3, "drop")]
     assert 3500 < queue[0]["seconds_left"] <= 3600
+    assert labels.num_open_reviews(buffer, roles.run_id) == 2
 
     assert labels.set_rewards(buffer, {1: 0.0}, author="ada").num_answered == 1  # the reward that stood: it may pass
     assert run_pipeline(roles, chain) == [1]
