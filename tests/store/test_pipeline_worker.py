@@ -177,6 +177,26 @@ def test_only_the_answer_of_a_review_can_be_changed(buffer: Buffer, roles: Roles
         buffer.sql("UPDATE rft.review SET deadline = now() WHERE review_id = 1")
 
 
+def test_lineage_tells_what_was_made_of_what(
+    buffer: Buffer, roles: Roles, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rftcore.cli import run_command
+
+    monkeypatch.setenv("RFT_BUFFER", buffer.config.uri)
+    monkeypatch.setenv("RFT_SEGMENTS", str(buffer.config.segments))
+    child = own_group([1.0], "child")
+    child.rollouts[0].sequences[0].parent_id = 1
+    with buffer.writer(roles.run) as writer:
+        writer.insert(child)
+    buffer.sql(
+        """INSERT INTO rft.task (taskset, task_key, payload, features) VALUES ('harder', 'h1', '{}', '{"parent_experience_id": 1}')"""
+    )
+    assert run_command(["lineage", "1"]) == 0
+    assert "experience 5 was made of it\ntask 'h1' of 'harder' was made of it" in capsys.readouterr().out
+    assert run_command(["lineage", "5"]) == 0
+    assert "was made of experience 1" in capsys.readouterr().out
+
+
 def test_a_made_group_is_stored_once_however_often_it_is_made(buffer: Buffer, roles: Roles, tmp_path: Path) -> None:
     import uuid
 
