@@ -23,7 +23,7 @@ class LanguageFilter(Operator):
     class Config(StageConfig):
         """Which languages stay."""
 
-        keep: tuple[str, ...] = Field(min_length=1, description="ISO 639-1 codes of the languages that stay.")
+        keep: tuple[str, ...] = Field(min_length=1, description="ISO 639 codes of the languages that stay.")
         min_probability: float = Field(0.0, ge=0, le=1, description="Least `language_probability` that stays.")
         null: Literal["drop", "keep"] = Field(
             "drop", description="What becomes of rows without a language: the text is null or blank."

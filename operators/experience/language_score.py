@@ -3,9 +3,9 @@
     - language_score: {}
     - language_filter: {keep: [en, de]}
 
-ISO 639-1 codes by py3langid, a naive Bayes classifier over byte n-grams for 97 languages that carries its model (langid.py: Lui and Baldwin 2012):
-offline, the same every time. A text without any language (a formula, code) is `zxx` in releases that know that class. About 0.1 ms a kilobyte; the score is
-kept, so a text is classified once.
+Codes as in ISO 639, by py3langid: a naive Bayes classifier over byte n-grams for more than a hundred languages that carries its model (langid.py: Lui and
+Baldwin 2012). It works offline and gives the same every time. A text without any language, such as a formula, is `zxx`. The probability grows with the
+length of the text. It costs about 0.1 ms a kilobyte, and the score is kept, so a text is classified once.
 """
 
 from __future__ import annotations

@@ -47,10 +47,15 @@ class Threshold(Operator):
         return super().validate_schema(schema)
 
     def apply(self, table: pa.Table) -> StageOutcome:
+        column = self.config.column
+        shown = f"{column} =" if " " in column else column
         return outside(
-            self._value.evaluate(table), self.config.column, self.config.min, self.config.max,
+            self._value.evaluate(table),
+            shown,
+            self.config.min,
+            self.config.max,
             keep_unknown=self.config.null == "keep",
-        )  # fmt: skip
+        )
 
     def close(self) -> None:
         self._value.close()

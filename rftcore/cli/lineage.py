@@ -35,7 +35,9 @@ def lineage(
     ] = False,
     pipeline: Annotated[
         bool,
-        typer.Option("--pipeline", help="With EXPERIENCE: what every stage and version of a pipeline found out and decided."),
+        typer.Option(
+            "--pipeline", help="With EXPERIENCE: what every stage and version of a pipeline found out and decided."
+        ),
     ] = False,
     buffer: BufferOption = None,
     as_json: JsonOption = False,

@@ -67,7 +67,8 @@ def sample(buffer: Buffer, run: Row, chain: Chain, rows: int, seed: int = 0) -> 
         found += group["num_experiences"]
     if not found:
         raise QueryError(
-            f"run {run['name']!r} has no whole group of experiences yet", todo="wait until it has, or name another with --run"
+            f"run {run['name']!r} has no whole group of experiences yet",
+            todo="wait until it has, or name another with --run",
         )
     return read_groups(buffer.database, chosen, chain.columns)
 
