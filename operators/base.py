@@ -163,6 +163,7 @@ class Operator(ABC):
             for every experience and not computed again. Such a stage is `rowwise` and drops nothing.
         error_column: the score column that says why a row has no score; such a row is scored again the next time.
         rowwise: every row is decided by itself, so a batch may be cut anywhere and its parts run at the same time.
+        base_dir: folder that relative paths in the arguments start from, the configuration file's; set before anything else is asked.
     """
 
     Config: ClassVar[type[StageConfig]] = StageConfig
@@ -171,6 +172,7 @@ class Operator(ABC):
     scores: Mapping[str, pa.DataType] = {}
     error_column: str | None = None
     rowwise: bool = False
+    base_dir: Path = Path()
 
     def __init__(self, config: StageConfig) -> None:
         self.config: Any = config
