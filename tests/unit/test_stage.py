@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operators.base import Operator, Review, StageOutcome
@@ -122,6 +122,7 @@ def test_the_key_of_a_score_covers_what_changes_it_and_nothing_else() -> None:
     assert chain({"sql": "SELECT * FROM batch"}, Words).score_keys == []  # it may have read, and written, anything
 
 
+@settings(deadline=None)  # threads are started
 @given(rows=st.integers(1, 40), batch_rows=st.integers(1, 50), concurrency=st.integers(1, 8))
 def test_parts_of_a_batch_give_what_the_whole_gives(rows: int, batch_rows: int, concurrency: int) -> None:
     table = batch_of_groups([float(i % 3) for i in range(rows)])
