@@ -20,7 +20,24 @@ from rftdata.errors import ConfigError
 from tests.batches import batch_of_groups
 from tests.unit.test_operators_experience import outcome, reasons
 
-WORDS = ["the", "a", "one", "two", "three", "four", "sum", "of", "number", "then", "carry", "left", "right", "add", "check", "result"]
+WORDS = [
+    "the",
+    "a",
+    "one",
+    "two",
+    "three",
+    "four",
+    "sum",
+    "of",
+    "number",
+    "then",
+    "carry",
+    "left",
+    "right",
+    "add",
+    "check",
+    "result",
+]
 
 
 def words(seed: int, num: int) -> list[str]:
