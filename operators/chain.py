@@ -242,7 +242,8 @@ class Chain:
         if dropped:
             dropped += going.drop(short_groups(going.table, group_size, f"left after {stage.name}"), stage.name)
         found.created += outcome.created
-        if applied.scores is not None:
+        # The same operator twice, with other bounds, computes the same scores: they are reported once.
+        if applied.scores is not None and applied.scores.score_key not in {one.score_key for one in found.scores}:
             found.scores.append(applied.scores)
         seconds = time.perf_counter() - started
         found.runs.append(

@@ -37,8 +37,12 @@ class HumanReview(Operator):
         where: str | None = Field(default=None, description="Condition over the columns; all rows by default.")
         sample: float = Field(default=1.0, gt=0, le=1, description="Share of these rows that is asked about.")
         timeout: float = Field(default=86400.0, gt=0, description="Seconds, or a number with s, min, h or d.")
-        otherwise: Literal["pass", "drop"] = Field(default="pass", description="The answer when nobody has given one in time.")
-        name: str = Field(default="review", min_length=1, description="Of the question: an experience is asked each once.")
+        otherwise: Literal["pass", "drop"] = Field(
+            default="pass", description="The answer when nobody has given one in time."
+        )
+        name: str = Field(
+            default="review", min_length=1, description="Of the question: an experience is asked each once."
+        )
         question: str = Field(default="Is this reward right?", min_length=1, description="What the person reads.")
 
         @field_validator("timeout", mode="before")
@@ -77,7 +81,9 @@ class HumanReview(Operator):
             state = json.loads(reviews).get(self.config.name) if reviews else None
             if state == "drop":
                 reasons[row] = f"review {self.config.name!r}: drop"
-            elif state == "waiting" or (state is None and not labelled and wanted[row] and self._sampled(experience_id)):
+            elif state == "waiting" or (
+                state is None and not labelled and wanted[row] and self._sampled(experience_id)
+            ):
                 waiting[row] = review
         return StageOutcome(pa.array(reasons, pa.string()), waiting=waiting)
 
