@@ -278,7 +278,8 @@ def _decisions(table: pa.Table, going: _Pass) -> pa.Table:
     same = pc.fill_null(pc.equal(before, after), False)
     same = pc.or_(same, pc.and_(pc.is_null(before, nan_is_null=True), pc.is_null(after, nan_is_null=True)))
     shaped = np.full(num_rows, None, object)
-    shaped[going.position] = pc.if_else(same, pa.scalar(None, pa.float64()), after).to_pylist()
+    if not pc.all(same, min_count=0).as_py():
+        shaped[going.position] = pc.if_else(same, pa.scalar(None, pa.float64()), after).to_pylist()
     priority = table["priority"].combine_chunks().to_numpy(zero_copy_only=False).astype(float)
     priority[going.position] = going.table["priority"].combine_chunks().to_numpy(zero_copy_only=False)
     decisions = pa.table(

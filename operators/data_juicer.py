@@ -154,7 +154,7 @@ class DataJuicerStage(Operator):
             if known.kind == "filter":
                 runtime.compute_stats(self._op, samples, 1)
             elif known.kind == "mapper":
-                runtime.process(self._op, samples, 1)
+                runtime.process(self._op, samples, 1, tags=known.tags)
             else:
                 runtime.select(self._op, known.kind, samples, 1)
         except Exception as error:
@@ -178,7 +178,8 @@ class DataJuicerStage(Operator):
     def apply(self, table: pa.Table) -> StageOutcome:
         if self._plan is None:
             self.validate_schema(table.schema)
-        self.prepare(StageContext())
+        if self._op is None:
+            self.prepare(StageContext())
         unread = [name for name in self.plan.texts if table[name].null_count]
         if not unread:
             found = self._compute(table)
@@ -230,7 +231,7 @@ class DataJuicerStage(Operator):
         """The same, in this process."""
         samples = self.plan.samples(table)
         with runtime.missing_package_named():
-            if self.facts.asks:
+            if self.facts.asks or self.facts.plain:
                 return self._decided(samples, table)
             with runtime.repeatable():
                 return self._decided(samples, table)
@@ -299,7 +300,8 @@ class DataJuicerStage(Operator):
         """A filter's own decision on its statistics, as stored; rows without are dropped. A tagging mapper keeps all."""
         if self.facts.kind != "filter":
             return pa.nulls(table.num_rows, pa.string())
-        self.prepare(StageContext())
+        if self._op is None:
+            self.prepare(StageContext())
         values = {name: table[column_name(self.prefix, name)] for name in self.facts.stats}
         found = {name: column for name, column in values.items() if column.null_count < table.num_rows}
         if len(found) == 1 and not next(iter(found.values())).null_count:
@@ -364,7 +366,7 @@ class DataJuicerStage(Operator):
     def _map(self, samples: Samples, table: pa.Table) -> Found:
         num_rows, is_task = table.num_rows, "task_key" in table.column_names
         marks = {ROW: list(range(num_rows))} if is_task else {}
-        result = runtime.process(self._op, {**samples, **marks}, num_rows)
+        result = runtime.process(self._op, {**samples, **marks}, num_rows, tags=self.facts.tags)
         rows = list(result.pop(ROW, range(num_rows)))
         lengths = {len(values) for name, values in result.items() if name in samples} or {num_rows}
         if lengths != {num_rows} or rows != list(range(num_rows)):
@@ -412,9 +414,7 @@ class DataJuicerStage(Operator):
             )
             given = table.slice(row, 1).to_pylist()[0]
             for number, position in enumerate(positions):
-                values = {
-                    source.column: result[source.name][position] for source in sources if not source.path
-                }
+                values = {source.column: result[source.name][position] for source in sources if not source.path}
                 found.created.append(self._task({**given, **values}, number))
         for source in sources:
             if kept[source.name] != samples[source.name]:

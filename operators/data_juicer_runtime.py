@@ -2,8 +2,8 @@
 
 It installs missing packages at run time and has no switch for that: here it is stopped before anything of it is used, and a
 missing package is a `PluginError` that says what to install. Python's and NumPy's global generators are seeded around each
-call and restored after it, so that operators that draw random numbers are repeatable; calls therefore take turns, except those
-of operators that talk to an endpoint.
+call and restored after it, so that operators that draw random numbers are repeatable; these calls take turns. Operators that do
+no more than look at a text, or talk to an endpoint, are called without.
 """
 
 from __future__ import annotations
@@ -179,10 +179,10 @@ def keeps(op: Any, samples: Samples, num_samples: int) -> list[bool]:
     return kept
 
 
-def process(op: Any, samples: Samples, num_samples: int) -> Samples:
-    """What a mapper makes of the samples; more or fewer of them, for some."""
+def process(op: Any, samples: Samples, num_samples: int, *, tags: bool) -> Samples:
+    """What a mapper makes of the samples; more or fewer of them, for some. `tags`: whether it finds the place of tags there."""
     given: Samples = {key: list(values) for key, values in samples.items()}
-    if META not in given:
+    if tags and META not in given:
         given[META] = [{} for _ in range(num_samples)]
     if op.is_batched_op():
         found: Samples = op.process_batched(given)

@@ -95,6 +95,7 @@ class Facts:
         draws: whether it may draw random numbers.
         asks: whether it can talk to an endpoint.
         rewrites: whether it may change columns that it reads.
+        tags: whether it looks at tags at all.
     """
 
     name: str
@@ -110,6 +111,12 @@ class Facts:
     draws: bool
     asks: bool
     rewrites: bool
+    tags: bool
+
+    @property
+    def plain(self) -> bool:
+        """Whether it does no more than look at texts: it draws no numbers, and runs no code of somebody else's."""
+        return not (self.draws or self.asks or self.reads_all) and self.data_keys == {"text_key"}
 
     @property
     def known_arguments(self) -> tuple[str, ...] | None:
@@ -164,6 +171,7 @@ def facts(name: str) -> Facts:
         draws=bool(_RANDOM.search(indexed.path.read_text())),
         asks="model_type='api'" in source or "api_model" in (arguments or ()),
         rewrites=not metas or bool(re.search(r"samples?\[(?:self\.\w+_key|'\w+')\]\s*=(?!=)", source)),
+        tags="Fields.meta" in source or bool(metas),
     )  # fmt: skip
 
 

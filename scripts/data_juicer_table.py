@@ -47,7 +47,8 @@ TEXTS = [
     "今天天气很好，我们去公园散步吧。他说：你好！",
     "\\\\section{One} \\\\newcommand{\\\\x}{y} % comment\n\\\\x and more\n| a | b |\n| 1 | 2 |\n",
     "<table><tr><td>a</td><td>b</td></tr></table> // Copyright 2020 by nobody\ncode()",
-    "The quick brown fox jumps over the lazy dog near the river bank. It was a sunny day in May 2024.",
+    # Without these marks operators of several media pass a text over.
+    "<__dj__image> a picture of a fox <__dj__video> a film of a dog <__dj__audio> a sound <|__dj__eoc|>",
 ]
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -234,7 +235,12 @@ def make_batch(folder: Path) -> pa.Table:
     num_rows = len(TEXTS)
     metadata = [
         json.dumps(
-            {"images": [images[row % len(images)]] * 2, "audios": [sound], "videos": [video], "history": HISTORY}
+            {
+                "images": [images[row % len(images)]] * (1 + (row < num_rows - 1)),
+                "audios": [sound],
+                "videos": [video],
+                "history": HISTORY,
+            }
         )
         for row in range(num_rows)
     ]

@@ -224,7 +224,9 @@ def test_the_same_filter_twice_reports_its_scores_once() -> None:
 
 
 def test_a_mapper_that_makes_new_rows_is_refused_on_experiences() -> None:
-    with pytest.raises(StageError, match=r"text_chunk_mapper made \d+ rows of 3; allowed: on experiences, mappers that"):
+    with pytest.raises(
+        StageError, match=r"text_chunk_mapper made \d+ rows of 3; allowed: on experiences, mappers that"
+    ):
         reasons({"text_chunk_mapper": {"max_len": 5}})
 
 
@@ -348,7 +350,11 @@ def test_a_wrong_recipe_is_refused_when_the_chain_is_built(args: object, message
 
 @pytest.mark.slow
 def test_over_ray_the_outcome_is_the_same() -> None:
-    process = [{"clean_links_mapper": {}}, {"text_length_filter": {"min_len": 30}}, {"words_num_filter": {"min_num": 2}}]
+    process = [
+        {"clean_links_mapper": {}},
+        {"text_length_filter": {"min_len": 30}},
+        {"words_num_filter": {"min_num": 2}},
+    ]
     table = batch_of_groups([1] * 8, [1] * 8, response=[*TEXTS, *RESPONSES, *RESPONSES])
     here = build_chain([{"data_juicer": {"process": process}}]).run(table)
     there = build_chain([{"data_juicer": {"process": process, "mode": "ray"}}]).run(table)
@@ -394,7 +400,10 @@ def test_a_missing_package_is_named_before_the_first_batch_and_not_installed(
         ({"text_length_filter": {"mode": "spark"}}, r"there is no such mode \(got 'spark'\)"),
         ({"text_length_filter": [1]}, r"arguments are not a mapping"),
         ({"naive_grouper": {}}, r"'naive_grouper' is one of those that make other rows"),
-        ({"specified_field_filter": {"field_key": "colour"}}, r"a column that the batch does not have \(got 'colour'\)"),
+        (
+            {"specified_field_filter": {"field_key": "colour"}},
+            r"a column that the batch does not have \(got 'colour'\)",
+        ),
         ({"topk_specified_field_selector": {"field_key": "__dj__stats__.text_len"}}, r"no earlier stage computes"),
         ({"random_selector": {"select_num": 2, "run": {"batch_rows": 4}}}, r"its batches cannot be cut"),
     ],
