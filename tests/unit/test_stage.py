@@ -161,7 +161,7 @@ def test_a_stage_that_fails_is_tried_again_as_often_as_asked() -> None:
 
 @pytest.mark.parametrize(
     ("operator", "message"),
-    [(DropsAndScores, "drops rows though it scores"), (Undeclared, "column reward, which it does not declare")],
+    [(DropsAndScores, "drops rows while it scores"), (Undeclared, "column reward, which it does not declare")],
 )
 def test_rules_that_no_stage_may_break(operator: type[Operator], message: str) -> None:
     with pytest.raises(StageError, match=message):
