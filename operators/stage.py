@@ -169,7 +169,7 @@ def apply_stage(stage: Stage, table: pa.Table, known: Known) -> Applied:
     if not stage.operator.scores:
         return Applied(_checked(stage, _in_parts(stage, given), table))
     ids = table["experience_id"].to_pylist()
-    missing = pa.array([key not in stored for key in ids])
+    missing = _missing(stage, table, ids, stored)
     if not pc.any(missing).as_py():
         return Applied(StageOutcome.keep_all(table.num_rows, _stored_columns(stage, ids, stored)))
     todo = given.filter(missing) if stored else given
@@ -180,6 +180,14 @@ def apply_stage(stage: Stage, table: pa.Table, known: Known) -> Applied:
         merged = {**stored, **{row.pop("experience_id"): row for row in scores.table.to_pylist()}}
         fresh = _stored_columns(stage, ids, merged)
     return Applied(StageOutcome.keep_all(table.num_rows, fresh), scores)
+
+
+def _missing(stage: Stage, table: pa.Table, ids: Sequence[int], stored: Mapping[int, Mapping[str, Any]]) -> pa.Array:
+    """Which rows are to be scored: those without a score and, where groups are scored, their siblings."""
+    missing = pa.array([key not in stored for key in ids], pa.bool_())
+    if stage.operator.rowwise:
+        return missing
+    return pc.is_in(table["group_id"].combine_chunks(), value_set=pc.unique(table["group_id"].filter(missing)))
 
 
 def _given(operator: Operator, table: pa.Table) -> pa.Table:
