@@ -15,11 +15,13 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from operators.endpoint import Chat, EndpointConfig, Meter, Reply, Sampling, estimated_tokens, tokens_of
 from rftdata.errors import PluginError
 from rftdata.usage import Usage
+
+T = TypeVar("T")
 
 _MAY_PASS = frozenset({408, 409, 425, 429, *range(500, 600)})
 
@@ -102,7 +104,7 @@ class OpenAIEndpoint:
             self._thread.join()
             self._loop.close()
 
-    def _wait_for(self, work: Coroutine[Any, Any, Any]) -> Any:
+    def _wait_for(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _ask_one(self, chat: Chat) -> Reply:
@@ -139,7 +141,8 @@ class OpenAIEndpoint:
         if failure.wait_s is not None:
             return failure.wait_s if failure.wait_s <= self._config.max_wait_s else None
         # Up to a quarter longer by chance, so that many clients do not come back in step.
-        return min(self._config.max_wait_s, self._config.backoff_s * 2 ** (tries - 1) * random.uniform(1.0, 1.25))
+        pause_s = self._config.backoff_s * 2.0 ** (tries - 1) * random.uniform(1.0, 1.25)
+        return min(self._config.max_wait_s, pause_s)
 
     async def _reserve(self, chat: Chat) -> Usage | None:
         """The call's share of the budget. While others fly it waits for what they give back."""

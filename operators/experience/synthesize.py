@@ -324,9 +324,9 @@ class Synthesize(AskingOperator):
 def same_answer(one: str, other: str) -> bool:
     """Whether two short answers are equal, as numbers or as words."""
     plain = [" ".join(text.lower().replace(",", "").split()).strip(" .$") for text in (one, other)]
-    numbers = [finite(text) for text in plain]
-    if None not in numbers:
-        return abs(numbers[0] - numbers[1]) <= 1e-9 * max(1.0, abs(numbers[0]))  # type: ignore[operator,arg-type]
+    left, right = finite(plain[0]), finite(plain[1])
+    if left is not None and right is not None:
+        return abs(left - right) <= 1e-9 * max(1.0, abs(left))
     return plain[0] == plain[1]
 
 

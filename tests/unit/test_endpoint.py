@@ -345,7 +345,7 @@ def test_a_variable_that_is_not_set_is_found_before_the_first_batch() -> None:
     [
         ({}, "the key 'endpoint' is missing"),
         ({"endpoint": "polizy"}, "endpoint is no model to ask .got 'polizy'.; allowed: policy, or a mapping"),
-        ({"endpoint": {"url": "http://here/v1", "modell": "m"}}, "did you mean 'model'"),
+        ({"endpoint": {"url": "http://here/v1", "modl": "m"}}, "did you mean 'model'"),
         ({"endpoint": {"url": "here", "model": "m"}}, "not an http"),
         ({"endpoint": {"url": "http://here", "model": "m", "extra": {"stream": True}}}, "'stream' is set by the stage"),
         ({"endpoint": "policy", "budget": {"max_cost": 1}}, "max_cost needs prompt_price"),
