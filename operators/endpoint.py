@@ -236,7 +236,7 @@ def estimated_tokens(chat: Chat) -> int:
 
 def tokens_of(text: str) -> int:
     """Estimate for a text."""
-    return -(-len(text.encode()) // _CHARACTERS_PER_TOKEN)
+    return -(-len(text.encode(errors="replace")) // _CHARACTERS_PER_TOKEN)
 
 
 class PolicyEndpoint:
@@ -276,6 +276,8 @@ class PolicyEndpoint:
         try:
             texts = self._generate([chat.messages for _, chat, _ in granted], sampling.max_tokens, sampling.temperature)
         except Exception as error:  # noqa: BLE001 - whatever ails the engine, a call that failed is data
+            for _, _, held in granted:
+                self._meter.settle(held, 0, 0)
             return [Reply(error=f"the policy did not answer: {type(error).__name__}: {error}"[:500]) for _ in granted]
         for (_, chat, held), text in zip(granted, texts, strict=True):
             self._meter.settle(held, estimated_tokens(chat), tokens_of(text))

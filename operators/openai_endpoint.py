@@ -181,6 +181,8 @@ class OpenAIEndpoint:
             return _Failure(f"no answer within {config.timeout_s:g} s", again=True, billed=True)
         except self._httpx.HTTPError as error:
             return _Failure(f"{type(error).__name__}: {error}", again=True)
+        except Exception as error:  # noqa: BLE001 - a request that cannot be sent (a text that is no UTF-8) is data, too
+            return _Failure(f"{type(error).__name__}: {error}", again=False)
         if response.status_code != 200:
             return self._refusal(response, with_schema)
         return _read(response.text, chat)
@@ -228,12 +230,17 @@ def _read(body: str, chat: Chat) -> _Answer | _Failure:
     except (ValueError, LookupError, TypeError) as error:
         what = f"the server's answer is no chat completion ({type(error).__name__}): {' '.join(body.split())[:200]}"
         return _Failure(what, again=True, billed=True)
-    usage = answer.get("usage") or {}
+    usage = answer.get("usage")
     reply = Reply(text or "", None, choice.get("finish_reason") == "length")
     return _Answer(
-        reply, int(usage.get("prompt_tokens") or estimated_tokens(chat)),
-        int(usage.get("completion_tokens") or tokens_of(reply.text)),
+        reply, _count(usage, "prompt_tokens", estimated_tokens(chat)), _count(usage, "completion_tokens", tokens_of(reply.text))
     )  # fmt: skip
+
+
+def _count(usage: object, key: str, otherwise: int) -> int:
+    """A token count of a server, if it tells one."""
+    value = usage.get(key) if isinstance(usage, dict) else None
+    return value if isinstance(value, int) and value >= 0 else otherwise
 
 
 def _retry_after(value: str | None) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -159,6 +160,22 @@ def test_a_response_that_is_no_completion_is_an_error(serve: Serve, judge: MakeJ
     assert scores == [None]
     assert error is not None and "no chat completion" in error
     assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("usage", [None, [], "many", {"prompt_tokens": "20", "completion_tokens": -3}])
+def test_without_a_count_of_tokens_they_are_estimated(serve: Serve, judge: MakeJudge, usage: object) -> None:
+    body = json.dumps({"choices": [{"message": {"content": GOOD}}], "usage": usage})
+    ledger = MemoryUsage()
+    chain = judge(serve(lambda *_: Says(body, raw=True)).url, usage=ledger, budget={"name": "estimated"})
+    assert scored(chain, batch(1)) == ([7], [None])
+    assert 100 < ledger.spent("estimated").tokens < 1000
+
+
+def test_a_text_that_cannot_be_sent_is_an_error_of_its_row(serve: Serve, judge: MakeJudge) -> None:
+    broken = json.dumps([{"role": "user", "content": "half a character: \ud83d"}, {"role": "assistant", "content": ""}])
+    scores, errors = scored(judge(serve(lambda *_: GOOD).url), batch_of_groups([1, 1], messages=[broken, None]))
+    assert scores == [None, 7]
+    assert str(errors[0]).startswith("UnicodeEncodeError")
 
 
 def test_a_malformed_answer_is_asked_for_once_more_with_what_was_wrong(serve: Serve, judge: MakeJudge) -> None:
