@@ -92,13 +92,14 @@ def _preview(config: RunConfig, run: str | None, rows: int, seed: int, limit: in
     from rftcore.pipeline import preview
     from rftcore.pipeline.policy import Policy
     from rftcore.pipeline.role import stage_context
+    from rftdata.usage import RunUsage
 
     chain = build_pipeline(config)
     with opened(find_buffer(config.buffer.uri), "rft process") as found:
         row = found.find_run(run)
         batch = preview.sample(found, row, chain, rows, seed)
         policy = Policy(config, found.database, row["run_id"])
-        chain.prepare(stage_context(config, policy))
+        chain.prepare(stage_context(config, policy, RunUsage(found.database, row["run_id"])))
         result = preview.preview(chain, batch, found)
         chain.close()
         policy.close()
