@@ -68,7 +68,13 @@ class AlgorithmSection(Section):
 
 
 class PipelinesSection(Section):
+    task: list[Any] = Field(default_factory=list, description="Stages that new tasks pass before they can be selected.")
     experience: list[Any] = Field(default_factory=list, description="Stages between explorer and trainer, in order.")
+    workers: int = Field(1, ge=1, description="Pipeline processes of `rft run`; more may join with `rft process`.")
+    batch_groups: int = Field(64, ge=1, description="Groups that a pipeline worker decides on at a time.")
+    max_waiting_groups: int | None = Field(
+        None, ge=1, description="Explorers plan no further groups while this many wait for the pipeline; no limit by default."
+    )
 
 
 class RunConfig(Section):

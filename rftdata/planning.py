@@ -32,7 +32,12 @@ _MIXTURE = "*"
 
 @dataclass(frozen=True)
 class PlanConfig:
-    """What planning needs of a run's configuration; `fresh_share`: new groups per group of a batch."""
+    """What planning needs of a run's configuration.
+
+    Attributes:
+        fresh_share: new groups per group of a batch.
+        max_waiting_groups: nothing is planned while this many groups wait for the pipeline; None is no limit.
+    """
 
     tasksets: tuple[TasksetConfig, ...]
     selector: SelectorConfig
@@ -45,6 +50,7 @@ class PlanConfig:
     source: str = "explorer"
     fresh_share: float = 1.0
     base_dir: Path | None = None
+    max_waiting_groups: int | None = None
 
 
 def last_startable_step(policy_step: int, interval: int, offset: int) -> int:
@@ -72,6 +78,8 @@ class Planner:
         with self._database.transaction() as connection:
             if not fetch(connection, "try_plan_lock", run_id=self._run_id)[0]["locked"]:
                 return 0
+            if self._pipeline_is_behind(connection):
+                return 0
             steps = fetch(
                 connection,
                 "planning_state",
@@ -91,6 +99,12 @@ class Planner:
         if lacking:
             wake.notify(self._database, wake.PLANNED)
         return len(lacking)
+
+    def _pipeline_is_behind(self, connection: Connection) -> bool:
+        limit = self._config.max_waiting_groups
+        if limit is None:
+            return False
+        return bool(fetch(connection, "pipeline_backlog", run_id=self._run_id, enough=limit)[0]["n"] >= limit)
 
     def _lacking(self, steps: list[Row]) -> list[tuple[int, bool]]:
         """(explorer step, is it a refill) of every group to plan."""

@@ -90,7 +90,7 @@ class Explorer:
         self.planner = Planner(self.database, self.run_id, PlanConfig(
             tuple(config.tasks), config.selector, config.run.seed, config.trainer.batch_groups, config.algorithm.group_size,
             self.config.max_refill, self.sync.interval, self.sync.offset, source, config.sampling.fresh_share(),
-            config.base_dir,
+            config.base_dir, config.pipelines.max_waiting_groups,
         ))  # fmt: skip
         self.writer = joined.buffer.writer(joined.row)
         self.in_flight: dict[asyncio.Task[Group], int] = {}  # with the group each works on

@@ -76,7 +76,9 @@ def start_roles(config: RunConfig, run: str, threads: Threads) -> list[RoleProce
             name = "explorer" if config.explorer.num_explorers == 1 else f"explorer {index}"
             processes.append(_start(name, "explorer", config, run, environment, gpus[0], {"index": index}))
     if config.sampling.source is None:
-        processes.append(_start("pipeline", "pipeline", config, run, thread_environment(1), 0, {}))
+        for index in range(config.pipelines.workers):
+            name = "pipeline" if config.pipelines.workers == 1 else f"pipeline {index}"
+            processes.append(_start(name, "pipeline", config, run, thread_environment(1), 0, {}))
     processes.append(_start("trainer", "trainer", config, run, thread_environment(threads.trainer), gpus[1], {}))
     return processes
 

@@ -39,6 +39,11 @@ CROSS JOIN LATERAL (
     WHERE g.run_id = s.run_id AND g.explore_step = step AND g.left_by IS NULL) n
 ORDER BY step;
 
+-- name: pipeline_backlog
+-- Groups that wait for a pipeline worker, `enough` at most.
+SELECT count(*) AS n FROM (
+    SELECT FROM rft.worklist WHERE consumer = 'pipeline/' || %(run_id)s AND available LIMIT %(enough)s) w;
+
 -- name: next_ordinal
 SELECT coalesce(max(ordinal), -1) + 1 AS ordinal FROM rft.rollout_group WHERE run_id = %(run_id)s;
 

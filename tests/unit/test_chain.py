@@ -243,7 +243,8 @@ def rules(tmp_path: Path) -> Path:
                     return StageOutcome.keep_where(keep, "not among the first")
 
             class Moves(Operator):
-    reads = frozenset({"task_id"})
+                reads = frozenset({"task_id"})
+
                 def apply(self, table):
                     return StageOutcome.keep_all(table.num_rows, {"group_id": table["task_id"].combine_chunks()})
             """
