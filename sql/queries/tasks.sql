@@ -195,6 +195,7 @@ FROM unnest(%(task_ids)s::bigint[], %(digests)s::bigint[]) WITH ORDINALITY AS i 
 JOIN rft.task_embedding e ON e.task_id = i.task_id AND e.model = %(model)s AND e.text_digest = i.text_digest;
 
 -- name: use_pgvector
+-- In what type vectors are kept from now on.
 SELECT rft.use_pgvector() AS kind;
 
 -- name: stage_embeddings
