@@ -34,8 +34,9 @@ import rftdata
 from benchmarks.workload import make_samples
 from rftdata import Buffer, Group, Rollout
 from rftdata import Sequence as Experience
-from rftdata.claims import Decision, SealedQueue, commit_verdicts
+from rftdata.claims import SealedQueue
 from rftdata.database import queries
+from rftdata.verdicts import Decision, Verdicts, commit_verdicts
 
 READERS = ("nobody", "snapshot", "select", "update")
 _GROUPS, _GROUP_SIZE = 64, 4
@@ -105,7 +106,7 @@ class Loop:
         assert batch is not None and len(batch.group_ids) == _GROUPS, "not every group written can be decided on"
         rows = zip(batch.table["experience_id"].to_pylist(), batch.table["group_id"].to_pylist(), strict=True)
         decisions = [Decision(experience_id, group_id, True) for experience_id, group_id in rows]
-        commit_verdicts(database, run_id, self._worker_id, "keep all", batch, decisions, [])
+        commit_verdicts(database, run_id, self._worker_id, "keep all", batch, Verdicts(decisions))
 
 
 def explained(buffer: Buffer, query: str, parameters: dict[str, Any]) -> dict[str, Any]:

@@ -30,8 +30,9 @@ import rftdata
 from benchmarks.peers.rftdata_buffer import COLUMNS, as_groups
 from benchmarks.workload import GROUP_SIZE, make_samples
 from rftdata import Buffer, retention
-from rftdata.claims import Decision, claim_sealed_groups, commit_verdicts
+from rftdata.claims import claim_sealed_groups
 from rftdata.config import BufferConfig, RetentionConfig
+from rftdata.verdicts import Decision, Verdicts, commit_verdicts
 from rftdata.writer import NO_PIPELINE
 
 RUNS = ("left", "right")
@@ -104,7 +105,7 @@ def _review(folder: str, seed: int, stop: Any, events: Any) -> None:
                     decisions = [
                         Decision(row["experience_id"], row["group_id"], True) for row in batch.table.to_pylist()
                     ]
-                    commit_verdicts(buffer.database, run_id, workers[run], NO_PIPELINE, batch, decisions, [])
+                    commit_verdicts(buffer.database, run_id, workers[run], NO_PIPELINE, batch, Verdicts(decisions))
 
 
 def _retain(folder: str, keep: int, every_s: float, stop: Any, events: Any) -> None:

@@ -171,6 +171,7 @@ class Operator(ABC):
         writes: columns that it changes or adds; None: any.
         scores: columns it adds that depend on nothing but the columns read and its arguments, with their types. They are stored
             for every experience and not computed again. Such a stage is `rowwise` and drops nothing.
+        error_column: the score column that says why a row has no score; such a row is scored again the next time.
         rowwise: every row is decided by itself, so a batch may be cut anywhere and its parts run at the same time.
     """
 
@@ -178,6 +179,7 @@ class Operator(ABC):
     reads: frozenset[str] | None = frozenset()
     writes: frozenset[str] | None = frozenset()
     scores: Mapping[str, pa.DataType] = {}
+    error_column: str | None = None
     rowwise: bool = False
 
     def __init__(self, config: StageConfig) -> None:

@@ -73,7 +73,9 @@ class PipelinesSection(Section):
     workers: int = Field(1, ge=1, description="Pipeline processes of `rft run`; more may join with `rft process`.")
     batch_groups: int = Field(64, ge=1, description="Groups that a pipeline worker decides on at a time.")
     max_waiting_groups: int | None = Field(
-        None, ge=1, description="Explorers plan no further groups while this many wait for the pipeline; no limit by default."
+        None,
+        ge=1,
+        description="Explorers plan no further groups while this many wait for the pipeline; no limit by default.",
     )
 
 

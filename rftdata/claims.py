@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from rftdata import wake
-from rftdata.database import Connection, copy_rows, execute, fetch, storable
-from rftdata.errors import FencedError
+from rftdata.database import copy_rows, execute, storable
 from rftdata.failpoints import failpoint
 from rftdata.outage import ride_out
+from rftdata.verdicts import Decision
 
 if TYPE_CHECKING:
     from rftdata.attempt import Attempt
@@ -37,33 +37,6 @@ class ClaimedGroup:
     taskset: str
     task_key: str
     payload: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What the chain decided on one experience; `reward` is the shaped one, None where no stage shaped it."""
-
-    experience_id: int
-    group_id: int
-    kept: bool
-    stage: str | None = None
-    reason: str | None = None
-    priority: float = 0.0
-    reward: float | None = None
-
-
-@dataclass(frozen=True)
-class StageCount:
-    """One stage over one batch, for `operator_run`."""
-
-    index: int
-    stage: str
-    rows_in: int
-    rows_kept: int
-    rows_dropped: int
-    rows_created: int
-    seconds: float
-    error: str | None = None
 
 
 @dataclass
@@ -239,6 +212,7 @@ class SealedQueue:
         now = time.monotonic()
         if now - self._looked_back >= self._look_back_s:
             self._from_key, self._looked_back = 0, now
+            ride_out(lambda: self._database.run("end_waiting", run_id=self._run_id))
         batch = claim_sealed_groups(
             self._database, self._run_id, self._worker_id, count=count, lease_s=self._lease_s, from_key=self._from_key,
             columns=self._columns,
@@ -246,125 +220,6 @@ class SealedQueue:
         if batch is not None:
             self._from_key = max(self._from_key, batch.first_key)
         return batch
-
-
-def commit_verdicts(
-    database: Database, run_id: int, worker_id: int, pipeline_version: str, batch: SealedBatch, decisions: Sequence[Decision],
-    stages: Sequence[StageCount],
-) -> list[int]:  # fmt: skip
-    """Store verdicts and make the groups ready, or close those that lost every experience.
-
-    A group that was relabelled since it was claimed is left out: it waits in the worklist to be decided again.
-
-    Returns:
-        The groups decided.
-
-    Raises:
-        FencedError: the run has another pipeline by now; nothing was stored.
-    """
-    decided = ride_out(
-        lambda: _commit_verdicts(database, run_id, worker_id, pipeline_version, batch, decisions, stages)
-    )
-    wake.notify(database, wake.READY)
-    return decided
-
-
-def _commit_verdicts(
-    database: Database, run_id: int, worker_id: int, pipeline_version: str, batch: SealedBatch, decisions: Sequence[Decision],
-    stages: Sequence[StageCount],
-) -> list[int]:  # fmt: skip
-    """One transaction. Done twice it finds its items gone the second time, and notes the stages once."""
-    with database.transaction() as connection:
-        _check_pipeline(connection, run_id, pipeline_version)
-        execute(connection, "lock_groups", group_ids=batch.group_ids)
-        held = {
-            row["group_id"]
-            for row in fetch(connection, "still_claimed", run_id=run_id, worker_id=worker_id, group_ids=batch.group_ids)
-        }
-        mine = [decision for decision in decisions if decision.group_id in held]
-        _insert_verdicts(connection, pipeline_version, batch, mine)
-        kept: dict[int, float] = {}
-        dropped: dict[int, set[str]] = {group_id: set() for group_id in held}
-        for d in mine:
-            if d.kept:
-                kept[d.group_id] = max(d.priority, kept.get(d.group_id, -math.inf))
-            else:
-                dropped[d.group_id].add(f"{d.stage}: {d.reason}")
-        closed = sorted(held - kept.keys())
-        execute(connection, "finish_pipeline_items", run_id=run_id, group_ids=sorted(held))
-        execute(
-            connection,
-            "close_groups",
-            group_ids=closed,
-            reasons=[_closed_reason(dropped[group_id]) for group_id in closed],
-        )
-        ready_groups(connection, kept)
-        if held:
-            _insert_operator_runs(connection, run_id, worker_id, pipeline_version, stages)
-        failpoint("pipeline.decided")
-    failpoint("pipeline.committed")
-    return sorted(held)
-
-
-def ready_groups(connection: Connection, priorities: dict[int, float]) -> None:
-    """Let groups be drawn; their priorities by group id."""
-    execute(connection, "ready_groups", group_ids=list(priorities), priorities=list(priorities.values()))
-
-
-def _check_pipeline(connection: Connection, run_id: int, pipeline_version: str) -> None:
-    run = fetch(connection, "pipeline_of_run", run_id=run_id)[0]
-    if run["pipeline_version"] != pipeline_version:
-        raise FencedError(
-            f"the run {run['name']!r} trains on verdicts of another pipeline version than this worker's",
-            value=pipeline_version,
-            allowed=run["pipeline_version"],
-            todo="start this pipeline worker again with the configuration the run goes on with",
-        )
-
-
-def _closed_reason(reasons: set[str]) -> str:
-    return "dropped by " + "; ".join(sorted(reasons)[:3]) if reasons else "no rollout of the group succeeded"
-
-
-def _insert_verdicts(
-    connection: Connection, pipeline_version: str, batch: SealedBatch, decisions: Sequence[Decision]
-) -> None:
-    columns = [
-        ("experience_id", "int8"), ("group_id", "int8"), ("pipeline_version", "text"), ("kept", "bool"), ("stage", "text"),
-        ("reason", "text"), ("priority", "float8"), ("reward", "float8"), ("label_cut", "int8"),
-    ]  # fmt: skip
-    rows = (
-        (d.experience_id, d.group_id, pipeline_version, d.kept, d.stage, d.reason, d.priority, d.reward, batch.label_cuts[d.group_id])
-        for d in decisions
-    )  # fmt: skip
-    copy_rows(connection, "rft.verdict", columns, rows)
-
-
-def _insert_operator_runs(
-    connection: Connection, run_id: int, worker_id: int, pipeline_version: str, stages: Sequence[StageCount]
-) -> None:
-    columns = [
-        ("run_id", "int8"), ("pipeline_version", "text"), ("worker_id", "int8"), ("stage_index", "int4"), ("stage", "text"),
-        ("rows_in", "int4"), ("rows_kept", "int4"), ("rows_dropped", "int4"), ("rows_created", "int4"), ("seconds", "float8"),
-        ("error", "text"),
-    ]  # fmt: skip
-    rows = (
-        (
-            run_id,
-            pipeline_version,
-            worker_id,
-            s.index,
-            s.stage,
-            s.rows_in,
-            s.rows_kept,
-            s.rows_dropped,
-            s.rows_created,
-            s.seconds,
-            s.error,
-        )
-        for s in stages
-    )
-    copy_rows(connection, "rft.operator_run", columns, rows)
 
 
 def fail_evaluation(database: Database, evaluation_id: int, worker_id: int, error: str) -> None:

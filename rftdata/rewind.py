@@ -18,9 +18,9 @@ from psycopg.types.json import Jsonb
 
 from rftdata import wake
 from rftdata.attempt import refuse_if_held, start_attempt
-from rftdata.claims import ready_groups
 from rftdata.database import Connection, Row, execute, fetch
 from rftdata.errors import ConfigError
+from rftdata.verdicts import ready_groups
 from rftdata.worker import mark_dead_workers
 from rftdata.writer import NO_PIPELINE
 

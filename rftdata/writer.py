@@ -43,6 +43,7 @@ class _Request:
     """Groups that one caller wants stored together, and where the answer goes."""
 
     groups: tuple[Group, ...]
+    receipt: uuid.UUID | None = None
     answer: Future[list[int]] = field(default_factory=Future)
 
     @property
@@ -60,7 +61,8 @@ class _Request:
 
 @dataclass
 class _Ids:
-    """What the database gave to a batch: kept over retries, so that a lost answer is known from the try before."""
+    """What the database gave to a batch: kept over retries, so that a lost answer is known from the try before; empty where an earlier
+    caller stored it."""
 
     groups: dict[int, int] = field(default_factory=dict)
 
@@ -107,24 +109,28 @@ class Writer:
         self._helper.shutdown()
         self._appender.close()
 
-    def insert(self, *groups: Group) -> list[int]:
+    def insert(self, *groups: Group, receipt: uuid.UUID | None = None) -> list[int]:
         """Store whole groups; returns their ids once rows and arrays are durable.
+
+        Args:
+            receipt: of the caller's own making, for groups that somebody may have stored before: a receipt counts once, and where it
+                is known nothing is stored and the list is empty. These groups get a transaction of their own.
 
         Raises:
             FencedError: a group's claim passed to another worker; nothing was stored.
             DiskFullError: no room; nothing was stored.
             RftError: rows that cannot be stored (lengths that do not match, a reward that is not a finite number).
         """
-        return self.submit(*groups).result()
+        return self.submit(*groups, receipt=receipt).result()
 
-    def submit(self, *groups: Group) -> Future[list[int]]:
+    def submit(self, *groups: Group, receipt: uuid.UUID | None = None) -> Future[list[int]]:
         """Hand groups in without waiting; the future has what `insert` returns or raises.
 
         Raises:
             RftError: rows that cannot be stored; or the writer is closed.
         """
         validate(groups)
-        request = _Request(groups)
+        request = _Request(groups, receipt)
         with self._lock:
             if self._closed.is_set():
                 raise RftError("the writer is closed", todo="make a new one: buffer.writer(run)")
@@ -148,13 +154,16 @@ class Writer:
         """The first request and those that go with it."""
         requests, (rows, num_bytes) = [first], first.size()
         deadline = time.monotonic() + self._linger_s
-        while rows < self._max_rows and num_bytes < self._max_bytes:
+        while first.receipt is None and rows < self._max_rows and num_bytes < self._max_bytes:
             try:
                 more = self._requests.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 break
             if more is None:
                 self._requests.put(None)  # the end; seen again after this batch
+                break
+            if more.receipt is not None:
+                self._requests.put(more)  # by itself, after this batch
                 break
             requests.append(more)
             rows, num_bytes = (total + part for total, part in zip((rows, num_bytes), more.size(), strict=True))
@@ -180,7 +189,9 @@ class Writer:
         """Store requests in one transaction; the group ids of each."""
         groups = [group for request in requests for group in request.groups]
         sequences = [sequence for request in requests for sequence in request.sequences]
-        ids = self._write_once(groups, sequences)
+        ids = self._write_once(groups, sequences, requests[0].receipt or uuid.uuid4())
+        if not ids:
+            return [[] for _ in requests]
         failpoint("writer.committed")
         self._helper.submit(wake.notify, self._database, wake.SEALED, wake.READY)
         places = iter(ids)
@@ -193,9 +204,9 @@ class Writer:
         self._appender.sync()
         return appended
 
-    def _write_once(self, groups: list[Group], sequences: list[Sequence]) -> list[int]:
-        """Write under one receipt, again and again while the database cannot be reached."""
-        receipt, given = uuid.uuid4(), _Ids()
+    def _write_once(self, groups: list[Group], sequences: list[Sequence], receipt: uuid.UUID) -> list[int]:
+        """Write under one receipt, again and again while the database cannot be reached; no ids where it was known before."""
+        given = _Ids()
         arrays = self._helper.submit(self._store_arrays, sequences) if sequences else None
         try:
             for last_try in [False] * _RETRIES + [True]:
@@ -217,7 +228,7 @@ class Writer:
         finally:
             if arrays is not None:
                 wait([arrays])  # whatever became of the rows: the next batch appends after this one
-        return [given.groups[id(group)] for group in groups]
+        return [given.groups[id(group)] for group in groups] if given.groups else []
 
     def _write(
         self,

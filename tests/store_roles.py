@@ -9,10 +9,11 @@ from typing import Any
 from rftdata import Buffer, Group, Rollout
 from rftdata import Sequence as Tokens
 from rftdata.attempt import Attempt
-from rftdata.claims import ClaimedGroup, Decision, SealedBatch, claim_groups, claim_sealed_groups, commit_verdicts
+from rftdata.claims import ClaimedGroup, SealedBatch, claim_groups, claim_sealed_groups
 from rftdata.config import SelectorConfig, TasksetConfig
 from rftdata.planning import PlanConfig, Planner, last_startable_step
 from rftdata.sampling import SamplingConfig
+from rftdata.verdicts import Decision, Verdicts, commit_verdicts
 
 Rewards = Callable[[ClaimedGroup], Sequence[float | None]]
 Keep = Callable[[dict[str, Any]], bool]
@@ -160,7 +161,7 @@ class Roles:
             for row in batch.table.to_pylist() for kept in [keep(row)]
         ]  # fmt: skip
         return commit_verdicts(
-            self.database, self.run_id, worker_id or self.worker_id, version, batch, decisions + batch.failed, []
+            self.database, self.run_id, worker_id or self.worker_id, version, batch, Verdicts(decisions + batch.failed)
         )
 
     def decide(self, keep: Keep = keep_all, version: str = "p1") -> list[int]:

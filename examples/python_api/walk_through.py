@@ -11,7 +11,8 @@ import numpy as np
 
 import rftdata
 from rftdata import Buffer, Group, Rollout, Sequence
-from rftdata.claims import Decision, claim_sealed_groups, commit_verdicts
+from rftdata.claims import claim_sealed_groups
+from rftdata.verdicts import Decision, Verdicts, commit_verdicts
 
 PIPELINE = "keep-everything"
 
@@ -39,7 +40,7 @@ def decide(buffer: Buffer, run_id: int) -> None:
     while batch := claim_sealed_groups(buffer.database, run_id, worker, count=64, lease_s=60):
         rows = batch.table.select(["experience_id", "group_id"]).to_pylist()
         decisions = [Decision(row["experience_id"], row["group_id"], kept=True) for row in rows]
-        commit_verdicts(buffer.database, run_id, worker, PIPELINE, batch, decisions, [])
+        commit_verdicts(buffer.database, run_id, worker, PIPELINE, batch, Verdicts(decisions))
 
 
 def main(folder: str) -> None:

@@ -83,7 +83,7 @@ class Model:
 
     async def chat(self, messages: list[Message]) -> Turn:
         """Answer a chat. The chat template is the model's; without one, the contents are put one after the other."""
-        text, prompt_ids = self._render(messages)
+        text, prompt_ids = render_chat(self._engine.tokenizer, messages)
         generation = await self._engine.generate(prompt_ids, self._decoding)
         sequence = Sequence(
             prompt=text,
@@ -99,31 +99,37 @@ class Model:
 
     def write(self, messages: list[Message], response: str) -> Turn:
         """Record an answer that somebody else gave: a demonstration, with the end token, without log-probabilities."""
-        text, prompt_ids = self._render(messages)
-        tokenizer = self._engine.tokenizer
-        response_ids = [*tokenizer.encode(response, add_special_tokens=False), tokenizer.eos_token_id]
-        sequence = Sequence(
-            prompt=text,
-            response=response,
-            token_ids=prompt_ids + response_ids,
-            num_prompt_tokens=len(prompt_ids),
-            finish_reason="stop",
-            messages=[*messages, {"role": "assistant", "content": response}],
+        return self._record(
+            Turn(messages, response, "stop", written_sequence(self._engine.tokenizer, messages, response))
         )
-        return self._record(Turn(messages, response, "stop", sequence))
 
     def _record(self, turn: Turn) -> Turn:
         self.turns.append(turn)
         return turn
 
-    def _render(self, messages: list[Message]) -> tuple[str, list[int]]:
-        tokenizer = self._engine.tokenizer
-        if tokenizer.chat_template is None:
-            text = "".join(str(message["content"]) for message in messages)
-            return text, list(tokenizer.encode(text))
-        text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-        # The template writes the special tokens itself.
-        return text, list(tokenizer.encode(text, add_special_tokens=False))
+
+def render_chat(tokenizer: Any, messages: list[Message]) -> tuple[str, list[int]]:
+    """What the model is given: text and tokens, by its chat template; without one, the contents one after the other."""
+    if tokenizer.chat_template is None:
+        text = "".join(str(message["content"]) for message in messages)
+        return text, list(tokenizer.encode(text))
+    text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    # The template writes the special tokens itself.
+    return text, list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def written_sequence(tokenizer: Any, messages: list[Message], response: str) -> Sequence:
+    """A trainable sequence of an answer that no engine sampled: with the end token, without log-probabilities."""
+    text, prompt_ids = render_chat(tokenizer, messages)
+    response_ids = [*tokenizer.encode(response, add_special_tokens=False), tokenizer.eos_token_id]
+    return Sequence(
+        prompt=text,
+        response=response,
+        token_ids=prompt_ids + response_ids,
+        num_prompt_tokens=len(prompt_ids),
+        finish_reason="stop",
+        messages=[*messages, {"role": "assistant", "content": response}],
+    )
 
 
 Scorer = Callable[[Turn, Task], Awaitable[Score]]

@@ -1,25 +1,37 @@
 """The pipeline worker: takes sealed groups, runs the operator chain over them, stores verdicts.
 
-It runs apart from rollouts and training, so a slow stage stalls neither. A batch on which a stage raises is decided group by
-group; a group that fails alone is dropped with the error as its reason, so one poisonous row cannot stop the run. Beside the
-work a thread keeps the segment files in order.
+It runs apart from rollouts and training, so a slow stage stalls neither; any number of workers share the queue. Beside the work a
+thread keeps the segment files in order.
 """
 
 from __future__ import annotations
 
-import pyarrow.compute as pc
+import json
+import uuid
+from collections.abc import Sequence
+from typing import Any
 
-from operators.chain import Chain, ChainResult
-from operators.stage import StageError, StageRun
+from psycopg.types.json import Jsonb
+
+from operators.base import CreatedGroup, StageContext
+from operators.chain import Chain
 from rftcore.config import RunConfig
-from rftcore.launch.prepare import build_pipeline, join_run
+from rftcore.explorer.task import written_sequence
+from rftcore.launch.prepare import build_pipeline, join_run, model_folder
+from rftcore.pipeline.deciding import decide
+from rftcore.pipeline.policy import Policy
 from rftdata import wake
-from rftdata.claims import Decision, SealedBatch, SealedQueue, StageCount, commit_verdicts
+from rftdata.claims import SealedQueue
 from rftdata.compaction import BackgroundCompaction
+from rftdata.database import Database, storable
+from rftdata.errors import ConfigError
+from rftdata.groups import Group, Rollout
+from rftdata.verdicts import commit_verdicts, known_scores
 from rftdata.worker import Worker
+from rftdata.writer import NO_PIPELINE, Writer
 
-_BATCH_GROUPS = 64
 _LEASE_S = 60.0
+_SYNTHESIS = uuid.UUID("5f0c7f5e-6a3b-4b3f-9d57-0f6f6d2c1f11")
 
 
 def main(config: RunConfig, run: str | None = None) -> int:
@@ -29,66 +41,90 @@ def main(config: RunConfig, run: str | None = None) -> int:
         joined.buffer as buffer,
         Worker(buffer.database, joined.row["run_id"], "pipeline", lease_s=_LEASE_S) as worker,
         BackgroundCompaction(buffer.database, buffer.segments, grace_s=buffer.config.compaction_grace_s) as compaction,
+        buffer.writer(joined.row) as writer,
     ):
         worker.says("loads the operator chain")
         chain = build_pipeline(config)
-        chain.prepare()
+        policy = Policy(config, buffer.database, worker.run_id)
+        chain.prepare(stage_context(config, policy))
+        register(buffer.database, chain)
         listener = wake.Listener(buffer.database, wake.SEALED, wake.RUN)
-        queue = SealedQueue(buffer.database, worker.run_id, worker.worker_id, lease_s=_LEASE_S)
+        queue = SealedQueue(
+            buffer.database, worker.run_id, worker.worker_id, lease_s=_LEASE_S, columns=chain.columns
+        )  # fmt: skip
+        created = _Created(config, writer)
         decided = 0
         while not worker.should_stop():
-            batch = queue.claim(_BATCH_GROUPS)
+            batch = queue.claim(config.pipelines.batch_groups)
             worker.progress |= compaction.progress
             if batch is None:
                 worker.says("waits", "sealed groups")
                 listener.wait(1.0)
                 continue
             worker.says(f"decides on {len(batch.group_ids)} groups")
-            decisions, stages = decide(chain, batch)
-            commit_verdicts(buffer.database, worker.run_id, worker.worker_id, chain.version, batch, decisions, stages)
+            known = known_scores(buffer.database, chain.score_keys, batch.table["experience_id"].to_pylist())
+            result = decide(chain, batch, known)
+            # Before the verdicts: a worker that is killed in between makes the same groups again, and their receipts say so.
+            created.store(result.created)
+            commit_verdicts(buffer.database, worker.run_id, worker.worker_id, chain.version, batch, result.verdicts)
             decided += len(batch.group_ids)
             worker.progress["groups_decided"] = decided
         listener.close()
+        chain.close()
+        policy.close()
     return 0
 
 
-def decide(chain: Chain, batch: SealedBatch) -> tuple[list[Decision], list[StageCount]]:
-    """Verdicts on every experience of a batch, and what each stage did."""
-    try:
-        result = chain.run(batch.table)
-    except StageError as error:
-        decisions, stages = _one_by_one(chain, batch, error)
-    else:
-        decisions, stages = _decisions(batch, result), [_count(stage) for stage in result.stages]
-    return decisions + batch.failed, stages
+def stage_context(config: RunConfig, policy: Policy) -> StageContext:
+    """What the stages of a run may use."""
+    return StageContext(config.base_dir, policy, config.model.path)
 
 
-def _one_by_one(chain: Chain, batch: SealedBatch, error: StageError) -> tuple[list[Decision], list[StageCount]]:
-    decisions: list[Decision] = []
-    stages = [_count(stage) for stage in (*error.stages, error.run) if stage]
-    for group_id in sorted(set(batch.table["group_id"].to_pylist())):
-        group = batch.table.filter(pc.equal(batch.table["group_id"], group_id))
-        try:
-            result = chain.run(group)
-        except StageError as failed:
-            stage = failed.run.stage if failed.run else "chain"
-            decisions += [
-                Decision(i, group_id, False, stage, f"the stage failed: {failed.what}"[:500])
-                for i in group["experience_id"].to_pylist()
-            ]
-            stages += [_count(run) for run in (*failed.stages, failed.run) if run]
-        else:
-            decisions += _decisions(SealedBatch(group, [group_id]), result)
-            stages += [_count(run) for run in result.stages]
-    return decisions, stages
+def register(database: Database, chain: Chain, version: str | None = None) -> None:
+    """Note which stages a version has.
+
+    Raises:
+        ConfigError: the name stands for other stages already.
+    """
+    if chain.version == NO_PIPELINE:
+        return
+    name = version or chain.version
+    stages = json.loads(json.dumps([{stage.name: stage.operator.spec()} for stage in chain.stages], default=str))
+    (row,) = database.fetch("register_pipeline", version=name, digest=chain.version, stages=Jsonb(storable(stages)))
+    if row["digest"] != chain.version:
+        raise ConfigError(
+            f"the pipeline version {name!r} stands for other stages already", value=chain.version, allowed=row["digest"],
+            todo="choose another --version",
+        )  # fmt: skip
 
 
-def _decisions(batch: SealedBatch, result: ChainResult) -> list[Decision]:
-    groups = dict(zip(batch.table["experience_id"].to_pylist(), batch.table["group_id"].to_pylist(), strict=True))
-    return [Decision(group_id=groups[row["experience_id"]], **row) for row in result.decisions.to_pylist()]
+class _Created:
+    """Stores groups that stages made, each once."""
 
+    def __init__(self, config: RunConfig, writer: Writer) -> None:
+        self._config = config
+        self._writer = writer
+        self._tokenizer: Any = None
 
-def _count(run: StageRun) -> StageCount:
-    return StageCount(
-        run.index, run.stage, run.rows_in, run.rows_kept, run.rows_dropped, run.rows_created, run.seconds, run.error
-    )
+    def store(self, created: Sequence[CreatedGroup]) -> None:
+        for made in created:
+            # Of one parent and key there is one group, however often a worker comes to make it.
+            key = f"{self._writer.run_id}/{made.parent_id}/{made.task.taskset}/{made.task.task_key}"
+            self._writer.insert(self._group(made), receipt=uuid.uuid5(_SYNTHESIS, key))
+
+    def _group(self, made: CreatedGroup) -> Group:
+        if self._tokenizer is None:
+            from transformers import AutoTokenizer
+
+            self._tokenizer = AutoTokenizer.from_pretrained(model_folder(self._config))
+        rollouts = []
+        for index, answer in enumerate(made.answers):
+            sequence = written_sequence(
+                self._tokenizer, [dict(message) for message in answer.messages], answer.response
+            )
+            sequence.reward, sequence.parent_id = answer.reward, made.parent_id
+            rollouts.append(Rollout(index, "ok", answer.reward, [sequence]))
+        task = made.task
+        return Group(
+            rollouts, source="synthesis", taskset=task.taskset, task_key=task.task_key, payload=dict(task.payload)
+        )

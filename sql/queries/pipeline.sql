@@ -69,3 +69,47 @@ FROM unnest(%(group_ids)s::bigint[], %(reasons)s::text[]) AS c (group_id, reason
 -- name: ready_groups
 -- Kept: drawable, at the place that the run's sampler gives them.
 SELECT rft.ready_groups(%(group_ids)s::bigint[], %(priorities)s::float8[]);
+
+-- name: known_scores
+SELECT s.experience_id, s.score_key, s.scores
+FROM unnest(%(experience_ids)s::bigint[]) AS e (experience_id)
+CROSS JOIN unnest(%(score_keys)s::text[]) AS k (score_key)
+CROSS JOIN LATERAL (
+    SELECT * FROM rft.score WHERE experience_id = e.experience_id AND score_key = k.score_key AND error IS NULL OFFSET 0) s;
+
+-- name: store_scores
+INSERT INTO rft.score AS s (experience_id, score_key, stage, scores, error)
+SELECT * FROM unnest(%(experience_ids)s::bigint[], %(score_keys)s::text[], %(stages)s::text[], %(scores)s::jsonb[], %(errors)s::text[])
+    AS n (experience_id, score_key, stage, scores, error)
+ORDER BY experience_id, score_key
+ON CONFLICT (experience_id, score_key) DO UPDATE
+SET scores = excluded.scores, error = excluded.error, scored_at = clock_timestamp()
+WHERE (s.scores, s.error) IS DISTINCT FROM (excluded.scores, excluded.error);
+
+-- name: ask_questions
+INSERT INTO rft.review (experience_id, group_id, run_id, name, question, deadline, otherwise)
+SELECT q.experience_id, q.group_id, %(run_id)s, q.name, q.question, rft.clock() + q.timeout_s * interval '1 s', q.otherwise
+FROM unnest(%(experience_ids)s::bigint[], %(group_ids)s::bigint[], %(names)s::text[], %(questions)s::text[], %(timeouts)s::float8[],
+            %(otherwise)s::rft.review_answer[]) AS q (experience_id, group_id, name, question, timeout_s, otherwise)
+ON CONFLICT (experience_id, name) DO NOTHING;
+
+-- name: wait_for_answers
+-- Nobody holds a group that waits; it comes back at its first deadline, or when a question of it is answered.
+UPDATE rft.worklist w
+SET available = false, claimed_by = NULL, lease_until = coalesce(
+        (SELECT min(deadline) FROM rft.review r WHERE r.group_id = w.item_id AND r.answer IS NULL AND r.deadline > rft.clock()), rft.clock())
+WHERE w.consumer = 'pipeline/' || %(run_id)s AND w.item_kind = 'group' AND w.item_id = ANY (%(group_ids)s);
+
+-- name: end_waiting
+-- Groups whose deadline has passed.
+UPDATE rft.worklist SET available = true, lease_until = NULL
+WHERE consumer = 'pipeline/' || %(run_id)s AND NOT available AND claimed_by IS NULL AND lease_until <= rft.clock();
+
+-- name: make_tasks
+INSERT INTO rft.task (taskset, task_key, payload, features)
+SELECT * FROM unnest(%(tasksets)s::text[], %(task_keys)s::text[], %(payloads)s::jsonb[], %(features)s::jsonb[])
+ON CONFLICT (taskset, task_key) DO NOTHING;
+
+-- name: register_pipeline
+INSERT INTO rft.pipeline AS p (pipeline_version, digest, stages) VALUES (%(version)s, %(digest)s, %(stages)s)
+ON CONFLICT (pipeline_version) DO UPDATE SET digest = p.digest RETURNING p.digest;

@@ -13,9 +13,10 @@ import pytest
 
 from operators.build import build_chain
 from operators.chain import Chain
-from rftcore.pipeline.role import decide
+from rftcore.pipeline.deciding import decide
 from rftdata import Buffer, Group, Rollout
-from rftdata.claims import ClaimedGroup, commit_verdicts
+from rftdata.claims import ClaimedGroup
+from rftdata.verdicts import commit_verdicts
 from tests.store_roles import Roles, tokens
 
 
@@ -35,8 +36,8 @@ def run_pipeline(roles: Roles, chain: Chain) -> list[int]:
     batch = roles.claim_sealed()
     if batch is None:
         return []
-    decisions, stages = decide(chain, batch)
-    return commit_verdicts(roles.database, roles.run_id, roles.worker_id, "p1", batch, decisions, stages)
+    verdicts = decide(chain, batch).verdicts
+    return commit_verdicts(roles.database, roles.run_id, roles.worker_id, "p1", batch, verdicts)
 
 
 def experiences(roles: Roles, group_id: int) -> list[int]:
@@ -232,10 +233,8 @@ def test_a_final_label_bypasses_shaping(buffer: Buffer, client: psycopg.Connecti
         client.execute("UPDATE rft.experience SET reward = 0.9, reward_final = true WHERE experience_id = 1")
         batch = roles.claim_sealed()
         assert batch is not None
-        decisions, stages = decide(
-            build_chain([{"sql": "SELECT * REPLACE (reward - 0.5 AS reward) FROM batch"}]), batch
-        )
-        commit_verdicts(roles.database, roles.run_id, roles.worker_id, "p1", batch, decisions, stages)
+        halved = build_chain([{"sql": "SELECT * REPLACE (reward - 0.5 AS reward) FROM batch"}])
+        commit_verdicts(roles.database, roles.run_id, roles.worker_id, "p1", batch, decide(halved, batch).verdicts)
         drawn = attempt.draw(1, 1, timeout_s=5)
         assert drawn is not None and drawn.rows["reward"].to_pylist() == [0.9, 0.5]
 

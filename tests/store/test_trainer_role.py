@@ -20,16 +20,15 @@ from rftcore.sync.weights_file import iterate_weights, open_weights
 from rftcore.trainer.role import TrainerRole
 from rftdata import Buffer
 from rftdata.claims import (
-    Decision,
     claim_evaluation,
     claim_sealed_groups,
-    commit_verdicts,
     fail_evaluation,
     finish_evaluation,
 )
 from rftdata.database import Row
 from rftdata.errors import ConfigError, RftError
 from rftdata.sampling import SamplingConfig
+from rftdata.verdicts import Decision, Verdicts, commit_verdicts
 from rftdata.worker import Worker
 from tests.models import make_tiny_model
 from tests.store_roles import own_group
@@ -93,7 +92,7 @@ class Training:
         batch = claim_sealed_groups(database, run_id, self.explorer, count=count, lease_s=60)
         assert batch is not None
         kept = [Decision(row["experience_id"], row["group_id"], True) for row in batch.table.to_pylist()]
-        commit_verdicts(database, run_id, self.explorer, "p1", batch, kept, [])
+        commit_verdicts(database, run_id, self.explorer, "p1", batch, Verdicts(kept))
 
     def attempt(self) -> Future[None]:
         """One life of the trainer, in a thread; it holds the run when this returns."""

@@ -8,8 +8,8 @@ import subprocess
 import pytest
 
 from operators.build import build_chain
-from operators.stage import StageError
 from operators.data_juicer_index import index
+from operators.stage import StageError
 from rftdata.errors import ConfigError, PluginError
 from tests.batches import batch_of_groups
 

@@ -78,6 +78,10 @@ BEGIN
         GRANT USAGE ON SEQUENCE rft.label_batch_id_seq TO rft_labeler;
         -- What a person says of two answers; of source and time they have no say.
         GRANT INSERT (chosen_id, rejected_id, author, margin) ON rft.preference_pair TO rft_labeler;
+        -- What a person answers when asked; the table comes with a later migration.
+        IF to_regclass('rft.review') IS NOT NULL THEN
+            GRANT UPDATE (answer) ON rft.review TO rft_labeler;
+        END IF;
     END IF;
     IF 'rft_worker' = ANY (held) THEN
         FOR relation IN

@@ -1,0 +1,78 @@
+"""The run's policy as stages may ask it: a judge, or somebody who rephrases a task.
+
+The engine is started at the first question, in the pipeline worker's own process, and takes the newest published weights before every
+batch of questions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from operators.base import Messages
+from rftcore.config import RunConfig
+from rftcore.explorer.engines.base import Decoding, EngineConfig
+from rftcore.explorer.task import render_chat
+from rftcore.launch.prepare import model_folder
+from rftdata.database import Database
+from rftdata.errors import ModelError
+
+if TYPE_CHECKING:
+    from rftcore.explorer.engines.base import Engine
+
+
+class Policy:
+    """Answers chats with the run's model.
+
+    Args:
+        config: the run's.
+        database, run_id: where its weights are published; None answers with the model the run begins with.
+    """
+
+    def __init__(self, config: RunConfig, database: Database | None = None, run_id: int | None = None) -> None:
+        self._config = config
+        self._database, self._run_id = database, run_id
+        self._engine: Engine | None = None
+
+    def __call__(self, chats: Sequence[Messages], max_tokens: int, temperature: float) -> list[str]:
+        """One answer per chat, as text.
+
+        Raises:
+            ModelError: the model does not load.
+        """
+        engine = self._engine or self._start()
+        self._take_newest(engine)
+        decoding = Decoding(
+            temperature=temperature, max_tokens=max_tokens, seed=self._config.run.seed if temperature else None
+        )
+        return asyncio.run(_answers(engine, chats, decoding))
+
+    def close(self) -> None:
+        """Stop the engine, where it was started."""
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
+    def _start(self) -> Engine:
+        from rftcore.explorer.engines.transformers_engine import TransformersEngine
+
+        self._engine = TransformersEngine(model_folder(self._config), EngineConfig(seed=self._config.run.seed), 0)
+        return self._engine
+
+    def _take_newest(self, engine: Engine) -> None:
+        if self._database is None:
+            return
+        rows = self._database.fetch("newest_policy", run_id=self._run_id)
+        if not rows or rows[0]["policy_version_id"] == engine.policy_version_id:
+            return
+        try:
+            engine.load_weights(rows[0]["uri"], rows[0]["policy_version_id"], rows[0]["checksum"])
+        except ModelError:
+            return  # replaced or removed since: those it has still answer, and the next batch looks again
+
+
+async def _answers(engine: Engine, chats: Sequence[Messages], decoding: Decoding) -> list[str]:
+    prompts = [render_chat(engine.tokenizer, [dict(message) for message in chat])[1] for chat in chats]
+    generations = await asyncio.gather(*(engine.generate(prompt, decoding) for prompt in prompts))
+    return [generation.text for generation in generations]
