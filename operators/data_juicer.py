@@ -1,4 +1,5 @@
-"""Any Data-Juicer operator by its own name as a stage, on `response` unless `text_key` names another column.
+"""Any Data-Juicer operator by its own name as a stage, on `response` (of tasks, on `prompt`) unless `text_key`
+names another column.
 
     - text_length_filter: {min_len: 10, max_len: 2000}
     - clean_links_mapper: {}
@@ -72,6 +73,9 @@ class DataJuicerStage(Operator):
         return {"args": self.args, "py-data-juicer": importlib.metadata.version("py-data-juicer")}
 
     def validate_schema(self, schema: pa.Schema) -> pa.Schema:
+        if "text_key" not in self.args and self.text_key not in schema.names and "prompt" in schema.names:
+            self.text_key = "prompt"  # tasks have no response
+            self.reads = frozenset({"prompt"}) if self.reads is not None else None
         if self.text_key not in schema.names:
             raise ConfigError(
                 "text_key is not a column of the batch", value=self.text_key, allowed=", ".join(schema.names)

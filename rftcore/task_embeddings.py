@@ -56,5 +56,7 @@ class TaskEmbeddings:
                 )  # fmt: skip
                 found.update(zip(places, vectors))
                 self.num_encoded += len(places)
-            print(f"tasks: {len(missing):,} texts encoded by {name}, kept as {self.kept_as}", file=sys.stderr, flush=True)
+            print(
+                f"tasks: {len(missing):,} texts encoded by {name}, kept as {self.kept_as}", file=sys.stderr, flush=True
+            )
         return np.stack([found[place] for place in range(len(texts))]) if texts else np.zeros((0, 1), np.float32)

@@ -24,7 +24,6 @@ from operators.chain import Chain, ChainResult
 from operators.stage import Stage, StageError
 from rftcore.config import RunConfig
 from rftcore.task_embeddings import TaskEmbeddings
-from rftdata.claims import StageCount
 from rftdata.config import TasksetConfig
 from rftdata.database import Database
 from rftdata.errors import OperatorError, TaskSourceError
@@ -41,6 +40,7 @@ from rftdata.tasks.verdicts import (
     taskset_lock,
     undecided_tasks,
 )
+from rftdata.verdicts import StageCount
 
 _BATCH_TASKS = 4096
 _FIXED = frozenset(TASK_BATCH_SCHEMA.names) - {"prompt", "answer", "priority"}
@@ -122,7 +122,9 @@ def decide_tasks(chain: Chain, database: Database, taskset: TasksetConfig, *, ag
     row = database.fetch("taskset_verdicts", taskset=name)[0]
     done = TasksDecided(name, len(ids), row["active"], row["excluded"], row["dropped_by"] or {})
     if not done.num_active:
-        by = ", ".join(f"{stage}: {number}" for stage, number in sorted(done.dropped_by.items(), key=lambda item: -item[1]))
+        by = ", ".join(
+            f"{stage}: {number}" for stage, number in sorted(done.dropped_by.items(), key=lambda item: -item[1])
+        )
         raise TaskSourceError(
             f"no task of {name!r} is left to select: all {row['num_tasks']} are excluded ({by})",
             todo=f"loosen the stages of pipelines.task; `rft tasks show {name}` says why each was dropped",
@@ -133,7 +135,11 @@ def decide_tasks(chain: Chain, database: Database, taskset: TasksetConfig, *, ag
 
 
 def _sentence(done: TasksDecided) -> str:
-    why = f" ({', '.join(f'{stage}: {number:,}' for stage, number in done.dropped_by.items())})" if done.dropped_by else ""
+    why = (
+        f" ({', '.join(f'{stage}: {number:,}' for stage, number in done.dropped_by.items())})"
+        if done.dropped_by
+        else ""
+    )
     return (
         f"tasks: {done.taskset}: {done.num_decided:,} decided on; {done.num_active:,} can be selected, "
         f"{done.num_excluded:,} are excluded{why}"
@@ -172,9 +178,7 @@ _Decided = tuple[list[TaskDecision], list[StageCount], list[TaskScore]]
 def _decide(chain: Chain, database: Database, batch: TaskBatch, can_split: bool) -> _Decided:
     changes = _Changes(batch)
     try:
-        result = chain.run(
-            batch.table, 1, known=known_scores(database, batch, chain.score_keys), watch=changes.watch
-        )
+        result = chain.run(batch.table, 1, known=known_scores(database, batch, chain.score_keys), watch=changes.watch)
     except StageError as error:
         if not can_split:
             raise
@@ -191,7 +195,7 @@ def _divide(chain: Chain, database: Database, batch: TaskBatch, error: StageErro
         stage = error.run.stage if error.run else "chain"
         reason = f"{_FAILED}{error.what}"[:500]
         runs = [_count(run) for run in (*error.stages, error.run) if run]
-        return [TaskDecision(batch.table["task_id" if "task_id" in batch.table.column_names else "experience_id"][0].as_py(), False, stage, reason)], runs, []
+        return [TaskDecision(batch.table["experience_id"][0].as_py(), False, stage, reason)], runs, []
     decisions: list[TaskDecision] = []
     stages: list[StageCount] = []
     scores: list[TaskScore] = []
@@ -254,11 +258,11 @@ class _Changes:
                     raise _fixed_column(stage, name)
                 continue
             for i, (task_id, stay, value) in enumerate(zip(ids, stays, values)):
-                if not stay or (old and value == old[i]):
+                if not stay or (old and value == old[i] and name != "priority"):
                     continue
                 if name in ("prompt", "answer"):
                     self.texts.setdefault(task_id, {})[name] = value
-                else:
+                elif value is not None:
                     self.features.setdefault(task_id, {})[name] = _plain(value)
 
     def decisions(self, result: ChainResult) -> list[TaskDecision]:

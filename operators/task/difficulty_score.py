@@ -13,6 +13,8 @@ With a pass rate measured by another model beforehand, name it with its bounds r
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pyarrow as pa
 from pydantic import Field, model_validator
@@ -27,7 +29,7 @@ class DifficultyScore(Operator):
     class Config(StageConfig):
         """`features`: name -> [easy, hard]; `prior_groups`: how many observed groups they outweigh."""
 
-        features: dict[str, tuple[float, float]] = {}
+        features: dict[str, tuple[float, float]] = Field(default_factory=dict)
         prior_groups: float = Field(1.0, gt=0)
 
         @model_validator(mode="after")
@@ -38,7 +40,7 @@ class DifficultyScore(Operator):
             return self
 
     reads = frozenset({"reward", "attempts"})
-    scores = {"difficulty": pa.float64()}
+    scores: Mapping[str, pa.DataType] = {"difficulty": pa.float64()}
     rowwise = True
 
     def validate_schema(self, schema: pa.Schema) -> pa.Schema:

@@ -72,7 +72,8 @@ class DiversityScore(Operator):
     def apply(self, table: pa.Table) -> StageOutcome:
         if self._embed is None:
             raise OperatorError(
-                "there is nothing here that encodes texts", todo="use diversity_score in pipelines.task, not in pipelines.experience"
+                "there is nothing here that encodes texts",
+                todo="use diversity_score in pipelines.task, not in pipelines.experience",
             )
         texts = [text or "" for text in table["prompt"].to_pylist()]
         settings = self.config.embedding

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import string
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -41,7 +41,7 @@ class QualityScore(Operator):
         """`measures`: which statistics; `columns`: name -> [worst, best]; the others are the limits of the measures."""
 
         measures: tuple[Measure, ...] = ("alnum", "special", "char_repetition", "word_repetition", "length")
-        columns: dict[str, tuple[float, float]] = {}
+        columns: dict[str, tuple[float, float]] = Field(default_factory=dict)
         char_ngram: int = Field(10, ge=1)
         word_ngram: int = Field(3, ge=1)
         min_words: int = Field(3, ge=1)
@@ -59,7 +59,7 @@ class QualityScore(Operator):
             return self
 
     reads = frozenset({"prompt"})
-    scores = {"quality": pa.float64()}
+    scores: Mapping[str, pa.DataType] = {"quality": pa.float64()}
     rowwise = True
 
     def validate_schema(self, schema: pa.Schema) -> pa.Schema:
@@ -97,7 +97,9 @@ def _alnum(text: str) -> float:
 def _special(text: str) -> float:
     if not text:
         return 0.0
-    return 1.0 - sum(not (character.isalnum() or character in _COMMON or character.isspace()) for character in text) / len(text)
+    return 1.0 - sum(
+        not (character.isalnum() or character in _COMMON or character.isspace()) for character in text
+    ) / len(text)
 
 
 def _repetition(items: Sequence[str], n: int) -> float:

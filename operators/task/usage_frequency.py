@@ -12,6 +12,7 @@ such a group was drawn for a training step. At n = `half` the frequency is 0.5. 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -31,7 +32,7 @@ class UsageFrequency(Operator):
         of: Literal["groups", "draws"] = "groups"
         half: float = Field(4.0, gt=0)
 
-    scores = {"times_used": pa.int64(), "usage_frequency": pa.float64()}
+    scores: Mapping[str, pa.DataType] = {"times_used": pa.int64(), "usage_frequency": pa.float64()}
     rowwise = True
 
     def __init__(self, config: StageConfig) -> None:
@@ -41,5 +42,8 @@ class UsageFrequency(Operator):
 
     def apply(self, table: pa.Table) -> StageOutcome:
         count = np.nan_to_num(numbers(table, self._column))
-        columns = {"times_used": pa.array(count.astype(np.int64)), "usage_frequency": as_array(count / (count + self.config.half))}
+        columns = {
+            "times_used": pa.array(count.astype(np.int64)),
+            "usage_frequency": as_array(count / (count + self.config.half)),
+        }
         return StageOutcome.keep_all(table.num_rows, columns)

@@ -41,7 +41,8 @@ def store_vectors(
         execute(connection, "stage_embeddings")
         columns = [("task_id", "int8"), ("text_digest", "int8"), ("embedding", "float4[]")]
         rows = (
-            (key, text_digest(text), vector.tolist()) for key, text, vector in zip(task_ids, texts, vectors, strict=True)
+            (key, text_digest(text), vector.tolist())
+            for key, text, vector in zip(task_ids, texts, vectors, strict=True)
         )
         copy_rows(connection, "staged_embedding", columns, rows)
         execute(connection, "save_embeddings", model=model)

@@ -42,7 +42,9 @@ def digest(config: TasksetConfig, path: Path) -> str | None:
                     state.update(block)
         except OSError as error:
             raise TaskSourceError(
-                f"the file of the taskset {config.name!r} cannot be read: {error.strerror}", value=str(file), todo="mend it"
+                f"the file of the taskset {config.name!r} cannot be read: {error.strerror}",
+                value=str(file),
+                todo="mend it",
             ) from error
     return state.hexdigest()
 

@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from rftdata.config import TasksetConfig
     from rftdata.database import Database
 
-KINDS = (
-    f"reasoning_gym:NAME, a file ({', '.join(files.READERS)}), a folder, hf:OWNER/NAME, sql: SELECT …, ./file.py:function"
-)
+KINDS = f"reasoning_gym:NAME, a file ({', '.join(files.READERS)}), a folder, hf:OWNER/NAME, sql: SELECT …, ./file.py:function"
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rftdata.claims import StageCount
 from rftdata.database import Connection, Database, Row, copy_rows, execute, fetch, storable
 from rftdata.errors import ConfigError, OperatorError
+from rftdata.verdicts import StageCount
 
 TASK_BATCH_SCHEMA = pa.schema(
     [
@@ -32,7 +32,12 @@ TASK_BATCH_SCHEMA = pa.schema(
 `attempts` groups were observed over all runs, and `reward` is their mean reward; null before the first. `num_groups` groups were
 tried, and drawn for training `num_draws` times. `priority` is 0 until a stage sets it."""
 
-_USAGE = {"reward": "task_outcomes", "attempts": "task_outcomes", "num_groups": "task_groups", "num_draws": "task_draws"}
+_USAGE = {
+    "reward": "task_outcomes",
+    "attempts": "task_outcomes",
+    "num_groups": "task_groups",
+    "num_draws": "task_draws",
+}
 _PORTION = 10_000
 
 
@@ -118,9 +123,7 @@ class TaskReader:
         # Counted over all runs at once and not for each batch: groups are not indexed by task.
         asked = sorted({_USAGE[name] for name in wanted & set(_USAGE) if name in columns})
         self._usage: dict[str, list[Row]] = {name: database.fetch(name, taskset=taskset) for name in asked}
-        self._ids = {
-            name: np.array([row["task_id"] for row in rows], np.int64) for name, rows in self._usage.items()
-        }
+        self._ids = {name: np.array([row["task_id"] for row in rows], np.int64) for name, rows in self._usage.items()}
 
     def read(self, task_ids: Sequence[int]) -> TaskBatch:
         """The tasks of these ids, in their order; purged ones are left out."""
