@@ -98,7 +98,7 @@ def _files_digest(folder: Path) -> str:
     state = xxhash.xxh3_64()
     for file in sorted([*folder.glob("*.safetensors"), *folder.glob("config.json")]):
         size = file.stat().st_size
-        state.update(f"{file.name}\0{size}\0")
+        state.update(f"{file.name}\0{size}\0".encode())
         with file.open("rb") as content:
             state.update(content.read(_SAMPLE))
             content.seek(max(0, size - _SAMPLE))

@@ -113,12 +113,14 @@ def decide_tasks(chain: Chain, database: Database, taskset: TasksetConfig, *, ag
         ids = undecided_tasks(database, name, chain.version, again=again)
         if ids:
             reader = TaskReader(database, name, _columns(chain))
-            if all(stage.operator.rowwise for stage in chain.stages):
-                for start in range(0, len(ids), _BATCH_TASKS):
-                    _decide_batch(chain, database, name, reader.read(ids[start : start + _BATCH_TASKS]), can_split=True)
-            else:
-                ids = decidable_tasks(database, name)
-                _decide_batch(chain, database, name, reader.read(ids), can_split=False)
+            everything = decidable_tasks(database, name)
+            rowwise = all(stage.operator.rowwise for stage in chain.stages)
+            is_new = len(ids) == len(everything)
+            ids = ids if rowwise else everything
+            size = _BATCH_TASKS if rowwise else len(ids)
+            for start in range(0, len(ids), size):
+                batch = reader.read(ids[start : start + size])
+                _decide_batch(chain, database, name, batch, rowwise=rowwise, is_first=is_new and start == 0)
     row = database.fetch("taskset_verdicts", taskset=name)[0]
     done = TasksDecided(name, len(ids), row["active"], row["excluded"], row["dropped_by"] or {})
     if not done.num_active:
@@ -159,53 +161,56 @@ def _columns(chain: Chain) -> frozenset[str]:
     return frozenset().union(*(columns or () for columns in reads))
 
 
-def _decide_batch(chain: Chain, database: Database, taskset: str, batch: TaskBatch, *, can_split: bool) -> None:
-    decisions, stages, scores = _decide(chain, database, batch, can_split)
-    failed = [decision for decision in decisions if decision.reason and decision.reason.startswith(_FAILED)]
-    if failed and len(failed) == len(decisions) > 0:
-        raise OperatorError(
-            f"the stage {failed[0].stage} of pipelines.task failed on every task of {taskset!r}: "
-            f"{(failed[0].reason or '').removeprefix(_FAILED)}",
-            todo="mend the stage or its arguments; nothing of this batch was stored",
-        )
-    commit_task_verdicts(database, taskset, chain.version, decisions, stages, scores)
-
-
-_FAILED = "the stage failed: "
-_Decided = tuple[list[TaskDecision], list[StageCount], list[TaskScore]]
-
-
-def _decide(chain: Chain, database: Database, batch: TaskBatch, can_split: bool) -> _Decided:
-    changes = _Changes(batch)
+def _decide_batch(
+    chain: Chain, database: Database, taskset: str, batch: TaskBatch, *, rowwise: bool, is_first: bool
+) -> None:
+    """Decide on a batch and store it; `is_first`: this version has decided on no task of the set before."""
+    decided = _Decided()
     try:
-        result = chain.run(batch.table, 1, known=known_scores(database, batch, chain.score_keys), watch=changes.watch)
+        _decide(chain, database, batch, decided)
     except StageError as error:
-        if not can_split:
+        if not rowwise:
             raise
-        return _divide(chain, database, batch, error)
+        _divide(chain, database, batch, decided, error)
+        if is_first and decided.num_failed == batch.table.num_rows:
+            raise  # the stage itself is wrong, not a task
+    commit_task_verdicts(database, taskset, chain.version, decided.decisions, decided.stages, decided.scores)
+
+
+@dataclass
+class _Decided:
+    decisions: list[TaskDecision] = field(default_factory=list)
+    stages: list[StageCount] = field(default_factory=list)
+    scores: list[TaskScore] = field(default_factory=list)
+    num_failed: int = 0
+
+
+def _decide(chain: Chain, database: Database, batch: TaskBatch, decided: _Decided) -> None:
+    changes = _Changes(batch)
+    result = chain.run(batch.table, 1, known=known_scores(database, batch, chain.score_keys), watch=changes.watch)
     _refuse(result)
-    stages = [_count(run) for run in result.stages]
-    return changes.decisions(result), stages, _scores(chain, batch, result)
+    decided.decisions += changes.decisions(result)
+    decided.stages += [_count(run) for run in result.stages]
+    decided.scores += _scores(chain, batch, result)
 
 
-def _divide(chain: Chain, database: Database, batch: TaskBatch, error: StageError) -> _Decided:
-    """Both halves of a batch that fails; a task alone is the one that does it."""
+def _divide(chain: Chain, database: Database, batch: TaskBatch, decided: _Decided, error: StageError) -> None:
+    """Both halves of a batch that fails; a task that fails alone is the one that does it, and is excluded."""
     rows = batch.table.num_rows
     if rows == 1:
         stage = error.run.stage if error.run else "chain"
-        reason = f"{_FAILED}{error.what}"[:500]
-        runs = [_count(run) for run in (*error.stages, error.run) if run]
-        return [TaskDecision(batch.table["experience_id"][0].as_py(), False, stage, reason)], runs, []
-    decisions: list[TaskDecision] = []
-    stages: list[StageCount] = []
-    scores: list[TaskScore] = []
+        task_id = batch.table["experience_id"][0].as_py()
+        decided.decisions.append(TaskDecision(task_id, False, stage, f"the stage failed: {error.what}"[:500]))
+        decided.stages += [_count(run) for run in (*error.stages, error.run) if run]
+        decided.num_failed += 1
+        return
     for start, end in ((0, rows // 2), (rows // 2, rows)):
-        half = TaskBatch(
-            batch.table.slice(start, end - start).combine_chunks(), batch.contents[start:end], batch.is_text[start:end]
-        )
-        for whole, part in zip((decisions, stages, scores), _decide(chain, database, half, True)):
-            whole.extend(part)  # type: ignore[arg-type]
-    return decisions, stages, scores
+        table = batch.table.slice(start, end - start).combine_chunks()
+        half = TaskBatch(table, batch.contents[start:end], batch.is_text[start:end])
+        try:
+            _decide(chain, database, half, decided)
+        except StageError as failed:
+            _divide(chain, database, half, decided, failed)
 
 
 def _refuse(result: ChainResult) -> None:

@@ -34,9 +34,9 @@ def digest(config: TasksetConfig, path: Path) -> str | None:
     else:
         return None
     for file in files:
-        if file != path:
-            state.update(f"{file.relative_to(path)}\0{file.stat().st_size}\0")
         try:
+            if file != path:
+                state.update(f"{file.relative_to(path)}\0{file.stat().st_size}\0".encode())
             with file.open("rb") as content:
                 while block := content.read(1 << 20):
                     state.update(block)

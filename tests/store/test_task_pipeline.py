@@ -216,12 +216,22 @@ def test_a_task_on_which_a_stage_raises_is_excluded_alone_with_the_error(buffer:
     assert errors and all("ZeroDivisionError" in error for error in errors)
 
 
+def test_one_new_task_that_fails_does_not_refuse_the_set(buffer: Buffer, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def fragile(row):\n    return int(row['answer']) >= 0\n")
+    write(tmp_path, ROWS[:3])
+    config = configuration(tmp_path, ["./mine.py:fragile"])
+    load_tasks(config, buffer.database)
+    write(tmp_path, [*ROWS[:3], {"question": "How much?", "answer": "much"}])
+    (done,) = load_tasks(config, buffer.database)
+    assert (done.num_decided, done.num_active, done.num_excluded) == (1, 3, 1)
+
+
 @pytest.mark.parametrize(
     ("stages", "message"),
     [
         (
             [{"task_priority": {"weights": {"levle": 1}}}],
-            "task_priority of pipelines.task failed on every task.*'levle'.*level",
+            r"stage 1 of the pipeline \(task_priority\) failed on a batch of 20 rows: .*'levle'.*allowed: .*level",
         ),
         (
             [{"sql": "SELECT * REPLACE ('x' AS task_key) FROM batch"}],
@@ -383,6 +393,7 @@ def test_the_command_line_loads_scores_lists_and_shows(
 ) -> None:
     write(tmp_path, ROWS)
     raw = configuration(tmp_path, [LEVELS, EASY, "task_priority"]).model_dump(mode="json")
+    raw["buffer"]["segments"] = str(buffer.config.segments)
     (tmp_path / "c.yaml").write_text(json.dumps(raw))
 
     def rft(*arguments: str) -> str:

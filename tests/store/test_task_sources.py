@@ -207,6 +207,7 @@ def test_a_bad_query_is_a_clear_error_and_changes_nothing(
         ("missing/", {}, "the folder of the taskset 't' does not exist"),
         ("damaged", {}, "the data set of the taskset 't' is damaged"),
         ("broken", {}, "cannot be read: line 1 is not JSON"),
+        ("torn", {}, "cannot be read: No such file"),
     ],
 )
 def test_a_bad_folder_is_a_clear_error(
@@ -217,6 +218,8 @@ def test_a_bad_folder_is_a_clear_error(
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged/state.json").write_text("{")
     (tmp_path / "broken").mkdir()
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn/state.json").write_text('{"_data_files": [{"filename": "data-0.arrow"}]}')
     (tmp_path / "broken/a.jsonl").write_text("{\n")
     with pytest.raises(TaskSourceError, match=message):
         load_taskset(buffer.database, config(source, args=args), tmp_path)

@@ -116,7 +116,7 @@ def test_default_weights_are_those_of_the_scores_before_it() -> None:
         ({"quality_score": {"min_words": 9, "max_words": 3}}, "min_words 9 is above max_words 3"),
         ({"quality_score": {"columns": {"x": [1, 1]}}}, r"the range of x is empty: \[1, 1\]"),
         ({"difficulty_score": {"features": {"x": [2, 2]}}}, "the range of x is empty"),
-        ({"difficulty_score": {"prior": 2}}, "there is no key 'prior'.*did you mean 'prior_groups'"),
+        ({"difficulty_score": {"prior_group": 2}}, "there is no key 'prior_group'.*did you mean 'prior_groups'"),
         ({"usage_frequency": {"of": "steps"}}, "the key 'of' is wrong"),
         ({"task_priority": {"weights": {"a": 0}}}, "all weights are 0"),
         ({"diversity_score": {"embedding": {"path": "x"}}}, "path"),
