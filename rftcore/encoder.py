@@ -6,7 +6,8 @@ A sentence encoder and a language model both do; of the latter the vectors share
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -37,8 +38,9 @@ class Encoder:
 
         folder = resolve_model(model)
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(folder)
-            self._model = AutoModel.from_pretrained(folder, dtype=torch.float32)
+            with _quiet():
+                self._tokenizer = AutoTokenizer.from_pretrained(folder)
+                self._model = AutoModel.from_pretrained(folder, dtype=torch.float32)
         except (OSError, ValueError, KeyError) as error:
             reason = " ".join(str(error).split())[:400]
             raise ModelError(f"the encoder in {folder} does not open: {reason}", todo="name another one") from error
@@ -79,6 +81,22 @@ class Encoder:
 
     def _tokens(self, text: str) -> list[int]:
         return list(self._tokenizer(text, truncation=True, max_length=self._max_tokens)["input_ids"])
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without a progress bar, and without the report that the head of a language model is not used."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def encoder_name(model: str, max_tokens: int) -> str:

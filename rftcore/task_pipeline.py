@@ -254,6 +254,7 @@ class _Changes:
     def watch(self, stage: Stage, before: pa.Table, after: pa.Table, outcome: StageOutcome) -> None:
         ids = before["experience_id"].to_pylist()
         stays = outcome.reasons.is_null().to_pylist()
+        wanted = stage.operator.writes or frozenset()  # a priority that is set to what it was is set
         for name in outcome.columns:
             # As the chain holds it, not as the stage returned it: of the same type as before.
             values = after[name].to_pylist()
@@ -263,7 +264,7 @@ class _Changes:
                     raise _fixed_column(stage, name)
                 continue
             for i, (task_id, stay, value) in enumerate(zip(ids, stays, values)):
-                if not stay or (old and value == old[i] and name != "priority"):
+                if not stay or (old and value == old[i] and name not in wanted):
                     continue
                 if name in ("prompt", "answer"):
                     self.texts.setdefault(task_id, {})[name] = value

@@ -38,8 +38,11 @@ WHERE t.taskset = %(taskset)s AND t.task_key = s.task_key
   AND (coalesce(t.source_payload, t.payload), coalesce(t.source_features, t.features)) IS DISTINCT FROM (s.payload, s.features);
 
 -- name: merge_tasks
+-- Known ones are left out beforehand: a conflict would cost an id and a dead row.
 INSERT INTO rft.task (taskset, task_key, payload, features, status)
-SELECT %(taskset)s, task_key, payload, features, %(status)s::rft.task_status FROM staged_task ORDER BY position
+SELECT %(taskset)s, task_key, payload, features, %(status)s::rft.task_status FROM staged_task s
+WHERE NOT EXISTS (SELECT FROM rft.task t WHERE t.taskset = %(taskset)s AND t.task_key = s.task_key)
+ORDER BY position
 ON CONFLICT (taskset, task_key) DO NOTHING;
 
 -- name: activate_pending_tasks

@@ -389,8 +389,9 @@ def test_tasks_are_listed_with_their_scores_and_shown_by_priority(buffer: Buffer
 
 
 def test_the_command_line_loads_scores_lists_and_shows(
-    buffer: Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    buffer: Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("RFT_SEGMENTS", str(buffer.config.segments))
     write(tmp_path, ROWS)
     raw = configuration(tmp_path, [LEVELS, EASY, "task_priority"]).model_dump(mode="json")
     raw["buffer"]["segments"] = str(buffer.config.segments)
