@@ -170,9 +170,10 @@ class Operator(ABC):
         reads: columns that `apply` looks at; no others are given to it, besides the identity columns. None: all there are.
         writes: columns that it changes or adds; None: any.
         scores: columns it adds that depend on nothing but the columns read and its arguments, with their types. They are stored
-            for every experience and not computed again. Such a stage is `rowwise` and drops nothing.
+            for every experience and not computed again. The `apply` of such a stage is row by row and drops nothing; `decide` may.
         error_column: the score column that says why a row has no score; such a row is scored again the next time.
         rowwise: every row is decided by itself, so a batch may be cut anywhere and its parts run at the same time.
+        base_dir: folder that relative paths in the arguments start from, the configuration file's; set before anything else is asked.
     """
 
     Config: ClassVar[type[StageConfig]] = StageConfig
@@ -181,6 +182,7 @@ class Operator(ABC):
     scores: Mapping[str, pa.DataType] = {}
     error_column: str | None = None
     rowwise: bool = False
+    base_dir: Path = Path()
 
     def __init__(self, config: StageConfig) -> None:
         self.config: Any = config
@@ -222,6 +224,17 @@ class Operator(ABC):
     @abstractmethod
     def apply(self, table: pa.Table) -> StageOutcome:
         """Decide on every row of `table`. Pure: no state survives the call, the table is not changed."""
+
+    def decide(self, table: pa.Table) -> pa.Array:
+        """Reasons by its scores, which stand in `table`, for a stage that scores and decides in one entry; null keeps.
+
+        Called for all rows, whether their scores were computed now or stored before.
+        """
+        return pa.nulls(table.num_rows, pa.string())
+
+    def score_spec(self) -> dict[str, Any]:
+        """Everything that determines its scores: `spec` without what `decide` alone looks at."""
+        return self.spec()
 
     def spec(self) -> dict[str, Any]:
         """Everything that determines what this stage decides, as plain JSON values; part of the chain's version."""

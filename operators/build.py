@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from operators.base import BATCH_SCHEMA, Operator, parse_config
 from operators.chain import Chain
+from operators.data_juicer_recipe import expand
 from operators.resolve import resolve_stage
 from operators.stage import RunOptions, Stage, at, identify
 from rftdata.errors import ConfigError, RftError
@@ -37,16 +38,23 @@ def build_chain(
         ConfigError: wrong arguments or a column that does not exist; names the stage's place (from 1) and name.
     """
     stages: list[Stage] = []
-    for index, entry in enumerate(_entries(spec), start=1):
-        name, args = _name_and_args(index, entry)
+    for place, entry in enumerate(_entries(spec), start=1):
+        name, args = _name_and_args(place, entry)
         try:
-            args, options = _options(args)
-            operator = resolve_stage(name, args, base_dir)
-            _check_rowwise(operator, options)
-            schema = operator.validate_schema(schema)
+            parts = expand(name, args, base_dir)
         except RftError as error:
-            raise at(index, name, error) from error
-        stages.append(identify(index, name, operator, options, stages))
+            raise at(place, name, error) from error
+        # The operators of a recipe are stages of their own, and counted as such.
+        for name, args in parts:
+            index = len(stages) + 1
+            try:
+                args, options = _options(args)
+                operator = resolve_stage(name, args, base_dir)
+                _check_rowwise(operator, options)
+                schema = operator.validate_schema(schema)
+            except RftError as error:
+                raise at(index, name, error) from error
+            stages.append(identify(index, name, operator, options, stages))
     return Chain(stages, min_group_size, require_reward)
 
 

@@ -242,7 +242,8 @@ class Chain:
         if dropped:
             dropped += going.drop(short_groups(going.table, group_size, f"left after {stage.name}"), stage.name)
         found.created += outcome.created
-        if applied.scores is not None:
+        # The same operator twice, with other bounds, computes the same scores: they are reported once.
+        if applied.scores is not None and applied.scores.score_key not in {one.score_key for one in found.scores}:
             found.scores.append(applied.scores)
         seconds = time.perf_counter() - started
         found.runs.append(
@@ -277,7 +278,8 @@ def _decisions(table: pa.Table, going: _Pass) -> pa.Table:
     same = pc.fill_null(pc.equal(before, after), False)
     same = pc.or_(same, pc.and_(pc.is_null(before, nan_is_null=True), pc.is_null(after, nan_is_null=True)))
     shaped = np.full(num_rows, None, object)
-    shaped[going.position] = pc.if_else(same, pa.scalar(None, pa.float64()), after).to_pylist()
+    if not pc.all(same, min_count=0).as_py():
+        shaped[going.position] = pc.if_else(same, pa.scalar(None, pa.float64()), after).to_pylist()
     priority = table["priority"].combine_chunks().to_numpy(zero_copy_only=False).astype(float)
     priority[going.position] = going.table["priority"].combine_chunks().to_numpy(zero_copy_only=False)
     decisions = pa.table(

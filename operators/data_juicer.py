@@ -1,47 +1,54 @@
-"""Any Data-Juicer operator by its own name as a stage, on `response` (of tasks, on `prompt`) unless `text_key`
-names another column.
+"""Any Data-Juicer operator by its own name as a stage, with its own arguments.
 
     - text_length_filter: {min_len: 10, max_len: 2000}
     - clean_links_mapper: {}
     - document_deduplicator: {lowercase: true, text_key: prompt}
+    - image_aspect_ratio_filter: {image_key: metadata.images}
 
+`text_key`, `query_key`, `image_key` and so on name the columns to read; by default a text is the `response` (of a task the `prompt`).
 The operator's own methods are called on the batch as it stands, without JSON or a Hugging Face data set in between.
-A filter keeps or drops, with its statistic in the reason. A mapper changes columns for the later stages only: what was
-sampled stays as it is in the buffer. A deduplicator or selector decides within the batch it is given. Groupers,
-aggregators and pipelines make new rows and are refused.
 
-Data-Juicer is imported when the stage is prepared. Its habit of installing packages at run time is switched off: a
-missing one is a `PluginError` that says what to install. Python's and NumPy's global generators are seeded around
-each call and restored after it, so that operators that draw random numbers are repeatable.
+A filter's statistics become columns (`dj_text_len`; `prefix: prompt_` makes it `prompt_text_len`) that later stages read. They are
+scores: stored, and not computed again when only the bounds change, since bounds are looked at in `decide`. So are the tags of
+a mapper that only tags. Other mappers change columns for the later stages only: what was sampled stays as it is in the
+buffer. A deduplicator or selector decides within the batch it is given. A mapper that makes several rows of one is refused on
+experiences; on tasks each becomes a new task, and the old one is dropped. Groupers, aggregators and pipelines are refused.
+
+`mode: ray` spreads a stage over a Ray cluster (`operators.data_juicer_ray`). Whole recipes: `operators.data_juicer_recipe`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import importlib.metadata
-import random
-from collections.abc import Callable, Iterator, Mapping
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from operators.base import Operator, StageConfig, StageContext, StageOutcome, unknown_key
-from operators.data_juicer_index import index
+from operators import data_juicer_runtime as runtime
+from operators.base import CreatedTask, Operator, StageConfig, StageContext, StageOutcome, unknown_key
+from operators.data_juicer_columns import TEXT_KEYS, Plan, column_name, column_of, make_plan, plain
+from operators.data_juicer_runtime import META, ROW, STATS, Samples
+from operators.data_juicer_source import DATA_KEYS, RUNNING, facts, meta_type, stat_type
 from rftdata.errors import ConfigError, OperatorError, PluginError
 
-STATS, META, CONTEXT = "__dj__stats__", "__dj__meta__", "__dj__context__"
-ROW = "__rft_row__"
 ROW_MAKING_KINDS = ("grouper", "aggregator", "pipeline")
-SEED = 0
+MODES = ("default", "ray")
+OWN_ARGUMENTS = ("prefix", "mode")
+_OF_NEW_TASKS = frozenset({"task_key", "taskset", "prompt", "answer", "metadata"})
 
-Samples = dict[str, list[Any]]
 
+@dataclass
+class Found:
+    """What an operator made of a table whose texts are all there: what `StageOutcome` holds, before nulls are put back."""
 
-class MissingPackageError(ImportError):
-    """Raised in place of Data-Juicer's run-time installation."""
+    reasons: list[str | None] | None = None
+    columns: dict[str, pa.Array] = field(default_factory=dict)
+    created: list[CreatedTask] = field(default_factory=list)
 
 
 class DataJuicerStage(Operator):
@@ -52,223 +59,391 @@ class DataJuicerStage(Operator):
         if not isinstance(args, Mapping | None):
             raise ConfigError("its arguments are not a mapping", value=args)
         self.name = name
-        self.args: dict[str, Any] = dict(args or {})
-        self.indexed = index()[name]
-        if self.indexed.kind in ROW_MAKING_KINDS or name.startswith("ray_"):
-            raise PluginError(
-                f"the Data-Juicer operator {name!r} is a {self.indexed.kind} that cannot be a stage here",
-                allowed="filters, mappers, deduplicators (not ray_…) and selectors",
-                todo="run it in a Data-Juicer job of its own before the tasks are loaded",
-            )
-        own = self.indexed.arguments()
-        for key in self.args if own is not None else ():
-            if own is not None and key not in own and key not in self.indexed.general_arguments():
-                raise unknown_key(str(key), [*own, "text_key"])
-        self.text_key: str = self.args.get("text_key", "response")
-        self.reads = frozenset({self.text_key}) if self.indexed.reads_only_text else None
-        self.writes = None if self.indexed.kind == "mapper" else frozenset()
+        self.facts = facts(name)
+        self.args: dict[str, Any] = {str(key): value for key, value in (args or {}).items()}
+        self.mode = self.args.pop("mode", "default")
+        self.prefix = self.args.pop("prefix", "dj_")
+        self._check()
+        self.rowwise = self.facts.kind in ("filter", "mapper") and not self.facts.draws and not name.startswith("ray_")
+        self.reads = None
+        self.writes = None
+        self._plan: Plan | None = None
+        self._schema: pa.Schema | None = None
         self._op: Any = None
 
+    def _check(self) -> None:
+        if self.facts.kind in ROW_MAKING_KINDS:
+            raise PluginError(
+                f"the Data-Juicer operator {self.name!r} is one of those that make other rows ({self.facts.kind})",
+                allowed="filters, mappers, deduplicators and selectors",
+                todo="run it in a Data-Juicer job of its own before the tasks are loaded",
+            )
+        known = self.facts.known_arguments
+        for key in self.args if known is not None else ():
+            if known is not None and key not in known:
+                raise unknown_key(key, [*(self.facts.arguments or ()), "text_key", *OWN_ARGUMENTS])
+        if self.mode not in MODES:
+            raise ConfigError("there is no such mode", value=self.mode, allowed=", ".join(MODES))
+        if not isinstance(self.prefix, str) or not re.fullmatch(r"[A-Za-z_]\w*", self.prefix):
+            raise ConfigError(
+                "prefix does not start a column's name", value=self.prefix, allowed="letters, digits and _"
+            )
+
     def spec(self) -> dict[str, Any]:
-        return {"args": self.args, "py-data-juicer": importlib.metadata.version("py-data-juicer")}
+        args = {key: value for key, value in self.args.items() if key not in RUNNING}
+        return {"args": args, "prefix": self.prefix, runtime.PACKAGE: runtime.version()}
+
+    def score_spec(self) -> dict[str, Any]:
+        spec = self.spec()
+        spec["args"] = {key: value for key, value in spec["args"].items() if key not in self.facts.bounds}
+        return spec
 
     def validate_schema(self, schema: pa.Schema) -> pa.Schema:
-        if "text_key" not in self.args and self.text_key not in schema.names and "prompt" in schema.names:
-            self.text_key = "prompt"  # tasks have no response
-            self.reads = frozenset({"prompt"}) if self.reads is not None else None
-        if self.text_key not in schema.names:
-            raise ConfigError(
-                "text_key is not a column of the batch", value=self.text_key, allowed=", ".join(schema.names)
-            )
-        if not pa.types.is_string(schema.field(self.text_key).type):
-            raise ConfigError("text_key is not a column of text", value=self.text_key)
+        self._schema = schema
+        self._plan = plan = make_plan(self.facts, self.args, self.prefix, schema)
+        self.reads = None if self.facts.reads_all else plan.reads
+        if self.facts.kind == "mapper" and "task_key" in schema.names and self.reads is not None:
+            self.reads |= _OF_NEW_TASKS & set(schema.names)
+        found = self._found_columns(plan)
+        if self.facts.splits or (self.facts.metas and not self._rewrites):
+            self.scores = found
+            self.writes = frozenset()
+        elif self.facts.kind in ("filter", "selector"):
+            self.writes = frozenset()
+        elif self.facts.kind == "mapper" and (self.facts.reads_all or self.facts.data_keys - TEXT_KEYS):
+            self.writes = None
+        else:
+            self.writes = frozenset(source.column for source in plan.sources) | frozenset(found)
+        for name, kind in found.items():
+            position = schema.get_field_index(name)
+            added = pa.field(name, kind)
+            schema = schema.append(added) if position < 0 else schema.set(position, added)
         return schema
 
+    @property
+    def _rewrites(self) -> bool:
+        return self.facts.rewrites or bool(self.args.get("drop_text"))
+
+    def _found_columns(self, plan: Plan) -> dict[str, pa.DataType]:
+        """Columns of what the operator finds out about a row, with their types."""
+        if self.facts.splits:
+            found = {column_name(self.prefix, name): stat_type(name) for name in self.facts.stats}
+            if self.facts.asks:
+                self.error_column = f"{self.prefix}{self.name}_error"
+                found[self.error_column] = pa.string()
+            return found
+        given = {column for _, _, column in plan.nested}
+        return {column: meta_type(name) for name, column in plan.made.items() if column not in given or self._rewrites}
+
     def prepare(self, context: StageContext) -> None:
-        if self._op is not None:
-            return
-        registry = _import_data_juicer()
-        with _missing_package_named(self.name):
-            try:
-                # One process: batches are small, and workers of ours are what runs in parallel.
-                op = registry[self.name](**{"num_proc": 1, **self.args, "text_key": self.text_key})
-            except (TypeError, ValueError, AssertionError) as error:
-                raise ConfigError(
-                    f"Data-Juicer refuses the arguments of {self.name}: {error}", value=self.args
-                ) from error
-        self._op = op
-        self._probe()
+        if self._op is None:
+            self._op = self._make()
+            self._probe()
+
+    def _make(self) -> Any:
+        keys = {key: DATA_KEYS[key] for key in self.facts.data_keys}
+        return runtime.make_operator(self.name, {**self.args, **keys})
 
     def _probe(self) -> None:
         """Run one line of text through, so that a missing package is found before the first batch."""
-        if not self.indexed.reads_only_text or "api_" in self.indexed.path.read_text():
+        known = self.facts
+        if known.data_keys != {"text_key"} or known.asks or known.reads_all or self.name.startswith("ray_"):
             return
         try:
-            self._decide({self.text_key: ["Two plain sentences. This is the second one."]})
+            samples: Samples = {"text": ["Two plain sentences. This is the second one."]}
+            if known.kind == "filter":
+                runtime.compute_stats(self._op, samples, 1)
+            elif known.kind == "mapper":
+                runtime.process(self._op, samples, 1, tags=known.tags)
+            else:
+                runtime.select(self._op, known.kind, samples, 1)
         except Exception as error:
             # Whatever else a line of plain text provokes says nothing about real batches.
-            missing = _missing_package(error)
+            missing = runtime.missing_package(error)
             if missing is not None:
                 raise missing from error
 
+    @property
+    def whole_schema(self) -> pa.Schema:
+        """The columns of the batches of its chain at this place."""
+        assert self._schema is not None
+        return self._schema
+
+    @property
+    def plan(self) -> Plan:
+        """The columns it reads and makes; known once the schema is."""
+        assert self._plan is not None
+        return self._plan
+
     def apply(self, table: pa.Table) -> StageOutcome:
+        if self._plan is None:
+            self.validate_schema(table.schema)
         if self._op is None:
             self.prepare(StageContext())
-        columns = [self.text_key] if self.reads is not None else table.column_names
-        readable = pc.is_valid(table[self.text_key].combine_chunks())
-        samples: Samples = table.select(columns).filter(readable).to_pydict()
-        where = np.flatnonzero(readable.to_numpy(zero_copy_only=False))
-        missing = f"{self.text_key} is null, which {self.name} cannot read"
-        # A mapper has nothing to change in a null text; the others would have to judge it and cannot.
-        reasons: list[str | None] = [None if self.indexed.kind == "mapper" else missing] * table.num_rows
-        if not len(where):
-            return StageOutcome(pa.array(reasons, pa.string()))
-        with _missing_package_named(self.name), _repeatable():
-            decided, changed = self._decide(samples)
-        for position, reason in zip(where, decided):
-            reasons[position] = reason
-        return StageOutcome(pa.array(reasons, pa.string()), _changed_columns(table, where, changed))
+        unread = [name for name in self.plan.texts if table[name].null_count]
+        if not unread:
+            found = self._compute(table)
+            reasons = (
+                pa.nulls(table.num_rows, pa.string()) if found.reasons is None else pa.array(found.reasons, pa.string())
+            )
+            return StageOutcome(reasons, found.columns, created=found.created)
+        readable = pc.is_valid(table[unread[0]].combine_chunks())
+        for name in unread[1:]:
+            readable = pc.and_(readable, pc.is_valid(table[name].combine_chunks()))
+        part = table.filter(readable)
+        found = self._compute(part) if part.num_rows else Found()
+        return self._with_unread(table, readable, found, unread[0])
 
-    def _decide(self, samples: Samples) -> tuple[list[str | None], Samples]:
-        """One reason or None per sample, and the columns that a mapper changed."""
-        num_samples = len(samples[self.text_key])
-        if self.indexed.kind == "filter":
-            return self._filter(samples, num_samples), {}
-        if self.indexed.kind == "mapper":
-            return [None] * num_samples, self._map(samples, num_samples)
-        return self._select(samples, num_samples), {}
+    def _with_unread(self, table: pa.Table, readable: pa.Array, found: Found, unread: str) -> StageOutcome:
+        """The outcome for all rows: those with a null text are kept by a mapper, unscored by a filter, else dropped."""
+        mask = readable.to_numpy(zero_copy_only=False)
+        place = pa.array(np.cumsum(mask) - 1, mask=~mask)
+        keeps = self.facts.kind == "mapper" or bool(self.scores)
+        reasons = np.full(table.num_rows, None if keeps else self._unreadable(unread), object)
+        reasons[mask] = found.reasons
+        columns = {}
+        for name, kind in self.scores.items():
+            columns[name] = found.columns[name].take(place) if name in found.columns else pa.nulls(table.num_rows, kind)
+        for name, values in found.columns.items():
+            if name in columns:
+                continue
+            columns[name] = values.take(place)
+            if name in table.column_names:
+                columns[name] = pc.if_else(readable, columns[name], table[name].combine_chunks())
+        return StageOutcome(pa.array(reasons, pa.string()), columns, created=found.created)
 
-    def _filter(self, samples: Samples, num_samples: int) -> list[str | None]:
-        samples = {**samples, STATS: [{} for _ in range(num_samples)], META: [{} for _ in range(num_samples)]}
-        if self._op.is_batched_op():
-            samples = self._op.compute_stats_batched(samples)
-            kept = list(self._op.process_batched(samples))
+    def _unreadable(self, column: str) -> str:
+        return f"{column} is null, which {self.name} cannot read"
+
+    def _compute(self, table: pa.Table) -> Found:
+        """What the operator makes of rows that it can read."""
+        if self.mode == "ray" and self.rowwise:
+            from operators.data_juicer_ray import spread
+
+            return spread(self, table)
+        if self.name.startswith("ray_"):
+            from operators.data_juicer_ray import keeps_first
+
+            return Found(keeps_first(self._make(), self.name, self.plan.samples(table), table.num_rows))
+        return self.compute_here(table)
+
+    def compute_here(self, table: pa.Table) -> Found:
+        """The same, in this process."""
+        samples = self.plan.samples(table)
+        with runtime.missing_package_named():
+            if self.facts.asks or self.facts.plain:
+                return self._decided(samples, table)
+            with runtime.repeatable():
+                return self._decided(samples, table)
+
+    def _decided(self, samples: Samples, table: pa.Table) -> Found:
+        num_rows = table.num_rows
+        if self.facts.kind == "filter":
+            return self._filter(samples, num_rows)
+        if self.facts.kind == "mapper":
+            return self._map(samples, table)
+        kept, left = runtime.select(self._op, self.facts.kind, samples, num_rows)
+        reason = f"not selected by {self.name}"
+        if self.facts.kind == "deduplicator":
+            reason = f"duplicate of an earlier row of the batch ({self.name})"
+        found = Found([None if row in kept else reason for row in range(num_rows)])
+        if self.facts.kind == "deduplicator":
+            rows = left.get(ROW, [])
+            for source in self.plan.sources:
+                values = list(samples[source.name])
+                for row, value in zip(rows, left.get(source.name, [])):
+                    values[row] = value
+                if values != samples[source.name]:
+                    found.columns[source.column] = source.write(table, values)
+        return found
+
+    def _filter(self, samples: Samples, num_rows: int) -> Found:
+        given = samples.pop(STATS, None)
+        samples = runtime.compute_stats(self._op, samples, num_rows, given)
+        if not self.facts.splits:
+            kept = runtime.keeps(self._op, samples, num_rows)
+            reason = self._reasons()
+            return Found([None if keep else reason(stats) for keep, stats in zip(kept, samples[STATS])])
+        stats = samples[STATS]
+        columns: dict[str, pa.Array] = {}
+        if self.facts.asks:
+            stats, errors = self._answered(stats)
+            columns[str(self.error_column)] = pa.array(errors, pa.string())
+        for name in self.facts.stats:
+            kind = stat_type(name)
+            columns[column_name(self.prefix, name)] = column_of([row.get(name) for row in stats], kind)
+        return Found(None, columns)
+
+    def _answered(self, stats: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str | None]]:
+        """Statistics without those that stand for a call that failed, and what to say of these.
+
+        Data-Juicer's operators swallow what an endpoint raises and give zero or false.
+        """
+        records = [name for name in self.facts.stats if name.endswith("_record")] or [
+            name for name in self.facts.stats if name == "llm_semantic_usage"
+        ]
+        failed = [bool(records) and not any(row.get(name) for name in records) for row in stats]
+        if stats and all(failed):
+            raise OperatorError(
+                f"{self.name} got no answer that it understands for any of {len(stats)} rows", value=self._endpoint(),
+                todo="check that the endpoint runs and knows the model (api_endpoint, model_params.base_url, OPENAI_BASE_URL)",
+            )  # fmt: skip
+        errors = ["the endpoint gave no answer that the operator understands" if bad else None for bad in failed]
+        return [{} if bad else dict(row) for row, bad in zip(stats, failed)], errors
+
+    def _endpoint(self) -> object:
+        return (
+            self.args.get("api_or_hf_model") or self.args.get("api_model") or self.facts.defaults.get("api_or_hf_model")
+        )
+
+    def decide(self, table: pa.Table) -> pa.Array:
+        """A filter's own decision on its statistics, as stored; rows without are dropped. A tagging mapper keeps all."""
+        if self.facts.kind != "filter":
+            return pa.nulls(table.num_rows, pa.string())
+        if self._op is None:
+            self.prepare(StageContext())
+        values = {name: table[column_name(self.prefix, name)] for name in self.facts.stats}
+        found = {name: column for name, column in values.items() if column.null_count < table.num_rows}
+        if len(found) == 1 and not next(iter(found.values())).null_count:
+            ((name, column),) = found.items()
+            stats = [{name: value} for value in column.to_pylist()]
         else:
-            # Not the base class's batched form: it hides all columns but the statistics from process_single.
-            rows = [self._op.compute_stats_single(row) for row in _rows(samples, num_samples)]
-            kept = [self._op.process_single(row) for row in rows]
-            samples[STATS] = [row[STATS] for row in rows]
-        if len(kept) != num_samples:
-            raise OperatorError(f"{self.name} decided on {len(kept)} rows of {num_samples}")
-        return [None if keep else self._filter_reason(stats) for keep, stats in zip(kept, samples[STATS])]
+            rows = {name: column.to_pylist() for name, column in found.items()}
+            stats = [
+                {name: column[row] for name, column in rows.items() if column[row] is not None}
+                for row in range(table.num_rows)
+            ]
+        scored = [row for row in stats if row]
+        with runtime.missing_package_named():
+            kept = runtime.keeps(self._op, {STATS: scored}, len(scored)) if scored else []
+        reason = self._reasons()
+        if len(scored) == table.num_rows:
+            return pa.array([None if keep else reason(row) for keep, row in zip(kept, stats)], pa.string())
+        answers = iter(kept)
+        reasons = [
+            (None if next(answers) else reason(row)) if row else self._unscored(table, position)
+            for position, row in enumerate(stats)
+        ]
+        return pa.array(reasons, pa.string())
 
-    def _filter_reason(self, stats: Mapping[str, Any]) -> str:
-        """The statistic against the bound it broke, as in `text_len 3 < min_len 10`."""
-        shown = {key: value for key, value in stats.items() if isinstance(value, int | float | str)}
+    def _unscored(self, table: pa.Table, position: int) -> str:
+        for name in self.plan.texts:
+            if not table[name][position].is_valid:
+                return self._unreadable(name)
+        why = table[self.error_column][position].as_py() if self.error_column else None
+        return f"{self.name} has no statistic for it" + (f": {why}" if why else "")
+
+    def _reasons(self) -> Callable[[Mapping[str, Any]], str]:
+        """What to say of a dropped row: the statistic against the bound it broke, as in `text_len 3 < min_len 10`."""
         bounds = {
             key: value
             for key, value in vars(self._op).items()
             if key.startswith(("min_", "max_")) and isinstance(value, int | float) and not isinstance(value, bool)
         }
-        numbers = {key: value for key, value in shown.items() if not isinstance(value, str)}
-        if len(shown) == len(numbers) == 1:
-            ((statistic, value),) = numbers.items()
-            for bound, limit in bounds.items():
-                if bound.startswith("min_") and value < limit:
-                    return f"{statistic} {value:g} < {bound} {limit:g}"
-                if bound.startswith("max_") and value > limit:
-                    return f"{statistic} {value:g} > {bound} {limit:g}"
-        found = ", ".join(f"{key} is {value}" for key, value in shown.items())
-        wanted = ", ".join(f"{key} {value}" for key, value in (self.args or bounds).items() if key != "text_key")
-        return f"{self.name}: {found or 'its condition is false'}" + (f" ({wanted})" if wanted else "")
+        lower = [(f"< {key} {_number(value)}", value) for key, value in bounds.items() if key.startswith("min_")]
+        upper = [(f"> {key} {_number(value)}", value) for key, value in bounds.items() if key.startswith("max_")]
+        wanted = ", ".join(f"{key} {value}" for key, value in (self.args or bounds).items() if key not in DATA_KEYS)
 
-    def _map(self, samples: Samples, num_samples: int) -> Samples:
-        given = {**{key: list(values) for key, values in samples.items()}, META: [{} for _ in range(num_samples)]}
-        if self._op.is_batched_op():
-            result = self._op.process_batched(given)
-        else:
-            rows = [self._op.process_single(row) for row in _rows(given, num_samples)]
-            result = {key: [row.get(key) for row in rows] for key in samples}
-        if len(result[self.text_key]) != num_samples:
-            raise OperatorError(
-                f"{self.name} made {len(result[self.text_key])} rows of {num_samples}",
-                allowed="mappers that give one row for one row",
-                todo="use it on tasks, in a Data-Juicer job of its own",
+        def reason(stats: Mapping[str, Any]) -> str:
+            if len(stats) == 1:
+                ((name, value),) = stats.items()
+                if isinstance(value, int | float):
+                    for bound, limit in lower:
+                        if value < limit:
+                            return f"{name} {_number(value)} {bound}"
+                    for bound, limit in upper:
+                        if value > limit:
+                            return f"{name} {_number(value)} {bound}"
+            found = ", ".join(
+                f"{key} is {_number(value)}"
+                for key, value in stats.items()
+                if isinstance(value, int | float | str | list)
             )
-        return {key: list(result[key]) for key in samples if key in result and list(result[key]) != samples[key]}
+            return f"{self.name}: {found or 'its condition is false'}" + (f" ({wanted})" if wanted else "")
 
-    def _select(self, samples: Samples, num_samples: int) -> list[str | None]:
-        """These kinds take a data set and give back a smaller one: mark the rows, see which come back."""
-        from data_juicer.core.data import NestedDataset
-        from datasets import Dataset
+        return reason
 
-        reason = f"not selected by {self.name}"
-        columns = dict(samples)
-        if self.indexed.kind == "deduplicator":
-            reason = f"duplicate of an earlier row of the batch ({self.name})"
-            rows = [dict(self._op.compute_hash(row)) for row in _rows(samples, num_samples)]
-            columns = {key: [row[key] for row in rows] for key in rows[0]}
-        dataset = NestedDataset(Dataset.from_dict({**columns, ROW: list(range(num_samples))}))
-        result = self._op.process(dataset)
-        remaining = set((result[0] if isinstance(result, tuple) else result)[ROW])
-        return [None if row in remaining else reason for row in range(num_samples)]
+    def _map(self, samples: Samples, table: pa.Table) -> Found:
+        num_rows, is_task = table.num_rows, "task_key" in table.column_names
+        marks = {ROW: list(range(num_rows))} if is_task else {}
+        result = runtime.process(self._op, {**samples, **marks}, num_rows, tags=self.facts.tags)
+        rows = list(result.pop(ROW, range(num_rows)))
+        lengths = {len(values) for name, values in result.items() if name in samples} or {num_rows}
+        if lengths != {num_rows} or rows != list(range(num_rows)):
+            if not is_task:
+                raise OperatorError(
+                    f"{self.name} made {max(lengths)} rows of {num_rows}",
+                    allowed="on experiences, mappers that give one row for one row",
+                    todo="use it on tasks (pipelines.task), where each becomes a task",
+                )
+            return self._made_tasks(samples, result, rows, table)
+        return Found(None, self._changed(samples, result, table))
+
+    def _changed(self, samples: Samples, result: Samples, table: pa.Table) -> dict[str, pa.Array]:
+        """Columns that a mapper changed or added."""
+        columns = {}
+        for source in self.plan.sources:
+            values = result.get(source.name) if source.name in samples else None
+            if values is not None and list(values) != samples[source.name]:
+                columns[source.column] = source.write(table, list(values))
+        metas = result.get(META, [])
+        for name, column in self.plan.made.items():
+            if column in self.scores or any(name in meta for meta in metas):
+                columns[column] = column_of([plain(meta.get(name)) for meta in metas], meta_type(name))
+        known = {*samples, META, STATS}
+        for name in result.keys() - known if self.writes is None else ():
+            columns[name] = _new_column([plain(value) for value in result[name]])
+        return columns
+
+    def _made_tasks(self, samples: Samples, result: Samples, rows: Sequence[int], table: pa.Table) -> Found:
+        """New tasks, for an operator that made several rows of one. A row it made nothing of, or several, is dropped."""
+        made: dict[int, list[int]] = {row: [] for row in range(table.num_rows)}
+        for position, row in enumerate(rows):
+            made[row].append(position)
+        sources = [source for source in self.plan.sources if source.name in samples]
+        kept = {source.name: list(samples[source.name]) for source in sources}
+        found = Found([None] * table.num_rows)
+        assert found.reasons is not None
+        for row, positions in made.items():
+            if len(positions) == 1:
+                for name in kept:
+                    kept[name][row] = result[name][positions[0]]
+                continue
+            found.reasons[row] = (
+                f"{self.name} made {len(positions)} tasks of it" if positions else f"{self.name} made nothing of it"
+            )
+            given = table.slice(row, 1).to_pylist()[0]
+            for number, position in enumerate(positions):
+                values = {source.column: result[source.name][position] for source in sources if not source.path}
+                found.created.append(self._task({**given, **values}, number))
+        for source in sources:
+            if kept[source.name] != samples[source.name]:
+                found.columns[source.column] = source.write(table, kept[source.name])
+        return found
+
+    def _task(self, row: Mapping[str, Any], number: int) -> CreatedTask:
+        payload = {name: row[name] for name in ("prompt", "answer") if row.get(name) is not None}
+        if row.get("metadata"):
+            payload["metadata"] = json.loads(row["metadata"])
+        key = f"{row['task_key']}/{self.name}/{number}"
+        return CreatedTask(str(row.get("taskset") or ""), key, payload, row["experience_id"])
 
 
-def _rows(samples: Samples, num_samples: int) -> Iterator[dict[str, Any]]:
-    for position in range(num_samples):
-        yield {key: values[position] for key, values in samples.items()}
+def _number(value: object) -> str:
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, list):
+        return "[" + ", ".join(_number(inner) for inner in value) + "]"
+    if isinstance(value, float):
+        return f"{int(value)}" if value.is_integer() and abs(value) < 1e15 else f"{value:.6g}"
+    return str(value)
 
 
-def _changed_columns(table: pa.Table, where: np.ndarray, changed: Samples) -> dict[str, pa.Array]:
-    columns = {}
-    for name, new_values in changed.items():
-        values = table[name].to_pylist()
-        for position, value in zip(where, new_values):
-            values[position] = value
-        columns[name] = pa.array(values, table.schema.field(name).type)
-    return columns
-
-
-def _import_data_juicer() -> Mapping[str, Callable[..., Any]]:
-    """Data-Juicer's registry, with its installer stopped and its log and progress bars silenced."""
+def _new_column(values: list[Any]) -> pa.Array:
+    """A column that a mapper added under a name of its own."""
     try:
-        from data_juicer.utils.lazy_loader import LazyLoader
-    except ImportError as error:
-        raise PluginError(f"Data-Juicer does not import: {error}", todo="pip install py-data-juicer") from error
-    # No switch exists for this. Stopped before the operators are imported, since some check for packages at import.
-    LazyLoader._install_package = staticmethod(_refuse_to_install)
-    operators = importlib.import_module("data_juicer.ops")
-    from datasets import disable_progress_bars
-    from loguru import logger
-
-    logger.disable("data_juicer")
-    disable_progress_bars()
-    registry: Mapping[str, Callable[..., Any]] = operators.OPERATORS.modules
-    return registry
-
-
-def _refuse_to_install(package: str, pip_args: object = None) -> None:
-    raise MissingPackageError(package)
-
-
-def _missing_package(error: BaseException | None) -> PluginError | None:
-    """The error for the missing package that lies somewhere behind `error`, if one does."""
-    seen = error
-    while seen is not None:
-        if isinstance(seen, MissingPackageError):
-            return PluginError(f"it needs the package {seen}, which is not installed", todo=f"pip install '{seen}'")
-        seen = seen.__cause__ or seen.__context__
-    return None
-
-
-@contextlib.contextmanager
-def _missing_package_named(name: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        missing = _missing_package(error)
-        if missing is None:
-            raise
-        raise missing from error
-
-
-@contextlib.contextmanager
-def _repeatable() -> Iterator[None]:
-    before, before_numpy = random.getstate(), np.random.get_state()
-    random.seed(SEED)
-    np.random.seed(SEED)
-    try:
-        yield
-    finally:
-        random.setstate(before)
-        np.random.set_state(before_numpy)
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return pa.array(
+            [value if isinstance(value, str | None) else json.dumps(value) for value in values], pa.string()
+        )

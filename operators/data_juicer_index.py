@@ -1,7 +1,8 @@
-"""What Data-Juicer offers, read from its source files: names, kinds and arguments of its operators.
+"""What Data-Juicer offers, read from its source files: names, kinds and files of its operators.
 
 Importing Data-Juicer costs seconds and hundreds of megabytes, and its operators accept any keyword without complaint.
-Reading the files finds a misspelt operator or argument in milliseconds, in a process that never runs one.
+Reading the files finds a misspelt operator or argument in milliseconds, in a process that never runs one. What a file says
+about its operator (arguments, columns, statistics) is read by `operators.data_juicer_source`, for those that a chain names.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 KINDS = ("filter", "mapper", "deduplicator", "selector", "grouper", "aggregator", "pipeline")
 _REGISTERED = re.compile(r"@OPERATORS\.register_module\(\s*(?:(?P<f>f)?\"(?P<text>[^\"]+)\"|(?P<constant>\w+))\s*\)")
 _CONSTANT = re.compile(r"^(\w+) = [\"'](\w+)[\"']", re.MULTILINE)
+_CLASS = re.compile(r"^class (\w+)\(", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -26,27 +28,6 @@ class IndexedOperator:
     kind: str
     path: Path
 
-    @property
-    def reads_only_text(self) -> bool:
-        """Whether the source names no other column than the text's."""
-        return set(re.findall(r"self\.(\w+_key)\b", self.path.read_text())) == {"text_key"}
-
-    def arguments(self) -> list[str] | None:
-        """Names of the constructor's own arguments; None when the source does not say."""
-        source = self.path.read_text()
-        lines = source.splitlines()
-        for node in ast.parse(source).body:
-            if not isinstance(node, ast.ClassDef) or not node.decorator_list:
-                continue
-            decorators = "\n".join(lines[node.decorator_list[0].lineno - 1 : node.lineno])
-            if self.name in _registered_names(decorators, source):
-                return _constructor_arguments(node)
-        return None
-
-    def general_arguments(self) -> tuple[str, ...]:
-        """Names of the arguments that all operators of this kind take."""
-        return _general_arguments(self.kind)
-
 
 @functools.cache
 def package_folder() -> Path | None:
@@ -56,17 +37,29 @@ def package_folder() -> Path | None:
 
 
 @functools.cache
+def _files() -> list[tuple[str, Path, str]]:
+    folder = package_folder()
+    return [
+        (kind, path, path.read_text())
+        for kind in (KINDS if folder else ())
+        for path in sorted((folder / "ops" / kind).rglob("*.py"))  # type: ignore[operator]
+    ]
+
+
+@functools.cache
 def index() -> dict[str, IndexedOperator]:
     """All operators by name; empty when Data-Juicer is not installed."""
-    folder = package_folder()
-    found: dict[str, IndexedOperator] = {}
-    for kind in KINDS if folder else ():
-        assert folder is not None
-        for path in sorted((folder / "ops" / kind).rglob("*.py")):
-            source = path.read_text()
-            for name in _registered_names(source, source):
-                found[name] = IndexedOperator(name, kind, path)
-    return found
+    return {
+        name: IndexedOperator(name, kind, path)
+        for kind, path, source in _files()
+        for name in registered_names(source, source)
+    }
+
+
+@functools.cache
+def class_files() -> dict[str, Path]:
+    """The file of every class that stands beside the operators."""
+    return {name: path for _, path, source in _files() for name in _CLASS.findall(source)}
 
 
 def operator_names() -> list[str]:
@@ -74,14 +67,8 @@ def operator_names() -> list[str]:
     return sorted(index())
 
 
-def _constructor_arguments(node: ast.ClassDef) -> list[str] | None:
-    for item in node.body:
-        if isinstance(item, ast.FunctionDef) and item.name == "__init__":
-            return [argument.arg for argument in (*item.args.args[1:], *item.args.kwonlyargs)]
-    return None
-
-
-def _registered_names(segment: str, source: str) -> list[str]:
+def registered_names(segment: str, source: str) -> list[str]:
+    """The names under which `segment`, a part of the file `source`, registers operators."""
     constants = dict(_CONSTANT.findall(source))
     names = []
     for match in _REGISTERED.finditer(segment):
@@ -93,8 +80,8 @@ def _registered_names(segment: str, source: str) -> list[str]:
 
 
 @functools.cache
-def _general_arguments(kind: str) -> tuple[str, ...]:
-    """Keys of `_BASE_PARAMS` of the base class of all operators, and of the base class of this kind."""
+def general_arguments(kind: str) -> tuple[str, ...]:
+    """Names of the arguments that all operators of a kind take: keys of `_BASE_PARAMS` of `OP` and of the kind's base class."""
     folder = package_folder()
     assert folder is not None
     names: list[str] = []
@@ -106,3 +93,25 @@ def _general_arguments(kind: str) -> tuple[str, ...]:
                 keys = item.value.keys if isinstance(item.value, ast.Dict) else []
                 names += [key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
     return tuple(names)
+
+
+@functools.cache
+def constants(class_name: str) -> dict[str, str]:
+    """Attributes of a class of Data-Juicer's constants, such as `MetaKeys`: attribute -> the name it stands for."""
+    folder = package_folder()
+    assert folder is not None
+    found: dict[str, str] = {}
+    for node in ast.parse((folder / "utils" / "constant.py").read_text()).body:
+        if isinstance(node, ast.ClassDef) and node.name == class_name:
+            for item in node.body:
+                if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name):
+                    found[item.targets[0].id] = _text(item.value)
+    return found
+
+
+def _text(node: ast.expr) -> str:
+    if isinstance(node, ast.BinOp):
+        return _text(node.left) + _text(node.right)
+    if isinstance(node, ast.Name):
+        return "__dj__"  # DEFAULT_PREFIX, the only name used there
+    return str(node.value) if isinstance(node, ast.Constant) else ""

@@ -31,9 +31,12 @@ def short_groups(table: pa.Table, min_group_size: int, left: str) -> pa.Array:
 def without_reward(table: pa.Table, before_value: str) -> pa.Array:
     """Reasons for rows whose reward is null, NaN or infinite: `before_value` and the value."""
     reward = table["reward"].combine_chunks()
+    finite = pc.fill_null(pc.is_finite(reward), False)
+    if pc.all(finite, min_count=0).as_py():
+        return pa.nulls(table.num_rows, pa.string())
     shown = pc.fill_null(pc.cast(reward, pa.string()), "null")
     reasons = pc.binary_join_element_wise(before_value, shown, "")
-    return pc.if_else(pc.fill_null(pc.is_finite(reward), False), pa.scalar(None, pa.string()), reasons)
+    return pc.if_else(finite, pa.scalar(None, pa.string()), reasons)
 
 
 def spoilt_rewards(before: pa.Table, after: pa.Table, outcome: StageOutcome) -> pa.Array | None:

@@ -3,44 +3,71 @@
     - sql: "SELECT * FROM batch WHERE length(response) < 2000"
     - sql: "SELECT * REPLACE (reward - 0.1 * (num_response_tokens > 512)::INT AS reward) FROM batch"
     - sql: {query: "SELECT experience_id FROM batch WHERE reward > 0.2", reason: "reward is too low"}
+    - sql:
+        query: "SELECT b.* FROM batch b ANTI JOIN blocked USING (prompt)"
+        tables: {blocked: blocked_prompts.parquet}
 
 Rules: the result has `experience_id`, each at most once and none that was not in the batch. Rows missing from it are
 dropped. Its other columns replace those of the batch or are added for later stages; columns it leaves out stay as
 they were. A query that fails, or names a wrong column, is refused when the chain is built: it is run on an empty table.
 
 Sandboxed: one SELECT, no files, no network, no extensions, no settings, no Python variables. One thread and a fixed
-seed before every query, so that the same batch gives the same answer even with `random()`.
+seed before every query, so that the same batch gives the same answer even with `random()`. Reference tables are read before the first
+batch and given to the query as tables; it does not see the files. `allow` opens files (or folders) and the network to the query itself,
+which then may give another answer when those change.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import re
+from collections.abc import Mapping
+from typing import Any
 
 import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import Field, field_validator
 
-from operators.base import IDENTITY_COLUMNS, Operator, StageConfig, StageOutcome
+from operators import reference_files
+from operators.base import IDENTITY_COLUMNS, Operator, StageConfig, StageContext, StageOutcome
+from operators.sandbox import message, open_sandbox, registered
 from rftdata.errors import ConfigError, OperatorError
 
-SETTINGS: dict[str, str | bool | int | float | list[str]] = {
-    "threads": "1",
-    "autoinstall_known_extensions": "false",
-    "autoload_known_extensions": "false",
-    "python_enable_replacements": "false",
-}
 MAX_QUERY_IN_REASON = 160
+
+
+class Allow(StageConfig):
+    """What the query may reach besides its tables."""
+
+    files: tuple[str, ...] = Field((), description="Files it may read, and folders below which it may read everything.")
+    network: bool = Field(
+        False, description="Whether it may read http(s) and s3 addresses; needs DuckDB's extension httpfs."
+    )
 
 
 class Sql(Operator):
     """Runs `query` over the batch; see the module's text for the rules."""
 
     class Config(StageConfig):
-        """`query`: one SELECT over `batch`. `reason`: what the verdict of a dropped row says (default: the query)."""
+        """The query, written alone or with what it needs."""
 
-        query: str
-        reason: str | None = None
+        query: str = Field(description="One SELECT over `batch` and the reference tables.")
+        reason: str | None = Field(None, description="What the verdict of a dropped row says; the query by default.")
+        tables: dict[str, str] = Field(
+            default_factory=dict, description="Name of a reference table -> its file (.parquet, .csv or .jsonl)."
+        )
+        allow: Allow = Field(
+            default_factory=Allow, description="Files and network for the query itself; nothing by default."
+        )
+
+        @field_validator("tables")
+        @classmethod
+        def _names(cls, tables: dict[str, str]) -> dict[str, str]:
+            for name in tables:
+                if not re.fullmatch(r"[A-Za-z_]\w*", name) or name.lower() == "batch":
+                    raise ValueError(f"{name!r} cannot be the name of a reference table")
+            return tables
 
     reads = None
     writes = None
@@ -52,17 +79,38 @@ class Sql(Operator):
     def __init__(self, config: StageConfig) -> None:
         super().__init__(config)
         self._connection: duckdb.DuckDBPyConnection | None = None
+        self._tables: dict[str, pa.Table] | None = None
+
+    def spec(self) -> dict[str, Any]:
+        # Without references a query is the version it always was.
+        spec = {key: value for key, value in super().spec().items() if key in ("query", "reason")}
+        if self.config.tables:
+            files = {
+                name: reference_files.digest((self.base_dir / file).resolve())
+                for name, file in self.config.tables.items()
+            }
+            spec["tables"] = files
+        if self.config.allow != Allow():
+            spec["allow"] = self.config.allow.model_dump(mode="json")
+        return spec
 
     def validate_schema(self, schema: pa.Schema) -> pa.Schema:
         available = ", ".join(schema.names)
+        tables = self._references()
         try:
             # A connection of its own: the chain that was only checked keeps none open.
-            with contextlib.closing(_sandbox()) as connection:
-                result = _run(connection, self.config.query, schema.empty_table()).schema
+            with contextlib.closing(self._open()) as connection:
+                empty = {"batch": schema.empty_table(), **{name: table.slice(0, 0) for name, table in tables.items()}}
+                result = _run(connection, self.config.query, empty).schema
         except duckdb.Error as error:
             raise ConfigError(
-                f"DuckDB refuses the query: {_message(error)}",
-                allowed=f"columns of batch: {available}",
+                f"DuckDB refuses the query: {message(error)}",
+                allowed="; ".join(
+                    [
+                        f"columns of batch: {available}",
+                        *(f"of {n}: {', '.join(t.column_names)}" for n, t in tables.items()),
+                    ]
+                ),
                 todo="correct the query",
             ) from error
         except OperatorError as error:
@@ -76,14 +124,38 @@ class Sql(Operator):
             schema = schema.append(field) if position < 0 else schema.set(position, field)
         return schema
 
+    def prepare(self, context: StageContext) -> None:
+        self._connection, self._tables = self._open(), self._references()
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = self._tables = None
+
+    def _open(self) -> duckdb.DuckDBPyConnection:
+        allow: Allow = self.config.allow
+        missing = [name for name in allow.files if not (self.base_dir / name).exists()]
+        if missing:
+            raise ConfigError(
+                "an allowed file or folder does not exist",
+                value=missing[0],
+                todo="paths are relative to the configuration file",
+            )
+        return open_sandbox([(self.base_dir / name).resolve() for name in allow.files], network=allow.network)
+
+    def _references(self) -> dict[str, pa.Table]:
+        files = {name: reference_files.resolve(self.base_dir, file) for name, file in self.config.tables.items()}
+        return {name: reference_files.read(file) for name, file in files.items()}
+
     def apply(self, table: pa.Table) -> StageOutcome:
-        if self._connection is None:
-            self._connection = _sandbox()
+        if self._connection is None or self._tables is None:
+            self.prepare(StageContext())
+        assert self._connection is not None and self._tables is not None
         try:
-            result = _run(self._connection, self.config.query, table)
+            result = _run(self._connection, self.config.query, {"batch": table, **self._tables})
         except duckdb.Error as error:
             raise OperatorError(
-                f"DuckDB refuses the query: {_message(error)}",
+                f"DuckDB refuses the query: {message(error)}",
                 allowed=f"columns of batch: {', '.join(table.column_names)}",
             ) from error
         _require_experience_id(result.schema)
@@ -106,24 +178,7 @@ class Sql(Operator):
         return StageOutcome(StageOutcome.keep_where(kept, reason).reasons, columns)
 
 
-def _sandbox() -> duckdb.DuckDBPyConnection:
-    connection = duckdb.connect(":memory:", config=SETTINGS)
-    # External access is closed after connecting: DuckDB opens even ":memory:" through it.
-    connection.execute("SET enable_external_access = false")
-    connection.execute("SET lock_configuration = true")
-    return connection
-
-
-@contextlib.contextmanager
-def _batch(connection: duckdb.DuckDBPyConnection, table: pa.Table) -> Iterator[None]:
-    connection.register("batch", table)
-    try:
-        yield
-    finally:
-        connection.unregister("batch")
-
-
-def _run(connection: duckdb.DuckDBPyConnection, query: str, table: pa.Table) -> pa.Table:
+def _run(connection: duckdb.DuckDBPyConnection, query: str, tables: Mapping[str, pa.Table]) -> pa.Table:
     statements = connection.extract_statements(query)
     if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
         raise OperatorError(
@@ -132,14 +187,9 @@ def _run(connection: duckdb.DuckDBPyConnection, query: str, table: pa.Table) -> 
             allowed="a single SELECT (or FROM …) over batch",
             todo="to drop rows, leave them out with WHERE; to change a column use SELECT * REPLACE (…)",
         )
-    with _batch(connection, table):
+    with registered(connection, tables):
         connection.execute("SELECT setseed(0.5)").fetchall()
         return connection.sql(query).to_arrow_table()
-
-
-def _message(error: duckdb.Error) -> str:
-    """DuckDB's message without its picture of the line."""
-    return " ".join(str(error).split("\n\nLINE ")[0].split())
 
 
 def _require_experience_id(schema: pa.Schema) -> None:

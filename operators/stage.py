@@ -141,7 +141,7 @@ def identify(index: int, name: str, operator: Operator, options: RunOptions, bef
         if reads is None or written is None or written & reads:
             behind.append([stage.name, stage.operator.spec()])
             reads = None if reads is None or stage.operator.reads is None else reads | stage.operator.reads
-    text = json.dumps([name, operator.spec(), behind], sort_keys=True, separators=(",", ":"))
+    text = json.dumps([name, operator.score_spec(), behind], sort_keys=True, separators=(",", ":"))
     keeps = reads is not None and not reads & MUTABLE_COLUMNS
     return Stage(index, name, operator, options, hashlib.sha256(text.encode()).hexdigest()[:16], keeps)
 
@@ -168,10 +168,21 @@ def apply_stage(stage: Stage, table: pa.Table, known: Known) -> Applied:
     stored = known.get(stage.score_key, {}) if stage.keeps_scores else {}
     if not stage.operator.scores:
         return Applied(_checked(stage, _in_parts(stage, given), table))
-    ids = table["experience_id"].to_pylist()
-    missing = pa.array([key not in stored for key in ids])
-    if not pc.any(missing).as_py():
-        return Applied(StageOutcome.keep_all(table.num_rows, _stored_columns(stage, ids, stored)))
+    columns, scores = _scored(stage, table, given, stored)
+    for name, values in columns.items():
+        position = given.schema.get_field_index(name)
+        given = given.append_column(name, values) if position < 0 else given.set_column(position, name, values)
+    return Applied(_checked_reasons(StageOutcome(stage.operator.decide(given), columns), table), scores)
+
+
+def _scored(
+    stage: Stage, table: pa.Table, given: pa.Table, stored: Mapping[int, Mapping[str, Any]]
+) -> tuple[dict[str, pa.Array], StageScores | None]:
+    """The stage's score columns for all rows, and what was computed now."""
+    ids = table["experience_id"].to_pylist() if stored else []
+    missing = pa.array([key not in stored for key in ids], pa.bool_())
+    if stored and not pc.any(missing).as_py():
+        return _stored_columns(stage, ids, stored), None
     todo = given.filter(missing) if stored else given
     computed = _checked(stage, _in_parts(stage, todo), todo)
     fresh = {name: pc.cast(computed.columns[name], kind) for name, kind in stage.operator.scores.items()}
@@ -179,7 +190,7 @@ def apply_stage(stage: Stage, table: pa.Table, known: Known) -> Applied:
     if todo.num_rows < table.num_rows:
         merged = {**stored, **{row.pop("experience_id"): row for row in scores.table.to_pylist()}}
         fresh = _stored_columns(stage, ids, merged)
-    return Applied(StageOutcome.keep_all(table.num_rows, fresh), scores)
+    return fresh, scores
 
 
 def _given(operator: Operator, table: pa.Table) -> pa.Table:
@@ -238,8 +249,7 @@ def _try(stage: Stage, table: pa.Table) -> StageOutcome:
 
 def _checked(stage: Stage, outcome: StageOutcome, table: pa.Table) -> StageOutcome:
     """The outcome, if it keeps the rules that hold for all stages."""
-    if len(outcome.reasons) != table.num_rows:
-        raise OperatorError(f"decided on {len(outcome.reasons)} rows of {table.num_rows}")
+    _checked_reasons(outcome, table)
     written = _written(stage.operator)
     for name, values in outcome.columns.items():
         if name in IDENTITY_COLUMNS:
@@ -255,7 +265,15 @@ def _checked(stage: Stage, outcome: StageOutcome, table: pa.Table) -> StageOutco
     if missing:
         raise OperatorError(f"scores {missing[0]}, and did not return it")
     if stage.operator.scores and outcome.reasons.null_count < table.num_rows:
-        raise OperatorError("drops rows though it scores", todo="let it score, and a stage after it decide")
+        raise OperatorError(
+            "drops rows while it scores", todo="let `apply` score, and `decide` or a stage after it decide"
+        )
+    return outcome
+
+
+def _checked_reasons(outcome: StageOutcome, table: pa.Table) -> StageOutcome:
+    if len(outcome.reasons) != table.num_rows:
+        raise OperatorError(f"decided on {len(outcome.reasons)} rows of {table.num_rows}")
     return outcome
 
 

@@ -36,12 +36,14 @@ class LabelBatch:
         num_changed: rows whose reward or finality changed.
         num_unchanged: rows that already stood so; they got no label.
         overruled: rows an undo left alone because somebody labelled them again later.
+        num_answered: open questions about the rows; whoever gives a reward answers them, be it the one that stood.
     """
 
     label_batch_id: int
     num_changed: int
     num_unchanged: int
     overruled: tuple[int, ...] = ()
+    num_answered: int = 0
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,8 @@ def _lock(connection: Connection, keys: Sequence[int]) -> None:
 
 def _write(connection: Connection, opinions: Sequence[Opinion], author: str) -> LabelBatch:
     batch = int(fetch(connection, "label_next_batch")[0]["label_batch_id"])
+    ids = [opinion.experience_id for opinion in opinions]
+    asked = int(fetch(connection, "count_open_reviews", experience_ids=ids)[0]["n"])
     changed = 0
     # The trigger takes the reason from a setting, so rows with one reason are written together.
     for reason, rows in groupby(sorted(opinions, key=lambda o: o.reason or ""), key=lambda o: o.reason or ""):
@@ -194,7 +198,20 @@ def _write(connection: Connection, opinions: Sequence[Opinion], author: str) -> 
             connection, "label_set_rewards", experience_ids=[o.experience_id for o in same],
             rewards=[o.reward for o in same], finals=[o.final for o in same],
         )  # fmt: skip
-    return LabelBatch(batch, changed, len(opinions) - changed)
+    if asked:
+        # Those with a new reward were answered by its label; who gives the reward that stands says that it may pass.
+        execute(connection, "answer_reviews", experience_ids=ids)
+    return LabelBatch(batch, changed, len(opinions) - changed, num_answered=asked)
+
+
+def num_open_reviews(buffer: Buffer, run_id: int) -> int:
+    """Questions of a run that wait for a person."""
+    return int(buffer.database.fetch("num_open_reviews", run_id=run_id)[0]["n"])
+
+
+def review_queue(buffer: Buffer, run_id: int | None, limit: int) -> list[Row]:
+    """What waits for a person, of one run or of all (None), the most urgent first."""
+    return buffer.database.fetch("review_queue", run_id=run_id, count=limit)
 
 
 def _before(labels: Sequence[Row], batch: int) -> tuple[float | None, bool] | None:

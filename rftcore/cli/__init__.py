@@ -26,6 +26,7 @@ from rftcore.cli import (
     label,
     lineage,
     pairs,
+    process,
     purge,
     query,
     report,
@@ -51,7 +52,7 @@ app = typer.Typer(
 )
 app.command("run")(run.run)
 app.command("explore")(roles.explore)
-app.command("process")(roles.process)
+app.command("process")(process.process)
 app.command("train")(roles.train)
 app.command("status")(status.status)
 app.command("report")(report.report)

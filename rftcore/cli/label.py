@@ -1,4 +1,4 @@
-"""`rft label set|import|undo|history`: correct rewards, from the command line."""
+"""`rft label set|import|queue|undo|history`: correct rewards and answer what pipelines ask, from the command line."""
 
 from __future__ import annotations
 
@@ -62,6 +62,26 @@ def import_file(
     _tell(batch, as_json)
 
 
+@app.command("queue")
+def queue(
+    run: Annotated[str | None, typer.Option("--run", metavar="RUN", help="Of one run; of all by default.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most this many lines.")] = 20,
+    buffer: BufferOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """What waits for a person (stage human_review), the most urgent first.
+
+    Any new reward is an answer. `rft label set EXPERIENCE REWARD` with the reward it has lets it pass as it is.
+    """
+    from rftcore.cli.output import print_rows
+    from rftdata import labels
+
+    with opened(buffer, "rft label") as found:
+        rows = labels.review_queue(found, None if run is None else found.find_run(run)["run_id"], limit)
+    names = ("experience_id", "run", "name", "question", "reward", "seconds_left", "otherwise", "prompt", "response")
+    print_rows(rows, names, as_json=as_json)
+
+
 @app.command("undo")
 def undo(
     batch: Annotated[int, typer.Argument(metavar="BATCH", help="The batch's id, as `rft label history` prints it.")],
@@ -110,6 +130,8 @@ def _tell(batch: LabelBatch, as_json: bool) -> None:
         f"label batch {batch.label_batch_id}: {batch.num_changed} changed, {batch.num_unchanged} stood so already",
         end="",
     )
+    if batch.num_answered:
+        print(f", {batch.num_answered} reviews answered", end="")
     if batch.overruled:
         print(
             f", {len(batch.overruled)} labelled again since and left alone: {', '.join(map(str, batch.overruled[:20]))}",

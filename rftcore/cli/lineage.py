@@ -33,6 +33,12 @@ def lineage(
         bool,
         typer.Option("--origin", help="With EXPERIENCE: where it was imported from, hop by hop, the nearest first."),
     ] = False,
+    pipeline: Annotated[
+        bool,
+        typer.Option(
+            "--pipeline", help="With EXPERIENCE: what every stage and version of a pipeline found out and decided."
+        ),
+    ] = False,
     buffer: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -43,7 +49,7 @@ def lineage(
     """
     from rftcore.cli.output import print_rows
 
-    if (experience is None) == (checkpoint is None) or (origin and experience is None):
+    if (experience is None) == (checkpoint is None) or ((origin or pipeline) and experience is None):
         raise QueryError(
             "rft lineage answers one question at a time",
             allowed="EXPERIENCE, or --checkpoint STEP",
@@ -62,6 +68,10 @@ def lineage(
             )
         if origin:
             print_rows(_hops(database, experience), ("buffer_id", "run", "experience_id"), as_json=as_json)
+            return
+        if pipeline:
+            rows = database.fetch("pipeline_of_experience", experience_id=experience)
+            print_rows(rows, ("at", "version", "stage", "what", "detail"), as_json=as_json)
             return
         if not as_json:
             _tell(database, experience)
@@ -96,6 +106,13 @@ def _tell(database: Database, experience: int) -> None:
         print(f"comes from experience {row['experience_id']} of run {row['run']!r} in {place}{step}")
     for row in database.fetch("copies_of_experience", experience_id=experience):
         print(f"was imported into run {row['run']!r} as experience {row['experience_id']}")
+    for row in database.fetch("kin_of_experience", experience_id=experience):
+        if row["kin"] == "parent":
+            print(f"was made of experience {row['experience_id']}")
+        elif row["kin"] == "child":
+            print(f"experience {row['experience_id']} was made of it")
+        else:
+            print(f"task {row['task_key']!r} of {row['source']!r} was made of it")
     for row in database.fetch("purge_of_experience", experience_id=experience):
         when = f"{row['purged_at']:%Y-%m-%d %H:%M}"
         print(

@@ -1,4 +1,4 @@
-"""`rft explore|process|train`: one role in this process; it finds the others through the buffer.
+"""`rft explore|train`: one role in this process; it finds the others through the buffer.
 
 The configuration is read before a role's packages are imported, so that a mistake in it is told at once.
 """
@@ -25,16 +25,6 @@ def explore(
     """Sample rollouts for a run."""
     resolved = configuration(config, overrides, buffer)
     from rftcore.explorer import role
-
-    raise typer.Exit(role.main(resolved, run))
-
-
-def process(
-    config: ConfigArgument, overrides: SetOption = None, run: RunOption = None, buffer: ConfigBufferOption = None
-) -> None:
-    """Run the experience pipeline of a run."""
-    resolved = configuration(config, overrides, buffer)
-    from rftcore.pipeline import role
 
     raise typer.Exit(role.main(resolved, run))
 

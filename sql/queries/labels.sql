@@ -38,3 +38,18 @@ ORDER BY label_id DESC LIMIT %(limit)s;
 SELECT label_batch_id, count(*) AS num_labels, min(author) AS author, min(source::text) AS source, min(reason) AS reason,
        min(labelled_at) AS labelled_at
 FROM rft.label GROUP BY label_batch_id ORDER BY label_batch_id DESC LIMIT %(limit)s;
+
+-- name: count_open_reviews
+SELECT count(*) AS n FROM rft.review WHERE experience_id = ANY (%(experience_ids)s) AND answer IS NULL AND rft.clock() < deadline;
+
+-- name: answer_reviews
+UPDATE rft.review SET answer = 'pass'
+WHERE experience_id = ANY (%(experience_ids)s) AND answer IS NULL AND rft.clock() < deadline;
+
+-- name: review_queue
+SELECT q.* FROM rft.v_review_queue q JOIN rft.run r ON r.name = q.run
+WHERE %(run_id)s::bigint IS NULL OR r.run_id = %(run_id)s
+ORDER BY q.deadline, q.review_id LIMIT %(count)s;
+
+-- name: num_open_reviews
+SELECT count(*) AS n FROM rft.review WHERE run_id = %(run_id)s AND answer IS NULL AND rft.clock() < deadline;

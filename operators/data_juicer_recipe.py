@@ -1,0 +1,141 @@
+"""A whole Data-Juicer recipe as an entry of a chain: each of its operators becomes a stage of its own.
+
+    - data_juicer: {recipe: recipe.yaml}
+    - data_juicer: {process: [{clean_links_mapper: {}}, {text_length_filter: {min_len: 10}}], mode: ray}
+    - data_juicer: {recipe: recipe.yaml, keys: {text: prompt, images: metadata.images}}
+
+Of a recipe's settings those that say which columns to read (`text_keys`, `image_key`, …), `executor_type` and `process` are
+used. Where data comes from and goes to, caches, checkpoints and processes are not its business here; what is left out is logged.
+`keys` maps a column's name in the recipe to its name in the batch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field
+
+from operators.base import StageConfig, parse_config
+from operators.data_juicer_index import index
+from operators.data_juicer_source import COLUMN_ARGUMENTS, DATA_KEYS, facts
+from rftdata.errors import ConfigError
+
+NAME = "data_juicer"
+"""The stage name under which a recipe stands."""
+
+logger = logging.getLogger(__name__)
+
+
+class RecipeConfig(StageConfig):
+    """`recipe`: a Data-Juicer YAML file. `process`: its list of operators, written here instead. `mode`: default or ray."""
+
+    recipe: str | None = None
+    process: list[Any] | None = None
+    mode: Literal["default", "ray"] | None = None
+    prefix: str = "dj_"
+    keys: dict[str, str] = Field(default_factory=dict)
+    run: dict[str, Any] = Field(default_factory=dict)
+
+
+def expand(name: str, args: object, base_dir: Path | None) -> list[tuple[str, object]]:
+    """The stages that one entry of a chain stands for: itself, unless it is a recipe.
+
+    Raises:
+        ConfigError: the recipe cannot be read, or is none.
+    """
+    if name != NAME:
+        return [(name, args)]
+    config = parse_config(RecipeConfig, args)
+    assert isinstance(config, RecipeConfig)
+    if (config.recipe is None) == (config.process is None):
+        raise ConfigError(
+            "it takes a recipe file or a list of operators", allowed="recipe: FILE, or process: [{operator: arguments}]"
+        )
+    settings = {"process": config.process} if config.recipe is None else _read(config.recipe, base_dir)
+    mode = config.mode or ("ray" if str(settings.get("executor_type", "")).startswith("ray") else "default")
+    return [
+        _stage(place, entry, settings, config, mode)
+        for place, entry in enumerate(_process(settings, config.recipe), start=1)
+    ]
+
+
+def _read(recipe: str, base_dir: Path | None) -> Mapping[str, Any]:
+    path = (base_dir or Path.cwd()) / recipe
+    try:
+        settings = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError("the recipe cannot be read", value=str(path), todo=error.strerror) from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"the recipe is no YAML: {error}", value=str(path)) from error
+    if not isinstance(settings, Mapping):
+        raise ConfigError(
+            "the recipe is not a mapping", value=str(path), allowed="a Data-Juicer configuration with the key process"
+        )
+    used = {"process", "executor_type", "text_keys", *DATA_KEYS}
+    ignored = sorted(str(key) for key in settings if key not in used)
+    if ignored:
+        logger.warning("%s: these settings do nothing in a chain: %s", recipe, ", ".join(ignored))
+    return settings
+
+
+def _process(settings: Mapping[str, Any], recipe: str | None) -> Sequence[Any]:
+    process = settings.get("process")
+    if not isinstance(process, list) or not process:
+        raise ConfigError(
+            "process is not a list of operators", value=process if recipe is None else recipe,
+            allowed="process: [{operator: arguments}, …]",
+        )  # fmt: skip
+    return process
+
+
+def _stage(
+    place: int, entry: object, settings: Mapping[str, Any], config: RecipeConfig, mode: str
+) -> tuple[str, object]:
+    if isinstance(entry, str):
+        entry = {entry: None}
+    if not isinstance(entry, Mapping) or len(entry) != 1:
+        raise ConfigError(f"entry {place} of process is not one operator with its arguments", value=entry)
+    name, args = next(iter(entry.items()))
+    if name not in index():
+        raise ConfigError(
+            f"entry {place} of process is no operator of Data-Juicer", value=name,
+            todo="stages of ours stand in the chain itself, before or after data_juicer",
+        )  # fmt: skip
+    if not isinstance(args, Mapping | None):
+        raise ConfigError(f"entry {place} of process ({name}): its arguments are not a mapping", value=args)
+    own = _with_columns(str(name), dict(args or {}), settings, config.keys)
+    rowwise = facts(str(name)).kind in ("filter", "mapper") and not facts(str(name)).draws
+    run = config.run if rowwise else {key: value for key, value in config.run.items() if key == "retries"}
+    own = {"prefix": config.prefix, "mode": mode, **own}
+    return str(name), {**own, "run": run} if run else own
+
+
+def _with_columns(
+    name: str, args: dict[str, Any], settings: Mapping[str, Any], keys: Mapping[str, str]
+) -> dict[str, Any]:
+    """The arguments, with columns under the names they have in the batch."""
+    known = facts(name)
+    for key, usual in DATA_KEYS.items():
+        if key not in known.data_keys and not known.reads_all and key not in args:
+            continue
+        named = args.get(key) or settings.get(key) or (settings.get("text_keys") if key == "text_key" else None)
+        if isinstance(named, list):
+            named = named[0] if named else None
+        wanted = keys.get(named or usual) or (named if named != usual else None)
+        args.pop(key, None)
+        if wanted:
+            args[key] = wanted
+    for argument in COLUMN_ARGUMENTS & set(args):
+        values = args[argument]
+        renamed = [_renamed(value, keys) for value in ([values] if isinstance(values, str) else values)]
+        args[argument] = renamed[0] if isinstance(values, str) else renamed
+    return args
+
+
+def _renamed(reference: str, keys: Mapping[str, str]) -> str:
+    root, dot, rest = reference.partition(".")
+    return keys.get(root, root) + dot + rest

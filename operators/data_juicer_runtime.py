@@ -1,0 +1,216 @@
+"""Data-Juicer in this process: its import, with its installer stopped; its operators made and called.
+
+It installs missing packages at run time and has no switch for that: here it is stopped before anything of it is used, and a
+missing package is a `PluginError` that says what to install. Python's and NumPy's global generators are seeded around each
+call and restored after it, so that operators that draw random numbers are repeatable; these calls take turns. Operators that do
+no more than look at a text, or talk to an endpoint, are called without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.metadata
+import random
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rftdata.errors import ConfigError, OperatorError, PluginError
+
+STATS, META, CONTEXT = "__dj__stats__", "__dj__meta__", "__dj__context__"
+ROW = "__rft_row__"
+SEED = 0
+PACKAGE = "py-data-juicer"
+
+Samples = dict[str, list[Any]]
+
+_TURN = threading.RLock()
+
+
+class MissingPackageError(ImportError):
+    """Raised in place of Data-Juicer's run-time installation."""
+
+
+def version() -> str:
+    """The installed version of Data-Juicer."""
+    return importlib.metadata.version(PACKAGE)
+
+
+def make_operator(name: str, arguments: Mapping[str, Any]) -> Any:
+    """An operator of Data-Juicer, made in this process.
+
+    Raises:
+        PluginError: Data-Juicer or a package that the operator needs is missing.
+        ConfigError: Data-Juicer refuses the arguments.
+    """
+    registry = _registry()
+    with missing_package_named():
+        try:
+            # One process: batches are small, and workers of ours are what runs in parallel.
+            return registry[name](**{"num_proc": 1, **arguments})
+        except (TypeError, ValueError, AssertionError) as error:
+            raise ConfigError(f"Data-Juicer refuses the arguments of {name}: {error}", value=dict(arguments)) from error
+
+
+@functools.cache
+def _registry() -> Mapping[str, Callable[..., Any]]:
+    """Data-Juicer's registry, with its installer stopped and its log and progress bars silenced."""
+    try:
+        from data_juicer.utils.lazy_loader import LazyLoader
+    except ImportError as error:
+        raise PluginError(
+            f"Data-Juicer does not import: {error}", todo="pip install 'rftdata[train]', which brings py-data-juicer"
+        ) from error
+    # Stopped before the operators are imported, since some check for packages at import.
+    LazyLoader._install_package = staticmethod(_refuse_to_install)
+    operators = importlib.import_module("data_juicer.ops")
+    from datasets import disable_progress_bars
+    from loguru import logger
+
+    logger.disable("data_juicer")
+    disable_progress_bars()
+    _without_access_log()
+    modules: Mapping[str, Callable[..., Any]] = operators.OPERATORS.modules
+    return modules
+
+
+def _without_access_log() -> None:
+    """Let names of statistics be plain attributes.
+
+    Every use of `StatsKeys.text_len` walks the stack to log who asked, for a report that nobody reads here; it is the larger part of what a
+    cheap filter costs.
+    """
+    from data_juicer.utils.constant import StatsKeys, StatsKeysConstant
+
+    for name, value in vars(StatsKeysConstant).items():
+        if not name.startswith("_"):
+            setattr(StatsKeys, name, value)
+
+
+def _refuse_to_install(package: str, pip_args: object = None) -> None:
+    raise MissingPackageError(package)
+
+
+def missing_package(error: BaseException | None) -> PluginError | None:
+    """The error for the missing package that lies somewhere behind `error`, if one does."""
+    seen = error
+    while seen is not None:
+        if isinstance(seen, MissingPackageError):
+            package = str(seen)
+            extras = _extras_with(package)
+            beside = (
+                f"; part of py-data-juicer[{extras[0]}], whose other pins differ from ours: install it alone"
+                if extras
+                else ""
+            )
+            return PluginError(
+                f"it needs the package {package}, which is not installed", todo=f"pip install '{package}'{beside}"
+            )
+        seen = seen.__cause__ or seen.__context__
+    return None
+
+
+def _extras_with(package: str) -> list[str]:
+    """Data-Juicer's extras that name a package, `all` left out."""
+    found = []
+    for requirement in importlib.metadata.requires(PACKAGE) or []:
+        name, extra = re.match(r"[\w.-]+", requirement), re.search(r"extra == '([\w-]+)'", requirement)
+        if name and extra and name[0].lower() == package.lower() and extra[1] not in ("all", "dev"):
+            found.append(extra[1])
+    return sorted(found)
+
+
+@contextlib.contextmanager
+def missing_package_named() -> Iterator[None]:
+    """Turn an attempt to install a package into the error that names it."""
+    try:
+        yield
+    except Exception as error:
+        missing = missing_package(error)
+        if missing is None:
+            raise
+        raise missing from error
+
+
+@contextlib.contextmanager
+def repeatable() -> Iterator[None]:
+    """One call at a time, from seeded generators, which are as before afterwards."""
+    with _TURN:
+        before, before_numpy = random.getstate(), np.random.get_state()
+        random.seed(SEED)
+        np.random.seed(SEED)
+        try:
+            yield
+        finally:
+            random.setstate(before)
+            np.random.set_state(before_numpy)
+
+
+def compute_stats(
+    op: Any, samples: Samples, num_samples: int, given: Sequence[dict[str, Any]] | None = None
+) -> Samples:
+    """The samples with what a filter finds out about each under `STATS`."""
+    samples = {
+        **samples,
+        STATS: list(given) if given is not None else [{} for _ in range(num_samples)],
+        META: samples.get(META) or [{} for _ in range(num_samples)],
+    }
+    if op.is_batched_op():
+        found: Samples = op.compute_stats_batched(samples)
+        return found
+    # Not the base class's batched form: it hides all columns but the statistics from process_single.
+    rows = [op.compute_stats_single(row) for row in rows_of(samples, num_samples)]
+    return {**samples, STATS: [row[STATS] for row in rows]}
+
+
+def keeps(op: Any, samples: Samples, num_samples: int) -> list[bool]:
+    """What a filter makes of its statistics."""
+    if op.is_batched_op():
+        kept = list(op.process_batched(samples))
+    else:
+        kept = [op.process_single(row) for row in rows_of(samples, num_samples)]
+    if len(kept) != num_samples:
+        raise OperatorError(f"decided on {len(kept)} rows of {num_samples}")
+    return kept
+
+
+def process(op: Any, samples: Samples, num_samples: int, *, tags: bool) -> Samples:
+    """What a mapper makes of the samples; more or fewer of them, for some. `tags`: whether it finds the place of tags there."""
+    given: Samples = {key: list(values) for key, values in samples.items()}
+    if tags and META not in given:
+        given[META] = [{} for _ in range(num_samples)]
+    if op.is_batched_op():
+        found: Samples = op.process_batched(given)
+        return found
+    rows = [op.process_single(row) for row in rows_of(given, num_samples)]
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
+def select(op: Any, kind: str, samples: Samples, num_samples: int) -> tuple[set[int], Samples]:
+    """Which samples a deduplicator or selector keeps, and what it made of those.
+
+    These kinds take a data set and give back a smaller one: the rows are marked to see which come back.
+    """
+    from data_juicer.core.data import NestedDataset
+    from datasets import Dataset
+
+    columns: Samples = dict(samples)
+    if kind == "deduplicator":
+        rows = [dict(op.compute_hash(row)) for row in rows_of(samples, num_samples)]
+        columns = {key: [row[key] for row in rows] for key in rows[0]}
+    dataset = NestedDataset(Dataset.from_dict({**columns, ROW: list(range(num_samples))}))
+    result = op.process(dataset)
+    left = (result[0] if isinstance(result, tuple) else result).to_dict()
+    return set(left[ROW]), left
+
+
+def rows_of(samples: Samples, num_samples: int) -> Iterator[dict[str, Any]]:
+    """The samples one by one."""
+    for position in range(num_samples):
+        yield {key: values[position] for key, values in samples.items()}

@@ -1,0 +1,91 @@
+"""Ask a person about some rows before they are trained on.
+
+    - human_review: {where: "reward BETWEEN 0.3 AND 0.7", sample: 0.05, otherwise: pass}
+    - human_review: {name: tone, question: "Is it polite?", timeout: 2 h, otherwise: drop}
+
+A row that is asked about waits with its whole group. `rft label queue` and the view `rft.v_review_queue` list what waits. Any of
+these is an answer: a new reward (`rft label set`, `rft label import`, `UPDATE rft.experience SET reward`), which lets the row pass
+with it; or `UPDATE rft.review SET answer = 'pass'` or `'drop'`. Without one `otherwise` holds from the deadline on, by the
+database's clock, whether or not a process runs at that moment. A row that somebody has labelled before is not asked about.
+
+Which rows belong to the sample is a hash of the question's name and the experience's id: the same in every pass and version.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+from pydantic import Field, field_validator
+
+from operators.base import Operator, Review, StageConfig, StageOutcome
+from operators.expression import Expression
+
+_UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+class HumanReview(Operator):
+    """Lets rows wait for a person; see the module's text."""
+
+    class Config(StageConfig):
+        """`where`, `sample`: which rows; `timeout`, `otherwise`: what holds without an answer; `name`, `question`: what is asked."""
+
+        where: str | None = Field(default=None, description="Condition over the columns; all rows by default.")
+        sample: float = Field(default=1.0, gt=0, le=1, description="Share of these rows that is asked about.")
+        timeout: float = Field(default=86400.0, gt=0, description="Seconds, or a number with s, min, h or d.")
+        otherwise: Literal["pass", "drop"] = Field(
+            default="pass", description="The answer when nobody has given one in time."
+        )
+        name: str = Field(
+            default="review", min_length=1, description="Of the question: an experience is asked each once."
+        )
+        question: str = Field(default="Is this reward right?", min_length=1, description="What the person reads.")
+
+        @field_validator("timeout", mode="before")
+        @classmethod
+        def _seconds(cls, value: Any) -> Any:
+            if not isinstance(value, str):
+                return value
+            found = re.fullmatch(r"\s*([0-9.]+)\s*(s|min|h|d)?\s*", value)
+            if not found:
+                raise ValueError("write a number of seconds, or a number with s, min, h or d, such as 2 h")
+            return float(found[1]) * _UNITS[found[2] or "s"]
+
+    rowwise = True
+
+    def __init__(self, config: StageConfig) -> None:
+        super().__init__(config)
+        self._where = Expression(self.config.where, pa.bool_()) if self.config.where else None
+        if self._where is not None:
+            self.rowwise = self._where.rowwise
+        self.reads = frozenset({"reviews", "labelled"}) | (self._where.columns if self._where else frozenset())
+
+    def validate_schema(self, schema: pa.Schema) -> pa.Schema:
+        if self._where is not None:
+            self._where.bind(schema)
+        return super().validate_schema(schema)
+
+    def apply(self, table: pa.Table) -> StageOutcome:
+        wanted = [True] * table.num_rows
+        if self._where is not None:
+            wanted = pc.fill_null(self._where.evaluate(table), False).to_pylist()
+        review = Review(self.config.name, self.config.question, self.config.timeout, self.config.otherwise)
+        waiting: dict[int, Review] = {}
+        reasons: list[str | None] = [None] * table.num_rows
+        rows = zip(table["experience_id"].to_pylist(), table["reviews"].to_pylist(), table["labelled"].to_pylist())
+        for row, (experience_id, reviews, labelled) in enumerate(rows):
+            state = json.loads(reviews).get(self.config.name) if reviews else None
+            if state == "drop":
+                reasons[row] = f"review {self.config.name!r}: drop"
+            elif state == "waiting" or (
+                state is None and not labelled and wanted[row] and self._sampled(experience_id)
+            ):
+                waiting[row] = review
+        return StageOutcome(pa.array(reasons, pa.string()), waiting=waiting)
+
+    def _sampled(self, experience_id: int) -> bool:
+        return xxhash.xxh3_64_intdigest(f"{self.config.name}/{experience_id}".encode()) < self.config.sample * 2**64

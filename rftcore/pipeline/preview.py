@@ -1,0 +1,138 @@
+"""What each stage would do to a sample: rows in, kept, dropped and why, changed fields side by side. Nothing is stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from operators.base import IDENTITY_COLUMNS, StageOutcome
+from operators.chain import Chain
+from operators.stage import Stage
+from rftdata.buffer import Buffer
+from rftdata.claims import SealedBatch, read_groups
+from rftdata.database import Row
+from rftdata.errors import QueryError
+from rftdata.verdicts import known_scores
+
+
+@dataclass(frozen=True)
+class Change:
+    """A field of one row before and after a stage; before is None where the stage added it."""
+
+    experience_id: int
+    column: str
+    before: Any
+    after: Any
+
+
+@dataclass
+class StagePreview:
+    """What one stage did to the sample."""
+
+    index: int
+    stage: str
+    rows_in: int
+    rows_kept: int
+    dropped: list[tuple[int, str]] = field(default_factory=list)
+    waiting: list[tuple[int, str]] = field(default_factory=list)
+    changed: list[Change] = field(default_factory=list)
+    num_created: int = 0
+
+
+@dataclass
+class Preview:
+    """The sample, what each stage did to it, and what became of each experience."""
+
+    num_experiences: int
+    num_groups: int
+    stages: list[StagePreview]
+    decisions: list[dict[str, Any]]
+
+
+def sample(buffer: Buffer, run: Row, chain: Chain, rows: int, seed: int = 0) -> SealedBatch:
+    """Whole groups of a run with at least `rows` experiences together, or all there are; the same for the same seed.
+
+    Raises:
+        QueryError: the run has none.
+    """
+    groups = buffer.database.fetch("sample_groups", run_id=run["run_id"], seed=seed, count=rows)
+    chosen, found = [], 0
+    for group in groups:
+        if found >= rows:
+            break
+        chosen.append(group["group_id"])
+        found += group["num_experiences"]
+    if not found:
+        raise QueryError(
+            f"run {run['name']!r} has no whole group of experiences yet",
+            todo="wait until it has, or name another with --run",
+        )
+    return read_groups(buffer.database, chosen, chain.columns)
+
+
+def preview(chain: Chain, batch: SealedBatch, buffer: Buffer | None = None) -> Preview:
+    """Run a chain over a sample and note what every stage does.
+
+    Args:
+        buffer: where scores may be stored already; None computes all anew.
+
+    Raises:
+        StageError: a stage raised.
+    """
+    stages: list[StagePreview] = []
+
+    def watch(stage: Stage, before: pa.Table, after: pa.Table, outcome: StageOutcome) -> None:
+        stages.append(_stage(stage, before, after, outcome))
+
+    table = batch.table
+    known = known_scores(buffer.database, chain.score_keys, table["experience_id"].to_pylist()) if buffer else {}
+    result = chain.run(table, known=known, watch=watch)
+    decisions = result.decisions.to_pylist()
+    for seen in stages:
+        # The chain's group rule drops rows on the account of the stage that left their group too small.
+        known_ids = {key for key, _ in seen.dropped}
+        seen.dropped += [
+            (row["experience_id"], row["reason"])
+            for row in decisions if row["stage"] == seen.stage and row["experience_id"] not in known_ids
+        ]  # fmt: skip
+    for run in result.stages:
+        if not any(seen.index == run.index for seen in stages):
+            dropped = [(row["experience_id"], row["reason"]) for row in decisions if row["stage"] == run.stage]
+            stages.append(StagePreview(run.index, run.stage, run.rows_in, run.rows_kept, dropped))
+        else:
+            (seen,) = (seen for seen in stages if seen.index == run.index)
+            seen.rows_kept = run.rows_kept
+    stages.sort(key=lambda seen: seen.index)
+    return Preview(table.num_rows, len(batch.group_ids), stages, decisions)
+
+
+def _stage(stage: Stage, before: pa.Table, after: pa.Table, outcome: StageOutcome) -> StagePreview:
+    ids = before["experience_id"].to_pylist()
+    reasons = outcome.reasons.to_pylist()
+    stays = outcome.reasons.is_null().to_pylist()
+    seen = StagePreview(stage.index, stage.name, before.num_rows, before.num_rows)
+    seen.dropped = [(key, reason) for key, reason in zip(ids, reasons, strict=True) if reason is not None]
+    seen.waiting = [(ids[row], review.question) for row, review in sorted(outcome.waiting.items())]
+    seen.num_created = len(outcome.created)
+    for name in sorted(set(outcome.columns) - IDENTITY_COLUMNS):
+        is_new = name not in before.column_names
+        old = [None] * before.num_rows if is_new else before[name].to_pylist()
+        new = after[name].to_pylist()
+        same = _same(before, after, name) if not is_new else [False] * before.num_rows
+        for row in range(before.num_rows):
+            if stays[row] and not same[row]:
+                seen.changed.append(Change(ids[row], name, old[row], new[row]))
+    return seen
+
+
+def _same(before: pa.Table, after: pa.Table, name: str) -> list[bool]:
+    """Per row, whether a column kept its value; null equals null, NaN equals NaN."""
+    old, new = before[name].combine_chunks(), after[name].combine_chunks()
+    if old.type != new.type:
+        return [a == b for a, b in zip(old.to_pylist(), new.to_pylist(), strict=True)]
+    both_null = pc.and_(pc.is_null(old, nan_is_null=True), pc.is_null(new, nan_is_null=True))
+    same: list[bool] = pc.or_(both_null, pc.fill_null(pc.equal(old, new), False)).to_pylist()
+    return same

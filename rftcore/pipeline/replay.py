@@ -1,0 +1,174 @@
+"""A pipeline over history: what other stages would have decided, stored beside the verdicts that were.
+
+Nothing that a run trains on changes: verdicts of a version of their own are appended, and groups stay where they are. Killed
+anywhere it goes on where it stopped, and a second replay of the same version decides on what came or was labelled since.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from operators.chain import Chain
+from operators.stage import Known
+from rftcore.config import RunConfig
+from rftcore.pipeline.deciding import Decided, decide
+from rftcore.pipeline.policy import Policy
+from rftcore.pipeline.role import register, stage_context
+from rftdata.buffer import Buffer
+from rftdata.claims import SealedBatch, read_groups
+from rftdata.database import Row, fetch
+from rftdata.errors import ConfigError, ConflictError
+from rftdata.verdicts import insert_operator_runs, insert_verdicts, known_scores, store_scores
+from rftdata.worker import Worker
+
+
+@dataclass
+class Replayed:
+    """What a replay did: groups and experiences decided, kept and dropped ones, and what stages made that was not stored."""
+
+    version: str
+    num_groups: int = 0
+    num_experiences: int = 0
+    num_kept: int = 0
+    num_not_made: int = 0
+    dropped_by: dict[str, int] = field(default_factory=dict)
+
+
+def replay(
+    config: RunConfig, buffer: Buffer, run: Row, chain: Chain, version: str | None, tell: Callable[[Replayed], None]
+) -> Replayed:
+    """Decide on every sealed group of a run under another version.
+
+    What a person was never asked, or has not answered, counts as answered with `otherwise`.
+
+    Args:
+        version: its name; by default the chain's digest.
+        tell: is shown the progress after every batch.
+
+    Raises:
+        ConfigError: the run trains on that version, or the name stands for other stages.
+        ConflictError: somebody else replays it at the moment.
+    """
+    name = version or chain.version
+    if name == run["pipeline_version"]:
+        raise ConfigError(
+            f"run {run['name']!r} trains on the verdicts of this version: its pipeline worker makes them", value=name,
+            todo="change the stages, or give --version NAME to decide again beside them",
+        )  # fmt: skip
+    done = Replayed(name)
+    policy = Policy(config, buffer.database, run["run_id"])
+    with (
+        Worker(buffer.database, run["run_id"], "pipeline") as worker,
+        buffer.database.connection() as lock,
+    ):
+        if not fetch(lock, "lock_replay", version=name, run_id=run["run_id"])[0]["locked"]:
+            raise ConflictError(f"another process replays the version {name!r} of this run", todo="wait for its end")
+        worker.says(f"replays version {name}")
+        chain.prepare(stage_context(config, policy))
+        register(buffer.database, chain, name)
+        after = 0
+        while group_ids := _next(buffer, run["run_id"], name, after, config.pipelines.batch_groups):
+            batch = read_groups(buffer.database, group_ids, chain.columns)
+            known = known_scores(buffer.database, chain.score_keys, batch.table["experience_id"].to_pylist())
+            decided = without_people(chain, batch, known)
+            _store(buffer, run["run_id"], worker.worker_id, name, batch, decided)
+            _note(done, batch, decided)
+            tell(done)
+            after = group_ids[-1]
+        chain.close()
+        policy.close()
+    return done
+
+
+def without_people(chain: Chain, batch: SealedBatch, known: Known) -> Decided:
+    """What the chain decides when every open question is answered with its `otherwise`."""
+    decided = decide(chain, batch, known)
+    answers: dict[int, dict[str, str]] = {}
+    while decided.verdicts.questions:
+        for question in decided.verdicts.questions:
+            answers.setdefault(question.experience_id, {})[question.name] = question.otherwise
+        batch.table = _answered(batch.table, answers)
+        decided = decide(chain, batch, known)
+    return decided
+
+
+def _answered(table: pa.Table, answers: dict[int, dict[str, str]]) -> pa.Table:
+    reviews = [
+        json.dumps({**json.loads(reviews or "{}"), **answers[key]}) if key in answers else reviews
+        for key, reviews in zip(table["experience_id"].to_pylist(), table["reviews"].to_pylist(), strict=True)
+    ]
+    return table.set_column(table.column_names.index("reviews"), "reviews", pa.array(reviews, pa.string()))
+
+
+def _next(buffer: Buffer, run_id: int, version: str, after: int, count: int) -> list[int]:
+    rows = buffer.database.fetch("groups_to_replay", run_id=run_id, version=version, after=after, count=count)
+    return [row["group_id"] for row in rows]
+
+
+def _store(buffer: Buffer, run_id: int, worker_id: int, version: str, batch: SealedBatch, decided: Decided) -> None:
+    verdicts = decided.verdicts
+    with buffer.database.transaction() as connection:
+        store_scores(connection, verdicts.scores)
+        insert_verdicts(connection, version, batch.label_cuts, verdicts.decisions)
+        insert_operator_runs(connection, run_id, worker_id, version, verdicts.stages)
+
+
+def _note(done: Replayed, batch: SealedBatch, decided: Decided) -> None:
+    done.num_groups += len(batch.group_ids)
+    done.num_experiences += len(decided.verdicts.decisions)
+    done.num_not_made += len(decided.created) + len(decided.verdicts.tasks)
+    for decision in decided.verdicts.decisions:
+        if decision.kept:
+            done.num_kept += 1
+        else:
+            stage = decision.stage or "chain"
+            done.dropped_by[stage] = done.dropped_by.get(stage, 0) + 1
+
+
+def versions(buffer: Buffer, run: Row) -> list[Row]:
+    """Versions that decided on experiences of a run."""
+    return buffer.database.fetch("pipeline_versions", run_id=run["run_id"])
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How two versions differ on a run.
+
+    Attributes:
+        counts: experiences by what became of them before and after, with changes of kept rewards.
+        only_before, only_after: experiences on which one version alone has decided.
+        rows: some of those that differ.
+    """
+
+    counts: list[Row]
+    only_before: int
+    only_after: int
+    rows: list[Row]
+
+    def plain(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+def compare(buffer: Buffer, run: Row, before: str, after: str, limit: int) -> Difference:
+    """Compare two versions on a run.
+
+    Raises:
+        ConfigError: a version that never decided on an experience of the run.
+    """
+    known = [row["pipeline_version"] for row in versions(buffer, run)]
+    for name in (before, after):
+        if name not in known:
+            raise ConfigError(
+                f"no such pipeline version decided on experiences of run {run['name']!r}", value=name,
+                allowed=", ".join(known) or "none yet", todo="make it with `rft process CONFIG --replay --version NAME`",
+            )  # fmt: skip
+    names = {"run_id": run["run_id"], "before": before, "after": after}
+    (coverage,) = buffer.database.fetch("compare_coverage", **names)
+    counts = buffer.database.fetch("compare_versions", **names)
+    rows = buffer.database.fetch("rows_that_differ", **names, count=limit)
+    return Difference(counts, coverage["only_before"], coverage["only_after"], rows)

@@ -1,0 +1,94 @@
+-- name: groups_to_replay
+-- Whole groups of a run, after one, on which a version has not decided, or not since they were labelled last.
+SELECT g.group_id FROM rft.rollout_group g
+WHERE g.run_id = %(run_id)s AND g.group_id > %(after)s AND g.status IN ('sealed', 'ready') AND g.left_by IS NULL
+  AND NOT EXISTS (
+      SELECT FROM rft.verdict v
+      WHERE v.group_id = g.group_id AND v.pipeline_version = %(version)s
+        AND v.label_cut >= (SELECT coalesce(max(l.label_id), 0) FROM rft.label l JOIN rft.experience e USING (experience_id)
+                            WHERE e.group_id = g.group_id))
+ORDER BY g.group_id LIMIT %(count)s;
+
+-- name: lock_replay
+-- One process replays a version of a run at a time.
+SELECT pg_try_advisory_lock(hashtextextended('rft.replay/' || %(version)s, %(run_id)s)) AS locked;
+
+-- name: sample_groups
+-- Whole groups of a run in an order that depends on the seed alone.
+SELECT group_id, (SELECT count(*) FROM rft.experience e WHERE e.group_id = g.group_id) AS num_experiences
+FROM rft.rollout_group g WHERE g.run_id = %(run_id)s AND g.status IN ('sealed', 'ready') AND g.left_by IS NULL
+ORDER BY hashint8extended(g.group_id, %(seed)s), g.group_id LIMIT %(count)s;
+
+-- name: pipeline_versions
+-- Versions that decided on experiences of a run. `used`: the one it trains on.
+SELECT v.pipeline_version, v.pipeline_version = r.pipeline_version AS used, v.num_kept, v.num_dropped, p.first_used_at,
+       (SELECT string_agg(k, ' > ' ORDER BY o.place) FROM jsonb_array_elements(p.stages) WITH ORDINALITY AS o (stage, place)
+        CROSS JOIN LATERAL jsonb_object_keys(o.stage) AS k) AS stages
+FROM rft.run r
+CROSS JOIN LATERAL (
+    SELECT n.pipeline_version, count(*) FILTER (WHERE n.kept) AS num_kept, count(*) FILTER (WHERE NOT n.kept) AS num_dropped
+    FROM (SELECT DISTINCT ON (v.pipeline_version, v.experience_id) v.pipeline_version, v.kept
+          FROM rft.verdict v JOIN rft.experience e USING (experience_id) WHERE e.run_id = r.run_id
+          ORDER BY v.pipeline_version, v.experience_id, v.verdict_id DESC) n
+    GROUP BY n.pipeline_version) v
+LEFT JOIN rft.pipeline p ON p.pipeline_version = v.pipeline_version
+WHERE r.run_id = %(run_id)s
+ORDER BY p.first_used_at, v.pipeline_version;
+
+-- name: compare_versions
+-- How many experiences of a run two versions treat in which way.
+SELECT CASE WHEN a.kept THEN 'kept' ELSE a.stage END AS before, CASE WHEN b.kept THEN 'kept' ELSE b.stage END AS after,
+       count(*) AS num_experiences,
+       count(*) FILTER (WHERE a.kept AND b.kept AND coalesce(a.reward, e.reward) IS DISTINCT FROM coalesce(b.reward, e.reward)) AS num_rewards_changed,
+       avg(coalesce(b.reward, e.reward) - coalesce(a.reward, e.reward)) FILTER (WHERE a.kept AND b.kept) AS mean_reward_change
+FROM rft.experience e
+CROSS JOIN LATERAL (
+    SELECT * FROM rft.verdict v WHERE v.experience_id = e.experience_id AND v.pipeline_version = %(before)s
+    ORDER BY v.verdict_id DESC LIMIT 1) a
+CROSS JOIN LATERAL (
+    SELECT * FROM rft.verdict v WHERE v.experience_id = e.experience_id AND v.pipeline_version = %(after)s
+    ORDER BY v.verdict_id DESC LIMIT 1) b
+WHERE e.run_id = %(run_id)s
+GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2;
+
+-- name: compare_coverage
+-- Experiences of a run on which only one of two versions has decided.
+SELECT count(*) FILTER (WHERE a AND NOT b) AS only_before, count(*) FILTER (WHERE b AND NOT a) AS only_after
+FROM (SELECT EXISTS (SELECT FROM rft.verdict v WHERE v.experience_id = e.experience_id AND v.pipeline_version = %(before)s) AS a,
+             EXISTS (SELECT FROM rft.verdict v WHERE v.experience_id = e.experience_id AND v.pipeline_version = %(after)s) AS b
+      FROM rft.experience e WHERE e.run_id = %(run_id)s) c;
+
+-- name: rows_that_differ
+-- Experiences that two versions treat differently, oldest first.
+SELECT e.experience_id, e.group_id, e.reward, CASE WHEN a.kept THEN 'kept' ELSE a.stage || ': ' || a.reason END AS before,
+       CASE WHEN b.kept THEN 'kept' ELSE b.stage || ': ' || b.reason END AS after,
+       CASE WHEN a.kept THEN coalesce(a.reward, e.reward) END AS reward_before,
+       CASE WHEN b.kept THEN coalesce(b.reward, e.reward) END AS reward_after
+FROM rft.experience e
+CROSS JOIN LATERAL (
+    SELECT * FROM rft.verdict v WHERE v.experience_id = e.experience_id AND v.pipeline_version = %(before)s
+    ORDER BY v.verdict_id DESC LIMIT 1) a
+CROSS JOIN LATERAL (
+    SELECT * FROM rft.verdict v WHERE v.experience_id = e.experience_id AND v.pipeline_version = %(after)s
+    ORDER BY v.verdict_id DESC LIMIT 1) b
+WHERE e.run_id = %(run_id)s
+  AND (a.kept <> b.kept OR (NOT a.kept AND a.stage <> b.stage)
+       OR (a.kept AND coalesce(a.reward, e.reward) IS DISTINCT FROM coalesce(b.reward, e.reward)))
+ORDER BY e.experience_id LIMIT %(count)s;
+
+-- name: pipeline_of_experience
+-- Everything pipelines found out about one experience, in the order in which it happened.
+SELECT * FROM (
+    SELECT v.decided_at AS at, v.pipeline_version AS version, coalesce(v.stage, 'all stages') AS stage,
+           CASE WHEN v.kept THEN 'kept' ELSE 'dropped' END AS what,
+           CASE WHEN NOT v.kept THEN v.reason
+                ELSE concat_ws(', ', 'reward ' || v.reward, 'priority ' || nullif(v.priority, 0)) END AS detail
+    FROM rft.verdict v WHERE v.experience_id = %(experience_id)s
+    UNION ALL
+    SELECT s.scored_at, NULL, s.stage, 'scored', coalesce(s.error, s.scores::text) FROM rft.score s WHERE s.experience_id = %(experience_id)s
+    UNION ALL
+    SELECT w.asked_at, NULL, w.name, 'asked', w.question FROM rft.review w WHERE w.experience_id = %(experience_id)s
+    UNION ALL
+    SELECT coalesce(w.answered_at, w.deadline), NULL, w.name, w.state, CASE WHEN w.answer IS NULL THEN 'nobody answered in time' ELSE w.author END
+    FROM rft.v_review w WHERE w.experience_id = %(experience_id)s AND w.state <> 'waiting') x
+ORDER BY at, what;

@@ -1,0 +1,151 @@
+"""`rft process --preview|--replay|--diff|--versions` and what the queue of reviews shows, as a person calls them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rftdata
+from rftcore.cli import run_command
+from tests.stored_run import StoredRun
+
+CONFIG = """
+run: {name: sums}
+buffer: {uri: "%(uri)s", segments: "%(segments)s"}
+model: {path: tiny}
+tasks: [{name: sums, source: none.jsonl}]
+pipelines:
+  experience: %(stages)s
+algorithm: {name: grpo, group_size: 4}
+explorer: {engine: none}
+trainer: {batch_groups: 2, learning_rate: 0.001}
+steps: 4
+"""
+
+
+@pytest.fixture
+def run(buffer: rftdata.Buffer, monkeypatch: pytest.MonkeyPatch) -> StoredRun:
+    """Experiences 1 to 4 with rewards 0, 0, 0, 1 and 5 to 8 with 1, 1, 1, 1; the stage `equal` of version v1 dropped the second group."""
+    monkeypatch.setenv("RFT_BUFFER", buffer.config.uri)
+    monkeypatch.setenv("RFT_SEGMENTS", str(buffer.config.segments))
+    run = StoredRun(buffer)
+    run.attempt()
+    kept, dropped = run.group(0, [0.0, 0.0, 0.0, 1.0]), run.group(0, [1.0, 1.0, 1.0, 1.0])
+    buffer.sql(
+        "INSERT INTO rft.verdict (experience_id, group_id, pipeline_version, kept)"
+        " SELECT experience_id, group_id, 'v1', true FROM rft.experience WHERE group_id = %s", [kept],
+    )  # fmt: skip
+    run.drop(dropped, "equal", "all rewards are 1")
+    return run
+
+
+@pytest.fixture
+def config(buffer: rftdata.Buffer, tmp_path: Path) -> Any:
+    def write(stages: str) -> str:
+        file = tmp_path / "config.yaml"
+        file.write_text(CONFIG % {"uri": buffer.config.uri, "segments": buffer.config.segments, "stages": stages})
+        return str(file)
+
+    return write
+
+
+def rft(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = run_command(list(arguments))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+SHAPED = '[{sql: "SELECT * REPLACE (reward + 0.5 AS reward) FROM batch"}, {reward_threshold: {max: 1.2}}]'
+
+
+def test_a_preview_shows_what_every_stage_does_and_stores_nothing(
+    run: StoredRun, config: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = rft(capsys, "process", config(SHAPED), "--preview", "8", "--json")
+    assert code == 0, err
+    shown = json.loads(out)
+    shaped, threshold = shown["stages"]
+    assert (shown["num_experiences"], shown["num_groups"]) == (8, 2)
+    changed = {change["experience_id"]: (change["before"], change["after"]) for change in shaped["changed"]}
+    assert changed == {key: (float(key >= 4), float(key >= 4) + 0.5) for key in range(1, 9)}
+    assert (threshold["rows_in"], threshold["rows_kept"]) == (8, 3)
+    assert dict(map(tuple, threshold["dropped"])) == dict.fromkeys(range(4, 9), "reward 1.5 > max 1.2")
+    code, out, err = rft(capsys, "process", config(SHAPED), "--preview", "8")
+    assert code == 0 and "1. sql: 8 in, 8 kept, 0 dropped" in out and "dropped 4: reward 1.5 > max 1.2" in out
+    assert run.buffer.sql("SELECT count(*) AS n FROM rft.verdict")["n"].to_pylist() == [8]
+    assert run.buffer.sql("SELECT count(*) AS n FROM rft.score")["n"].to_pylist() == [0]
+
+
+def test_a_replay_decides_beside_the_verdicts_and_the_two_are_compared(
+    run: StoredRun, config: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = rft(capsys, "process", config(SHAPED), "--replay", "--version", "shaped", "--json")
+    assert code == 0, err
+    done = json.loads(out)
+    assert (done["num_groups"], done["num_experiences"], done["num_kept"]) == (2, 8, 3)
+    assert done["dropped_by"] == {"reward_threshold": 5}
+    states = run.buffer.sql("SELECT status::text AS s FROM rft.rollout_group ORDER BY 1")["s"].to_pylist()
+    assert states == ["ready", "ready"]  # nothing that the run trains on has changed
+
+    again = json.loads(rft(capsys, "process", config(SHAPED), "--replay", "--version", "shaped", "--json")[1])
+    assert again["num_groups"] == 0
+    run.buffer.sql("UPDATE rft.experience SET reward = 0.1 WHERE experience_id = 8")
+    after_label = json.loads(rft(capsys, "process", config(SHAPED), "--replay", "--version", "shaped", "--json")[1])
+    assert (after_label["num_groups"], after_label["num_kept"]) == (1, 0)  # one row is left: too few for its group
+
+    code, out, err = rft(capsys, "process", "--versions", "--json")
+    versions = {row["pipeline_version"]: row for row in json.loads(out)}
+    assert versions["v1"]["used"] and not versions["shaped"]["used"]
+    assert versions["shaped"]["stages"] == "sql > reward_threshold"
+
+    code, out, err = rft(capsys, "process", "--diff", "v1", "shaped", "--json")
+    assert code == 0, err
+    difference = json.loads(out)
+    counts = {(row["before"], row["after"]): row["num_experiences"] for row in difference["counts"]}
+    assert counts == {("kept", "kept"): 3, ("kept", "reward_threshold"): 1, ("equal", "reward_threshold"): 4}
+    kept = next(row for row in difference["counts"] if row["after"] == "kept")
+    assert (kept["num_rewards_changed"], kept["mean_reward_change"]) == (3, 0.5)
+    assert [row["experience_id"] for row in difference["rows"]] == list(range(1, 9))
+    assert rft(capsys, "process", "--diff", "v1", "shaped")[0] == 0
+
+    code, out, err = rft(capsys, "lineage", "4", "--pipeline", "--json")
+    told = [(row["version"], row["what"], row["stage"]) for row in json.loads(out)]
+    assert told == [("v1", "kept", "all stages"), ("shaped", "dropped", "reward_threshold")]
+
+
+def test_a_replay_takes_unanswered_questions_for_answered(
+    run: StoredRun, config: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stages = '[{human_review: {where: "reward = 0", otherwise: drop}}]'
+    done = json.loads(rft(capsys, "process", config(stages), "--replay", "--version", "asked", "--json")[1])
+    assert (done["num_kept"], done["dropped_by"]) == (4, {"human_review": 4})
+    assert run.buffer.sql("SELECT count(*) AS n FROM rft.review")["n"].to_pylist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--diff", "v1", "v2"], "no such pipeline version .*v2.*allowed: v1"),
+        (["--version", "a"], "--version names the verdicts of a replay"),
+        (["--replay", "--preview", "3"], "one thing at a time"),
+        (["--replay", "--version", "v1"], "trains on the verdicts of this version"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    run: StoredRun, config: Any, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    import re
+
+    code, _, err = rft(capsys, "process", config(SHAPED), *arguments)
+    assert code != 0 and re.search(message, " ".join(err.split())), err
+
+
+def test_a_version_name_stands_for_one_list_of_stages(
+    run: StoredRun, config: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert rft(capsys, "process", config(SHAPED), "--replay", "--version", "mine")[0] == 0
+    code, _, err = rft(capsys, "process", config("[{drop_truncated: {}}]"), "--replay", "--version", "mine")
+    assert code != 0 and "stands for other stages already" in err
