@@ -1,7 +1,13 @@
 """Pipeline stages: what stands between rollouts and training, one operator per file.
 
 `operators.build.build_chain` turns the YAML list into a `Chain`; `Chain.run` decides on a batch of whole groups. A
-stage's name is one of `BUILTINS: dict[str, str] = {
+stage's name is one of `BUILTINS`, any Data-Juicer operator's own name, an entry point of group `rftdata.operator`,
+`./file.py:attr` or a dotted path to an `Operator` subclass or to a plain function of one row.
+"""
+
+from __future__ import annotations
+
+BUILTINS: dict[str, str] = {
     "balance_groups": "operators.experience.balance_groups:BalanceGroups",
     "clip_reward": "operators.experience.clip_reward:ClipReward",
     "decontaminate": "operators.experience.decontaminate:Decontaminate",
