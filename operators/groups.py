@@ -55,7 +55,8 @@ class Groups:
         known = ~np.isnan(values_N)
         counts = np.bincount(self.rollout_N[known], minlength=self.num_rollouts)
         sums = np.bincount(self.rollout_N[known], weights=values_N[known], minlength=self.num_rollouts)
-        return np.divide(sums, counts, out=np.full(self.num_rollouts, np.nan), where=counts > 0)
+        means: Floats = np.divide(sums, counts, out=np.full(self.num_rollouts, np.nan), where=counts > 0)
+        return means
 
 
 @dataclass(frozen=True)

@@ -22,15 +22,14 @@ def signatures(hashes: Hashes, rows: Rows, num_texts: int) -> npt.NDArray[np.uin
     """N × 128 bins.
 
     Args:
-        hashes, rows: 40-bit hashes of n-grams and the text each stands in, as `operators.ngrams.distinct` gives them. A text without any
-            gets a signature that agrees with none but its like.
+        hashes, rows: 40-bit hashes of n-grams and the text each stands in, as `operators.ngrams.distinct` gives them: ascending within
+            each text. A text without any gets a signature that agrees with none but its like.
     """
     empty = np.uint64(2**64 - 1)
     bins = np.full(num_texts * NUM_BINS, empty)
     place = rows * NUM_BINS + (hashes % np.uint64(NUM_BINS)).astype(np.int64)
-    # Sorted descending, so that the least value of a bin is written last.
-    order = np.argsort(hashes)[::-1]
-    bins[place[order]] = hashes[order]
+    # Of several values for a bin the last one stays; they come in ascending order.
+    bins[place[::-1]] = hashes[::-1]
     return _densified(bins.reshape(num_texts, NUM_BINS), empty)
 
 
@@ -41,7 +40,7 @@ def _densified(bins: npt.NDArray[np.uint64], empty: np.uint64) -> npt.NDArray[np
     following = np.minimum.accumulate(places[:, ::-1], axis=1)[:, ::-1][:, :NUM_BINS]
     distance = following - np.arange(NUM_BINS)
     borrowed = np.take_along_axis(bins, np.where(following < 2 * NUM_BINS, following, 0) % NUM_BINS, axis=1)
-    found = borrowed + distance.astype(np.uint64) * np.uint64(1 << 41)
+    found: npt.NDArray[np.uint64] = borrowed + distance.astype(np.uint64) * np.uint64(1 << 41)
     found[~full.any(axis=1)] = empty
     return found
 

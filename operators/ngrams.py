@@ -21,17 +21,16 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _SPREAD = np.uint64(0xD6E8FEB86659FD93)
 
 
-def _tables() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
+def _tables() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+    """For each byte its lower case, and the same with 0 for those that are not part of a word."""
     lower = np.arange(256, dtype=np.uint8)
     lower[ord("A") : ord("Z") + 1] += 32
-    word = np.zeros(256, np.bool_)
-    for first, last in (("0", "9"), ("A", "Z"), ("a", "z"), ("_", "_")):
-        word[ord(first) : ord(last) + 1] = True
-    word[128:] = True
+    word = lower.copy()
+    word[:128][[not (chr(byte).isalnum() or chr(byte) == "_") for byte in range(128)]] = 0
     return lower, word
 
 
-_LOWER, _IS_WORD = _tables()
+_LOWER, _WORD = _tables()
 
 
 def ngrams(texts: pa.Array, n: int, unit: Unit = "word") -> tuple[Hashes, Rows]:
@@ -50,7 +49,7 @@ def tokens(texts: pa.Array, unit: Unit = "word") -> tuple[Hashes, Rows]:
     """Hashes of the words (or characters) of N texts, in order, and how many each text has."""
     data, offsets = _bytes(texts)
     if unit == "word":
-        return _words(_LOWER[data], _IS_WORD[data], offsets)
+        return _words(_WORD[data], offsets)
     # Bytes 10xxxxxx continue a character; the others start one.
     starts = np.flatnonzero((data & 0xC0) != 0x80)
     ends = np.r_[starts[1:], len(data)]
@@ -68,15 +67,18 @@ def _bytes(texts: pa.Array) -> tuple[npt.NDArray[np.uint8], Rows]:
     return everything[offsets[0] : offsets[-1]], offsets - offsets[0]
 
 
-def _words(data: npt.NDArray[np.uint8], is_word: npt.NDArray[np.bool_], offsets: Rows) -> tuple[Hashes, Rows]:
-    # A word begins where none was before, or where a text begins; it ends likewise.
-    inner = offsets[1:-1][offsets[1:-1] < len(data)]
-    before = np.r_[False, is_word[:-1]]
-    before[inner] = False
-    starts = np.flatnonzero(is_word & ~before)
-    after = np.r_[is_word[1:], False]
-    after[inner[inner > 0] - 1] = False
-    ends = np.flatnonzero(is_word & ~after) + 1
+def _words(data: npt.NDArray[np.uint8], offsets: Rows) -> tuple[Hashes, Rows]:
+    """Of bytes that are 0 between words."""
+    is_word = np.zeros(len(data) + 2, np.bool_)
+    np.not_equal(data, 0, out=is_word[1:-1])
+    # A word begins or ends where this changes, and where one text follows another without a gap.
+    changes = np.flatnonzero(is_word[1:] != is_word[:-1])
+    inner = np.unique(offsets[1:-1])
+    inner = inner[(inner > 0) & (inner < len(data))]
+    glued = inner[is_word[inner] & is_word[inner + 1]]
+    starts, ends = changes[::2], changes[1::2]
+    if len(glued):
+        starts, ends = np.sort(np.r_[starts, glued]), np.sort(np.r_[ends, glued])
     return _values(data, starts, ends), _counts(starts, offsets)
 
 
@@ -86,10 +88,8 @@ def _counts(starts: Rows, offsets: Rows) -> Rows:
 
 def _values(data: npt.NDArray[np.uint8], starts: Rows, ends: Rows) -> Hashes:
     """Hashes of data[start:end]: eight bytes at a time, so that the short words most texts are made of take one step."""
-    if not len(starts):
-        return np.empty(0, np.uint64)
-    padded = np.concatenate([data, np.zeros(8, np.uint8)])
-    eights = np.lib.stride_tricks.as_strided(padded.view(np.uint8), (len(data) + 1, 8), (1, 1))
+    # Eight bytes from any place on as one number, without a copy.
+    eights: Hashes = np.ndarray((len(data) + 1,), "<u8", np.concatenate([data, np.zeros(8, np.uint8)]), strides=(1,))
     lengths = ends - starts
     with np.errstate(over="ignore"):
         hashes = _mixed(_loaded(eights, starts, lengths) + lengths.astype(np.uint64) * _FACTOR)
@@ -103,11 +103,13 @@ def _values(data: npt.NDArray[np.uint8], starts: Rows, ends: Rows) -> Hashes:
     return hashes
 
 
-def _loaded(eights: npt.NDArray[np.uint8], at: Rows, lengths: Rows) -> Hashes:
+_UNUSED = np.array([0xFFFFFFFFFFFFFFFF >> 8 * (8 - used) if used else 0 for used in range(9)], np.uint64)
+
+
+def _loaded(eights: Hashes, at: Rows, lengths: Rows) -> Hashes:
     """Up to eight bytes at each place as one number; those beyond the length are zero."""
-    found: Hashes = eights[at].view("<u8").ravel()
-    unused = np.maximum(8 - lengths, 0).astype(np.uint64) * np.uint64(8)
-    return found & (np.uint64(0xFFFFFFFFFFFFFFFF) >> unused)
+    found: Hashes = eights[at] & _UNUSED[np.minimum(lengths, 8)]
+    return found
 
 
 def _combined(hashes: Hashes, rows: Rows, n: int) -> tuple[Hashes, Rows]:

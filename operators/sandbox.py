@@ -77,6 +77,11 @@ def message(error: duckdb.Error) -> str:
     return " ".join(str(error).split("\n\nLINE ")[0].split())
 
 
+def quoted(name: str) -> str:
+    """The name of a column as it is written in a query."""
+    return '"' + name.replace('"', '""') + '"'
+
+
 @cache
 def changing_functions() -> frozenset[str]:
     """Names of functions whose answer depends on more than their arguments: random numbers, the time, settings."""

@@ -31,7 +31,8 @@ from pydantic import Field, field_validator
 
 from operators import reference_files
 from operators.base import IDENTITY_COLUMNS, Operator, StageConfig, StageContext, StageOutcome
-from operators.sandbox import message, open_sandbox, registered
+from operators.query_shape import shape
+from operators.sandbox import message, open_sandbox, quoted, registered
 from rftdata.errors import ConfigError, OperatorError
 
 MAX_QUERY_IN_REASON = 160
@@ -80,6 +81,7 @@ class Sql(Operator):
         super().__init__(config)
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._tables: dict[str, pa.Table] | None = None
+        self._query: str = self.config.query
 
     def spec(self) -> dict[str, Any]:
         # Without references a query is the version it always was.
@@ -116,6 +118,7 @@ class Sql(Operator):
         except OperatorError as error:
             raise ConfigError(error.what, value=error.value, allowed=error.allowed, todo=error.todo) from error
         _require_experience_id(result)
+        self._narrow(schema, result, tables)
         for field in result:
             position = schema.get_field_index(field.name)
             if field.name in IDENTITY_COLUMNS:
@@ -123,6 +126,27 @@ class Sql(Operator):
             field = pa.field(field.name, _stored_type(field))
             schema = schema.append(field) if position < 0 else schema.set(position, field)
         return schema
+
+    def _narrow(self, schema: pa.Schema, result: pa.Schema, tables: Mapping[str, pa.Table]) -> None:
+        """Run the query on the columns it looks at and take from it those it changes, where that is sure to be the same."""
+        self._query, self.reads, self.writes = self.config.query, None, None
+        found = shape(self.config.query, schema, result)
+        if found is None:
+            return
+        names = ", ".join(quoted(name) for name in dict.fromkeys(("experience_id", *found.changed)))
+        narrow = f"SELECT {names} FROM ({self.config.query.strip().rstrip(';')}\n)"
+        reads = found.reads | IDENTITY_COLUMNS
+        given = pa.schema([field for field in schema if field.name in reads]).empty_table()
+        try:
+            with contextlib.closing(self._open()) as connection:
+                again = _run(
+                    connection, narrow, {"batch": given, **{name: t.slice(0, 0) for name, t in tables.items()}}
+                )
+        except (duckdb.Error, OperatorError):
+            return
+        if all(again.schema.field(name).type == result.field(name).type for name in again.column_names):
+            self._query, self.reads = narrow, reads
+            self.writes = frozenset(found.changed) - IDENTITY_COLUMNS
 
     def prepare(self, context: StageContext) -> None:
         self._connection, self._tables = self._open(), self._references()
@@ -152,7 +176,7 @@ class Sql(Operator):
             self.prepare(StageContext())
         assert self._connection is not None and self._tables is not None
         try:
-            result = _run(self._connection, self.config.query, {"batch": table, **self._tables})
+            result = _run(self._connection, self._query, {"batch": table, **self._tables})
         except duckdb.Error as error:
             raise OperatorError(
                 f"DuckDB refuses the query: {message(error)}",

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from pydantic import Field, model_validator
 
 from operators.base import Operator, StageConfig, StageOutcome
-from operators.groups import Groups, fewest_first, hashed
+from operators.groups import Groups, Ints, fewest_first, hashed
 
 
 class Mix(Operator):
@@ -66,7 +66,7 @@ class Mix(Operator):
         foreign = pc.binary_join_element_wise(f"{self.config.by}", shown, "has no share", " ")
         return StageOutcome.keep_where(pa.array(kept_G[groups.group_N]), pc.if_else(listed, surplus, foreign))
 
-    def _limits(self, names: list[str], counts: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+    def _limits(self, names: list[str], counts: Ints) -> Ints:
         """How many groups of each kind stay."""
         shares = np.array([self.config.shares.get(name, np.nan) for name in names])
         total = np.nanmin(counts / shares) if np.isfinite(shares).any() else 0.0

@@ -262,3 +262,49 @@ def test_wrong_references_are_refused_when_the_chain_is_built(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         build_chain([{"sql": {"query": "FROM batch", **args}}], references)
+
+
+# What a query is given, and what is taken from it
+
+
+@pytest.mark.parametrize(
+    ("query", "reads", "writes"),
+    [
+        ("FROM batch WHERE reward > 0", {"reward"}, set()),
+        ("SELECT * FROM batch ORDER BY num_response_tokens LIMIT 3;", {"num_response_tokens"}, set()),
+        ("SELECT b.* REPLACE (b.REWARD - 1 AS reward) FROM batch b", {"reward"}, {"reward"}),
+        ("SELECT *, length(response) AS n FROM batch -- texts", {"response"}, {"n"}),
+        ("SELECT * EXCLUDE (prompt) FROM batch WHERE source = 'x'", {"prompt", "source"}, set()),
+        ("SELECT experience_id, reward * 2 AS priority FROM batch", {"reward", "priority"}, {"priority"}),
+        ("FROM batch WHERE reward > (SELECT avg(b.reward) FROM batch b WHERE b.taskset = batch.taskset)",
+         {"reward", "taskset"}, set()),
+        ("FROM batch QUALIFY row_number() OVER (PARTITION BY prompt ORDER BY reward) = 1", {"prompt", "reward"}, set()),
+        ("FROM batch SEMI JOIN (SELECT 'a' AS response) USING (response)", None, None),
+        ("SELECT COLUMNS(*) FROM batch", None, None),
+        ("SELECT * RENAME (reward AS quality) FROM batch", None, None),
+        ("SELECT experience_id, batch::VARCHAR AS everything FROM batch", None, None),
+        ("WITH b AS (FROM batch) FROM b", None, None),
+        ("FROM batch UNION DISTINCT FROM batch", None, None),
+    ],
+)  # fmt: skip
+def test_a_query_gets_the_columns_it_looks_at_and_gives_those_it_changes(
+    query: str, reads: set[str] | None, writes: set[str] | None
+) -> None:
+    (stage,) = build_chain([{"sql": query}]).stages
+    identity = {"experience_id", "group_id", "rollout_index"}
+    assert stage.operator.reads == (None if reads is None else reads | identity)
+    assert stage.operator.writes == writes
+
+
+@pytest.mark.parametrize(
+    "query", ["FROM batch WHERE reward > 0.5", "SELECT * REPLACE (upper(response) AS response) FROM batch"]
+)
+def test_columns_that_a_query_leaves_alone_are_there_for_later_stages(query: str) -> None:
+    chain = build_chain([{"sql": query}, {"sql": "SELECT *, response || prompt AS tail FROM batch"}])
+    found: list[pa.Table] = []
+    chain.run(
+        batch_of_groups([0, 1], response=["a", "b"]), watch=lambda stage, before, after, outcome: found.append(after)
+    )
+    expected = ["bWhat is 2 + 2?"] if "WHERE" in query else ["AWhat is 2 + 2?", "BWhat is 2 + 2?"]
+    assert found[1]["tail"].to_pylist() == expected
+    assert set(found[1].column_names) == {*batch_of_groups([0]).column_names, "priority", "tail"}

@@ -119,7 +119,10 @@ def test_the_key_of_a_score_covers_what_changes_it_and_nothing_else() -> None:
     assert chain({"drop_truncated": {}}, Words, {"reward_threshold": {"min": 0.5}}).score_keys == [plain]
     assert chain(Upper, Words).score_keys != [plain]
     assert chain(ScoresTheReward).score_keys == []  # of what people change nothing is kept
-    assert chain({"sql": "SELECT * FROM batch"}, Words).score_keys == []  # it may have read, and written, anything
+    assert chain({"sql": "SELECT * FROM batch WHERE reward > 0"}, Words).score_keys == [plain]
+    assert (
+        chain({"sql": "SELECT COLUMNS(*) FROM batch"}, Words).score_keys == []
+    )  # it may have read, and written, anything
 
 
 @settings(deadline=None)  # threads are started
@@ -161,7 +164,7 @@ def test_a_stage_that_fails_is_tried_again_as_often_as_asked() -> None:
 
 @pytest.mark.parametrize(
     ("operator", "message"),
-    [(DropsAndScores, "drops rows though it scores"), (Undeclared, "column reward, which it does not declare")],
+    [(DropsAndScores, "drops rows while it scores"), (Undeclared, "column reward, which it does not declare")],
 )
 def test_rules_that_no_stage_may_break(operator: type[Operator], message: str) -> None:
     with pytest.raises(StageError, match=message):
