@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,6 +30,10 @@ from rftdata import claims
 from rftdata.errors import ConfigError
 from rftdata.usage import UsageLedger
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 BATCH_SCHEMA = claims.BATCH_SCHEMA.append(pa.field("priority", pa.float64()))
 """The columns of a batch. `metrics` is JSON text; `priority` is added by the chain when the caller leaves it out."""
 
@@ -37,8 +41,10 @@ IDENTITY_COLUMNS = frozenset({"experience_id", "group_id", "rollout_index"})
 """What the chain itself counts and reports by; no stage may change them."""
 
 
-MUTABLE_COLUMNS = frozenset({"reward", "priority", "labelled", "reviews", "staleness"})
-"""What may differ the next time the same experience comes along: a score of these is never kept."""
+MUTABLE_COLUMNS = frozenset(
+    {"reward", "priority", "labelled", "reviews", "staleness", "attempts", "num_groups", "num_draws"}
+)
+"""What may differ the next time the same experience or task comes along: a score of these is never kept."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +139,8 @@ class StageConfig(BaseModel):
 
 
 Messages = Sequence[Mapping[str, Any]]
+Embed = Callable[[str | None, int, Sequence[int], Sequence[str]], "NDArray[np.float32]"]
+"""(model or None for the policy, tokens of a text at most, task ids, texts) -> one vector per text, [texts, dimensions]."""
 
 
 @dataclass(frozen=True)
@@ -144,12 +152,14 @@ class StageContext:
         generate: answers chats with the run's policy: (chats, max_tokens, temperature) -> texts; None where there is none.
         model_path: the run's model, for a tokenizer or hidden states.
         usage: counts what stages spend on model calls against their budgets; None: in this process only.
+        embed: gives the vectors of tasks' texts, computed once and stored; None where no tasks are decided on.
     """
 
     base_dir: Path = field(default_factory=Path.cwd)
     generate: Callable[[Sequence[Messages], int, float], list[str]] | None = None
     model_path: str | None = None
     usage: UsageLedger | None = None
+    embed: Embed | None = None
 
 
 class Operator(ABC):
