@@ -15,10 +15,11 @@ UPDATE rft.worklist SET available = true, claimed_by = NULL, lease_until = NULL
 WHERE consumer = 'pipeline/' || %(run_id)s AND claimed_by = %(worker_id)s AND NOT available;
 
 -- name: batch_of_groups
--- What stages see of an experience.
+-- What stages see of an experience. screened: why an explorer gave up its group after the first rollouts.
 SELECT e.experience_id, e.group_id, o.rollout_index, e.turn_index, g.task_id, t.taskset, t.payload ->> 'answer' AS answer,
        e.prompt, e.response, e.reward, e.reward_sampled, e.num_prompt_tokens, e.num_response_tokens, e.finish_reason,
        e.metrics::text AS metrics, e.source::text AS source, o.outcome::text AS outcome, o.error,
+       (SELECT min(c.error) FROM rft.rollout c WHERE c.group_id = e.group_id AND c.outcome = 'cancelled' AND c.error LIKE 'screened out: %%') AS screened,
        (SELECT coalesce(max(l.label_id), 0) FROM rft.label l WHERE l.experience_id = e.experience_id) AS label_cut
 FROM rft.experience e
 JOIN rft.rollout_group g USING (group_id)

@@ -36,3 +36,13 @@ SELECT count(*) AS n FROM rft.task WHERE taskset = %(taskset)s;
 
 -- name: list_tasksets
 SELECT taskset, source, args, num_tasks, loaded_at FROM rft.taskset ORDER BY taskset;
+
+-- name: task_stats
+-- What a run knows of its tasks, the newest choices first.
+SELECT taskset, task_key, task_id, status::text AS status, pass_rate, alpha, beta, attempts, mean_reward, last_selected_at
+FROM rft.v_task_stat
+WHERE run_id = %(run_id)s AND (%(taskset)s::text IS NULL OR taskset = %(taskset)s)
+ORDER BY last_selected_at DESC NULLS LAST, task_id LIMIT %(limit)s;
+
+-- name: check_task_stat
+SELECT t.taskset, t.task_key, c.* FROM rft.check_task_stat(%(run_id)s) c JOIN rft.task t USING (task_id) ORDER BY task_id;
