@@ -156,7 +156,9 @@ def test_a_preview_shows_task_stages_too_before_any_run(
 ) -> None:
     (tmp_path / "none.jsonl").write_text('{"question": "1 + 1"}\n{"question": "a much longer question than that"}\n')
     file = Path(config("[]"))
-    file.write_text(file.read_text().replace("  experience: []", "  task: [{text_length_filter: {min_len: 1, max_len: 10}}]"))
+    file.write_text(
+        file.read_text().replace("  experience: []", "  task: [{text_length_filter: {min_len: 1, max_len: 10}}]")
+    )
     code, _, err = rft(capsys, "process", str(file), "--preview", "5")
     assert code != 0 and "rft tasks load" in err
     code, _, err = rft(capsys, "tasks", "load", str(file))
