@@ -6,6 +6,8 @@ to choose, one that misleads; see benchmarks/selection/synthetic.py for what it 
 parameters that sorts digits (benchmarks/selection/sorting.py). Selectors are the production classes. Uniform choice is `shuffle`. All
 selectors of a seed start from the same weights and have the same budget; every rollout counts. JSON on stdout.
 
+`selection_cost` are the milliseconds that choosing takes with a million tasks (benchmarks/selection_cost.py says more).
+
 With --folder, finished runs are kept there, and the same command goes on where it was stopped.
 """
 
@@ -25,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.selection import experiments
+from benchmarks.selection.cost import cost_of_selecting
 from benchmarks.selection.experiments import COMPARED, EXPERIMENTS, Experiment, Job, quick
 from benchmarks.selection.picture import draw
 from benchmarks.selection.summary import UNIFORM, summarize
@@ -63,7 +66,7 @@ def measure(
     return {
         "seeds": list(seeds),
         "uniform": UNIFORM,
-        "selectors": {name: COMPARED[name].args for name in selectors},
+        "selectors": {name: asdict(COMPARED[name]) for name in selectors},
         "experiments": results,
         "jobs": num_jobs,
         "seconds": round(time.perf_counter() - started, 1),
@@ -78,6 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--selectors", default=",".join(COMPARED), help="some of them, with commas between")
     parser.add_argument("--experiments", default=",".join(EXPERIMENTS), help="some of them, with commas between")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at the same time, one thread each")
+    parser.add_argument(
+        "--cost-tasks", type=int, default=1_000_000, help="tasks at which choosing is timed; 0: not at all"
+    )
     parser.add_argument("--quick", action="store_true", help="tiny sizes, for a look at what is printed")
     parser.add_argument("--plot", type=Path, help="write a picture to this file")
     parser.add_argument("--folder", type=Path, help="where to keep finished runs; a temporary folder by default")
@@ -89,6 +95,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="rft-bench-") as temporary:
         folder = options.folder or Path(temporary)
         results = measure(chosen, selectors, seeds, folder.resolve(), max(1, options.jobs))
+    if options.cost_tasks > 0:
+        num_tasks = min(options.cost_tasks, 10_000) if options.quick else options.cost_tasks
+        results["selection_cost"] = cost_of_selecting(num_tasks, 5 if options.quick else 30)
     if options.plot:
         options.plot.parent.mkdir(parents=True, exist_ok=True)
         draw(results, options.plot)

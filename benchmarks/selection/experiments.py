@@ -27,23 +27,26 @@ class Compared:
     """A selector of the comparison.
 
     Attributes:
-        args: what a configuration would say, for all experiments.
+        selector: its name in a configuration.
+        args: its arguments there, for all experiments; what is not said is as the project has it.
         uses_anchors: whether it reads pass rates of two other models, whose rollouts are then counted beside.
     """
 
+    selector: str
     args: dict[str, Any] = field(default_factory=dict)
     uses_anchors: bool = False
 
 
 COMPARED: dict[str, Compared] = {
-    "shuffle": Compared(),
-    "sequential": Compared(),
-    "random": Compared(),
-    "easy_to_hard": Compared({"features": ["weak", "strong"]}, uses_anchors=True),
-    "difficulty": Compared({"features": ["weak", "strong"]}, uses_anchors=True),
-    "speed": Compared(),
-    "greso": Compared(),
-    "plr": Compared(),
+    "shuffle": Compared("shuffle"),
+    "sequential": Compared("sequential"),
+    "random": Compared("random"),
+    "easy_to_hard": Compared("easy_to_hard", {"features": ["-grade"]}),
+    "difficulty": Compared("difficulty", {"features": ["weak", "strong"]}, uses_anchors=True),
+    "difficulty_alone": Compared("difficulty"),
+    "speed": Compared("speed"),
+    "greso": Compared("greso"),
+    "plr": Compared("plr"),
 }
 
 
@@ -72,10 +75,10 @@ EXPERIMENTS: dict[str, Experiment] = {
         "coin_flips", "as graded, but the reward of every third task is a coin's", 0.6, 200_000
     ),
     "sorting": Experiment(
-        "a Llama of 0.75 million parameters sorts 3 to 8 digits",
+        "a Llama of 0.75 million parameters sorts 2 to 10 digits",
         Plan(batch_groups=16, group_size=8, max_refill=32, budget=60_000, evaluate_every=5, target=0.6),
         {},
-        tuple(f"{length} digits" for length in (3, 4, 5, 6, 7, 8)),
+        tuple(f"{length} digits" for length in (2, 4, 5, 6, 8, 10)),
     ),
 }
 
@@ -92,7 +95,7 @@ def quick(experiment: Experiment) -> Experiment:
 
 @dataclass(frozen=True)
 class Job:
-    """One run; `folder` keeps results and what seeds share."""
+    """One run with a selector of `COMPARED`; `folder` keeps results and what the selectors of a seed share."""
 
     name: str
     experiment: Experiment
@@ -103,7 +106,7 @@ class Job:
     @property
     def file(self) -> Path:
         """Where its result is kept; another name when the experiment, the selector or the code that decides changed."""
-        cls = plugins.load("selector", self.selector, SELECTORS)
+        cls = plugins.load("selector", COMPARED[self.selector].selector, SELECTORS)
         sources = sorted(
             {inspect.getsourcefile(c) or "" for c in cls.__mro__ if c.__module__ not in ("abc", "builtins")}
         )
@@ -130,7 +133,7 @@ def run(job: Job) -> dict[str, Any]:
         return found
     learner = _LEARNERS[_module(job.name)](job)
     compared = COMPARED[job.selector]
-    selector = build_selector(job.selector, compared.args, learner.task_ids, job.seed)
+    selector = build_selector(compared.selector, compared.args, learner.task_ids, job.seed)
     if selector.feature_keys:
         selector.set_features({key: np.array(learner.features[key]) for key in selector.feature_keys})
     record = train(selector, learner, job.experiment.plan)

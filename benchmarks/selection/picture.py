@@ -13,6 +13,7 @@ _COLOURS = {
     "random": "#b8b09a",
     "easy_to_hard": "#b8860b",
     "difficulty": "#1b6ca8",
+    "difficulty_alone": "#7fb4dd",
     "speed": "#c8553d",
     "greso": "#2a9d6f",
     "plr": "#8f5bb5",
@@ -49,22 +50,26 @@ def _curves(axes: Any, name: str, experiment: dict[str, Any]) -> None:
 
 
 def _needs(axes: Any, experiment: dict[str, Any]) -> None:
-    """A dot for each seed; an arrow to the right where the target was not reached within the budget."""
+    """A dot for each seed; an arrow to the right where the target was not reached; a ring with the rollouts of the anchors."""
     uniform = experiment["selectors"].get(UNIFORM)
     if uniform is None:
         return
     names = list(experiment["selectors"])
     base = uniform["rollouts_to_target"]["runs"]
     for row, selector in enumerate(names):
-        runs = experiment["selectors"][selector]["rollouts_to_target"]["runs"]
-        for mine, theirs in zip(runs, base, strict=True):
+        figures, colour = experiment["selectors"][selector], _COLOURS.get(selector, "#555555")
+        for seed, theirs in enumerate(base):
             if theirs is None:
                 continue
-            reached = mine is not None
-            value = (mine if reached else experiment["plan"]["budget"]) / theirs
-            axes.plot(value, row, "o" if reached else ">", color=_COLOURS.get(selector, "#555555"), markersize=6)
+            mine = figures["rollouts_to_target"]["runs"][seed]
+            whole = figures["rollouts_to_target_with_anchors"]["runs"][seed]
+            axes.plot(
+                (mine or experiment["plan"]["budget"]) / theirs, row, "o" if mine else ">", color=colour, markersize=6
+            )
+            if mine and whole > mine:
+                axes.plot(whole / theirs, row, "o", color=colour, markersize=6, fillstyle="none")
     axes.axvline(1.0, color="#222222", linewidth=0.8)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
-    axes.set(xlabel="rollouts to the target / uniform's, each seed (▸ not reached)", xlim=(0, None))
+    axes.set(xlabel="rollouts to the target, as a share of shuffle's", xlim=(0, None))
     axes.grid(alpha=0.3)

@@ -1,8 +1,8 @@
 """A real model: a Llama of 0.75 million parameters that sorts digits, one token per character, as in examples/sort_from_scratch.
 
-Levels are lengths, from 3 digits to 8. The warm-up imitates noisy demonstrations, mostly of short lists, so that the
-shortest are all but solved at the start and the longest hopeless. Then GRPO with real rollouts: the project's learner, algorithm
-and packing, and a sampler of its own here, which generates with the learner's model.
+Levels are lengths, from 2 digits to 10. The warm-up imitates demonstrations, mostly of short lists, and the longer the more of
+them wrong in one digit: so the shortest are all but solved at the start and the longest hopeless. Then GRPO with real rollouts: the
+project's learner, algorithm and packing, and a sampler of its own here, which generates with the learner's model.
 
 The held-out score needs no sampling: an answer is right only if it is one certain text, whose probability one forward pass
 gives. It is the chance that a sampled answer is right, averaged over tasks whose digits do not occur in training.
@@ -32,7 +32,7 @@ from rftcore.trainer.learner import Learner
 from rftcore.trainer.packing import TrainBatch
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "sort_from_scratch"
-LENGTHS = (3, 4, 5, 6, 8, 10)
+LENGTHS = (2, 4, 5, 6, 8, 10)
 MAX_TOKENS = 12
 ANCHOR_ROLLOUTS = 8
 _SAMPLED_AT_ONCE = 512
@@ -43,21 +43,21 @@ class Course:
     """Sizes of the experiment.
 
     Attributes:
-        tasks_per_level, held_out_per_level: different multisets of digits.
+        tasks_per_level, held_out_per_level: different multisets of digits; of 2 digits there are only 55, so fewer are held out.
         warm_up_steps: of 64 demonstrations each; the weak anchor is the model after half of them.
         warm_up_shares: how often each length occurs in the warm-up.
-        noise: share of demonstrations with a wrong digit.
+        noise: share of the demonstrations of each length with a wrong digit.
         strong_steps: the strong anchor is the start trained on so many more batches, without noise, all lengths alike.
         learning_rate: of GRPO.
     """
 
-    tasks_per_level: int = 96
-    held_out_per_level: int = 96
-    warm_up_steps: int = 300
-    warm_up_shares: tuple[float, ...] = (0.45, 0.35, 0.14, 0.05, 0.01, 0.0)
-    noise: float = 0.4
-    strong_steps: int = 150
-    learning_rate: float = 3.0e-4
+    tasks_per_level: int = 40
+    held_out_per_level: int = 64
+    warm_up_steps: int = 200
+    warm_up_shares: tuple[float, ...] = (0.35, 0.35, 0.2, 0.1, 0.0, 0.0)
+    noise: tuple[float, ...] = (0.0, 0.0, 0.2, 0.4, 0.0, 0.0)
+    strong_steps: int = 60
+    learning_rate: float = 2.0e-4
 
 
 @dataclass(frozen=True)
@@ -216,10 +216,11 @@ class SortingLearner(training.Learner):
 
 
 def scores(model: Any, tasks: Sequence[Task], tokens: Tokens) -> tuple[float, list[float]]:
-    """Mean chance of success over tasks, and over those of each level."""
+    """Mean chance of success over levels, and over the tasks of each."""
     found = chances(model, tasks, tokens).numpy()
     levels = np.array([task.level for task in tasks])
-    return float(found.mean()), [float(found[levels == level].mean()) for level in range(len(LENGTHS))]
+    by_level = [float(found[levels == level].mean()) for level in range(len(LENGTHS))]
+    return float(np.mean(by_level)), by_level
 
 
 def rollouts_of(
@@ -246,7 +247,7 @@ def prepare(folder: Path, course: Course, seed: int) -> dict[str, Any]:
     tasks, held_out = make_tasks(course, seed)
     example("make_model").make_model(folder / "random", seed=seed)
     tokens = Tokens(folder / "random")
-    features: dict[str, list[float]] = {"num_digits": [float(LENGTHS[task.level]) for task in tasks]}
+    features: dict[str, list[float]] = {"grade": [float(LENGTHS[task.level]) for task in tasks]}
     report: dict[str, Any] = {}
 
     def measure(name: str, learner: Learner) -> None:
@@ -266,7 +267,7 @@ def prepare(folder: Path, course: Course, seed: int) -> dict[str, Any]:
     learner = _open_for_imitation(folder / "start", course.strong_steps, seed)
     shares = (1 / len(LENGTHS),) * len(LENGTHS)
     for step in range(1, course.strong_steps + 1):
-        _imitate(learner, _demonstrations(generator, shares, 0.0, known), tokens, step)
+        _imitate(learner, _demonstrations(generator, shares, (0.0,) * len(LENGTHS), known), tokens, step)
     measure("strong", learner)
     prepared = {"features": features, "anchor_rollouts": 2 * ANCHOR_ROLLOUTS * len(tasks), "models": report}
     file.write_text(json.dumps(prepared), encoding="utf-8")
@@ -287,16 +288,17 @@ def _imitate(learner: Learner, demonstrations: Sequence[tuple[str, str]], tokens
 
 
 def _demonstrations(
-    generator: np.random.Generator, shares: Sequence[float], noise: float, held_out: set[str]
+    generator: np.random.Generator, shares: Sequence[float], noise: Sequence[float], held_out: set[str]
 ) -> list[tuple[str, str]]:
     """64 questions with answers, a share of them wrong in one digit; none has the digits of a held-out task."""
     found: list[tuple[str, str]] = []
     while len(found) < 64:
-        digits = [str(digit) for digit in generator.integers(10, size=generator.choice(LENGTHS, p=shares))]
+        level = generator.choice(len(LENGTHS), p=shares)
+        digits = [str(digit) for digit in generator.integers(10, size=LENGTHS[level])]
         answer = sorted(digits)
         if "".join(answer) in held_out:
             continue
-        if generator.random() < noise:
+        if generator.random() < noise[level]:
             answer[generator.integers(len(answer))] = str(generator.integers(10))
         found.append(("".join(digits) + ">", "".join(answer)))
     return found

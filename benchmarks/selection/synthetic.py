@@ -10,6 +10,7 @@ What it assumes, all of it:
   groups trained on. That learning goes with p(1 - p), that groups of equal rewards teach nothing, that easy tasks make the hard
   ones of their skill possible, and that training on one skill disturbs another a little: none of this is put in, all of it follows.
 - Put in: noise of the gradient that does not come from rewards, as 1 / √(rollouts trained on); forgetting, a share of w each step.
+- Tasks bring along a grade, how hard somebody thought they are: the difficulty, wrong by 2 logits (standard deviation).
 - Not modelled: exploration, answers that are right for the wrong reason, policies that collapse, staleness, lengths.
 
 Settings: `graded`, difficulties from solved to hopeless. `flat`, all tasks equally hard: there is nothing to choose, so a selector can
@@ -30,6 +31,7 @@ from benchmarks.selection.training import Floats, Group, Learner
 
 NUM_LEVELS = 6
 ANCHOR_ROLLOUTS = 8
+GRADE_ERROR = 2.0
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,10 @@ class SyntheticLearner(Learner):
         self._ability = np.zeros(world.num_skills + world.num_own)
         self.task_ids = list(range(1, world.num_tasks + 1))
         self.levels = self._train.levels(setting)
-        self.features = self._measured_by_anchors(np.random.default_rng((seed, 3)))
+        grades = self._train.difficulty + np.random.default_rng((seed, 4)).normal(
+            scale=GRADE_ERROR, size=world.num_tasks
+        )
+        self.features = {"grade": grades.tolist(), **self._measured_by_anchors(np.random.default_rng((seed, 3)))}
         self.anchor_rollouts = 2 * ANCHOR_ROLLOUTS * world.num_tasks
 
     def sample(self, task_ids: Sequence[int], sizes: Sequence[int]) -> list[Group]:

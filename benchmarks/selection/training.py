@@ -65,8 +65,9 @@ class Learner(ABC):
     Attributes:
         task_ids: its training tasks, ascending.
         levels: level of difficulty of each of them, for reports; selectors do not see it unless it is a feature.
-        features: numbers of each task that selectors may use, by name.
-        anchor_rollouts: rollouts that measuring the features `weak` and `strong` took: pass rates of two other policies.
+        features: numbers of each task that selectors may use: `grade`, how hard it was said to be when it was written; `weak` and
+            `strong`, pass rates of two other policies.
+        anchor_rollouts: rollouts that measuring these two took.
         num_sampled: rollouts made so far, counted where they are made.
     """
 
@@ -86,7 +87,7 @@ class Learner(ABC):
 
     @abstractmethod
     def score(self) -> tuple[float, list[float]]:
-        """Probability of success at the held-out tasks: the mean over all, and over those of each level."""
+        """Probability of success at the held-out tasks: the mean, and that of each level."""
 
 
 def train(selector: Selector, learner: Learner, plan: Plan) -> dict[str, Any]:
