@@ -54,7 +54,9 @@ class ActiveTasks:
             if row["stamp"] != known.stamp:  # somebody changed tasks since their ids were read
                 known = self._read(connection, taskset)
             else:
-                known.features[missing[0]] = self._numbers(connection, taskset, missing[0], known.task_ids, row["numbers"])
+                known.features[missing[0]] = self._numbers(
+                    connection, taskset, missing[0], known.task_ids, row["numbers"]
+                )
             missing = [key for key in keys if key not in known.features]
         return known.task_ids, {key: known.features[key] for key in keys}
 
@@ -68,7 +70,9 @@ class ActiveTasks:
         known = self._known[taskset] = _Known(row["stamp"], np.array(row["task_ids"], dtype=np.int64))
         return known
 
-    def _numbers(self, connection: Connection, taskset: str, key: str, task_ids: Ids, numbers: list[float | None]) -> Floats:
+    def _numbers(
+        self, connection: Connection, taskset: str, key: str, task_ids: Ids, numbers: list[float | None]
+    ) -> Floats:
         values = np.array(numbers, dtype=np.float64)  # None becomes NaN
         without = np.flatnonzero(~np.isfinite(values))
         if len(without):

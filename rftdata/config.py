@@ -106,8 +106,12 @@ class TasksetConfig(Section):
         description="Share of this taskset among those a run trains on: above 0, or [[step, weight], …] over explorer steps, with straight"
         " lines between them and the first and last weight before and after; 0 is none.",
     )
-    selector: SelectorConfig | None = Field(None, description="Chooses among these tasks instead of the run's selector.")
-    group_size: int | None = Field(None, ge=1, description="Rollouts of each of these tasks; algorithm.group_size by default.")
+    selector: SelectorConfig | None = Field(
+        None, description="Chooses among these tasks instead of the run's selector."
+    )
+    group_size: int | None = Field(
+        None, ge=1, description="Rollouts of each of these tasks; algorithm.group_size by default."
+    )
     max_repeats: int | None = Field(None, ge=1, description="Groups planned on one of these tasks in a run, at most.")
 
     @field_validator("weight", mode="before")
@@ -121,7 +125,9 @@ class TasksetConfig(Section):
         pairs = [tuple(point) for point in points if isinstance(point, list | tuple) and len(point) == 2]
         good = pairs and len(pairs) == len(points) and all(_is_number(value) for pair in pairs for value in pair)
         if not good or any(step != int(step) or step < 0 or not 0 <= value < math.inf for step, value in pairs):
-            raise ValueError("a weight is a number above 0, or [[step, weight], …] with whole steps and weights of 0 or more")
+            raise ValueError(
+                "a weight is a number above 0, or [[step, weight], …] with whole steps and weights of 0 or more"
+            )
         if any(after[0] <= before[0] for before, after in pairwise(pairs)):
             raise ValueError("the steps of a weight's schedule must grow")
         return tuple((int(step), float(value)) for step, value in pairs)

@@ -9,6 +9,7 @@ under earlier weights it does not make up for later.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from rftdata.config import MixingConfig, TasksetConfig, WeightSchedule
 from rftdata.errors import ConfigError
@@ -20,7 +21,7 @@ def weight_at(weight: float | WeightSchedule, step: int) -> float:
         return float(weight)
     if step <= weight[0][0]:
         return weight[0][1]
-    for (begin, before), (end, after) in zip(weight, weight[1:]):
+    for (begin, before), (end, after) in pairwise(weight):
         if step <= end:
             return before + (after - before) * (step - begin) / (end - begin)
     return weight[-1][1]
@@ -56,7 +57,9 @@ def mix(
     left = dict(room)
     chosen: list[str] = []
     for step in steps:
-        weights = {t.name: _weight(t, step, mixing, sizes[t.name]) for t in tasksets if left[t.name] is None or left[t.name]}
+        weights = {
+            t.name: _weight(t, step, mixing, sizes[t.name]) for t in tasksets if left[t.name] is None or left[t.name]
+        }
         total = sum(weights.values())
         if total <= 0:
             break

@@ -10,7 +10,7 @@ step >= floor((s - offset) / interval) * interval. Explorer step s feeds trainer
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,6 @@ from rftdata.selecting import RunSelectors, refuse_exhausted
 
 if TYPE_CHECKING:
     from rftdata.database import Database
-
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class PlanConfig:
     source: str = "explorer"
     fresh_share: float = 1.0
     base_dir: Path | None = None
-    mixing: MixingConfig = MixingConfig()
+    mixing: MixingConfig = field(default_factory=MixingConfig)
 
 
 def last_startable_step(policy_step: int, interval: int, offset: int) -> int:

@@ -70,7 +70,9 @@ class RunSelectors:
         self._ordinal = 0  # groups before it are in `_planned`
         self._planned: Counter[int] = Counter()
 
-    def choose(self, connection: Connection, steps: Sequence[int], next_ordinal: int) -> list[tuple[TasksetConfig, int]]:
+    def choose(
+        self, connection: Connection, steps: Sequence[int], next_ordinal: int
+    ) -> list[tuple[TasksetConfig, int]]:
         """Taskset and task of each place to plan, given its explorer step; fewer where nothing is left to try.
 
         Learns every outcome there is first, and stores the selectors' new states.
@@ -108,7 +110,11 @@ class RunSelectors:
         self._seq = newest
         for name, held in self._held.items():
             saved = states.get(name)
-            if saved is not None and saved["selector"] == self._selector_config(name).type and saved["state"] != held.state:
+            if (
+                saved is not None
+                and saved["selector"] == self._selector_config(name).type
+                and saved["state"] != held.state
+            ):
                 held.selector.load_state_dict(saved["state"])
                 held.state = saved["state"]
         if execute(connection, "apply_observations", run_id=self._run_id, seq=newest + 1):
@@ -131,7 +137,11 @@ class RunSelectors:
     ) -> Selector | None:
         """A selector over these tasks; None where they changed meanwhile."""
         config = self._selector_config(taskset.name)
-        kept = ~np.isin(task_ids, np.array(sorted(without), dtype=np.int64)) if without else np.ones(len(task_ids), dtype=bool)
+        kept = (
+            ~np.isin(task_ids, np.array(sorted(without), dtype=np.int64))
+            if without
+            else np.ones(len(task_ids), dtype=bool)
+        )
         selector = build_selector(config.type, config.args, task_ids[kept], self._config.seed, self._config.base_dir)
         selector.groups_per_step = self._config.batch_groups * self._config.fresh_share
         if selector.feature_keys:
@@ -146,11 +156,19 @@ class RunSelectors:
         learning = [name for name in names if self._held[name].selector.learns]
         if not learning or after >= until:
             return
-        rows = fetch(connection, "applied_observations", run_id=self._run_id, after=after, until=until, tasksets=learning)
+        rows = fetch(
+            connection, "applied_observations", run_id=self._run_id, after=after, until=until, tasksets=learning
+        )
         by_name: dict[str, list[Observation]] = {}
         for row in rows:
             observation = Observation(
-                row["task_id"], row["successes"], row["trials"], row["kind"], row["ordinal"], row["seq"], row["corrects"]
+                row["task_id"],
+                row["successes"],
+                row["trials"],
+                row["kind"],
+                row["ordinal"],
+                row["seq"],
+                row["corrects"],
             )
             by_name.setdefault(row["taskset"], []).append(observation)
         for name, observations in by_name.items():

@@ -63,7 +63,11 @@ def stats(
         if check:
             rows = task_stats.check_task_stats(found.database, run_id)
             print_rows(rows, task_stats.DIFFERENCE_COLUMNS, as_json=as_json)
-            warn("they differ; `rft tasks stats --rebuild` folds again" if rows else "every task is the fold of its outcomes")
+            warn(
+                "they differ; `rft tasks stats --rebuild` folds again"
+                if rows
+                else "every task is the fold of its outcomes"
+            )
             raise typer.Exit(int(bool(rows)))
         rows = task_stats.task_stats(found.database, run_id, taskset=taskset, limit=limit)
         print_rows(rows, task_stats.STAT_COLUMNS, as_json=as_json)

@@ -55,7 +55,9 @@ class RolloutRunner:
         )
         size = claimed.group_size
         first = min(screening.rollouts, size) if screening else size
-        group = Group(await self._rollouts(task, range(first), decoding), claimed.group_id, claimed.claim_token, self.source)
+        group = Group(
+            await self._rollouts(task, range(first), decoding), claimed.group_id, claimed.claim_token, self.source
+        )
         if screening and first < size:
             refusal = screening.refusal(*successes_and_trials(group))
             group.rollouts += (

@@ -7,6 +7,8 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rftdata import plugins
 from rftdata.errors import ConfigError
 from rftdata.selectors.base import Observation, Screening, Selector, TaskIds
@@ -35,6 +37,8 @@ def build_selector(
     """
     cls = plugins.load("selector", name, SELECTORS, base_dir)
     _check_names(name, cls, args)
+    if name not in SELECTORS and isinstance(task_ids, np.ndarray):
+        task_ids = task_ids.tolist()  # Python's integers: people put ids into states, which are JSON
     try:
         selector: Selector = cls(task_ids=task_ids, seed=seed, **args)
     except TypeError as error:

@@ -78,17 +78,20 @@ class Selector(ABC):
         feature_keys: keys of rft.task.features that it needs, as numbers; set by the constructor.
         screening: which groups explorers give up after a few rollouts; None for none.
         groups_per_step: groups of one trainer step, set by the planner; None where nobody said.
-        learns: whether outcomes matter to it; one that does not learn is not given them.
     """
 
     feature_keys: Sequence[str] = ()
     screening: Screening | None = None
     groups_per_step: float | None = None
-    learns: bool = True
 
     def __init__(self, task_ids: TaskIds, seed: int) -> None:
         self.task_ids = task_ids
         self.seed = seed
+
+    @property
+    def learns(self) -> bool:
+        """Whether outcomes matter to it; one to which they do not is not given them."""
+        return type(self).observe is not DeafSelector.observe
 
     @abstractmethod
     def select(self, count: int) -> list[int]:
@@ -117,3 +120,10 @@ class Selector(ABC):
     def retire(self, task_ids: Sequence[int]) -> bool:
         """Choose these tasks no more; at least one other is left. False: this selector cannot, and is made anew over the others."""
         return False
+
+
+class DeafSelector(Selector):
+    """One whose choices do not depend on outcomes, unless a subclass listens to them."""
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Outcomes change nothing."""

@@ -45,5 +45,8 @@ def feature_list(selector: str, value: Any, counts: Sequence[int] = ()) -> list[
 
 def _error(selector: str, name: str, value: Any, allowed: str) -> ConfigError:
     return ConfigError(
-        f"the selector {selector!r} cannot work with this {name}", value=value, allowed=allowed, todo="correct the section selector"
+        f"the selector {selector!r} cannot work with this {name}",
+        value=value,
+        allowed=allowed,
+        todo="correct the section selector",
     )

@@ -66,7 +66,11 @@ class Difficulty(Selector):
         super().__init__(task_ids, seed)
         self.feature_keys = feature_list("difficulty", features, (0, 2))
         implicit = (0.1 if self.feature_keys else 0.0) if implicit is None else implicit
-        for name, value in {"target_pass_rate": target_pass_rate, "forgetting": forgetting, "implicit": implicit}.items():
+        for name, value in {
+            "target_pass_rate": target_pass_rate,
+            "forgetting": forgetting,
+            "implicit": implicit,
+        }.items():
             number("difficulty", name, value, 0, 1)
         number("difficulty", "temperature", temperature, 0, math.inf)
         for name, yes in {"thompson": thompson, "adaptive_implicit": adaptive_implicit}.items():
@@ -149,8 +153,11 @@ class Difficulty(Selector):
     def _make_classes(self, features: Floats) -> None:
         """One row for each different pair of features, [2, N]; without features one for all."""
         if features.shape[1]:
-            pairs, row = np.unique(features, axis=1, return_inverse=True)
-            self._row = row.ravel().astype(np.int64)
+            weaker, of_weaker = np.unique(features[0], return_inverse=True)
+            stronger, of_stronger = np.unique(features[1], return_inverse=True)
+            # One number per pair: sorting numbers is fast, sorting pairs of a million tasks takes seconds.
+            found, self._row = np.unique(of_weaker * len(stronger) + of_stronger, return_inverse=True)
+            pairs = np.stack([weaker[found // len(stronger)], stronger[found % len(stronger)]])
             # The members of each class, in the order of their ids.
             self._members = np.argsort(self._row, kind="stable")
         else:
@@ -206,7 +213,9 @@ class Difficulty(Selector):
         beta += 1 - kept
         implicit = self._implicit
         if implicit > 0:
-            pseudo = self._pseudo_trials if self._pseudo_trials is not None else float(np.mean([o.trials for o in tried]))
+            pseudo = (
+                self._pseudo_trials if self._pseudo_trials is not None else float(np.mean([o.trials for o in tried]))
+            )
             thought, weight = self._inferred(rows, rates, share), np.full(n, share * implicit * pseudo)
             thought[rows], weight[rows] = rates, implicit * pseudo
             alpha += weight * thought
@@ -247,7 +256,9 @@ class Difficulty(Selector):
             keys, _ = noisy_draws(
                 rng, self._alpha[own], self._beta[own], ones, self._target, self._temperature, size, thompson=self._thompson
             ) if len(own) else (np.zeros(0), None)  # fmt: skip
-            drawn, which = noisy_draws(rng, a, b, members, self._target, self._temperature, size, thompson=self._thompson)
+            drawn, which = noisy_draws(
+                rng, a, b, members, self._target, self._temperature, size, thompson=self._thompson
+            )
         elif self._thompson:
             keys = -np.abs(self._target - rng.beta(self._alpha[own], self._beta[own]))
             drawn, which = nearest_draws(rng, a, b, members, self._target, size, -keys)

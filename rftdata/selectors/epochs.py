@@ -15,16 +15,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rftdata.selectors.base import Ids, Observation, Selector, TaskIds
+from rftdata.selectors.base import DeafSelector, Ids, TaskIds
 from rftdata.selectors.table import Flags, TaskTable
 
 Places = Sequence[npt.NDArray[Any]]
 
 
-class EpochSelector(Selector):
+class EpochSelector(DeafSelector):
     """Goes through the tasks in the order of their places, epoch after epoch."""
-
-    learns = False
 
     def __init__(self, task_ids: TaskIds, seed: int) -> None:
         super().__init__(task_ids, seed)
@@ -52,7 +50,12 @@ class EpochSelector(Selector):
             # A little more than is missing: some may be passed over.
             ahead = order[self._done : self._done + 2 * (count - len(chosen)) + 8]
             if not len(ahead):
-                self._epoch, self._highest, self._last, self._order = self._epoch + 1, int(self.table.ids.max()), None, None
+                self._epoch, self._highest, self._last, self._order = (
+                    self._epoch + 1,
+                    int(self.table.ids.max()),
+                    None,
+                    None,
+                )
                 continue
             turns = np.flatnonzero(self.wanted(ahead, self._epoch))[: count - len(chosen)]
             passed = len(ahead) if len(turns) < count - len(chosen) else int(turns[-1]) + 1
@@ -65,9 +68,6 @@ class EpochSelector(Selector):
             self._done += passed
             self._last = [column[0].item() for column in self.places(ahead[passed - 1 : passed], self._epoch)]
         return chosen
-
-    def observe(self, observations: Sequence[Observation]) -> None:
-        """Outcomes do not change the order."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"epoch": self._epoch, "highest": self._highest, "last": self._last, "put_off": list(self._put_off)}

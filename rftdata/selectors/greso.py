@@ -35,14 +35,17 @@ class Greso(Shuffle):
         adjust: by how much the probabilities move with each trainer step's outcomes.
     """
 
-    learns = True
-
     def __init__(
         self, task_ids: TaskIds, seed: int, *, explore_easy: float = 0.5, explore_hard: float = 0.5,
         target_easy: float = 1 / 12, target_hard: float = 1 / 6, adjust: float = 0.01,
     ) -> None:  # fmt: skip
         super().__init__(task_ids, seed)
-        given = {"explore_easy": explore_easy, "explore_hard": explore_hard, "target_easy": target_easy, "target_hard": target_hard}
+        given = {
+            "explore_easy": explore_easy,
+            "explore_hard": explore_hard,
+            "target_easy": target_easy,
+            "target_hard": target_hard,
+        }
         for name, value in {**given, "adjust": adjust}.items():
             number("greso", name, value, 0, 1)
         self._explore = {"easy": explore_easy, "hard": explore_hard}

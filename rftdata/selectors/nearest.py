@@ -108,31 +108,28 @@ def noisy_draws(
 
     The largest keys are draws without replacement in proportion to exp(score / temperature). Scores, -|target - pass rate|, are 0 at
     most. So members are taken in the order of their noise, the largest first (its order statistics follow from sums of exponentials),
-    until the noise alone is below the `count`-th key.
+    until even with the best score the noise would not reach the `count`-th key.
 
     Returns:
         keys [M], class of each [M].
     """
-    classes = np.arange(len(sizes))
-    ahead = count if not thompson else math.ceil(min(2.0 * count * math.exp(min(1 / temperature, 40.0)), 2.0**62))
-    first = np.minimum(sizes, ahead)
-    noise, members, reached = _largest_noise(rng, classes, sizes, np.zeros(len(sizes), dtype=np.int64), first, np.zeros(len(sizes)))
-    keys = noise + _scores(rng, alpha, beta, target, members, thompson) / temperature
-    least = np.sort(keys)[-count] if len(keys) >= count else -np.inf
-    with np.errstate(divide="ignore"):
-        unsure = (first < sizes) & (-np.log(reached) > least) & thompson
-    if unsure.any():
-        more, others, _ = _largest_noise(rng, classes[unsure], sizes[unsure], first[unsure], sizes[unsure], reached[unsure])
-        keys = np.concatenate([keys, more + _scores(rng, alpha, beta, target, others, thompson) / temperature])
-        members = np.concatenate([members, others])
+    rates = alpha / (alpha + beta)
+    # The most that the score of a member can be.
+    bound = np.zeros(len(sizes)) if thompson else -np.abs(target - rates) / temperature
+    begin, reached = np.zeros(len(sizes), dtype=np.int64), np.zeros(len(sizes))
+    end = np.minimum(sizes, 8 + np.ceil(4.0 * count * sizes / max(int(sizes.sum()), 1)).astype(np.int64))
+    keys, members = np.zeros(0), np.zeros(0, dtype=np.int64)
+    unsure = np.arange(len(sizes))
+    while len(unsure):
+        noise, of_class, reached[unsure] = _largest_noise(rng, unsure, sizes[unsure], begin[unsure], end[unsure], reached[unsure])
+        drawn = rng.beta(alpha[of_class], beta[of_class]) if thompson else rates[of_class]
+        keys = np.concatenate([keys, noise - np.abs(target - drawn) / temperature])
+        members = np.concatenate([members, of_class])
+        least = -np.partition(-keys, count - 1)[count - 1] if len(keys) >= count else -np.inf
+        unsure = unsure[(end[unsure] < sizes[unsure]) & (bound[unsure] - np.log(reached[unsure]) > least)]
+        begin[unsure] = end[unsure]
+        end[unsure] = np.minimum(sizes[unsure], 2 * end[unsure])
     return keys, members
-
-
-def _scores(rng: np.random.Generator, alpha: Floats, beta: Floats, target: float, members: Ids, thompson: bool) -> Floats:
-    a, b = alpha[members], beta[members]
-    rates = rng.beta(a, b) if thompson else a / (a + b)
-    scores: Floats = -np.abs(target - rates)
-    return scores
 
 
 def _largest_noise(

@@ -29,7 +29,13 @@ class PrioritizedLevelReplay(Selector):
     """
 
     def __init__(
-        self, task_ids: TaskIds, seed: int, *, temperature: float = 0.1, staleness: float = 0.1, replay: float | None = None
+        self,
+        task_ids: TaskIds,
+        seed: int,
+        *,
+        temperature: float = 0.1,
+        staleness: float = 0.1,
+        replay: float | None = None,
     ) -> None:
         super().__init__(task_ids, seed)
         number("plr", "temperature", temperature, 1e-3, float("inf"))

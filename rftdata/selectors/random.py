@@ -7,14 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from rftdata.selectors.base import Observation, Selector, TaskIds
+from rftdata.selectors.base import DeafSelector, TaskIds
 from rftdata.selectors.table import TaskTable, draw_distinct, in_rounds
 
 
-class Random(Selector):
+class Random(DeafSelector):
     """Uniform; remembers only how often it drew."""
-
-    learns = False
 
     def __init__(self, task_ids: TaskIds, seed: int) -> None:
         super().__init__(task_ids, seed)
@@ -26,9 +24,6 @@ class Random(Selector):
         self._draws += 1
         chosen = [draw_distinct(rng, None, self.table.open, size) for size in in_rounds(count, self.table.num_open)]
         return self.table.ids[np.concatenate(chosen)].tolist() if chosen else []
-
-    def observe(self, observations: Sequence[Observation]) -> None:
-        """Outcomes change nothing."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"draws": self._draws}

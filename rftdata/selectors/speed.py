@@ -30,5 +30,8 @@ class Speed(Shuffle):
         number("speed", "low", low, 0, 1)
         number("speed", "high", high, 0, 1)
         if low >= high:
-            raise ConfigError(f"the selector 'speed' needs low below high, not {low:g} and {high:g}", todo="correct the section selector")
+            raise ConfigError(
+                f"the selector 'speed' needs low below high, not {low:g} and {high:g}",
+                todo="correct the section selector",
+            )
         self.screening = Screening(screen_rollouts, low, high)

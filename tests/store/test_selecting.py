@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rftdata import Buffer
+from rftdata import Buffer, Rollout
 from rftdata.claims import ClaimedGroup
 from rftdata.config import MixingConfig, SelectorConfig
 from rftdata.errors import ConfigError, TaskSourceError
@@ -23,7 +23,9 @@ LEARNING = [
     ("plr", {"replay": 0.5}),
     ("greso", {}),
 ]
-SELECTORS = pytest.mark.parametrize(("selector", "args"), LEARNING, ids=["difficulty", "with references", "plr", "greso"])
+SELECTORS = pytest.mark.parametrize(
+    ("selector", "args"), LEARNING, ids=["difficulty", "with references", "plr", "greso"]
+)
 
 
 def rewards(group: ClaimedGroup) -> list[float]:
@@ -122,7 +124,9 @@ def test_relabels_and_people_change_the_posterior_of_every_explorer(buffer: Buff
         assert posterior(roles) == (1, 1 + 16)  # forgets before it adds
         roles.explore(lambda group: [0.0] * 4)
         roles.decide()
-        buffer.sql("UPDATE rft.experience SET reward = 1 WHERE group_id = (SELECT min(group_id) FROM rft.rollout_group)")
+        buffer.sql(
+            "UPDATE rft.experience SET reward = 1 WHERE group_id = (SELECT min(group_id) FROM rft.rollout_group)"
+        )
         roles.decide()
         roles.train(attempt, 2)
         roles.plan()
@@ -201,7 +205,10 @@ def test_metrics_of_selectors_are_stored(buffer: Buffer) -> None:
 def test_a_missing_feature_names_the_task(buffer: Buffer) -> None:
     roles = learning_run(buffer, "easy_to_hard", {"features": ["weak"]})
     buffer.sql("UPDATE rft.task SET features = '{\"weak\": \"much\"}' WHERE task_key = '7'")
-    with roles.attempt(), pytest.raises(TaskSourceError, match="'set0' needs the feature 'weak', which is no number at 1.*task '7'"):
+    with (
+        roles.attempt(),
+        pytest.raises(TaskSourceError, match=r"'set0' needs the feature 'weak', which is no number at 1.*task '7'"),
+    ):
         roles.plan()
 
 
@@ -253,7 +260,9 @@ def test_sizes_of_tasksets_count_with_a_temperature(buffer: Buffer) -> None:
     assert names["set0"] == pytest.approx(40 * 2 / 3, abs=1)  # sqrt(24) : sqrt(6)
 
 
-@pytest.mark.parametrize("selector", ["sequential", "shuffle", "random", "difficulty", "plr", "greso", "./stubborn.py:Stubborn"])
+@pytest.mark.parametrize(
+    "selector", ["sequential", "shuffle", "random", "difficulty", "plr", "greso", "./stubborn.py:Stubborn"]
+)
 def test_no_task_is_tried_more_often_than_it_may(buffer: Buffer, tmp_path: Path, selector: str) -> None:
     """Also where several processes plan; the other taskset takes the places that are left."""
     (tmp_path / "stubborn.py").write_text(STUBBORN)
@@ -285,6 +294,32 @@ def test_a_run_whose_tasks_are_used_up_ends_with_a_clear_error(buffer: Buffer) -
         with pytest.raises(TaskSourceError, match=r"tried as often as it may be.*raise max_repeats"):
             roles.plan()
     assert len(set(roles.task_order())) == len(roles.task_order()) == 6
+
+
+def test_a_group_that_was_screened_out_is_dropped_whole_and_its_place_refilled(buffer: Buffer) -> None:
+    roles = learning_run(buffer, "speed", {"screen_rollouts": 2}, max_refill=4)
+    why = "screened out: 0 of 2 first rollouts succeeded, a pass rate not above 0"
+    with roles.attempt():
+        roles.plan()
+        first, *others = roles.claim()
+        group = roles.result(first, [0.0, 0.0])
+        group.rollouts += [Rollout(index, "cancelled", error=why) for index in (2, 3)]
+        roles.insert(group, *[roles.result(g, rewards(g)) for g in others])
+        roles.decide()
+        closed = roles.group(first.group_id)
+        assert (closed["trainable"], closed["closed_reason"]) == (False, f"dropped by screening: {why}")
+        verdicts = buffer.sql("SELECT kept, stage, reason FROM rft.verdict WHERE group_id = %s", [first.group_id]).to_pylist()
+        assert verdicts == [{"kept": False, "stage": "screening", "reason": why}] * 2
+        assert all(roles.group(g.group_id)["trainable"] for g in others)
+        assert roles.plan() == 1
+        (seen,) = buffer.sql(
+            "SELECT successes, trials FROM rft.task_observation WHERE run_id = %s AND ordinal = %s", [roles.run_id, first.ordinal]
+        ).to_pylist()
+        assert (seen["successes"], seen["trials"]) == (0, 2)
+        # A relabel does not make up for the rollouts that it was spared.
+        buffer.sql("UPDATE rft.experience SET reward = 1 WHERE group_id = %s AND experience_id %% 2 = 0", [first.group_id])
+        roles.decide()
+        assert roles.group(first.group_id)["closed_reason"] == f"dropped by screening: {why}"
 
 
 def test_weights_of_which_none_is_above_0_are_refused(buffer: Buffer) -> None:

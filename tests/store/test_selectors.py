@@ -15,7 +15,10 @@ from rftdata.selectors import SELECTORS, Observation, Selector, build_selector
 
 BY_EPOCHS = pytest.mark.parametrize("kind", ["sequential", "shuffle", "easy_to_hard", "speed"])
 KINDS = pytest.mark.parametrize("kind", SELECTORS)
-ARGS = {"easy_to_hard": {"features": ["easy", "-hard"]}, "difficulty": {"features": ["easy", "hard"], "temperature": 0.1}}
+ARGS = {
+    "easy_to_hard": {"features": ["easy", "-hard"]},
+    "difficulty": {"features": ["easy", "hard"], "temperature": 0.1},
+}
 
 
 def build_over(kind: str, task_ids: Sequence[int], seed: int = 0) -> Selector:

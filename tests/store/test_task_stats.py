@@ -158,7 +158,9 @@ def broken(roles: Roles) -> None:
     """As by a restored table or a defect of ours: the fold differs from the outcomes."""
     with roles.database.transaction() as connection:
         connection.execute("SELECT set_config('rft.folding', 'rebuild', true)")
-        connection.execute("UPDATE rft.task_stat s SET alpha = 9 FROM rft.task t WHERE t.task_id = s.task_id AND task_key = '2'")
+        connection.execute(
+            "UPDATE rft.task_stat s SET alpha = 9 FROM rft.task t WHERE t.task_id = s.task_id AND task_key = '2'"
+        )
 
 
 def test_the_fold_is_compared_and_rebuilt(roles: Roles) -> None:

@@ -44,7 +44,9 @@ def test_two_updates_by_hand() -> None:
     assert [*alpha, *beta] == pytest.approx([5, 9, 1.75, 7, 3, 2.25], abs=1e-4)
     selector.observe([outcome(3, 5, seq=2)])
     alpha, beta = selector.posteriors([1, 2, 3])
-    assert alpha == pytest.approx([0.8 * 5 + 0.2 + 2 * 0.51, 0.8 * 9 + 0.2 + 2 * 0.71, 0.8 * 1.75 + 0.2 + 0.8 * 5 + 1], abs=1e-4)
+    assert alpha == pytest.approx(
+        [0.8 * 5 + 0.2 + 2 * 0.51, 0.8 * 9 + 0.2 + 2 * 0.71, 0.8 * 1.75 + 0.2 + 0.8 * 5 + 1], abs=1e-4
+    )
     assert [*alpha, *beta] == pytest.approx([5.22, 8.82, 6.6, 6.78, 3.18, 7.0], abs=1e-4)
 
 
@@ -116,7 +118,13 @@ def _alike(ours: list[float], plain: list[float]) -> None:
 def test_the_nearest_draws_are_distributed_as_those_of_all_members(radius: float | None) -> None:
     """Whatever the radius, also one within which too few lie; the second class is small, the third cannot be thinned at 0.3."""
     rng = np.random.default_rng(1)
-    alpha, beta, sizes, target, count = np.array([3.0, 1.0, 40.0]), np.array([2.0, 1.0, 60.0]), np.array([900, 30, 500]), 0.4, 10
+    alpha, beta, sizes, target, count = (
+        np.array([3.0, 1.0, 40.0]),
+        np.array([2.0, 1.0, 60.0]),
+        np.array([900, 30, 500]),
+        0.4,
+        10,
+    )
     ours: list[list[float]] = []
     plain: list[list[float]] = []
     for _ in range(600):
@@ -136,7 +144,13 @@ def test_the_nearest_draws_are_distributed_as_those_of_all_members(radius: float
 @pytest.mark.parametrize("temperature", [0.03, 0.5])
 def test_draws_with_a_temperature_are_distributed_as_those_of_all_members(thompson: bool, temperature: float) -> None:
     rng = np.random.default_rng(2)
-    alpha, beta, sizes, target, count = np.array([3.0, 1.0, 9.0]), np.array([2.0, 1.0, 3.0]), np.array([300, 30, 200]), 0.4, 10
+    alpha, beta, sizes, target, count = (
+        np.array([3.0, 1.0, 9.0]),
+        np.array([2.0, 1.0, 3.0]),
+        np.array([300, 30, 200]),
+        0.4,
+        10,
+    )
     ours: list[list[float]] = []
     plain: list[list[float]] = []
     for _ in range(600):
@@ -164,10 +178,20 @@ def test_chosen_tasks_are_distributed_as_by_one_draw_per_task() -> None:
             selector.observe(batch)
         chosen = np.array(selector.select(12)) - 1
         assert len(set(chosen.tolist())) == 12
-        ours.append([*np.bincount(chosen // 200, minlength=3), float(np.isin(chosen + 1, [o.task_id for b in history for o in b]).sum())])
+        ours.append(
+            [
+                *np.bincount(chosen // 200, minlength=3),
+                float(np.isin(chosen + 1, [o.task_id for b in history for o in b]).sum()),
+            ]
+        )
         alpha, beta = selector.posteriors(range(1, 601))
         best = np.argsort(np.abs(0.5 - rng.beta(alpha, beta)))[:12]
-        plain.append([*np.bincount(best // 200, minlength=3), float(np.isin(best + 1, [o.task_id for b in history for o in b]).sum())])
+        plain.append(
+            [
+                *np.bincount(best // 200, minlength=3),
+                float(np.isin(best + 1, [o.task_id for b in history for o in b]).sum()),
+            ]
+        )
     for a, b in zip(np.transpose(ours), np.transpose(plain), strict=True):
         _alike(list(a), list(b))
 

@@ -37,7 +37,7 @@ def test_a_weight_is_a_line_between_its_points() -> None:
 
 def test_proportions_hold_in_every_stretch() -> None:
     names = mixed([0] * 90, 2.0, 1.0)
-    for start in range(0, 88):
+    for start in range(88):
         assert names[start : start + 3].count("set0") == 2
 
 
@@ -63,7 +63,9 @@ def test_a_taskset_with_nothing_left_leaves_its_places_to_the_others() -> None:
     assert mixed([0] * 10, 1.0, 1.0, room={"set0": 2, "set1": 3}).count("set1") == 3
 
 
-@pytest.mark.parametrize("weight", [0, -1, [[0, 1.0], [0, 2.0]], [[0.5, 1]], [[0, -1]], [], [[1]], "much", True, [[0, 1], 3]])
+@pytest.mark.parametrize(
+    "weight", [0, -1, [[0, 1.0], [0, 2.0]], [[0.5, 1]], [[0, -1]], [], [[1]], "much", True, [[0, 1], 3]]
+)
 def test_a_wrong_weight_is_refused(weight: Any) -> None:
     with pytest.raises(ValueError, match="weight"):
         tasksets(weight)
