@@ -136,6 +136,31 @@ JOIN rft.task t ON t.task_id = g.task_id
 WHERE t.taskset = %(taskset)s
 GROUP BY g.task_id ORDER BY g.task_id;
 
+-- name: makers_of_tasks
+-- Tasks that stages made of others, with the names of those stages.
+SELECT task_id, ARRAY(SELECT jsonb_array_elements_text(coalesce(source_features, features) -> 'made_by')) AS made_by
+FROM rft.task WHERE task_id = ANY (%(task_ids)s) AND jsonb_typeof(coalesce(source_features, features) -> 'made_by') = 'array';
+
+-- name: make_tasks_of_tasks
+-- Each once, by its key. One made for the set that is decided on waits for its verdict; in another set it may be selected at once.
+WITH given AS (
+    SELECT DISTINCT ON (taskset, task_key) * FROM unnest(
+        %(tasksets)s::text[], %(task_keys)s::text[], %(payloads)s::jsonb[], %(features)s::jsonb[], %(parents)s::bigint[], %(stages)s::text[])
+        WITH ORDINALITY AS g (taskset, task_key, payload, features, parent_id, stage, place)
+    ORDER BY taskset, task_key, place),
+made AS (
+    INSERT INTO rft.task (taskset, task_key, payload, features, status)
+    SELECT g.taskset, g.task_key, g.payload,
+           g.features || jsonb_build_object('parent_task_id', g.parent_id, 'made_by',
+               coalesce(coalesce(p.source_features, p.features) -> 'made_by', '[]') || to_jsonb(g.stage)),
+           CASE WHEN g.taskset = %(taskset)s THEN 'pending' ELSE 'active' END::rft.task_status
+    FROM given g LEFT JOIN rft.task p ON p.task_id = g.parent_id
+    WHERE NOT EXISTS (SELECT FROM rft.task t WHERE t.taskset = g.taskset AND t.task_key = g.task_key)
+    ORDER BY g.place
+    ON CONFLICT (taskset, task_key) DO NOTHING RETURNING taskset)
+UPDATE rft.taskset s SET num_tasks = s.num_tasks + (SELECT count(*) FROM made m WHERE m.taskset = s.taskset)
+WHERE s.taskset IN (SELECT taskset FROM made);
+
 -- name: known_task_scores
 SELECT s.task_id, s.score_key, s.scores
 FROM unnest(%(task_ids)s::bigint[], %(contents)s::bigint[]) AS i (task_id, content)

@@ -10,6 +10,7 @@ import pytest
 
 from rftcore.cli import run_command
 from rftcore.config import RunConfig, parse_config
+from rftcore.launch.prepare import prepare_run
 from rftcore.task_pipeline import TasksDecided, build_task_chain, decide_tasks, load_tasks, task_batches
 from rftdata import Buffer
 from rftdata.errors import ConfigError, OperatorError, TaskSourceError
@@ -70,6 +71,11 @@ def test_a_dropped_task_stays_stored_excluded_with_stage_and_reason(buffer: Buff
         ("difficulty_score", 20, 20, 0, None, "sums"), ("sql", 20, 16, 4, None, "sums"), ("task_priority", 16, 16, 0, None, "sums"),
     ]  # fmt: skip
     assert buffer.sql("SELECT num_tasks FROM rft.v_dropped_task")["num_tasks"].to_pylist() == [4]
+    stages = buffer.sql(
+        "SELECT p.stages::text AS stages FROM rft.pipeline p JOIN rft.task_verdict USING (pipeline_version) LIMIT 1"
+    )
+    names = [next(iter(stage)) for stage in json.loads(stages["stages"].to_pylist()[0])]
+    assert names == ["difficulty_score", "sql", "task_priority"]
 
 
 def test_the_same_version_does_nothing_and_a_new_one_decides_beside_the_old(buffer: Buffer, tmp_path: Path) -> None:
@@ -86,6 +92,17 @@ def test_the_same_version_does_nothing_and_a_new_one_decides_beside_the_old(buff
     assert versions == [20, 20]
     features = buffer.sql("SELECT features FROM rft.task LIMIT 1")["features"].to_pylist()[0]
     assert list(features) == ["quality"]  # the old version's scores stay in its verdicts
+
+
+def test_a_run_is_prepared_with_tasks_that_passed_only(buffer: Buffer, tmp_path: Path) -> None:
+    write(tmp_path, ROWS)
+    prepare_run(configuration(tmp_path, [LEVELS, EASY]), buffer)
+    (row,) = buffer.database.fetch("active_task_ids", taskset="sums")
+    levels = (
+        "SELECT DISTINCT (payload #>> '{metadata,level}')::int AS n FROM rft.task WHERE task_id = ANY (%s) ORDER BY 1"
+    )
+    assert len(row["task_ids"]) == 16
+    assert buffer.sql(levels, [row["task_ids"]])["n"].to_pylist() == [0, 1, 2, 3]
 
 
 def test_a_source_that_grows_is_decided_on_for_its_new_rows_alone(buffer: Buffer, tmp_path: Path) -> None:
@@ -356,6 +373,54 @@ def test_a_purged_task_leaves_no_text_behind_and_is_not_decided_on(buffer: Buffe
         "scores": 0, "source_payload": None, "source_features": None, "prompt": None, "features": {}, "payload": {"purged": True},
     }  # fmt: skip
     assert decide(buffer, configuration(tmp_path, [LEVELS])).num_decided == 1
+
+
+SPLIT = """
+import pyarrow as pa
+from operators.base import CreatedTask, Operator, StageOutcome
+
+class Split(Operator):
+    "One task per sentence."
+    reads = frozenset({"prompt", "task_key"})
+    rowwise = True
+
+    def apply(self, table):
+        reasons, created = [], []
+        for row in table.to_pylist():
+            parts = row["prompt"].split(". ")
+            reasons.append("made into its sentences")
+            created += [
+                CreatedTask("", f"{row['task_key']}/{i}", {"prompt": part, "answer": None}, row["experience_id"])
+                for i, part in enumerate(parts)
+            ]
+        return StageOutcome(pa.array(reasons, pa.string()), created=created)
+"""
+
+
+def test_tasks_that_a_stage_makes_pass_the_other_stages_and_name_where_they_come_from(
+    buffer: Buffer, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(SPLIT)
+    write(tmp_path, [{"question": "How much is one? How much is two. Say it"}, {"question": "A task. B task. C task"}])
+    config = configuration(
+        tmp_path,
+        [{"quality_score": {"measures": ["length"]}}, "./mine.py:Split", {"text_length_filter": {"min_len": 7}}],
+    )
+    (done,) = load_tasks(config, buffer.database)
+    rows = buffer.sql(
+        "SELECT payload ->> 'prompt' AS p, status::text AS s, features -> 'quality' AS q, (features ->> 'parent_task_id')::int AS parent"
+        " FROM rft.task ORDER BY task_id"
+    ).to_pylist()
+    assert [(row["p"], row["s"], row["parent"]) for row in rows[2:]] == [
+        ("How much is one? How much is two", "active", 1), ("Say it", "excluded", 1), ("A task", "excluded", 2),
+        ("B task", "excluded", 2), ("C task", "excluded", 2),
+    ]  # fmt: skip
+    assert all(row["q"] is not None for row in rows)
+    assert (done.num_decided, done.num_active) == (7, 1)
+    assert load_tasks(config, buffer.database)[0].num_decided == 0
+    (again,) = load_tasks(config, buffer.database, again=True)
+    assert (again.num_decided, count(buffer, "rft.task")) == (7, 7)
+    assert list_tasksets(buffer.database)[0]["num_tasks"] == 7
 
 
 def test_evaluation_tasks_are_left_as_they_are(buffer: Buffer, tmp_path: Path) -> None:
