@@ -12,7 +12,7 @@ from rftcore.cli import run_command
 from rftcore.config import RunConfig, parse_config
 from rftcore.launch.prepare import prepare_run
 from rftcore.task_pipeline import TasksDecided, build_task_chain, decide_tasks, load_tasks, task_batches
-from rftdata import Buffer
+from rftdata import Buffer, exchange
 from rftdata.errors import ConfigError, OperatorError, TaskSourceError
 from rftdata.tasks import list_tasksets, load_taskset, show_tasks
 from tests.store_roles import Roles
@@ -247,8 +247,8 @@ def test_one_new_task_that_fails_does_not_refuse_the_set(buffer: Buffer, tmp_pat
     ("stages", "message"),
     [
         (
-            [{"task_priority": {"weights": {"levle": 1}}}],
-            r"stage 1 of the pipeline \(task_priority\) failed on a batch of 20 rows: .*'levle'.*allowed: .*level",
+            [{"task_priority": {"weights": {"hardness": 1}}}],
+            r"stage 1 of the pipeline \(task_priority\) failed on a batch of 20 rows: .*'hardness'.*allowed: .*level",
         ),
         (
             [{"sql": "SELECT * REPLACE ('x' AS task_key) FROM batch"}],
@@ -421,6 +421,20 @@ def test_tasks_that_a_stage_makes_pass_the_other_stages_and_name_where_they_come
     (again,) = load_tasks(config, buffer.database, again=True)
     assert (again.num_decided, count(buffer, "rft.task")) == (7, 7)
     assert list_tasksets(buffer.database)[0]["num_tasks"] == 7
+
+
+def test_scores_do_not_stand_in_the_way_of_an_import_of_the_same_tasks(buffer: Buffer, tmp_path: Path) -> None:
+    roles = Roles(buffer, num_tasks=2, steps=1)
+    buffer.sql('UPDATE rft.task SET payload = \'{"prompt": "How much?", "answer": "2"}\', features = \'{"level": 1}\'')
+    roles.attempt()
+    roles.work()
+    exchange.export(buffer, tmp_path / "before.jsonl")
+    decide(buffer, configuration(tmp_path, ["quality_score"], tasks=[{"name": "set0", "source": "none"}]))
+    exchange.export(buffer, tmp_path / "after.jsonl")
+    for name in ("before", "after"):
+        rows = [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
+        assert rows and all(row["task_features"] == {"level": 1} for row in rows if "task_features" in row)
+        exchange.load(buffer, tmp_path / f"{name}.jsonl", run=name)
 
 
 def test_evaluation_tasks_are_left_as_they_are(buffer: Buffer, tmp_path: Path) -> None:
