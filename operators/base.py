@@ -28,6 +28,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rftdata import claims
 from rftdata.errors import ConfigError
+from rftdata.usage import UsageLedger
 
 if TYPE_CHECKING:
     import numpy as np
@@ -150,12 +151,14 @@ class StageContext:
         base_dir: folder that relative paths start from: the configuration file's.
         generate: answers chats with the run's policy: (chats, max_tokens, temperature) -> texts; None where there is none.
         model_path: the run's model, for a tokenizer or hidden states.
+        usage: counts what stages spend on model calls against their budgets; None: in this process only.
         embed: gives the vectors of tasks' texts, computed once and stored; None where no tasks are decided on.
     """
 
     base_dir: Path = field(default_factory=Path.cwd)
     generate: Callable[[Sequence[Messages], int, float], list[str]] | None = None
     model_path: str | None = None
+    usage: UsageLedger | None = None
     embed: Embed | None = None
 
 
@@ -170,7 +173,8 @@ class Operator(ABC):
         reads: columns that `apply` looks at; no others are given to it, besides the identity columns. None: all there are.
         writes: columns that it changes or adds; None: any.
         scores: columns it adds that depend on nothing but the columns read and its arguments, with their types. They are stored
-            for every experience and not computed again. The `apply` of such a stage is row by row and drops nothing; `decide` may.
+            for every experience and not computed again. The `apply` of such a stage drops nothing; `decide` may. Where it is not
+            `rowwise`, a group with one row that has no score is scored anew as a whole.
         error_column: the score column that says why a row has no score; such a row is scored again the next time.
         rowwise: every row is decided by itself, so a batch may be cut anywhere and its parts run at the same time.
         base_dir: folder that relative paths in the arguments start from, the configuration file's; set before anything else is asked.

@@ -43,7 +43,7 @@ def test_shaping_by_a_score_and_a_stricter_threshold_replayed(rft: Rft, warm: Wa
 
     preview = json.loads(
         rft("process", SHAPING / "config.yaml", "--preview", 16, "--buffer", buffer, "--json", *options(warm)).stdout
-    )
+    )["experiences"]
     assert [stage["stage"] for stage in preview["stages"]][:4] == [
         "drop_truncated",
         "tag",
