@@ -11,6 +11,7 @@ another becomes a task of the set, and passes the other stages.
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,7 @@ from rftdata.config import TasksetConfig
 from rftdata.database import Database
 from rftdata.errors import OperatorError, TaskSourceError
 from rftdata.tasks.loading import load_taskset
+from rftdata.tasks.rows import read_tasks
 from rftdata.tasks.verdicts import (
     TASK_BATCH_SCHEMA,
     MadeTask,
@@ -40,6 +42,7 @@ from rftdata.tasks.verdicts import (
     decidable_tasks,
     known_scores,
     register_task_pipeline,
+    source_batch,
     tasks_by_maker,
     taskset_lock,
     undecided_tasks,
@@ -99,11 +102,18 @@ def load_tasks(config: RunConfig, database: Database, *, again: bool = False) ->
 
 
 def task_batches(config: RunConfig, database: Database, chain: Chain, limit: int) -> Iterator[tuple[str, pa.Table]]:
-    """The first `limit` tasks of every loaded taskset as the chain would see them, for a preview; the chain is prepared for them."""
-    _prepare(chain, config, database)
+    """The first `limit` tasks of every taskset as the chain would see them, for a preview; the chain is prepared for them.
+
+    Nothing is stored: sets that are not loaded yet are read from their sources, under ids from 1.
+    """
+    _prepare(chain, config, database, keep_vectors=False)
     for taskset in config.tasks:
         ids = decidable_tasks(database, taskset.name)[:limit]
-        yield taskset.name, TaskReader(database, taskset.name, _columns(chain)).read(ids).table
+        if ids:
+            yield taskset.name, TaskReader(database, taskset.name, _columns(chain)).read(ids).table
+        else:
+            tasks = itertools.islice(read_tasks(taskset, config.base_dir, database), limit)
+            yield taskset.name, source_batch(taskset.name, list(tasks))
 
 
 def decide_tasks(chain: Chain, database: Database, taskset: TasksetConfig, *, again: bool = False) -> TasksDecided:
@@ -149,8 +159,8 @@ def _sentence(done: TasksDecided) -> str:
     )
 
 
-def _prepare(chain: Chain, config: RunConfig, database: Database) -> None:
-    embed = TaskEmbeddings(database, config.model.path, config.base_dir)
+def _prepare(chain: Chain, config: RunConfig, database: Database, *, keep_vectors: bool = True) -> None:
+    embed = TaskEmbeddings(database, config.model.path, config.base_dir, keep=keep_vectors)
     chain.prepare(StageContext(base_dir=config.base_dir, model_path=config.model.path, embed=embed))
 
 
@@ -258,13 +268,15 @@ def _count(run: Any) -> StageCount:
 
 def _scores(chain: Chain, batch: TaskBatch, result: ChainResult) -> list[TaskScore]:
     """Those that hold as long as the tasks are what they are."""
-    kept = set(chain.score_keys)
+    errors = {stage.score_key: stage.operator.error_column for stage in chain.stages if stage.keeps_scores}
     content = dict(zip(batch.table["experience_id"].to_pylist(), batch.contents))
-    return [
-        TaskScore(task_id, found.score_key, found.stage, content[task_id], row)
-        for found in result.scores if found.score_key in kept
-        for row in found.table.to_pylist() for task_id in [row.pop("experience_id")]
-    ]  # fmt: skip
+    scores = []
+    for found in result.scores:
+        for row in found.table.to_pylist() if found.score_key in errors else ():
+            task_id, failed = row.pop("experience_id"), errors[found.score_key]
+            if failed is None or row.get(failed) is None:  # a call that failed is made again
+                scores.append(TaskScore(task_id, found.score_key, found.stage, content[task_id], row))
+    return scores
 
 
 @dataclass

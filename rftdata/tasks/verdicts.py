@@ -193,6 +193,30 @@ class TaskReader:
         return [rows[place][column] if known[place] == key else missing for place, key in zip(places, ids)]
 
 
+def source_batch(taskset: str, tasks: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """Tasks of `read_tasks` as stages would see them, under ids from 1 and never tried; nothing is stored."""
+    ids = list(range(1, len(tasks) + 1))
+    payloads = [task["payload"] for task in tasks]
+    values: dict[str, list[Any]] = {
+        "experience_id": ids, "group_id": ids, "task_id": ids, "rollout_index": [0] * len(ids), "taskset": [taskset] * len(ids),
+        "task_key": [task["task_key"] for task in tasks], "prompt": [_shown_prompt(payload["prompt"]) for payload in payloads],
+        "answer": [payload["answer"] for payload in payloads], "metadata": [json.dumps(p["metadata"]) for p in payloads],
+        "features": [json.dumps(task["features"]) for task in tasks], "reward": [None] * len(ids), "attempts": [0] * len(ids),
+        "num_groups": [0] * len(ids), "num_draws": [0] * len(ids),
+    }  # fmt: skip
+    schema = pa.schema([column for column in TASK_BATCH_SCHEMA if column.name in values])
+    return pa.table([pa.array(values[column.name], column.type) for column in schema], schema=schema)
+
+
+def _shown_prompt(prompt: Any) -> str:
+    """As the query task_batch shows it."""
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, list):
+        return "\n".join(str(turn.get("content")) for turn in prompt if isinstance(turn, dict))
+    return json.dumps(prompt)
+
+
 def known_scores(
     database: Database, batch: TaskBatch, score_keys: Sequence[str]
 ) -> dict[str, dict[int, Mapping[str, Any]]]:

@@ -51,6 +51,11 @@ def decide(buffer: Buffer, config: RunConfig, *, again: bool = False) -> TasksDe
     return decide_tasks(chain, buffer.database, config.tasks[0], again=again)
 
 
+def features(buffer: Buffer) -> list[dict[str, Any]]:
+    rows = buffer.sql("SELECT features::text AS f FROM rft.task ORDER BY task_id")["f"].to_pylist()
+    return [json.loads(row) for row in rows]
+
+
 def count(buffer: Buffer, table: str) -> int:
     found: int = buffer.sql(f"SELECT count(*) AS n FROM {table}")["n"].to_pylist()[0]
     return found
@@ -375,6 +380,25 @@ def test_a_purged_task_leaves_no_text_behind_and_is_not_decided_on(buffer: Buffe
     assert decide(buffer, configuration(tmp_path, [LEVELS])).num_decided == 1
 
 
+GRADE = """
+import pathlib
+import pyarrow as pa
+from operators.base import Operator, StageOutcome
+
+class Grade(Operator):
+    "Fails on the third task while there is no file called up."
+    reads = frozenset({"prompt", "answer"})
+    scores = {"grade": pa.float64(), "error": pa.string()}
+    error_column = "error"
+    rowwise = True
+
+    def apply(self, table):
+        up = (pathlib.Path(__file__).parent / "up").exists()
+        bad = [row == "4" and not up for row in table["answer"].to_pylist()]
+        grades = pa.array([None if b else 1.0 for b in bad], pa.float64())
+        errors = pa.array(["no answer" if b else None for b in bad], pa.string())
+        return StageOutcome.keep_all(table.num_rows, {"grade": grades, "error": errors})
+"""
 SPLIT = """
 import pyarrow as pa
 from operators.base import CreatedTask, Operator, StageOutcome
@@ -491,12 +515,34 @@ def test_the_command_line_loads_scores_lists_and_shows(
     assert "allowed: active, excluded, pending" in capsys.readouterr().err
 
 
-def test_a_preview_reads_the_first_tasks_as_the_chain_sees_them(buffer: Buffer, tmp_path: Path) -> None:
-    write(tmp_path, ROWS)
-    config = configuration(tmp_path, [LEVELS, EASY])
-    load_tasks(configuration(tmp_path, []), buffer.database)
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_a_preview_shows_the_first_tasks_as_the_chain_sees_them(
+    buffer: Buffer, tmp_path: Path, is_loaded: bool
+) -> None:
+    write(
+        tmp_path,
+        [{"question": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}], "level": 1}, *ROWS[1:]],
+    )
+    config = configuration(tmp_path, [LEVELS, EASY, "usage_frequency", "quality_score"])
+    if is_loaded:
+        load_tasks(configuration(tmp_path, []), buffer.database)
     chain = build_task_chain(config)
     ((name, table),) = task_batches(config, buffer.database, chain, 5)
-    assert (name, table.num_rows) == ("sums", 5)
+    assert (name, table["experience_id"].to_pylist(), table.num_rows) == ("sums", [1, 2, 3, 4, 5], 5)
+    assert table["prompt"].to_pylist()[:2] == ["a\nb", ROWS[1]["question"]]
     assert chain.run(table).decisions["kept"].to_pylist() == [True] * 4 + [False]
     assert count(buffer, "rft.task_verdict") == 0
+    assert count(buffer, "rft.task") == (20 if is_loaded else 0)
+
+
+def test_a_grade_that_failed_is_not_kept(buffer: Buffer, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(GRADE)
+    write(tmp_path, ROWS[:4])
+    config = configuration(tmp_path, ["./mine.py:Grade"])
+    load_tasks(config, buffer.database)
+    assert count(buffer, "rft.task_score") == 3
+    assert features(buffer)[2] == {"error": "no answer"}
+    (tmp_path / "up").touch()
+    load_tasks(config, buffer.database, again=True)
+    assert count(buffer, "rft.task_score") == 4
+    assert features(buffer)[2] == {"grade": 1.0}
