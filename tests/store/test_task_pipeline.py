@@ -349,6 +349,25 @@ def test_usage_and_outcomes_of_runs_are_counted_in_the_buffer_and_scored_anew(bu
     assert buffer.sql("SELECT DISTINCT pipeline_version AS v FROM rft.v_task")["v"].to_pylist() == version
 
 
+def test_a_selector_takes_tasks_by_the_priority_that_the_pipeline_gave_them(buffer: Buffer, tmp_path: Path) -> None:
+    roles = Roles(buffer, num_tasks=4, steps=2, selector="easy_to_hard", selector_args={"features": ["priority"]})
+    buffer.sql(
+        "UPDATE rft.task SET payload = jsonb_build_object('prompt', 'x', 'metadata', jsonb_build_object('level', task_id % 3))"
+    )
+    chain = [
+        {"sql": "SELECT * FROM batch WHERE task_id <> 2"},
+        LEVELS,
+        {"task_priority": {"weights": {"difficulty": -1}}},
+    ]
+    decide(buffer, configuration(tmp_path, chain, tasks=[{"name": "set0", "source": "none"}]))
+    roles.attempt()
+    roles.plan()
+    assert [key for _, key in roles.task_order()] == [
+        "3",
+        "1",
+    ]  # levels 0 and 1; task 2 would be the hardest and is excluded
+
+
 def test_a_score_is_computed_once_for_a_content_and_used_by_other_versions(buffer: Buffer, tmp_path: Path) -> None:
     write(tmp_path, ROWS[:5])
     load_tasks(configuration(tmp_path, ["quality_score"]), buffer.database)
