@@ -53,17 +53,23 @@ UPDATE rft.task SET status = 'active' WHERE taskset = %(taskset)s AND status = '
 SELECT count(*) AS n FROM rft.task WHERE taskset = %(taskset)s;
 
 -- name: list_tasksets
+-- With the means of the scores that active tasks have.
 SELECT s.taskset, s.source, s.args, s.num_tasks, n.active, n.excluded, n.pending, n.scores, s.loaded_at
 FROM rft.taskset s
 CROSS JOIN LATERAL (
     SELECT count(*) FILTER (WHERE t.status = 'active') AS active, count(*) FILTER (WHERE t.status = 'excluded') AS excluded,
            count(*) FILTER (WHERE t.status = 'pending') AS pending,
-           (SELECT coalesce(jsonb_object_agg(f.key, f.mean), '{}') FROM (
-                SELECT k.key, round(avg((a.features ->> k.key)::double precision)::numeric, 4) AS mean
-                FROM rft.task a
-                CROSS JOIN unnest(ARRAY['difficulty', 'quality', 'diversity', 'usage_frequency', 'priority']) AS k (key)
-                WHERE a.taskset = s.taskset AND a.status = 'active' AND jsonb_typeof(a.features -> k.key) = 'number'
-                GROUP BY k.key) f) AS scores
+           jsonb_strip_nulls(jsonb_build_object(
+               'difficulty', round(avg(CASE WHEN jsonb_typeof(t.features -> 'difficulty') = 'number' THEN (t.features ->> 'difficulty')::double precision END)
+                   FILTER (WHERE t.status = 'active')::numeric, 4),
+               'quality', round(avg(CASE WHEN jsonb_typeof(t.features -> 'quality') = 'number' THEN (t.features ->> 'quality')::double precision END)
+                   FILTER (WHERE t.status = 'active')::numeric, 4),
+               'diversity', round(avg(CASE WHEN jsonb_typeof(t.features -> 'diversity') = 'number' THEN (t.features ->> 'diversity')::double precision END)
+                   FILTER (WHERE t.status = 'active')::numeric, 4),
+               'usage_frequency', round(avg(CASE WHEN jsonb_typeof(t.features -> 'usage_frequency') = 'number' THEN (t.features ->> 'usage_frequency')::double precision END)
+                   FILTER (WHERE t.status = 'active')::numeric, 4),
+               'priority', round(avg(CASE WHEN jsonb_typeof(t.features -> 'priority') = 'number' THEN (t.features ->> 'priority')::double precision END)
+                   FILTER (WHERE t.status = 'active')::numeric, 4))) AS scores
     FROM rft.task t WHERE t.taskset = s.taskset) n
 ORDER BY s.taskset;
 
