@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rftcore import task_pipeline
 from rftcore.cli import run_command
 from rftcore.config import RunConfig, parse_config
 from rftcore.launch.prepare import prepare_run
@@ -532,6 +534,41 @@ def test_the_command_line_loads_scores_lists_and_shows(
     assert "priority" in rft("show", "sums", "--order", "priority")
     assert run_command(["tasks", "show", "sums", "--status", "lost", "--buffer", buffer.database.uri]) == 2
     assert "allowed: active, excluded, pending" in capsys.readouterr().err
+
+
+def test_what_is_interrupted_goes_on_where_it_was(
+    buffer: Buffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_pipeline, "_BATCH_TASKS", 6)
+    (tmp_path / "mine.py").write_text(
+        "import pathlib\n"
+        "def stops(row):\n"
+        "    if row['answer'] == '20' and not (pathlib.Path(__file__).parent / 'go').exists():\n"
+        "        raise KeyboardInterrupt\n"
+        "    return True\n"
+    )
+    write(tmp_path, ROWS)
+    config = configuration(tmp_path, ["./mine.py:stops"])
+    with pytest.raises(KeyboardInterrupt):
+        load_tasks(config, buffer.database)
+    assert statuses(buffer) == {"active": 6, "pending": 14}
+    (tmp_path / "go").touch()
+    (done,) = load_tasks(config, buffer.database)
+    assert (done.num_decided, done.num_active, count(buffer, "rft.task_verdict")) == (14, 20, 20)
+
+
+def test_two_processes_that_load_at_once_decide_once(buffer: Buffer, tmp_path: Path) -> None:
+    write(tmp_path, ROWS)
+    config = configuration(tmp_path, [LEVELS, EASY])
+    with ThreadPoolExecutor(4) as pool:
+        done = list(pool.map(lambda _: load_tasks(config, buffer.database)[0], range(4)))
+    assert sorted(one.num_decided for one in done) == [0, 0, 0, 20]
+    assert {one.num_active for one in done} == {16}
+    assert (count(buffer, "rft.task"), count(buffer, "rft.task_verdict"), count(buffer, "rft.operator_run")) == (
+        20,
+        20,
+        2,
+    )
 
 
 @pytest.mark.parametrize("is_loaded", [True, False])
