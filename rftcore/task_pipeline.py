@@ -201,9 +201,10 @@ def _decide_batch(chain: Chain, database: Database, batch: TaskBatch, *, rowwise
     try:
         _decide(chain, database, batch, decided)
     except StageError as error:
-        if not rowwise:
-            raise
-        _divide(chain, database, batch, decided, error)
+        if rowwise:
+            _divide(chain, database, batch, decided, error)
+        else:
+            _leave_out(chain, database, batch, decided)
         if is_first and decided.num_failed == batch.table.num_rows:
             raise  # the stage itself is wrong, not a task
     return decided
@@ -216,6 +217,13 @@ class _Decided:
     scores: list[TaskScore] = field(default_factory=list)
     made: list[MadeTask] = field(default_factory=list)
     num_failed: int = 0
+
+    def fail(self, task_id: int, error: StageError) -> None:
+        """Exclude a task on which a stage raised."""
+        stage = error.run.stage if error.run else "chain"
+        self.decisions.append(TaskDecision(task_id, False, stage, f"the stage failed: {error.what}"[:500]))
+        self.stages += [_count(run) for run in (*error.stages, error.run) if run]
+        self.num_failed += 1
 
 
 def _decide(chain: Chain, database: Database, batch: TaskBatch, decided: _Decided) -> None:
@@ -230,21 +238,49 @@ def _decide(chain: Chain, database: Database, batch: TaskBatch, decided: _Decide
 
 def _divide(chain: Chain, database: Database, batch: TaskBatch, decided: _Decided, error: StageError) -> None:
     """Both halves of a batch that fails; a task that fails alone is the one that does it, and is excluded."""
-    rows = batch.table.num_rows
-    if rows == 1:
-        stage = error.run.stage if error.run else "chain"
-        task_id = batch.table["experience_id"][0].as_py()
-        decided.decisions.append(TaskDecision(task_id, False, stage, f"the stage failed: {error.what}"[:500]))
-        decided.stages += [_count(run) for run in (*error.stages, error.run) if run]
-        decided.num_failed += 1
+    if batch.table.num_rows == 1:
+        decided.fail(batch.table["experience_id"][0].as_py(), error)
         return
-    for start, end in ((0, rows // 2), (rows // 2, rows)):
-        table = batch.table.slice(start, end - start).combine_chunks()
-        half = TaskBatch(table, batch.contents[start:end], batch.is_text[start:end])
+    for half in _halves(batch):
         try:
             _decide(chain, database, half, decided)
         except StageError as failed:
             _divide(chain, database, half, decided, failed)
+
+
+def _leave_out(chain: Chain, database: Database, batch: TaskBatch, decided: _Decided) -> None:
+    """Decide on a set whose stages compare tasks without those that fail alone.
+
+    Raises:
+        StageError: it fails without them, too.
+    """
+    failing = dict(_failing(chain, database, batch))
+    for task_id, error in failing.items():
+        decided.fail(task_id, error)
+    stays = [task_id not in failing for task_id in batch.table["experience_id"].to_pylist()]
+    if any(stays):
+        table = batch.table.filter(pa.array(stays)).combine_chunks()
+        contents, is_text = (list(itertools.compress(values, stays)) for values in (batch.contents, batch.is_text))
+        _decide(chain, database, TaskBatch(table, contents, is_text), decided)
+
+
+def _failing(chain: Chain, database: Database, batch: TaskBatch) -> Iterator[tuple[int, StageError]]:
+    """Tasks on which a stage raises though there is no other."""
+    try:
+        _decide(chain, database, batch, _Decided())
+    except StageError as error:
+        if batch.table.num_rows == 1:
+            yield batch.table["experience_id"][0].as_py(), error
+        else:
+            for half in _halves(batch):
+                yield from _failing(chain, database, half)
+
+
+def _halves(batch: TaskBatch) -> Iterator[TaskBatch]:
+    rows = batch.table.num_rows
+    for start, end in ((0, rows // 2), (rows // 2, rows)):
+        table = batch.table.slice(start, end - start).combine_chunks()
+        yield TaskBatch(table, batch.contents[start:end], batch.is_text[start:end])
 
 
 def _refuse(result: ChainResult) -> None:

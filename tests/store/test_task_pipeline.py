@@ -229,11 +229,17 @@ def test_the_chat_of_a_task_is_shown_as_its_contents_and_not_changed(buffer: Buf
         load_tasks(configuration(tmp_path, ["./mine.py:upper"]), buffer.database)
 
 
-def test_a_task_on_which_a_stage_raises_is_excluded_alone_with_the_error(buffer: Buffer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("whole_set", [False, True])
+def test_a_task_on_which_a_stage_raises_is_excluded_alone_with_the_error(
+    buffer: Buffer, tmp_path: Path, whole_set: bool
+) -> None:
     write(tmp_path, ROWS)
     (tmp_path / "mine.py").write_text("def fragile(row):\n    return 10 / (int(row['answer']) - 8) != 0\n")
-    (done,) = load_tasks(configuration(tmp_path, ["./mine.py:fragile"]), buffer.database)
+    compares = {"sql": "SELECT *, count(*) OVER () AS together FROM batch"}
+    stages = [*([compares] if whole_set else []), "./mine.py:fragile"]
+    (done,) = load_tasks(configuration(tmp_path, stages), buffer.database)
     assert (done.num_active, done.num_excluded) == (19, 1)
+    assert not whole_set or features(buffer)[0]["together"] == 19
     row = buffer.sql("SELECT answer, reason FROM rft.v_task WHERE NOT kept").to_pylist()[0]
     assert row["answer"] == "8" and "the stage failed" in row["reason"] and "ZeroDivisionError" in row["reason"]
     errors = buffer.sql("SELECT error FROM rft.operator_run WHERE error IS NOT NULL")["error"].to_pylist()
