@@ -122,8 +122,8 @@ def _preview_tasks(config: RunConfig, buffer: Buffer, rows: int) -> dict[str, Pr
     chain.close()
     if not shown:
         raise QueryError(
-            "the buffer has none of the tasks that pipelines.task is about", value=[taskset.name for taskset in config.tasks],
-            todo="load them with `rft tasks load CONFIG`",
+            "there is none of the tasks that pipelines.task is about", value=[taskset.name for taskset in config.tasks],
+            todo="check their sources, splits and limits",
         )  # fmt: skip
     return shown
 

@@ -186,13 +186,12 @@ def test_a_preview_shows_task_stages_too_before_any_run(
     file.write_text(
         file.read_text().replace("  experience: []", "  task: [{text_length_filter: {min_len: 1, max_len: 10}}]")
     )
-    code, _, err = rft(capsys, "process", str(file), "--preview", "5")
-    assert code != 0 and "rft tasks load" in err
-    code, _, err = rft(capsys, "tasks", "load", str(file))
-    assert code == 0, err
-    code, out, err = rft(capsys, "process", str(file), "--preview", "5", "--json")
-    assert code == 0, err
-    (stage,) = json.loads(out)["tasks"]["sums"]["stages"]
-    assert (stage["rows_in"], stage["rows_kept"]) == (2, 1) and "max_len 10" in stage["dropped"][0][1]
-    assert json.loads(out)["experiences"] is None
+    for is_loaded in (False, True):
+        code, out, err = rft(capsys, "process", str(file), "--preview", "5", "--json")
+        assert code == 0, err
+        (stage,) = json.loads(out)["tasks"]["sums"]["stages"]
+        assert (stage["rows_in"], stage["rows_kept"]) == (2, 1) and "max_len 10" in stage["dropped"][0][1]
+        assert json.loads(out)["experiences"] is None
+        assert buffer.sql("SELECT count(*) AS n FROM rft.task")["n"].to_pylist() == [2 if is_loaded else 0]
+        assert rft(capsys, "tasks", "load", str(file))[0] == 0
     assert "2 tasks of sums; nothing is stored" in rft(capsys, "process", str(file), "--preview", "5")[1]
