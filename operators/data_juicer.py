@@ -90,13 +90,14 @@ class DataJuicerStage(Operator):
             )
 
     def spec(self) -> dict[str, Any]:
-        args = {key: value for key, value in self.args.items() if key not in RUNNING}
+        args = {key: _without_secrets(value) for key, value in self.args.items() if key not in RUNNING}
         return {"args": args, "prefix": self.prefix, runtime.PACKAGE: runtime.version()}
 
     def score_spec(self) -> dict[str, Any]:
         spec = self.spec()
         spec["args"] = {key: value for key, value in spec["args"].items() if key not in self.facts.bounds}
-        return spec
+        columns = self._plan.sources if self._plan and not self.facts.reads_all else ()
+        return {**spec, "columns": [[source.name, source.column, *source.path] for source in columns]}
 
     def validate_schema(self, schema: pa.Schema) -> pa.Schema:
         self._schema = schema
@@ -151,17 +152,17 @@ class DataJuicerStage(Operator):
             return
         try:
             samples: Samples = {"text": ["Two plain sentences. This is the second one."]}
-            if known.kind == "filter":
-                runtime.compute_stats(self._op, samples, 1)
-            elif known.kind == "mapper":
-                runtime.process(self._op, samples, 1, tags=known.tags)
-            else:
-                runtime.select(self._op, known.kind, samples, 1)
-        except Exception as error:
-            # Whatever else a line of plain text provokes says nothing about real batches.
-            missing = runtime.missing_package(error)
-            if missing is not None:
-                raise missing from error
+            with runtime.missing_package_named():
+                if known.kind == "filter":
+                    runtime.compute_stats(self._op, samples, 1)
+                elif known.kind == "mapper":
+                    runtime.process(self._op, samples, 1, tags=known.tags)
+                else:
+                    runtime.select(self._op, known.kind, samples, 1)
+        except PluginError:
+            raise
+        except Exception:  # noqa: BLE001 - whatever else a line of plain text provokes says nothing about real batches
+            return
 
     @property
     def whole_schema(self) -> pa.Schema:
@@ -427,6 +428,13 @@ class DataJuicerStage(Operator):
             payload["metadata"] = json.loads(row["metadata"])
         key = f"{row['task_key']}/{self.name}/{number}"
         return CreatedTask(str(row.get("taskset") or ""), key, payload, row["experience_id"])
+
+
+def _without_secrets(value: Any) -> Any:
+    """An argument as it may be stored with a pipeline's version."""
+    if isinstance(value, Mapping):
+        return {key: _without_secrets(inner) for key, inner in value.items() if key != "api_key"}
+    return value
 
 
 def _number(value: object) -> str:

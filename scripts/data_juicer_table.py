@@ -33,7 +33,7 @@ from operators.build import build_chain
 from operators.chain import Chain
 from operators.data_juicer_columns import column_name
 from operators.data_juicer_index import index
-from operators.data_juicer_runtime import missing_package, version
+from operators.data_juicer_runtime import version
 from operators.data_juicer_source import facts, stat_type
 from rftdata.errors import ConfigError, PluginError
 
@@ -104,11 +104,12 @@ def main() -> int:
 
 def _try_all(names: list[str], results: dict[str, Any], file: Path, seconds: float) -> None:
     os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+    os.environ |= {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "UV_OFFLINE": "1"}
     started = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="data-juicer-"))
     try:
+        os.environ["DATA_JUICER_CACHE_HOME"] = str(folder / "cache")
         table = make_batch(folder)
-        missing_package(None)
         build_chain(
             [{"text_length_filter": {}}]
         ).prepare()  # imports Data-Juicer once, for all the processes forked below
@@ -154,6 +155,7 @@ def _child(name: str, table: pa.Table, folder: Path, pipe: Connection) -> None:
     asked: list[str] = []
     if not name.startswith("ray_"):
         _without_network(asked)
+        sys.addaudithook(_only_media_tools)
     chain: Chain | None = None
     try:
         arguments = json.loads(json.dumps(ARGUMENTS.get(name, {})).replace("{folder}", str(folder)))
@@ -169,6 +171,15 @@ def _child(name: str, table: pa.Table, folder: Path, pipe: Connection) -> None:
     pipe.send(found)
     pipe.close()
     os._exit(0)
+
+
+def _only_media_tools(event: str, args: tuple[Any, ...]) -> None:
+    """Refuse every program but those that read and write sounds and videos: nothing that is tried here may change the machine."""
+    if event in ("subprocess.Popen", "os.system"):
+        command = args[1] if event == "subprocess.Popen" else args[0]
+        first = command.split()[0] if isinstance(command, str) else str(command[0])
+        if not Path(first).name.startswith(("ffmpeg", "ffprobe")):
+            raise OSError(f"no other programs here (asked for {command})")
 
 
 def _without_network(asked: list[str]) -> None:
@@ -190,7 +201,7 @@ def _without_network(asked: list[str]) -> None:
 
 
 _DOWNLOADS = re.compile(
-    r"no network|offline|huggingface|hf\.co|couldn't connect|download|LocalEntryNotFound|Connection ?Error|modelscope",
+    r"no network|no other programs|offline|huggingface|hf\.co|couldn't connect|download|LocalEntryNotFound|Connection ?Error|modelscope",
     re.IGNORECASE,
 )
 
