@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +32,7 @@ import pyarrow.compute as pc
 from operators import data_juicer_runtime as runtime
 from operators.base import CreatedTask, Operator, StageConfig, StageContext, StageOutcome, unknown_key
 from operators.data_juicer_columns import TEXT_KEYS, Plan, column_name, column_of, make_plan, plain
+from operators.data_juicer_making import made_tasks, reasons_of
 from operators.data_juicer_runtime import META, ROW, STATS, Samples
 from operators.data_juicer_source import DATA_KEYS, RUNNING, facts, meta_type, stat_type
 from rftdata.errors import ConfigError, OperatorError, PluginError
@@ -263,7 +264,7 @@ class DataJuicerStage(Operator):
         samples = runtime.compute_stats(self._op, samples, num_rows, given)
         if not self.facts.splits:
             kept = runtime.keeps(self._op, samples, num_rows)
-            reason = self._reasons()
+            reason = reasons_of(self._op, self.name, self.args)
             return Found([None if keep else reason(stats) for keep, stats in zip(kept, samples[STATS])])
         stats = samples[STATS]
         columns: dict[str, pa.Array] = {}
@@ -280,10 +281,7 @@ class DataJuicerStage(Operator):
 
         Data-Juicer's operators swallow what an endpoint raises and give zero or false.
         """
-        records = [name for name in self.facts.stats if name.endswith("_record")] or [
-            name for name in self.facts.stats if name == "llm_semantic_usage"
-        ]
-        failed = [bool(records) and not any(row.get(name) for name in records) for row in stats]
+        failed = [not _has_answer(row) for row in stats]
         if stats and all(failed):
             raise OperatorError(
                 f"{self.name} got no answer that it understands for any of {len(stats)} rows", value=self._endpoint(),
@@ -317,7 +315,7 @@ class DataJuicerStage(Operator):
         scored = [row for row in stats if row]
         with runtime.missing_package_named():
             kept = runtime.keeps(self._op, {STATS: scored}, len(scored)) if scored else []
-        reason = self._reasons()
+        reason = reasons_of(self._op, self.name, self.args)
         if len(scored) == table.num_rows:
             return pa.array([None if keep else reason(row) for keep, row in zip(kept, stats)], pa.string())
         answers = iter(kept)
@@ -334,36 +332,6 @@ class DataJuicerStage(Operator):
         why = table[self.error_column][position].as_py() if self.error_column else None
         return f"{self.name} has no statistic for it" + (f": {why}" if why else "")
 
-    def _reasons(self) -> Callable[[Mapping[str, Any]], str]:
-        """What to say of a dropped row: the statistic against the bound it broke, as in `text_len 3 < min_len 10`."""
-        bounds = {
-            key: value
-            for key, value in vars(self._op).items()
-            if key.startswith(("min_", "max_")) and isinstance(value, int | float) and not isinstance(value, bool)
-        }
-        lower = [(f"< {key} {_number(value)}", value) for key, value in bounds.items() if key.startswith("min_")]
-        upper = [(f"> {key} {_number(value)}", value) for key, value in bounds.items() if key.startswith("max_")]
-        wanted = ", ".join(f"{key} {value}" for key, value in (self.args or bounds).items() if key not in DATA_KEYS)
-
-        def reason(stats: Mapping[str, Any]) -> str:
-            if len(stats) == 1:
-                ((name, value),) = stats.items()
-                if isinstance(value, int | float):
-                    for bound, limit in lower:
-                        if value < limit:
-                            return f"{name} {_number(value)} {bound}"
-                    for bound, limit in upper:
-                        if value > limit:
-                            return f"{name} {_number(value)} {bound}"
-            found = ", ".join(
-                f"{key} is {_number(value)}"
-                for key, value in stats.items()
-                if isinstance(value, int | float | str | list)
-            )
-            return f"{self.name}: {found or 'its condition is false'}" + (f" ({wanted})" if wanted else "")
-
-        return reason
-
     def _map(self, samples: Samples, table: pa.Table) -> Found:
         num_rows, is_task = table.num_rows, "task_key" in table.column_names
         marks = {ROW: list(range(num_rows))} if is_task else {}
@@ -377,7 +345,7 @@ class DataJuicerStage(Operator):
                     allowed="on experiences, mappers that give one row for one row",
                     todo="use it on tasks (pipelines.task), where each becomes a task",
                 )
-            return self._made_tasks(samples, result, rows, table)
+            return Found(*made_tasks(self.name, self.plan, samples, result, rows, table))
         return Found(None, self._changed(samples, result, table))
 
     def _changed(self, samples: Samples, result: Samples, table: pa.Table) -> dict[str, pa.Array]:
@@ -396,38 +364,14 @@ class DataJuicerStage(Operator):
             columns[name] = _new_column([plain(value) for value in result[name]])
         return columns
 
-    def _made_tasks(self, samples: Samples, result: Samples, rows: Sequence[int], table: pa.Table) -> Found:
-        """New tasks, for an operator that made several rows of one. A row it made nothing of, or several, is dropped."""
-        made: dict[int, list[int]] = {row: [] for row in range(table.num_rows)}
-        for position, row in enumerate(rows):
-            made[row].append(position)
-        sources = [source for source in self.plan.sources if source.name in samples]
-        kept = {source.name: list(samples[source.name]) for source in sources}
-        found = Found([None] * table.num_rows)
-        assert found.reasons is not None
-        for row, positions in made.items():
-            if len(positions) == 1:
-                for name in kept:
-                    kept[name][row] = result[name][positions[0]]
-                continue
-            found.reasons[row] = (
-                f"{self.name} made {len(positions)} tasks of it" if positions else f"{self.name} made nothing of it"
-            )
-            given = table.slice(row, 1).to_pylist()[0]
-            for number, position in enumerate(positions):
-                values = {source.column: result[source.name][position] for source in sources if not source.path}
-                found.created.append(self._task({**given, **values}, number))
-        for source in sources:
-            if kept[source.name] != samples[source.name]:
-                found.columns[source.column] = source.write(table, kept[source.name])
-        return found
 
-    def _task(self, row: Mapping[str, Any], number: int) -> CreatedTask:
-        payload = {name: row[name] for name in ("prompt", "answer") if row.get(name) is not None}
-        if row.get("metadata"):
-            payload["metadata"] = json.loads(row["metadata"])
-        key = f"{row['task_key']}/{self.name}/{number}"
-        return CreatedTask(str(row.get("taskset") or ""), key, payload, row["experience_id"])
+def _has_answer(stats: Mapping[str, Any]) -> bool:
+    """Whether a model's answer stands behind statistics: there is a record of it, or tokens were counted."""
+    records = [value for name, value in stats.items() if name.endswith("_record")]
+    usage = stats.get("llm_semantic_usage")
+    if isinstance(usage, Mapping):
+        return bool(usage.get("total_tokens"))
+    return any(records) if records else bool(stats)
 
 
 def _without_secrets(value: Any) -> Any:
@@ -435,16 +379,6 @@ def _without_secrets(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _without_secrets(inner) for key, inner in value.items() if key != "api_key"}
     return value
-
-
-def _number(value: object) -> str:
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, list):
-        return "[" + ", ".join(_number(inner) for inner in value) + "]"
-    if isinstance(value, float):
-        return f"{int(value)}" if value.is_integer() and abs(value) < 1e15 else f"{value:.6g}"
-    return str(value)
 
 
 def _new_column(values: list[Any]) -> pa.Array:

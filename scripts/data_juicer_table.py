@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import math
 import multiprocessing
@@ -209,11 +210,14 @@ _DOWNLOADS = re.compile(
 def _explained(name: str, error: BaseException, asked: list[str], built: bool) -> dict[str, Any]:
     text = f"{type(error).__name__}: {error}"
     whole = "".join(traceback.format_exception(error))
-    package = re.search(r"needs the package (\S+),", text) or re.search(r"No module named '([\w.]+)'", whole)
     if "those that make other rows" in text:
         return {"outcome": "other rows", "detail": ""}
+    package = re.search(r"needs the package (\S+),", text)
     if package:
-        return {"outcome": "package", "detail": package[1].partition(".")[0] if "'" in package[0] else package[1]}
+        return {"outcome": "package", "detail": package[1]}
+    module = re.search(r"No module named '(\w+)", whole)
+    if module and importlib.util.find_spec(module[1]) is None:
+        return {"outcome": "package", "detail": module[1]}
     if facts(name).asks and (asked or "api_key" in whole or "got no answer" in text):
         return {"outcome": "endpoint", "detail": ""}
     if asked or _DOWNLOADS.search(whole):
