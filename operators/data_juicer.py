@@ -40,6 +40,7 @@ from rftdata.errors import ConfigError, OperatorError, PluginError
 ROW_MAKING_KINDS = ("grouper", "aggregator", "pipeline")
 MODES = ("default", "ray")
 OWN_ARGUMENTS = ("prefix", "mode")
+_NOTHING: tuple[Any, ...] = (None, "", [], {})
 _OF_NEW_TASKS = frozenset({"task_key", "taskset", "prompt", "answer", "metadata"})
 
 
@@ -135,12 +136,19 @@ class DataJuicerStage(Operator):
                 found[self.error_column] = pa.string()
             return found
         given = {column for _, _, column in plan.nested}
-        return {column: meta_type(name) for name, column in plan.made.items() if column not in given or self._rewrites}
+        found = {column: meta_type(name) for name, column in plan.made.items() if column not in given or self._rewrites}
+        if found and self.facts.asks and not self._rewrites:
+            self.error_column = f"{self.prefix}{self.name}_error"
+            found[self.error_column] = pa.string()
+        return found
 
     def prepare(self, context: StageContext) -> None:
         if self._op is None:
             self._op = self._make()
             self._probe()
+
+    def close(self) -> None:
+        self._op = None
 
     def _make(self) -> Any:
         keys = {key: DATA_KEYS[key] for key in self.facts.data_keys}
@@ -359,6 +367,11 @@ class DataJuicerStage(Operator):
         for name, column in self.plan.made.items():
             if column in self.scores or any(name in meta for meta in metas):
                 columns[column] = column_of([plain(meta.get(name)) for meta in metas], meta_type(name))
+        if self.error_column:
+            empty = [all(plain(meta.get(name)) in _NOTHING for name in self.plan.made) for meta in metas]
+            columns[self.error_column] = pa.array(
+                ["the endpoint gave nothing" if bad else None for bad in empty], pa.string()
+            )
         known = {*samples, META, STATS}
         for name in result.keys() - known if self.writes is None else ():
             columns[name] = _new_column([plain(value) for value in result[name]])

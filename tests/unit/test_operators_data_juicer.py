@@ -149,6 +149,7 @@ def test_a_filter_keeps_the_rows_that_the_operator_keeps_by_hand(stage: dict[str
         ({"replace_content_mapper": {"pattern": "fox", "repl": "cat"}}, 0, FOX.replace("fox", "cat")),
         ({"python_lambda_mapper": {"lambda_str": "lambda row: {**row, 'response': 'x'}"}}, 0, "x"),
         ({"remove_repeat_sentences_mapper": {}}, 0, FOX),
+        ({"python_lambda_mapper": {"lambda_str": "lambda row: {**row, 'text': row['text'][:3]}"}}, 0, "The"),
     ],
 )
 def test_a_mapper_changes_the_text(stage: dict[str, Any], row: int, text: str) -> None:
