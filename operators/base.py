@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,6 +28,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rftdata import claims
 from rftdata.errors import ConfigError
+from rftdata.usage import UsageLedger
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 BATCH_SCHEMA = claims.BATCH_SCHEMA.append(pa.field("priority", pa.float64()))
 """The columns of a batch. `metrics` is JSON text; `priority` is added by the chain when the caller leaves it out."""
@@ -36,8 +41,10 @@ IDENTITY_COLUMNS = frozenset({"experience_id", "group_id", "rollout_index"})
 """What the chain itself counts and reports by; no stage may change them."""
 
 
-MUTABLE_COLUMNS = frozenset({"reward", "priority", "labelled", "reviews", "staleness"})
-"""What may differ the next time the same experience comes along: a score of these is never kept."""
+MUTABLE_COLUMNS = frozenset(
+    {"reward", "priority", "labelled", "reviews", "staleness", "attempts", "num_groups", "num_draws"}
+)
+"""What may differ the next time the same experience or task comes along: a score of these is never kept."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +139,8 @@ class StageConfig(BaseModel):
 
 
 Messages = Sequence[Mapping[str, Any]]
+Embed = Callable[[str | None, int, Sequence[int], Sequence[str]], "NDArray[np.float32]"]
+"""(model or None for the policy, tokens of a text at most, task ids, texts) -> one vector per text, [texts, dimensions]."""
 
 
 @dataclass(frozen=True)
@@ -142,11 +151,15 @@ class StageContext:
         base_dir: folder that relative paths start from: the configuration file's.
         generate: answers chats with the run's policy: (chats, max_tokens, temperature) -> texts; None where there is none.
         model_path: the run's model, for a tokenizer or hidden states.
+        usage: counts what stages spend on model calls against their budgets; None: in this process only.
+        embed: gives the vectors of tasks' texts, computed once and stored; None where no tasks are decided on.
     """
 
     base_dir: Path = field(default_factory=Path.cwd)
     generate: Callable[[Sequence[Messages], int, float], list[str]] | None = None
     model_path: str | None = None
+    usage: UsageLedger | None = None
+    embed: Embed | None = None
 
 
 class Operator(ABC):
@@ -160,9 +173,11 @@ class Operator(ABC):
         reads: columns that `apply` looks at; no others are given to it, besides the identity columns. None: all there are.
         writes: columns that it changes or adds; None: any.
         scores: columns it adds that depend on nothing but the columns read and its arguments, with their types. They are stored
-            for every experience and not computed again. The `apply` of such a stage is row by row and drops nothing; `decide` may.
+            for every experience and not computed again. The `apply` of such a stage drops nothing; `decide` may. Where it is not
+            `rowwise`, a group with one row that has no score is scored anew as a whole.
         error_column: the score column that says why a row has no score; such a row is scored again the next time.
         rowwise: every row is decided by itself, so a batch may be cut anywhere and its parts run at the same time.
+        base_dir: folder that relative paths in the arguments start from, the configuration file's; set before anything else is asked.
     """
 
     Config: ClassVar[type[StageConfig]] = StageConfig
@@ -171,6 +186,7 @@ class Operator(ABC):
     scores: Mapping[str, pa.DataType] = {}
     error_column: str | None = None
     rowwise: bool = False
+    base_dir: Path = Path()
 
     def __init__(self, config: StageConfig) -> None:
         self.config: Any = config

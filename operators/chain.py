@@ -25,8 +25,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from operators.base import BATCH_SCHEMA, IDENTITY_COLUMNS, CreatedGroup, CreatedTask, StageContext, StageOutcome
+from operators.passing import Pass
 from operators.rules import short_groups, spoilt_rewards, without_reward
-from operators.stage import Applied, Findings, Known, Stage, StageRun, StageScores, WaitingRow, apply_stage, at, failed
+from operators.stage import Applied, Known, Stage, StageRun, StageScores, WaitingRow, apply_stage, at, failed
 from rftdata.errors import OperatorError, PluginError, RftError
 from rftdata.writer import NO_PIPELINE
 
@@ -69,42 +70,6 @@ class ChainResult:
     scores: list[StageScores] = field(default_factory=list)
     waiting: list[WaitingRow] = field(default_factory=list)
     created: list[CreatedTask | CreatedGroup] = field(default_factory=list)
-
-
-@dataclass
-class _Pass:
-    """A batch on its way through: `table` holds the rows still alive, `position` where each stood in the input."""
-
-    table: pa.Table
-    position: np.ndarray
-    stage: np.ndarray  # object, per input row
-    reason: np.ndarray  # object, per input row
-    found: Findings = field(default_factory=Findings)
-
-    def drop(self, reasons: pa.Array, stage: str) -> int:
-        """Take out the rows that have a reason; return how many."""
-        dropped = np.asarray(pc.is_valid(reasons).to_numpy(zero_copy_only=False))
-        count = int(dropped.sum())
-        if count:
-            where = self.position[dropped]
-            self.stage[where] = stage
-            self.reason[where] = reasons.drop_null().to_pylist()
-            self._keep(~dropped)
-        return count
-
-    def set_aside(self, outcome: StageOutcome, stage: str) -> None:
-        """Take out the groups that a person is asked about: they are decided on later, from the first stage on."""
-        if not outcome.waiting:
-            return
-        ids, groups = (self.table[name].to_pylist() for name in ("experience_id", "group_id"))
-        self.found.waiting += [
-            WaitingRow(ids[row], groups[row], stage, review) for row, review in sorted(outcome.waiting.items())
-        ]
-        self._keep(~np.isin(groups, [groups[row] for row in outcome.waiting]))
-
-    def _keep(self, mask: np.ndarray) -> None:
-        self.position = self.position[mask]
-        self.table = self.table.filter(pa.array(mask))
 
 
 @dataclass
@@ -184,16 +149,21 @@ class Chain:
         self.prepare()
         table = self._checked(table)
         group_size = self.min_group_size if min_group_size is None else min_group_size
-        going = _Pass(table, np.arange(table.num_rows), *(np.full(table.num_rows, None, object) for _ in range(2)))
-        _own_rule(going, MIN_GROUP_SIZE, 0, short_groups(going.table, group_size, "came in"))
+        going = Pass(table)
+        self._drop_short(going, group_size, 0, "came in")
         for stage in self.stages:
             self._run_stage(stage, going, group_size, known or {}, watch)
         if self.require_reward:
             index = len(self.stages) + 1
-            _own_rule(going, REWARD, index, without_reward(going.table, "the reward is "))
-            _own_rule(going, MIN_GROUP_SIZE, index, short_groups(going.table, group_size, "left with a reward"))
+            _own_rule(going, REWARD, index, without_reward(going.column(REWARD), "the reward is "))
+            self._drop_short(going, group_size, index, "left with a reward")
         found = going.found
-        return ChainResult(_decisions(table, going), found.runs, found.scores, found.waiting, found.created)
+        return ChainResult(_decisions(going), found.runs, found.scores, found.waiting, found.created)
+
+    @staticmethod
+    def _drop_short(going: Pass, group_size: int, index: int, left: str) -> None:
+        if group_size > 1:
+            _own_rule(going, MIN_GROUP_SIZE, index, short_groups(going.groups, going.position, group_size, left))
 
     def _checked(self, table: pa.Table) -> pa.Table:
         # A stage that reads whatever there is does not insist on any column.
@@ -213,34 +183,31 @@ class Chain:
             table = table.append_column("priority", pa.array(np.full(table.num_rows, DEFAULT_PRIORITY)))
         return table.combine_chunks()
 
-    def _run_stage(self, stage: Stage, going: _Pass, group_size: int, known: Known, watch: Watch | None) -> None:
+    def _run_stage(self, stage: Stage, going: Pass, group_size: int, known: Known, watch: Watch | None) -> None:
         started = time.perf_counter()
-        before, found = going.table, going.found
+        found, operator = going.found, stage.operator
+        before = going.table() if watch is not None else None
         try:
-            applied = apply_stage(stage, before, known) if before.num_rows else Applied(StageOutcome.keep_all(0))
-            outcome, changed = applied.outcome, _with_columns(before, applied.outcome)
+            given = going.table(None if operator.reads is None else operator.reads | IDENTITY_COLUMNS)
+            applied = apply_stage(stage, given, known) if going.num_rows else Applied(StageOutcome.keep_all(0))
+            outcome = applied.outcome
+            spoilt = _put_in_place(going, outcome)
         except PluginError as error:
             # A missing package fails the same way for every row: no smaller batch would help.
             raise at(stage.index, stage.name, error) from error
         except Exception as error:
-            raise failed(stage, error, before.num_rows, time.perf_counter() - started, found.runs) from error
-        if watch is not None:
-            watch(stage, before, changed, outcome)
-        going.table = changed
-        reasons = outcome.reasons
-        spoilt = spoilt_rewards(before, changed, outcome)
-        if spoilt is not None:
-            reasons = pc.coalesce(reasons, spoilt)
-        waits = len(found.waiting)
-        going.set_aside(outcome, stage.name)
-        if len(found.waiting) > waits:
-            reasons = reasons.filter(
-                pc.is_in(before["experience_id"].combine_chunks(), going.table["experience_id"].combine_chunks())
-            )
-        came = going.table.num_rows
+            raise failed(stage, error, going.num_rows, time.perf_counter() - started, found.runs) from error
+        if watch is not None and before is not None:
+            watch(stage, before, going.table(), outcome)
+        reasons = outcome.reasons if spoilt is None else pc.coalesce(outcome.reasons, spoilt)
+        stays = going.set_aside(outcome, stage.name)
+        if stays is not None:
+            reasons = reasons.filter(pa.array(stays))
+        came = going.num_rows
         dropped = going.drop(reasons, stage.name)
-        if dropped:
-            dropped += going.drop(short_groups(going.table, group_size, f"left after {stage.name}"), stage.name)
+        if dropped and group_size > 1:
+            left = f"left after {stage.name}"
+            dropped += going.drop(short_groups(going.groups, going.position, group_size, left), stage.name)
         found.created += outcome.created
         # The same operator twice, with other bounds, computes the same scores: they are reported once.
         if applied.scores is not None and applied.scores.score_key not in {one.score_key for one in found.scores}:
@@ -251,47 +218,56 @@ class Chain:
         )
 
 
-def _with_columns(table: pa.Table, outcome: StageOutcome) -> pa.Table:
-    """The table with the outcome's columns in place."""
+def _put_in_place(going: Pass, outcome: StageOutcome) -> pa.Array | None:
+    """Give the batch the outcome's columns; reasons for rows whose reward the stage spoilt."""
+    spoilt = None
     for name, values in outcome.columns.items():
         if name in (REWARD, "priority"):
             values = pc.cast(values, pa.float64())
-        position = table.schema.get_field_index(name)
-        table = table.append_column(name, values) if position < 0 else table.set_column(position, name, values)
-    return table
+        before = going.column(REWARD) if name == REWARD else None
+        going.set(name, values)
+        if before is not None:
+            spoilt = spoilt_rewards(before, going.column(REWARD))
+    return spoilt
 
 
-def _own_rule(going: _Pass, name: str, index: int, reasons: pa.Array) -> None:
-    rows_in = going.table.num_rows
+def _own_rule(going: Pass, name: str, index: int, reasons: pa.Array | None) -> None:
+    rows_in = going.num_rows
     dropped = going.drop(reasons, name)
     if dropped:
         going.found.runs.append(StageRun(name, index, rows_in, rows_in - dropped, dropped, 0.0))
 
 
-def _decisions(table: pa.Table, going: _Pass) -> pa.Table:
-    num_rows = table.num_rows
+def _decisions(going: Pass) -> pa.Table:
+    table, num_rows, position = going.given, going.given.num_rows, going.position
     kept = np.zeros(num_rows, bool)
-    kept[going.position] = True
-    before = table[REWARD].combine_chunks().take(pa.array(going.position))
-    after = going.table[REWARD].combine_chunks()
-    # Null-safe comparison: a reward that a stage filled in counts as changed, NaN that stayed NaN does not.
-    same = pc.fill_null(pc.equal(before, after), False)
-    same = pc.or_(same, pc.and_(pc.is_null(before, nan_is_null=True), pc.is_null(after, nan_is_null=True)))
-    shaped = np.full(num_rows, None, object)
-    if not pc.all(same, min_count=0).as_py():
-        shaped[going.position] = pc.if_else(same, pa.scalar(None, pa.float64()), after).to_pylist()
+    kept[position] = True
+    stages, reasons = going.dropped()
     priority = table["priority"].combine_chunks().to_numpy(zero_copy_only=False).astype(float)
-    priority[going.position] = going.table["priority"].combine_chunks().to_numpy(zero_copy_only=False)
+    priority[position] = going.column("priority").to_numpy(zero_copy_only=False)
     decisions = pa.table(
         [
             table["experience_id"].cast(pa.int64()),
             pa.array(kept),
-            pa.array(going.stage, pa.string()),
-            pa.array(going.reason, pa.string()),
-            pa.array(shaped, pa.float64()),
+            stages,
+            reasons,
+            _changed_rewards(going),
             pa.array(np.nan_to_num(priority, nan=DEFAULT_PRIORITY, posinf=None, neginf=None)),
         ],
         schema=DECISION_SCHEMA,
     )
     waiting = pa.array(sorted({row.group_id for row in going.found.waiting}), pa.int64())
     return decisions.filter(pc.invert(pc.is_in(table["group_id"], waiting))) if len(waiting) else decisions
+
+
+def _changed_rewards(going: Pass) -> pa.Array:
+    """The reward of each kept row that some stage changed; null for all others."""
+    num_rows, after = going.given.num_rows, going.column(REWARD)
+    before = going.given[REWARD].combine_chunks().take(pa.array(going.position))
+    # Null-safe comparison: a reward that a stage filled in counts as changed, NaN that stayed NaN does not.
+    same = pc.fill_null(pc.equal(before, after), False)
+    same = pc.or_(same, pc.and_(pc.is_null(before, nan_is_null=True), pc.is_null(after, nan_is_null=True)))
+    values, changed = np.zeros(num_rows), np.zeros(num_rows, np.bool_)
+    changed[going.position] = ~same.to_numpy(zero_copy_only=False)
+    values[going.position] = pc.fill_null(after, 0.0).to_numpy(zero_copy_only=False)
+    return pa.array(values, pa.float64(), mask=~changed)

@@ -24,7 +24,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from operators.sandbox import aggregate_functions, changing_functions, message, open_sandbox, registered
+from operators.sandbox import aggregate_functions, changing_functions, message, open_sandbox, quoted, registered
 from rftdata.errors import ConfigError, OperatorError
 
 NUMBER_COLUMNS = frozenset({"metrics", "reward_parts", "features"})
@@ -65,6 +65,9 @@ class Expression:
         self.rowwise = not found.has_window
         self.columns = frozenset(found.columns)
         self._query = _query(select, found, None if self.rowwise else _ROW)
+        # A column alone needs no query.
+        alone = selected[0]["class"] == "COLUMN_REF" and len(selected[0]["column_names"]) == 1 and not found.members
+        self._column: str | None = selected[0]["column_names"][0] if alone else None
         self._lock = threading.Lock()
         self._connection: duckdb.DuckDBPyConnection | None = None
 
@@ -108,6 +111,9 @@ class Expression:
         Raises:
             OperatorError: a value that the formula cannot be worked out for, such as a text that is no number.
         """
+        if self._column is not None and self.type is not None:
+            values = table[self._column]
+            return (values.chunk(0) if values.num_chunks == 1 else values.combine_chunks()).cast(self.type)
         with self._lock:
             if self._connection is None:
                 self._connection = open_sandbox()
@@ -242,8 +248,8 @@ def _written(connection: duckdb.DuckDBPyConnection, tree: dict[str, Any]) -> str
 
 def _query(select: str, found: _References, row: str | None) -> str:
     """The expression over the batch in which members of JSON columns are columns of their own."""
-    members = [f"{_extract(column, name)} AS {_quoted(key)}" for key, (column, name) in found.members.items()]
-    given = ", ".join([*(_quoted(name) for name in sorted(found.columns)), *members, *([row] if row else [])])
+    members = [f"{_extract(column, name)} AS {quoted(key)}" for key, (column, name) in found.members.items()]
+    given = ", ".join([*(quoted(name) for name in sorted(found.columns)), *members, *([row] if row else [])])
     return f"{select}{', ' + row if row else ''} FROM (SELECT {given or _ROW} FROM batch)"
 
 
@@ -252,10 +258,6 @@ def _extract(column: str, name: str) -> str:
     if column in NUMBER_COLUMNS:
         return f"TRY_CAST(json_extract({column}, {place}) AS DOUBLE)"
     return f"json_extract_string({column}, {place})"
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _casts(given: pa.DataType, wanted: pa.DataType) -> bool:

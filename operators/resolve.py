@@ -38,7 +38,9 @@ def resolve_stage(name: str, args: object, base_dir: Path | None = None) -> Oper
         )
     target = plugins.load("operator", name, BUILTINS, base_dir)
     if isinstance(target, type) and issubclass(target, Operator):
-        return target.from_args(args)
+        operator = target.from_args(args)
+        operator.base_dir = base_dir or Path.cwd()
+        return operator
     if callable(target) and not isinstance(target, type):
         return RowFunction(name, target, args)
     raise PluginError(

@@ -5,44 +5,56 @@ A group too small to be compared with itself, and a reward that is no number, ar
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from operators.base import StageOutcome
+from operators.groups import Groups, Ints
 
 
-def short_groups(table: pa.Table, min_group_size: int, left: str) -> pa.Array:
-    """Reasons for the rows of groups with fewer than `min_group_size` rollouts (turns of one rollout count once)."""
-    if min_group_size <= 1 or not table.num_rows:
-        return pa.nulls(table.num_rows, pa.string())
-    counts = table.group_by("group_id", use_threads=False).aggregate([("rollout_index", "count_distinct")])
-    reasons = pa.array(
+def short_groups(groups: Groups, rows: Ints, min_group_size: int, left: str) -> pa.Array | None:
+    """Reasons for the rows of groups with fewer than `min_group_size` rollouts (turns of one rollout count once).
+
+    Args:
+        groups: of the whole batch.
+        rows: those of the batch that are still there.
+
+    Returns:
+        one entry for each of `rows`; None where no group is short.
+    """
+    if min_group_size <= 1 or not len(rows):
+        return None
+    there_R = np.zeros(groups.num_rollouts, np.bool_)
+    there_R[groups.rollout_N[rows]] = True
+    counts_G = np.bincount(groups.group_R[there_R], minlength=groups.num_groups)
+    group_of_row = groups.group_N[rows]
+    counts = counts_G[group_of_row]
+    short = counts < min_group_size
+    if not short.any():
+        return None
+    texts = pa.array(
         [
             f"only {count} rollout{'s' if count > 1 else ''} of the group {left}, min_group_size is {min_group_size}"
-            if count < min_group_size
-            else None
-            for count in counts["rollout_index_count_distinct"].to_pylist()
-        ],
-        pa.string(),
+            for count in range(min_group_size)
+        ]
     )
-    return reasons.take(pc.index_in(table["group_id"].combine_chunks(), value_set=counts["group_id"]))
+    return texts.take(pa.array(np.where(short, counts, 0), mask=~short))
 
 
-def without_reward(table: pa.Table, before_value: str) -> pa.Array:
-    """Reasons for rows whose reward is null, NaN or infinite: `before_value` and the value."""
-    reward = table["reward"].combine_chunks()
+def without_reward(reward: pa.Array, before_value: str) -> pa.Array | None:
+    """Reasons for rows whose reward is null, NaN or infinite: `before_value` and the value. None where all are numbers."""
     finite = pc.fill_null(pc.is_finite(reward), False)
     if pc.all(finite, min_count=0).as_py():
-        return pa.nulls(table.num_rows, pa.string())
+        return None
     shown = pc.fill_null(pc.cast(reward, pa.string()), "null")
     reasons = pc.binary_join_element_wise(before_value, shown, "")
     return pc.if_else(finite, pa.scalar(None, pa.string()), reasons)
 
 
-def spoilt_rewards(before: pa.Table, after: pa.Table, outcome: StageOutcome) -> pa.Array | None:
-    """Reasons for rows whose finite reward a stage turned into null, NaN or infinity."""
-    if "reward" not in outcome.columns:
-        return None
+def spoilt_rewards(before: pa.Array, after: pa.Array) -> pa.Array | None:
+    """Reasons for rows whose finite reward a stage turned into null, NaN or infinity; None where it did so to none."""
     reasons = without_reward(after, "the stage turned the reward into ")
-    was_finite = pc.fill_null(pc.is_finite(before["reward"].combine_chunks()), False)
+    if reasons is None:
+        return None
+    was_finite = pc.fill_null(pc.is_finite(before), False)
     return pc.if_else(was_finite, reasons, pa.scalar(None, pa.string()))

@@ -1,7 +1,7 @@
 """DuckDB with no way out: where the SQL of a configuration file runs.
 
 No files, no network, no extensions, no settings, no Python variables, one thread. What a query may look at is what was
-registered for it, as Arrow.
+registered for it, as Arrow, and files that were allowed by name.
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 
 import duckdb
 import pyarrow as pa
+
+from rftdata.errors import PluginError
 
 SETTINGS: dict[str, str | bool | int | float | list[str]] = {
     "threads": "1",
@@ -21,20 +24,40 @@ SETTINGS: dict[str, str | bool | int | float | list[str]] = {
 }
 
 
-def open_sandbox(files: Sequence[str] = (), folders: Sequence[str] = ()) -> duckdb.DuckDBPyConnection:
+def open_sandbox(allowed: Sequence[Path] = (), *, network: bool = False) -> duckdb.DuckDBPyConnection:
     """A connection to an empty database in memory.
 
     Args:
-        files: absolute paths that queries may read.
-        folders: absolute paths that they may read anything below.
+        allowed: files that queries may read, and folders below which they may read everything.
+        network: whether they may read http(s) and s3 addresses, by DuckDB's extension httpfs.
+
+    Raises:
+        PluginError: the extension is not installed; it is never installed from here.
     """
     connection = duckdb.connect(":memory:", config=SETTINGS)
-    connection.execute("SET allowed_paths = ?", [list(files)])
-    connection.execute("SET allowed_directories = ?", [list(folders)])
+    folders = [f"{path}/" for path in allowed if path.is_dir()]
+    if network:
+        try:
+            connection.execute("LOAD httpfs")
+        except duckdb.Error as error:
+            raise PluginError(
+                f"DuckDB's extension httpfs does not load: {message(error)}",
+                todo="install it once: duckdb -c 'INSTALL httpfs'",
+            ) from error
+        folders += ["http://", "https://", "s3://"]
+    if allowed or network:
+        _set_list(connection, "allowed_paths", [str(path) for path in allowed if not path.is_dir()])
+        _set_list(connection, "allowed_directories", folders)
     # External access is closed after connecting: DuckDB opens even ":memory:" through it.
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
     return connection
+
+
+def _set_list(connection: duckdb.DuckDBPyConnection, name: str, values: Sequence[str]) -> None:
+    # SET takes no parameters.
+    texts = ", ".join("'" + value.replace("'", "''") + "'" for value in values)
+    connection.execute(f"SET {name} = [{texts}]")
 
 
 @contextlib.contextmanager
@@ -52,6 +75,11 @@ def registered(connection: duckdb.DuckDBPyConnection, tables: Mapping[str, pa.Ta
 def message(error: duckdb.Error) -> str:
     """DuckDB's message without its picture of the line."""
     return " ".join(str(error).split("\n\nLINE ")[0].split())
+
+
+def quoted(name: str) -> str:
+    """The name of a column as it is written in a query."""
+    return '"' + name.replace('"', '""') + '"'
 
 
 @cache

@@ -3,38 +3,72 @@
     - sql: "SELECT * FROM batch WHERE length(response) < 2000"
     - sql: "SELECT * REPLACE (reward - 0.1 * (num_response_tokens > 512)::INT AS reward) FROM batch"
     - sql: {query: "SELECT experience_id FROM batch WHERE reward > 0.2", reason: "reward is too low"}
+    - sql:
+        query: "SELECT b.* FROM batch b ANTI JOIN blocked USING (prompt)"
+        tables: {blocked: blocked_prompts.parquet}
 
 Rules: the result has `experience_id`, each at most once and none that was not in the batch. Rows missing from it are
 dropped. Its other columns replace those of the batch or are added for later stages; columns it leaves out stay as
 they were. A query that fails, or names a wrong column, is refused when the chain is built: it is run on an empty table.
 
 Sandboxed: one SELECT, no files, no network, no extensions, no settings, no Python variables. One thread and a fixed
-seed before every query, so that the same batch gives the same answer even with `random()`.
+seed before every query, so that the same batch gives the same answer even with `random()`. Reference tables are read before the first
+batch and given to the query as tables; it does not see the files. `allow` opens files (or folders) and the network to the query itself,
+which then may give another answer when those change.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
+from collections.abc import Mapping
+from typing import Any
 
 import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import Field, field_validator
 
-from operators.base import IDENTITY_COLUMNS, Operator, StageConfig, StageOutcome
-from operators.sandbox import message, open_sandbox, registered
+from operators import reference_files
+from operators.base import IDENTITY_COLUMNS, Operator, StageConfig, StageContext, StageOutcome
+from operators.query_shape import shape
+from operators.sandbox import message, open_sandbox, quoted, registered
 from rftdata.errors import ConfigError, OperatorError
 
 MAX_QUERY_IN_REASON = 160
+
+
+class Allow(StageConfig):
+    """What the query may reach besides its tables."""
+
+    files: tuple[str, ...] = Field((), description="Files it may read, and folders below which it may read everything.")
+    network: bool = Field(
+        False, description="Whether it may read http(s) and s3 addresses; needs DuckDB's extension httpfs."
+    )
 
 
 class Sql(Operator):
     """Runs `query` over the batch; see the module's text for the rules."""
 
     class Config(StageConfig):
-        """`query`: one SELECT over `batch`. `reason`: what the verdict of a dropped row says (default: the query)."""
+        """The query, written alone or with what it needs."""
 
-        query: str
-        reason: str | None = None
+        query: str = Field(description="One SELECT over `batch` and the reference tables.")
+        reason: str | None = Field(None, description="What the verdict of a dropped row says; the query by default.")
+        tables: dict[str, str] = Field(
+            default_factory=dict, description="Name of a reference table -> its file (.parquet, .csv or .jsonl)."
+        )
+        allow: Allow = Field(
+            default_factory=Allow, description="Files and network for the query itself; nothing by default."
+        )
+
+        @field_validator("tables")
+        @classmethod
+        def _names(cls, tables: dict[str, str]) -> dict[str, str]:
+            for name in tables:
+                if not re.fullmatch(r"[A-Za-z_]\w*", name) or name.lower() == "batch":
+                    raise ValueError(f"{name!r} cannot be the name of a reference table")
+            return tables
 
     reads = None
     writes = None
@@ -46,22 +80,45 @@ class Sql(Operator):
     def __init__(self, config: StageConfig) -> None:
         super().__init__(config)
         self._connection: duckdb.DuckDBPyConnection | None = None
+        self._tables: dict[str, pa.Table] | None = None
+        self._query: str = self.config.query
+
+    def spec(self) -> dict[str, Any]:
+        # Without references a query is the version it always was.
+        spec = {key: value for key, value in super().spec().items() if key in ("query", "reason")}
+        if self.config.tables:
+            files = {
+                name: reference_files.digest((self.base_dir / file).resolve())
+                for name, file in self.config.tables.items()
+            }
+            spec["tables"] = files
+        if self.config.allow != Allow():
+            spec["allow"] = self.config.allow.model_dump(mode="json")
+        return spec
 
     def validate_schema(self, schema: pa.Schema) -> pa.Schema:
         available = ", ".join(schema.names)
+        tables = self._references()
         try:
             # A connection of its own: the chain that was only checked keeps none open.
-            with contextlib.closing(open_sandbox()) as connection:
-                result = _run(connection, self.config.query, schema.empty_table()).schema
+            with contextlib.closing(self._open()) as connection:
+                empty = {"batch": schema.empty_table(), **{name: table.slice(0, 0) for name, table in tables.items()}}
+                result = _run(connection, self.config.query, empty).schema
         except duckdb.Error as error:
             raise ConfigError(
                 f"DuckDB refuses the query: {message(error)}",
-                allowed=f"columns of batch: {available}",
+                allowed="; ".join(
+                    [
+                        f"columns of batch: {available}",
+                        *(f"of {n}: {', '.join(t.column_names)}" for n, t in tables.items()),
+                    ]
+                ),
                 todo="correct the query",
             ) from error
         except OperatorError as error:
             raise ConfigError(error.what, value=error.value, allowed=error.allowed, todo=error.todo) from error
         _require_experience_id(result)
+        self._narrow(schema, result, tables)
         for field in result:
             position = schema.get_field_index(field.name)
             if field.name in IDENTITY_COLUMNS:
@@ -70,11 +127,56 @@ class Sql(Operator):
             schema = schema.append(field) if position < 0 else schema.set(position, field)
         return schema
 
-    def apply(self, table: pa.Table) -> StageOutcome:
-        if self._connection is None:
-            self._connection = open_sandbox()
+    def _narrow(self, schema: pa.Schema, result: pa.Schema, tables: Mapping[str, pa.Table]) -> None:
+        """Run the query on the columns it looks at and take from it those it changes, where that is sure to be the same."""
+        self._query, self.reads, self.writes = self.config.query, None, None
+        found = shape(self.config.query, schema, result)
+        if found is None:
+            return
+        names = ", ".join(quoted(name) for name in dict.fromkeys(("experience_id", *found.changed)))
+        narrow = f"SELECT {names} FROM ({self.config.query.strip().rstrip(';')}\n)"
+        reads = found.reads | IDENTITY_COLUMNS
+        given = pa.schema([field for field in schema if field.name in reads]).empty_table()
         try:
-            result = _run(self._connection, self.config.query, table)
+            with contextlib.closing(self._open()) as connection:
+                again = _run(
+                    connection, narrow, {"batch": given, **{name: t.slice(0, 0) for name, t in tables.items()}}
+                )
+        except (duckdb.Error, OperatorError):
+            return
+        if all(again.schema.field(name).type == result.field(name).type for name in again.column_names):
+            self._query, self.reads = narrow, reads
+            self.writes = frozenset(found.changed) - IDENTITY_COLUMNS
+
+    def prepare(self, context: StageContext) -> None:
+        self._connection, self._tables = self._open(), self._references()
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = self._tables = None
+
+    def _open(self) -> duckdb.DuckDBPyConnection:
+        allow: Allow = self.config.allow
+        missing = [name for name in allow.files if not (self.base_dir / name).exists()]
+        if missing:
+            raise ConfigError(
+                "an allowed file or folder does not exist",
+                value=missing[0],
+                todo="paths are relative to the configuration file",
+            )
+        return open_sandbox([(self.base_dir / name).resolve() for name in allow.files], network=allow.network)
+
+    def _references(self) -> dict[str, pa.Table]:
+        files = {name: reference_files.resolve(self.base_dir, file) for name, file in self.config.tables.items()}
+        return {name: reference_files.read(file) for name, file in files.items()}
+
+    def apply(self, table: pa.Table) -> StageOutcome:
+        if self._connection is None or self._tables is None:
+            self.prepare(StageContext())
+        assert self._connection is not None and self._tables is not None
+        try:
+            result = _run(self._connection, self._query, {"batch": table, **self._tables})
         except duckdb.Error as error:
             raise OperatorError(
                 f"DuckDB refuses the query: {message(error)}",
@@ -100,7 +202,7 @@ class Sql(Operator):
         return StageOutcome(StageOutcome.keep_where(kept, reason).reasons, columns)
 
 
-def _run(connection: duckdb.DuckDBPyConnection, query: str, table: pa.Table) -> pa.Table:
+def _run(connection: duckdb.DuckDBPyConnection, query: str, tables: Mapping[str, pa.Table]) -> pa.Table:
     statements = connection.extract_statements(query)
     if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
         raise OperatorError(
@@ -109,7 +211,7 @@ def _run(connection: duckdb.DuckDBPyConnection, query: str, table: pa.Table) -> 
             allowed="a single SELECT (or FROM …) over batch",
             todo="to drop rows, leave them out with WHERE; to change a column use SELECT * REPLACE (…)",
         )
-    with registered(connection, {"batch": table}):
+    with registered(connection, tables):
         connection.execute("SELECT setseed(0.5)").fetchall()
         return connection.sql(query).to_arrow_table()
 

@@ -180,10 +180,10 @@ def _scored(
 ) -> tuple[dict[str, pa.Array], StageScores | None]:
     """The stage's score columns for all rows, and what was computed now."""
     ids = table["experience_id"].to_pylist() if stored else []
-    missing = pa.array([key not in stored for key in ids], pa.bool_())
-    if stored and not pc.any(missing).as_py():
+    missing = _missing(stage, table, ids, stored) if stored else None
+    if missing is not None and not pc.any(missing).as_py():
         return _stored_columns(stage, ids, stored), None
-    todo = given.filter(missing) if stored else given
+    todo = given if missing is None else given.filter(missing)
     computed = _checked(stage, _in_parts(stage, todo), todo)
     fresh = {name: pc.cast(computed.columns[name], kind) for name, kind in stage.operator.scores.items()}
     scores = StageScores(stage.name, stage.score_key, pa.table({"experience_id": todo["experience_id"], **fresh}))
@@ -191,6 +191,14 @@ def _scored(
         merged = {**stored, **{row.pop("experience_id"): row for row in scores.table.to_pylist()}}
         fresh = _stored_columns(stage, ids, merged)
     return fresh, scores
+
+
+def _missing(stage: Stage, table: pa.Table, ids: Sequence[int], stored: Mapping[int, Mapping[str, Any]]) -> pa.Array:
+    """Which rows are to be scored: those without a score and, where groups are scored, their siblings."""
+    missing = pa.array([key not in stored for key in ids], pa.bool_())
+    if stage.operator.rowwise:
+        return missing
+    return pc.is_in(table["group_id"].combine_chunks(), value_set=pc.unique(table["group_id"].filter(missing)))
 
 
 def _given(operator: Operator, table: pa.Table) -> pa.Table:

@@ -125,7 +125,11 @@ class RunConfig(Section):
                 if not given:
                     raise ValueError(f"{key!r} is missing; add it, or sampling.source to train on what is stored")
             return self
-        for key, given in (("tasks", self.tasks), ("pipelines.experience", self.pipelines.experience)):
+        for key, given in (
+            ("tasks", self.tasks),
+            ("pipelines.task", self.pipelines.task),
+            ("pipelines.experience", self.pipelines.experience),
+        ):
             if given:
                 raise ValueError(
                     f"{key} and sampling.source exclude each other: the run trains on what the query selects; choose and drop in "

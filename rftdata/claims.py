@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -22,6 +22,8 @@ from rftdata.verdicts import Decision
 if TYPE_CHECKING:
     from rftdata.attempt import Attempt
     from rftdata.database import Database, Row
+
+_MAX_LOST = 4
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,12 @@ class SealedBatch:
     label_cuts: dict[int, int] = field(default_factory=dict)
     failed: list[Decision] = field(default_factory=list)
     first_key: int = 0
+
+    def set_aside(self, reason: str) -> SealedBatch:
+        """The same groups with every experience dropped before any stage sees it."""
+        ids = zip(self.table["experience_id"].to_pylist(), self.table["group_id"].to_pylist(), strict=True)
+        dropped = [Decision(key, group_id, False, "pipeline", reason) for key, group_id in ids]
+        return replace(self, table=self.table.slice(0, 0), failed=self.failed + dropped)
 
 
 BATCH_SCHEMA = pa.schema(
@@ -166,7 +174,15 @@ def claim_sealed_groups(
     if not claimed:
         return None
     failpoint("pipeline.claimed")
-    return read_groups(database, [row["group_id"] for row in claimed], columns, min(row["sort_key"] for row in claimed))
+    batch = read_groups(
+        database, [row["group_id"] for row in claimed], columns, min(row["sort_key"] for row in claimed)
+    )
+    num_lost = max(row["num_lost"] for row in claimed)  # where it is not 0 there is one group
+    return (
+        batch
+        if num_lost < _MAX_LOST
+        else batch.set_aside(f"{num_lost} pipeline workers ended while they decided on it")
+    )
 
 
 def read_groups(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, field_validator
 
 from rftdata.errors import ConfigError
 
@@ -61,9 +61,13 @@ class BufferConfig(Section):
 class TasksetConfig(Section):
     name: str = Field(description="Name of the taskset, unique in a buffer.")
     source: str = Field(
-        description="`reasoning_gym:NAME`, a .jsonl, .csv or .parquet file, or a generator `./file.py:function`."
+        description="`reasoning_gym:NAME`, a .jsonl, .csv or .parquet file, a folder of such files or of Dataset.save_to_disk, `hf:OWNER/NAME`,"
+        " `sql: SELECT …`, or a generator `./file.py:function`."
     )
-    args: dict[str, Any] = Field(default_factory=dict, description="Arguments of a generator.")
+    args: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Arguments of the source: a generator's own; split, files of a folder; config, split, revision of hf; url, url_env of sql.",
+    )
     split: Literal["train", "validation", "test"] | None = Field(
         None, description="Take this share of the source only; shares are disjoint by a hash of each task's split key."
     )
@@ -74,6 +78,11 @@ class TasksetConfig(Section):
     prompt: str = Field("question", description="Column with the prompt.")
     answer: str = Field("answer", description="Column with the answer; it may be missing from the source.")
     weight: float = Field(1.0, gt=0, description="Share of this taskset among those a run trains on.")
+
+    @field_serializer("args", when_used="json")
+    def _without_password(self, args: dict[str, Any]) -> dict[str, Any]:
+        # What is stored and shown never holds a password: a database's own password file brings it, or url_env.
+        return {**args, "url": _address(str(args["url"]))} if "url" in args else args
 
     @field_validator("split_shares")
     @classmethod
@@ -116,6 +125,17 @@ class EvalConfig(Section):
     decodings: list[Literal["greedy", "sampled"]] = Field(
         ["greedy"], min_length=1, description="Of the validation tasksets."
     )
+
+
+def _address(url: str) -> str:
+    """A connection string without its password."""
+    from rftdata.database import redacted
+    from rftdata.programs import without_password
+
+    try:
+        return without_password(url)[0]
+    except Exception:  # noqa: BLE001 - whatever it is, it is no connection string; who connects will say so
+        return redacted(url)
 
 
 def config_error(error: ValidationError, section: type[BaseModel], origin: str, *, within: str = "") -> ConfigError:

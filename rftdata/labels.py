@@ -204,6 +204,11 @@ def _write(connection: Connection, opinions: Sequence[Opinion], author: str) -> 
     return LabelBatch(batch, changed, len(opinions) - changed, num_answered=asked)
 
 
+def num_open_reviews(buffer: Buffer, run_id: int) -> int:
+    """Questions of a run that wait for a person."""
+    return int(buffer.database.fetch("num_open_reviews", run_id=run_id)[0]["n"])
+
+
 def review_queue(buffer: Buffer, run_id: int | None, limit: int) -> list[Row]:
     """What waits for a person, of one run or of all (None), the most urgent first."""
     return buffer.database.fetch("review_queue", run_id=run_id, count=limit)

@@ -132,7 +132,7 @@ def _commit_verdicts(
         }
         asked = held & {question.group_id for question in verdicts.questions}
         store_scores(connection, verdicts.scores)
-        _ask(connection, run_id, [question for question in verdicts.questions if question.group_id in held])
+        ask(connection, run_id, [question for question in verdicts.questions if question.group_id in held])
         _make_tasks(connection, verdicts.tasks)
         done = held - asked
         mine = [decision for decision in verdicts.decisions if decision.group_id in done]
@@ -244,7 +244,7 @@ def store_scores(connection: Connection, scores: Sequence[Score]) -> None:
         )  # fmt: skip
 
 
-def _ask(connection: Connection, run_id: int, questions: Sequence[Question]) -> None:
+def ask(connection: Connection, run_id: int, questions: Sequence[Question]) -> None:
     """Put questions that were not asked before, and let their groups wait for the first deadline."""
     if not questions:
         return

@@ -20,9 +20,11 @@ class DropTruncated(Operator):
     """Drops each row whose `finish_reason` is listed; a row without a finish reason stays."""
 
     class Config(StageConfig):
-        """`finish_reasons`: which endings count as cut off (`length`: token limit; `abort`: stopped by the engine)."""
+        """Which endings count as cut off."""
 
-        finish_reasons: tuple[str, ...] = Field(default=("length", "abort"), min_length=1)
+        finish_reasons: tuple[str, ...] = Field(
+            ("length", "abort"), min_length=1, description="`length`: token limit; `abort`: stopped by the engine."
+        )
 
     reads = frozenset({"finish_reason"})
     rowwise = True

@@ -24,9 +24,9 @@ class DropZeroVarianceGroups(Operator):
     """
 
     class Config(StageConfig):
-        """`tolerance`: rewards that lie no further apart count as equal."""
+        """What counts as equal."""
 
-        tolerance: float = Field(default=1e-6, ge=0)
+        tolerance: float = Field(1e-6, ge=0, description="Rewards that lie no further apart count as equal.")
 
     reads = frozenset({"group_id", "rollout_index", "reward"})
 

@@ -24,11 +24,11 @@ class LengthPenalty(Operator):
     """Adds weight · R_length to `reward`; a null reward stays null."""
 
     class Config(StageConfig):
-        """`max_tokens`: L_max, `cache_tokens`: L_cache, the length over which the penalty grows, `weight`: its size."""
+        """Where the penalty begins and how large it grows."""
 
-        max_tokens: int = Field(gt=0)
-        cache_tokens: int = Field(gt=0)
-        weight: float = Field(default=1.0, gt=0)
+        max_tokens: int = Field(gt=0, description="L_max: from here on the penalty is whole.")
+        cache_tokens: int = Field(gt=0, description="L_cache: over so many tokens before L_max it grows.")
+        weight: float = Field(1.0, gt=0, description="Size of the whole penalty.")
 
         @model_validator(mode="after")
         def _cache_within_limit(self) -> LengthPenalty.Config:

@@ -64,12 +64,16 @@ class PairBuilder(Operator):
     """Builds preference pairs from group rewards; see the module's header for the rules."""
 
     class Config(StageConfig):
-        """`margin`: smallest difference of rewards, `max_pairs`: of a group, `ties`: which of equals, `max_length_ratio`: guard."""
+        """Which pairs, and how many."""
 
-        margin: float = Field(default=0.5, gt=0)
-        max_pairs: int = Field(default=4, ge=1)
-        ties: Literal["length", "order"] = "length"
-        max_length_ratio: float | None = Field(default=None, ge=1)
+        margin: float = Field(0.5, gt=0, description="Least difference of rewards.")
+        max_pairs: int = Field(4, ge=1, description="Most pairs of a group.")
+        ties: Literal["length", "order"] = Field(
+            "length", description="Which of equal pairs: closest in length, or of the earliest rollouts."
+        )
+        max_length_ratio: float | None = Field(
+            None, ge=1, description="The longer answer has at most so many times the tokens of the shorter one."
+        )
 
     reads = frozenset(
         {"experience_id", "group_id", "rollout_index", "turn_index", "prompt", "reward", "num_response_tokens"}

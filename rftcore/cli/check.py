@@ -54,9 +54,13 @@ def _open_inputs(config: RunConfig) -> Iterator[str]:
         QueryError, ConfigError: a priority formula that the database does not take, a selection that cannot be trained on.
     """
     from rftdata.tasks import read_tasks
+    from rftdata.tasks.query import asks_buffer
 
     yield _describe_model(config)
     for taskset in (*config.tasks, *config.eval.tasks, *config.eval.test):
+        if asks_buffer(taskset):
+            yield f"taskset {taskset.name}: its query on the buffer is asked when it is loaded"
+            continue
         # To the end: the run reads every row, and refuses the source for any of them.
         num_tasks, first = 0, None
         for task in read_tasks(taskset, config.base_dir):

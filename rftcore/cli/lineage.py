@@ -35,7 +35,9 @@ def lineage(
     ] = False,
     pipeline: Annotated[
         bool,
-        typer.Option("--pipeline", help="With EXPERIENCE: what every stage and version of a pipeline found out and decided."),
+        typer.Option(
+            "--pipeline", help="With EXPERIENCE: what every stage and version of a pipeline found out and decided."
+        ),
     ] = False,
     buffer: BufferOption = None,
     as_json: JsonOption = False,
@@ -104,6 +106,13 @@ def _tell(database: Database, experience: int) -> None:
         print(f"comes from experience {row['experience_id']} of run {row['run']!r} in {place}{step}")
     for row in database.fetch("copies_of_experience", experience_id=experience):
         print(f"was imported into run {row['run']!r} as experience {row['experience_id']}")
+    for row in database.fetch("kin_of_experience", experience_id=experience):
+        if row["kin"] == "parent":
+            print(f"was made of experience {row['experience_id']}")
+        elif row["kin"] == "child":
+            print(f"experience {row['experience_id']} was made of it")
+        else:
+            print(f"task {row['task_key']!r} of {row['source']!r} was made of it")
     for row in database.fetch("purge_of_experience", experience_id=experience):
         when = f"{row['purged_at']:%Y-%m-%d %H:%M}"
         print(

@@ -30,18 +30,24 @@ def process(
     buffer: ConfigBufferOption = None,
     preview: Annotated[
         int | None,
-        typer.Option("--preview", metavar="N", min=1, help="Show what each stage would do to N experiences; store nothing."),
+        typer.Option(
+            "--preview", metavar="N", min=1, help="Show what each stage would do to N experiences; store nothing."
+        ),
     ] = None,
     replay: Annotated[
-        bool, typer.Option("--replay", help="Decide on all sealed groups of the run again, beside the verdicts there are.")
+        bool,
+        typer.Option("--replay", help="Decide on all sealed groups of the run again, beside the verdicts there are."),
     ] = False,
     version: Annotated[
         str | None, typer.Option("--version", metavar="NAME", help="With --replay: what the new verdicts are called.")
     ] = None,
     diff: Annotated[
-        tuple[str, str] | None, typer.Option("--diff", metavar="VERSION VERSION", help="What two versions treat differently.")
+        tuple[str, str] | None,
+        typer.Option("--diff", metavar="VERSION VERSION", help="What two versions treat differently."),
     ] = None,
-    versions: Annotated[bool, typer.Option("--versions", help="Which versions decided on the run's experiences.")] = False,
+    versions: Annotated[
+        bool, typer.Option("--versions", help="Which versions decided on the run's experiences.")
+    ] = False,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Rows shown (--preview: for each stage).")] = 10,
     seed: Annotated[int, typer.Option("--seed", help="With --preview: another sample.")] = 0,
     as_json: JsonOption = False,
@@ -52,7 +58,11 @@ def process(
     the run's experiences; with --replay they decide on all of them under a version of their own. --versions lists the versions there
     are, and --diff compares two of them.
     """
-    asked = [name for name, given in (("--preview", preview), ("--replay", replay), ("--diff", diff), ("--versions", versions)) if given]
+    asked = [
+        name
+        for name, given in (("--preview", preview), ("--replay", replay), ("--diff", diff), ("--versions", versions))
+        if given
+    ]
     if len(asked) > 1:
         raise ConfigError("rft process does one thing at a time", value=" ".join(asked), todo="give one of them")
     if version is not None and not replay:
@@ -82,13 +92,14 @@ def _preview(config: RunConfig, run: str | None, rows: int, seed: int, limit: in
     from rftcore.pipeline import preview
     from rftcore.pipeline.policy import Policy
     from rftcore.pipeline.role import stage_context
+    from rftdata.usage import RunUsage
 
     chain = build_pipeline(config)
     with opened(find_buffer(config.buffer.uri), "rft process") as found:
         row = found.find_run(run)
         batch = preview.sample(found, row, chain, rows, seed)
         policy = Policy(config, found.database, row["run_id"])
-        chain.prepare(stage_context(config, policy))
+        chain.prepare(stage_context(config, policy, RunUsage(found.database, row["run_id"])))
         result = preview.preview(chain, batch, found)
         chain.close()
         policy.close()
@@ -129,7 +140,10 @@ def _show_stage(console: Console, stage: StagePreview, limit: int) -> None:
             table.add_column(name, justify="right" if name == "experience" else "left", overflow="fold")
         for change in stage.changed[:limit]:
             table.add_row(
-                str(change.experience_id), change.column, Text(_short(change.before), style="dim"), Text(_short(change.after))
+                str(change.experience_id),
+                change.column,
+                Text(_short(change.before), style="dim"),
+                Text(_short(change.after)),
             )
         console.print(table)
         _tell_more(console, len(stage.changed) - limit, "changed fields")

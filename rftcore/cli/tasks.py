@@ -1,6 +1,8 @@
-"""`rft tasks load|list`: what there is to try."""
+"""`rft tasks load|score|list|show`: what there is to try."""
 
 from __future__ import annotations
+
+from typing import Annotated
 
 import typer
 
@@ -13,23 +15,68 @@ app = typer.Typer(help="Tasks in the buffer.", no_args_is_help=True)
 
 @app.command("load")
 def load(config: ConfigArgument, overrides: SetOption = None, buffer: ConfigBufferOption = None) -> None:
-    """Load every taskset of a configuration; loading again finds the same rows."""
+    """Load every taskset of a configuration and run its task pipeline; loading again finds the same rows."""
+    _load(config, overrides, buffer, again=False)
+
+
+@app.command("score")
+def score(config: ConfigArgument, overrides: SetOption = None, buffer: ConfigBufferOption = None) -> None:
+    """Run the task pipeline over all tasks again, with what runs have observed by now."""
+    _load(config, overrides, buffer, again=True)
+
+
+def _load(config: ConfigArgument, overrides: list[str] | None, buffer: str | None, *, again: bool) -> None:
     import rftdata
-    from rftdata.tasks import load_taskset
+    from rftdata.errors import ConfigError
 
     resolved = configuration(config, overrides, buffer)
+    if again and not resolved.pipelines.task:
+        raise ConfigError("there is nothing to score tasks with: pipelines.task has no stage", todo="add stages to it")
+    from rftcore.task_pipeline import load_tasks
+    from rftdata.tasks import list_tasksets
+
+    names = {taskset.name for taskset in (*resolved.tasks, *resolved.eval.tasks, *resolved.eval.test)}
     with rftdata.open(resolved.buffer, application="rft tasks") as found:
-        for taskset in (*resolved.tasks, *resolved.eval.tasks, *resolved.eval.test):
-            num_tasks = load_taskset(found.database, taskset, resolved.base_dir)
-            print(f"{taskset.name}: {num_tasks} tasks")
+        load_tasks(resolved, found.database, again=again)
+        for row in list_tasksets(found.database):
+            if row["taskset"] in names:
+                excluded = f", {row['excluded']} of them excluded" if row["excluded"] else ""
+                print(f"{row['taskset']}: {row['num_tasks']} tasks{excluded}")
 
 
 @app.command("list")
 def list_tasksets(buffer: BufferOption = None, as_json: JsonOption = False) -> None:
-    """List the tasksets of the buffer."""
+    """List the tasksets of the buffer: how many tasks may be selected, and the means of their scores."""
     from rftcore.cli.output import print_rows
     from rftdata import tasks
 
     with opened(buffer, "rft tasks") as found:
         rows = tasks.list_tasksets(found.database)
-    print_rows(rows, ("taskset", "source", "args", "num_tasks", "loaded_at"), as_json=as_json)
+    columns = ("taskset", "source", "args", "num_tasks", "active", "excluded", "pending", "scores", "loaded_at")
+    print_rows(rows, columns, as_json=as_json)
+
+
+@app.command("show")
+def show(
+    taskset: Annotated[str, typer.Argument(help="Name of a taskset.")],
+    order: Annotated[
+        str | None,
+        typer.Option("--order", metavar="FEATURE", help="Highest first, such as priority; by id by default."),
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many.")] = 20,
+    status: Annotated[str | None, typer.Option("--status", help="active, excluded or pending only.")] = None,
+    buffer: BufferOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show tasks of a taskset with their features, and which stage dropped which and why."""
+    from rftcore.cli.output import print_rows
+    from rftdata import tasks
+    from rftdata.errors import ConfigError
+
+    if status not in (None, "active", "excluded", "pending"):
+        raise ConfigError("there is no such status of a task", value=status, allowed="active, excluded, pending")
+    with opened(buffer, "rft tasks") as found:
+        rows = tasks.show_tasks(found.database, taskset, order=order, limit=limit, status=status)
+    shown = [{**row, "dropped": row["reason"] and f"{row['stage']}: {row['reason']}"} for row in rows]
+    columns = ("task_id", "task_key", "status", "prompt", "answer", "features", "dropped", "pipeline_version")
+    print_rows(shown, columns, as_json=as_json)

@@ -27,6 +27,7 @@ from rftcore.explorer.workflows import WORKFLOWS
 from rftcore.launch.stacks import answer_requests
 from rftcore.models import resolve_model
 from rftcore.monitor import MONITORS
+from rftcore.task_pipeline import build_task_chain, load_tasks
 from rftdata import plugins
 from rftdata.buffer import Buffer
 from rftdata.config import config_error
@@ -35,7 +36,6 @@ from rftdata.errors import ConfigError
 from rftdata.sampling import checked_formula
 from rftdata.selection import Selection, num_steps, select
 from rftdata.selectors import SELECTORS
-from rftdata.tasks import load_taskset
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ def check_plugins(config: RunConfig) -> Chain:
             plugins.load("monitor", name, MONITORS, config.base_dir)
     engine_config(config, worker_index=0)
     chain = build_pipeline(config)
+    build_task_chain(config)
     algorithm = build_algorithm(config.algorithm, config.base_dir)
     check_sampling(algorithm, config.explorer)
     check_source(algorithm, config.sampling.source is not None)
@@ -103,12 +104,11 @@ def prepare_run(config: RunConfig, buffer: Buffer, *, resumed: Row | None = None
 
     Raises:
         ConfigError: a priority formula that the database does not take.
-        TaskSourceError: a taskset that cannot be loaded.
+        TaskSourceError: a taskset that cannot be loaded, or of which the task pipeline leaves nothing.
     """
     checked_formula(buffer.database, config.sampling.priority.formula)
     chain = build_pipeline(config)
-    for taskset in (*config.tasks, *config.eval.tasks, *config.eval.test):
-        load_taskset(buffer.database, taskset, config.base_dir)
+    load_tasks(config, buffer.database)
     stored = stored_config(config)
     if resumed is None:
         selected = select_source(config, buffer)

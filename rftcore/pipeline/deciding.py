@@ -75,7 +75,10 @@ def decide(chain: Chain, batch: SealedBatch, known: Known | None = None) -> Deci
     return Decided(
         Verdicts(
             found.decisions + batch.failed, [_count(run) for run in found.runs], found.scores, found.questions,
-            [NewTask(task.taskset, task.task_key, task.payload, task.features) for task in tasks],
+            [
+                NewTask(task.taskset, task.task_key, task.payload, {**task.features, "parent_experience_id": task.parent_id})
+                for task in tasks
+            ],
         ),
         [made for made in found.created if isinstance(made, CreatedGroup)],
     )  # fmt: skip

@@ -67,7 +67,8 @@ def sample(buffer: Buffer, run: Row, chain: Chain, rows: int, seed: int = 0) -> 
         found += group["num_experiences"]
     if not found:
         raise QueryError(
-            f"run {run['name']!r} has no whole group of experiences yet", todo="wait until it has, or name another with --run"
+            f"run {run['name']!r} has no whole group of experiences yet",
+            todo="wait until it has, or name another with --run",
         )
     return read_groups(buffer.database, chosen, chain.columns)
 
@@ -92,7 +93,11 @@ def preview(chain: Chain, batch: SealedBatch, buffer: Buffer | None = None) -> P
     decisions = result.decisions.to_pylist()
     for seen in stages:
         # The chain's group rule drops rows on the account of the stage that left their group too small.
-        seen.dropped = [(row["experience_id"], row["reason"]) for row in decisions if row["stage"] == seen.stage]
+        known_ids = {key for key, _ in seen.dropped}
+        seen.dropped += [
+            (row["experience_id"], row["reason"])
+            for row in decisions if row["stage"] == seen.stage and row["experience_id"] not in known_ids
+        ]  # fmt: skip
     for run in result.stages:
         if not any(seen.index == run.index for seen in stages):
             dropped = [(row["experience_id"], row["reason"]) for row in decisions if row["stage"] == run.stage]
@@ -106,8 +111,10 @@ def preview(chain: Chain, batch: SealedBatch, buffer: Buffer | None = None) -> P
 
 def _stage(stage: Stage, before: pa.Table, after: pa.Table, outcome: StageOutcome) -> StagePreview:
     ids = before["experience_id"].to_pylist()
+    reasons = outcome.reasons.to_pylist()
     stays = outcome.reasons.is_null().to_pylist()
     seen = StagePreview(stage.index, stage.name, before.num_rows, before.num_rows)
+    seen.dropped = [(key, reason) for key, reason in zip(ids, reasons, strict=True) if reason is not None]
     seen.waiting = [(ids[row], review.question) for row, review in sorted(outcome.waiting.items())]
     seen.num_created = len(outcome.created)
     for name in sorted(set(outcome.columns) - IDENTITY_COLUMNS):

@@ -23,6 +23,7 @@ from rftdata.buffer import Buffer
 from rftdata.claims import SealedBatch, read_groups
 from rftdata.database import Row, fetch
 from rftdata.errors import ConfigError, ConflictError
+from rftdata.usage import RunUsage
 from rftdata.verdicts import insert_operator_runs, insert_verdicts, known_scores, store_scores
 from rftdata.worker import Worker
 
@@ -69,7 +70,7 @@ def replay(
         if not fetch(lock, "lock_replay", version=name, run_id=run["run_id"])[0]["locked"]:
             raise ConflictError(f"another process replays the version {name!r} of this run", todo="wait for its end")
         worker.says(f"replays version {name}")
-        chain.prepare(stage_context(config, policy))
+        chain.prepare(stage_context(config, policy, RunUsage(buffer.database, run["run_id"])))
         register(buffer.database, chain, name)
         after = 0
         while group_ids := _next(buffer, run["run_id"], name, after, config.pipelines.batch_groups):

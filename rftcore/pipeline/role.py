@@ -26,6 +26,7 @@ from rftdata.compaction import BackgroundCompaction
 from rftdata.database import Database, storable
 from rftdata.errors import ConfigError
 from rftdata.groups import Group, Rollout
+from rftdata.usage import RunUsage, UsageLedger
 from rftdata.verdicts import commit_verdicts, known_scores
 from rftdata.worker import Worker
 from rftdata.writer import NO_PIPELINE, Writer
@@ -46,7 +47,7 @@ def main(config: RunConfig, run: str | None = None) -> int:
         worker.says("loads the operator chain")
         chain = build_pipeline(config)
         policy = Policy(config, buffer.database, worker.run_id)
-        chain.prepare(stage_context(config, policy))
+        chain.prepare(stage_context(config, policy, RunUsage(buffer.database, worker.run_id)))
         register(buffer.database, chain)
         listener = wake.Listener(buffer.database, wake.SEALED, wake.RUN)
         queue = SealedQueue(
@@ -75,9 +76,9 @@ def main(config: RunConfig, run: str | None = None) -> int:
     return 0
 
 
-def stage_context(config: RunConfig, policy: Policy) -> StageContext:
+def stage_context(config: RunConfig, policy: Policy, usage: UsageLedger) -> StageContext:
     """What the stages of a run may use."""
-    return StageContext(config.base_dir, policy, config.model.path)
+    return StageContext(config.base_dir, policy, config.model.path, usage)
 
 
 def register(database: Database, chain: Chain, version: str | None = None) -> None:

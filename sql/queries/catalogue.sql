@@ -33,3 +33,13 @@ WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() AND datname IS
 -- name: doctor_counts
 SELECT (SELECT count(*) FROM rft.segment) AS segments, (SELECT coalesce(sum(num_rows), 0)::bigint FROM rft.segment) AS rows,
        (SELECT count(*) FROM rft.experience) AS experiences;
+
+-- name: kin_of_experience
+-- What it was made of, and what was made of it.
+SELECT 'parent' AS kin, p.experience_id, p.source::text AS source, NULL AS task_key
+FROM rft.experience e JOIN rft.experience p ON p.experience_id = e.parent_id WHERE e.experience_id = %(experience_id)s
+UNION ALL
+SELECT 'child', c.experience_id, c.source::text, NULL FROM rft.experience c WHERE c.parent_id = %(experience_id)s
+UNION ALL
+SELECT 'task', NULL, t.taskset, t.task_key FROM rft.task t WHERE t.features ? 'parent_experience_id' AND t.features ->> 'parent_experience_id' = %(experience_id)s::text
+ORDER BY kin, experience_id, task_key;

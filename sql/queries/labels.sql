@@ -50,3 +50,6 @@ WHERE experience_id = ANY (%(experience_ids)s) AND answer IS NULL AND rft.clock(
 SELECT q.* FROM rft.v_review_queue q JOIN rft.run r ON r.name = q.run
 WHERE %(run_id)s::bigint IS NULL OR r.run_id = %(run_id)s
 ORDER BY q.deadline, q.review_id LIMIT %(count)s;
+
+-- name: num_open_reviews
+SELECT count(*) AS n FROM rft.review WHERE run_id = %(run_id)s AND answer IS NULL AND rft.clock() < deadline;

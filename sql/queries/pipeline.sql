@@ -1,13 +1,18 @@
 -- name: claim_sealed_groups
 -- `from_key` is a hint (see claims.SealedQueue). Items by their key and not by a join: that would read the whole queue, with all
--- that a snapshot held open keeps of it.
-WITH picked AS (
+-- that a snapshot held open keeps of it. One that a worker did not survive comes alone, after all others.
+WITH others AS (
     SELECT item_id FROM rft.worklist
-    WHERE consumer = 'pipeline/' || %(run_id)s AND available AND times_sampled = 0 AND sort_key >= %(from_key)s
-    ORDER BY sort_key LIMIT %(count)s FOR UPDATE SKIP LOCKED)
+    WHERE consumer = 'pipeline/' || %(run_id)s AND available AND times_sampled = 0 AND num_lost = 0 AND sort_key >= %(from_key)s
+    ORDER BY sort_key LIMIT %(count)s FOR UPDATE SKIP LOCKED),
+suspect AS (
+    SELECT item_id FROM rft.worklist
+    WHERE consumer = 'pipeline/' || %(run_id)s AND available AND times_sampled = 0 AND num_lost > 0 AND NOT EXISTS (SELECT FROM others)
+    ORDER BY sort_key LIMIT 1 FOR UPDATE SKIP LOCKED),
+picked AS (SELECT item_id FROM others UNION ALL SELECT item_id FROM suspect)
 UPDATE rft.worklist w SET available = false, claimed_by = %(worker_id)s, lease_until = rft.clock() + %(lease_s)s * interval '1 s'
 WHERE w.consumer = 'pipeline/' || %(run_id)s AND w.item_kind = 'group' AND w.item_id = ANY (ARRAY(SELECT item_id FROM picked))
-RETURNING w.item_id AS group_id, w.sort_key;
+RETURNING w.item_id AS group_id, w.sort_key, w.num_lost;
 
 -- name: release_items
 -- What a pipeline worker holds without knowing, after a claim whose answer was lost.

@@ -5,16 +5,24 @@ SELECT * FROM rft.taskset WHERE taskset = %(taskset)s;
 INSERT INTO rft.taskset AS s (taskset, source, args, num_tasks) VALUES (%(taskset)s, %(source)s, %(args)s, %(num_tasks)s)
 ON CONFLICT (taskset) DO UPDATE SET args = excluded.args, num_tasks = excluded.num_tasks, loaded_at = clock_timestamp();
 
+-- name: lock_taskset
+-- Who loads a set and who decides on its tasks take turns.
+SELECT pg_advisory_xact_lock(hashtext('rft.taskset'), hashtext(%(taskset)s));
+
 -- name: stage_tasks
 CREATE TEMPORARY TABLE staged_task (position bigint, task_key text, payload jsonb, features jsonb) ON COMMIT DROP;
 
+-- name: analyze_staged_tasks
+ANALYZE staged_task;
+
 -- name: changed_tasks
--- How many stored tasks have another content in the source by now, and the first of them.
+-- How many stored tasks have another content in the source by now, and the first of them. What a task pipeline made of a task is
+-- no change of its source.
 SELECT count(*) AS n, (array_agg(t.task_key ORDER BY t.task_id))[1] AS task_key,
        (array_agg(jsonb_build_object('payload', t.payload, 'features', t.features) ORDER BY t.task_id))[1] AS stored,
        (array_agg(jsonb_build_object('payload', s.payload, 'features', s.features) ORDER BY t.task_id))[1] AS now
 FROM staged_task s JOIN rft.task t ON t.taskset = %(taskset)s AND t.task_key = s.task_key
-WHERE (t.payload, t.features) IS DISTINCT FROM (s.payload, s.features);
+WHERE (coalesce(t.source_payload, t.payload), coalesce(t.source_features, t.features)) IS DISTINCT FROM (s.payload, s.features);
 
 -- name: taskset_is_used
 -- Whether rollouts or answers speak of its tasks.
@@ -22,17 +30,181 @@ SELECT EXISTS (SELECT FROM rft.rollout_group g JOIN rft.task t USING (task_id) W
     OR EXISTS (SELECT FROM rft.evaluation WHERE taskset = %(taskset)s) AS used;
 
 -- name: replace_tasks
-UPDATE rft.task t SET payload = s.payload, features = s.features FROM staged_task s
+-- With another content a task has no verdict; the one it had stays stored, and its status until the next one.
+UPDATE rft.task t
+SET payload = s.payload, features = s.features, source_payload = NULL, source_features = NULL, task_verdict_id = NULL
+FROM staged_task s
 WHERE t.taskset = %(taskset)s AND t.task_key = s.task_key
-  AND (t.payload, t.features) IS DISTINCT FROM (s.payload, s.features);
+  AND (coalesce(t.source_payload, t.payload), coalesce(t.source_features, t.features)) IS DISTINCT FROM (s.payload, s.features);
 
 -- name: merge_tasks
-INSERT INTO rft.task (taskset, task_key, payload, features)
-SELECT %(taskset)s, task_key, payload, features FROM staged_task ORDER BY position
+-- Known ones are left out beforehand: a conflict would cost an id and a dead row.
+INSERT INTO rft.task (taskset, task_key, payload, features, status)
+SELECT %(taskset)s, task_key, payload, features, %(status)s::rft.task_status FROM staged_task s
+WHERE NOT EXISTS (SELECT FROM rft.task t WHERE t.taskset = %(taskset)s AND t.task_key = s.task_key)
+ORDER BY position
 ON CONFLICT (taskset, task_key) DO NOTHING;
+
+-- name: activate_pending_tasks
+-- Nobody decides on them any more.
+UPDATE rft.task SET status = 'active' WHERE taskset = %(taskset)s AND status = 'pending';
 
 -- name: count_tasks
 SELECT count(*) AS n FROM rft.task WHERE taskset = %(taskset)s;
 
 -- name: list_tasksets
-SELECT taskset, source, args, num_tasks, loaded_at FROM rft.taskset ORDER BY taskset;
+SELECT s.taskset, s.source, s.args, s.num_tasks, n.active, n.excluded, n.pending, n.scores, s.loaded_at
+FROM rft.taskset s
+CROSS JOIN LATERAL (
+    SELECT count(*) FILTER (WHERE t.status = 'active') AS active, count(*) FILTER (WHERE t.status = 'excluded') AS excluded,
+           count(*) FILTER (WHERE t.status = 'pending') AS pending,
+           (SELECT coalesce(jsonb_object_agg(f.key, f.mean), '{}') FROM (
+                SELECT k.key, round(avg((a.features ->> k.key)::double precision)::numeric, 4) AS mean
+                FROM rft.task a
+                CROSS JOIN unnest(ARRAY['difficulty', 'quality', 'diversity', 'usage_frequency', 'priority']) AS k (key)
+                WHERE a.taskset = s.taskset AND a.status = 'active' AND jsonb_typeof(a.features -> k.key) = 'number'
+                GROUP BY k.key) f) AS scores
+    FROM rft.task t WHERE t.taskset = s.taskset) n
+ORDER BY s.taskset;
+
+-- name: show_tasks
+-- Tasks of a set with their verdict; in the order of a number among their features, or of their ids.
+SELECT task_id, task_key, status, status_pinned, features, source_features, prompt, answer, kept, stage, reason, pipeline_version, decided_at
+FROM rft.v_task
+WHERE taskset = %(taskset)s AND (%(status)s::text IS NULL OR status::text = %(status)s)
+ORDER BY CASE WHEN jsonb_typeof(features -> %(feature)s::text) = 'number'
+              THEN (features ->> %(feature)s::text)::double precision END DESC NULLS LAST, task_id
+LIMIT %(limit)s;
+
+-- name: task_feature_names
+-- Numbers among the features of a set's tasks.
+SELECT DISTINCT f.key FROM (SELECT features FROM rft.task WHERE taskset = %(taskset)s ORDER BY task_id LIMIT 1000) t
+CROSS JOIN LATERAL jsonb_each(t.features) f WHERE jsonb_typeof(f.value) = 'number' ORDER BY 1;
+
+-- name: undecided_tasks
+-- Tasks whose standing verdict is not of this pipeline version; all of them when `again`. A purged task has nothing to decide on.
+SELECT coalesce(array_agg(t.task_id ORDER BY t.task_id), '{}') AS task_ids
+FROM rft.task t LEFT JOIN rft.task_verdict v ON v.task_verdict_id = t.task_verdict_id
+WHERE t.taskset = %(taskset)s AND t.payload ? 'prompt'
+  AND (%(again)s OR v.pipeline_version IS DISTINCT FROM %(pipeline_version)s);
+
+-- name: decidable_tasks
+SELECT coalesce(array_agg(task_id ORDER BY task_id), '{}') AS task_ids FROM rft.task
+WHERE taskset = %(taskset)s AND payload ? 'prompt';
+
+-- name: task_batch
+-- What stages see of a task: as its source gave it, whatever an earlier pipeline made of it. A chat is shown as its contents.
+-- `content` says which content a stored score belongs to.
+SELECT t.task_id, t.taskset, t.task_key,
+       CASE WHEN 'prompt' = ANY (%(columns)s) THEN
+           CASE jsonb_typeof(p.payload -> 'prompt')
+               WHEN 'string' THEN p.payload ->> 'prompt'
+               WHEN 'array' THEN (SELECT string_agg(m.value ->> 'content', E'\n' ORDER BY m.ordinality)
+                                  FROM jsonb_array_elements(p.payload -> 'prompt') WITH ORDINALITY m)
+               ELSE (p.payload -> 'prompt')::text END END AS prompt,
+       jsonb_typeof(p.payload -> 'prompt') = 'string' AS is_text,
+       p.payload ->> 'answer' AS answer,
+       CASE WHEN 'metadata' = ANY (%(columns)s) THEN (p.payload -> 'metadata')::text END AS metadata,
+       CASE WHEN 'features' = ANY (%(columns)s) THEN coalesce(t.source_features, t.features)::text END AS features,
+       hashtextextended(p.payload::text || coalesce(t.source_features, t.features)::text, 0) AS content
+FROM unnest(%(task_ids)s::bigint[]) WITH ORDINALITY AS i (task_id, place)
+JOIN rft.task t USING (task_id)
+CROSS JOIN LATERAL (SELECT coalesce(t.source_payload, t.payload) AS payload) p
+WHERE p.payload ? 'prompt'
+ORDER BY i.place;
+
+-- name: task_outcomes
+-- What all runs saw of the tasks of a set: groups observed, and their mean reward in [0, 1].
+SELECT s.task_id, sum(s.attempts)::bigint AS attempts, sum(s.attempts * s.mean_reward) / nullif(sum(s.attempts), 0) AS reward
+FROM rft.task_stat s JOIN rft.task t USING (task_id)
+WHERE t.taskset = %(taskset)s AND s.mean_reward IS NOT NULL AND s.attempts > 0
+GROUP BY s.task_id ORDER BY s.task_id;
+
+-- name: task_groups
+-- Groups of rollouts that were tried, over all runs.
+SELECT g.task_id, count(*) AS num_groups
+FROM rft.rollout_group g JOIN rft.task t USING (task_id)
+WHERE t.taskset = %(taskset)s AND g.sealed_at IS NOT NULL
+GROUP BY g.task_id ORDER BY g.task_id;
+
+-- name: task_draws
+-- How often groups of a task were drawn for a training step, over all runs; steps that a run went back behind are counted: the
+-- task was used.
+SELECT g.task_id, count(DISTINCT (d.attempt_id, d.trainer_step, e.group_id)) AS num_draws
+FROM rft.draw d JOIN rft.experience e USING (experience_id) JOIN rft.rollout_group g ON g.group_id = e.group_id
+JOIN rft.task t ON t.task_id = g.task_id
+WHERE t.taskset = %(taskset)s
+GROUP BY g.task_id ORDER BY g.task_id;
+
+-- name: known_task_scores
+SELECT s.task_id, s.score_key, s.scores
+FROM unnest(%(task_ids)s::bigint[], %(contents)s::bigint[]) AS i (task_id, content)
+JOIN rft.task_score s ON s.task_id = i.task_id AND s.content = i.content
+WHERE s.score_key = ANY (%(score_keys)s);
+
+-- name: save_task_scores
+INSERT INTO rft.task_score AS s (task_id, score_key, stage, content, scores)
+SELECT * FROM unnest(%(task_ids)s::bigint[], %(score_keys)s::text[], %(stages)s::text[], %(contents)s::bigint[], %(scores)s::jsonb[])
+ON CONFLICT (task_id, score_key) DO UPDATE SET content = excluded.content, scores = excluded.scores, scored_at = clock_timestamp();
+
+-- name: stage_task_verdicts
+CREATE TEMPORARY TABLE staged_verdict (
+    task_id bigint, kept boolean, stage text, reason text, features jsonb, prompt text, answer text, answer_changed boolean)
+ON COMMIT DROP;
+
+-- name: tried_tasks_that_change
+-- Tasks that were tried with one text and would get another.
+SELECT count(*) AS n, min(task_id) AS task_id FROM (
+    SELECT t.task_id FROM staged_verdict s JOIN rft.task t USING (task_id)
+    WHERE t.payload IS DISTINCT FROM rft.changed_payload(coalesce(t.source_payload, t.payload), s.prompt, s.answer, s.answer_changed)) c
+WHERE EXISTS (SELECT FROM rft.rollout_group g WHERE g.task_id = c.task_id);
+
+-- name: save_task_verdicts
+-- New opinions beside the old ones, and the tasks as the newest have it. What repeats the standing verdict is not written again.
+-- A status that a person set stays.
+WITH news AS (
+    SELECT s.* FROM staged_verdict s JOIN rft.task t USING (task_id)
+    LEFT JOIN rft.task_verdict v ON v.task_verdict_id = t.task_verdict_id
+    WHERE t.payload ? 'prompt'
+      AND (v.pipeline_version, v.kept, v.stage, v.reason, v.features, v.prompt, v.answer, v.answer_changed)
+          IS DISTINCT FROM (%(pipeline_version)s::text, s.kept, s.stage, s.reason, s.features, s.prompt, s.answer, s.answer_changed)),
+made AS (
+    INSERT INTO rft.task_verdict (task_id, pipeline_version, kept, stage, reason, features, prompt, answer, answer_changed)
+    SELECT task_id, %(pipeline_version)s, kept, stage, reason, features, prompt, answer, answer_changed FROM news ORDER BY task_id
+    RETURNING *)
+UPDATE rft.task t
+SET task_verdict_id = m.task_verdict_id,
+    status = CASE WHEN t.status_pinned THEN t.status WHEN m.kept THEN 'active' ELSE 'excluded' END::rft.task_status,
+    source_features = CASE WHEN m.features = '{}' THEN NULL ELSE coalesce(t.source_features, t.features) END,
+    features = coalesce(t.source_features, t.features) || m.features,
+    source_payload = CASE WHEN m.prompt IS NULL AND NOT m.answer_changed THEN NULL ELSE coalesce(t.source_payload, t.payload) END,
+    payload = rft.changed_payload(coalesce(t.source_payload, t.payload), m.prompt, m.answer, m.answer_changed)
+FROM made m WHERE t.task_id = m.task_id;
+
+-- name: taskset_verdicts
+-- How a set stands: tasks by status, and what excluded most.
+SELECT count(*) AS num_tasks, count(*) FILTER (WHERE t.status = 'active') AS active,
+       count(*) FILTER (WHERE t.status = 'excluded') AS excluded,
+       (SELECT jsonb_object_agg(d.stage, d.n) FROM (
+            SELECT coalesce(v.stage, 'by hand') AS stage, count(*) AS n
+            FROM rft.task x LEFT JOIN rft.task_verdict v ON v.task_verdict_id = x.task_verdict_id AND NOT v.kept
+            WHERE x.taskset = %(taskset)s AND x.status = 'excluded' GROUP BY 1) d) AS dropped_by
+FROM rft.task t WHERE t.taskset = %(taskset)s;
+
+-- name: known_embeddings
+-- Vectors that are stored for the texts the tasks have now.
+SELECT i.place - 1 AS place, e.embedding::real[] AS embedding
+FROM unnest(%(task_ids)s::bigint[], %(digests)s::bigint[]) WITH ORDINALITY AS i (task_id, text_digest, place)
+JOIN rft.task_embedding e ON e.task_id = i.task_id AND e.model = %(model)s AND e.text_digest = i.text_digest;
+
+-- name: use_pgvector
+-- In what type vectors are kept from now on.
+SELECT rft.use_pgvector() AS kind;
+
+-- name: stage_embeddings
+CREATE TEMPORARY TABLE staged_embedding (task_id bigint, text_digest bigint, embedding real[]) ON COMMIT DROP;
+
+-- name: save_embeddings
+INSERT INTO rft.task_embedding AS e (task_id, model, text_digest, embedding)
+SELECT task_id, %(model)s, text_digest, embedding FROM staged_embedding
+ON CONFLICT (task_id, model) DO UPDATE SET text_digest = excluded.text_digest, embedding = excluded.embedding, embedded_at = clock_timestamp();

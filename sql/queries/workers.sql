@@ -47,7 +47,7 @@ evaluations AS (
       AND (w.stopped_at IS NOT NULL OR e.lease_until < rft.clock())
     RETURNING 1),
 items AS (
-    UPDATE rft.worklist l SET available = true, claimed_by = NULL, lease_until = NULL
+    UPDATE rft.worklist l SET available = true, claimed_by = NULL, lease_until = NULL, num_lost = l.num_lost + 1
     FROM (
         SELECT i.consumer, i.item_kind, i.item_id FROM rft.worklist i JOIN rft.worker w ON w.worker_id = i.claimed_by
         WHERE i.consumer = 'pipeline/' || %(run_id)s AND NOT i.available AND (w.stopped_at IS NOT NULL OR i.lease_until < rft.clock())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ from operators.build import build_chain
 from operators.chain import Chain
 from rftcore.pipeline.deciding import decide
 from rftdata import Buffer, labels
+from rftdata.claims import claim_sealed_groups
+from rftdata.planning import Planner
 from rftdata.verdicts import NewTask, Verdicts, commit_verdicts, known_scores
+from rftdata.worker import release_lost_claims
 from tests.store_roles import Roles, own_group
 
 calls: list[list[int]] = []
@@ -30,7 +34,9 @@ class Length(Operator):
     def apply(self, table: pa.Table) -> StageOutcome:
         calls.append(table["experience_id"].to_pylist())
         errors = [None if key % 2 else "odd ones only" for key in table["experience_id"].to_pylist()]
-        lengths = [float(len(text)) if error is None else None for text, error in zip(table["response"].to_pylist(), errors)]
+        lengths = [
+            float(len(text)) if error is None else None for text, error in zip(table["response"].to_pylist(), errors)
+        ]
         columns = {"length": pa.array(lengths, pa.float64()), "length_error": pa.array(errors, pa.string())}
         return StageOutcome.keep_all(table.num_rows, columns)
 
@@ -91,7 +97,9 @@ def test_a_score_is_kept_and_one_that_failed_is_made_again(buffer: Buffer, roles
 
     # A relabel decides again; another stage behind the score does not change its key.
     buffer.sql("UPDATE rft.experience SET reward = 0.25 WHERE experience_id = 1")
-    threshold = build_chain([{name: {}}, {"sql": "SELECT * FROM batch WHERE length IS NULL OR length < 2"}], min_group_size=2)
+    threshold = build_chain(
+        [{name: {}}, {"sql": "SELECT * FROM batch WHERE length IS NULL OR length < 2"}], min_group_size=2
+    )
     assert run_pipeline(roles, threshold) == [1]
     assert calls == [[1, 2, 3, 4], [2]]
 
@@ -111,12 +119,15 @@ def test_a_row_on_which_a_stage_fails_is_set_aside_and_its_group_goes_on(buffer:
 
 
 def test_what_waits_for_a_person_waits_and_goes_on_when_answered(buffer: Buffer, roles: Roles) -> None:
-    chain = build_chain([{"human_review": {"where": "reward = 0", "timeout": "1 h", "otherwise": "drop"}}], min_group_size=1)
+    chain = build_chain(
+        [{"human_review": {"where": "reward = 0", "timeout": "1 h", "otherwise": "drop"}}], min_group_size=1
+    )
     assert run_pipeline(roles, chain) == []
     assert run_pipeline(roles, chain) == []  # nothing is asked twice, and nothing can be claimed
     queue = labels.review_queue(buffer, roles.run_id, 10)
     assert [(row["experience_id"], row["otherwise"]) for row in queue] == [(1, "drop"), (3, "drop")]
     assert 3500 < queue[0]["seconds_left"] <= 3600
+    assert labels.num_open_reviews(buffer, roles.run_id) == 2
 
     assert labels.set_rewards(buffer, {1: 0.0}, author="ada").num_answered == 1  # the reward that stood: it may pass
     assert run_pipeline(roles, chain) == [1]
@@ -166,6 +177,26 @@ def test_only_the_answer_of_a_review_can_be_changed(buffer: Buffer, roles: Roles
         buffer.sql("UPDATE rft.review SET deadline = now() WHERE review_id = 1")
 
 
+def test_lineage_tells_what_was_made_of_what(
+    buffer: Buffer, roles: Roles, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rftcore.cli import run_command
+
+    monkeypatch.setenv("RFT_BUFFER", buffer.config.uri)
+    monkeypatch.setenv("RFT_SEGMENTS", str(buffer.config.segments))
+    child = own_group([1.0], "child")
+    child.rollouts[0].sequences[0].parent_id = 1
+    with buffer.writer(roles.run) as writer:
+        writer.insert(child)
+    buffer.sql(
+        """INSERT INTO rft.task (taskset, task_key, payload, features) VALUES ('harder', 'h1', '{}', '{"parent_experience_id": 1}')"""
+    )
+    assert run_command(["lineage", "1"]) == 0
+    assert "experience 5 was made of it\ntask 'h1' of 'harder' was made of it" in capsys.readouterr().out
+    assert run_command(["lineage", "5"]) == 0
+    assert "was made of experience 1" in capsys.readouterr().out
+
+
 def test_a_made_group_is_stored_once_however_often_it_is_made(buffer: Buffer, roles: Roles, tmp_path: Path) -> None:
     import uuid
 
@@ -179,8 +210,98 @@ def test_a_made_group_is_stored_once_however_often_it_is_made(buffer: Buffer, ro
         first = writer.insert(own_group([1.0], "twin of 1"), receipt=receipt)
         assert len(first) == 1 and writer.insert(own_group([1.0], "twin of 1"), receipt=receipt) == []
         assert writer.insert(own_group([1.0], "twin of 2")) != []
-    found = rows(buffer, "SELECT count(*) AS n FROM rft.rollout_group g JOIN rft.task t USING (task_id) WHERE taskset = 'mine'")
+    found = rows(
+        buffer, "SELECT count(*) AS n FROM rft.rollout_group g JOIN rft.task t USING (task_id) WHERE taskset = 'mine'"
+    )
     assert found == [{"n": 2}]
+
+
+def test_explorers_wait_for_a_pipeline_that_is_behind(buffer: Buffer) -> None:
+    roles = Roles(buffer, batch_groups=2, offset=3)
+    limited = Planner(roles.database, roles.run_id, replace(roles.plan_config, max_waiting_groups=3))
+    with roles.attempt():
+        assert limited.plan() == 8  # four steps may run, and nothing waits
+        roles.explore(count=2)
+        buffer.sql("UPDATE rft.run SET planned_steps = 20")
+        roles.publish(roles_attempt := roles.buffer.join_attempt(roles.run, 1), 1)
+        assert roles_attempt.attempt_id == 1
+        assert limited.plan() == 2  # two groups wait: fewer than the limit
+        roles.explore(count=1)
+        roles.publish(roles_attempt, 2)
+        assert limited.plan() == 0  # three wait
+        assert roles.decide() == [1, 2, 3]
+        assert limited.plan() == 2
+
+
+def test_two_workers_share_the_queue(buffer: Buffer) -> None:
+    roles = Roles(buffer, batch_groups=8, group_size=2)
+    chain = build_chain([{"drop_truncated": {}}])
+    with roles.attempt():
+        roles.plan()
+        roles.explore()
+        other = roles.database.fetch("insert_worker", run_id=roles.run_id, role="pipeline", host="there", pid=2)[0][
+            "worker_id"
+        ]
+        claimed = [
+            claim_sealed_groups(roles.database, roles.run_id, worker, count=5, lease_s=60)
+            for worker in (roles.worker_id, other)
+        ]
+        groups = [batch.group_ids for batch in claimed if batch is not None]
+        assert sorted(map(len, groups)) == [3, 5] and len({key for ids in groups for key in ids}) == 8
+        for worker, batch in zip((roles.worker_id, other), claimed, strict=True):
+            assert batch is not None
+            done = commit_verdicts(roles.database, roles.run_id, worker, "p1", batch, decide(chain, batch).verdicts)
+            assert sorted(done) == sorted(batch.group_ids)
+
+
+def test_a_group_that_no_worker_survives_is_set_aside(buffer: Buffer) -> None:
+    roles = Roles(buffer, batch_groups=3)
+    with roles.attempt():
+        roles.plan()
+        roles.explore()
+
+    def die_with() -> list[int]:
+        """Claim what there is, and end with it; the groups."""
+        worker = roles.database.fetch("insert_worker", run_id=roles.run_id, role="pipeline", host="there", pid=2)[0][
+            "worker_id"
+        ]
+        batch = claim_sealed_groups(roles.database, roles.run_id, worker, count=9, lease_s=60)
+        roles.database.run("stop_worker", worker_id=worker, error="killed")
+        release_lost_claims(roles.database, roles.run_id)
+        return batch.group_ids if batch else []
+
+    assert sorted(die_with()) == [1, 2, 3]
+    assert [die_with() for _ in range(2)] == [[1], [1]]  # from now on each alone, the first first
+    assert roles.decide() == [1]  # this one survived it
+    assert [die_with() for _ in range(3)] == [[2]] * 3
+    batch = roles.claim_sealed()
+    assert batch is not None and batch.group_ids == [2] and batch.table.num_rows == 0
+    assert roles.commit(batch) == [2]
+    reasons = rows(buffer, "SELECT stage, reason FROM rft.verdict WHERE group_id = 2")
+    assert reasons == [{"stage": "pipeline", "reason": "4 pipeline workers ended while they decided on it"}] * 2
+    assert roles.decide() == [3]
+
+
+def test_only_the_columns_that_stages_read_leave_the_database(buffer: Buffer, roles: Roles) -> None:
+    chain = build_chain([{"drop_truncated": {}}])
+    batch = claim_sealed_groups(
+        roles.database, roles.run_id, roles.worker_id, count=9, lease_s=60, columns=chain.columns
+    )  # fmt: skip
+    assert batch is not None
+    assert set(batch.table.column_names) == {"experience_id", "group_id", "rollout_index", "finish_reason", "reward"}
+
+
+def test_a_purge_takes_the_texts_of_scores_and_closes_questions(buffer: Buffer, roles: Roles) -> None:
+    from rftdata.purge import purge
+
+    run_pipeline(roles, build_chain([{f"{__name__}:Length": {}}, {"human_review": {}}]))
+    assert len(labels.review_queue(buffer, None, 10)) == 4
+    purge(buffer, "experience_id <= 2", reason="asked to", author="ada")
+    assert [row["experience_id"] for row in labels.review_queue(buffer, None, 10)] == [3, 4]
+    scores = rows(buffer, "SELECT experience_id, scores::text AS scores, error FROM rft.score ORDER BY 1")
+    assert scores[0]["scores"] == '{"length": 1.0}' and scores[1]["error"] == "[purged]"
+    assert scores[3]["error"] == "odd ones only"
+    assert run_pipeline(roles, build_chain([{"drop_truncated": {}}])) == []
 
 
 def test_new_tasks_are_stored_with_the_verdicts_and_once(buffer: Buffer, roles: Roles) -> None:

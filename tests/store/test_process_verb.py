@@ -72,7 +72,7 @@ def test_a_preview_shows_what_every_stage_does_and_stores_nothing(
     changed = {change["experience_id"]: (change["before"], change["after"]) for change in shaped["changed"]}
     assert changed == {key: (float(key >= 4), float(key >= 4) + 0.5) for key in range(1, 9)}
     assert (threshold["rows_in"], threshold["rows_kept"]) == (8, 3)
-    assert dict(map(tuple, threshold["dropped"])) == {key: "reward 1.5 > max 1.2" for key in range(4, 9)}
+    assert dict(map(tuple, threshold["dropped"])) == dict.fromkeys(range(4, 9), "reward 1.5 > max 1.2")
     code, out, err = rft(capsys, "process", config(SHAPED), "--preview", "8")
     assert code == 0 and "1. sql: 8 in, 8 kept, 0 dropped" in out and "dropped 4: reward 1.5 > max 1.2" in out
     assert run.buffer.sql("SELECT count(*) AS n FROM rft.verdict")["n"].to_pylist() == [8]

@@ -23,6 +23,7 @@ from rftdata.database import Database, grant_roles, migrate
 from rftdata.errors import BufferUnavailableError, QueryError, SchemaVersionError
 from rftdata.labels import Opinion
 from rftdata.server import EmbeddedServer
+from rftdata.verdicts import Question, ask
 from tests.store_roles import Roles, own_group
 
 PASSWORD = "p@ss w/ord:%41"
@@ -158,6 +159,22 @@ def test_a_labeler_relabels_and_does_nothing_else(as_: dict[str, Buffer], owner:
         "SET ROLE rft_worker",
     ):
         assert denied(labeler, statement), statement
+
+
+def test_a_labeler_answers_what_a_worker_asks(as_: dict[str, Buffer], owner: Buffer, stored: int) -> None:
+    worker, labeler = as_["rft_worker"], as_["rft_labeler"]
+    run_id, group_id = (
+        owner.sql(f"SELECT run_id, group_id FROM rft.experience WHERE experience_id = {stored}")[name][0].as_py()
+        for name in ("run_id", "group_id")
+    )
+    with worker.database.transaction() as connection:
+        ask(connection, run_id, [Question(stored, group_id, "polite", "Is it polite?", 60.0, "drop")])
+    assert [row["experience_id"] for row in labels.review_queue(labeler, run_id, 5)] == [stored]
+    assert denied(labeler, f"UPDATE rft.review SET deadline = now() WHERE experience_id = {stored}")
+    assert denied(as_["rft_reader"], f"UPDATE rft.review SET answer = 'pass' WHERE experience_id = {stored}")
+    labeler.sql(f"UPDATE rft.review SET answer = 'pass' WHERE experience_id = {stored}")
+    (answered,) = owner.sql(f"SELECT state, author FROM rft.v_review WHERE experience_id = {stored}").to_pylist()
+    assert answered == {"state": "pass", "author": "a_rft_labeler"}
 
 
 def test_the_exception_for_purges_is_the_owners_alone(as_: dict[str, Buffer], stored: int) -> None:

@@ -148,7 +148,7 @@ def test_the_chain_asks_only_for_the_columns_its_stages_read() -> None:
     chain = build_chain([{"drop_truncated": {}}, {"drop_zero_variance_groups": {}}])
     assert chain.columns == {"experience_id", "group_id", "rollout_index", "reward", "finish_reason"}
     chain.run(batch_of_groups([0, 1]).select(sorted(chain.columns)))
-    assert "metrics" in build_chain([{"sql": "FROM batch"}]).columns
+    assert "metrics" in build_chain([{"sql": "SELECT COLUMNS(*) FROM batch"}]).columns
 
 
 def test_a_batch_that_lacks_a_column_is_refused() -> None:
@@ -305,3 +305,32 @@ def test_a_stage_that_fails_is_named_and_nothing_is_decided(rules: Path, name: s
     assert [run.stage for run in error.stages] == ["drop_truncated"]
     copy = pickle.loads(pickle.dumps(error))
     assert (str(copy), copy.run, copy.stages) == (str(error), error.run, error.stages)
+
+
+def test_columns_stay_with_their_rows_however_many_stages_drop_some() -> None:
+    table = batch_of_groups(
+        *[[0, 1, 2, 3]] * 5, num_response_tokens=list(range(20)), staleness=[n % 7 for n in range(20)]
+    )
+    stages: list[dict[str, object]] = [
+        {"drop_stale": {"max": 5}},
+        {"reward_shaping": {"formula": "reward + num_response_tokens"}},
+        {"threshold": {"column": "num_response_tokens % 3", "max": 1}},
+        {"tag": {"columns": {"copied": "num_response_tokens"}}},
+        {"clip_reward": {"max": 15}},
+        {"sql": "FROM batch WHERE staleness <> 2 OR copied > 15"},
+        {"threshold": {"column": "reward - least(copied + rollout_index, 15)", "min": 0, "max": 0}},
+    ]
+    seen = []
+    result = build_chain(stages).run(table, watch=lambda stage, before, after, outcome: seen.append((before, after)))
+    kept = [n for n in range(20) if n % 7 <= 5 and n % 3 <= 1 and (n % 7 != 2 or n > 15)]
+    rows = {row["experience_id"] - 100: row for row in result.decisions.to_pylist()}
+    assert [number for number, row in rows.items() if row["kept"]] == kept
+    for number in kept:
+        shaped = min(number % 4 + number, 15)
+        assert rows[number]["reward"] == (None if shaped == number % 4 else shaped)
+    assert [before.num_rows for before, _ in seen] == [run.rows_in for run in result.stages]
+    for before, after in seen:
+        assert before["experience_id"].to_pylist() == after["experience_id"].to_pylist()
+        for one in (before, after):
+            assert one["num_response_tokens"].to_pylist() == [key - 100 for key in one["experience_id"].to_pylist()]
+    assert seen[-1][1]["copied"].to_pylist() == kept

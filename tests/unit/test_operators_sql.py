@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
+import duckdb
 import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operators.build import build_chain
+from operators.sandbox import open_sandbox
 from operators.stage import StageError
 from rftdata.errors import ConfigError
 from tests.batches import batch_of_groups
@@ -137,3 +141,170 @@ def test_a_filter_in_sql_keeps_what_the_same_predicate_in_python_keeps(
         if (reward is not None and OPERATORS[comparison](reward, bound)) or row > tokens
     ]
     assert kept(table, f"FROM batch WHERE reward {comparison} {bound} OR num_response_tokens > {tokens}") == expected
+
+
+# Reference tables, and what is allowed
+
+
+@pytest.fixture
+def references(tmp_path: Path) -> Path:
+    pa.parquet.write_table(pa.table({"response": ["a", "c"], "weight": [2.0, 3.0]}), tmp_path / "weights.parquet")
+    (tmp_path / "blocked.csv").write_text("response\nb\n")
+    (tmp_path / "more.jsonl").write_text('{"response": "c"}\n')
+    return tmp_path
+
+
+def test_reference_tables_are_joined_by_name(references: Path) -> None:
+    stage = {
+        "query": "SELECT b.* REPLACE (b.reward * w.weight AS reward) FROM batch b LEFT JOIN weights w USING (response) "
+        "ANTI JOIN blocked USING (response) ANTI JOIN more USING (response)",
+        "tables": {"weights": "weights.parquet", "blocked": "blocked.csv", "more": "more.jsonl"},
+    }
+    table = batch_of_groups([1, 1, 1], response=["a", "b", "c"])
+    result = build_chain([{"sql": stage}], references).run(table).decisions
+    assert result["kept"].to_pylist() == [True, False, False]
+    assert result["reward"].to_pylist() == [2.0, None, None]
+
+
+def test_a_reference_table_is_part_of_the_version_by_its_content(references: Path) -> None:
+    stage = {"sql": {"query": "FROM batch ANTI JOIN blocked USING (response)", "tables": {"blocked": "blocked.csv"}}}
+    before = build_chain([stage], references).version
+    assert build_chain([stage], references).version == before
+    (references / "blocked.csv").write_text("response\nb\nc\n")
+    assert build_chain([stage], references).version != before
+
+
+def test_the_files_of_reference_tables_stay_closed_to_the_query(references: Path) -> None:
+    stage = {"query": f"FROM batch WHERE response IN (SELECT response FROM '{references}/blocked.csv')",
+             "tables": {"blocked": "blocked.csv"}}  # fmt: skip
+    with pytest.raises(ConfigError, match="file system operations are disabled"):
+        build_chain([{"sql": stage}], references)
+
+
+def test_files_and_folders_can_be_opened_by_name_and_no_others(references: Path) -> None:
+    table = batch_of_groups([1, 1, 1], response=["a", "b", "c"])
+    query = f"FROM batch SEMI JOIN '{references}/{{}}' USING (response)"
+
+    def kept(name: str, *allowed: str) -> list[bool]:
+        stage = {"sql": {"query": query.format(name), "allow": {"files": list(allowed)}}}
+        found: list[bool] = build_chain([stage], references).run(table).decisions["kept"].to_pylist()
+        return found
+
+    assert kept("blocked.csv", "blocked.csv") == [False, True, False]
+    assert kept("weights.parquet", ".") == [True, False, True]
+    with pytest.raises(ConfigError, match="file system operations are disabled"):
+        kept("weights.parquet", "blocked.csv")
+    with pytest.raises(ConfigError, match="file system operations are disabled"):
+        kept("../secret.csv", ".")
+    with pytest.raises(ConfigError, match=r"allowed file or folder does not exist \(got 'nowhere'"):
+        kept("blocked.csv", "nowhere")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT 1::BIGINT AS experience_id FROM read_csv('https://localhost/x.csv')",
+        "SELECT 1::BIGINT AS experience_id FROM read_parquet('s3://bucket/x.parquet')",
+        "SELECT 1::BIGINT AS experience_id, getenv('HOME') AS home",
+        "SELECT 1::BIGINT AS experience_id FROM sniff_csv('/etc/passwd')",
+        "SELECT 1::BIGINT AS experience_id FROM read_json('/etc/passwd')",
+        "SELECT 1::BIGINT AS experience_id FROM sqlite_scan('x.db', 't')",
+        "SELECT 1::BIGINT AS experience_id FROM parquet_metadata('x.parquet')",
+        "SELECT 1::BIGINT AS experience_id FROM query('COPY batch TO ''stolen.csv''')",
+        "COPY (SELECT 1) TO '/tmp/stolen.csv'",
+        "LOAD httpfs",
+        "PRAGMA enable_external_access",
+        "CREATE SECRET (TYPE s3)",
+        "CALL pragma_version()",
+        "EXPORT DATABASE 'stolen'",
+        "SET VARIABLE x = 1",
+    ],
+)
+def test_there_is_no_way_out_of_the_sandbox(query: str) -> None:
+    with pytest.raises(ConfigError):
+        build_chain([{"sql": query}])
+
+
+def test_the_sandbox_cannot_be_opened_from_within() -> None:
+    for statement in ("SET enable_external_access = true", "SET allowed_paths = ['/etc/passwd']", "LOAD httpfs"):
+        with contextlib.closing(open_sandbox()) as connection, pytest.raises(duckdb.Error):
+            connection.execute(statement)
+
+
+def test_the_network_needs_an_extension_that_is_never_installed_from_here() -> None:
+    with contextlib.closing(duckdb.connect()) as connection:
+        found = connection.execute(
+            "SELECT installed FROM duckdb_extensions() WHERE extension_name = 'httpfs'"
+        ).fetchone()
+    if found == (True,):
+        pytest.skip("httpfs is installed here")
+    stage = {"sql": {"query": "FROM batch", "allow": {"network": True}}}
+    with pytest.raises(
+        ConfigError, match=r"extension httpfs does not load: .*install it once: duckdb -c 'INSTALL httpfs'"
+    ):
+        build_chain([stage])
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({"tables": {"batch": "blocked.csv"}}, r"'batch' cannot be the name of a reference table"),
+        ({"tables": {"a b": "blocked.csv"}}, r"'a b' cannot be the name of a reference table"),
+        ({"tables": {"blocked": "nowhere.csv"}}, r"the file does not exist \(got .*nowhere.csv"),
+        ({"tables": {"blocked": "blocked.xlsx"}}, r"no kind of file that can be read"),
+        ({"query": "FROM batch JOIN weights USING (nope)", "tables": {"weights": "weights.parquet"}},
+         r"columns of batch: experience_id, .*; of weights: response, weight; correct the query"),
+        ({"allow": {"disk": True}}, r"the key 'allow.disk' is wrong"),
+    ],
+)  # fmt: skip
+def test_wrong_references_are_refused_when_the_chain_is_built(
+    references: Path, args: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_chain([{"sql": {"query": "FROM batch", **args}}], references)
+
+
+# What a query is given, and what is taken from it
+
+
+@pytest.mark.parametrize(
+    ("query", "reads", "writes"),
+    [
+        ("FROM batch WHERE reward > 0", {"reward"}, set()),
+        ("SELECT * FROM batch ORDER BY num_response_tokens LIMIT 3;", {"num_response_tokens"}, set()),
+        ("SELECT b.* REPLACE (b.REWARD - 1 AS reward) FROM batch b", {"reward"}, {"reward"}),
+        ("SELECT *, length(response) AS n FROM batch -- texts", {"response"}, {"n"}),
+        ("SELECT * EXCLUDE (prompt) FROM batch WHERE source = 'x'", {"prompt", "source"}, set()),
+        ("SELECT experience_id, reward * 2 AS priority FROM batch", {"reward", "priority"}, {"priority"}),
+        ("FROM batch WHERE reward > (SELECT avg(b.reward) FROM batch b WHERE b.taskset = batch.taskset)",
+         {"reward", "taskset"}, set()),
+        ("FROM batch QUALIFY row_number() OVER (PARTITION BY prompt ORDER BY reward) = 1", {"prompt", "reward"}, set()),
+        ("FROM batch SEMI JOIN (SELECT 'a' AS response) USING (response)", None, None),
+        ("SELECT COLUMNS(*) FROM batch", None, None),
+        ("SELECT * RENAME (reward AS quality) FROM batch", None, None),
+        ("SELECT experience_id, batch::VARCHAR AS everything FROM batch", None, None),
+        ("WITH b AS (FROM batch) FROM b", None, None),
+        ("FROM batch UNION DISTINCT FROM batch", None, None),
+    ],
+)  # fmt: skip
+def test_a_query_gets_the_columns_it_looks_at_and_gives_those_it_changes(
+    query: str, reads: set[str] | None, writes: set[str] | None
+) -> None:
+    (stage,) = build_chain([{"sql": query}]).stages
+    identity = {"experience_id", "group_id", "rollout_index"}
+    assert stage.operator.reads == (None if reads is None else reads | identity)
+    assert stage.operator.writes == writes
+
+
+@pytest.mark.parametrize(
+    "query", ["FROM batch WHERE reward > 0.5", "SELECT * REPLACE (upper(response) AS response) FROM batch"]
+)
+def test_columns_that_a_query_leaves_alone_are_there_for_later_stages(query: str) -> None:
+    chain = build_chain([{"sql": query}, {"sql": "SELECT *, response || prompt AS tail FROM batch"}])
+    found: list[pa.Table] = []
+    chain.run(
+        batch_of_groups([0, 1], response=["a", "b"]), watch=lambda stage, before, after, outcome: found.append(after)
+    )
+    expected = ["bWhat is 2 + 2?"] if "WHERE" in query else ["AWhat is 2 + 2?", "BWhat is 2 + 2?"]
+    assert found[1]["tail"].to_pylist() == expected
+    assert set(found[1].column_names) == {*batch_of_groups([0]).column_names, "priority", "tail"}

@@ -123,6 +123,13 @@ BEGIN
     UPDATE rft.rollout_group SET status = 'abandoned', trainable = false, closed_reason = why, lease_until = NULL
     WHERE group_id = ANY (groups);
 
+    -- Scores may quote what they judged, and nobody can be asked about it any more. (These tables come with a later migration.)
+    UPDATE rft.score s
+    SET error = CASE WHEN error IS NOT NULL THEN '[purged]' END,
+        scores = (SELECT coalesce(jsonb_object_agg(key, value), '{}') FROM jsonb_each(s.scores) WHERE jsonb_typeof(value) IN ('number', 'boolean'))
+    WHERE s.experience_id = ANY (ids);
+    UPDATE rft.review SET answer = 'drop' WHERE experience_id = ANY (ids) AND answer IS NULL;
+
     IF tasks_too THEN
         SELECT array_agg(DISTINCT task_id) INTO tasks FROM rft.rollout_group WHERE group_id = ANY (groups);
         UPDATE rft.task SET payload = '{"purged": true}', features = '{}', status = 'excluded' WHERE task_id = ANY (tasks);

@@ -1,0 +1,103 @@
+"""How fast pipeline workers are, from the queue of sealed groups to committed verdicts, and what a second one adds.
+
+Part of `rft bench pipeline`. Real rows in a real database: groups of 8 of the buffer benchmark's workload are written, and processes
+that claim, read, decide and commit as `rft process` does share the queue.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import rftdata
+from benchmarks.peers.rftdata_buffer import as_groups
+from benchmarks.workload import make_samples
+from rftdata.config import BufferConfig
+from rftdata.server import EmbeddedServer
+
+STAGES: list[dict[str, Any]] = [
+    {"drop_truncated": {}},
+    {"reward_threshold": {"min": -1}},
+    {"sql": "SELECT * REPLACE (reward - 0.1 * (num_response_tokens > 512)::INT AS reward) FROM batch"},
+    {"drop_zero_variance_groups": {}},
+]
+_NARROW = [stage for stage in STAGES if "sql" not in stage]
+BATCH_GROUPS = 64
+
+
+def measure(num_experiences: int = 8192) -> dict[str, Any]:
+    """Experiences decided a second by one and by two workers; with columnar stages alone, and with SQL over all columns."""
+    results: dict[str, Any] = {"cores": os.cpu_count(), "num_experiences": num_experiences}
+    with tempfile.TemporaryDirectory(prefix="rft-bench-") as folder:
+        server = EmbeddedServer(Path(folder) / "buffer")
+        with rftdata.open(BufferConfig(uri=str(server.folder), min_free_bytes=0)) as buffer:
+            for name, stages in (("columnar", _NARROW), ("with_sql", STAGES)):
+                for workers in (1, 2):
+                    rate = _round(buffer, f"{name} {workers}", stages, workers, num_experiences)
+                    results[f"{name}_{workers}_workers_rows_per_s"] = round(rate, 1)
+                one, two = (results[f"{name}_{n}_workers_rows_per_s"] for n in (1, 2))
+                results[f"{name}_second_worker_factor"] = round(two / one, 2)
+        server.stop()
+    return results
+
+
+def _round(buffer: rftdata.Buffer, name: str, stages: list[dict[str, Any]], workers: int, num: int) -> float:
+    run = buffer.create_run(name=name, config={}, seed=1, steps=1, pipeline_version="benchmark")
+    samples = make_samples(num, seed=1)
+    with buffer.writer(run) as writer:
+        for start in range(0, num, 1024):
+            writer.insert(*as_groups(samples[start : start + 1024]))
+    context = multiprocessing.get_context("spawn")
+    barrier, seconds = context.Barrier(workers), context.Queue()
+    config = (buffer.config.uri, buffer.config.segments)
+    processes = [
+        context.Process(target=_work, args=(config, run["run_id"], stages, barrier, seconds)) for _ in range(workers)
+    ]
+    for process in processes:
+        process.start()
+    spans = [seconds.get(timeout=600) for _ in processes]
+    for process in processes:
+        process.join()
+    decided = buffer.sql(
+        "SELECT count(*) AS n FROM rft.verdict JOIN rft.experience USING (experience_id) WHERE run_id = %s",
+        [run["run_id"]],
+    )["n"][0].as_py()
+    if decided != num:
+        raise RuntimeError(f"{decided} of {num} experiences were decided")
+    return num / (max(end for _, end in spans) - min(start for start, _ in spans))
+
+
+def _work(
+    config: tuple[str, str | None], run_id: int, stages: list[dict[str, Any]], barrier: Any, seconds: Any
+) -> None:
+    """One worker until the queue is empty."""
+    from operators.build import build_chain
+    from rftcore.pipeline.deciding import decide
+    from rftdata.claims import SealedQueue
+    from rftdata.verdicts import commit_verdicts, known_scores
+
+    chain = build_chain(stages, min_group_size=2)
+    chain.prepare()
+    with rftdata.open(BufferConfig(uri=config[0], segments=config[1], min_free_bytes=0), create=False) as buffer:
+        database = buffer.database
+        worker = database.fetch("insert_worker", run_id=run_id, role="pipeline", host="here", pid=os.getpid())[0][
+            "worker_id"
+        ]
+        queue = SealedQueue(database, run_id, worker, lease_s=60.0, columns=chain.columns)
+        barrier.wait()
+        started = time.time()
+        while (batch := queue.claim(BATCH_GROUPS)) is not None:
+            known = known_scores(database, chain.score_keys, batch.table["experience_id"].to_pylist())
+            decided = decide(chain, batch, known)
+            commit_verdicts(database, run_id, worker, "benchmark", batch, decided.verdicts)
+        seconds.put((started, time.time()))
+
+
+if __name__ == "__main__":
+    import json
+
+    print(json.dumps(measure(), indent=2))

@@ -1,0 +1,306 @@
+"""What stages that ask a model share: their arguments, prompt templates, questions with answers that are read, a memory of both.
+
+A question goes to the endpoint once per process, whoever asks it (`Asker` remembers). An answer that cannot be read is asked
+for once more, with what was wrong with it; after that it is an error of the row. Answers with errors are not remembered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import Field
+
+from operators.base import Messages, Operator, StageConfig, StageContext
+from operators.endpoint import AnyEndpoint, Budget, BudgetConfig, Chat, Endpoint, Meter, Reply, Sampling, open_endpoint
+from rftdata.errors import ConfigError
+
+_REMEMBERED = 100_000
+_PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
+
+
+class AskingConfig(StageConfig):
+    """Arguments of every stage that asks.
+
+    `endpoint`: `policy`, or the keys of `EndpointConfig`; `budget`: see `BudgetConfig`; `max_tokens`, `temperature`, `seed`: how
+    an answer is sampled (a policy takes no seed).
+    """
+
+    endpoint: AnyEndpoint
+    budget: Budget = Field(default_factory=BudgetConfig)
+    max_tokens: int = Field(default=512, ge=1)
+    temperature: float = Field(default=0.0, ge=0)
+    seed: int | None = 0
+
+
+class MalformedAnswer(ValueError):
+    """An answer that cannot be read; says what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A chat, and how its answer is read.
+
+    Attributes:
+        read: the value in an answer's text; raises `MalformedAnswer`.
+    """
+
+    chat: Chat
+    read: Callable[[str], Any]
+
+    @property
+    def key(self) -> bytes:
+        """The same for the same question."""
+        text = json.dumps([list(self.chat.messages), self.chat.schema], sort_keys=True)
+        return hashlib.sha256(text.encode()).digest()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was read, or why there is nothing."""
+
+    value: Any = None
+    error: str | None = None
+
+
+class Asker:
+    """Questions to an endpoint; for several threads.
+
+    Args:
+        endpoint: answers.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._answers: dict[bytes, Future[Answer]] = {}
+        self._lock = threading.Lock()
+
+    def ask(self, questions: Sequence[Question]) -> list[Answer]:
+        """An answer per question, in order."""
+        keys = [question.key for question in questions]
+        waited: dict[bytes, Future[Answer]] = {}
+        mine: dict[bytes, Question] = {}
+        with self._lock:
+            for key, question in zip(keys, questions, strict=True):
+                if key not in waited:
+                    if key not in self._answers:
+                        mine[key] = question
+                        self._answers[key] = Future()
+                    waited[key] = self._answers[key]
+        try:
+            found = self._answers_to(list(mine.values()))
+        except BaseException as error:
+            self._forget(mine)
+            for key in mine:
+                waited[key].set_exception(error)
+            raise
+        self._forget([key for key, answer in zip(mine, found, strict=True) if answer.error is not None])
+        for key, answer in zip(mine, found, strict=True):
+            waited[key].set_result(answer)
+        return [waited[key].result() for key in keys]
+
+    def close(self) -> None:
+        """Close the endpoint."""
+        self._endpoint.close()
+
+    def _forget(self, keys: Iterable[bytes]) -> None:
+        with self._lock:
+            for key in keys:
+                self._answers.pop(key, None)
+            surplus = len(self._answers) - _REMEMBERED
+            done = [key for key, future in self._answers.items() if future.done()][: max(0, surplus)]
+            for key in done:
+                del self._answers[key]
+
+    def _answers_to(self, questions: Sequence[Question]) -> list[Answer]:
+        if not questions:
+            return []
+        replies = self._endpoint.ask([question.chat for question in questions])
+        answers = [_read(question, reply) for question, reply in zip(questions, replies, strict=True)]
+        again = [
+            place for place, answer in enumerate(answers) if answer.error is not None and replies[place].error is None
+        ]
+        if again:
+            second = self._endpoint.ask(
+                [_once_more(questions[place].chat, replies[place].text, answers[place].error) for place in again]
+            )
+            for place, reply in zip(again, second, strict=True):
+                answer = _read(questions[place], reply)
+                answers[place] = answer if reply.error is None else answers[place]
+        return answers
+
+
+def _read(question: Question, reply: Reply) -> Answer:
+    if reply.error is not None:
+        return Answer(error=reply.error)
+    try:
+        return Answer(question.read(without_thoughts(reply.text)))
+    except MalformedAnswer as error:
+        cut = ", and it was cut off at max_tokens" if reply.cut_off else ""
+        shown = " ".join(reply.text.split())[:200]
+        return Answer(error=f"malformed answer: {error}{cut}: {shown!r}")
+
+
+def _once_more(chat: Chat, text: str, problem: str | None) -> Chat:
+    complaint = f"This cannot be read ({(problem or '').partition(': ')[2][:80]}). Answer again, in the form asked for and with nothing else."
+    return Chat(
+        [*chat.messages, {"role": "assistant", "content": text}, {"role": "user", "content": complaint}], chat.schema
+    )
+
+
+def without_thoughts(text: str) -> str:
+    """A text without what a reasoning model thought before it answered."""
+    return re.sub(r"<think>.*?(</think>|\Z)", "", text, flags=re.DOTALL).strip()
+
+
+def json_object(text: str, key: str) -> dict[str, Any] | None:
+    """The last JSON object in a text that has `key`; None where there is none."""
+    decoder = json.JSONDecoder()
+    found = None
+    for match in re.finditer(r"\{", text):
+        try:
+            value, _ = decoder.raw_decode(text, match.start())
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict) and key in value:
+            found = value
+    return found
+
+
+def finite(value: object) -> float | None:
+    """A number, or a text that is one; None for all else."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if abs(number) < float("inf") else None
+
+
+class Template:
+    """A text with placeholders `{name}`; other braces, as of JSON, stay as they are.
+
+    Args:
+        text: the template.
+        allowed: placeholders there are.
+        required: one of these must be in it.
+
+    Raises:
+        ConfigError: a placeholder that there is not, or a required one missing.
+    """
+
+    def __init__(self, text: str, allowed: Sequence[str], required: Sequence[str] = ()) -> None:
+        self.text = text
+        self.names = frozenset(_PLACEHOLDER.findall(text))
+        unknown = sorted(self.names - set(allowed))
+        shown = ", ".join(f"{{{name}}}" for name in allowed)
+        if unknown:
+            raise ConfigError(f"the template has an unknown placeholder {{{unknown[0]}}}", allowed=shown)
+        missing = [name for name in required if name not in self.names]
+        if missing:
+            raise ConfigError(f"the template lacks the placeholder {{{missing[0]}}}", allowed=shown)
+
+    def fill(self, values: Mapping[str, object]) -> str:
+        """The text with values in the placeholders' places; a value's own braces are left alone."""
+        return _PLACEHOLDER.sub(lambda match: str(values[match[1]]), self.text)
+
+
+PROMPT_COLUMNS = frozenset({"prompt", "messages"})
+ROW_PLACEHOLDERS: Mapping[str, frozenset[str]] = {
+    "prompt": PROMPT_COLUMNS,
+    "question": PROMPT_COLUMNS,
+    "response": frozenset({"response"}),
+    "answer": frozenset({"answer"}),
+}
+"""Placeholders of a row, and the columns behind them."""
+
+
+def columns_of(names: Iterable[str]) -> frozenset[str]:
+    """The columns that placeholders need."""
+    return frozenset().union(*(ROW_PLACEHOLDERS.get(name, frozenset()) for name in names))
+
+
+def row_values(row: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
+    """What stands for placeholders of a row. A missing text is empty."""
+    values = {}
+    for name in names:
+        if name in ("prompt", "question"):
+            values[name] = _told(chat_before(row), whole=name == "prompt")
+        elif name in ROW_PLACEHOLDERS:
+            values[name] = str(row.get(name) or "")
+    return values
+
+
+def chat_before(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The chat that the row's response answers; its prompt as a user's message where no chat is stored."""
+    messages = json.loads(row["messages"]) if row.get("messages") else None
+    if isinstance(messages, list) and len(messages) > 1:
+        return messages[:-1]
+    return [{"role": "user", "content": str(row.get("prompt") or "")}]
+
+
+def question_of(chat: Messages) -> str:
+    """The last thing that a user said in a chat."""
+    return next((_text(turn) for turn in reversed(chat) if turn.get("role") == "user"), _text(chat[-1]))
+
+
+def _told(chat: Messages, whole: bool) -> str:
+    if not whole:
+        return question_of(chat)
+    told = [turn for turn in chat if _text(turn)]
+    if len(told) == 1:
+        return _text(told[0])
+    return "\n\n".join(f"{turn.get('role', 'user')}: {_text(turn)}" for turn in told)
+
+
+def _text(turn: Mapping[str, Any]) -> str:
+    content = turn.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+
+
+def chat(system: str | None, user: str, schema: Mapping[str, Any] | None = None) -> Chat:
+    """A chat of one question."""
+    messages = [{"role": "system", "content": system}] if system else []
+    return Chat([*messages, {"role": "user", "content": user}], schema)
+
+
+class AskingOperator(Operator):
+    """A stage that asks a model; `ask` works between `prepare` and `close`.
+
+    Attributes:
+        budget_name: what its spending is counted under, unless the budget has a name.
+    """
+
+    budget_name = ""
+    _asker: Asker | None = None
+
+    def prepare(self, context: StageContext) -> None:
+        if self._asker is None and self.config.endpoint is not None:
+            sampling = Sampling(self.config.max_tokens, self.config.temperature, self.config.seed)
+            meter = Meter(self.budget_name, self.config.budget, context.usage, self.config.max_tokens)
+            self._asker = Asker(open_endpoint(self.config.endpoint, context, sampling, meter))
+
+    def close(self) -> None:
+        if self._asker is not None:
+            self._asker.close()
+            self._asker = None
+
+    def ask(self, questions: Sequence[Question]) -> list[Answer]:
+        """An answer per question."""
+        assert self._asker is not None, "prepare() comes first"
+        return self._asker.ask(questions)
+
+    def spec(self) -> dict[str, Any]:
+        """Without what only says how calls are made, and without the budget: neither changes a score."""
+        spec: dict[str, Any] = self.config.model_dump(mode="json", exclude={"budget", "endpoint"})
+        endpoint = self.config.endpoint
+        return {**spec, "endpoint": endpoint.identity() if hasattr(endpoint, "identity") else endpoint}

@@ -1,0 +1,308 @@
+"""A model to ask: an OpenAI-compatible server, or the run's own policy.
+
+Both answer a list of chats with a reply each, in order. A call that fails is a reply with an error, never an exception: what
+it means for a row is the stage's to say. Calls run at the same time, failures that may pass are tried again, and nothing is
+sent that the budget does not allow.
+
+Secrets: the configuration names an environment variable (`api_key_env`). Its value is read when the endpoint is opened, stands
+in no configuration, specification or log, and is taken out of what a server says about a failed call.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Protocol
+from urllib.parse import urlsplit
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from operators.base import Messages, StageConfig, StageContext, parse_config
+from rftdata.errors import ConfigError
+from rftdata.usage import Limits, MemoryUsage, Usage, UsageLedger
+
+_CHARACTERS_PER_TOKEN = 3
+"""Fewer than tokenizers need for most texts: an estimate of tokens that is rather too high."""
+
+
+@dataclass(frozen=True)
+class Chat:
+    """What is asked: messages up to a user's, and the JSON schema that the answer should have."""
+
+    messages: Messages
+    schema: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came back: a text, or why there is none."""
+
+    text: str = ""
+    error: str | None = None
+    cut_off: bool = False
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How an answer is sampled; `temperature` 0 and a seed make it repeatable, as far as the server keeps them."""
+
+    max_tokens: int
+    temperature: float
+    seed: int | None
+
+
+class Endpoint(Protocol):
+    """Something that answers chats."""
+
+    def ask(self, chats: Sequence[Chat]) -> list[Reply]:
+        """A reply per chat."""
+
+    def close(self) -> None:
+        """Let go of connections."""
+
+
+class EndpointConfig(StageConfig):
+    """An OpenAI-compatible server.
+
+    `url`: up to and including `/v1`; `model`: its name there; `api_key_env`: environment variable with the key; `name`: stands for
+    url and model in the pipeline's version and the keys of scores, so that the same judge may move to another address;
+    `concurrency`: requests in flight; `timeout_s`: of one request; `retries`: further tries after a 408, 409, 425, 429, 5xx, a
+    time-out or a broken connection; `backoff_s`: pause before the first, doubled each time; `max_wait_s`: longest pause, also
+    when the server asks for a longer one; `structured`: send the JSON schema of the answer, `auto` stops at the first refusal;
+    `extra`: further keys of the request, such as `top_p`.
+    """
+
+    url: str
+    model: str = Field(min_length=1)
+    api_key_env: str | None = None
+    name: str | None = None
+    concurrency: int = Field(default=16, ge=1, le=1024)
+    timeout_s: float = Field(default=60.0, gt=0)
+    retries: int = Field(default=4, ge=0, le=20)
+    backoff_s: float = Field(default=0.5, gt=0)
+    max_wait_s: float = Field(default=60.0, gt=0)
+    structured: Literal["auto", "always", "never"] = "auto"
+    extra: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("url")
+    @classmethod
+    def _plain_url(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if parts.username or parts.password or parts.query:
+            # Without the value: it may be a secret.
+            raise ConfigError(
+                "endpoint.url has a user, a password or a query in it", allowed="scheme, host, port and path",
+                todo="put the key into an environment variable and name that in endpoint.api_key_env",
+            )  # fmt: skip
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("it is not an http:// or https:// address")
+        return url.rstrip("/").removesuffix("/chat/completions")
+
+    @field_validator("api_key_env")
+    @classmethod
+    def _name_of_a_variable(cls, name: str | None) -> str | None:
+        if name is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise ConfigError(  # without the value: it may be the key itself
+                "endpoint.api_key_env is not the name of an environment variable",
+                todo="export the key under a name and write that name",
+            )
+        return name
+
+    @field_validator("extra")
+    @classmethod
+    def _leaves_ours_alone(cls, extra: dict[str, Any]) -> dict[str, Any]:
+        ours = sorted({"model", "messages", "stream", "n", "response_format"} & extra.keys())
+        if ours:
+            raise ValueError(f"{ours[0]!r} is set by the stage itself")
+        return extra
+
+    def identity(self) -> dict[str, Any]:
+        """What determines its answers, for the specification of a stage; neither how it is called nor any secret."""
+        where = {"name": self.name} if self.name else {"url": self.url, "model": self.model}
+        return {**where, "structured": self.structured, "extra": self.extra}
+
+
+class BudgetConfig(StageConfig):
+    """The most that a stage may spend in a run, across restarts and workers.
+
+    `max_calls`: requests, repeated ones too; `max_tokens`: of prompts and answers; `max_cost`: by `prompt_price` and
+    `response_price`, both per million tokens; `name`: stages that give the same name share one budget.
+    """
+
+    max_calls: int | None = Field(default=None, ge=0)
+    max_tokens: int | None = Field(default=None, ge=0)
+    max_cost: float | None = Field(default=None, ge=0)
+    prompt_price: float = Field(default=0.0, ge=0)
+    response_price: float = Field(default=0.0, ge=0)
+    name: str | None = None
+
+    @model_validator(mode="after")
+    def _cost_needs_prices(self) -> BudgetConfig:
+        if self.max_cost is not None and not (self.prompt_price or self.response_price):
+            raise ValueError("max_cost needs prompt_price or response_price")
+        return self
+
+    def cost(self, prompt_tokens: int, response_tokens: int) -> float:
+        """Of one call."""
+        return (prompt_tokens * self.prompt_price + response_tokens * self.response_price) / 1e6
+
+
+def _policy_or_server(value: object) -> object:
+    if isinstance(value, str) and value != "policy":
+        raise ConfigError(  # a value that is no plain word is not repeated: an address may have a password in it
+            "endpoint is no model to ask", value=value if value.isidentifier() else None,
+            allowed="policy, or a mapping with url and model", todo="write policy for the run's own model",
+        )  # fmt: skip
+    return value
+
+
+def _nested(key: str, config_class: type[StageConfig]) -> BeforeValidator:
+    """Validates a mapping inside a stage's arguments with the same clear sentences as the arguments themselves."""
+
+    def validate(value: object) -> object:
+        if isinstance(value, str | config_class):
+            return value
+        try:
+            return parse_config(config_class, value)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{key}: {error.what}", value=error.value, allowed=error.allowed, todo=_hint(error)
+            ) from error
+
+    return BeforeValidator(validate)
+
+
+def _hint(error: ConfigError) -> str | None:
+    if "'api_key'" in error.what or "'key'" in error.what:
+        return "keys do not belong in a configuration: export the key and name the variable in api_key_env"
+    return error.todo
+
+
+AnyEndpoint = Annotated[
+    Literal["policy"] | EndpointConfig, _nested("endpoint", EndpointConfig), BeforeValidator(_policy_or_server)
+]
+"""`policy`, or the keys of `EndpointConfig`."""
+Budget = Annotated[BudgetConfig, _nested("budget", BudgetConfig)]
+
+
+class Meter:
+    """What calls may cost and did cost, against one budget.
+
+    Args:
+        name: of the budget in the ledger.
+        budget: limits and prices.
+        ledger: counts.
+        max_tokens: of an answer.
+    """
+
+    def __init__(self, name: str, budget: BudgetConfig, ledger: UsageLedger | None, max_tokens: int) -> None:
+        self.name = budget.name or name
+        self._budget = budget
+        self._ledger = ledger or MemoryUsage()
+        self._limits = Limits(budget.max_calls, budget.max_tokens, budget.max_cost)
+        self._max_tokens = max_tokens
+
+    def reserve(self, chat: Chat) -> Usage | None:
+        """What the call may cost at most, now spent; None where the budget does not allow it."""
+        tokens = estimated_tokens(chat)
+        amount = Usage(1, tokens + self._max_tokens, self._budget.cost(tokens, self._max_tokens))
+        return amount if self._ledger.reserve(self.name, amount, self._limits) else None
+
+    def settle(self, reserved: Usage, prompt_tokens: int, response_tokens: int) -> None:
+        """Note what a call did cost."""
+        cost = self._budget.cost(prompt_tokens, response_tokens)
+        self._ledger.settle(self.name, reserved, Usage(1, prompt_tokens + response_tokens, cost))
+
+    def used_up(self) -> str:
+        """Why nothing more is asked, for people."""
+        spent, limits = self._ledger.spent(self.name), self._limits
+        parts = [
+            f"{used:g} of {limit:g} {unit}"
+            for used, limit, unit in (
+                (spent.calls, limits.max_calls, "calls"), (spent.tokens, limits.max_tokens, "tokens"),
+                (spent.cost, limits.max_cost, "cost"),
+            )
+            if limit is not None
+        ]  # fmt: skip
+        return f"the budget {self.name!r} allows no further call: {', '.join(parts)} are spent"
+
+
+def estimated_tokens(chat: Chat) -> int:
+    """Of a chat, rather too many than too few."""
+    return sum(tokens_of(str(message.get("content", ""))) + 8 for message in chat.messages) + 8
+
+
+def tokens_of(text: str) -> int:
+    """Estimate for a text."""
+    return -(-len(text.encode(errors="replace")) // _CHARACTERS_PER_TOKEN)
+
+
+class PolicyEndpoint:
+    """The run's policy, through `StageContext.generate`; it tells no token counts, so tokens are estimated."""
+
+    def __init__(self, context: StageContext, sampling: Sampling, meter: Meter) -> None:
+        if context.generate is None:
+            raise ConfigError(
+                "endpoint: policy needs the run's model, which there is none of here",
+                allowed="policy in the pipeline of a run with a model, or {url: …, model: …}", todo="name a server",
+            )  # fmt: skip
+        self._generate = context.generate
+        self._sampling = sampling
+        self._meter = meter
+
+    def ask(self, chats: Sequence[Chat]) -> list[Reply]:
+        replies: dict[int, Reply] = {}
+        waiting = list(enumerate(chats))
+        # What is settled gives back the rest of its reservation, so that calls refused at first may fit.
+        while waiting:
+            granted = [
+                (place, chat, held) for place, chat in waiting if (held := self._meter.reserve(chat)) is not None
+            ]
+            if not granted:
+                break
+            for (place, _, _), reply in zip(granted, self._answers(granted), strict=True):
+                replies[place] = reply
+            waiting = [(place, chat) for place, chat in waiting if place not in replies]
+        refused = Reply(error=self._meter.used_up()) if waiting else Reply()
+        return [replies.get(place, refused) for place in range(len(chats))]
+
+    def close(self) -> None:
+        """Nothing is held: the run owns its model."""
+
+    def _answers(self, granted: Sequence[tuple[int, Chat, Usage]]) -> list[Reply]:
+        sampling = self._sampling
+        try:
+            texts = self._generate([chat.messages for _, chat, _ in granted], sampling.max_tokens, sampling.temperature)
+        except Exception as error:  # noqa: BLE001 - whatever ails the engine, a call that failed is data
+            for _, _, held in granted:
+                self._meter.settle(held, 0, 0)
+            return [Reply(error=f"the policy did not answer: {type(error).__name__}: {error}"[:500]) for _ in granted]
+        for (_, chat, held), text in zip(granted, texts, strict=True):
+            self._meter.settle(held, estimated_tokens(chat), tokens_of(text))
+        return [Reply(text) for text in texts]
+
+
+def open_endpoint(
+    config: EndpointConfig | Literal["policy"], context: StageContext, sampling: Sampling, meter: Meter
+) -> Endpoint:
+    """Open what a stage asks.
+
+    Raises:
+        ConfigError: no policy here, or the variable with the key is not set.
+        PluginError: the HTTP client is not installed.
+    """
+    if config == "policy":
+        return PolicyEndpoint(context, sampling, meter)
+    key = None
+    if config.api_key_env is not None:
+        key = os.environ.get(config.api_key_env)
+        if not key:
+            raise ConfigError(
+                f"the environment variable {config.api_key_env}, which endpoint.api_key_env names, is not set",
+                todo=f"export {config.api_key_env}=… for the process that runs the pipeline",
+            )
+    from operators.openai_endpoint import OpenAIEndpoint
+
+    return OpenAIEndpoint(config, key, sampling, meter)

@@ -1,0 +1,148 @@
+"""Drop rows that contain what the policy will be evaluated on.
+
+    - decontaminate: {against: [gsm8k_test.parquet], against_column: question}
+    - decontaminate: {against: [test.jsonl], columns: [prompt, response], n: 8, max_share: 0.5}
+
+A row is contaminated by word n-grams that it shares with a text of the evaluation set. With `max_share: 0` one is enough, which with n = 13 is
+the rule of GPT-3 (arXiv 2005.14165, appendix C); n = 8 and `max_share: 0.5` is close to that of Tülu 3 (arXiv 2411.15124, section 3.2). A text of fewer
+than n words is contaminated where all of its words, in order, are an evaluation text of as few words. Words are compared in lower case and
+without punctuation. The reason names the text of the evaluation set: its file, its row (from 1), and how it begins.
+
+Prompts of a template share the template: raise n or `max_share` until what is dropped is what should be (`rft process --preview`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pydantic import Field
+
+from operators import reference_files
+from operators.base import Operator, StageConfig, StageContext, StageOutcome
+from operators.ngrams import Hashes, Rows, ngrams
+from rftdata.errors import ConfigError
+
+_SHOWN = 60
+
+
+@dataclass(frozen=True)
+class _Index:
+    """N-grams of the evaluation set in ascending order, the text each was first seen in, and what to call the texts."""
+
+    hashes: Hashes
+    texts: Rows
+    names: list[str]
+
+    def look_up(self, hashes: Hashes) -> Rows:
+        """The text of each n-gram, −1 where none has it."""
+        if not len(self.hashes):
+            return np.full(len(hashes), -1)
+        place = np.minimum(np.searchsorted(self.hashes, hashes), len(self.hashes) - 1)
+        return np.where(self.hashes[place] == hashes, self.texts[place], -1)
+
+
+class Decontaminate(Operator):
+    """Drops each row in which a larger share than `max_share` of the n-grams of one of its `columns` is in the evaluation set."""
+
+    class Config(StageConfig):
+        """What to compare with what."""
+
+        against: tuple[str, ...] = Field(
+            min_length=1, description="Files of the evaluation set: .parquet, .csv or .jsonl."
+        )
+        against_column: str = Field("prompt", description="Their text column.")
+        columns: tuple[str, ...] = Field(("prompt",), min_length=1, description="Text columns of the batch.")
+        n: int = Field(13, ge=1, le=50, description="Words in an n-gram; 8 to 13 are usual.")
+        max_share: float = Field(
+            0.0, ge=0, lt=1, description="Greatest share of a text's n-grams that may be in the evaluation set."
+        )
+
+    rowwise = True
+
+    def __init__(self, config: StageConfig) -> None:
+        super().__init__(config)
+        self.reads = frozenset(self.config.columns)
+        self._index: _Index | None = None
+
+    def validate_schema(self, schema: pa.Schema) -> pa.Schema:
+        for file in self.config.against:
+            reference_files.resolve(self.base_dir, file)
+        return super().validate_schema(schema)
+
+    def spec(self) -> dict[str, Any]:
+        files = [reference_files.digest((self.base_dir / file).resolve()) for file in self.config.against]
+        return {**super().spec(), "against": files}
+
+    def prepare(self, context: StageContext) -> None:
+        if self._index is None:
+            self._index = self._read()
+
+    def close(self) -> None:
+        self._index = None
+
+    def _read(self) -> _Index:
+        column, parts, names = self.config.against_column, [], []
+        for file in self.config.against:
+            table = reference_files.read(reference_files.resolve(self.base_dir, file))
+            if column not in table.column_names:
+                raise ConfigError(
+                    f"{file} has no column {column!r}",
+                    allowed=", ".join(table.column_names),
+                    todo="name it in against_column",
+                )
+            texts = table[column].cast(pa.string())
+            names += [f"{file} row {row}: {_shown(text)}" for row, text in enumerate(texts.to_pylist(), start=1)]
+            parts.append(texts)
+        hashes, texts, _ = _ngrams_or_whole(pa.chunked_array(parts, pa.string()).combine_chunks(), self.config.n)
+        hashes, first = np.unique(hashes, return_index=True)
+        return _Index(hashes, texts[first], names)
+
+    def apply(self, table: pa.Table) -> StageOutcome:
+        if self._index is None:
+            self.prepare(StageContext())
+        reasons: list[str | None] = [None] * table.num_rows
+        for name in self.config.columns:
+            for row, reason in self._found(name, table[name].combine_chunks()).items():
+                reasons[row] = reasons[row] or reason
+        return StageOutcome(pa.array(reasons, pa.string()))
+
+    def _found(self, name: str, texts: pa.Array) -> dict[int, str]:
+        """Row -> why it is contaminated."""
+        assert self._index is not None
+        hashes, rows, whole = _ngrams_or_whole(texts, self.config.n)
+        sources = self._index.look_up(hashes)
+        hit = sources >= 0
+        if not hit.any():
+            return {}
+        total = np.bincount(rows, minlength=len(texts))
+        hits = np.bincount(rows[hit], minlength=len(texts))
+        contaminated = np.flatnonzero(hits > self.config.max_share * total)
+        first = {int(row): int(source) for row, source in zip(rows[hit][::-1], sources[hit][::-1])}
+        reasons = {}
+        for row in contaminated.tolist():
+            some = f"{hits[row]} of {total[row]} {self.config.n}-grams of {name} are"
+            reasons[row] = f"{f'all of {name} is' if row in whole else some} in {self._index.names[first[row]]}"
+        return reasons
+
+
+def _ngrams_or_whole(texts: pa.Array, n: int) -> tuple[Hashes, Rows, frozenset[int]]:
+    """The n-grams of each text; of a text of fewer words all of them as one, marked by their number. Third: which those are."""
+    hashes, rows = ngrams(texts, n)
+    short = np.flatnonzero(np.bincount(rows, minlength=len(texts)) == 0)
+    found: list[tuple[npt.NDArray[np.uint64], Rows]] = [(hashes, rows)]
+    wanted = texts.take(pa.array(short))
+    for length in range(1, n) if len(short) else ():
+        values, of = ngrams(wanted, length)
+        single = np.bincount(of, minlength=len(short))[of] == 1
+        found.append((values[single] ^ np.uint64(length), short[of[single]]))
+    hashes, rows = (np.concatenate(parts) for parts in zip(*found))
+    return hashes, rows, frozenset(short.tolist())
+
+
+def _shown(text: str | None) -> str:
+    words = " ".join((text or "").split())
+    return words if len(words) <= _SHOWN else f"{words[: _SHOWN - 1]}…"

@@ -1,0 +1,91 @@
+"""Bring rewards to one scale, within each group or over the batch.
+
+    - normalize_reward: {}
+    - normalize_reward: {method: rank, by: group}
+    - normalize_reward: {method: min_max, by: batch}
+
+Over the R rollouts of a group (or batch) with finite rewards r_i:
+
+    z_score:  (r_i − mean(r)) / (std(r) + eps), std with R − 1 in the denominator; 0 where all are equal
+              (GRPO's advantage, arXiv 2402.03300, section 4.1.2)
+    min_max:  (r_i − min(r)) / (max(r) − min(r)); 0.5 where all are equal
+    rank:     (rank_i − 1) / (R − 1), equal rewards share the mean of their ranks; 0.5 for a single one
+
+GRPO normalises by itself; this is for algorithms that take rewards as they are, and for judges whose scales differ by task. Over the
+batch the result depends on which groups are decided together.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+from pydantic import Field
+
+from operators.base import Operator, StageConfig, StageOutcome
+from operators.groups import Floats, Groups, Ints, finite
+
+
+class NormalizeReward(Operator):
+    """Replaces each finite reward by its place among the others; null, NaN and infinite ones stay and are not counted.
+
+    A rollout of several turns counts once, with the mean of its turns; all its turns get its value.
+    """
+
+    class Config(StageConfig):
+        """Which scale, and among whom."""
+
+        method: Literal["z_score", "min_max", "rank"] = Field("z_score", description="The formula, see above.")
+        by: Literal["group", "batch"] = Field("group", description="Among which rollouts.")
+        eps: float = Field(1e-6, ge=0, description="Added to the standard deviation.")
+
+    reads = frozenset({"group_id", "rollout_index", "reward"})
+    writes = frozenset({"reward"})
+
+    def apply(self, table: pa.Table) -> StageOutcome:
+        groups = Groups.of(table)
+        reward_N = finite(table["reward"].combine_chunks())
+        reward_R = groups.rollout_means(reward_N)
+        known = ~np.isnan(reward_R)
+        set_R = (groups.group_R if self.config.by == "group" else np.zeros_like(groups.group_R))[known]
+        num_sets = int(set_R.max(initial=-1)) + 1
+        values_R = np.full(len(reward_R), np.nan)
+        values_R[known] = getattr(self, f"_{self.config.method}")(reward_R[known], set_R, num_sets)
+        values = pa.array(values_R[groups.rollout_N], mask=np.isnan(reward_N))
+        given = table["reward"].combine_chunks()
+        return StageOutcome.keep_all(table.num_rows, {"reward": pa.compute.coalesce(values, given)})
+
+    def _z_score(self, rewards: Floats, sets: Ints, num_sets: int) -> Floats:
+        counts = np.bincount(sets, minlength=num_sets)
+        centred = rewards - (np.bincount(sets, weights=rewards, minlength=num_sets) / np.maximum(counts, 1))[sets]
+        squares = np.bincount(sets, weights=centred**2, minlength=num_sets)
+        deviation = np.sqrt(squares / np.maximum(counts - 1, 1))
+        # Rounding in the mean of equal rewards, divided by eps, would be a score of random sign.
+        lowest, highest = _extremes(rewards, sets, num_sets)
+        denominator = (deviation + self.config.eps)[sets]
+        return np.where((highest > lowest)[sets], centred / np.where(denominator > 0, denominator, 1.0), 0.0)
+
+    def _min_max(self, rewards: Floats, sets: Ints, num_sets: int) -> Floats:
+        lowest, highest = _extremes(rewards, sets, num_sets)
+        spread = (highest - lowest)[sets]
+        return np.where(spread > 0, (rewards - lowest[sets]) / np.where(spread > 0, spread, 1.0), 0.5)
+
+    def _rank(self, rewards: Floats, sets: Ints, num_sets: int) -> Floats:
+        order = np.lexsort((rewards, sets))
+        ordered, of = rewards[order], sets[order]
+        starts = np.flatnonzero(np.r_[True, (ordered[1:] != ordered[:-1]) | (of[1:] != of[:-1])])
+        lengths = np.diff(np.r_[starts, len(ordered)])
+        first_of_set = np.searchsorted(of, np.arange(num_sets))
+        ranks = np.empty(len(rewards))
+        # Ranks from 0; equal rewards share the mean of theirs.
+        ranks[order] = np.repeat(starts + (lengths - 1) / 2, lengths) - first_of_set[of]
+        counts = np.bincount(sets, minlength=num_sets)[sets]
+        return np.where(counts > 1, ranks / np.maximum(counts - 1, 1), 0.5)
+
+
+def _extremes(values: Floats, sets: Ints, num_sets: int) -> tuple[Floats, Floats]:
+    lowest, highest = np.full(num_sets, np.inf), np.full(num_sets, -np.inf)
+    np.minimum.at(lowest, sets, values)
+    np.maximum.at(highest, sets, values)
+    return lowest, highest

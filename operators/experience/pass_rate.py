@@ -1,0 +1,56 @@
+"""How many rollouts of its group are correct, as columns for later stages and in `rft.score`.
+
+    - pass_rate: {}
+    - pass_rate: {column: metrics.accuracy, correct_above: 0.5}
+    - threshold: {column: pass_rate, max: 0.9}
+
+    num_correct = |{i : value_i > correct_above}|,  pass_rate = num_correct / |{i : value_i is known}|
+
+over the rollouts of the group that are still in the chain (a rollout of several turns counts once, with the mean of its turns).
+Computed anew every time: a corrected reward changes it for the whole group.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from pydantic import Field
+
+from operators.base import Operator, StageConfig, StageOutcome
+from operators.expression import Expression
+from operators.groups import Correct, Groups
+
+
+class PassRate(Operator):
+    """Scores `pass_rate` (0 to 1) and `num_correct`; both are null in a group in which no rollout has a value."""
+
+    class Config(StageConfig):
+        """What counts as correct."""
+
+        column: str = Field("reward", description="What to tell by: a column, a metric or an expression.")
+        correct_above: float = Field(0.0, description="A rollout is correct where its value is greater.")
+
+    def __init__(self, config: StageConfig) -> None:
+        super().__init__(config)
+        self._value = Expression(self.config.column, pa.float64())
+        self.scores = {"pass_rate": pa.float64(), "num_correct": pa.int64()}
+        # The reward, so that what was stored before a correction is not used again.
+        self.reads = self._value.columns | {"group_id", "rollout_index", "reward"}
+
+    def validate_schema(self, schema: pa.Schema) -> pa.Schema:
+        self._value.bind(schema)
+        return super().validate_schema(schema)
+
+    def apply(self, table: pa.Table) -> StageOutcome:
+        groups = Groups.of(table)
+        found = Correct.of(groups, self._value.evaluate(table), self.config.correct_above)
+        unknown_N = (found.num_known_G == 0)[groups.group_N]
+        rate_G = found.num_correct_G / np.maximum(found.num_known_G, 1)
+        columns = {
+            "pass_rate": pa.array(rate_G[groups.group_N], mask=unknown_N),
+            "num_correct": pa.array(found.num_correct_G[groups.group_N], pa.int64(), mask=unknown_N),
+        }
+        return StageOutcome.keep_all(table.num_rows, columns)
+
+    def close(self) -> None:
+        self._value.close()

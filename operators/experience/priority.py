@@ -1,0 +1,48 @@
+"""Compute the priority by which `sampling.order: prioritized` (and `rank`) draws.
+
+    - priority: {formula: "abs(reward - avg(reward) OVER (PARTITION BY group_id))"}
+    - priority: {formula: "1 - metrics.confidence", missing: 0.5}
+
+See `operators.expression` for the language. A group is drawn by the greatest priority of its rows.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import Field
+
+from operators.base import Operator, StageConfig, StageOutcome
+from operators.expression import Expression
+
+
+class Priority(Operator):
+    """Sets `priority` to the formula's value, or to `missing` where that is null, NaN or infinite."""
+
+    class Config(StageConfig):
+        """The formula, and what stands for no value."""
+
+        formula: str = Field(description="An expression over the columns; metrics by name.")
+        missing: float = Field(
+            0.0, allow_inf_nan=False, description="The priority where the formula gives no finite number."
+        )
+
+    writes = frozenset({"priority"})
+
+    def __init__(self, config: StageConfig) -> None:
+        super().__init__(config)
+        self._formula = Expression(self.config.formula, pa.float64())
+        self.reads = self._formula.columns
+        self.rowwise = self._formula.rowwise
+
+    def validate_schema(self, schema: pa.Schema) -> pa.Schema:
+        self._formula.bind(schema)
+        return super().validate_schema(schema)
+
+    def apply(self, table: pa.Table) -> StageOutcome:
+        values = self._formula.evaluate(table)
+        found = pc.fill_null(pc.is_finite(values), False)
+        return StageOutcome.keep_all(table.num_rows, {"priority": pc.if_else(found, values, self.config.missing)})
+
+    def close(self) -> None:
+        self._formula.close()

@@ -1,0 +1,408 @@
+"""Make new tasks or experiences out of old ones. The rows themselves pass unchanged.
+
+    - synthesize: {kind: rephrase, endpoint: policy, fraction: 0.1}
+    - synthesize: {kind: harder, endpoint: {url: …, model: …}, min_reward: 0.9, max_per_batch: 8}
+    - synthesize: {kind: easier, endpoint: {url: …, model: …}, max_reward: 0.05}
+    - synthesize: {kind: self_correct, endpoint: policy, max_reward: 0, reward: "./rewards.py:right"}
+    - synthesize: {kind: "./variants.py:swap_numbers", args: {count: 2}}
+
+`rephrase`, `harder` and `easier` make one new task of a task, whatever the number of its rollouts in the batch, and pick by the
+mean reward of the group; a harder or easier one gets a new answer, which the model must find again without having seen it
+(`verify`), or the task is not made. `self_correct` shows the model its own wrong answer and makes an experience of the right one:
+the answer to the original chat, with the reward that the function `reward(row, response)` gives it (none: awaited from later
+stages or people). A function of your own gets a row as a dict and `args`, and returns a list of mappings: with `prompt` (and
+`answer`, `metadata`, `features`) a new task, with `response` (and `reward`) an experience on the row's own task.
+
+A new task's key is a digest of what it was made from and how, so the same input makes the same key, and what exists is not
+made twice. Its metadata say where it comes from under `synthesis`: kind, generation and the experience; it is the parent. What
+was itself synthesised is used up to `max_generations`: 1 uses only what came from outside. `fraction` picks by digest too, not by chance.
+
+A call that fails makes nothing and leaves its reason in the column `synthesis_error`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pydantic import Field, model_validator
+
+from operators.asking import (
+    Answer,
+    AskingConfig,
+    AskingOperator,
+    MalformedAnswer,
+    Question,
+    Template,
+    chat,
+    chat_before,
+    finite,
+    json_object,
+    question_of,
+)
+from operators.base import CreatedAnswer, CreatedGroup, CreatedTask, StageOutcome, source_digest
+from operators.endpoint import AnyEndpoint, Chat
+from rftdata import plugins
+from rftdata.errors import ConfigError, OperatorError
+
+SOURCE = "synthesis"
+"""What `source` says of a synthesised experience, and the key in a task's metadata."""
+
+_FORM = 'Reply with a JSON object and nothing else: {"question": "…"'
+TEMPLATES: Mapping[str, str] = {
+    "rephrase": "Say the task below in other words, so that exactly the same answer is right. Leave nothing out, add nothing, do not solve it.\n\n"
+    f"<task>\n{{question}}\n</task>\n\n{_FORM}}}",
+    "harder": "Write a new task like the one below that is harder: more steps, or larger numbers. It must have one short right answer.\n\n"
+    f'<task>\n{{question}}\n</task>\n<answer>\n{{answer}}\n</answer>\n\n{_FORM}, "answer": "…"}}',
+    "easier": "Write a new task like the one below that is easier: fewer steps, or smaller numbers. It must have one short right answer.\n\n"
+    f'<task>\n{{question}}\n</task>\n<answer>\n{{answer}}\n</answer>\n\n{_FORM}, "answer": "…"}}',
+    "self_correct": "This answer is not right. Find the mistake, and give the whole answer again as you should have given it at first, "
+    "without a word about the mistake.",
+}
+"""Default templates by kind, with {question} (the last user turn) and {answer}."""
+_SOLVE = 'Solve the task. Reply with a JSON object and nothing else: {"answer": "…"}, the answer as short as can be.\n\n<task>\n{question}\n</task>'
+
+
+@dataclass(frozen=True)
+class _Parent:
+    """A row that something is made of.
+
+    Attributes:
+        chat: what the row's response answers.
+        key: digest of the row and of how the new is made of it.
+    """
+
+    place: int
+    row: Mapping[str, Any]
+    chat: Sequence[Mapping[str, Any]]
+    metadata: Mapping[str, Any]
+    generation: int
+    key: str
+
+    @property
+    def question(self) -> str:
+        return question_of(self.chat)
+
+    def task(self, kind: str, taskset: str | None, made: Mapping[str, Any], number: int = 0) -> CreatedTask:
+        """A task with this parent; `made` has prompt, answer, metadata, features."""
+        origin = {"kind": kind, "generation": self.generation + 1, "experience_id": self.row["experience_id"]}
+        payload = {
+            "prompt": made["prompt"],
+            "answer": made.get("answer"),
+            "metadata": {**(made.get("metadata") or {}), SOURCE: origin},
+        }
+        name = kind.rpartition(":")[2]
+        return CreatedTask(
+            taskset or str(self.row["taskset"]), f"{SOURCE}-{name}-{self.key}" + (f"-{number}" if number else ""), payload,
+            self.row["experience_id"], made.get("features") or {},
+        )  # fmt: skip
+
+
+class Synthesize(AskingOperator):
+    """Creates tasks or experiences; see the module's header."""
+
+    class Config(AskingConfig):
+        """`kind`: rephrase, harder, easier, self_correct or ./file.py:function; `args`: for a function; `template`: of the request, see
+        `TEMPLATES`; `verify`: see the module's header; `reward`: ./file.py:function for corrected answers; `taskset`: of new tasks,
+        the parent's by default; `min_reward`, `max_reward`: of what is used; `fraction`, `max_per_batch`: how much;
+        `max_generations`: see the module's header."""
+
+        kind: str
+        endpoint: AnyEndpoint | None = None  # type: ignore[assignment]  # a function asks nobody
+        args: dict[str, Any] = Field(default_factory=dict)
+        template: str | None = None
+        verify: bool = True
+        reward: str | None = None
+        taskset: str | None = None
+        min_reward: float | None = None
+        max_reward: float | None = None
+        fraction: float = Field(default=1.0, gt=0, le=1)
+        max_per_batch: int | None = Field(default=None, ge=1)
+        max_generations: int = Field(default=1, ge=1)
+
+        @model_validator(mode="after")
+        def _fits_the_kind(self) -> Synthesize.Config:
+            if self.kind in TEMPLATES:
+                if self.endpoint is None:
+                    raise ValueError(f"kind {self.kind} asks a model: give endpoint")
+                if self.args:
+                    raise ValueError("args are for a function of your own")
+            elif ":" not in self.kind:
+                raise ValueError(f"kind {self.kind!r} is none of {', '.join(TEMPLATES)}, nor ./file.py:function")
+            elif self.endpoint is not None:
+                raise ValueError("a function of your own asks no endpoint")
+            if self.reward is not None and self.kind != "self_correct":
+                raise ValueError("reward is for kind self_correct")
+            return self
+
+    reads = frozenset(
+        {"group_id", "task_id", "taskset", "answer", "prompt", "messages", "response", "reward", "source", "metadata"}
+    )
+    writes = frozenset({"synthesis_error"})
+
+    def __init__(self, config: Synthesize.Config) -> None:
+        super().__init__(config)
+        self.budget_name = f"synthesize/{config.kind}"
+        text = config.template or TEMPLATES.get(config.kind, "")
+        self._template = Template(text, ["question", "answer"])
+        self._function: Callable[..., Any] | None = None
+        self._reward: Callable[..., Any] | None = None
+        self._max_reward = 0.0 if config.kind == "self_correct" and config.max_reward is None else config.max_reward
+
+    def validate_schema(self, schema: pa.Schema) -> pa.Schema:
+        self._load()
+        schema = super().validate_schema(schema)
+        added = "synthesis_error" not in schema.names
+        return schema.append(pa.field("synthesis_error", pa.string())) if added else schema
+
+    def _load(self) -> None:
+        """The functions that the arguments name, from files beside the configuration."""
+        if self.config.kind not in TEMPLATES:
+            self._function = _loaded("synthesis function", self.config.kind, self.base_dir)
+            _check_arguments(self._function, self.config.args)
+        if self.config.reward is not None:
+            self._reward = _loaded("reward", self.config.reward, self.base_dir)
+
+    def apply(self, table: pa.Table) -> StageOutcome:
+        errors: list[str | None] = [None] * table.num_rows
+        parents = self._parents(table.to_pylist())
+        make = {"self_correct": self._corrected}.get(self.config.kind, self._retold)
+        created = (
+            [new for parent in parents for new in self._by_function(parent)]
+            if self._function
+            else make(parents, errors)
+        )
+        outcome = StageOutcome.keep_all(table.num_rows, {"synthesis_error": pa.array(errors, pa.string())})
+        return StageOutcome(outcome.reasons, outcome.columns, created=created)
+
+    def spec(self) -> dict[str, Any]:
+        plugins_used = {"code": self._function, "reward_code": self._reward}
+        digests = {name: source_digest(function) for name, function in plugins_used.items() if function is not None}
+        return {**super().spec(), **digests}
+
+    def _parents(self, rows: Sequence[Mapping[str, Any]]) -> list[_Parent]:
+        """What is used of the batch: eligible, picked by `fraction`, not over `max_per_batch`; the first of the same."""
+        rewards = (
+            _mean_rewards(rows)
+            if self.config.kind in ("rephrase", "harder", "easier")
+            else [row["reward"] for row in rows]
+        )
+        found: dict[str, _Parent] = {}
+        for place, (row, reward) in enumerate(zip(rows, rewards)):
+            metadata = json.loads(row["metadata"] or "null") or {}
+            generation = _generation(row, metadata)
+            if generation < self.config.max_generations and self._takes(reward):
+                parent = _Parent(place, row, chat_before(row), metadata, generation, "")
+                key = self._key(parent)
+                if key not in found and int(key, 16) < self.config.fraction * 2**64:
+                    found[key] = _Parent(place, row, parent.chat, metadata, generation, key)
+        # In the order of their keys and not of the batch, so that the limit does not favour what comes first.
+        return [found[key] for key in sorted(found)][: self.config.max_per_batch]
+
+    def _takes(self, reward: float | None) -> bool:
+        low, high = self.config.min_reward, self._max_reward
+        if reward is None:
+            return low is None and high is None
+        return (low is None or reward >= low) and (high is None or reward <= high)
+
+    def _key(self, parent: _Parent) -> str:
+        """16 hexadecimal digits."""
+        recipe = {
+            k: v
+            for k, v in self.spec().items()
+            if k in ("kind", "template", "args", "endpoint", "code", "seed", "temperature")
+        }
+        of_task = [parent.row["taskset"], parent.question, parent.row["answer"]]
+        of_row = [] if self.config.kind in ("rephrase", "harder", "easier") else [parent.row["response"]]
+        text = json.dumps([recipe, of_task, of_row], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def _by_function(self, parent: _Parent) -> list[CreatedTask | CreatedGroup]:
+        assert self._function is not None
+        row = {**parent.row, "metadata": dict(parent.metadata), "messages": [dict(turn) for turn in parent.chat]}
+        try:
+            made = self._function(row, **self.config.args)
+        except Exception as error:
+            what = f"{self.config.kind} raised for experience {parent.row['experience_id']}"
+            raise OperatorError(f"{what}: {type(error).__name__}: {error}", todo="mend the function") from error
+        tasks: list[CreatedTask | CreatedGroup] = []
+        answers: list[CreatedAnswer] = []
+        for number, new in enumerate(made or []):
+            if not isinstance(new, Mapping) or not ("prompt" in new or "response" in new):
+                raise OperatorError(
+                    f"{self.config.kind} returned something else than tasks and answers for experience {parent.row['experience_id']}",
+                    value=new, allowed="mappings with prompt (a task) or response (an answer)",
+                )  # fmt: skip
+            if "prompt" in new:
+                tasks.append(parent.task(self.config.kind, self.config.taskset, new, number))
+            else:
+                answers.append(
+                    CreatedAnswer(new.get("messages") or list(parent.chat), new["response"], new.get("reward"))
+                )
+        return [*tasks, self._group(parent, answers)] if answers else tasks
+
+    def _retold(self, parents: Sequence[_Parent], errors: list[str | None]) -> list[CreatedTask | CreatedGroup]:
+        """rephrase, harder, easier."""
+        new_answer = self.config.kind != "rephrase"
+        asked = [
+            Question(_form(self._request(parent), new_answer), lambda text: _read(text, new_answer))
+            for parent in parents
+        ]
+        drafts = list(zip(parents, self.ask(asked), strict=True))
+        for parent, draft in drafts:
+            errors[parent.place] = draft.error
+        drafts = [(parent, draft) for parent, draft in drafts if draft.error is None]
+        if new_answer and self.config.verify:
+            drafts = self._verified(drafts, errors)
+        return [
+            parent.task(self.config.kind, self.config.taskset, _payload(parent, draft.value))
+            for parent, draft in drafts
+        ]
+
+    def _request(self, parent: _Parent) -> str:
+        return self._template.fill({"question": parent.question, "answer": parent.row["answer"] or ""})
+
+    def _verified(self, drafts: list[tuple[_Parent, Answer]], errors: list[str | None]) -> list[tuple[_Parent, Answer]]:
+        """Those whose answer the model finds again when it sees the question alone."""
+        solve = Template(_SOLVE, ["question"])
+        schema = _object("answer")
+        questions = [
+            Question(chat(None, solve.fill({"question": draft.value["prompt"]}), schema), _read_answer)
+            for _, draft in drafts
+        ]
+        agreed = []
+        for (parent, draft), solved in zip(drafts, self.ask(questions), strict=True):
+            if solved.error is not None:
+                errors[parent.place] = solved.error
+            elif not same_answer(solved.value, draft.value["answer"]):
+                errors[parent.place] = f"its answer {draft.value['answer']!r} was not found again: {solved.value!r}"[
+                    :500
+                ]
+            else:
+                agreed.append((parent, draft))
+        return agreed
+
+    def _corrected(self, parents: Sequence[_Parent], errors: list[str | None]) -> list[CreatedTask | CreatedGroup]:
+        created: list[CreatedTask | CreatedGroup] = []
+        for parent, answer in zip(parents, self.ask([self._correction(parent) for parent in parents]), strict=True):
+            errors[parent.place] = answer.error
+            if answer.error is None:
+                reward = None if self._reward is None else self._rewarded(parent, answer.value)
+                created.append(self._group(parent, [CreatedAnswer(list(parent.chat), answer.value, reward)]))
+        return created
+
+    def _correction(self, parent: _Parent) -> Question:
+        wrong = {"role": "assistant", "content": parent.row["response"] or ""}
+        complaint = {"role": "user", "content": self._request(parent)}
+        return Question(Chat([*parent.chat, wrong, complaint]), _not_empty)
+
+    def _rewarded(self, parent: _Parent, response: str) -> float:
+        assert self._reward is not None
+        try:
+            reward = finite(self._reward({**parent.row, "metadata": dict(parent.metadata)}, response))
+        except Exception as error:
+            what = f"{self.config.reward} raised for a correction of experience {parent.row['experience_id']}"
+            raise OperatorError(f"{what}: {type(error).__name__}: {error}", todo="mend the function") from error
+        if reward is None:
+            raise OperatorError(f"{self.config.reward} returned no finite number", todo="mend the function")
+        return reward
+
+    def _group(self, parent: _Parent, answers: Sequence[CreatedAnswer]) -> CreatedGroup:
+        own = {"prompt": parent.question, "answer": parent.row["answer"], "metadata": parent.metadata}
+        return CreatedGroup(
+            parent.task(self.config.kind, self.config.taskset, own), parent.row["experience_id"], answers
+        )
+
+
+def same_answer(one: str, other: str) -> bool:
+    """Whether two short answers are equal, as numbers or as words."""
+    plain = [" ".join(text.lower().replace(",", "").split()).strip(" .$") for text in (one, other)]
+    left, right = finite(plain[0]), finite(plain[1])
+    if left is not None and right is not None:
+        return abs(left - right) <= 1e-9 * max(1.0, abs(left))
+    return plain[0] == plain[1]
+
+
+def _generation(row: Mapping[str, Any], metadata: Mapping[str, Any]) -> int:
+    """How often something was synthesised to come to this row; 0: it came from outside."""
+    noted = metadata.get(SOURCE)
+    generation = noted.get("generation") if isinstance(noted, Mapping) else None
+    if isinstance(generation, int):
+        return generation
+    return 1 if row["source"] == SOURCE else 0
+
+
+def _mean_rewards(rows: Sequence[Mapping[str, Any]]) -> list[float | None]:
+    """The mean reward of each row's group; None where no row of it has one."""
+    rewards: dict[int, list[float]] = defaultdict(list)
+    for row in rows:
+        if row["reward"] is not None:
+            rewards[row["group_id"]].append(row["reward"])
+    means = {group: sum(values) / len(values) for group, values in rewards.items()}
+    return [means.get(row["group_id"]) for row in rows]
+
+
+def _payload(parent: _Parent, made: Mapping[str, str]) -> dict[str, Any]:
+    if "answer" in made:
+        return {**made}
+    # The same task in other words: what a verifier needs to know stays true.
+    return {**made, "answer": parent.row["answer"], "metadata": parent.metadata}
+
+
+def _object(*keys: str) -> dict[str, Any]:
+    return {
+        "type": "object", "properties": {key: {"type": "string"} for key in keys}, "required": list(keys),
+        "additionalProperties": False,
+    }  # fmt: skip
+
+
+def _form(request: str, new_answer: bool) -> Chat:
+    return chat(None, request, _object("question", "answer") if new_answer else _object("question"))
+
+
+def _read(text: str, new_answer: bool) -> dict[str, str]:
+    found = json_object(text, "question") or {}
+    made = {"prompt": str(found.get("question") or "").strip()}
+    if new_answer:
+        made["answer"] = str(found.get("answer") if found.get("answer") is not None else "").strip()
+    missing = [name for name, value in made.items() if not value]
+    if missing:
+        raise MalformedAnswer(f"there is no {'question' if missing[0] == 'prompt' else 'answer'} in it")
+    return made
+
+
+def _read_answer(text: str) -> str:
+    found = json_object(text, "answer")
+    if found is None or found["answer"] in (None, ""):
+        raise MalformedAnswer("there is no answer in it")
+    return str(found["answer"])
+
+
+def _not_empty(text: str) -> str:
+    if not text:
+        raise MalformedAnswer("it is empty")
+    return text
+
+
+def _loaded(kind: str, name: str, base_dir: Path) -> Callable[..., Any]:
+    function = plugins.load(kind, name, {}, base_dir)
+    if not callable(function):
+        raise ConfigError(f"the {kind} is no function", value=name)
+    return function  # type: ignore[no-any-return]
+
+
+def _check_arguments(function: Callable[..., Any], args: Mapping[str, Any]) -> None:
+    try:
+        inspect.signature(function).bind({}, **args)
+    except TypeError as error:
+        raise ConfigError(
+            f"the function cannot be called with a row and these args: {error}", value=dict(args),
+            todo="its first parameter is the row, the others come from args",
+        ) from error  # fmt: skip

@@ -1,0 +1,111 @@
+"""Which rows of a batch belong to one rollout and which rollouts to one group, for stages that compare them.
+
+N rows, R rollouts, G groups. A rollout of several turns has several rows and counts once, with the mean of its turns' values: that is
+how advantages count it, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The groups of a batch. `x_N` has one entry a row, `x_R` one a rollout, and so on.
+
+    Attributes:
+        group_N: group of each row, as a number from 0 to G − 1, in ascending order of group_id.
+        rollout_N: rollout of each row, 0 to R − 1, in ascending order of group_id and rollout_index.
+        group_R: group of each rollout.
+        num_groups: G.
+    """
+
+    group_N: Ints
+    rollout_N: Ints
+    group_R: Ints
+    num_groups: int
+
+    @classmethod
+    def of(cls, table: pa.Table) -> Groups:
+        ids, group_N = np.unique(table["group_id"].to_numpy(), return_inverse=True)
+        rollout_index = table["rollout_index"].to_numpy().astype(np.int64)
+        span = int(rollout_index.max(initial=0)) + 1
+        rollouts, rollout_N = np.unique(group_N * span + rollout_index, return_inverse=True)
+        return cls(group_N.astype(np.int64), rollout_N.astype(np.int64), rollouts // span, len(ids))
+
+    @property
+    def num_rollouts(self) -> int:
+        return len(self.group_R)
+
+    def rollouts_per_group(self) -> Ints:
+        """G counts."""
+        return np.bincount(self.group_R, minlength=self.num_groups)
+
+    def rollout_means(self, values_N: Floats) -> Floats:
+        """R means over turns; values that are NaN are left out, and a rollout that has no other is NaN."""
+        known = ~np.isnan(values_N)
+        counts = np.bincount(self.rollout_N[known], minlength=self.num_rollouts)
+        sums = np.bincount(self.rollout_N[known], weights=values_N[known], minlength=self.num_rollouts)
+        means: Floats = np.divide(sums, counts, out=np.full(self.num_rollouts, np.nan), where=counts > 0)
+        return means
+
+
+@dataclass(frozen=True)
+class Correct:
+    """Which rollouts are correct.
+
+    Attributes:
+        correct_R: true where the rollout is known to be.
+        known_R: false where it has no value to tell by.
+        num_correct_G, num_known_G: of each group.
+    """
+
+    correct_R: Mask
+    known_R: Mask
+    num_correct_G: Ints
+    num_known_G: Ints
+
+    @classmethod
+    def of(cls, groups: Groups, values: pa.Array, above: float) -> Correct:
+        """A rollout is correct where its value is greater than `above`; without a number it is neither correct nor wrong."""
+        values_R = groups.rollout_means(finite(values))
+        known = ~np.isnan(values_R)
+        correct = known & (np.nan_to_num(values_R, nan=-np.inf) > above)
+        counted = [np.bincount(groups.group_R[of], minlength=groups.num_groups) for of in (correct, known)]
+        return cls(correct, known, *counted)
+
+
+def finite(values: pa.Array) -> Floats:
+    """As doubles; null, NaN and ±inf are NaN."""
+    numbers = pc.fill_null(pc.cast(values, pa.float64()), np.nan).to_numpy(zero_copy_only=False)
+    return np.where(np.isfinite(numbers), numbers, np.nan)
+
+
+def fewest_first(order_N: npt.NDArray[np.generic], members_N: Ints) -> Ints:
+    """Place of each row among those of its set when they are sorted by `order_N` (from 0)."""
+    sort = np.lexsort((order_N, members_N))
+    members = members_N[sort]
+    starts = np.flatnonzero(np.r_[True, members[1:] != members[:-1]]) if len(members) else np.array([], np.int64)
+    lengths = np.diff(np.r_[starts, len(members)])
+    places = np.arange(len(members)) - np.repeat(starts, lengths)
+    found = np.empty(len(members), np.int64)
+    found[sort] = places
+    return found
+
+
+def hashed(values: npt.NDArray[np.integer], seed: int) -> npt.NDArray[np.uint64]:
+    """Numbers spread evenly over 64 bits, the same for the same value and seed everywhere (the finaliser of splitmix64)."""
+    with np.errstate(over="ignore"):
+        state = values.astype(np.uint64) + np.uint64((seed * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) % 2**64)
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return state ^ (state >> np.uint64(31))

@@ -1,0 +1,70 @@
+"""Files that a stage looks things up in: Parquet, CSV or JSON lines, read whole into Arrow."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+import pyarrow as pa
+import xxhash
+
+from rftdata.errors import ConfigError
+
+FORMATS = (".parquet", ".csv", ".jsonl")
+
+
+def resolve(base_dir: Path, name: str) -> Path:
+    """The file of that name, relative to the configuration file.
+
+    Raises:
+        ConfigError: it does not exist, or is of no format that can be read.
+    """
+    path = (base_dir / name).resolve()
+    if path.suffix.lower() not in FORMATS:
+        raise ConfigError("this is no kind of file that can be read", value=name, allowed=", ".join(FORMATS))
+    if not path.is_file():
+        raise ConfigError(
+            "the file does not exist", value=str(path), todo="paths are relative to the configuration file"
+        )
+    return path
+
+
+def read(path: Path) -> pa.Table:
+    """The file as a table.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        # Imported here: most stages read no file.
+        if path.suffix.lower() == ".parquet":
+            import pyarrow.parquet
+
+            return pyarrow.parquet.read_table(path)
+        if path.suffix.lower() == ".csv":
+            import pyarrow.csv
+
+            return pyarrow.csv.read_csv(path)
+        import pyarrow.json
+
+        return pyarrow.json.read_json(path)
+    except (pa.ArrowException, OSError) as error:
+        raise ConfigError(f"the file cannot be read: {error}", value=str(path), todo="mend it") from error
+
+
+def digest(path: Path) -> str:
+    """Of the file's content, so that another content is another pipeline version; empty while it does not exist."""
+    try:
+        state = path.stat()
+    except OSError:
+        return ""
+    return _digest(path, state.st_size, state.st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _digest(path: Path, _size: int, _changed: int) -> str:
+    hashed = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            hashed.update(block)
+    return hashed.hexdigest()[:16]

@@ -1,0 +1,115 @@
+"""How well a task is written, from cheap statistics of its prompt: the column and feature `quality`, in [0, 1].
+
+    quality = mean of the measures that apply, each in [0, 1] and 1 where it is good
+
+    alnum            share of letters and digits among the characters that are not white space
+    special          1 − share of characters that are neither letter, digit, white space nor common punctuation
+    char_repetition  1 − share of the prompt's character n-grams (n = char_ngram) that occur more than once
+    word_repetition  1 − the same for word n-grams (n = word_ngram)
+    length           min(1, words / min_words, max_words / words)
+    any of `columns` its place in the range given: 0 at the first bound, 1 at the second
+
+A prompt too short for an n-gram has no such measure. The default limits suit questions; texts full of formulas are better
+scored with `measures: [char_repetition, length]`. Statistics see form only: a grade that a model gave is added by `columns`.
+
+    - quality_score: {}
+    - quality_score: {measures: [length, word_repetition], min_words: 5, columns: {judge: [1, 10]}}
+"""
+
+from __future__ import annotations
+
+import string
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from pydantic import Field, model_validator
+
+from operators.base import Operator, StageConfig, StageOutcome
+from operators.task.numbers import as_array, columns_for, numbers, place_in_range
+
+Measure = Literal["alnum", "special", "char_repetition", "word_repetition", "length"]
+_COMMON = frozenset(string.whitespace + ".,;:!?'\"()-+*/=%$")
+
+
+class QualityScore(Operator):
+    """Adds `quality`; see the module's text for the formula."""
+
+    class Config(StageConfig):
+        """`measures`: which statistics; `columns`: name -> [worst, best]; the others are the limits of the measures."""
+
+        measures: tuple[Measure, ...] = ("alnum", "special", "char_repetition", "word_repetition", "length")
+        columns: dict[str, tuple[float, float]] = Field(default_factory=dict)
+        char_ngram: int = Field(10, ge=1)
+        word_ngram: int = Field(3, ge=1)
+        min_words: int = Field(3, ge=1)
+        max_words: int = Field(400, ge=1)
+
+        @model_validator(mode="after")
+        def _measures_something(self) -> QualityScore.Config:
+            if not self.measures and not self.columns:
+                raise ValueError("name a measure or a column")
+            if self.min_words > self.max_words:
+                raise ValueError(f"min_words {self.min_words} is above max_words {self.max_words}")
+            for name, (worst, best) in self.columns.items():
+                if worst == best:
+                    raise ValueError(f"the range of {name} is empty: [{worst:g}, {best:g}]")
+            return self
+
+    reads = frozenset({"prompt"})
+    scores: Mapping[str, pa.DataType] = {"quality": pa.float64()}
+    rowwise = True
+
+    def validate_schema(self, schema: pa.Schema) -> pa.Schema:
+        self.reads = frozenset({"prompt"}) | columns_for(self.config.columns, schema)
+        return super().validate_schema(schema)
+
+    def apply(self, table: pa.Table) -> StageOutcome:
+        measures = [self._measure(name) for name in self.config.measures]
+        rows = [[measure(text or "") for measure in measures] for text in table["prompt"].to_pylist()]
+        columns = [np.array(values, np.float64) for values in zip(*rows)]
+        for name, (worst, best) in self.config.columns.items():
+            columns.append(place_in_range(numbers(table, name), worst, best))
+        stacked = np.stack(columns) if columns and table.num_rows else np.zeros((1, table.num_rows))
+        there = ~np.isnan(stacked)
+        quality = np.where(there, stacked, 0.0).sum(axis=0) / np.maximum(there.sum(axis=0), 1)
+        quality[~there.any(axis=0)] = np.nan
+        return StageOutcome.keep_all(table.num_rows, {"quality": as_array(quality)})
+
+    def _measure(self, name: str) -> Callable[[str], float]:
+        config: Any = self.config
+        return {
+            "alnum": _alnum,
+            "special": _special,
+            "char_repetition": lambda text: 1.0 - _repetition(text, config.char_ngram),
+            "word_repetition": lambda text: 1.0 - _repetition(text.casefold().split(), config.word_ngram),
+            "length": lambda text: _length(len(text.split()), config.min_words, config.max_words),
+        }[name]
+
+
+def _alnum(text: str) -> float:
+    shown = [character for character in text if not character.isspace()]
+    return sum(map(str.isalnum, shown)) / len(shown) if shown else 0.0
+
+
+def _special(text: str) -> float:
+    if not text:
+        return 0.0
+    return 1.0 - sum(
+        not (character.isalnum() or character in _COMMON or character.isspace()) for character in text
+    ) / len(text)
+
+
+def _repetition(items: Sequence[str], n: int) -> float:
+    """Share of n-grams that occur more than once; NaN where there is none."""
+    count = len(items) - n + 1
+    if count < 1:
+        return float("nan")
+    grams = Counter(tuple(items[i : i + n]) if not isinstance(items, str) else items[i : i + n] for i in range(count))
+    return sum(times for times in grams.values() if times > 1) / count
+
+
+def _length(words: int, least: int, most: int) -> float:
+    return min(1.0, words / least, most / words) if words else 0.0

@@ -1,0 +1,70 @@
+"""One number to order tasks by: the column and feature `priority`, a weighted sum of scores. Higher is to be tried earlier.
+
+    priority = Σ over weights of weight · score
+
+A score that a task does not have counts as its neutral value: 0 for usage_frequency, 0.5 for any other. The default weights
+favour well written, unlike and easy tasks that were used little: difficulty −0.7, quality 1, diversity 0.8 and
+usage_frequency −0.5, of which those count that a stage before this one computed. `weights` replaces them all and may name any
+number: a column, or a key of the task's features or metadata.
+
+    - task_priority: {}
+    - task_priority: {weights: {difficulty: 1, quality: 0.5}}
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from pydantic import field_validator
+
+from operators.base import Operator, StageConfig, StageOutcome
+from operators.task.numbers import as_array, columns_for, numbers
+from rftdata.errors import ConfigError
+
+DEFAULT_WEIGHTS = {"difficulty": -0.7, "quality": 1.0, "diversity": 0.8, "usage_frequency": -0.5}
+NEUTRAL = {"usage_frequency": 0.0}
+NEUTRAL_ELSE = 0.5
+
+
+class TaskPriority(Operator):
+    """Sets `priority`; see the module's text for the formula."""
+
+    class Config(StageConfig):
+        """`weights`: name of a number -> its weight."""
+
+        weights: dict[str, float] | None = None
+
+        @field_validator("weights")
+        @classmethod
+        def _something_counts(cls, weights: dict[str, float] | None) -> dict[str, float] | None:
+            if weights is not None and not any(weights.values()):
+                raise ValueError("all weights are 0, so every task would have the same priority")
+            return weights
+
+    writes = frozenset({"priority"})
+    rowwise = True
+
+    def __init__(self, config: StageConfig) -> None:
+        super().__init__(config)
+        self._weights: dict[str, float] = dict(self.config.weights or {})
+
+    def validate_schema(self, schema: pa.Schema) -> pa.Schema:
+        if self.config.weights is None:
+            self._weights = {name: weight for name, weight in DEFAULT_WEIGHTS.items() if name in schema.names}
+            if not self._weights:
+                raise ConfigError(
+                    "no stage before this one scores anything", allowed=", ".join(DEFAULT_WEIGHTS),
+                    todo="put quality_score, difficulty_score, diversity_score or usage_frequency before it, or give weights",
+                )  # fmt: skip
+        self.reads = columns_for(self._weights, schema)
+        return super().validate_schema(schema)
+
+    def spec(self) -> dict[str, object]:
+        return {"weights": self._weights}
+
+    def apply(self, table: pa.Table) -> StageOutcome:
+        priority = np.zeros(table.num_rows)
+        for name, weight in self._weights.items():
+            score = numbers(table, name)
+            priority += weight * np.where(np.isnan(score), NEUTRAL.get(name, NEUTRAL_ELSE), score)
+        return StageOutcome.keep_all(table.num_rows, {"priority": as_array(priority)})

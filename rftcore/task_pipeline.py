@@ -1,0 +1,311 @@
+"""`pipelines.task`: the chain that tasks pass before they can be selected.
+
+It runs when tasks are loaded (`rft run`, `rft tasks load`). Tasks that the chain has decided on are left alone: where every stage
+decides row by row only new ones go through it, in batches; where one compares tasks with each other the whole set does, once
+there is something new. `again` decides on all of them, since what runs observed may have changed their scores.
+
+A batch on which a stage raises is halved until the task is found that does it; that task is excluded with the error as its
+reason. Where every task raises, or all are excluded, the run is refused: nothing could be selected.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from operators.base import StageContext, StageOutcome
+from operators.build import build_chain
+from operators.chain import Chain, ChainResult
+from operators.stage import Stage, StageError
+from rftcore.config import RunConfig
+from rftcore.task_embeddings import TaskEmbeddings
+from rftdata.config import TasksetConfig
+from rftdata.database import Database
+from rftdata.errors import OperatorError, TaskSourceError
+from rftdata.tasks.loading import load_taskset
+from rftdata.tasks.verdicts import (
+    TASK_BATCH_SCHEMA,
+    TaskBatch,
+    TaskDecision,
+    TaskReader,
+    TaskScore,
+    commit_task_verdicts,
+    decidable_tasks,
+    known_scores,
+    taskset_lock,
+    undecided_tasks,
+)
+from rftdata.verdicts import StageCount
+
+_BATCH_TASKS = 4096
+_FIXED = frozenset(TASK_BATCH_SCHEMA.names) - {"prompt", "answer", "priority"}
+
+
+@dataclass(frozen=True)
+class TasksDecided:
+    """What a task pipeline did with one set.
+
+    Attributes:
+        num_decided: tasks that went through the stages now.
+        num_active, num_excluded: how the set stands.
+        dropped_by: stage (or `by hand`) -> tasks it excludes.
+    """
+
+    taskset: str
+    num_decided: int
+    num_active: int
+    num_excluded: int
+    dropped_by: dict[str, int]
+
+
+def build_task_chain(config: RunConfig) -> Chain:
+    """The chain of `pipelines.task`.
+
+    Raises:
+        PluginError, ConfigError: a stage that does not exist, load or fit tasks.
+    """
+    return build_chain(config.pipelines.task, config.base_dir, schema=TASK_BATCH_SCHEMA, require_reward=False)
+
+
+def load_tasks(config: RunConfig, database: Database, *, again: bool = False) -> list[TasksDecided]:
+    """Load every taskset of a configuration, and decide on those that are trained on. Evaluations see their tasks as they are.
+
+    Raises:
+        TaskSourceError: a taskset that cannot be loaded, or of which no task is left.
+        PluginError, ConfigError, OperatorError, ModelError: a stage that cannot work.
+    """
+    chain = build_task_chain(config)
+    for taskset in config.tasks:
+        load_taskset(database, taskset, config.base_dir, pending=bool(chain.stages))
+    for taskset in (*config.eval.tasks, *config.eval.test):
+        load_taskset(database, taskset, config.base_dir)
+    if not chain.stages:
+        return []
+    _prepare(chain, config, database)
+    try:
+        return [decide_tasks(chain, database, taskset, again=again) for taskset in config.tasks]
+    finally:
+        chain.close()
+
+
+def task_batches(config: RunConfig, database: Database, chain: Chain, limit: int) -> Iterator[tuple[str, pa.Table]]:
+    """The first `limit` tasks of every loaded taskset as the chain would see them, for a preview; the chain is prepared for them."""
+    _prepare(chain, config, database)
+    for taskset in config.tasks:
+        ids = decidable_tasks(database, taskset.name)[:limit]
+        yield taskset.name, TaskReader(database, taskset.name, _columns(chain)).read(ids).table
+
+
+def decide_tasks(chain: Chain, database: Database, taskset: TasksetConfig, *, again: bool = False) -> TasksDecided:
+    """Run a prepared chain over the tasks of a loaded set that it has not decided on; over all of them with `again`.
+
+    Raises:
+        TaskSourceError: no task of the set is left.
+        OperatorError: a stage fails on every task, or on the set as a whole.
+    """
+    name = taskset.name
+    with taskset_lock(database, name):
+        ids = undecided_tasks(database, name, chain.version, again=again)
+        if ids:
+            reader = TaskReader(database, name, _columns(chain))
+            everything = decidable_tasks(database, name)
+            rowwise = all(stage.operator.rowwise for stage in chain.stages)
+            is_new = len(ids) == len(everything)
+            ids = ids if rowwise else everything
+            size = _BATCH_TASKS if rowwise else len(ids)
+            for start in range(0, len(ids), size):
+                batch = reader.read(ids[start : start + size])
+                _decide_batch(chain, database, name, batch, rowwise=rowwise, is_first=is_new and start == 0)
+    row = database.fetch("taskset_verdicts", taskset=name)[0]
+    done = TasksDecided(name, len(ids), row["active"], row["excluded"], row["dropped_by"] or {})
+    if not done.num_active:
+        by = ", ".join(
+            f"{stage}: {number}" for stage, number in sorted(done.dropped_by.items(), key=lambda item: -item[1])
+        )
+        raise TaskSourceError(
+            f"no task of {name!r} is left to select: all {row['num_tasks']} are excluded ({by})",
+            todo=f"loosen the stages of pipelines.task; `rft tasks show {name}` says why each was dropped",
+        )
+    if ids:
+        print(_sentence(done), file=sys.stderr, flush=True)
+    return done
+
+
+def _sentence(done: TasksDecided) -> str:
+    why = (
+        f" ({', '.join(f'{stage}: {number:,}' for stage, number in done.dropped_by.items())})"
+        if done.dropped_by
+        else ""
+    )
+    return (
+        f"tasks: {done.taskset}: {done.num_decided:,} decided on; {done.num_active:,} can be selected, "
+        f"{done.num_excluded:,} are excluded{why}"
+    )
+
+
+def _prepare(chain: Chain, config: RunConfig, database: Database) -> None:
+    embed = TaskEmbeddings(database, config.model.path, config.base_dir)
+    chain.prepare(StageContext(base_dir=config.base_dir, model_path=config.model.path, embed=embed))
+
+
+def _columns(chain: Chain) -> frozenset[str]:
+    """What the stages read; everything where one may read anything."""
+    reads = [stage.operator.reads for stage in chain.stages]
+    if any(columns is None for columns in reads):
+        return frozenset(TASK_BATCH_SCHEMA.names)
+    return frozenset().union(*(columns or () for columns in reads))
+
+
+def _decide_batch(
+    chain: Chain, database: Database, taskset: str, batch: TaskBatch, *, rowwise: bool, is_first: bool
+) -> None:
+    """Decide on a batch and store it; `is_first`: this version has decided on no task of the set before."""
+    decided = _Decided()
+    try:
+        _decide(chain, database, batch, decided)
+    except StageError as error:
+        if not rowwise:
+            raise
+        _divide(chain, database, batch, decided, error)
+        if is_first and decided.num_failed == batch.table.num_rows:
+            raise  # the stage itself is wrong, not a task
+    commit_task_verdicts(database, taskset, chain.version, decided.decisions, decided.stages, decided.scores)
+
+
+@dataclass
+class _Decided:
+    decisions: list[TaskDecision] = field(default_factory=list)
+    stages: list[StageCount] = field(default_factory=list)
+    scores: list[TaskScore] = field(default_factory=list)
+    num_failed: int = 0
+
+
+def _decide(chain: Chain, database: Database, batch: TaskBatch, decided: _Decided) -> None:
+    changes = _Changes(batch)
+    result = chain.run(batch.table, 1, known=known_scores(database, batch, chain.score_keys), watch=changes.watch)
+    _refuse(result)
+    decided.decisions += changes.decisions(result)
+    decided.stages += [_count(run) for run in result.stages]
+    decided.scores += _scores(chain, batch, result)
+
+
+def _divide(chain: Chain, database: Database, batch: TaskBatch, decided: _Decided, error: StageError) -> None:
+    """Both halves of a batch that fails; a task that fails alone is the one that does it, and is excluded."""
+    rows = batch.table.num_rows
+    if rows == 1:
+        stage = error.run.stage if error.run else "chain"
+        task_id = batch.table["experience_id"][0].as_py()
+        decided.decisions.append(TaskDecision(task_id, False, stage, f"the stage failed: {error.what}"[:500]))
+        decided.stages += [_count(run) for run in (*error.stages, error.run) if run]
+        decided.num_failed += 1
+        return
+    for start, end in ((0, rows // 2), (rows // 2, rows)):
+        table = batch.table.slice(start, end - start).combine_chunks()
+        half = TaskBatch(table, batch.contents[start:end], batch.is_text[start:end])
+        try:
+            _decide(chain, database, half, decided)
+        except StageError as failed:
+            _divide(chain, database, half, decided, failed)
+
+
+def _refuse(result: ChainResult) -> None:
+    if result.waiting:
+        raise OperatorError(
+            f"the stage {result.waiting[0].stage} waits for a person, which tasks cannot",
+            todo="exclude tasks by hand: UPDATE rft.task SET status = 'excluded' WHERE …",
+        )
+    if result.created:
+        raise OperatorError(
+            "a stage of pipelines.task makes new tasks or experiences, which only pipelines.experience stores",
+            todo="move the stage there",
+        )
+
+
+def _count(run: Any) -> StageCount:
+    return StageCount(
+        run.index, run.stage, run.rows_in, run.rows_kept, run.rows_dropped, run.rows_created, run.seconds, run.error
+    )
+
+
+def _scores(chain: Chain, batch: TaskBatch, result: ChainResult) -> list[TaskScore]:
+    """Those that hold as long as the tasks are what they are."""
+    kept = set(chain.score_keys)
+    content = dict(zip(batch.table["experience_id"].to_pylist(), batch.contents))
+    return [
+        TaskScore(task_id, found.score_key, found.stage, content[task_id], row)
+        for found in result.scores if found.score_key in kept
+        for row in found.table.to_pylist() for task_id in [row.pop("experience_id")]
+    ]  # fmt: skip
+
+
+@dataclass
+class _Changes:
+    """What the stages add to tasks and change in them, collected while they run."""
+
+    batch: TaskBatch
+    features: dict[int, dict[str, Any]] = field(default_factory=dict)
+    texts: dict[int, dict[str, str | None]] = field(default_factory=dict)
+
+    def watch(self, stage: Stage, before: pa.Table, after: pa.Table, outcome: StageOutcome) -> None:
+        ids = before["experience_id"].to_pylist()
+        stays = outcome.reasons.is_null().to_pylist()
+        wanted = stage.operator.writes or frozenset()  # a priority that is set to what it was is set
+        for name in outcome.columns:
+            # As the chain holds it, not as the stage returned it: of the same type as before.
+            values = after[name].to_pylist()
+            old: Sequence[Any] = before[name].to_pylist() if name in before.column_names else []
+            if name in _FIXED:
+                if any(stay and value != was for stay, value, was in zip(stays, values, old)):
+                    raise _fixed_column(stage, name)
+                continue
+            for i, (task_id, stay, value) in enumerate(zip(ids, stays, values)):
+                if not stay or (old and value == old[i] and name not in wanted):
+                    continue
+                if name in ("prompt", "answer"):
+                    self.texts.setdefault(task_id, {})[name] = value
+                elif value is not None:
+                    self.features.setdefault(task_id, {})[name] = _plain(value)
+
+    def decisions(self, result: ChainResult) -> list[TaskDecision]:
+        """One per task, in the order of the batch.
+
+        Raises:
+            OperatorError: a stage changed the prompt of a chat, or took a prompt away.
+        """
+        is_text = dict(zip(self.batch.table["experience_id"].to_pylist(), self.batch.is_text))
+        made = []
+        for row in result.decisions.select(["experience_id", "kept", "stage", "reason"]).to_pylist():
+            task_id = row.pop("experience_id")
+            texts = self.texts.get(task_id, {}) if row["kept"] else {}
+            if "prompt" in texts and not (is_text[task_id] and texts["prompt"]):
+                raise OperatorError(
+                    f"a stage of pipelines.task changes the prompt of task {task_id}, which is a chat, or empties it",
+                    allowed="prompts that are texts", todo="drop such tasks, or mend them at their source",
+                )  # fmt: skip
+            made.append(
+                TaskDecision(
+                    task_id, **row, features=self.features.get(task_id, {}), prompt=texts.get("prompt"), answer=texts.get("answer"),
+                    answer_changed="answer" in texts,
+                )
+            )  # fmt: skip
+        return made
+
+
+def _fixed_column(stage: Stage, name: str) -> OperatorError:
+    return OperatorError(
+        f"stage {stage.index} of pipelines.task ({stage.name}) changes {name}",
+        allowed="prompt, answer, priority, and columns of its own, which become features",
+        todo="give the new column another name",
+    )
+
+
+def _plain(value: Any) -> Any:
+    """A feature as JSON holds it."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return json.loads(json.dumps(value, default=str))

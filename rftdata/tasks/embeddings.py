@@ -1,0 +1,49 @@
+"""Vectors of tasks' texts in `rft.task_embedding`: looked up by task, model and text, and stored when they are new."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from rftdata.database import Database, copy_rows, execute, fetch
+
+_PORTION = 5_000
+
+
+def text_digest(text: str) -> int:
+    """xxh3-64 as PostgreSQL's bigint holds it."""
+    return int(np.uint64(xxhash.xxh3_64_intdigest(text.encode())).astype(np.int64))
+
+
+def known_vectors(
+    database: Database, model: str, task_ids: Sequence[int], texts: Sequence[str]
+) -> dict[int, NDArray[np.float32]]:
+    """The vectors that are stored, by the place of their text among `texts`."""
+    found: dict[int, NDArray[np.float32]] = {}
+    for start in range(0, len(task_ids), _PORTION):
+        part = slice(start, start + _PORTION)
+        rows = database.fetch(
+            "known_embeddings", model=model, task_ids=list(task_ids[part]), digests=[text_digest(text) for text in texts[part]]
+        )  # fmt: skip
+        found.update({start + row["place"]: np.asarray(row["embedding"], np.float32) for row in rows})
+    return found
+
+
+def store_vectors(
+    database: Database, model: str, task_ids: Sequence[int], texts: Sequence[str], vectors: NDArray[np.float32]
+) -> str:
+    """Store vectors, [texts, dimensions]; the type they are kept in: vector where the server has pgvector, else real[]."""
+    with database.transaction() as connection:
+        kind = fetch(connection, "use_pgvector")[0]["kind"]
+        execute(connection, "stage_embeddings")
+        columns = [("task_id", "int8"), ("text_digest", "int8"), ("embedding", "float4[]")]
+        rows = (
+            (key, text_digest(text), vector.tolist())
+            for key, text, vector in zip(task_ids, texts, vectors, strict=True)
+        )
+        copy_rows(connection, "staged_embedding", columns, rows)
+        execute(connection, "save_embeddings", model=model)
+    return str(kind)

@@ -1,0 +1,113 @@
+"""Rows of a data set of the Hugging Face hub: `hf:OWNER/NAME`, or of the hub's cache on this machine where the hub is away.
+
+`args`: `config` (the data set's configuration), `split` (train by default) and `revision`. A private data set needs the token
+in the hub's own way (HF_TOKEN or `hf auth login`); it is never part of a configuration.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from rftdata.errors import TaskSourceError
+
+if TYPE_CHECKING:
+    from rftdata.config import TasksetConfig
+
+_PREFIX = "hf:"
+_ARGS = ("config", "split", "revision")
+_BATCH_ROWS = 4096
+_PATIENCE_S = 10.0
+
+
+def is_hub(source: str) -> bool:
+    return source.startswith(_PREFIX)
+
+
+def revision(config: TasksetConfig) -> str | None:
+    """The commit that the hub serves now; None where it cannot be asked.
+
+    Raises:
+        TaskSourceError: the library datasets is missing, or an argument does not exist.
+    """
+    name = _name(config)
+    _datasets()
+    from huggingface_hub import HfApi, constants
+
+    if constants.HF_HUB_OFFLINE:
+        return None
+    try:
+        found = HfApi().dataset_info(name, revision=config.args.get("revision"), timeout=_PATIENCE_S)
+    except Exception:  # noqa: BLE001 - the network, the proxy, a wrong name: what is on this machine decides
+        return None
+    return found.sha
+
+
+def rows(config: TasksetConfig) -> Iterator[dict[str, Any]]:
+    """Its rows, from the files that the library datasets keeps on this machine and fetches where they are missing.
+
+    Raises:
+        TaskSourceError: neither the hub nor the cache has it, or it has no such configuration or split.
+    """
+    name = _name(config)
+    datasets = _datasets()
+    commit = revision(config)
+    try:
+        # Nobody waits for a hub that did not answer: the cache on this machine is asked at once.
+        with _offline(datasets) if commit is None else contextlib.nullcontext():
+            found = datasets.load_dataset(
+                name, config.args.get("config"), split=config.args.get("split", "train"),
+                revision=commit or config.args.get("revision"),
+            )  # fmt: skip
+    except Exception as error:
+        reason = " ".join(str(error).split())[:400]
+        away = " (the hub does not answer, or has no such data set)" if commit is None else ""
+        raise TaskSourceError(
+            f"the data set of the taskset {config.name!r} is not to be had from the Hugging Face hub{away}: "
+            f"{type(error).__name__}: {reason}",
+            value=config.source,
+            allowed="hf:OWNER/NAME with args config, split, revision",
+            todo="correct it; or fetch it where there is network and name its folder (Dataset.save_to_disk) as the source",
+        ) from error
+    for table in found.with_format("arrow").iter(_BATCH_ROWS):
+        yield from table.to_pylist()
+
+
+def _name(config: TasksetConfig) -> str:
+    name = config.source.removeprefix(_PREFIX).strip()
+    unknown = sorted(set(config.args) - set(_ARGS))
+    if unknown:
+        raise TaskSourceError(
+            f"a data set of the hub has no argument {unknown[0]!r}", allowed=", ".join(_ARGS),
+            todo=f"correct args of the taskset {config.name!r}",
+        )  # fmt: skip
+    if not name or name.count("/") > 1:
+        raise TaskSourceError(
+            f"the taskset {config.name!r} names no data set of the hub", value=config.source, allowed="hf:OWNER/NAME"
+        )
+    return name
+
+
+def _datasets() -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise TaskSourceError(
+            "data sets of the Hugging Face hub need the library datasets", todo="pip install 'rftdata[hf]'"
+        ) from error
+    datasets.disable_progress_bars()
+    return datasets
+
+
+@contextlib.contextmanager
+def _offline(datasets: Any) -> Iterator[None]:
+    """Both libraries take what they have, without asking the network."""
+    from huggingface_hub import constants
+
+    before = (datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE)
+    datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before

@@ -1,0 +1,117 @@
+"""Tasks are stored once: what a source adds is added, what is stored keeps its id, its scores and its history.
+
+A source is read again when it may have changed (see `sources.Fingerprint`). What is stored stays comparable: once a group was
+planned on a task of the set, or the set was part of an evaluation, a task whose content differs is refused, never silently kept
+nor changed. Rows go from the source to the database one after another (COPY), whatever their number.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from psycopg.types.json import Jsonb
+
+from rftdata.config import TasksetConfig
+from rftdata.database import Connection, Database, Row, copy_rows, execute, fetch
+from rftdata.errors import TaskSourceError
+from rftdata.tasks.rows import read_tasks
+from rftdata.tasks.sources import fingerprint
+
+_COLUMNS = [("position", "int8"), ("task_key", "text"), ("payload", "jsonb"), ("features", "jsonb")]
+
+
+def load_taskset(database: Database, config: TasksetConfig, base_dir: Path, *, pending: bool = False) -> int:
+    """Load a taskset; how many tasks it has.
+
+    Args:
+        base_dir: folder that relative paths in the source start from.
+        pending: new tasks wait for the verdict of a task pipeline before they can be selected; without it those that still wait
+            for one are selectable from now on.
+
+    Raises:
+        TaskSourceError: unreadable source, wrong column name, no task left, another source under the same name, or tasks that
+            changed after they were used.
+    """
+    # As stored: without a password, see TasksetConfig.
+    plain = config.model_dump(mode="json")
+    args = {key: plain[key] for key in ("args", "split", "limit", "prompt", "answer")}
+    args["shares"] = plain["split_shares"]
+    known = database.fetch("find_taskset", taskset=config.name)
+    stored = known[0]["args"] if known else {}
+    stored_digest = stored.pop("digest", None)
+    if known and (known[0]["source"], stored) != (config.source, args):
+        raise TaskSourceError(
+            f"the buffer already holds a taskset {config.name!r} from another source or with other arguments",
+            value=config.source,
+            allowed=f"{known[0]['source']} with {stored}",
+            todo="give this one another name, or use another buffer",
+        )
+    now = fingerprint(config, base_dir)
+    if known and not now.volatile and (now.unreachable or now.digest == stored_digest):
+        if not pending:
+            database.run("activate_pending_tasks", taskset=config.name)
+        return int(known[0]["num_tasks"])
+    with database.transaction() as connection:
+        execute(connection, "stage_tasks")
+        tasks = _Counted(read_tasks(config, base_dir, database))
+        copy_rows(connection, "staged_task", _COLUMNS, tasks.rows())
+        if not tasks.number:
+            raise TaskSourceError(
+                f"the taskset {config.name!r} has no task",
+                value=config.source,
+                todo="check its split, limit and arguments",
+            )
+        execute(connection, "analyze_staged_tasks")
+        # Whoever decides on the set has finished, or waits until these rows are there.
+        execute(connection, "lock_taskset", taskset=config.name)
+        _replace_changed(connection, config.name)
+        execute(connection, "merge_tasks", taskset=config.name, status="pending" if pending else "active")
+        if not pending:
+            execute(connection, "activate_pending_tasks", taskset=config.name)
+        num_tasks = fetch(connection, "count_tasks", taskset=config.name)[0]["n"]
+        execute(
+            connection, "save_taskset", taskset=config.name, source=config.source, args=Jsonb({**args, "digest": now.digest}),
+            num_tasks=num_tasks,
+        )  # fmt: skip
+    return int(num_tasks)
+
+
+class _Counted:
+    """Tasks on their way into the database, counted."""
+
+    def __init__(self, tasks: Iterable[dict[str, Any]]) -> None:
+        self._tasks = tasks
+        self.number = 0
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        for task in self._tasks:
+            yield self.number, task["task_key"], task["payload"], task["features"]
+            self.number += 1
+
+
+def _replace_changed(connection: Connection, taskset: str) -> None:
+    """Give stored tasks the content they have now, unless something was made of them already."""
+    changed = fetch(connection, "changed_tasks", taskset=taskset)[0]
+    if not changed["n"]:
+        return
+    if fetch(connection, "taskset_is_used", taskset=taskset)[0]["used"]:
+        raise TaskSourceError(
+            f"{changed['n']} of the tasks stored as {taskset!r} differ from their source by now, and some of the set were "
+            f"tried already; for example task {changed['task_key']!r} was {_shown(changed['stored'])}",
+            value=_shown(changed["now"]),
+            todo="give the changed taskset another name, or restore its source",
+        )
+    execute(connection, "replace_tasks", taskset=taskset)
+
+
+def _shown(payload: dict[str, Any]) -> str:
+    text = json.dumps(payload, ensure_ascii=False)
+    return text if len(text) <= 300 else f"{text[:299]}…"
+
+
+def list_tasksets(database: Database) -> list[Row]:
+    """Tasksets in the buffer, with how many tasks may be selected and the means of their scores."""
+    return database.fetch("list_tasksets")

@@ -1,0 +1,95 @@
+"""Rows of a query: `sql: SELECT …` on the buffer itself, or on another PostgreSQL.
+
+`args`: `url` (postgresql://…; its password is never stored) or `url_env` (the name of an environment variable that holds it).
+The query runs read-only and its rows are fetched in portions, so a table of any size may be a source.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg.rows import dict_row
+
+from rftdata.database import redacted
+from rftdata.errors import TaskSourceError
+
+if TYPE_CHECKING:
+    from rftdata.config import TasksetConfig
+    from rftdata.database import Database
+
+_PREFIX = "sql:"
+_PORTION = 4096
+
+
+def is_query(source: str) -> bool:
+    return source.startswith(_PREFIX)
+
+
+def asks_buffer(config: TasksetConfig) -> bool:
+    """Whether its source is a query on the buffer itself."""
+    return is_query(config.source) and not {"url", "url_env"} & set(config.args)
+
+
+def rows(config: TasksetConfig, database: Database | None) -> Iterator[dict[str, Any]]:
+    """Rows of the query, by their column names.
+
+    Raises:
+        TaskSourceError: no connection, or the server refuses the query.
+    """
+    statement = config.source.removeprefix(_PREFIX).strip().rstrip(";")
+    uri = _uri(config, database)
+    try:
+        with psycopg.connect(uri, row_factory=dict_row, connect_timeout=10, application_name="rft tasks") as connection:
+            connection.read_only = True
+            # A cursor on the server takes exactly one statement that returns rows.
+            with connection.cursor(name="rft_tasks") as cursor:
+                cursor.itersize = _PORTION
+                cursor.execute(statement)
+                _check_columns(config, [column.name for column in cursor.description or ()])
+                yield from cursor
+    except psycopg.OperationalError as error:
+        raise TaskSourceError(
+            f"the database of the taskset {config.name!r} cannot be used: {redacted(' '.join(str(error).split()))}",
+            value=redacted(uri), todo="start it, or correct args.url (host, port, user, password, database)",
+        ) from None  # fmt: skip
+    except psycopg.Error as error:
+        raise TaskSourceError(
+            f"the query of the taskset {config.name!r} is refused: {' '.join(str(error).split())}", value=statement,
+            allowed="one SELECT that changes nothing", todo="correct it",
+        ) from error  # fmt: skip
+
+
+def _uri(config: TasksetConfig, database: Database | None) -> str:
+    unknown = sorted(set(config.args) - {"url", "url_env"})
+    if unknown or len(config.args) > 1:
+        raise TaskSourceError(
+            "a query takes either url or url_env" if not unknown else f"a query has no argument {unknown[0]!r}",
+            allowed="url, url_env, or neither for the buffer itself", todo=f"correct args of the taskset {config.name!r}",
+        )  # fmt: skip
+    if "url_env" in config.args:
+        name = str(config.args["url_env"])
+        if name not in os.environ:
+            raise TaskSourceError(
+                f"the environment variable {name!r}, which the taskset {config.name!r} takes its URL from, is not set",
+                todo="set it to postgresql://USER:PASSWORD@HOST/DATABASE",
+            )
+        return os.environ[name]
+    if "url" in config.args:
+        return str(config.args["url"])
+    if database is None:
+        raise TaskSourceError(
+            f"the taskset {config.name!r} asks the buffer, which is not open", todo="load it with `rft tasks load`"
+        )
+    return database.uri
+
+
+def _check_columns(config: TasksetConfig, names: list[str]) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise TaskSourceError(
+            f"the query of the taskset {config.name!r} returns the column {twice[0]!r} twice",
+            todo="give every column a name of its own with AS",
+        )

@@ -1,0 +1,129 @@
+"""Where the rows of a taskset come from: one function per kind of source, each a stream of mappings.
+
+| source | what it is |
+| --- | --- |
+| `reasoning_gym:NAME` | a generator of that package; `args` are its own |
+| `data.jsonl`, `.csv`, `.parquet` | a file |
+| `folder/` | what `Dataset.save_to_disk` of the library datasets wrote, or a folder of such files |
+| `hf:OWNER/NAME` | a data set of the Hugging Face hub, or of its cache on this machine |
+| `sql: SELECT …` | a query on the buffer itself, or on another PostgreSQL |
+| `./file.py:function` | a generator of one's own; `args` are its arguments |
+"""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rftdata import plugins
+from rftdata.errors import TaskSourceError
+from rftdata.tasks import files, hub, query
+
+if TYPE_CHECKING:
+    from rftdata.config import TasksetConfig
+    from rftdata.database import Database
+
+KINDS = f"reasoning_gym:NAME, a file ({', '.join(files.READERS)}), a folder, hf:OWNER/NAME, sql: SELECT …, ./file.py:function"
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """By what a source that has changed is known.
+
+    Attributes:
+        digest: of its content; None where it cannot change (a generator with a seed).
+        volatile: it has to be read to see whether it changed.
+        unreachable: it cannot be asked now; what is stored of it stands.
+    """
+
+    digest: str | None = None
+    volatile: bool = False
+    unreachable: bool = False
+
+
+def fingerprint(config: TasksetConfig, base_dir: Path) -> Fingerprint:
+    """Of the source as it is now.
+
+    Raises:
+        TaskSourceError: a file that is there cannot be read.
+    """
+    if query.is_query(config.source):
+        return Fingerprint(volatile=True)
+    if hub.is_hub(config.source):
+        revision = hub.revision(config)
+        return Fingerprint(revision, unreachable=revision is None)
+    name = config.source
+    if ".py:" in name:
+        name = name.partition(".py:")[0] + ".py"
+    elif _is_generator(name):
+        return Fingerprint()
+    return Fingerprint(files.digest(config, base_dir / name))
+
+
+def source_rows(config: TasksetConfig, base_dir: Path, database: Database | None = None) -> Iterable[Any]:
+    """The rows of a taskset's source, one at a time.
+
+    Raises:
+        TaskSourceError: what cannot be read, and why.
+    """
+    source = config.source
+    if query.is_query(source):
+        return query.rows(config, database)
+    if hub.is_hub(source):
+        return hub.rows(config)
+    if _is_generator(source):
+        return _reasoning_gym(config, source.partition(":")[2])
+    if source.endswith(files.READERS):
+        return files.file_rows(config, base_dir / source)
+    if ".py:" in source:
+        return _generated(config, plugins.load("task source", source, {}, base_dir))
+    if source.endswith("/") or (base_dir / source).is_dir():
+        return files.folder_rows(config, base_dir / source)
+    raise TaskSourceError(
+        f"the taskset {config.name!r} has an unknown kind of source", value=source, allowed=KINDS, todo="correct its source; "
+        "a path is relative to the configuration file",
+    )  # fmt: skip
+
+
+def _is_generator(source: str) -> bool:
+    return source.startswith("reasoning_gym:")
+
+
+def _reasoning_gym(config: TasksetConfig, name: str) -> Iterator[dict[str, Any]]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # of a package of theirs, when it is compiled
+            import reasoning_gym
+            from reasoning_gym.factory import DATASETS
+    except ImportError as error:
+        raise TaskSourceError("reasoning_gym is not installed", todo="pip install reasoning-gym") from error
+    if name not in DATASETS:
+        near = difflib.get_close_matches(name, DATASETS, n=3)
+        raise TaskSourceError(
+            f"reasoning_gym has no generator {name!r}",
+            allowed=", ".join(near) or f"{len(DATASETS)} names",
+            todo=f"correct the taskset {config.name!r}",
+        )
+    try:
+        dataset = reasoning_gym.create_dataset(name, **{"seed": 0, "size": 1000, **config.args})
+    except (TypeError, AssertionError, ValueError) as error:
+        raise TaskSourceError(
+            f"reasoning_gym:{name} refuses its arguments: {error}",
+            value=config.args,
+            todo=f"correct args of the taskset {config.name!r}",
+        ) from error
+    for entry in dataset:
+        yield {**entry["metadata"], "question": entry["question"], "answer": entry["answer"], "generator": name}
+
+
+def _generated(config: TasksetConfig, generator: Any) -> Iterator[Any]:
+    try:
+        yield from generator(**config.args)
+    except Exception as error:
+        raise TaskSourceError(
+            f"the task source {config.source!r} raised {type(error).__name__}: {error}", todo="mend it, or its args"
+        ) from error

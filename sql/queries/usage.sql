@@ -1,0 +1,21 @@
+-- name: open_usage
+INSERT INTO rft.endpoint_usage (run_id, name) VALUES (%(run_id)s, %(name)s) ON CONFLICT DO NOTHING;
+
+-- name: reserve_usage
+-- Within the limits or not at all: workers that spend at the same time cannot pass them together. NULL: no limit.
+UPDATE rft.endpoint_usage
+SET num_calls = num_calls + %(calls)s, num_tokens = num_tokens + %(tokens)s, cost = cost + %(cost)s, updated_at = clock_timestamp()
+WHERE run_id = %(run_id)s AND name = %(name)s
+  AND (%(max_calls)s::bigint IS NULL OR num_calls + %(calls)s <= %(max_calls)s)
+  AND (%(max_tokens)s::bigint IS NULL OR num_tokens + %(tokens)s <= %(max_tokens)s)
+  AND (%(max_cost)s::double precision IS NULL OR cost + %(cost)s <= %(max_cost)s);
+
+-- name: settle_usage
+-- The difference between what was reserved and what it came to.
+UPDATE rft.endpoint_usage
+SET num_calls = num_calls + %(calls)s, num_tokens = num_tokens + %(tokens)s, cost = greatest(0, cost + %(cost)s),
+    updated_at = clock_timestamp()
+WHERE run_id = %(run_id)s AND name = %(name)s;
+
+-- name: usage_of_run
+SELECT num_calls, num_tokens, cost FROM rft.endpoint_usage WHERE run_id = %(run_id)s AND name = %(name)s;

@@ -1,0 +1,294 @@
+"""Stages that ask a real OpenAI-compatible server: vLLM on the CPU with a model of 135 million parameters.
+
+So small a judge has no judgement; what is tested is that every answer, good, malformed, late or refused, becomes data. Its
+scores are compared with those it gives through the protocol by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pyarrow as pa
+import pytest
+import yaml
+
+import rftdata
+from operators.base import StageContext
+from operators.build import build_chain
+from operators.chain import Chain
+from rftcore.models import resolve_model
+from rftdata.server import EmbeddedServer
+from rftdata.usage import MemoryUsage, RunUsage
+from tests.acceptance.conftest import CHECKOUT, Rft, rows
+from tests.batches import batch_of_groups
+from tests.stored_run import StoredRun
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+DIGIT = {
+    "scale": [1, 5],
+    "pattern": "([1-5])",
+    "template": "Rate 1 to 5. Reply with the number only.\n\n{response}\n\nRating:",
+}
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A running vLLM server."""
+
+    url: str
+
+    def num_requests(self) -> int:
+        """Chat completions it has answered with success so far, by its own count."""
+        return self.gauge("vllm:request_success_total")
+
+    def gauge(self, name: str) -> int:
+        """One of its metrics, summed over its labels."""
+        text = httpx.get(self.url.removesuffix("/v1") + "/metrics", timeout=30).text
+        return int(sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name + "{")))
+
+    def answer(self, content: str, **body: Any) -> str:
+        """One answer, asked for by hand."""
+        request = {
+            "model": "judge",
+            "messages": [{"role": "user", "content": content}],
+            "temperature": 0,
+            "seed": 0,
+            **body,
+        }
+        reply = httpx.post(f"{self.url}/chat/completions", json=request, timeout=120).json()
+        return str(reply["choices"][0]["message"]["content"])
+
+
+@pytest.fixture(scope="session")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judge]:
+    log = tmp_path_factory.mktemp("vllm") / "log"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(resolve_model(MODEL)),
+        "--served-model-name", "judge", "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "1024",
+        "--max-num-seqs", "16", "--enforce-eager", "--dtype", "bfloat16",
+    ]  # fmt: skip
+    environment = {
+        **os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    running = Judge(f"http://127.0.0.1:{port}/v1")
+    try:
+        _wait_until_healthy(running, process, log)
+        yield running
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def _wait_until_healthy(judge: Judge, process: subprocess.Popen[bytes], log: Path) -> None:
+    for _ in range(600):
+        assert process.poll() is None, log.read_text()[-3000:]
+        try:
+            if httpx.get(judge.url.removesuffix("/v1") + "/health", timeout=5).status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.5)
+    pytest.fail(f"the server did not start:\n{log.read_text()[-3000:]}", pytrace=False)
+
+
+def prepared(judge: Judge, stage: str, *, usage: Any = None, **arguments: Any) -> Chain:
+    endpoint = {"url": judge.url, "model": "judge", **arguments.pop("endpoint", {})}
+    chain = build_chain([{stage: {"endpoint": endpoint, "max_tokens": 64, **arguments}}])
+    chain.prepare(StageContext(usage=usage))
+    return chain
+
+
+def batch(*groups: int, **columns: Any) -> pa.Table:
+    num_rows = sum(groups)
+    answers = [f"Two plus two is {n}, I think." for n in range(num_rows)]
+    defaults = {"messages": [None] * num_rows, "metadata": [None] * num_rows, "response": answers}
+    return batch_of_groups(*[[1.0] * size for size in groups], **{**defaults, **columns})
+
+
+def scored(chain: Chain, table: pa.Table) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = chain.run(table).scores[0].table.to_pylist()
+    return found
+
+
+def test_answers_are_graded_as_the_server_says_and_asked_for_once(judge: Judge) -> None:
+    chain = prepared(judge, "llm_judge", **DIGIT)
+    table = batch(4, 4)
+    before = judge.num_requests()
+    first = scored(chain, table)
+    asked = judge.num_requests() - before
+    graded = [row for row in first if row["judge_error"] is None]
+    assert len(graded) >= 4, first
+    assert all(1 <= row["judge_score"] <= 5 for row in graded)
+    assert len(table) <= asked <= 2 * len(table)
+    by_hand = judge.answer(
+        DIGIT["template"].format(response=table["response"][graded[0]["experience_id"] - 100]), max_tokens=64
+    )
+    # Alone and among others a sum in bfloat16 may round differently; the first words of a sure answer do not change.
+    assert graded[0]["judge_reason"][:8] == by_hand.strip()[:8]
+    again = table.filter(pa.array([row["judge_error"] is None for row in first]))
+    before = judge.num_requests()
+    assert scored(chain, again) == graded
+    assert judge.num_requests() == before, "the second time nothing is asked"
+    chain.close()
+
+
+def test_structured_output_makes_json_of_a_model_that_cannot_write_it(judge: Judge) -> None:
+    free = prepared(judge, "llm_judge", endpoint={"structured": "never"}, max_tokens=24)
+    answers = scored(free, batch(2))
+    free.close()
+    assert all((row["judge_score"] is None) == (row["judge_error"] is not None) for row in answers)
+    bound = prepared(judge, "rubric", criteria=[{"description": "It is right."}, {"description": "It is short."}])
+    graded = scored(bound, batch(4))
+    bound.close()
+    assert [row["rubric_error"] for row in graded] == [None] * 4
+    assert all(set(json.loads(row["rubric_parts"]).values()) <= {0, 1} for row in graded)
+
+
+def test_malformed_answers_are_errors_and_not_scores(judge: Judge) -> None:
+    chain = prepared(
+        judge, "llm_judge", endpoint={"structured": "never"}, template="Write a poem on {response}", max_tokens=12
+    )
+    before = judge.num_requests()
+    rows = scored(chain, batch(4))
+    chain.close()
+    assert [row["judge_score"] for row in rows] == [None] * 4
+    assert all(row["judge_error"].startswith("malformed answer: there is no score in it") for row in rows), rows
+    assert judge.num_requests() - before == 8, "each was asked for once more"
+
+
+@pytest.mark.parametrize("concurrency", [2, 8])
+def test_requests_are_answered_together_up_to_the_limit(judge: Judge, concurrency: int) -> None:
+    running: list[int] = []
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.02):
+            running.append(judge.gauge("vllm:num_requests_running"))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    chain = prepared(
+        judge, "llm_judge", endpoint={"structured": "never", "concurrency": concurrency}, pattern=r"(\d)", max_tokens=48,
+        template="Tell a story with a 7 in it, on {response}",
+    )  # fmt: skip
+    scored(chain, batch(8, response=[f"{concurrency} foxes and {n} crows" for n in range(8)]))
+    done.set()
+    watcher.join()
+    chain.close()
+    assert max(running) == concurrency
+
+
+def test_an_answer_that_takes_too_long_is_an_error_and_the_server_goes_on(judge: Judge) -> None:
+    endpoint = {"structured": "never", "timeout_s": 0.3, "retries": 1, "backoff_s": 0.05}
+    ledger = MemoryUsage()
+    chain = prepared(
+        judge, "llm_judge", usage=ledger, endpoint=endpoint, template="Tell a very long story on {response}", max_tokens=700,
+        budget={"name": "late"},
+    )  # fmt: skip
+    rows = scored(chain, batch(3))
+    chain.close()
+    assert [row["judge_error"] for row in rows] == ["no answer within 0.3 s (2 tries)"] * 3
+    assert ledger.spent("late").calls == 6
+    patient = prepared(judge, "llm_judge", **DIGIT)
+    assert any(row["judge_score"] is not None for row in scored(patient, batch(4)))
+    patient.close()
+
+
+def test_a_budget_of_a_run_is_kept_across_two_lives_of_its_worker(judge: Judge, buffer: rftdata.Buffer) -> None:
+    run_id = StoredRun(buffer).run_id
+    table = batch(5)
+    before = judge.num_requests()
+    scores = []
+    for _ in range(2):  # the second with an empty memory, as after a restart
+        ledger = RunUsage(buffer.database, run_id)
+        chain = prepared(judge, "llm_judge", usage=ledger, budget={"max_calls": 3}, **DIGIT)
+        scores.append(scored(chain, table))
+        chain.close()
+    assert judge.num_requests() - before == 3
+    assert sum("allows no further call: 3 of 3 calls" in str(row["judge_error"]) for row in scores[0]) >= 2
+    assert all("3 of 3 calls" in row["judge_error"] for row in scores[1])
+    spent = RunUsage(buffer.database, run_id).spent("llm_judge/judge")
+    assert spent.calls == 3
+    assert 3 * 20 < spent.tokens < 3 * 200, "as counted by the server"
+
+
+def test_a_group_is_ranked_by_pairs_in_both_orders(judge: Judge) -> None:
+    chain = prepared(judge, "pairwise_judge", endpoint={"extra": {"top_p": 1.0}}, max_tokens=200)
+    rows = scored(chain, batch(3))
+    chain.close()
+    good = [row for row in rows if row["pairwise_error"] is None]
+    assert all(0 <= row["pairwise_score"] <= 1 for row in good)
+    if len(good) == 3:
+        assert sum(row["pairwise_score"] for row in good) == pytest.approx(1.5)
+
+
+def test_tasks_are_said_in_other_words(judge: Judge) -> None:
+    endpoint = {"url": judge.url, "model": "judge"}
+    chain = build_chain([{"synthesize": {"kind": "rephrase", "endpoint": endpoint, "max_tokens": 80}}])
+    chain.prepare()
+    table = batch(2, 2, prompt=["What is 2 + 2?"] * 2 + ["Name the capital of France."] * 2)
+    created = chain.run(table).created
+    outcome = chain.stages[0].operator.apply(table)
+    chain.close()
+    failed = [error for error in outcome.columns["synthesis_error"].to_pylist() if error]
+    assert len(created) + len(failed) == 2
+    assert created == list(outcome.created), "the same input makes the same tasks"
+    assert all(task.payload["prompt"] and task.payload["answer"] == "4" for task in created)
+
+
+def test_a_wrong_key_or_model_is_said_by_the_server(judge: Judge) -> None:
+    chain = prepared(judge, "llm_judge", endpoint={"model": "nobody"}, **DIGIT)
+    (row,) = scored(chain, batch(1))
+    chain.close()
+    assert row["judge_error"].startswith("HTTP 404: ")
+    assert "nobody" in row["judge_error"]
+
+
+def test_the_example_trains_with_the_judges_part_of_the_reward(judge: Judge, rft: Rft, tmp_path: Path) -> None:
+    example = CHECKOUT / "examples" / "llm_judge"
+    config = yaml.safe_load((example / "config.yaml").read_text())
+    config["pipelines"]["experience"][1]["llm_judge"]["endpoint"]["url"] = judge.url
+    config["explorer"]["reward"] = f"{example}/reward.py:right_at_the_end"
+    config["explorer"] |= {"engine": "transformers", "engine_args": {"dtype": "float32", "context_length": 256}}
+    config["trainer"] |= {"batch_groups": 2, "checkpoint_every": 2}
+    config["steps"] = 2
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    before = judge.num_requests()
+    rft("run", tmp_path / "config.yaml", "--plain", cwd=tmp_path, timeout=540)
+    shaped = rows(
+        tmp_path / "buffer",
+        "select v.reward, e.reward as given from rft.verdict v join rft.experience e using (experience_id) where v.kept",
+    )
+    bonus = [row["reward"] - row["given"] for row in shaped if row["reward"] is not None]
+    assert len(bonus) == len(shaped) >= 16, "a mark moves every reward, and a failed call by the mark of the middle"
+    assert all(0.04 - 1e-9 <= value <= 0.2 + 1e-9 for value in bonus)
+    stored = rows(
+        tmp_path / "buffer", "select count(*) as n, count(error) as failed from rft.score where stage = 'llm_judge'"
+    )
+    assert stored[0]["n"] >= len(shaped)
+    (spent,) = rows(tmp_path / "buffer", "select name, num_calls, num_tokens from rft.endpoint_usage")
+    assert spent["name"] == "llm_judge/judge"
+    assert spent["num_calls"] == judge.num_requests() - before
+    assert spent["num_tokens"] > 20 * spent["num_calls"]
+    EmbeddedServer(tmp_path / "buffer").stop()

@@ -1,0 +1,97 @@
+"""What docs/how-to/prepare-tasks.md and examples/clean_tasks show really happens."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rftcore.config import RunConfig, load_config
+from rftcore.task_pipeline import load_tasks
+from rftdata import Buffer
+from rftdata.tasks import list_tasksets, show_tasks
+from tests.models import make_tiny_model
+from tests.store.test_task_pipeline import configuration
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+EXAMPLE = CHECKOUT / "examples" / "clean_tasks"
+PAGE = (CHECKOUT / "docs" / "how-to" / "prepare-tasks.md").read_text(encoding="utf-8")
+BLOCKS = [yaml.safe_load(text) for text in re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+def test_every_source_of_the_page_loads(buffer: Buffer, tmp_path: Path) -> None:
+    pytest.importorskip("reasoning_gym")
+    shutil.copy(EXAMPLE / "problems.jsonl", tmp_path)
+    (tmp_path / "data").mkdir()
+    shutil.copy(EXAMPLE / "problems.jsonl", tmp_path / "data" / "train-00000.jsonl")
+    (tmp_path / "data" / "test-00000.jsonl").write_text("not read")
+    (tmp_path / "tasks.py").write_text(
+        "def make(count):\n    yield from ({'question': str(i)} for i in range(count))\n"
+    )
+    (block,) = [block for block in BLOCKS if "tasks" in block]
+    load_tasks(configuration(tmp_path, [], tasks=block["tasks"]), buffer.database)
+    found = {row["taskset"]: row["num_tasks"] for row in list_tasksets(buffer.database)}
+    assert found == {"file": 39, "folder": 39, "sums": 100, "own": 20, "failed": 39}
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_every_chain_of_the_page_runs(buffer: Buffer, tmp_path: Path, tiny: Path, number: int) -> None:
+    pytest.importorskip("data_juicer")
+    shutil.copy(EXAMPLE / "problems.jsonl", tmp_path)
+    stages = [block for block in BLOCKS if "pipelines" in block][number - 1]["pipelines"]["task"]
+    tasks = [{"name": "problems", "source": "problems.jsonl"}]
+    load_tasks(configuration(tmp_path, stages, tasks=tasks, model={"path": str(tiny)}), buffer.database)
+    shown = show_tasks(buffer.database, "problems", order="priority", limit=1)
+    assert shown[0]["features"]["priority"] is not None
+
+
+def example(model: Path, folder: Path) -> RunConfig:
+    for name in ("config.yaml", "problems.jsonl"):
+        shutil.copy(EXAMPLE / name, folder)
+    return load_config(folder / "config.yaml", [f"model.path={model}"])
+
+
+def test_the_example_cleans_scores_and_ranks_its_task_set(buffer: Buffer, tmp_path: Path, tiny: Path) -> None:
+    pytest.importorskip("data_juicer")
+    config = example(tiny, tmp_path)
+    (done,) = load_tasks(config, buffer.database)
+    rows = show_tasks(buffer.database, "problems", status="excluded")
+    assert {row["prompt"].split()[0]: row["reason"] for row in rows if row["stage"] == "sql"} == {
+        "???": "it has no answer", "What": "it has no answer", "Solve": "quality below 0.9", "§§§": "quality below 0.9",
+        "Click": "quality below 0.9",
+    }  # fmt: skip
+    assert done.dropped_by == {"sql": 5, "text_length_filter": 3, "document_deduplicator": 1}
+    assert done.num_active == 30
+    kept = show_tasks(buffer.database, "problems", order="priority", limit=100, status="active")
+    priorities = [task["features"]["priority"] for task in kept]
+    assert priorities == sorted(priorities, reverse=True) and len(set(priorities)) > 20
+    for task in kept:
+        assert set(task["features"]) >= {"quality", "difficulty", "diversity", "usage_frequency", "priority"}
+    bakers = [task["features"]["diversity"] for task in kept if task["prompt"].startswith("A baker")]
+    others = sorted(task["features"]["diversity"] for task in kept if not task["prompt"].startswith("A baker"))
+    assert len(bakers) == 3 and sum(bakers) / 3 < others[len(others) // 2]
+    # A set that grows: the old ones keep their ids, new ones are decided on.
+    ids = {task["task_key"]: task["task_id"] for task in kept}
+    with (tmp_path / "problems.jsonl").open("a") as file:
+        file.write(
+            json.dumps(
+                {"question": "A dozen eggs cost 3 euros. What do 20 eggs cost, in euros?", "answer": "5", "steps": 2}
+            )
+            + "\n"
+        )
+    (grown,) = load_tasks(config, buffer.database)
+    assert grown.num_active == 31
+    now: dict[str, Any] = {
+        task["task_key"]: task["task_id"] for task in show_tasks(buffer.database, "problems", limit=100)
+    }
+    assert {key: now[key] for key in ids} == ids

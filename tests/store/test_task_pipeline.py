@@ -1,0 +1,423 @@
+"""`pipelines.task` on a real database: verdicts, scores and statuses of tasks, versions beside each other, and what grows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rftcore.cli import run_command
+from rftcore.config import RunConfig, parse_config
+from rftcore.task_pipeline import TasksDecided, build_task_chain, decide_tasks, load_tasks, task_batches
+from rftdata import Buffer
+from rftdata.errors import ConfigError, OperatorError, TaskSourceError
+from rftdata.tasks import list_tasksets, load_taskset, show_tasks
+from tests.store_roles import Roles
+
+ROWS = [{"question": f"How much is {i} plus {i}?", "answer": str(2 * i), "level": i % 5} for i in range(20)]
+LEVELS = {"difficulty_score": {"features": {"level": [0, 4]}}}
+EASY = {"sql": {"query": "SELECT * FROM batch WHERE (metadata->>'level')::INT < 4", "reason": "level 4 is too hard"}}
+
+
+def write(folder: Path, rows: list[dict[str, Any]], name: str = "sums.jsonl") -> None:
+    (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def configuration(folder: Path, stages: list[Any], **changes: Any) -> RunConfig:
+    raw: dict[str, Any] = {
+        "run": {"name": "r"}, "model": {"path": "./model"}, "algorithm": {"name": "grpo"}, "explorer": {"reward": ["exact_match"]},
+        "trainer": {"batch_groups": 2, "learning_rate": 0.001}, "steps": 1, "tasks": [{"name": "sums", "source": "sums.jsonl"}],
+        "pipelines": {"task": stages},
+    }  # fmt: skip
+    return parse_config({**raw, **changes}, folder, "test")
+
+
+def statuses(buffer: Buffer) -> dict[str, int]:
+    rows = buffer.sql("SELECT status::text AS s, count(*) AS n FROM rft.task GROUP BY 1").to_pylist()
+    return {row["s"]: row["n"] for row in rows}
+
+
+def tally(buffer: Buffer, query: str) -> dict[int, int]:
+    return {row["task_id"]: row["n"] for row in buffer.sql(query).to_pylist()}
+
+
+def decide(buffer: Buffer, config: RunConfig, *, again: bool = False) -> TasksDecided:
+    """Run the pipeline over a set that is loaded already."""
+    chain = build_task_chain(config)
+    chain.prepare()
+    return decide_tasks(chain, buffer.database, config.tasks[0], again=again)
+
+
+def count(buffer: Buffer, table: str) -> int:
+    found: int = buffer.sql(f"SELECT count(*) AS n FROM {table}")["n"].to_pylist()[0]
+    return found
+
+
+def test_a_dropped_task_stays_stored_excluded_with_stage_and_reason(buffer: Buffer, tmp_path: Path) -> None:
+    write(tmp_path, ROWS)
+    (done,) = load_tasks(configuration(tmp_path, [LEVELS, EASY, "task_priority"]), buffer.database)
+    assert (done.num_decided, done.num_active, done.num_excluded, done.dropped_by) == (20, 16, 4, {"sql": 4})
+    assert statuses(buffer) == {"active": 16, "excluded": 4}
+    row = buffer.sql("SELECT * FROM rft.v_task WHERE status = 'excluded' ORDER BY task_id LIMIT 1").to_pylist()[0]
+    assert (row["kept"], row["stage"], row["reason"]) == (False, "sql", "level 4 is too hard")
+    assert row["features"] == {"difficulty": 1.0}  # what was found out before it was dropped
+    runs = buffer.sql(
+        "SELECT stage, rows_in, rows_kept, rows_dropped, run_id, taskset FROM rft.operator_run ORDER BY 1"
+    )
+    assert [tuple(r.values()) for r in runs.to_pylist()] == [
+        ("difficulty_score", 20, 20, 0, None, "sums"), ("sql", 20, 16, 4, None, "sums"), ("task_priority", 16, 16, 0, None, "sums"),
+    ]  # fmt: skip
+    assert buffer.sql("SELECT num_tasks FROM rft.v_dropped_task")["num_tasks"].to_pylist() == [4]
+
+
+def test_the_same_version_does_nothing_and_a_new_one_decides_beside_the_old(buffer: Buffer, tmp_path: Path) -> None:
+    write(tmp_path, ROWS)
+    first = configuration(tmp_path, [LEVELS, EASY])
+    load_tasks(first, buffer.database)
+    verdicts, runs = count(buffer, "rft.task_verdict"), count(buffer, "rft.operator_run")
+    (done,) = load_tasks(first, buffer.database)
+    assert done.num_decided == 0
+    assert (count(buffer, "rft.task_verdict"), count(buffer, "rft.operator_run")) == (verdicts, runs) == (20, 2)
+    (done,) = load_tasks(configuration(tmp_path, ["quality_score"]), buffer.database)
+    assert (done.num_decided, done.num_active, done.num_excluded) == (20, 20, 0)
+    versions = buffer.sql("SELECT pipeline_version, count(*) AS n FROM rft.task_verdict GROUP BY 1")["n"].to_pylist()
+    assert versions == [20, 20]
+    features = buffer.sql("SELECT features FROM rft.task LIMIT 1")["features"].to_pylist()[0]
+    assert list(features) == ["quality"]  # the old version's scores stay in its verdicts
+
+
+def test_a_source_that_grows_is_decided_on_for_its_new_rows_alone(buffer: Buffer, tmp_path: Path) -> None:
+    write(tmp_path, ROWS[:10])
+    config = configuration(tmp_path, [LEVELS, "task_priority"])
+    load_tasks(config, buffer.database)
+    before = buffer.sql("SELECT task_id, features, task_verdict_id FROM rft.task ORDER BY 1").to_pylist()
+    write(tmp_path, ROWS)
+    (done,) = load_tasks(config, buffer.database)
+    assert done.num_decided == 10
+    assert buffer.sql("SELECT task_id, features, task_verdict_id FROM rft.task ORDER BY 1").to_pylist()[:10] == before
+    rows_in = buffer.sql(
+        "SELECT rows_in FROM rft.operator_run WHERE stage = 'difficulty_score' ORDER BY operator_run_id"
+    )
+    assert rows_in["rows_in"].to_pylist() == [10, 10]
+
+
+def test_stages_that_compare_tasks_see_the_whole_set_and_repeat_no_verdict(buffer: Buffer, tmp_path: Path) -> None:
+    write(tmp_path, ROWS[:10])
+    config = configuration(tmp_path, [EASY])  # sql may look at all rows, so it is given them all
+    load_tasks(config, buffer.database)
+    write(tmp_path, ROWS[:12])
+    (done,) = load_tasks(config, buffer.database)
+    assert done.num_decided == 12
+    assert count(buffer, "rft.task_verdict") == 12
+
+
+def test_new_tasks_cannot_be_selected_before_they_are_decided_on(buffer: Buffer, tmp_path: Path) -> None:
+    write(tmp_path, ROWS)
+    config = configuration(tmp_path, [LEVELS])
+    load_taskset(buffer.database, config.tasks[0], tmp_path, pending=True)
+    assert statuses(buffer) == {"pending": 20}
+    load_tasks(config, buffer.database)
+    assert statuses(buffer) == {"active": 20}
+    write(tmp_path, [*ROWS, {"question": "one more"}])
+    load_taskset(buffer.database, config.tasks[0], tmp_path, pending=True)
+    load_tasks(configuration(tmp_path, []), buffer.database)  # nobody decides any more
+    assert statuses(buffer) == {"active": 21}
+    assert not any(buffer.sql("SELECT status_pinned AS p FROM rft.task")["p"].to_pylist())
+
+
+def test_a_status_that_a_person_sets_stays_whatever_a_pipeline_decides(buffer: Buffer, tmp_path: Path) -> None:
+    write(tmp_path, ROWS)
+    load_tasks(configuration(tmp_path, [EASY]), buffer.database)
+    buffer.sql("UPDATE rft.task SET status = 'active' WHERE payload ->> 'answer' = '8'")  # level 4, dropped
+    buffer.sql("UPDATE rft.task SET status = 'excluded' WHERE payload ->> 'answer' = '0'")  # level 0, kept
+    by_hand = "SELECT payload ->> 'answer' AS a, status::text AS s FROM rft.task WHERE status_pinned ORDER BY task_id"
+    expected = [{"a": "0", "s": "excluded"}, {"a": "8", "s": "active"}]
+    for stages in ([EASY, LEVELS], [LEVELS], [EASY]):
+        load_tasks(configuration(tmp_path, stages), buffer.database)
+        assert buffer.sql(by_hand).to_pylist() == expected
+    assert statuses(buffer) == {"active": 16, "excluded": 4}
+
+
+def test_content_corrected_before_it_was_tried_is_decided_on_anew_and_scores_are_no_change(
+    buffer: Buffer, tmp_path: Path
+) -> None:
+    config = configuration(tmp_path, [LEVELS])
+    write(tmp_path, ROWS[:3])
+    load_tasks(config, buffer.database)
+    write(tmp_path, [{**ROWS[0], "level": 4}, *ROWS[1:4]])
+    (done,) = load_tasks(config, buffer.database)
+    assert done.num_decided == 2  # the corrected one and the new one
+    assert buffer.sql("SELECT features FROM rft.task ORDER BY task_id")["features"].to_pylist() == [
+        {"difficulty": level / 4} for level in (4, 1, 2, 3)
+    ]
+
+
+def test_features_of_the_source_stay_and_those_of_stages_lie_over_them(buffer: Buffer, tmp_path: Path) -> None:
+    write(tmp_path, [{"question": "How much is that?", "features": {"level": 2, "topic": "sums"}}])
+    stage = {"difficulty_score": {"features": {"level": [0, 4]}}}
+    load_tasks(configuration(tmp_path, [stage]), buffer.database)
+    row = buffer.sql("SELECT features, source_features FROM rft.task").to_pylist()[0]
+    assert row["features"] == {"level": 2, "topic": "sums", "difficulty": 0.5}
+    assert row["source_features"] == {"level": 2, "topic": "sums"}
+    write(tmp_path, [{"question": "How much is that?", "features": {"level": 2, "topic": "sums"}}, ROWS[0]])
+    load_tasks(configuration(tmp_path, [stage]), buffer.database)  # nothing of it has changed
+    assert count(buffer, "rft.task") == 2
+
+
+def test_a_stage_may_mend_prompts_and_answers_of_tasks_that_were_not_tried(buffer: Buffer, tmp_path: Path) -> None:
+    write(tmp_path, [{"question": "  what?  ", "answer": " 1"}, {"question": "fine", "answer": "2"}])
+    (tmp_path / "mine.py").write_text(
+        "def strip(row):\n    return {'prompt': row['prompt'].strip(), 'answer': row['answer'].strip()}\n"
+    )
+    config = configuration(tmp_path, ["./mine.py:strip"])
+    load_tasks(config, buffer.database)
+    query = "SELECT payload, source_payload FROM rft.task ORDER BY task_id"
+    first, second = buffer.sql(query).to_pylist()
+    assert (first["payload"]["prompt"], first["payload"]["answer"]) == ("what?", "1")
+    assert first["source_payload"]["prompt"] == "  what?  "
+    assert (second["payload"]["prompt"], second["source_payload"]) == ("fine", None)
+    (done,) = load_tasks(config, buffer.database)
+    assert done.num_decided == 0
+    load_tasks(configuration(tmp_path, ["quality_score"]), buffer.database)
+    assert buffer.sql(query).to_pylist()[0]["payload"]["prompt"] == "  what?  "
+    buffer.sql(
+        "INSERT INTO rft.rollout_group (run_id, attempt_id, ordinal, task_id, explore_step, group_size)"
+        " SELECT 1, 1, 0, min(task_id), 0, 2 FROM rft.task"
+    )
+    with pytest.raises(
+        OperatorError, match="changes the prompt or answer of 1 tasks of 'sums' that were tried already"
+    ):
+        load_tasks(config, buffer.database)
+
+
+def test_the_chat_of_a_task_is_shown_as_its_contents_and_not_changed(buffer: Buffer, tmp_path: Path) -> None:
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How much is 1 plus 1?"}]
+    write(tmp_path, [{"question": chat, "answer": "2"}])
+    (tmp_path / "mine.py").write_text(
+        "def sees(row):\n    return row['prompt'] == 'Be brief.\\nHow much is 1 plus 1?'\n"
+        "def upper(row):\n    return {'prompt': row['prompt'].upper()}\n"
+    )
+    (done,) = load_tasks(configuration(tmp_path, ["./mine.py:sees"]), buffer.database)
+    assert done.num_active == 1
+    with pytest.raises(OperatorError, match="changes the prompt of task 1, which is a chat"):
+        load_tasks(configuration(tmp_path, ["./mine.py:upper"]), buffer.database)
+
+
+def test_a_task_on_which_a_stage_raises_is_excluded_alone_with_the_error(buffer: Buffer, tmp_path: Path) -> None:
+    write(tmp_path, ROWS)
+    (tmp_path / "mine.py").write_text("def fragile(row):\n    return 10 / (int(row['answer']) - 8) != 0\n")
+    (done,) = load_tasks(configuration(tmp_path, ["./mine.py:fragile"]), buffer.database)
+    assert (done.num_active, done.num_excluded) == (19, 1)
+    row = buffer.sql("SELECT answer, reason FROM rft.v_task WHERE NOT kept").to_pylist()[0]
+    assert row["answer"] == "8" and "the stage failed" in row["reason"] and "ZeroDivisionError" in row["reason"]
+    errors = buffer.sql("SELECT error FROM rft.operator_run WHERE error IS NOT NULL")["error"].to_pylist()
+    assert errors and all("ZeroDivisionError" in error for error in errors)
+
+
+def test_one_new_task_that_fails_does_not_refuse_the_set(buffer: Buffer, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def fragile(row):\n    return int(row['answer']) >= 0\n")
+    write(tmp_path, ROWS[:3])
+    config = configuration(tmp_path, ["./mine.py:fragile"])
+    load_tasks(config, buffer.database)
+    write(tmp_path, [*ROWS[:3], {"question": "How much?", "answer": "much"}])
+    (done,) = load_tasks(config, buffer.database)
+    assert (done.num_decided, done.num_active, done.num_excluded) == (1, 3, 1)
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        (
+            [{"task_priority": {"weights": {"levle": 1}}}],
+            r"stage 1 of the pipeline \(task_priority\) failed on a batch of 20 rows: .*'levle'.*allowed: .*level",
+        ),
+        (
+            [{"sql": "SELECT * REPLACE ('x' AS task_key) FROM batch"}],
+            r"stage 1 of pipelines.task \(sql\) changes task_key",
+        ),
+        ([{"sql": "SELECT * FROM batch WHERE error(prompt) = ''"}], "How much is"),
+    ],
+)
+def test_a_stage_that_cannot_work_is_a_clear_error_and_stores_no_verdict(
+    buffer: Buffer, tmp_path: Path, stages: list[Any], message: str
+) -> None:
+    write(tmp_path, ROWS)
+    with pytest.raises(OperatorError, match=message):
+        load_tasks(configuration(tmp_path, stages), buffer.database)
+    assert count(buffer, "rft.task_verdict") == 0
+    assert statuses(buffer) == {"pending": 20}
+
+
+def test_a_pipeline_that_drops_everything_is_refused_and_says_by_which_stage(buffer: Buffer, tmp_path: Path) -> None:
+    write(tmp_path, ROWS)
+    config = configuration(tmp_path, [{"sql": "SELECT * FROM batch WHERE false"}])
+    for _ in range(2):
+        with pytest.raises(
+            TaskSourceError, match=r"no task of 'sums' is left to select: all 20 are excluded \(sql: 20\)"
+        ):
+            load_tasks(config, buffer.database)
+    assert count(buffer, "rft.task_verdict") == 20  # nothing vanishes
+    (done,) = load_tasks(configuration(tmp_path, [LEVELS]), buffer.database)
+    assert done.num_active == 20
+
+
+@pytest.mark.parametrize(
+    ("stage", "message"),
+    [
+        ("drop_truncated", r"stage 1 of the pipeline \(drop_truncated\): reads the column 'finish_reason'"),
+        ({"text_length_filter": {"text_key": "response"}}, "text_key is not a column of the batch"),
+        ({"quality_scores": {}}, "unknown operator.*did you mean 'quality_score'"),
+    ],
+)
+def test_a_stage_that_does_not_fit_tasks_is_refused_without_data(tmp_path: Path, stage: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_task_chain(configuration(tmp_path, [stage]))
+
+
+def test_a_data_juicer_operator_looks_at_the_prompt_of_a_task(buffer: Buffer, tmp_path: Path) -> None:
+    pytest.importorskip("data_juicer")
+    write(tmp_path, [*ROWS[:3], {"question": "Hm?"}])
+    (done,) = load_tasks(configuration(tmp_path, [{"text_length_filter": {"min_len": 10}}]), buffer.database)
+    assert (done.num_active, done.dropped_by) == (3, {"text_length_filter": 1})
+
+
+def test_usage_and_outcomes_of_runs_are_counted_in_the_buffer_and_scored_anew(buffer: Buffer, tmp_path: Path) -> None:
+    roles = Roles(buffer, num_tasks=4, steps=2)
+    buffer.sql('UPDATE rft.task SET payload = \'{"prompt": "How much is it?"}\'')
+    attempt = roles.attempt()
+    roles.work()
+    roles.train(attempt, 1)
+    stages = ["usage_frequency", "difficulty_score", "task_priority"]
+    decide(buffer, configuration(tmp_path, stages, tasks=[{"name": "set0", "source": "none"}]))
+    rows = buffer.sql("SELECT task_id, features FROM rft.task ORDER BY task_id").to_pylist()
+    groups = tally(
+        buffer, "SELECT task_id, count(*) AS n FROM rft.rollout_group WHERE sealed_at IS NOT NULL GROUP BY 1"
+    )
+    observed = buffer.sql(
+        "SELECT task_id, attempts AS n, mean_reward AS r FROM rft.task_stat WHERE attempts > 0"
+    ).to_pylist()
+    assert sum(groups.values()) == 2 and len(observed) == 2
+    for row in rows:
+        times = groups.get(row["task_id"], 0)
+        assert (row["features"]["times_used"], row["features"]["usage_frequency"]) == (times, times / (times + 4))
+    features = {row["task_id"]: row["features"] for row in rows}
+    for row in observed:
+        assert features[row["task_id"]]["difficulty"] == (0.5 + row["n"] * (1 - row["r"])) / (1 + row["n"])
+    drawn = tally(
+        buffer,
+        "SELECT task_id, count(DISTINCT item_id) AS n FROM rft.draw d JOIN rft.rollout_group g ON g.group_id = d.item_id GROUP BY 1",
+    )
+    assert drawn
+    decide(
+        buffer,
+        configuration(tmp_path, [{"usage_frequency": {"of": "draws"}}], tasks=[{"name": "set0", "source": "none"}]),
+    )
+    used = tally(buffer, "SELECT task_id, (features ->> 'times_used')::bigint AS n FROM rft.task")
+    assert {task_id: times for task_id, times in used.items() if times} == drawn
+    version = buffer.sql("SELECT DISTINCT pipeline_version AS v FROM rft.v_task")["v"].to_pylist()
+    roles.work()
+    roles.train(attempt, 2)
+    config = configuration(tmp_path, [{"usage_frequency": {"of": "draws"}}], tasks=[{"name": "set0", "source": "none"}])
+    assert decide(buffer, config).num_decided == 0
+    assert decide(buffer, config, again=True).num_decided == 4
+    again = tally(buffer, "SELECT task_id, (features ->> 'times_used')::bigint AS n FROM rft.task")
+    assert sum(again.values()) == 2 * sum(drawn.values())
+    assert buffer.sql("SELECT DISTINCT pipeline_version AS v FROM rft.v_task")["v"].to_pylist() == version
+
+
+def test_a_score_is_computed_once_for_a_content_and_used_by_other_versions(buffer: Buffer, tmp_path: Path) -> None:
+    write(tmp_path, ROWS[:5])
+    load_tasks(configuration(tmp_path, ["quality_score"]), buffer.database)
+    assert count(buffer, "rft.task_score") == 5
+    buffer.sql("UPDATE rft.task_score SET scores = '{\"quality\": 0.125}'")
+    load_tasks(configuration(tmp_path, ["quality_score", "task_priority"]), buffer.database)
+    quality = "SELECT features -> 'quality' AS q, features -> 'priority' AS p FROM rft.task ORDER BY task_id"
+    assert {(row["q"], row["p"]) for row in buffer.sql(quality).to_pylist()} == {(0.125, 0.125)}
+    write(tmp_path, [{**ROWS[0], "level": 9}, *ROWS[1:5]])
+    load_tasks(configuration(tmp_path, ["quality_score", "task_priority"]), buffer.database)
+    values = [row["q"] for row in buffer.sql(quality).to_pylist()]
+    assert values[0] != 0.125 and values[1:] == [0.125] * 4
+
+
+def test_a_purged_task_leaves_no_text_behind_and_is_not_decided_on(buffer: Buffer, tmp_path: Path) -> None:
+    write(tmp_path, ROWS[:2])
+    (tmp_path / "mine.py").write_text("def shout(row):\n    return {'prompt': row['prompt'].upper()}\n")
+    load_tasks(configuration(tmp_path, ["quality_score", "./mine.py:shout"]), buffer.database)
+    buffer.sql(
+        "UPDATE rft.task SET payload = '{\"purged\": true}', features = '{}', status = 'excluded' WHERE task_id = 1"
+    )
+    left = buffer.sql(
+        "SELECT (SELECT count(*) FROM rft.task_score WHERE task_id = 1) AS scores, source_payload, source_features, v.prompt,"
+        " v.features, t.payload FROM rft.task t JOIN rft.task_verdict v USING (task_verdict_id) WHERE t.task_id = 1"
+    ).to_pylist()[0]
+    assert left == {
+        "scores": 0, "source_payload": None, "source_features": None, "prompt": None, "features": {}, "payload": {"purged": True},
+    }  # fmt: skip
+    assert decide(buffer, configuration(tmp_path, [LEVELS])).num_decided == 1
+
+
+def test_evaluation_tasks_are_left_as_they_are(buffer: Buffer, tmp_path: Path) -> None:
+    write(tmp_path, ROWS)
+    write(tmp_path, ROWS, "val.jsonl")
+    evaluation = {"every": 8, "tasks": [{"name": "val", "source": "val.jsonl"}]}
+    config = configuration(
+        tmp_path, [EASY], eval=evaluation, trainer={"batch_groups": 2, "learning_rate": 0.1, "checkpoint_every": 8}
+    )
+    load_tasks(config, buffer.database)
+    rows = {row["taskset"]: (row["active"], row["excluded"]) for row in list_tasksets(buffer.database)}
+    assert rows == {"sums": (16, 4), "val": (20, 0)}
+
+
+def test_tasks_are_listed_with_their_scores_and_shown_by_priority(buffer: Buffer, tmp_path: Path) -> None:
+    write(tmp_path, ROWS)
+    load_tasks(
+        configuration(tmp_path, [LEVELS, EASY, {"task_priority": {"weights": {"difficulty": 1}}}]), buffer.database
+    )
+    (row,) = list_tasksets(buffer.database)
+    assert (row["active"], row["excluded"], row["pending"]) == (16, 4, 0)
+    assert row["scores"] == {"difficulty": 0.375, "priority": 0.375}
+    shown = show_tasks(buffer.database, "sums", order="priority", limit=5)
+    assert [task["features"]["priority"] for task in shown] == [0.75] * 4 + [0.5]
+    dropped = show_tasks(buffer.database, "sums", status="excluded")
+    assert {task["stage"] for task in dropped} == {"sql"} and len(dropped) == 4
+    with pytest.raises(ConfigError, match=r"no task of 'sums' has a number 'prio' .*allowed: difficulty, priority"):
+        show_tasks(buffer.database, "sums", order="prio")
+    with pytest.raises(ConfigError, match=r"no such taskset \(got 'sum'\); allowed: sums"):
+        show_tasks(buffer.database, "sum")
+
+
+def test_the_command_line_loads_scores_lists_and_shows(
+    buffer: Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RFT_SEGMENTS", str(buffer.config.segments))
+    write(tmp_path, ROWS)
+    raw = configuration(tmp_path, [LEVELS, EASY, "task_priority"]).model_dump(mode="json")
+    raw["buffer"]["segments"] = str(buffer.config.segments)
+    (tmp_path / "c.yaml").write_text(json.dumps(raw))
+
+    def rft(*arguments: str) -> str:
+        assert run_command(["tasks", *arguments, "--buffer", buffer.database.uri]) == 0
+        return capsys.readouterr().out
+
+    assert "sums: 20 tasks, 4 of them excluded" in rft("load", str(tmp_path / "c.yaml"))
+    rft("score", str(tmp_path / "c.yaml"))
+    assert count(buffer, "rft.task_verdict") == 20  # decided again, and nothing differs
+    assert json.loads(rft("list", "--json"))[0]["scores"]["difficulty"] == 0.375
+    shown = json.loads(rft("show", "sums", "--status", "excluded", "--limit", "1", "--json"))
+    assert shown[0]["dropped"] == "sql: level 4 is too hard"
+    assert "priority" in rft("show", "sums", "--order", "priority")
+    assert run_command(["tasks", "show", "sums", "--status", "lost", "--buffer", buffer.database.uri]) == 2
+    assert "allowed: active, excluded, pending" in capsys.readouterr().err
+
+
+def test_a_preview_reads_the_first_tasks_as_the_chain_sees_them(buffer: Buffer, tmp_path: Path) -> None:
+    write(tmp_path, ROWS)
+    config = configuration(tmp_path, [LEVELS, EASY])
+    load_tasks(configuration(tmp_path, []), buffer.database)
+    chain = build_task_chain(config)
+    ((name, table),) = task_batches(config, buffer.database, chain, 5)
+    assert (name, table.num_rows) == ("sums", 5)
+    assert chain.run(table).decisions["kept"].to_pylist() == [True] * 4 + [False]
+    assert count(buffer, "rft.task_verdict") == 0
