@@ -106,7 +106,6 @@ def main() -> int:
 def _try_all(names: list[str], results: dict[str, Any], file: Path, seconds: float) -> None:
     os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
     os.environ |= {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "UV_OFFLINE": "1"}
-    started = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="data-juicer-"))
     try:
         os.environ["DATA_JUICER_CACHE_HOME"] = str(folder / "cache")
@@ -114,6 +113,7 @@ def _try_all(names: list[str], results: dict[str, Any], file: Path, seconds: flo
         build_chain(
             [{"text_length_filter": {}}]
         ).prepare()  # imports Data-Juicer once, for all the processes forked below
+        started = time.monotonic()
         for number, name in enumerate(names, start=1):
             if time.monotonic() - started > seconds:
                 break
@@ -162,13 +162,19 @@ def _child(name: str, table: pa.Table, folder: Path, pipe: Connection) -> None:
         arguments = json.loads(json.dumps(ARGUMENTS.get(name, {})).replace("{folder}", str(folder)))
         chain = build_chain([{name: arguments}], schema=table.schema)
         chain.prepare()
-        chain.run(table)
+        errors: list[Any] = []
+        column = chain.stages[0].operator.error_column
+        chain.run(
+            table, watch=lambda _, before, after, outcome: errors.extend(after[column].to_pylist() if column else [])
+        )
+        asked += ["nothing"] if errors and all(errors) else []
         found = {"outcome": "runs", "detail": ""}
     except Exception as error:  # noqa: BLE001 - whatever an operator raises is what is looked for
         found = _explained(name, error, asked, chain is not None)
     else:
         if asked:
-            found = {"outcome": "endpoint" if facts(name).asks else "download", "detail": asked[0]}
+            asks = facts(name).asks
+            found = {"outcome": "endpoint" if asks else "download", "detail": "" if asks else asked[0]}
     pipe.send(found)
     pipe.close()
     os._exit(0)
