@@ -61,6 +61,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "tags_specified_field_selector": {"field_key": "finish_reason", "target_tags": ["stop"]},
     "topk_specified_field_selector": {"field_key": "num_response_tokens", "topk": 2},
     "random_selector": {"select_num": 2},
+    "image_ohem_selector": {"topk": 2},
     "suffix_filter": {},
     "text_chunk_mapper": {"max_len": 1000},
     "replace_content_mapper": {"pattern": "fox", "repl": "cat"},
@@ -218,7 +219,7 @@ def _explained(name: str, error: BaseException, asked: list[str], built: bool) -
     whole = "".join(traceback.format_exception(error))
     if "those that make other rows" in text:
         return {"outcome": "other rows", "detail": ""}
-    package = re.search(r"needs the package (\S+),", text)
+    package = re.search(r"needs the package (.+?), which", text)
     if package:
         return {"outcome": "package", "detail": package[1]}
     module = re.search(r"No module named '(\w+)", whole)
@@ -228,9 +229,13 @@ def _explained(name: str, error: BaseException, asked: list[str], built: bool) -
         return {"outcome": "endpoint", "detail": ""}
     if asked or _DOWNLOADS.search(whole):
         return {"outcome": "download", "detail": _what_is_downloaded(name, whole)}
-    if isinstance(error, ConfigError | PluginError) and not built:
-        return {"outcome": "input", "detail": _short(error.what)}
-    return {"outcome": "fails", "detail": _short(str(getattr(error, "what", text)))}
+    if (isinstance(error, ConfigError | PluginError) and not built) or "refuses the arguments" in text:
+        return {"outcome": "input", "detail": _short(getattr(error, "what", text))}
+    what = _short(str(getattr(error, "what", text)))
+    lacking = re.match(r"KeyError: '(\w+)'", what)
+    if lacking:
+        return {"outcome": "input", "detail": f"no {lacking[1]} in the batch"}
+    return {"outcome": "fails", "detail": what}
 
 
 def _what_is_downloaded(name: str, text: str) -> str:
