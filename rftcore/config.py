@@ -17,6 +17,7 @@ from rftcore.trainer.config import TrainerConfig
 from rftdata.config import (
     BufferConfig,
     EvalConfig,
+    MixingConfig,
     Section,
     SelectorConfig,
     SyncConfig,
@@ -24,6 +25,7 @@ from rftdata.config import (
     config_error,
 )
 from rftdata.errors import ConfigError
+from rftdata.mixing import check_weights
 from rftdata.sampling import SamplingConfig
 
 
@@ -87,6 +89,7 @@ class RunConfig(Section):
     model: ModelSection
     tasks: list[TasksetConfig] = Field(default_factory=list, description="What a run without sampling.source tries.")
     selector: SelectorConfig = SelectorConfig()
+    mixing: MixingConfig = MixingConfig()
     pipelines: PipelinesSection = PipelinesSection()
     algorithm: AlgorithmSection
     explorer: ExplorerConfig = ExplorerConfig()
@@ -148,6 +151,20 @@ class RunConfig(Section):
                 f"eval.every ({self.eval.every}) must be a multiple of trainer.checkpoint_every "
                 f"({self.trainer.checkpoint_every}): the best evaluated policy is kept as a checkpoint"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _tasksets_can_be_tried(self) -> RunConfig:
+        try:
+            check_weights(self.tasks)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+        for taskset in self.tasks:
+            if taskset.group_size is not None and taskset.group_size < self.algorithm.smallest_group:
+                raise ValueError(
+                    f"group_size ({taskset.group_size}) of the taskset {taskset.name!r} is below algorithm.min_group_size "
+                    f"({self.algorithm.smallest_group}): every group of it would be dropped"
+                )
         return self
 
     @model_validator(mode="after")

@@ -49,7 +49,7 @@ class SealedBatch:
         table: experiences of rollouts with outcome ok.
         group_ids: the groups claimed; one may have no such experience.
         label_cuts: the newest label of each group at the time of reading.
-        failed: what stages never see: experiences of rollouts that failed, decided here.
+        failed: what stages never see: experiences of rollouts that failed or of groups that were screened out, decided here.
         first_key: least sort_key of the groups.
     """
 
@@ -194,8 +194,10 @@ def read_groups(
     good, failed = [], []
     for row in rows:
         cuts[row["group_id"]] = max(cuts[row["group_id"]], row.pop("label_cut"))
-        outcome, error = row.pop("outcome"), row.pop("error")
-        if outcome == "ok" or row["reward"] is not None:  # a person may have given a failed rollout a reward
+        outcome, error, screened = row.pop("outcome"), row.pop("error"), row.pop("screened")
+        if screened is not None:  # whatever its rewards are by now: it lacks the rollouts that it was spared
+            failed.append(Decision(row["experience_id"], row["group_id"], False, "screening", screened[:500]))
+        elif outcome == "ok" or row["reward"] is not None:  # a person may have given a failed rollout a reward
             good.append(row)
         else:
             failed.append(

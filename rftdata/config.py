@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import difflib
+import math
+from itertools import pairwise
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, field_validator
@@ -58,6 +60,32 @@ class BufferConfig(Section):
     )
 
 
+class SelectorConfig(Section):
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    type: str = Field(
+        "shuffle",
+        description="sequential, shuffle, random, easy_to_hard, difficulty, speed, greso, plr, or your own by path; other keys are its"
+        " arguments (docs/how-to/choose-tasks.md).",
+    )
+
+    @property
+    def args(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class MixingConfig(Section):
+    temperature: float | None = Field(
+        None,
+        gt=0,
+        description="The weight of each taskset is multiplied by the number of its active tasks to the power 1 / temperature: 1 mixes in"
+        " proportion to size, larger values more evenly. Size does not matter by default.",
+    )
+
+
+WeightSchedule = tuple[tuple[int, float], ...]
+
+
 class TasksetConfig(Section):
     name: str = Field(description="Name of the taskset, unique in a buffer.")
     source: str = Field(
@@ -77,7 +105,36 @@ class TasksetConfig(Section):
     limit: int | None = Field(None, gt=0, description="At most this many tasks.")
     prompt: str = Field("question", description="Column with the prompt.")
     answer: str = Field("answer", description="Column with the answer; it may be missing from the source.")
-    weight: float = Field(1.0, gt=0, description="Share of this taskset among those a run trains on.")
+    weight: float | WeightSchedule = Field(
+        1.0,
+        description="Share of this taskset among those a run trains on: above 0, or [[step, weight], …] over explorer steps, with straight"
+        " lines between them and the first and last weight before and after; 0 is none.",
+    )
+    selector: SelectorConfig | None = Field(
+        None, description="Chooses among these tasks instead of the run's selector."
+    )
+    group_size: int | None = Field(
+        None, ge=1, description="Rollouts of each of these tasks; algorithm.group_size by default."
+    )
+    max_repeats: int | None = Field(None, ge=1, description="Groups planned on one of these tasks in a run, at most.")
+
+    @field_validator("weight", mode="before")
+    @classmethod
+    def _weight_is_a_share(cls, weight: Any) -> Any:
+        if _is_number(weight):
+            if not 0 < weight < math.inf:
+                raise ValueError("a weight must be above 0; leave the taskset out, or let a schedule go to 0")
+            return weight
+        points = weight if isinstance(weight, list | tuple) else []
+        pairs = [tuple(point) for point in points if isinstance(point, list | tuple) and len(point) == 2]
+        good = pairs and len(pairs) == len(points) and all(_is_number(value) for pair in pairs for value in pair)
+        if not good or any(step != int(step) or step < 0 or not 0 <= value < math.inf for step, value in pairs):
+            raise ValueError(
+                "a weight is a number above 0, or [[step, weight], …] with whole steps and weights of 0 or more"
+            )
+        if any(after[0] <= before[0] for before, after in pairwise(pairs)):
+            raise ValueError("the steps of a weight's schedule must grow")
+        return tuple((int(step), float(value)) for step, value in pairs)
 
     @field_serializer("args", when_used="json")
     def _without_password(self, args: dict[str, Any]) -> dict[str, Any]:
@@ -92,16 +149,6 @@ class TasksetConfig(Section):
                 f"shares of train, validation and test must not be negative and must add up to 1, not {sum(shares):g}"
             )
         return shares
-
-
-class SelectorConfig(Section):
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    type: str = Field("shuffle", description="sequential, shuffle, or your own by path; other keys are its arguments.")
-
-    @property
-    def args(self) -> dict[str, Any]:
-        return dict(self.model_extra or {})
 
 
 class SyncConfig(Section):
@@ -125,6 +172,22 @@ class EvalConfig(Section):
     decodings: list[Literal["greedy", "sampled"]] = Field(
         ["greedy"], min_length=1, description="Of the validation tasksets."
     )
+
+    @field_validator("tasks", "test")
+    @classmethod
+    def _answered_once(cls, tasksets: list[TasksetConfig]) -> list[TasksetConfig]:
+        for taskset in tasksets:
+            for key in ("weight", "selector", "group_size", "max_repeats"):
+                if key in taskset.model_fields_set and getattr(taskset, key) not in (None, 1.0):
+                    raise ValueError(
+                        f"{key} of the taskset {taskset.name!r} has no effect in evaluations, which answer every task once per decoding; "
+                        "remove it"
+                    )
+        return tasksets
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _address(url: str) -> str:

@@ -10,24 +10,21 @@ step >= floor((s - offset) / interval) * interval. Explorer step s feeds trainer
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from psycopg.types.json import Jsonb
+from typing import TYPE_CHECKING
 
 from rftdata import wake
-from rftdata.config import SelectorConfig, TasksetConfig
+from rftdata.active_tasks import ActiveTasks
+from rftdata.config import MixingConfig, SelectorConfig, TasksetConfig
 from rftdata.database import Connection, Row, execute, fetch
-from rftdata.errors import TaskSourceError
 from rftdata.failpoints import failpoint
+from rftdata.mixing import check_weights
 from rftdata.outage import ride_out
-from rftdata.selectors import Observation, Selector, build_selector
+from rftdata.selecting import RunSelectors, refuse_exhausted
 
 if TYPE_CHECKING:
     from rftdata.database import Database
-
-_MIXTURE = "*"
 
 
 @dataclass(frozen=True)
@@ -51,6 +48,7 @@ class PlanConfig:
     fresh_share: float = 1.0
     base_dir: Path | None = None
     max_waiting_groups: int | None = None
+    mixing: MixingConfig = field(default_factory=MixingConfig)
 
 
 def last_startable_step(policy_step: int, interval: int, offset: int) -> int:
@@ -65,7 +63,9 @@ class Planner:
         self._database = database
         self._run_id = run_id
         self._config = config
-        self._active: dict[str, tuple[Row, list[int]]] = {}
+        self._active = ActiveTasks()
+        self._selectors: RunSelectors | None = None
+        check_weights(config.tasksets)
 
     def plan(self) -> int:
         """Plan what is lacking; the number of groups planned. Returns 0 while another explorer plans.
@@ -75,6 +75,13 @@ class Planner:
         return ride_out(self._plan)
 
     def _plan(self) -> int:
+        try:
+            return self._plan_once()
+        except BaseException:
+            self._selectors = None  # nothing of what they chose was stored, or nobody knows
+            raise
+
+    def _plan_once(self) -> int:
         with self._database.transaction() as connection:
             if not fetch(connection, "try_plan_lock", run_id=self._run_id)[0]["locked"]:
                 return 0
@@ -90,15 +97,13 @@ class Planner:
                 enough=self._config.batch_groups * (self._config.interval + self._config.offset + 1),
             )
             lacking = self._lacking(steps)
-            if lacking:
-                execute(
-                    connection, "insert_selector_snapshot", run_id=self._run_id, policy_step=steps[0]["policy_step"]
-                )
-                self._insert(connection, steps[0], lacking)
-                failpoint("planner.inserted")
-        if lacking:
-            wake.notify(self._database, wake.PLANNED)
-        return len(lacking)
+            if not lacking:
+                return 0
+            execute(connection, "insert_selector_snapshot", run_id=self._run_id, policy_step=steps[0]["policy_step"])
+            planned = self._insert(connection, steps[0], lacking)
+            failpoint("planner.inserted")
+        wake.notify(self._database, wake.PLANNED)
+        return planned
 
     def _pipeline_is_behind(self, connection: Connection) -> bool:
         limit = self._config.max_waiting_groups
@@ -120,74 +125,20 @@ class Planner:
             spare = max(-missing, 0)
         return lacking
 
-    def _insert(self, connection: Connection, state: Row, lacking: list[tuple[int, bool]]) -> None:
-        tasks = self._select(connection, len(lacking))
+    def _insert(self, connection: Connection, state: Row, lacking: list[tuple[int, bool]]) -> int:
+        """Plan as many of the places as there are tasks for; how many."""
+        if self._selectors is None or self._selectors.attempt_id != state["current_attempt_id"]:
+            self._selectors = RunSelectors(self._run_id, state["current_attempt_id"], self._config, self._active)
         ordinal = fetch(connection, "next_ordinal", run_id=self._run_id)[0]["ordinal"]
-        for i, ((step, is_refill), task_id) in enumerate(zip(lacking, tasks, strict=True)):
-            execute(
-                connection, "insert_group", run_id=self._run_id, attempt_id=state["current_attempt_id"], ordinal=ordinal + i,
-                task_id=task_id, explore_step=step, group_size=self._config.group_size, is_refill=is_refill,
-                source=self._config.source, planned_policy_step=state["policy_step"],
-            )  # fmt: skip
-        execute(connection, "mark_selected", run_id=self._run_id, task_ids=sorted(set(tasks)))
-
-    def _select(self, connection: Connection, count: int) -> list[int]:
-        """Task ids of the next groups, tasksets mixed by weight."""
-        states = {row["taskset"]: row for row in fetch(connection, "selector_states", run_id=self._run_id)}
-        selectors = {t.name: self._selector(connection, t, states.get(t.name)) for t in self._config.tasksets}
-        self._observe(connection, selectors)
-        planned: dict[str, int] = dict(states[_MIXTURE]["state"]) if _MIXTURE in states else {}
-        names = []
-        for _ in range(count):
-            # The taskset that is furthest behind its weight: exact proportions without randomness.
-            name = min(self._config.tasksets, key=lambda t: (planned.get(t.name, 0) + 1) / t.weight).name
-            planned[name] = planned.get(name, 0) + 1
-            names.append(name)
-        chosen = {name: iter(selector.select(names.count(name))) for name, selector in selectors.items()}
-        for name, selector in selectors.items():
-            self._save(connection, name, self._config.selector.type, selector.state_dict())
-        self._save(connection, _MIXTURE, "weights", planned)
-        return [next(chosen[name]) for name in names]
-
-    def _selector(self, connection: Connection, taskset: TasksetConfig, saved: Row | None) -> Selector:
-        task_ids = self._active_tasks(connection, taskset.name)
-        if not task_ids:
-            raise TaskSourceError(
-                f"the taskset {taskset.name!r} has no active task",
-                todo="load it with `rft tasks load`, or activate some of its tasks",
-            )
-        selector = build_selector(
-            self._config.selector.type, self._config.selector.args, task_ids, self._config.seed, self._config.base_dir
-        )
-        if saved is not None and saved["selector"] == self._config.selector.type:
-            selector.load_state_dict(saved["state"])
-        return selector
-
-    def _active_tasks(self, connection: Connection, taskset: str) -> list[int]:
-        """Their ids, ascending; read again only when they have changed: there may be millions."""
-        stamp = fetch(connection, "active_tasks_stamp", taskset=taskset)[0]
-        known = self._active.get(taskset)
-        if known is None or known[0] != stamp:
-            stamp = fetch(connection, "active_task_ids", taskset=taskset)[0]
-            task_ids = stamp.pop("task_ids")
-            known = self._active[taskset] = (stamp, task_ids)
-        return known[1]
-
-    def _observe(self, connection: Connection, selectors: dict[str, Selector]) -> None:
-        seen: dict[str, list[Observation]] = {}
-        for row in fetch(connection, "new_observations", run_id=self._run_id):
-            observation = Observation(row["task_id"], row["successes"], row["trials"], row["kind"])
-            seen.setdefault(row["taskset"], []).append(observation)
-        for name, selector in selectors.items():
-            if name in seen:
-                selector.observe(seen[name])
-
-    def _save(self, connection: Connection, taskset: str, selector: str, state: dict[str, Any]) -> None:
+        chosen = self._selectors.choose(connection, [step for step, _ in lacking], ordinal)
+        if not chosen:
+            raise refuse_exhausted(self._config.tasksets)
+        places = lacking[: len(chosen)]
         execute(
-            connection,
-            "save_selector_state",
-            run_id=self._run_id,
-            taskset=taskset,
-            selector=selector,
-            state=Jsonb(state),
-        )
+            connection, "insert_groups", run_id=self._run_id, attempt_id=state["current_attempt_id"], ordinal=ordinal,
+            task_ids=[task_id for _, task_id in chosen], explore_steps=[step for step, _ in places],
+            group_sizes=[taskset.group_size or self._config.group_size for taskset, _ in chosen],
+            are_refills=[is_refill for _, is_refill in places], source=self._config.source, planned_policy_step=state["policy_step"],
+        )  # fmt: skip
+        execute(connection, "mark_selected", run_id=self._run_id, task_ids=sorted({task_id for _, task_id in chosen}))
+        return len(chosen)

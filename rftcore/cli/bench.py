@@ -22,7 +22,10 @@ def bench(
     if name in ("-h", "--help"):
         print(context.get_help())
         return
-    known = sorted(file.stem for file in _FOLDER.glob("*.py") if "def main(" in file.read_text(encoding="utf-8"))
+    known = sorted(
+        [file.stem for file in _FOLDER.glob("*.py") if "def main(" in file.read_text(encoding="utf-8")]
+        + [file.parent.name for file in _FOLDER.glob("*/__main__.py")]
+    )
     if not known:
         raise ConfigError("benchmarks are part of a checkout, not of the installed package", value=str(_FOLDER))
     if name not in known:

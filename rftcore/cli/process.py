@@ -10,8 +10,8 @@ import typer
 
 from rftcore.cli.roles import RunOption
 from rftcore.cli.run import SetOption, configuration
-from rftcore.cli.session import ConfigBufferOption, JsonOption, find_buffer, opened
-from rftdata.errors import ConfigError
+from rftcore.cli.session import ConfigBufferOption, JsonOption, opened
+from rftdata.errors import ConfigError, QueryError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rftcore.config import RunConfig
     from rftcore.pipeline.preview import Preview, StagePreview
     from rftcore.pipeline.replay import Replayed
+    from rftdata.buffer import Buffer
 
 _MAX_VALUE = 70
 
@@ -87,41 +88,81 @@ def process(
 
 
 def _preview(config: RunConfig, run: str | None, rows: int, seed: int, limit: int, as_json: bool) -> None:
-    from rftcore.cli.output import print_json
+    import rftdata
+    from rftcore.cli.output import print_json, warn
+
+    with rftdata.open(config.buffer, create=False, application="rft process") as found:
+        tasks = _preview_tasks(config, found, rows) if config.pipelines.task else {}
+        experiences = None
+        # Before the first run there are tasks to look at, and no experiences.
+        if config.pipelines.experience and (not tasks or run is not None or found.database.fetch("newest_run")):
+            experiences = _preview_experiences(config, found, run, rows, seed)
+    if as_json:
+        plain = {name: asdict(shown) for name, shown in tasks.items()}
+        print_json({"tasks": plain, "experiences": asdict(experiences) if experiences else None})
+        return
+    for name, shown in tasks.items():
+        _show(shown, f"{shown.num_experiences} tasks of {name}", limit)
+    if experiences is not None:
+        _show(experiences, f"{experiences.num_experiences} experiences of {experiences.num_groups} groups", limit)
+    if not tasks and experiences is None:
+        warn(f"{config.run.name} has no stages under pipelines")
+
+
+def _preview_tasks(config: RunConfig, buffer: Buffer, rows: int) -> dict[str, Preview]:
+    from rftcore.pipeline.preview import preview
+    from rftcore.task_pipeline import build_task_chain, task_batches
+
+    chain = build_task_chain(config)
+    shown = {
+        name: preview(chain, table)
+        for name, table in task_batches(config, buffer.database, chain, rows)
+        if table.num_rows
+    }
+    chain.close()
+    if not shown:
+        raise QueryError(
+            "the buffer has none of the tasks that pipelines.task is about", value=[taskset.name for taskset in config.tasks],
+            todo="load them with `rft tasks load CONFIG`",
+        )  # fmt: skip
+    return shown
+
+
+def _preview_experiences(config: RunConfig, buffer: Buffer, run: str | None, rows: int, seed: int) -> Preview:
     from rftcore.launch.prepare import build_pipeline
     from rftcore.pipeline import preview
     from rftcore.pipeline.policy import Policy
     from rftcore.pipeline.role import stage_context
     from rftdata.usage import RunUsage
+    from rftdata.verdicts import known_scores
 
     chain = build_pipeline(config)
-    with opened(find_buffer(config.buffer.uri), "rft process") as found:
-        row = found.find_run(run)
-        batch = preview.sample(found, row, chain, rows, seed)
-        policy = Policy(config, found.database, row["run_id"])
-        chain.prepare(stage_context(config, policy, RunUsage(found.database, row["run_id"])))
-        result = preview.preview(chain, batch, found)
-        chain.close()
-        policy.close()
-    if as_json:
-        print_json(asdict(result))
-    else:
-        _show(result, limit)
+    row = buffer.find_run(run)
+    table = preview.sample(buffer, row, chain, rows, seed).table
+    policy = Policy(config, buffer.database, row["run_id"])
+    chain.prepare(stage_context(config, policy, RunUsage(buffer.database, row["run_id"])))
+    known = known_scores(buffer.database, chain.score_keys, table["experience_id"].to_pylist())
+    result = preview.preview(chain, table, known)
+    chain.close()
+    policy.close()
+    return result
 
 
-def _show(result: Preview, limit: int) -> None:
+def _show(result: Preview, what: str, limit: int) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=200)
-    console.print(f"{result.num_experiences} experiences of {result.num_groups} groups; nothing is stored")
+    console.print(f"{what}; nothing is stored", markup=False)
     for stage in result.stages:
         _show_stage(console, stage, limit)
     kept = sum(row["kept"] for row in result.decisions)
     waiting = result.num_experiences - len(result.decisions)
     console.print(
-        f"\n{kept} kept, {len(result.decisions) - kept} dropped" + (f", {waiting} wait for a person" if waiting else "")
+        f"\n{kept} kept, {len(result.decisions) - kept} dropped"
+        + (f", {waiting} wait for a person" if waiting else "")
+        + "\n"
     )
 
 
@@ -166,12 +207,13 @@ def _short(value: object) -> str:
 
 
 def _replay(config: RunConfig, run: str | None, version: str | None, as_json: bool) -> None:
+    import rftdata
     from rftcore.cli.output import print_json, warn
     from rftcore.launch.prepare import build_pipeline
     from rftcore.pipeline.replay import replay
 
     chain = build_pipeline(config)
-    with opened(find_buffer(config.buffer.uri), "rft process") as found:
+    with rftdata.open(config.buffer, create=False, application="rft process") as found:
         row = found.find_run(run)
         done = replay(config, found, row, chain, version, _tell)
     if as_json:

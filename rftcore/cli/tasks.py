@@ -1,4 +1,4 @@
-"""`rft tasks load|score|list|show`: what there is to try."""
+"""`rft tasks load|score|list|show|stats`: what there is to try, and what a run knows of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import typer
 
 from rftcore.cli.roles import ConfigArgument
 from rftcore.cli.run import SetOption, configuration
-from rftcore.cli.session import BufferOption, ConfigBufferOption, JsonOption, opened
+from rftcore.cli.session import BufferOption, ConfigBufferOption, JsonOption, RunArgument, opened
 
 app = typer.Typer(help="Tasks in the buffer.", no_args_is_help=True)
 
@@ -80,3 +80,39 @@ def show(
     shown = [{**row, "dropped": row["reason"] and f"{row['stage']}: {row['reason']}"} for row in rows]
     columns = ("task_id", "task_key", "status", "prompt", "answer", "features", "dropped", "pipeline_version")
     print_rows(shown, columns, as_json=as_json)
+
+
+@app.command("stats")
+def stats(
+    run: RunArgument = None,
+    taskset: Annotated[str | None, typer.Option("--taskset", help="Of one taskset only.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Tasks shown, those chosen last first.")] = 20,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare with the outcomes they are folded from; exits 1 if they differ.")
+    ] = False,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Fold the outcomes again.")] = False,
+    buffer: BufferOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a run knows of its tasks: posterior, attempts, mean reward."""
+    from rftcore.cli.output import print_rows, warn
+    from rftdata import task_stats
+
+    if check and rebuild:
+        raise typer.BadParameter("--check compares and --rebuild writes; give one of them")
+    with opened(buffer, "rft tasks") as found:
+        run_id = found.find_run(run)["run_id"]
+        if rebuild:
+            print(f"{task_stats.rebuild_task_stats(found.database, run_id)} tasks folded again")
+            return
+        if check:
+            rows = task_stats.check_task_stats(found.database, run_id)
+            print_rows(rows, task_stats.DIFFERENCE_COLUMNS, as_json=as_json)
+            warn(
+                "they differ; `rft tasks stats --rebuild` folds again"
+                if rows
+                else "every task is the fold of its outcomes"
+            )
+            raise typer.Exit(int(bool(rows)))
+        rows = task_stats.task_stats(found.database, run_id, taskset=taskset, limit=limit)
+        print_rows(rows, task_stats.STAT_COLUMNS, as_json=as_json)

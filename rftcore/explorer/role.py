@@ -30,6 +30,7 @@ from rftdata.database import Row
 from rftdata.errors import FencedError, ModelError
 from rftdata.groups import Group
 from rftdata.planning import PlanConfig, Planner, last_startable_step
+from rftdata.selectors import check_selector
 from rftdata.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -90,8 +91,12 @@ class Explorer:
         self.planner = Planner(self.database, self.run_id, PlanConfig(
             tuple(config.tasks), config.selector, config.run.seed, config.trainer.batch_groups, config.algorithm.group_size,
             self.config.max_refill, self.sync.interval, self.sync.offset, source, config.sampling.fresh_share(),
-            config.base_dir, config.pipelines.max_waiting_groups,
+            config.base_dir, config.pipelines.max_waiting_groups, config.mixing,
         ))  # fmt: skip
+        self.screenings = {
+            taskset.name: check_selector(selector.type, selector.args, config.base_dir).screening
+            for taskset in config.tasks for selector in [taskset.selector or config.selector]
+        }  # fmt: skip
         self.writer = joined.buffer.writer(joined.row)
         self.in_flight: dict[asyncio.Task[Group], int] = {}  # with the group each works on
         self._weights_missing: tuple[int, float] | None = None  # policy version, and when that was first seen
@@ -224,7 +229,10 @@ class Explorer:
             held=self.in_flight.values(),
         )
         self.in_flight |= {
-            asyncio.create_task(self.runner.group(group, self.decoding)): group.group_id for group in groups
+            asyncio.create_task(
+                self.runner.group(group, self.decoding, self.screenings.get(group.taskset))
+            ): group.group_id
+            for group in groups
         }
         return bool(groups)
 

@@ -16,7 +16,8 @@ from rftcore.explorer.engines.base import Decoding, Engine
 from rftcore.explorer.task import Model, Scorer, Task, Workflow
 from rftdata.claims import ClaimedGroup
 from rftdata.errors import ConfigError, EngineStoppedError, ModelError
-from rftdata.groups import Group, Rollout
+from rftdata.groups import Group, Rollout, successes_and_trials
+from rftdata.selectors import Screening
 
 _ERRORS_OF_THE_RUN = (ConfigError, ModelError, EngineStoppedError)
 
@@ -38,8 +39,12 @@ class RolloutRunner:
     source: str
     slots: asyncio.Semaphore
 
-    async def group(self, claimed: ClaimedGroup, decoding: Decoding) -> Group:
-        """All rollouts of a claimed group, at the same time."""
+    async def group(self, claimed: ClaimedGroup, decoding: Decoding, screening: Screening | None = None) -> Group:
+        """All rollouts of a claimed group, at the same time; with a screening rule, the others only if the first are neither all bad nor
+        all good enough.
+
+        A group that is screened out is whole nevertheless: the rollouts it was spared are recorded as cancelled, with the reason.
+        """
         task = Task(
             claimed.task_id,
             claimed.taskset,
@@ -48,8 +53,22 @@ class RolloutRunner:
             claimed.payload.get("answer"),
             claimed.payload.get("metadata") or {},
         )
-        rollouts = await asyncio.gather(*(self.rollout(task, index, decoding) for index in range(claimed.group_size)))
-        return Group(list(rollouts), claimed.group_id, claimed.claim_token, self.source)
+        size = claimed.group_size
+        first = min(screening.rollouts, size) if screening else size
+        group = Group(
+            await self._rollouts(task, range(first), decoding), claimed.group_id, claimed.claim_token, self.source
+        )
+        if screening and first < size:
+            refusal = screening.refusal(*successes_and_trials(group))
+            group.rollouts += (
+                await self._rollouts(task, range(first, size), decoding)
+                if refusal is None
+                else [Rollout(index, "cancelled", error=refusal) for index in range(first, size)]
+            )
+        return group
+
+    async def _rollouts(self, task: Task, indices: range, decoding: Decoding) -> list[Rollout]:
+        return list(await asyncio.gather(*(self.rollout(task, index, decoding) for index in indices)))
 
     async def rollout(self, task: Task, index: int, decoding: Decoding) -> Rollout:
         """One try and its outcome.

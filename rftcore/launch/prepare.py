@@ -35,7 +35,7 @@ from rftdata.database import Row
 from rftdata.errors import ConfigError
 from rftdata.sampling import checked_formula
 from rftdata.selection import Selection, num_steps, select
-from rftdata.selectors import SELECTORS
+from rftdata.selectors import check_selector
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def check_plugins(config: RunConfig) -> Chain:
     for name in config.explorer.reward:
         plugins.load("reward", name, REWARDS, config.base_dir)
     plugins.load("workflow", config.explorer.workflow, WORKFLOWS, config.base_dir)
-    plugins.load("selector", config.selector.type, SELECTORS, config.base_dir)
+    check_selectors(config)
     if config.explorer.engine not in plugins.names("engine", ENGINES):
         plugins.load("engine", config.explorer.engine, ENGINES, config.base_dir)
     for name in config.monitor:
@@ -66,11 +66,35 @@ def check_plugins(config: RunConfig) -> Chain:
     chain = build_pipeline(config)
     build_task_chain(config)
     algorithm = build_algorithm(config.algorithm, config.base_dir)
+    for taskset in config.tasks:
+        if taskset.group_size is not None and taskset.group_size < algorithm.min_group_size:
+            raise ConfigError(
+                f"group_size of the taskset {taskset.name!r} is too small for {algorithm.name}, which compares rollouts of one group",
+                value=taskset.group_size, allowed=f"{algorithm.min_group_size} or more",
+            )  # fmt: skip
     check_sampling(algorithm, config.explorer)
     check_source(algorithm, config.sampling.source is not None)
     if config.run.mode == "both" and config.sampling.source is None:
         check_rollouts(algorithm, config.explorer, chain)
     return chain
+
+
+def check_selectors(config: RunConfig) -> None:
+    """Load every selector and try its arguments.
+
+    Raises:
+        PluginError, ConfigError: what does not exist, load or fit.
+    """
+    check_selector(config.selector.type, config.selector.args, config.base_dir)
+    for taskset in config.tasks:
+        chosen = taskset.selector or config.selector
+        screening = check_selector(chosen.type, chosen.args, config.base_dir).screening
+        size = taskset.group_size or config.algorithm.group_size
+        if screening is not None and screening.rollouts >= size:
+            raise ConfigError(
+                f"the selector {chosen.type!r} screens groups of the taskset {taskset.name!r} by their first rollouts, and they have no others",
+                value=screening.rollouts, allowed=f"1 to {size - 1}, below the group's size", todo="lower screen_rollouts, or raise group_size",
+            )  # fmt: skip
 
 
 def build_pipeline(config: RunConfig) -> Chain:

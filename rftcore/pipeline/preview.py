@@ -10,12 +10,11 @@ import pyarrow.compute as pc
 
 from operators.base import IDENTITY_COLUMNS, StageOutcome
 from operators.chain import Chain
-from operators.stage import Stage
+from operators.stage import Known, Stage
 from rftdata.buffer import Buffer
 from rftdata.claims import SealedBatch, read_groups
 from rftdata.database import Row
 from rftdata.errors import QueryError
-from rftdata.verdicts import known_scores
 
 
 @dataclass(frozen=True)
@@ -73,11 +72,12 @@ def sample(buffer: Buffer, run: Row, chain: Chain, rows: int, seed: int = 0) -> 
     return read_groups(buffer.database, chosen, chain.columns)
 
 
-def preview(chain: Chain, batch: SealedBatch, buffer: Buffer | None = None) -> Preview:
+def preview(chain: Chain, table: pa.Table, known: Known | None = None) -> Preview:
     """Run a chain over a sample and note what every stage does.
 
     Args:
-        buffer: where scores may be stored already; None computes all anew.
+        table: whole groups, or tasks.
+        known: scores that are stored already.
 
     Raises:
         StageError: a stage raised.
@@ -87,8 +87,6 @@ def preview(chain: Chain, batch: SealedBatch, buffer: Buffer | None = None) -> P
     def watch(stage: Stage, before: pa.Table, after: pa.Table, outcome: StageOutcome) -> None:
         stages.append(_stage(stage, before, after, outcome))
 
-    table = batch.table
-    known = known_scores(buffer.database, chain.score_keys, table["experience_id"].to_pylist()) if buffer else {}
     result = chain.run(table, known=known, watch=watch)
     decisions = result.decisions.to_pylist()
     for seen in stages:
@@ -106,7 +104,7 @@ def preview(chain: Chain, batch: SealedBatch, buffer: Buffer | None = None) -> P
             (seen,) = (seen for seen in stages if seen.index == run.index)
             seen.rows_kept = run.rows_kept
     stages.sort(key=lambda seen: seen.index)
-    return Preview(table.num_rows, len(batch.group_ids), stages, decisions)
+    return Preview(table.num_rows, pc.count_distinct(table["group_id"]).as_py(), stages, decisions)
 
 
 def _stage(stage: Stage, before: pa.Table, after: pa.Table, outcome: StageOutcome) -> StagePreview:

@@ -157,6 +157,7 @@ class TrainerRole:
                 "staleness": max(batch.rows["staleness"].to_pylist()),
                 "response_tokens": sum(batch.rows["num_response_tokens"].to_pylist()) / len(batch),
             }
+        metrics |= self._selector_metrics()
         self.attempt.record_step(
             step,
             batch,
@@ -171,6 +172,14 @@ class TrainerRole:
         }
         for monitor in self.monitors:
             monitor.log(step, metrics)
+
+    def _selector_metrics(self) -> dict[str, float]:
+        """What the selectors said of themselves when tasks were last chosen, by taskset."""
+        rows = self.buffer.database.fetch("selector_metrics", run_id=self.attempt.run_id)
+        return {
+            f"selector/{row['taskset']}/{name}": value
+            for row in rows for name, value in row["metrics"].items() if value is not None
+        }  # fmt: skip
 
     def _publish(self, step: int) -> None:
         """New weights for engines. A new attempt first publishes what it restored, under a new version."""

@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+import inspect
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rftdata import plugins
 from rftdata.errors import ConfigError
-from rftdata.selectors.base import Observation, Selector
+from rftdata.selectors.base import Observation, Screening, Selector, TaskIds
 
 SELECTORS = {
     "sequential": "rftdata.selectors.sequential:Sequential",
     "shuffle": "rftdata.selectors.shuffle:Shuffle",
+    "random": "rftdata.selectors.random:Random",
+    "easy_to_hard": "rftdata.selectors.easy_to_hard:EasyToHard",
+    "difficulty": "rftdata.selectors.difficulty:Difficulty",
+    "speed": "rftdata.selectors.speed:Speed",
+    "greso": "rftdata.selectors.greso:Greso",
+    "plr": "rftdata.selectors.plr:PrioritizedLevelReplay",
 }
 
-__all__ = ["SELECTORS", "Observation", "Selector", "build_selector"]
+__all__ = ["SELECTORS", "Observation", "Screening", "Selector", "build_selector", "check_selector"]
 
 
 def build_selector(
-    name: str, args: dict[str, Any], task_ids: Sequence[int], seed: int, base_dir: Path | None = None
+    name: str, args: dict[str, Any], task_ids: TaskIds, seed: int, base_dir: Path | None = None
 ) -> Selector:
     """The selector called `name` over the active tasks of a taskset, ascending.
 
     Raises:
-        PluginError: unknown name. ConfigError: arguments it does not take.
+        PluginError: unknown name. ConfigError: arguments it does not take, or wrong values.
     """
     cls = plugins.load("selector", name, SELECTORS, base_dir)
+    _check_names(name, cls, args)
+    if name not in SELECTORS and isinstance(task_ids, np.ndarray):
+        task_ids = task_ids.tolist()  # Python's integers: people put ids into states, which are JSON
     try:
         selector: Selector = cls(task_ids=task_ids, seed=seed, **args)
     except TypeError as error:
@@ -36,3 +48,28 @@ def build_selector(
             todo="correct the section selector",
         ) from error
     return selector
+
+
+def check_selector(name: str, args: dict[str, Any], base_dir: Path | None = None) -> Selector:
+    """A selector over one task that does not exist: whether it loads and takes its arguments, and what it says of itself."""
+    return build_selector(name, args, [0], 0, base_dir)
+
+
+def _check_names(name: str, cls: Any, args: dict[str, Any]) -> None:
+    try:
+        parameters = inspect.signature(cls).parameters
+    except (TypeError, ValueError):  # written in C, say: the call itself will tell
+        return
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    known = [key for key in parameters if key not in ("task_ids", "seed")]
+    unknown = [key for key in args if key not in known]
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], known, n=1)
+        raise ConfigError(
+            f"the selector {name!r} has no argument {unknown[0]!r}", allowed=", ".join(known) or "none",
+            todo=f"did you mean {near[0]!r}?" if near else "correct the section selector",
+        )  # fmt: skip
+    missing = [key for key in known if parameters[key].default is inspect.Parameter.empty and key not in args]
+    if missing:
+        raise ConfigError(f"the selector {name!r} needs {missing[0]!r}", todo="add it to the section selector")

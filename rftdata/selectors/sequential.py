@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from rftdata.selectors.epochs import EpochSelector, Ids, Places
+from rftdata.selectors.base import Ids
+from rftdata.selectors.epochs import EpochSelector, Places
 
 
 class Sequential(EpochSelector):
     """A task's place is its id."""
 
-    def places(self, task_ids: Ids, epoch: int) -> Places:
-        return task_ids.astype(np.uint64)
+    def places(self, positions: Ids, epoch: int) -> Places:
+        return [self.table.ids[positions]]

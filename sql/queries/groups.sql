@@ -85,20 +85,12 @@ INSERT INTO rft.worklist (consumer, item_kind, item_id, sort_key)
 SELECT 'pipeline/' || run_id, 'group', group_id, explore_step::bigint << 32 | ordinal FROM sealed;
 
 -- name: observe_groups
--- What selectors learn, and its fold, in the transaction that seals the groups.
-WITH seen AS (
-    INSERT INTO rft.task_observation (run_id, attempt_id, ordinal, task_id, successes, trials)
-    SELECT g.run_id, g.attempt_id, g.ordinal, g.task_id, o.successes, o.trials
-    FROM unnest(%(group_ids)s::bigint[], %(successes)s::float8[], %(trials)s::float8[]) AS o (group_id, successes, trials)
-    CROSS JOIN LATERAL (
-        SELECT run_id, attempt_id, ordinal, task_id FROM rft.rollout_group WHERE group_id = o.group_id OFFSET 0) g
-    RETURNING run_id, task_id, successes, trials),
-folded AS (SELECT run_id, task_id, sum(successes) AS successes, sum(trials) AS trials, count(*) AS attempts FROM seen GROUP BY run_id, task_id)
-INSERT INTO rft.task_stat AS s (run_id, task_id, alpha, beta, attempts, mean_reward)
-SELECT run_id, task_id, 1 + successes, 1 + trials - successes, attempts, successes / nullif(trials, 0) FROM folded ORDER BY task_id
-ON CONFLICT (run_id, task_id) DO UPDATE
-SET alpha = s.alpha + excluded.alpha - 1, beta = s.beta + excluded.beta - 1, attempts = s.attempts + excluded.attempts,
-    mean_reward = (s.alpha + excluded.alpha - 2) / nullif(s.alpha + s.beta + excluded.alpha + excluded.beta - 4, 0);
+-- What selectors learn, in the transaction that seals the groups; a trigger folds it into task_stat.
+INSERT INTO rft.task_observation (run_id, attempt_id, ordinal, task_id, successes, trials)
+SELECT g.run_id, g.attempt_id, g.ordinal, g.task_id, o.successes, o.trials
+FROM unnest(%(group_ids)s::bigint[], %(successes)s::float8[], %(trials)s::float8[]) AS o (group_id, successes, trials)
+CROSS JOIN LATERAL (
+    SELECT run_id, attempt_id, ordinal, task_id FROM rft.rollout_group WHERE group_id = o.group_id OFFSET 0) g;
 
 -- name: release_groups_but
 -- What an explorer has not finished: all, when it stops in good order; what it does not know of, after a claim whose answer was lost.

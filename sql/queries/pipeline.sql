@@ -20,7 +20,8 @@ UPDATE rft.worklist SET available = true, claimed_by = NULL, lease_until = NULL
 WHERE consumer = 'pipeline/' || %(run_id)s AND claimed_by = %(worker_id)s AND NOT available;
 
 -- name: batch_of_groups
--- What stages see of an experience. Long texts travel only where a stage reads them (`columns`).
+-- What stages see of an experience. Long texts travel only where a stage reads them (`columns`). screened: why an explorer gave up its
+-- group after the first rollouts.
 SELECT e.experience_id, e.group_id, o.rollout_index, e.turn_index, g.task_id, t.taskset, t.payload ->> 'answer' AS answer,
        CASE WHEN 'prompt' = ANY (%(columns)s) THEN e.prompt END AS prompt,
        CASE WHEN 'response' = ANY (%(columns)s) THEN e.response END AS response,
@@ -36,6 +37,8 @@ SELECT e.experience_id, e.group_id, o.rollout_index, e.turn_index, g.task_id, t.
        CASE WHEN 'reviews' = ANY (%(columns)s) THEN (
            SELECT jsonb_object_agg(w.name, w.state)::text FROM rft.v_review w WHERE w.experience_id = e.experience_id)
        END AS reviews,
+       (SELECT min(c.error) FROM rft.rollout c
+        WHERE c.group_id = e.group_id AND c.outcome = 'cancelled' AND c.error LIKE 'screened out: %%') AS screened,
        g.group_size, o.outcome::text AS outcome, o.error, l.label_cut
 FROM rft.experience e
 JOIN rft.rollout_group g USING (group_id)

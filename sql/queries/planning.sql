@@ -47,37 +47,75 @@ SELECT count(*) AS n FROM (
 -- name: next_ordinal
 SELECT coalesce(max(ordinal), -1) + 1 AS ordinal FROM rft.rollout_group WHERE run_id = %(run_id)s;
 
--- name: insert_group
+-- name: insert_groups
 INSERT INTO rft.rollout_group (run_id, attempt_id, ordinal, task_id, explore_step, group_size, is_refill, source, planned_policy_step)
-VALUES (%(run_id)s, %(attempt_id)s, %(ordinal)s, %(task_id)s, %(explore_step)s, %(group_size)s, %(is_refill)s, %(source)s,
-    %(planned_policy_step)s);
+SELECT %(run_id)s, %(attempt_id)s, %(ordinal)s + g.place - 1, g.task_id, g.explore_step, g.group_size, g.is_refill,
+       %(source)s::rft.experience_source, %(planned_policy_step)s
+FROM unnest(%(task_ids)s::bigint[], %(explore_steps)s::integer[], %(group_sizes)s::integer[], %(are_refills)s::boolean[])
+    WITH ORDINALITY AS g (task_id, explore_step, group_size, is_refill, place);
 
 -- name: mark_selected
 INSERT INTO rft.task_stat AS s (run_id, task_id, last_selected_at) SELECT %(run_id)s, unnest(%(task_ids)s::bigint[]), clock_timestamp()
 ON CONFLICT (run_id, task_id) DO UPDATE SET last_selected_at = excluded.last_selected_at;
 
 -- name: active_tasks_stamp
--- Differs whenever the active tasks do; a person may exclude one and activate another, so their number is not enough.
-SELECT count(*) AS num_tasks, max(task_id) AS highest, bit_xor(hashint8extended(task_id, 0)) AS digest
-FROM rft.task WHERE taskset = %(taskset)s AND status = 'active';
+-- Grows with every committed statement that changed tasks of the set.
+SELECT coalesce(sum(num_changes), 0)::bigint AS stamp, count(*) AS num_rows FROM rft.task_change WHERE taskset = %(taskset)s;
+
+-- name: compact_task_changes
+SELECT rft.compact_task_changes(%(taskset)s);
 
 -- name: active_task_ids
--- With their stamp. One array: a row per task takes several times as long.
-SELECT count(*) AS num_tasks, max(task_id) AS highest, bit_xor(hashint8extended(task_id, 0)) AS digest,
-       coalesce(array_agg(task_id ORDER BY task_id), '{}') AS task_ids
-FROM rft.task WHERE taskset = %(taskset)s AND status = 'active';
+-- With their stamp, of the same snapshot. One array: a row per task takes several times as long.
+SELECT (SELECT coalesce(sum(num_changes), 0)::bigint FROM rft.task_change WHERE taskset = %(taskset)s) AS stamp,
+       coalesce((SELECT array_agg(task_id ORDER BY task_id) FROM rft.task WHERE taskset = %(taskset)s AND status = 'active'), '{}') AS task_ids;
 
--- name: new_observations
+-- name: task_numbers
+-- One number per active task, in the order of their ids, NULL where it has none; with their stamp, of the same snapshot.
+SELECT (SELECT coalesce(sum(num_changes), 0)::bigint FROM rft.task_change WHERE taskset = %(taskset)s) AS stamp,
+       (SELECT array_agg(CASE WHEN jsonb_typeof(features -> %(key)s) = 'number' THEN (features ->> %(key)s)::double precision END
+                         ORDER BY task_id)
+        FROM rft.task WHERE taskset = %(taskset)s AND status = 'active') AS numbers;
+
+-- name: task_features
+SELECT task_key, features FROM rft.task WHERE task_id = %(task_id)s;
+
+-- name: newest_applied
+SELECT coalesce(max(applied_seq), 0) AS seq FROM rft.task_observation WHERE run_id = %(run_id)s AND applied_seq IS NOT NULL;
+
+-- name: apply_observations
 -- Found by state, not by a high-water mark: a row that commits late is not missed.
 UPDATE rft.task_observation o
-SET applied = true, applied_in = (SELECT max(snapshot_id) FROM rft.selector_snapshot WHERE run_id = %(run_id)s)
-FROM rft.task t
-WHERE o.run_id = %(run_id)s AND NOT o.applied AND t.task_id = o.task_id
-RETURNING o.observation_id, t.taskset, o.task_id, o.successes, o.trials, o.kind::text AS kind;
+SET applied = true, applied_seq = %(seq)s,
+    applied_in = (SELECT max(snapshot_id) FROM rft.selector_snapshot WHERE run_id = %(run_id)s)
+WHERE o.run_id = %(run_id)s AND NOT o.applied;
+
+-- name: applied_observations
+-- What selectors learned after a plan, in the order in which they did. corrects: the plan in which they learned what is corrected.
+SELECT o.applied_seq AS seq, t.taskset, o.task_id, o.successes, o.trials, o.kind::text AS kind, o.ordinal,
+       CASE WHEN o.kind = 'correction' THEN (
+           SELECT min(e.applied_seq) FROM rft.task_observation e
+           WHERE e.run_id = o.run_id AND e.task_id = o.task_id AND e.attempt_id = o.attempt_id AND e.ordinal = o.ordinal
+             AND e.kind = 'explicit') END AS corrects
+FROM rft.task_observation o
+CROSS JOIN LATERAL (SELECT taskset FROM rft.task WHERE task_id = o.task_id OFFSET 0) t
+WHERE o.run_id = %(run_id)s AND o.applied_seq > %(after)s AND o.applied_seq <= %(until)s
+  AND (%(tasksets)s::text[] IS NULL OR t.taskset = ANY (%(tasksets)s))
+ORDER BY o.applied_seq, o.observation_id;
+
+-- name: planned_tasks
+-- Tasks of the groups planned from an ordinal on; those that the run has left do not count.
+SELECT task_id FROM rft.rollout_group
+WHERE run_id = %(run_id)s AND ordinal >= %(from_ordinal)s AND ordinal < %(to_ordinal)s AND left_by IS NULL ORDER BY ordinal;
 
 -- name: selector_states
 SELECT taskset, selector, state FROM rft.selector_state WHERE run_id = %(run_id)s;
 
--- name: save_selector_state
-INSERT INTO rft.selector_state AS s (run_id, taskset, selector, state) VALUES (%(run_id)s, %(taskset)s, %(selector)s, %(state)s)
-ON CONFLICT (run_id, taskset) DO UPDATE SET selector = excluded.selector, state = excluded.state, updated_at = clock_timestamp();
+-- name: selector_metrics
+SELECT taskset, metrics FROM rft.selector_state WHERE run_id = %(run_id)s AND metrics <> '{}';
+
+-- name: save_selector_states
+INSERT INTO rft.selector_state AS s (run_id, taskset, selector, state, metrics)
+SELECT %(run_id)s, n.* FROM unnest(%(tasksets)s::text[], %(selectors)s::text[], %(states)s::jsonb[], %(metrics)s::jsonb[]) AS n
+ON CONFLICT (run_id, taskset) DO UPDATE
+SET selector = excluded.selector, state = excluded.state, metrics = excluded.metrics, updated_at = clock_timestamp();

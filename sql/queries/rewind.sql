@@ -19,14 +19,14 @@ gone AS (
     SET left_by = %(attempt_id)s, trainable = false, closed_reason = 'the run went back to step ' || %(step)s::integer,
         status = CASE WHEN status IN ('planned', 'claimed') THEN 'abandoned' ELSE status END,
         claimed_by = NULL, lease_until = NULL, claim_token = claim_token + 1
-    FROM locked l WHERE g.group_id = l.group_id RETURNING g.group_id, g.run_id, g.ordinal),
+    FROM locked l WHERE g.group_id = l.group_id RETURNING g.group_id, g.run_id, g.attempt_id, g.ordinal, g.task_id),
 undecided AS (
     DELETE FROM rft.worklist w USING gone
     WHERE w.consumer = 'pipeline/' || gone.run_id AND w.item_kind = 'group' AND w.item_id = gone.group_id),
 seen AS (
     -- No selector learns from them any more.
-    UPDATE rft.task_observation o SET applied = true, applied_in = NULL FROM gone
-    WHERE o.run_id = gone.run_id AND o.ordinal = gone.ordinal)
+    UPDATE rft.task_observation o SET applied = true, applied_in = NULL, applied_seq = NULL FROM gone
+    WHERE o.run_id = gone.run_id AND o.task_id = gone.task_id AND o.attempt_id = gone.attempt_id AND o.ordinal = gone.ordinal)
 UPDATE rft.worklist w SET available = false FROM gone
 WHERE w.consumer = 'trainer/' || gone.run_id AND w.item_kind = 'group' AND w.item_id = gone.group_id;
 
@@ -51,7 +51,8 @@ WHERE run_id = %(run_id)s AND policy_step >= %(step)s ORDER BY snapshot_id LIMIT
 WITH later AS (
     DELETE FROM rft.selector_snapshot WHERE run_id = %(run_id)s AND snapshot_id >= %(snapshot_id)s),
 unseen AS (
-    UPDATE rft.task_observation o SET applied = false, applied_in = NULL WHERE o.run_id = %(run_id)s AND o.applied_in >= %(snapshot_id)s)
+    UPDATE rft.task_observation o SET applied = false, applied_in = NULL, applied_seq = NULL
+    WHERE o.run_id = %(run_id)s AND o.applied_in >= %(snapshot_id)s)
 UPDATE rft.selector_state s SET selector = n.value ->> 'selector', state = n.value -> 'state', updated_at = clock_timestamp()
 FROM jsonb_each(%(states)s) n WHERE s.run_id = %(run_id)s AND s.taskset = n.key;
 
@@ -75,11 +76,14 @@ FROM jsonb_each(coalesce(%(states)s::jsonb,
 
 -- name: copy_observations
 -- What a fork's selectors and statistics begin with; those that the parent's selector had not seen at the snapshot are new to the fork's.
-INSERT INTO rft.task_observation (run_id, attempt_id, ordinal, task_id, kind, successes, trials, applied, observed_at)
-SELECT %(run_id)s, %(attempt_id)s, o.ordinal, o.task_id, o.kind, o.successes, o.trials,
-       o.applied AND coalesce(o.applied_in < %(snapshot_id)s, true), o.observed_at
-FROM rft.task_observation o LEFT JOIN rft.rollout_group g ON g.run_id = o.run_id AND g.ordinal = o.ordinal
-WHERE o.run_id = %(parent_run_id)s AND g.left_by IS NULL AND (%(keep_rollouts)s OR coalesce(g.planned_policy_step < %(step)s, true));
+INSERT INTO rft.task_observation (run_id, attempt_id, ordinal, task_id, kind, successes, trials, applied, applied_seq, author, reason, observed_at)
+SELECT %(run_id)s, CASE WHEN o.ordinal IS NOT NULL THEN %(attempt_id)s::bigint END, o.ordinal, o.task_id, o.kind, o.successes, o.trials,
+       s.seen, CASE WHEN s.seen THEN o.applied_seq END, o.author, o.reason, o.observed_at
+FROM rft.task_observation o
+LEFT JOIN rft.rollout_group g ON g.run_id = o.run_id AND g.attempt_id = o.attempt_id AND g.ordinal = o.ordinal
+CROSS JOIN LATERAL (SELECT o.applied AND coalesce(o.applied_in < %(snapshot_id)s, true) AS seen) s
+WHERE o.run_id = %(parent_run_id)s AND g.left_by IS NULL AND (%(keep_rollouts)s OR coalesce(g.planned_policy_step < %(step)s, true))
+ORDER BY o.observation_id;
 
 -- name: copy_sampler
 -- A fork samples as its parent does until its first attempt says otherwise; its counts begin anew (another epoch than its history's).

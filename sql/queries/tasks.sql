@@ -208,3 +208,13 @@ CREATE TEMPORARY TABLE staged_embedding (task_id bigint, text_digest bigint, emb
 INSERT INTO rft.task_embedding AS e (task_id, model, text_digest, embedding)
 SELECT task_id, %(model)s, text_digest, embedding FROM staged_embedding
 ON CONFLICT (task_id, model) DO UPDATE SET text_digest = excluded.text_digest, embedding = excluded.embedding, embedded_at = clock_timestamp();
+
+-- name: task_stats
+-- What a run knows of its tasks, the newest choices first.
+SELECT taskset, task_key, task_id, status::text AS status, pass_rate, alpha, beta, attempts, mean_reward, last_selected_at
+FROM rft.v_task_stat
+WHERE run_id = %(run_id)s AND (%(taskset)s::text IS NULL OR taskset = %(taskset)s)
+ORDER BY last_selected_at DESC NULLS LAST, task_id LIMIT %(limit)s;
+
+-- name: check_task_stat
+SELECT t.taskset, t.task_key, c.* FROM rft.check_task_stat(%(run_id)s) c JOIN rft.task t USING (task_id) ORDER BY task_id;

@@ -1,4 +1,4 @@
-"""The examples about pipelines, run by their own configurations with a small model: shaping with a replay, and stages of one's own."""
+"""The examples about pipelines and task selection, run by their own configurations with a small model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from tests.acceptance.conftest import CHECKOUT, Rft, Warm, report, rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-SHAPING, CUSTOM = CHECKOUT / "examples" / "quality_shaping", CHECKOUT / "examples" / "custom_stages"
+SHAPING, CUSTOM, CURRICULUM = (
+    CHECKOUT / "examples" / name for name in ("quality_shaping", "custom_stages", "curriculum")
+)
 SMALL = [
     "explorer.engine=transformers", "explorer.engine_args={dtype: float32, context_length: 64}", "steps=2", "trainer.batch_groups=4",
     "trainer.checkpoint_every=1",
@@ -43,7 +45,7 @@ def test_shaping_by_a_score_and_a_stricter_threshold_replayed(rft: Rft, warm: Wa
 
     preview = json.loads(
         rft("process", SHAPING / "config.yaml", "--preview", 16, "--buffer", buffer, "--json", *options(warm)).stdout
-    )
+    )["experiences"]
     assert [stage["stage"] for stage in preview["stages"]][:4] == [
         "drop_truncated",
         "tag",
@@ -76,4 +78,27 @@ def test_stages_and_a_selector_of_ones_own(rft: Rft, warm: Warm, tmp_path: Path)
         buffer, "select selector, state->>'next' as next from rft.selector_state where taskset = 'sort-train'"
     )
     assert [(row["selector"], int(row["next"]) > 0) for row in states] == [("./selector.py:Curious", True)]
+    EmbeddedServer(buffer).stop()
+
+
+def test_a_curriculum_on_two_tasksets(rft: Rft, warm: Warm, tmp_path: Path) -> None:
+    buffer = tmp_path / "buffer"
+    rft("run", CURRICULUM / "config.yaml", "--plain", "--buffer", buffer, *options(warm, "steps=3", "eval.tasks=[]"))
+    assert report(rft, buffer, "sort-curriculum")["status"] == "finished"
+    planned = rows(
+        buffer,
+        "select taskset, count(*) as n, min(group_size) as smallest, max(group_size) as largest from rft.rollout_group"
+        " join rft.task using (task_id) where not is_refill group by 1 order by 1",
+    )
+    # Shares of 1 : 4 at first, in three steps of four groups.
+    assert [(row["taskset"], row["smallest"], row["largest"]) for row in planned] == [("long", 16, 16), ("short", 8, 8)]
+    assert sum(row["n"] for row in planned) == 12 and planned[0]["n"] in (2, 3)
+    (known,) = rows(
+        buffer,
+        "select count(*) as tried, bool_and(trials > 0) as counted from (select task_id, sum(trials) as trials from rft.task_observation"
+        " group by 1) o",
+    )
+    assert known["tried"] >= 12 and known["counted"]
+    trained = rows(buffer, "select metrics from rft.v_train_step order by trainer_step desc limit 1")
+    assert any(name.startswith("selector/short/") for name in trained[0]["metrics"])
     EmbeddedServer(buffer).stop()

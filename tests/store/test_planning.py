@@ -10,6 +10,7 @@ import pytest
 
 import rftdata
 from rftdata import Buffer
+from rftdata.active_tasks import ActiveTasks
 from rftdata.errors import PluginError, TaskSourceError
 from rftdata.planning import Planner, last_startable_step
 from tests.store_roles import Roles, own_group
@@ -207,20 +208,51 @@ def test_tasks_excluded_and_added_in_the_middle_of_an_epoch_make_none_repeat(buf
 
 
 def test_task_ids_are_read_again_only_when_they_changed(buffer: Buffer) -> None:
-    roles = Roles(buffer)
-    planner = roles.planner
+    Roles(buffer)
+    active = ActiveTasks()
     with buffer.database.transaction() as connection:
-        first = planner._active_tasks(connection, "set0")
-        assert planner._active_tasks(connection, "set0") is first
+        first = active.task_ids(connection, "set0")
+        assert active.task_ids(connection, "set0") is first
     for change in (
         "UPDATE rft.task SET status = 'excluded' WHERE task_key = '1'",
         "UPDATE rft.task SET status = (ARRAY['active', 'excluded'])[task_key::int]::rft.task_status WHERE task_key IN ('1', '2')",
         "INSERT INTO rft.task (taskset, task_key, payload) VALUES ('set0', 'new', '{}')",
+        "DELETE FROM rft.task WHERE task_key = 'new'",
     ):
         buffer.sql(change)
         wanted = buffer.sql("SELECT task_id FROM rft.task WHERE status = 'active' ORDER BY 1")["task_id"].to_pylist()
         with buffer.database.transaction() as connection:
-            assert planner._active_tasks(connection, "set0") == wanted
+            assert active.task_ids(connection, "set0").tolist() == wanted
+
+
+def test_a_change_of_tasks_that_commits_late_is_not_missed(buffer: Buffer) -> None:
+    """Begun before another one, committed after it and after a look in between."""
+    Roles(buffer)
+    active = ActiveTasks()
+
+    def ids() -> list[int]:
+        with buffer.database.transaction() as connection:
+            return active.task_ids(connection, "set0").tolist()
+
+    insert = "INSERT INTO rft.task (taskset, task_key, payload) VALUES ('set0', %s, '{}')"
+    with buffer.database.transaction() as late:
+        late.execute(insert, ["late"])
+        assert len(ids()) == 40
+        buffer.sql(insert, ["early"])
+        assert len(ids()) == 41
+    assert len(ids()) == 42
+
+
+def test_many_changes_of_tasks_are_counted_in_one_row(buffer: Buffer) -> None:
+    Roles(buffer)
+    active = ActiveTasks()
+    for n in range(300):
+        buffer.sql("UPDATE rft.task SET features = jsonb_build_object('n', %s::int) WHERE task_key = '1'", [n])
+    with buffer.database.transaction() as connection:
+        first = active.task_ids(connection, "set0")
+        assert active.task_ids(connection, "set0") is first
+    rows = buffer.sql("SELECT num_changes FROM rft.task_change WHERE taskset = 'set0'")
+    assert rows["num_changes"].to_pylist() == [301]
 
 
 def test_selectors_learn_every_outcome_once_by_task(buffer: Buffer, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_a_preview_shows_what_every_stage_does_and_stores_nothing(
 ) -> None:
     code, out, err = rft(capsys, "process", config(SHAPED), "--preview", "8", "--json")
     assert code == 0, err
-    shown = json.loads(out)
+    shown = json.loads(out)["experiences"]
     shaped, threshold = shown["stages"]
     assert (shown["num_experiences"], shown["num_groups"]) == (8, 2)
     changed = {change["experience_id"]: (change["before"], change["after"]) for change in shaped["changed"]}
@@ -149,3 +149,23 @@ def test_a_version_name_stands_for_one_list_of_stages(
     assert rft(capsys, "process", config(SHAPED), "--replay", "--version", "mine")[0] == 0
     code, _, err = rft(capsys, "process", config("[{drop_truncated: {}}]"), "--replay", "--version", "mine")
     assert code != 0 and "stands for other stages already" in err
+
+
+def test_a_preview_shows_task_stages_too_before_any_run(
+    buffer: rftdata.Buffer, config: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "none.jsonl").write_text('{"question": "1 + 1"}\n{"question": "a much longer question than that"}\n')
+    file = Path(config("[]"))
+    file.write_text(
+        file.read_text().replace("  experience: []", "  task: [{text_length_filter: {min_len: 1, max_len: 10}}]")
+    )
+    code, _, err = rft(capsys, "process", str(file), "--preview", "5")
+    assert code != 0 and "rft tasks load" in err
+    code, _, err = rft(capsys, "tasks", "load", str(file))
+    assert code == 0, err
+    code, out, err = rft(capsys, "process", str(file), "--preview", "5", "--json")
+    assert code == 0, err
+    (stage,) = json.loads(out)["tasks"]["sums"]["stages"]
+    assert (stage["rows_in"], stage["rows_kept"]) == (2, 1) and "max_len 10" in stage["dropped"][0][1]
+    assert json.loads(out)["experiences"] is None
+    assert "2 tasks of sums; nothing is stored" in rft(capsys, "process", str(file), "--preview", "5")[1]

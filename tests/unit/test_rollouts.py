@@ -11,8 +11,10 @@ import pytest
 from rftcore.explorer.engines.base import Decoding
 from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.explorer.task import Model, Score, Scorer, Task
+from rftdata.claims import ClaimedGroup
 from rftdata.errors import EngineStoppedError, ModelError
-from rftdata.groups import Rollout
+from rftdata.groups import Group, Rollout, successes_and_trials
+from rftdata.selectors import Screening
 
 TASK = Task(1, "sums", "one", "1+1=", "2")
 
@@ -89,3 +91,50 @@ def test_an_engine_that_was_stopped_says_so_by_its_class(tmp_path: Path) -> None
         with pytest.raises(EngineStoppedError, match="CUDA out of memory"):
             asyncio.run(engine.generate(prompt, Decoding()))
     engine.close()
+
+
+def screened(first: list[float | None], rule: Screening, size: int = 6) -> tuple[Group, list[int]]:
+    """A group whose first rollouts end so (None fails); the others succeed. The group, and the rollouts that were begun."""
+    begun: list[int] = []
+
+    async def workflow(task: Task, model: Model, score: Scorer) -> Score:
+        index = len(begun)
+        begun.append(index)
+        await asyncio.sleep(0)
+        reward = first[index] if index < len(first) else 1.0
+        if reward is None:
+            raise KeyError("answer")
+        return Score(reward)
+
+    async def run() -> Group:
+        async def no_score(*_: object) -> Score:
+            raise AssertionError("not asked for")
+
+        runner = RolloutRunner(None, workflow, {}, no_score, 10.0, "explorer", asyncio.Semaphore(8))  # type: ignore[arg-type]
+        claimed = ClaimedGroup(1, 1, 0, 0, size, 1, "sums", "one", {"prompt": "1+1=", "answer": "2"})
+        return await runner.group(claimed, Decoding(), rule)
+
+    return asyncio.run(run()), begun
+
+
+@pytest.mark.parametrize(("reward", "side"), [(0.0, "not above 0"), (1.0, "not below 1")])
+def test_a_group_whose_first_rollouts_all_end_alike_is_given_up(reward: float, side: str) -> None:
+    group, begun = screened([reward] * 3, Screening(3, 0.0, 1.0))
+    assert len(begun) == 3, "no more rollouts were run"
+    assert [(r.index, r.outcome) for r in group.rollouts] == [(i, "ok" if i < 3 else "cancelled") for i in range(6)]
+    assert {r.error for r in group.rollouts[3:]} == {
+        f"screened out: {3 * reward:g} of 3 first rollouts succeeded, a pass rate {side}"
+    }
+    assert successes_and_trials(group) == (3 * reward, 3), "the trials that were made count"
+
+
+@pytest.mark.parametrize("first", [[0.0, 1.0, 0.0], [None, None, None], [None, 1.0, 0.5]])
+def test_a_group_that_is_neither_solved_nor_hopeless_goes_on(first: list[float | None]) -> None:
+    group, begun = screened(first, Screening(3, 0.0, 1.0))
+    assert len(begun) == 6 and [r.outcome for r in group.rollouts[3:]] == ["ok"] * 3
+    assert [r.index for r in group.rollouts] == list(range(6))
+
+
+def test_the_bounds_of_the_pass_rate_are_excluded() -> None:
+    assert Screening(4, 0.25, 0.75).refusal(1, 4) and Screening(4, 0.25, 0.75).refusal(3, 4)
+    assert Screening(4, 0.25, 0.75).refusal(2, 4) is None and Screening(4, 0.2, 0.8).refusal(1, 4) is None

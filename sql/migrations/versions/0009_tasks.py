@@ -10,7 +10,7 @@ from alembic import op
 from rftdata.database import run_folder
 
 revision = "0009"
-down_revision = "0007"
+down_revision = "0008"
 branch_labels = None
 depends_on = None
 

@@ -1,0 +1,80 @@
+"""Which taskset the next group comes from.
+
+The weight of a taskset at an explorer step is its `weight` there (a number, or a schedule), times the number of its active tasks to the
+power 1 / `mixing.temperature` where that is set. Each place goes to the taskset with the largest credit; before that each gains its share,
+and who is chosen pays 1. So the proportions hold at every step without randomness, also while weights change: what a taskset was due
+under earlier weights it does not make up for later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from rftdata.config import MixingConfig, TasksetConfig, WeightSchedule
+from rftdata.errors import ConfigError
+
+
+def weight_at(weight: float | WeightSchedule, step: int) -> float:
+    """A taskset's weight at an explorer step."""
+    if isinstance(weight, int | float):
+        return float(weight)
+    if step <= weight[0][0]:
+        return weight[0][1]
+    for (begin, before), (end, after) in pairwise(weight):
+        if step <= end:
+            return before + (after - before) * (step - begin) / (end - begin)
+    return weight[-1][1]
+
+
+def check_weights(tasksets: Sequence[TasksetConfig]) -> None:
+    """Refuse schedules by which at some step nothing has a weight.
+
+    Raises:
+        ConfigError: the step.
+    """
+    # Between two points of all schedules the sum is a straight line: it is 0 within only where it is at both ends.
+    points = {step for t in tasksets if isinstance(t.weight, tuple) for step, _ in t.weight}
+    for step in sorted(points):
+        if not sum(weight_at(t.weight, step) for t in tasksets) > 0:
+            raise ConfigError(
+                f"at explorer step {step} every taskset has the weight 0, so there would be nothing to try",
+                todo="let one of the schedules stay above 0",
+            )
+
+
+def mix(
+    steps: Sequence[int], tasksets: Sequence[TasksetConfig], mixing: MixingConfig, sizes: Mapping[str, int],
+    room: Mapping[str, int | None], credit: dict[str, float],
+) -> list[str]:  # fmt: skip
+    """The taskset of each place, given its explorer step; fewer than asked for where nothing is left to try.
+
+    Args:
+        sizes: active tasks of each taskset.
+        room: groups that may still be planned on it; None for any number.
+        credit: of each taskset; changed.
+    """
+    left = dict(room)
+    chosen: list[str] = []
+    for step in steps:
+        weights = {
+            t.name: _weight(t, step, mixing, sizes[t.name]) for t in tasksets if left[t.name] is None or left[t.name]
+        }
+        total = sum(weights.values())
+        if total <= 0:
+            break
+        for name, weight in weights.items():
+            credit[name] = credit.get(name, 0.0) + weight / total
+        # A weight of 0 is never chosen, whatever credit is left of earlier steps.
+        name = max((n for n in weights if weights[n] > 0), key=lambda n: credit[n])
+        credit[name] -= 1
+        remaining = left[name]
+        if remaining is not None:
+            left[name] = remaining - 1
+        chosen.append(name)
+    return chosen
+
+
+def _weight(taskset: TasksetConfig, step: int, mixing: MixingConfig, size: int) -> float:
+    by_size = 1.0 if mixing.temperature is None else size ** (1 / mixing.temperature)
+    return weight_at(taskset.weight, step) * by_size

@@ -1,0 +1,290 @@
+"""BOTS: tasks whose pass rate is believed to be near a target, by a Beta posterior per task (arXiv 2510.26374).
+
+Evidence of a task comes from its own outcomes and from those of others. With J the tasks of a batch, r their pass rates, and two reference
+models whose pass rates w (the weaker) and s (the stronger) are features of every task, the policy stands at
+
+    C = (mean r_J - mean w_J) / (mean s_J - mean w_J + 1e-6),  an exponential moving average with factor 0.9 over batches,
+
+between the two, so every task i is thought to pass with p_i = clip(w_i + C (s_i - w_i), 0, 1); for i in J that is r_i. The posteriors
+of all tasks then become, with S and F the successes and failures in the batch and m the rollouts of a group,
+
+    alpha <- (1 - f) alpha + f + (1 - k) S + k m p
+    beta  <- (1 - f) beta  + f + (1 - k) F + k m (1 - p)
+
+f is `forgetting` (the paper's lambda) and k `implicit` (rho). Chosen are the tasks whose pass rate, drawn from the posterior (Thompson
+sampling) or its mean, lies nearest to `target_pass_rate`; with a `temperature`, in proportion to exp(-distance / temperature).
+
+Outcomes do not always come in whole batches. One of n groups counts as n / B of an update, B being the groups of a trainer step:
+(1 - f), 0.9 and the evidence k m p of tasks not in J are taken to that power or share. With n = B this is the paper's update.
+
+A correction counts as if the outcome had been so from the start: it has been forgotten as far as that has. What a person says
+counts in full.
+
+Tasks with equal features that nobody tried have one posterior, so the work is in the number of such classes and of tasks tried, not in
+the number of tasks (see nearest.py). Where features are nearly all different, that is every task.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rftdata.errors import ConfigError
+from rftdata.selectors.base import Floats, Ids, Observation, Selector, TaskIds
+from rftdata.selectors.checks import feature_list, flag, number
+from rftdata.selectors.nearest import nearest_draws, noisy_draws
+from rftdata.selectors.table import TaskTable, draw_distinct, in_rounds
+
+_SMOOTHING = 0.9
+_LEAST = 1e-3
+"""Smallest alpha and beta: what a person takes away may be more than there was."""
+_SURPRISE = 0.25
+
+
+class Difficulty(Selector):
+    """Posteriors of classes and of the tasks tried, as rows of arrays: the classes first.
+
+    Args:
+        features: keys of the weaker and of the stronger reference model's pass rate; without them there is no implicit evidence.
+        target_pass_rate: of the tasks to choose.
+        forgetting: share of the evidence that a trainer step forgets.
+        implicit: weight of implicit evidence; 0.1 by default where there are features.
+        temperature: 0 takes the nearest.
+        thompson: draw pass rates from the posterior instead of taking its mean.
+        pseudo_trials: rollouts that implicit evidence counts for; those of the batch's groups by default.
+        adaptive_implicit: halve `implicit` after a batch whose pass rates the reference models predicted badly (by 0.25 on average).
+    """
+
+    def __init__(
+        self, task_ids: TaskIds, seed: int, *, features: Sequence[str] = (), target_pass_rate: float = 0.5, forgetting: float = 0.1,
+        implicit: float | None = None, temperature: float = 0.0, thompson: bool = True, pseudo_trials: float | None = None,
+        adaptive_implicit: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(task_ids, seed)
+        self.feature_keys = feature_list("difficulty", features, (0, 2))
+        implicit = (0.1 if self.feature_keys else 0.0) if implicit is None else implicit
+        for name, value in {
+            "target_pass_rate": target_pass_rate,
+            "forgetting": forgetting,
+            "implicit": implicit,
+        }.items():
+            number("difficulty", name, value, 0, 1)
+        number("difficulty", "temperature", temperature, 0, math.inf)
+        for name, yes in {"thompson": thompson, "adaptive_implicit": adaptive_implicit}.items():
+            flag("difficulty", name, yes)
+        if pseudo_trials is not None:
+            number("difficulty", "pseudo_trials", pseudo_trials, 0, math.inf)
+        if implicit > 0 and not self.feature_keys:
+            raise ConfigError(
+                "the selector 'difficulty' infers pass rates from those of two reference models, and has no features", value=implicit,
+                todo="name both in features, or leave implicit out",
+            )  # fmt: skip
+        self._target, self._forgetting, self._implicit = target_pass_rate, forgetting, implicit
+        self._temperature, self._thompson = temperature, thompson
+        self._pseudo_trials, self._adaptive = pseudo_trials, adaptive_implicit
+        self._anchor: float | None = None  # C
+        self._draws = 0
+        self._forgotten = 0.0  # logarithm of what is left of evidence from before the first update
+        self._forgotten_at: dict[int, float] = {}
+        self._chosen_rate = 0.0
+        self.table = TaskTable(task_ids)
+        self._make_classes(np.zeros((2, 0)))
+
+    def set_features(self, features: Mapping[str, Floats]) -> None:
+        super().set_features(features)
+        self._make_classes(np.stack([features[key] for key in self.feature_keys]))
+
+    def select(self, count: int) -> list[int]:
+        rng = np.random.default_rng((self.seed, self._draws))
+        self._draws += 1
+        chosen = [self._choose(rng, size) for size in in_rounds(count, self.table.num_open)]
+        if not chosen:
+            return []
+        positions = np.concatenate(chosen)
+        self._chosen_rate = float(self.pass_rates(positions).mean())
+        return self.table.ids[positions].tolist()
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        places = self.table.positions(o.task_id for o in observations).tolist()
+        known = [(o, self._row_of(position)) for o, position in zip(observations, places) if position >= 0]
+        tried = [(o, row) for o, row in known if o.kind == "explicit" and o.trials > 0]
+        if tried:
+            self._update([o for o, _ in tried], np.array([row for _, row in tried]))
+        if observations:
+            self._forgotten_at[observations[0].seq] = self._forgotten
+        for o, row in known:
+            if o.kind != "explicit":
+                self._add(o, row)
+
+    def pass_rates(self, positions: Ids) -> Floats:
+        """Mean of the posterior of the tasks at these positions."""
+        rows = self._row[positions]
+        rates: Floats = self._alpha[rows] / (self._alpha[rows] + self._beta[rows])
+        return rates
+
+    def posteriors(self, task_ids: Iterable[int]) -> tuple[Floats, Floats]:
+        """alpha and beta of these tasks."""
+        rows = self._row[self.table.positions(task_ids)]
+        return self._alpha[rows], self._beta[rows]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"draws": self._draws, "anchor": self._anchor, "implicit": self._implicit}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._draws, self._anchor, self._implicit = state["draws"], state["anchor"], state["implicit"]
+
+    def metrics(self) -> dict[str, float]:
+        found = {"tried": float(self._num_rows - self._num_classes), "chosen_pass_rate": self._chosen_rate}
+        if self.feature_keys:
+            found |= {"implicit": self._implicit, "between_references": self._anchor or 0.0}
+        return found
+
+    def retire(self, task_ids: Sequence[int]) -> bool:
+        places = self.table.positions(task_ids)
+        self._leave_class(np.unique(places[places >= 0]))
+        self.table.retire(task_ids)
+        return True
+
+    # Rows
+
+    def _make_classes(self, features: Floats) -> None:
+        """One row for each different pair of features, [2, N]; without features one for all."""
+        if features.shape[1]:
+            weaker, of_weaker = np.unique(features[0], return_inverse=True)
+            stronger, of_stronger = np.unique(features[1], return_inverse=True)
+            # One number per pair: sorting numbers is fast, sorting pairs of a million tasks takes seconds.
+            found, self._row = np.unique(of_weaker * len(stronger) + of_stronger, return_inverse=True)
+            pairs = np.stack([weaker[found // len(stronger)], stronger[found % len(stronger)]])
+            # The members of each class, in the order of their ids.
+            self._members = np.argsort(self._row, kind="stable")
+        else:
+            pairs, self._row, self._members = np.zeros((2, 1)), np.zeros(len(self.table), dtype=np.int64), None
+        self._num_classes = self._num_rows = pairs.shape[1]
+        self._sizes = np.bincount(self._row, minlength=self._num_classes)
+        self._starts = np.concatenate([[0], np.cumsum(self._sizes)]).astype(np.int64)
+        room = self._num_rows + 64
+        self._weaker, self._stronger = np.zeros(room), np.zeros(room)
+        self._weaker[: self._num_rows], self._stronger[: self._num_rows] = pairs
+        self._alpha, self._beta = np.ones(room), np.ones(room)
+        self._position = np.full(room, -1, dtype=np.int64)  # of the task that a row stands for
+        self._in_class = np.ones(len(self.table), dtype=np.bool_)
+
+    def _row_of(self, position: int) -> int:
+        """The row of a task's own, made where it still had its class's."""
+        row = int(self._row[position])
+        if row >= self._num_classes:
+            return row
+        self._leave_class(np.array([position]))
+        own = self._num_rows
+        if own == len(self._alpha):
+            for name in ("_weaker", "_stronger", "_alpha", "_beta", "_position"):
+                column = getattr(self, name)
+                setattr(self, name, np.concatenate([column, np.ones_like(column)]))
+        for column in (self._weaker, self._stronger, self._alpha, self._beta):
+            column[own] = column[row]
+        self._position[own] = position
+        self._row[position] = own
+        self._num_rows += 1
+        return own
+
+    def _leave_class(self, positions: Ids) -> None:
+        positions = positions[self._in_class[positions]]
+        self._in_class[positions] = False
+        np.subtract.at(self._sizes, self._row[positions], 1)
+
+    # Learning
+
+    def _update(self, tried: Sequence[Observation], rows_J: Ids) -> None:
+        """One batch of outcomes; `rows_J` has the row of each."""
+        share = len(tried) / self.groups_per_step if self.groups_per_step else 1.0
+        rows, which = np.unique(rows_J, return_inverse=True)
+        successes = np.bincount(which, weights=[o.successes for o in tried])
+        trials = np.bincount(which, weights=[o.trials for o in tried])
+        rates = np.clip(successes / trials, 0.0, 1.0)
+        n = self._num_rows
+        alpha, beta = self._alpha[:n], self._beta[:n]
+        kept = (1 - self._forgetting) ** share
+        alpha *= kept
+        beta *= kept
+        alpha += 1 - kept
+        beta += 1 - kept
+        implicit = self._implicit
+        if implicit > 0:
+            pseudo = (
+                self._pseudo_trials if self._pseudo_trials is not None else float(np.mean([o.trials for o in tried]))
+            )
+            thought, weight = self._inferred(rows, rates, share), np.full(n, share * implicit * pseudo)
+            thought[rows], weight[rows] = rates, implicit * pseudo
+            alpha += weight * thought
+            beta += weight * (1 - thought)
+        alpha[rows] += (1 - implicit) * successes
+        beta[rows] += (1 - implicit) * (trials - successes)
+        self._forgotten += share * math.log(max(1 - self._forgetting, 1e-300))
+
+    def _inferred(self, rows: Ids, rates: Floats, share: float) -> Floats:
+        """p of every row, from where the batch stands between the reference models."""
+        weaker, stronger = self._weaker[: self._num_rows], self._stronger[: self._num_rows]
+        low, high = weaker[rows].mean(), stronger[rows].mean()
+        stands = float((rates.mean() - low) / (high - low + 1e-6))
+        kept = _SMOOTHING**share
+        self._anchor = stands if self._anchor is None else kept * self._anchor + (1 - kept) * stands
+        thought: Floats = np.clip(weaker + self._anchor * (stronger - weaker), 0.0, 1.0)
+        if self._adaptive and float(np.abs(thought[rows] - rates).mean()) >= _SURPRISE:
+            self._implicit /= 2
+        return thought
+
+    def _add(self, o: Observation, row: int) -> None:
+        weight = 1.0
+        if o.kind == "correction":
+            weight = math.exp(self._forgotten - self._forgotten_at.get(o.corrects or o.seq, self._forgotten))
+        self._alpha[row] = max(self._alpha[row] + weight * o.successes, _LEAST)
+        self._beta[row] = max(self._beta[row] + weight * (o.trials - o.successes), _LEAST)
+
+    # Choosing
+
+    def _choose(self, rng: np.random.Generator, size: int) -> Ids:
+        """Positions of `size` different tasks."""
+        own = np.arange(self._num_classes, self._num_rows)
+        own = own[self.table.open[self._position[own]]]
+        classes = np.flatnonzero(self._sizes)
+        a, b, members = self._alpha[classes], self._beta[classes], self._sizes[classes]
+        ones = np.ones(len(own), dtype=np.int64)
+        if self._temperature > 0:
+            keys, _ = noisy_draws(
+                rng, self._alpha[own], self._beta[own], ones, self._target, self._temperature, size, thompson=self._thompson
+            ) if len(own) else (np.zeros(0), None)  # fmt: skip
+            drawn, which = noisy_draws(
+                rng, a, b, members, self._target, self._temperature, size, thompson=self._thompson
+            )
+        elif self._thompson:
+            keys = -np.abs(self._target - rng.beta(self._alpha[own], self._beta[own]))
+            drawn, which = nearest_draws(rng, a, b, members, self._target, size, -keys)
+            drawn = -drawn
+        else:
+            keys = -np.abs(self._target - self._alpha[own] / (self._alpha[own] + self._beta[own]))
+            which = np.repeat(np.arange(len(classes)), np.minimum(members, size))
+            drawn = -np.abs(self._target - a / (a + b))[which]
+        best = _largest(rng, np.concatenate([keys, drawn]), size)
+        mine, others = best[best < len(own)], best[best >= len(own)] - len(own)
+        return np.concatenate([self._position[own[mine]], self._members_of(rng, classes, which[others])])
+
+    def _members_of(self, rng: np.random.Generator, classes: Ids, which: Ids) -> Ids:
+        """Different members at random of classes, as many of each as it is named in `which`."""
+        chosen = [np.zeros(0, dtype=np.int64)]
+        for index, count in zip(*np.unique(which, return_counts=True)):
+            begin, end = self._starts[classes[index]], self._starts[classes[index] + 1]
+            segment = None if self._members is None else self._members[begin:end]
+            chosen.append(draw_distinct(rng, segment, self._in_class, int(count)))
+        return np.concatenate(chosen)
+
+
+def _largest(rng: np.random.Generator, keys: Floats, count: int) -> Ids:
+    """Places of the `count` largest; equal ones at random."""
+    if len(keys) <= count:
+        return np.arange(len(keys))
+    least = -np.partition(-keys, count - 1)[count - 1]
+    above = np.flatnonzero(keys > least)
+    return np.concatenate([above, rng.choice(np.flatnonzero(keys == least), count - len(above), replace=False)])

@@ -1,0 +1,29 @@
+"""Easy tasks first, by numbers that the tasks bring along; from the beginning again after the hardest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rftdata.selectors.base import Ids, TaskIds
+from rftdata.selectors.checks import feature_list
+from rftdata.selectors.epochs import EpochSelector, Places
+
+
+class EasyToHard(EpochSelector):
+    """Tasks with the larger feature come first.
+
+    Args:
+        features: keys of rft.task.features in which larger is easier (a pass rate, say); where the first is equal, the second decides.
+            A key with a minus before it (`-length`) is one in which larger is harder.
+    """
+
+    def __init__(self, task_ids: TaskIds, seed: int, *, features: Sequence[str]) -> None:
+        super().__init__(task_ids, seed)
+        names = feature_list("easy_to_hard", features)
+        self._signs = [1.0 if name.startswith("-") else -1.0 for name in names]
+        self.feature_keys = [name.removeprefix("-") for name in names]
+
+    def places(self, positions: Ids, epoch: int) -> Places:
+        # Equal features: in loading order.
+        hard = [sign * self.features[key][positions] for sign, key in zip(self._signs, self.feature_keys, strict=True)]
+        return [*hard, self.table.ids[positions]]

@@ -1,0 +1,138 @@
+"""GRESO: tasks whose groups taught nothing lately are mostly skipped before any rollout (arXiv 2506.02177).
+
+A group teaches nothing where all its rollouts succeeded or all failed. A task with `z` such groups in a row, counted from its newest
+one, is passed over in an epoch with probability 1 - p^z (section 4, probabilistic pre-rollout filtering); p is the probability to
+explore it, one for tasks that are too easy and one for those that are too hard, by the task's newest outcome. After each update
+both are moved by `adjust` towards where the share of such groups meets its target (the paper's self-adjustable base exploration
+probability): down where there are too many, up otherwise.
+
+Rewards between 0 and 1 that are all equal count as teaching something: outcomes are stored as successes and trials.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rftdata.selectors.base import Floats, Ids, Observation, TaskIds
+from rftdata.selectors.checks import number
+from rftdata.selectors.shuffle import Shuffle, split_mix
+from rftdata.selectors.table import Flags
+
+_LONGEST = 32
+"""Outcomes remembered of a task; a longer streak hardly changes the probability."""
+_PATIENCE = 3
+"""Epochs after which a choice takes whoever comes."""
+
+
+class Greso(Shuffle):
+    """Shuffled tasks, some passed over.
+
+    Args:
+        explore_easy, explore_hard: initial probabilities to try a task again after one group of only successes, only failures.
+        target_easy, target_hard: shares of such groups aimed at.
+        adjust: by how much the probabilities move with each trainer step's outcomes.
+    """
+
+    def __init__(
+        self, task_ids: TaskIds, seed: int, *, explore_easy: float = 0.5, explore_hard: float = 0.5,
+        target_easy: float = 1 / 12, target_hard: float = 1 / 6, adjust: float = 0.01,
+    ) -> None:  # fmt: skip
+        super().__init__(task_ids, seed)
+        given = {
+            "explore_easy": explore_easy,
+            "explore_hard": explore_hard,
+            "target_easy": target_easy,
+            "target_hard": target_hard,
+        }
+        for name, value in {**given, "adjust": adjust}.items():
+            number("greso", name, value, 0, 1)
+        self._explore = {"easy": explore_easy, "hard": explore_hard}
+        self._target = {"easy": target_easy, "hard": target_hard}
+        self._adjust = adjust
+        self._outcomes: dict[int, list[Observation]] = {}
+        self._streak = np.zeros(len(self.table), dtype=np.int8)
+        self._is_easy = np.zeros(len(self.table), dtype=np.bool_)
+        self._patient_until = 0
+        self._num_passed = 0
+
+    def select(self, count: int) -> list[int]:
+        self._patient_until = self._epoch + _PATIENCE
+        self._num_passed = 0
+        return super().select(count)
+
+    def skip_probability(self, positions: Ids) -> Floats:
+        """1 - p^z of the tasks at these positions."""
+        explore = np.where(self._is_easy[positions], self._explore["easy"], self._explore["hard"])
+        kept: Floats = explore ** self._streak[positions]
+        return 1 - kept
+
+    def wanted(self, positions: Ids, epoch: int) -> Flags:
+        open_ones = self.table.open[positions]
+        if epoch >= self._patient_until:
+            return open_ones
+        # Drawn by epoch and task alone, so that a restart passes over the same.
+        drawn = split_mix((self.seed, epoch, 1), self.table.ids[positions]) / 2.0**64
+        skipped = drawn < self.skip_probability(positions)
+        self._num_passed += int((skipped & open_ones).sum())
+        wanted: Flags = open_ones & ~skipped
+        return wanted
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        for observation in observations:
+            self._note(observation)
+        changed = {o.task_id for o in observations}
+        for task_id, position in zip(changed, self.table.positions(changed).tolist()):
+            if position >= 0:
+                self._streak[position], self._is_easy[position] = self._standing(task_id)
+        self._move([o for o in observations if o.kind == "explicit" and o.trials > 0])
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            **super().metrics(),
+            "explore_easy": self._explore["easy"],
+            "explore_hard": self._explore["hard"],
+            "passed_over": float(self._num_passed),
+        }
+
+    def _note(self, o: Observation) -> None:
+        known = self._outcomes.setdefault(o.task_id, [])
+        if o.kind == "correction":
+            for i, old in enumerate(known):
+                if old.group == o.group:
+                    known[i] = Observation(
+                        o.task_id, old.successes + o.successes, old.trials + o.trials, old.kind, old.group, old.seq
+                    )
+                    return
+            if o.trials <= 0:
+                return  # of an outcome that is no longer remembered
+        known.append(o)
+        del known[:-_LONGEST]
+
+    def _standing(self, task_id: int) -> tuple[int, bool]:
+        """(streak of groups that taught nothing, whether the newest of them was all successes)."""
+        outcomes = [o for o in self._outcomes[task_id] if o.trials > 0]
+        streak = 0
+        for o in reversed(outcomes):
+            if _verdict(o) is None:
+                break
+            streak += 1
+        return streak, bool(outcomes) and _verdict(outcomes[-1]) == "easy"
+
+    def _move(self, outcomes: Sequence[Observation]) -> None:
+        if not outcomes:
+            return
+        # A few outcomes are a part of a step, and move the probabilities in proportion.
+        by = self._adjust * (len(outcomes) / self.groups_per_step if self.groups_per_step else 1.0)
+        for kind, target in self._target.items():
+            share = sum(_verdict(o) == kind for o in outcomes) / len(outcomes)
+            moved = self._explore[kind] + (-by if share >= target else by)
+            self._explore[kind] = min(max(moved, 0.0), 1.0)
+
+
+def _verdict(o: Observation) -> str | None:
+    """Why an outcome teaches nothing: easy or hard; None where it teaches something."""
+    if o.successes >= o.trials - 1e-9:
+        return "easy"
+    return "hard" if o.successes <= 1e-9 else None

@@ -1,0 +1,279 @@
+"""BOTS: two updates by hand, the shortcut for untried tasks against the plain recurrence and plain draws, corrections."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rftdata.errors import ConfigError
+from rftdata.selectors import Observation, build_selector
+from rftdata.selectors.difficulty import Difficulty
+from rftdata.selectors.nearest import nearest_draws, noisy_draws
+
+FEATURES = ["weak", "strong"]
+
+
+def bots(num_tasks: int, weak: Any = None, strong: Any = None, seed: int = 0, **args: Any) -> Difficulty:
+    args = args if weak is None else {"features": FEATURES, **args}
+    selector = build_selector("difficulty", args, range(1, num_tasks + 1), seed)
+    assert isinstance(selector, Difficulty)
+    if weak is not None:
+        selector.set_features({"weak": np.asarray(weak, float), "strong": np.asarray(strong, float)})
+    return selector
+
+
+def posterior(selector: Difficulty, *task_ids: int) -> list[float]:
+    return [value for column in selector.posteriors(task_ids) for value in column.tolist()]
+
+
+def outcome(task_id: int, successes: float, trials: float = 10, seq: int = 1, group: int = 0) -> Observation:
+    return Observation(task_id, successes, trials, "explicit", group, seq)
+
+
+def test_two_updates_by_hand() -> None:
+    """lambda = rho = 0.2, m = 10. First C = (0.6 - 0.3) / (0.7 - 0.3) = 0.75, then 0.9 · 0.75 + 0.1 · 1 = 0.775."""
+    selector = bots(3, [0.2, 0.4, 0.0], [0.6, 0.8, 0.5], forgetting=0.2, implicit=0.2)
+    selector.observe([outcome(1, 4), outcome(2, 8)])
+    alpha, beta = selector.posteriors([1, 2, 3])
+    assert alpha == pytest.approx([0.8 + 0.2 + 0.8 * 4 + 2 * 0.4, 1 + 0.8 * 8 + 2 * 0.8, 1 + 2 * 0.375], abs=1e-4)
+    assert beta == pytest.approx([1 + 0.8 * 6 + 2 * 0.6, 1 + 0.8 * 2 + 2 * 0.2, 1 + 2 * 0.625], abs=1e-4)
+    assert [*alpha, *beta] == pytest.approx([5, 9, 1.75, 7, 3, 2.25], abs=1e-4)
+    selector.observe([outcome(3, 5, seq=2)])
+    alpha, beta = selector.posteriors([1, 2, 3])
+    assert alpha == pytest.approx(
+        [0.8 * 5 + 0.2 + 2 * 0.51, 0.8 * 9 + 0.2 + 2 * 0.71, 0.8 * 1.75 + 0.2 + 0.8 * 5 + 1], abs=1e-4
+    )
+    assert [*alpha, *beta] == pytest.approx([5.22, 8.82, 6.6, 6.78, 3.18, 7.0], abs=1e-4)
+
+
+def test_without_references_only_outcomes_count() -> None:
+    selector = bots(3, forgetting=0.5)
+    selector.observe([outcome(2, 3, 4)])
+    selector.observe([outcome(3, 1, 4, seq=2)])
+    alpha, beta = selector.posteriors([1, 2, 3])
+    assert alpha.tolist() == [1, 0.5 * 4 + 0.5, 2] and beta.tolist() == [1, 0.5 * 2 + 0.5, 4]
+
+
+def test_outcomes_in_parts_of_a_step_forget_as_much_as_the_whole() -> None:
+    whole, parts = bots(9, forgetting=0.3), bots(9, forgetting=0.3)
+    for selector in (whole, parts):
+        selector.observe([outcome(9, 8, 8)])
+        selector.groups_per_step = 4
+    whole.observe([outcome(i, 2, 4, seq=2) for i in range(1, 5)])
+    for i in range(1, 5):
+        parts.observe([outcome(i, 2, 4, seq=1 + i)])
+    assert posterior(parts, 9) == pytest.approx(posterior(whole, 9))
+    assert posterior(whole, 9) == pytest.approx([0.7 * 9 + 0.3, 1])
+
+
+class Plain:
+    """The paper's recurrence, for every task at every step."""
+
+    def __init__(self, weak: Any, strong: Any, decay: float, rho: float) -> None:
+        self.weak, self.strong, self.decay, self.rho = weak, strong, decay, rho
+        self.alpha, self.beta = np.ones(len(weak)), np.ones(len(weak))
+        self.c: float | None = None
+
+    def update(self, places: Sequence[int], successes: Any, trials: float) -> None:
+        rates = successes / trials
+        low, high = self.weak[places].mean(), self.strong[places].mean()
+        c = (rates.mean() - low) / (high - low + 1e-6)
+        self.c = c if self.c is None else 0.9 * self.c + 0.1 * c
+        p = np.clip(self.weak + self.c * (self.strong - self.weak), 0, 1)
+        p[places] = rates
+        s, f = np.zeros(len(p)), np.zeros(len(p))
+        s[places], f[places] = successes, trials - successes
+        self.alpha = (1 - self.decay) * self.alpha + self.decay + (1 - self.rho) * s + self.rho * trials * p
+        self.beta = (1 - self.decay) * self.beta + self.decay + (1 - self.rho) * f + self.rho * trials * (1 - p)
+
+
+@pytest.mark.parametrize("kinds", [3, 400])
+def test_posteriors_are_those_of_the_plain_recurrence(kinds: int) -> None:
+    rng = np.random.default_rng(5)
+    of_kind = rng.integers(0, kinds, 500)
+    weak = np.sort(rng.random(kinds))[of_kind] * 0.5
+    strong = weak + 0.4
+    selector, plain = bots(500, weak, strong, forgetting=0.15, implicit=0.3), Plain(weak, strong, 0.15, 0.3)
+    for step in range(1, 30):
+        chosen = selector.select(16)
+        successes = rng.integers(0, 9, 16).astype(float)
+        selector.observe([outcome(i, s, 8, step) for i, s in zip(chosen, successes, strict=True)])
+        plain.update([i - 1 for i in chosen], successes, 8)
+    alpha, beta = selector.posteriors(range(1, 501))
+    np.testing.assert_allclose(alpha, plain.alpha, rtol=1e-12)
+    np.testing.assert_allclose(beta, plain.beta, rtol=1e-12)
+
+
+def _alike(ours: list[float], plain: list[float]) -> None:
+    """Two samples with one mean, as far as four standard errors say."""
+    error = np.sqrt(np.var(ours) / len(ours) + np.var(plain) / len(plain))
+    assert abs(np.mean(ours) - np.mean(plain)) <= 4 * error + 1e-9
+
+
+@pytest.mark.parametrize("radius", [None, 1e-4, 0.02, 0.3])
+def test_the_nearest_draws_are_distributed_as_those_of_all_members(radius: float | None) -> None:
+    """Whatever the radius, also one within which too few lie; the second class is small, the third cannot be thinned at 0.3."""
+    rng = np.random.default_rng(1)
+    alpha, beta, sizes, target, count = (
+        np.array([3.0, 1.0, 40.0]),
+        np.array([2.0, 1.0, 60.0]),
+        np.array([900, 30, 500]),
+        0.4,
+        10,
+    )
+    ours: list[list[float]] = []
+    plain: list[list[float]] = []
+    for _ in range(600):
+        got, which = nearest_draws(rng, alpha, beta, sizes, target, count, np.zeros(0), radius)
+        best = np.argsort(got)[:count]
+        ours.append([*got[best][[0, 4, 9]], *np.bincount(which[best], minlength=3)])
+        members = np.repeat(np.arange(3), sizes)
+        distances = np.abs(target - rng.beta(alpha[members], beta[members]))
+        best = np.argsort(distances)[:count]
+        plain.append([*distances[best][[0, 4, 9]], *np.bincount(members[best], minlength=3)])
+    for a, b in zip(np.transpose(ours), np.transpose(plain), strict=True):
+        _alike(list(a), list(b))
+        _alike(list(a**2), list(b**2))
+
+
+@pytest.mark.parametrize("thompson", [True, False])
+@pytest.mark.parametrize("temperature", [0.03, 0.5])
+def test_draws_with_a_temperature_are_distributed_as_those_of_all_members(thompson: bool, temperature: float) -> None:
+    rng = np.random.default_rng(2)
+    alpha, beta, sizes, target, count = (
+        np.array([3.0, 1.0, 9.0]),
+        np.array([2.0, 1.0, 3.0]),
+        np.array([300, 30, 200]),
+        0.4,
+        10,
+    )
+    ours: list[list[float]] = []
+    plain: list[list[float]] = []
+    for _ in range(600):
+        keys, which = noisy_draws(rng, alpha, beta, sizes, target, temperature, count, thompson=thompson)
+        best = np.argsort(-keys)[:count]
+        ours.append([*keys[best][[0, 4, 9]], *np.bincount(which[best], minlength=3)])
+        members = np.repeat(np.arange(3), sizes)
+        a, b = alpha[members], beta[members]
+        rates = rng.beta(a, b) if thompson else a / (a + b)
+        keys = -np.abs(target - rates) / temperature + rng.gumbel(size=len(members))
+        best = np.argsort(-keys)[:count]
+        plain.append([*keys[best][[0, 4, 9]], *np.bincount(members[best], minlength=3)])
+    for a, b in zip(np.transpose(ours), np.transpose(plain), strict=True):
+        _alike(list(a), list(b))
+
+
+def test_chosen_tasks_are_distributed_as_by_one_draw_per_task() -> None:
+    weak = np.repeat([0.0, 0.3, 0.6], 200)
+    history = [[outcome(i, (i * 7) % 9, 8, seq) for i in range(seq, 600, 41)] for seq in range(1, 4)]
+    rng = np.random.default_rng(3)
+    ours, plain = [], []
+    for seed in range(500):
+        selector = bots(600, weak, weak + 0.3, seed=seed)
+        for batch in history:
+            selector.observe(batch)
+        chosen = np.array(selector.select(12)) - 1
+        assert len(set(chosen.tolist())) == 12
+        ours.append(
+            [
+                *np.bincount(chosen // 200, minlength=3),
+                float(np.isin(chosen + 1, [o.task_id for b in history for o in b]).sum()),
+            ]
+        )
+        alpha, beta = selector.posteriors(range(1, 601))
+        best = np.argsort(np.abs(0.5 - rng.beta(alpha, beta)))[:12]
+        plain.append(
+            [
+                *np.bincount(best // 200, minlength=3),
+                float(np.isin(best + 1, [o.task_id for b in history for o in b]).sum()),
+            ]
+        )
+    for a, b in zip(np.transpose(ours), np.transpose(plain), strict=True):
+        _alike(list(a), list(b))
+
+
+def test_members_of_a_class_are_equally_likely() -> None:
+    counts = np.zeros(20)
+    for seed in range(2000):
+        counts[np.array(bots(20, seed=seed).select(3)) - 1] += 1
+    assert abs(counts - 300).max() < 4 * np.sqrt(300)
+
+
+def test_the_mean_without_thompson_sampling_takes_the_nearest() -> None:
+    selector = bots(6, thompson=False)
+    selector.observe([outcome(1, 10), outcome(2, 5), outcome(3, 4), outcome(4, 0), outcome(5, 8), outcome(6, 1)])
+    assert set(selector.select(3)) == {2, 3, 5}
+
+
+def test_every_task_comes_before_one_comes_twice() -> None:
+    selector = bots(7)
+    chosen = selector.select(17)
+    assert sorted(chosen[:7]) == sorted(chosen[7:14]) == list(range(1, 8)) and len(set(chosen[14:])) == 3
+
+
+def test_a_correction_counts_as_if_the_outcome_had_been_so() -> None:
+    wrong, right = bots(5, forgetting=0.2), bots(5, forgetting=0.2)
+    wrong.observe([outcome(1, 8, 8), outcome(2, 3, 8)])
+    right.observe([outcome(1, 2, 8), outcome(2, 3, 8)])
+    for selector in (wrong, right):
+        selector.observe([outcome(3, 4, 8, seq=2), outcome(1, 1, 8, seq=2)])
+    wrong.observe([Observation(1, -6, 0, "correction", 0, 3, 1)])
+    assert posterior(wrong, 1, 2, 3) == pytest.approx(posterior(right, 1, 2, 3))
+    for selector in (wrong, right):
+        selector.observe([outcome(4, 4, 8, seq=4)])
+    assert posterior(wrong, 1, 2, 3) == pytest.approx(posterior(right, 1, 2, 3))
+
+
+def test_what_a_person_says_counts_in_full() -> None:
+    selector = bots(3)
+    selector.observe([Observation(2, 0, 16, "manual", None, 1)])
+    assert posterior(selector, 2) == [1, 17]
+    selector.observe([Observation(2, 0, -100, "manual", None, 2)])
+    assert min(posterior(selector, 2)) > 0
+
+
+def test_the_weight_of_references_that_predict_badly_is_halved() -> None:
+    selector = bots(4, [0.1] * 4, [0.3] * 4, implicit=0.4, adaptive_implicit=True)
+    selector.observe([outcome(1, 9), outcome(2, 1)])  # 0.5 expected of both: wrong by 0.4
+    assert selector.metrics()["implicit"] == 0.2
+
+
+def test_a_restart_goes_on_the_same() -> None:
+    rng = np.random.default_rng(7)
+    weak = rng.integers(0, 5, 300) / 10
+    through = bots(300, weak, weak + 0.5, temperature=0.1)
+    history: list[list[Observation]] = []
+    for step in range(1, 12):
+        if step == 6:
+            state = json.loads(json.dumps(through.state_dict()))
+            again = bots(300, weak, weak + 0.5, temperature=0.1)
+            for batch in history:
+                again.observe(batch)
+            again.load_state_dict(state)
+        chosen = through.select(8)
+        if step >= 6:
+            assert again.select(8) == chosen
+        batch = [outcome(i, float(rng.integers(0, 9)), 8, step, g) for g, i in enumerate(chosen)]
+        history.append(batch)
+        through.observe(batch)
+        if step >= 6:
+            again.observe(batch)
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ({"target_pass_rat": 0.5}, "did you mean 'target_pass_rate'"),
+        ({"target_pass_rate": 2}, "0 to 1"),
+        ({"features": ["weak"]}, "a list of 0 or 2 keys"),
+        ({"implicit": 0.2}, "has no features"),
+        ({"thompson": "no"}, "true or false"),
+    ],
+)
+def test_wrong_arguments_are_clear_errors(args: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        build_selector("difficulty", args, range(4), 0)
