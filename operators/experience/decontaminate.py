@@ -4,7 +4,7 @@
     - decontaminate: {against: [test.jsonl], columns: [prompt, response], n: 8, max_share: 0.5}
 
 A row is contaminated by word n-grams that it shares with a text of the evaluation set. With `max_share: 0` one is enough, which with n = 13 is
-the rule of GPT-3 (arXiv 2005.14165, appendix C); n = 8 and `max_share: 0.5` is close to that of Tülu 3 (arXiv 2411.15124, section 3.2). A text of fewer
+about the rule of GPT-3 (arXiv 2005.14165, appendix C); n = 8 and `max_share: 0.5` is close to that of Tülu 3 (arXiv 2411.15124, section 3.2). A text of fewer
 than n words is contaminated where all of its words, in order, are an evaluation text of as few words. Words are compared in lower case and
 without punctuation. The reason names the text of the evaluation set: its file, its row (from 1), and how it begins.
 

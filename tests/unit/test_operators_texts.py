@@ -182,7 +182,7 @@ def test_a_loop_is_found_by_score_and_threshold() -> None:
 
 LANGUAGES = {
     "en": "The answer is four because two and two make four.",
-    "de": "Die Antwort ist vier, weil zwei und zwei vier ergeben.",
+    "de": "Die Antwort lautet vier, weil zwei und zwei vier ergeben.",
     "fr": "La réponse est quatre parce que deux et deux font quatre.",
 }
 
