@@ -312,6 +312,8 @@ def _peers(figures: dict[str, Any], plain: dict[str, _Timed], options: argparse.
     peers = {
         "datasets": {"version": datasets.__version__, "operators": found, "ours_compared": compared(figures, found, {})}
     }
+    if options.skip_trinity:
+        return peers
     _say("Trinity-RFT")
     theirs = trinity(options.rows, options.rounds)
     if "operators" in theirs:
@@ -354,6 +356,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--rows", type=int, default=1024, help="experiences of a batch, a multiple of 8")
     parser.add_argument("--skip-peers", action="store_true", help="neither datasets nor Trinity-RFT")
+    parser.add_argument(
+        "--skip-trinity", action="store_true", help="not Trinity-RFT, which is installed when it is needed first"
+    )
     parser.add_argument(
         "--skip-data-juicer", action="store_true", help="not what a Data-Juicer operator costs in our chain"
     )

@@ -10,6 +10,7 @@ reason. Where every task raises, or all are excluded, the run is refused: nothin
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -27,7 +28,7 @@ from rftcore.task_embeddings import TaskEmbeddings
 from rftdata.config import TasksetConfig
 from rftdata.database import Database
 from rftdata.errors import OperatorError, TaskSourceError
-from rftdata.tasks.loading import load_taskset
+from rftdata.tasks.loading import load_taskset, taskset_texts
 from rftdata.tasks.verdicts import (
     TASK_BATCH_SCHEMA,
     TaskBatch,
@@ -150,7 +151,8 @@ def _sentence(done: TasksDecided) -> str:
 
 def _prepare(chain: Chain, config: RunConfig, database: Database) -> None:
     embed = TaskEmbeddings(database, config.model.path, config.base_dir)
-    chain.prepare(StageContext(base_dir=config.base_dir, model_path=config.model.path, embed=embed))
+    read = functools.partial(taskset_texts, database)
+    chain.prepare(StageContext(config.base_dir, model_path=config.model.path, embed=embed, read_taskset=read))
 
 
 def _columns(chain: Chain) -> frozenset[str]:

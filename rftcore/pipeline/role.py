@@ -6,6 +6,7 @@ thread keeps the segment files in order.
 
 from __future__ import annotations
 
+import functools
 import json
 import uuid
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from rftdata.compaction import BackgroundCompaction
 from rftdata.database import Database, storable
 from rftdata.errors import ConfigError
 from rftdata.groups import Group, Rollout
+from rftdata.tasks import taskset_texts
 from rftdata.usage import RunUsage, UsageLedger
 from rftdata.verdicts import commit_verdicts, known_scores
 from rftdata.worker import Worker
@@ -47,7 +49,7 @@ def main(config: RunConfig, run: str | None = None) -> int:
         worker.says("loads the operator chain")
         chain = build_pipeline(config)
         policy = Policy(config, buffer.database, worker.run_id)
-        chain.prepare(stage_context(config, policy, RunUsage(buffer.database, worker.run_id)))
+        chain.prepare(stage_context(config, policy, RunUsage(buffer.database, worker.run_id), buffer.database))
         register(buffer.database, chain)
         listener = wake.Listener(buffer.database, wake.SEALED, wake.RUN)
         queue = SealedQueue(
@@ -76,9 +78,10 @@ def main(config: RunConfig, run: str | None = None) -> int:
     return 0
 
 
-def stage_context(config: RunConfig, policy: Policy, usage: UsageLedger) -> StageContext:
+def stage_context(config: RunConfig, policy: Policy, usage: UsageLedger, database: Database) -> StageContext:
     """What the stages of a run may use."""
-    return StageContext(config.base_dir, policy, config.model.path, usage)
+    read = functools.partial(taskset_texts, database)
+    return StageContext(config.base_dir, policy, config.model.path, usage, read_taskset=read)
 
 
 def register(database: Database, chain: Chain, version: str | None = None) -> None:

@@ -308,16 +308,21 @@ def test_a_group_that_was_screened_out_is_dropped_whole_and_its_place_refilled(b
         roles.decide()
         closed = roles.group(first.group_id)
         assert (closed["trainable"], closed["closed_reason"]) == (False, f"dropped by screening: {why}")
-        verdicts = buffer.sql("SELECT kept, stage, reason FROM rft.verdict WHERE group_id = %s", [first.group_id]).to_pylist()
+        verdicts = buffer.sql(
+            "SELECT kept, stage, reason FROM rft.verdict WHERE group_id = %s", [first.group_id]
+        ).to_pylist()
         assert verdicts == [{"kept": False, "stage": "screening", "reason": why}] * 2
         assert all(roles.group(g.group_id)["trainable"] for g in others)
         assert roles.plan() == 1
         (seen,) = buffer.sql(
-            "SELECT successes, trials FROM rft.task_observation WHERE run_id = %s AND ordinal = %s", [roles.run_id, first.ordinal]
+            "SELECT successes, trials FROM rft.task_observation WHERE run_id = %s AND ordinal = %s",
+            [roles.run_id, first.ordinal],
         ).to_pylist()
         assert (seen["successes"], seen["trials"]) == (0, 2)
         # A relabel does not make up for the rollouts that it was spared.
-        buffer.sql("UPDATE rft.experience SET reward = 1 WHERE group_id = %s AND experience_id %% 2 = 0", [first.group_id])
+        buffer.sql(
+            "UPDATE rft.experience SET reward = 1 WHERE group_id = %s AND experience_id %% 2 = 0", [first.group_id]
+        )
         roles.decide()
         assert roles.group(first.group_id)["closed_reason"] == f"dropped by screening: {why}"
 

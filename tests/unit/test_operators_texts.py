@@ -285,6 +285,7 @@ def test_another_evaluation_set_is_another_version(evaluation: Path) -> None:
     ("args", "message"),
     [
         ({"against": []}, r"the key 'against' is wrong"),
+        ({"against": ["taskset:eval"]}, r"no buffer here to read a taskset from \(got 'taskset:eval'\)"),
         ({"against": ["nowhere.csv"]}, r"the file does not exist \(got .*nowhere.csv"),
         (
             {"against": ["test.txt"]},
