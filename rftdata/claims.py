@@ -186,6 +186,101 @@ def claim_sealed_groups(
     if not claimed:
         return None
     failpoint("pipeline.claimed")
+    num_lost = max(row["num_lost"] for row in claimed)  # where it is not 0 there is one group, which may stand anywhere
+    first_key = 0 if num_lost else min(row["sort_key"] for row in claimed)
+    batch = read_groups(database, [row["group_id"] for row in claimed], columns, first_key)
+    if num_lost < _MAX_LOST:
+        return batch
+    return batch.set_aside(f"{num_lost} pipeline workers ended while they decided on it")
+
+
+def give_back() -> None:
+        database.run("release_groups_but", worker_id=worker_id, held=list(held or ()))
+
+    rows = claim() if held is None else ride_out(claim, between=give_back)
+    if rows:
+        failpoint("explorer.claimed")
+    names = ClaimedGroup.__dataclass_fields__
+    return sorted(
+        (ClaimedGroup(**{name: row[name] for name in names}) for row in rows), key=lambda g: (g.explore_step, g.ordinal)
+    )
+
+
+def release_groups(database: Database, worker_id: int) -> int:
+    """Give back the groups this worker holds; the number of them."""
+    return ride_out(lambda: database.run("release_groups_but", worker_id=worker_id, held=[]))
+
+
+def claim_evaluation(database: Database, run_id: int, worker_id: int, *, lease_s: float) -> Row | None:
+    """The next evaluation to answer, or None; a worker that claims one holds no other."""
+    rows = ride_out(
+        lambda: database.fetch("claim_evaluation", run_id=run_id, worker_id=worker_id, lease_s=lease_s),
+        between=lambda: database.run("release_evaluations", run_id=run_id, worker_id=worker_id),
+    )
+    return rows[0] if rows else None
+
+
+def finish_evaluation(
+    database: Database, evaluation_id: int, worker_id: int, answers: Sequence[dict[str, Any]], seconds: float
+) -> bool:
+    """Store the answers and their mean; False when the claim passed to another worker.
+
+    Answers with an error count with their reward of 0, and the evaluation's row says how many there are.
+    """
+    mean = sum(answer["reward"] for answer in answers) / max(len(answers), 1)
+    errors = [answer["error"] for answer in answers if answer["error"]]
+    error = f"{len(errors)} of {len(answers)} answers failed and count 0; the first: {errors[0]}" if errors else None
+
+    def store() -> bool:
+        with database.transaction() as connection:
+            done = execute(
+                connection, "finish_evaluation", evaluation_id=evaluation_id, worker_id=worker_id, num_tasks=len(answers),
+                mean_reward=mean, seconds=seconds, error=storable(error),
+            )  # fmt: skip
+            if done:
+                columns = [
+                    ("evaluation_id", "int8"), ("task_id", "int8"), ("reward", "float8"), ("response", "text"),
+                    ("num_response_tokens", "int4"), ("finish_reason", "text"), ("error", "text"),
+                ]  # fmt: skip
+                rows = ((evaluation_id, *(storable(answer[name]) for name, _ in columns[1:])) for answer in answers)
+                copy_rows(connection, "rft.evaluation_answer", columns, rows)
+        return bool(done)
+
+    stored = ride_out(store)
+    wake.notify(database, wake.RUN)
+    return stored
+
+
+def claim_sealed_groups(
+    database: Database, run_id: int, worker_id: int, *, count: int, lease_s: float, from_key: int = 0,
+    columns: Collection[str] = BATCH_SCHEMA.names, suspects: bool = False,
+) -> SealedBatch | None:  # fmt: skip
+    """Up to `count` sealed groups whose verdicts are due, first in first out from `from_key` on, or None.
+
+    Only `columns` are read from the store and stand in the batch. With `suspects` a group comes first on which a worker died.
+
+    A worker decides on one batch at a time: after a restart of the database, what it holds is of a claim whose answer was lost.
+    """
+    claimed: list[Row] = []
+    # A group that a worker did not survive is claimed alone: when its turn comes, or when there is no other.
+    for with_suspects in (suspects,) if suspects else (False, True):
+        claimed = ride_out(
+            lambda asked=with_suspects: database.fetch(
+                "claim_sealed_groups",
+                run_id=run_id,
+                worker_id=worker_id,
+                count=count,
+                lease_s=lease_s,
+                from_key=from_key,
+                suspects=asked,
+            ),
+            between=lambda: give_back(database, run_id, worker_id),
+        )
+        if claimed:
+            break
+    if not claimed:
+        return None
+    failpoint("pipeline.claimed")
     batch = read_groups(
         database, [row["group_id"] for row in claimed], columns, min(row["sort_key"] for row in claimed)
     )

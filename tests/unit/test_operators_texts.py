@@ -182,7 +182,7 @@ def test_a_loop_is_found_by_score_and_threshold() -> None:
 
 LANGUAGES = {
     "en": "The answer is four because two and two make four.",
-    "de": "Die Antwort ist vier, weil zwei und zwei vier ergeben.",
+    "de": "Die Antwort lautet vier, weil zwei und zwei vier ergeben.",
     "fr": "La réponse est quatre parce que deux et deux font quatre.",
 }
 
@@ -285,6 +285,7 @@ def test_another_evaluation_set_is_another_version(evaluation: Path) -> None:
     ("args", "message"),
     [
         ({"against": []}, r"the key 'against' is wrong"),
+        ({"against": ["taskset:eval"]}, r"no buffer here to read a taskset from \(got 'taskset:eval'\)"),
         ({"against": ["nowhere.csv"]}, r"the file does not exist \(got .*nowhere.csv"),
         (
             {"against": ["test.txt"]},
