@@ -195,4 +195,3 @@ def test_a_preview_shows_task_stages_too_before_any_run(
         assert buffer.sql("SELECT count(*) AS n FROM rft.task")["n"].to_pylist() == [2 if is_loaded else 0]
         assert rft(capsys, "tasks", "load", str(file))[0] == 0
     assert "2 tasks of sums; nothing is stored" in rft(capsys, "process", str(file), "--preview", "5")[1]
-    assert buffer.sql("SELECT count(*) AS n FROM rft.task")["n"].to_pylist() == [0]
