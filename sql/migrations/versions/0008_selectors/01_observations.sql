@@ -182,11 +182,12 @@ $$;
 COMMENT ON FUNCTION rft.check_task_stat(bigint) IS 'Tasks whose row in task_stat is not the fold of their outcomes; no row when all is well.';
 
 CREATE OR REPLACE FUNCTION rft.rebuild_task_stat(of_run bigint) RETURNS bigint
-LANGUAGE plpgsql SET "rft.folding" = 'rebuild'
+LANGUAGE plpgsql
 AS $$
 DECLARE
     written bigint;
 BEGIN
+    PERFORM set_config('rft.folding', 'rebuild', true);
     -- Corrections of this very transaction are in the fold below, so they must not be folded again at its end.
     SET CONSTRAINTS rft.observation_correction IMMEDIATE;
     SET CONSTRAINTS rft.observation_correction DEFERRED;
@@ -198,6 +199,7 @@ BEGIN
     ON CONFLICT (run_id, task_id) DO UPDATE
     SET alpha = excluded.alpha, beta = excluded.beta, attempts = excluded.attempts, mean_reward = excluded.mean_reward;
     GET DIAGNOSTICS written = ROW_COUNT;
+    PERFORM set_config('rft.folding', '', true);
     RETURN written;
 END
 $$;
