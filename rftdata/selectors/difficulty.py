@@ -105,7 +105,8 @@ class Difficulty(Selector):
             return []
         positions = np.concatenate(chosen)
         self._chosen_rate = float(self.pass_rates(positions).mean())
-        return self.table.ids[positions].tolist()
+        chosen_ids: list[int] = self.table.ids[positions].tolist()
+        return chosen_ids
 
     def observe(self, observations: Sequence[Observation]) -> None:
         places = self.table.positions(o.task_id for o in observations).tolist()
@@ -152,6 +153,7 @@ class Difficulty(Selector):
 
     def _make_classes(self, features: Floats) -> None:
         """One row for each different pair of features, [2, N]; without features one for all."""
+        self._members: Ids | None = None
         if features.shape[1]:
             weaker, of_weaker = np.unique(features[0], return_inverse=True)
             stronger, of_stronger = np.unique(features[1], return_inverse=True)
@@ -161,8 +163,9 @@ class Difficulty(Selector):
             # The members of each class, in the order of their ids.
             self._members = np.argsort(self._row, kind="stable")
         else:
-            pairs, self._row, self._members = np.zeros((2, 1)), np.zeros(len(self.table), dtype=np.int64), None
-        self._num_classes = self._num_rows = pairs.shape[1]
+            pairs, self._row = np.zeros((2, 1)), np.zeros(len(self.table), dtype=np.int64)
+        self._num_classes: int = pairs.shape[1]
+        self._num_rows = self._num_classes
         self._sizes = np.bincount(self._row, minlength=self._num_classes)
         self._starts = np.concatenate([[0], np.cumsum(self._sizes)]).astype(np.int64)
         room = self._num_rows + 64
@@ -255,7 +258,7 @@ class Difficulty(Selector):
         if self._temperature > 0:
             keys, _ = noisy_draws(
                 rng, self._alpha[own], self._beta[own], ones, self._target, self._temperature, size, thompson=self._thompson
-            ) if len(own) else (np.zeros(0), None)  # fmt: skip
+            )  # fmt: skip
             drawn, which = noisy_draws(
                 rng, a, b, members, self._target, self._temperature, size, thompson=self._thompson
             )

@@ -55,11 +55,9 @@ class Greso(Shuffle):
         self._streak = np.zeros(len(self.table), dtype=np.int8)
         self._is_easy = np.zeros(len(self.table), dtype=np.bool_)
         self._patient_until = 0
-        self._num_passed = 0
 
     def select(self, count: int) -> list[int]:
         self._patient_until = self._epoch + _PATIENCE
-        self._num_passed = 0
         return super().select(count)
 
     def skip_probability(self, positions: Ids) -> Floats:
@@ -74,9 +72,7 @@ class Greso(Shuffle):
             return open_ones
         # Drawn by epoch and task alone, so that a restart passes over the same.
         drawn = split_mix((self.seed, epoch, 1), self.table.ids[positions]) / 2.0**64
-        skipped = drawn < self.skip_probability(positions)
-        self._num_passed += int((skipped & open_ones).sum())
-        wanted: Flags = open_ones & ~skipped
+        wanted: Flags = open_ones & (drawn >= self.skip_probability(positions))
         return wanted
 
     def observe(self, observations: Sequence[Observation]) -> None:
@@ -93,7 +89,7 @@ class Greso(Shuffle):
             **super().metrics(),
             "explore_easy": self._explore["easy"],
             "explore_hard": self._explore["hard"],
-            "passed_over": float(self._num_passed),
+            "taught_nothing": float(np.count_nonzero(self._streak)),
         }
 
     def _note(self, o: Observation) -> None:

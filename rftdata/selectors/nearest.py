@@ -121,7 +121,9 @@ def noisy_draws(
     keys, members = np.zeros(0), np.zeros(0, dtype=np.int64)
     unsure = np.arange(len(sizes))
     while len(unsure):
-        noise, of_class, reached[unsure] = _largest_noise(rng, unsure, sizes[unsure], begin[unsure], end[unsure], reached[unsure])
+        noise, of_class, reached[unsure] = _largest_noise(
+            rng, unsure, sizes[unsure], begin[unsure], end[unsure], reached[unsure]
+        )
         drawn = rng.beta(alpha[of_class], beta[of_class]) if thompson else rates[of_class]
         keys = np.concatenate([keys, noise - np.abs(target - drawn) / temperature])
         members = np.concatenate([members, of_class])
