@@ -181,7 +181,7 @@ class Difficulty(Selector):
         if row >= self._num_classes:
             return row
         self._leave_class(np.array([position]))
-        own = self._num_rows
+        own: int = self._num_rows
         if own == len(self._alpha):
             for name in ("_weaker", "_stronger", "_alpha", "_beta", "_position"):
                 column = getattr(self, name)
