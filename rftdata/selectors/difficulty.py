@@ -253,26 +253,22 @@ class Difficulty(Selector):
         own = np.arange(self._num_classes, self._num_rows)
         own = own[self.table.open[self._position[own]]]
         classes = np.flatnonzero(self._sizes)
-        a, b, members = self._alpha[classes], self._beta[classes], self._sizes[classes]
-        ones = np.ones(len(own), dtype=np.int64)
+        rows = np.concatenate([own, classes])
+        a, b = self._alpha[rows], self._beta[rows]
+        members = np.concatenate([np.ones(len(own), dtype=np.int64), self._sizes[classes]])
         if self._temperature > 0:
-            keys, _ = noisy_draws(
-                rng, self._alpha[own], self._beta[own], ones, self._target, self._temperature, size, thompson=self._thompson
-            )  # fmt: skip
-            drawn, which = noisy_draws(
+            keys, which = noisy_draws(
                 rng, a, b, members, self._target, self._temperature, size, thompson=self._thompson
             )
         elif self._thompson:
-            keys = -np.abs(self._target - rng.beta(self._alpha[own], self._beta[own]))
-            drawn, which = nearest_draws(rng, a, b, members, self._target, size, -keys)
-            drawn = -drawn
+            distances, which = nearest_draws(rng, a, b, members, self._target, size)
+            keys = -distances
         else:
-            keys = -np.abs(self._target - self._alpha[own] / (self._alpha[own] + self._beta[own]))
-            which = np.repeat(np.arange(len(classes)), np.minimum(members, size))
-            drawn = -np.abs(self._target - a / (a + b))[which]
-        best = _largest(rng, np.concatenate([keys, drawn]), size)
-        mine, others = best[best < len(own)], best[best >= len(own)] - len(own)
-        return np.concatenate([self._position[own[mine]], self._members_of(rng, classes, which[others])])
+            which = np.repeat(np.arange(len(rows)), np.minimum(members, size))
+            keys = -np.abs(self._target - a / (a + b))[which]
+        best = which[_largest(rng, keys, size)]
+        mine, others = own[best[best < len(own)]], best[best >= len(own)] - len(own)
+        return np.concatenate([self._position[mine], self._members_of(rng, classes, others)])
 
     def _members_of(self, rng: np.random.Generator, classes: Ids, which: Ids) -> Ids:
         """Different members at random of classes, as many of each as it is named in `which`."""
