@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +32,7 @@ import pyarrow.compute as pc
 from operators import data_juicer_runtime as runtime
 from operators.base import CreatedTask, Operator, StageConfig, StageContext, StageOutcome, unknown_key
 from operators.data_juicer_columns import TEXT_KEYS, Plan, column_name, column_of, make_plan, plain
+from operators.data_juicer_making import made_tasks, reasons_of
 from operators.data_juicer_runtime import META, ROW, STATS, Samples
 from operators.data_juicer_source import DATA_KEYS, RUNNING, facts, meta_type, stat_type
 from rftdata.errors import ConfigError, OperatorError, PluginError
@@ -39,6 +40,7 @@ from rftdata.errors import ConfigError, OperatorError, PluginError
 ROW_MAKING_KINDS = ("grouper", "aggregator", "pipeline")
 MODES = ("default", "ray")
 OWN_ARGUMENTS = ("prefix", "mode")
+_NOTHING: tuple[Any, ...] = (None, "", [], {})
 _OF_NEW_TASKS = frozenset({"task_key", "taskset", "prompt", "answer", "metadata"})
 
 
@@ -90,13 +92,14 @@ class DataJuicerStage(Operator):
             )
 
     def spec(self) -> dict[str, Any]:
-        args = {key: value for key, value in self.args.items() if key not in RUNNING}
+        args = {key: _without_secrets(value) for key, value in self.args.items() if key not in RUNNING}
         return {"args": args, "prefix": self.prefix, runtime.PACKAGE: runtime.version()}
 
     def score_spec(self) -> dict[str, Any]:
         spec = self.spec()
         spec["args"] = {key: value for key, value in spec["args"].items() if key not in self.facts.bounds}
-        return spec
+        columns = self._plan.sources if self._plan and not self.facts.reads_all else ()
+        return {**spec, "columns": [[source.name, source.column, *source.path] for source in columns]}
 
     def validate_schema(self, schema: pa.Schema) -> pa.Schema:
         self._schema = schema
@@ -133,12 +136,19 @@ class DataJuicerStage(Operator):
                 found[self.error_column] = pa.string()
             return found
         given = {column for _, _, column in plan.nested}
-        return {column: meta_type(name) for name, column in plan.made.items() if column not in given or self._rewrites}
+        found = {column: meta_type(name) for name, column in plan.made.items() if column not in given or self._rewrites}
+        if found and self.facts.asks and not self._rewrites:
+            self.error_column = f"{self.prefix}{self.name}_error"
+            found[self.error_column] = pa.string()
+        return found
 
     def prepare(self, context: StageContext) -> None:
         if self._op is None:
             self._op = self._make()
             self._probe()
+
+    def close(self) -> None:
+        self._op = None
 
     def _make(self) -> Any:
         keys = {key: DATA_KEYS[key] for key in self.facts.data_keys}
@@ -151,17 +161,17 @@ class DataJuicerStage(Operator):
             return
         try:
             samples: Samples = {"text": ["Two plain sentences. This is the second one."]}
-            if known.kind == "filter":
-                runtime.compute_stats(self._op, samples, 1)
-            elif known.kind == "mapper":
-                runtime.process(self._op, samples, 1, tags=known.tags)
-            else:
-                runtime.select(self._op, known.kind, samples, 1)
-        except Exception as error:
-            # Whatever else a line of plain text provokes says nothing about real batches.
-            missing = runtime.missing_package(error)
-            if missing is not None:
-                raise missing from error
+            with runtime.missing_package_named():
+                if known.kind == "filter":
+                    runtime.compute_stats(self._op, samples, 1)
+                elif known.kind == "mapper":
+                    runtime.process(self._op, samples, 1, tags=known.tags)
+                else:
+                    runtime.select(self._op, known.kind, samples, 1)
+        except PluginError:
+            raise
+        except Exception:  # noqa: BLE001 - whatever else a line of plain text provokes says nothing about real batches
+            return
 
     @property
     def whole_schema(self) -> pa.Schema:
@@ -262,7 +272,7 @@ class DataJuicerStage(Operator):
         samples = runtime.compute_stats(self._op, samples, num_rows, given)
         if not self.facts.splits:
             kept = runtime.keeps(self._op, samples, num_rows)
-            reason = self._reasons()
+            reason = reasons_of(self._op, self.name, self.args)
             return Found([None if keep else reason(stats) for keep, stats in zip(kept, samples[STATS])])
         stats = samples[STATS]
         columns: dict[str, pa.Array] = {}
@@ -279,10 +289,7 @@ class DataJuicerStage(Operator):
 
         Data-Juicer's operators swallow what an endpoint raises and give zero or false.
         """
-        records = [name for name in self.facts.stats if name.endswith("_record")] or [
-            name for name in self.facts.stats if name == "llm_semantic_usage"
-        ]
-        failed = [bool(records) and not any(row.get(name) for name in records) for row in stats]
+        failed = [not _has_answer(row) for row in stats]
         if stats and all(failed):
             raise OperatorError(
                 f"{self.name} got no answer that it understands for any of {len(stats)} rows", value=self._endpoint(),
@@ -316,7 +323,7 @@ class DataJuicerStage(Operator):
         scored = [row for row in stats if row]
         with runtime.missing_package_named():
             kept = runtime.keeps(self._op, {STATS: scored}, len(scored)) if scored else []
-        reason = self._reasons()
+        reason = reasons_of(self._op, self.name, self.args)
         if len(scored) == table.num_rows:
             return pa.array([None if keep else reason(row) for keep, row in zip(kept, stats)], pa.string())
         answers = iter(kept)
@@ -333,36 +340,6 @@ class DataJuicerStage(Operator):
         why = table[self.error_column][position].as_py() if self.error_column else None
         return f"{self.name} has no statistic for it" + (f": {why}" if why else "")
 
-    def _reasons(self) -> Callable[[Mapping[str, Any]], str]:
-        """What to say of a dropped row: the statistic against the bound it broke, as in `text_len 3 < min_len 10`."""
-        bounds = {
-            key: value
-            for key, value in vars(self._op).items()
-            if key.startswith(("min_", "max_")) and isinstance(value, int | float) and not isinstance(value, bool)
-        }
-        lower = [(f"< {key} {_number(value)}", value) for key, value in bounds.items() if key.startswith("min_")]
-        upper = [(f"> {key} {_number(value)}", value) for key, value in bounds.items() if key.startswith("max_")]
-        wanted = ", ".join(f"{key} {value}" for key, value in (self.args or bounds).items() if key not in DATA_KEYS)
-
-        def reason(stats: Mapping[str, Any]) -> str:
-            if len(stats) == 1:
-                ((name, value),) = stats.items()
-                if isinstance(value, int | float):
-                    for bound, limit in lower:
-                        if value < limit:
-                            return f"{name} {_number(value)} {bound}"
-                    for bound, limit in upper:
-                        if value > limit:
-                            return f"{name} {_number(value)} {bound}"
-            found = ", ".join(
-                f"{key} is {_number(value)}"
-                for key, value in stats.items()
-                if isinstance(value, int | float | str | list)
-            )
-            return f"{self.name}: {found or 'its condition is false'}" + (f" ({wanted})" if wanted else "")
-
-        return reason
-
     def _map(self, samples: Samples, table: pa.Table) -> Found:
         num_rows, is_task = table.num_rows, "task_key" in table.column_names
         marks = {ROW: list(range(num_rows))} if is_task else {}
@@ -376,7 +353,7 @@ class DataJuicerStage(Operator):
                     allowed="on experiences, mappers that give one row for one row",
                     todo="use it on tasks (pipelines.task), where each becomes a task",
                 )
-            return self._made_tasks(samples, result, rows, table)
+            return Found(*made_tasks(self.name, self.plan, samples, result, rows, table))
         return Found(None, self._changed(samples, result, table))
 
     def _changed(self, samples: Samples, result: Samples, table: pa.Table) -> dict[str, pa.Array]:
@@ -390,53 +367,31 @@ class DataJuicerStage(Operator):
         for name, column in self.plan.made.items():
             if column in self.scores or any(name in meta for meta in metas):
                 columns[column] = column_of([plain(meta.get(name)) for meta in metas], meta_type(name))
+        if self.error_column:
+            empty = [all(plain(meta.get(name)) in _NOTHING for name in self.plan.made) for meta in metas]
+            columns[self.error_column] = pa.array(
+                ["the endpoint gave nothing" if bad else None for bad in empty], pa.string()
+            )
         known = {*samples, META, STATS}
         for name in result.keys() - known if self.writes is None else ():
             columns[name] = _new_column([plain(value) for value in result[name]])
         return columns
 
-    def _made_tasks(self, samples: Samples, result: Samples, rows: Sequence[int], table: pa.Table) -> Found:
-        """New tasks, for an operator that made several rows of one. A row it made nothing of, or several, is dropped."""
-        made: dict[int, list[int]] = {row: [] for row in range(table.num_rows)}
-        for position, row in enumerate(rows):
-            made[row].append(position)
-        sources = [source for source in self.plan.sources if source.name in samples]
-        kept = {source.name: list(samples[source.name]) for source in sources}
-        found = Found([None] * table.num_rows)
-        assert found.reasons is not None
-        for row, positions in made.items():
-            if len(positions) == 1:
-                for name in kept:
-                    kept[name][row] = result[name][positions[0]]
-                continue
-            found.reasons[row] = (
-                f"{self.name} made {len(positions)} tasks of it" if positions else f"{self.name} made nothing of it"
-            )
-            given = table.slice(row, 1).to_pylist()[0]
-            for number, position in enumerate(positions):
-                values = {source.column: result[source.name][position] for source in sources if not source.path}
-                found.created.append(self._task({**given, **values}, number))
-        for source in sources:
-            if kept[source.name] != samples[source.name]:
-                found.columns[source.column] = source.write(table, kept[source.name])
-        return found
 
-    def _task(self, row: Mapping[str, Any], number: int) -> CreatedTask:
-        payload = {name: row[name] for name in ("prompt", "answer") if row.get(name) is not None}
-        if row.get("metadata"):
-            payload["metadata"] = json.loads(row["metadata"])
-        key = f"{row['task_key']}/{self.name}/{number}"
-        return CreatedTask(str(row.get("taskset") or ""), key, payload, row["experience_id"])
+def _has_answer(stats: Mapping[str, Any]) -> bool:
+    """Whether a model's answer stands behind statistics: there is a record of it, or tokens were counted."""
+    records = [value for name, value in stats.items() if name.endswith("_record")]
+    usage = stats.get("llm_semantic_usage")
+    if isinstance(usage, Mapping):
+        return bool(usage.get("total_tokens"))
+    return any(records) if records else bool(stats)
 
 
-def _number(value: object) -> str:
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, list):
-        return "[" + ", ".join(_number(inner) for inner in value) + "]"
-    if isinstance(value, float):
-        return f"{int(value)}" if value.is_integer() and abs(value) < 1e15 else f"{value:.6g}"
-    return str(value)
+def _without_secrets(value: Any) -> Any:
+    """An argument as it may be stored with a pipeline's version."""
+    if isinstance(value, Mapping):
+        return {key: _without_secrets(inner) for key, inner in value.items() if key != "api_key"}
+    return value
 
 
 def _new_column(values: list[Any]) -> pa.Array:

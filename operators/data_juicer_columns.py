@@ -142,6 +142,9 @@ def make_plan(facts: Facts, args: Mapping[str, Any], prefix: str, schema: pa.Sch
             nested.append((META, name, column))
         made[name] = column
     if facts.reads_all:
+        text = _data_source("text_key", None, schema) if "text" not in schema.names else None
+        if text is not None:
+            sources.setdefault("text", text)
         for name in schema.names:
             sources.setdefault(name, Source(name, name, optional=True))
     return Plan(tuple(sources.values()), texts, tuple(nested), made)

@@ -95,7 +95,7 @@ def keeps_first(op: Any, name: str, samples: Samples, num_rows: int) -> list[str
     if hasattr(op, "backend"):
         seen = runtime.rows_of({**samples, runtime.STATS: [{} for _ in range(num_rows)]}, num_rows)
         with runtime.missing_package_named():
-            kept = [bool(op.process_single(op.compute_stats_single(row))) for row in seen]
+            kept: Sequence[bool] = [bool(op.process_single(op.compute_stats_single(row))) for row in seen]
         for actor in getattr(op.backend, "_dedup_sets", None) or ():
             ray.kill(actor)
     else:
@@ -126,7 +126,7 @@ def _connected() -> Any:
         ) from error
     if not ray.is_initialized():
         address = os.environ.get("RAY_ADDRESS")
-        local = {} if address else {"include_dashboard": False}
+        local: dict[str, Any] = {} if address else {"include_dashboard": False}
         # "local", not None: None joins whatever cluster somebody left running on this machine.
         ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
     return ray

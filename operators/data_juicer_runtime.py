@@ -1,6 +1,7 @@
 """Data-Juicer in this process: its import, with its installer stopped; its operators made and called.
 
-It installs missing packages at run time and has no switch for that: here it is stopped before anything of it is used, and a
+It installs missing packages at run time and has no switch for that: its installer is stopped before anything of it is used, and
+since some operators start pip, mim or git themselves, such commands are refused while one is made or called. A
 missing package is a `PluginError` that says what to install. Python's and NumPy's global generators are seeded around each
 call and restored after it, so that operators that draw random numbers are repeatable; these calls take turns. Operators that do
 no more than look at a text, or talk to an endpoint, are called without.
@@ -14,6 +15,7 @@ import importlib
 import importlib.metadata
 import random
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -30,6 +32,11 @@ PACKAGE = "py-data-juicer"
 Samples = dict[str, list[Any]]
 
 _TURN = threading.RLock()
+_INSTALLS = re.compile(
+    r"\b(?:pip3?|uv|mim|conda|mamba|apt|apt-get|yum|npm)\b.*?\b(?:install|uninstall|sync|add)\b(?P<what>.*)|\bgit clone (?P<url>\S+)|setup\.py"
+)
+_calls = 0
+"""How many operators are being made or called now, over all threads."""
 
 
 class MissingPackageError(ImportError):
@@ -66,6 +73,7 @@ def _registry() -> Mapping[str, Callable[..., Any]]:
         raise PluginError(
             f"Data-Juicer does not import: {error}", todo="pip install 'rftdata[train]', which brings py-data-juicer"
         ) from error
+    sys.addaudithook(_refuse_to_start)
     # Stopped before the operators are imported, since some check for packages at import.
     LazyLoader._install_package = staticmethod(_refuse_to_install)
     operators = importlib.import_module("data_juicer.ops")
@@ -94,6 +102,19 @@ def _without_access_log() -> None:
 
 def _refuse_to_install(package: str, pip_args: object = None) -> None:
     raise MissingPackageError(package)
+
+
+def _refuse_to_start(event: str, args: tuple[Any, ...]) -> None:
+    """An audit hook, which cannot be taken off again: commands that install something are refused while an operator is at work."""
+    if not _calls or event not in ("subprocess.Popen", "os.system"):
+        return
+    command = args[1] if event == "subprocess.Popen" else args[0]
+    parts = [command] if isinstance(command, str | bytes) else list(command)
+    line = " ".join(part.decode() if isinstance(part, bytes) else str(part) for part in parts)
+    found = _INSTALLS.search(line)
+    if found is not None:
+        named = found["url"] or next((word for word in (found["what"] or "").split() if not word.startswith("-")), line)
+        raise MissingPackageError(named)
 
 
 def missing_package(error: BaseException | None) -> PluginError | None:
@@ -127,7 +148,10 @@ def _extras_with(package: str) -> list[str]:
 
 @contextlib.contextmanager
 def missing_package_named() -> Iterator[None]:
-    """Turn an attempt to install a package into the error that names it."""
+    """Refuse any attempt to install a package, with an error that names it."""
+    global _calls
+    with _TURN:
+        _calls += 1
     try:
         yield
     except Exception as error:
@@ -135,6 +159,9 @@ def missing_package_named() -> Iterator[None]:
         if missing is None:
             raise
         raise missing from error
+    finally:
+        with _TURN:
+            _calls -= 1
 
 
 @contextlib.contextmanager

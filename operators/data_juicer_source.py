@@ -162,7 +162,7 @@ def facts(name: str) -> Facts:
         kind=indexed.kind,
         arguments=arguments,
         defaults=defaults,
-        data_keys=frozenset(keys & set(DATA_KEYS)),
+        data_keys=frozenset(key for key, name in DATA_KEYS.items() if key in keys or _says(name, source)),
         reads_all=_reads_all(name, keys, source, metas),
         stats=stats,
         metas=metas,
@@ -173,6 +173,11 @@ def facts(name: str) -> Facts:
         rewrites=not metas or bool(re.search(r"samples?\[(?:self\.\w+_key|'\w+')\]\s*=(?!=)", source)),
         tags="Fields.meta" in source or bool(metas),
     )  # fmt: skip
+
+
+def _says(name: str, source: str) -> bool:
+    """Whether an operator asks for a column by Data-Juicer's own name for it, whatever its arguments say."""
+    return re.search(rf"samples?\['{name}'\]", source) is not None
 
 
 def _classes(path: Path, name: str) -> Iterator[ast.ClassDef]:

@@ -11,6 +11,7 @@ another becomes a task of the set, and passes the other stages.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import sys
@@ -29,7 +30,7 @@ from rftcore.task_embeddings import TaskEmbeddings
 from rftdata.config import TasksetConfig
 from rftdata.database import Database
 from rftdata.errors import OperatorError, TaskSourceError
-from rftdata.tasks.loading import load_taskset
+from rftdata.tasks.loading import load_taskset, taskset_texts
 from rftdata.tasks.rows import read_tasks
 from rftdata.tasks.verdicts import (
     TASK_BATCH_SCHEMA,
@@ -161,7 +162,8 @@ def _sentence(done: TasksDecided) -> str:
 
 def _prepare(chain: Chain, config: RunConfig, database: Database, *, keep_vectors: bool = True) -> None:
     embed = TaskEmbeddings(database, config.model.path, config.base_dir, keep=keep_vectors)
-    chain.prepare(StageContext(base_dir=config.base_dir, model_path=config.model.path, embed=embed))
+    read = functools.partial(taskset_texts, database)
+    chain.prepare(StageContext(config.base_dir, model_path=config.model.path, embed=embed, read_taskset=read))
 
 
 def _columns(chain: Chain) -> frozenset[str]:

@@ -186,15 +186,12 @@ def claim_sealed_groups(
     if not claimed:
         return None
     failpoint("pipeline.claimed")
-    batch = read_groups(
-        database, [row["group_id"] for row in claimed], columns, min(row["sort_key"] for row in claimed)
-    )
-    num_lost = max(row["num_lost"] for row in claimed)  # where it is not 0 there is one group
-    return (
-        batch
-        if num_lost < _MAX_LOST
-        else batch.set_aside(f"{num_lost} pipeline workers ended while they decided on it")
-    )
+    num_lost = max(row["num_lost"] for row in claimed)  # where it is not 0 there is one group, which may stand anywhere
+    first_key = 0 if num_lost else min(row["sort_key"] for row in claimed)
+    batch = read_groups(database, [row["group_id"] for row in claimed], columns, first_key)
+    if num_lost < _MAX_LOST:
+        return batch
+    return batch.set_aside(f"{num_lost} pipeline workers ended while they decided on it")
 
 
 def give_back(database: Database, run_id: int, worker_id: int) -> int:

@@ -99,4 +99,4 @@ def check_selected(algorithm: Rule, kind: str) -> None:
 def _may_set_rewards(operator: Operator) -> bool:
     # Only these name every column they write; a query and a user's own code need not.
     declares_all = type(operator).__module__.startswith(("operators.experience.", "operators.data_juicer"))
-    return "reward" in operator.writes or not declares_all
+    return operator.writes is None or "reward" in operator.writes or not declares_all

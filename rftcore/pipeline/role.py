@@ -6,6 +6,7 @@ thread keeps the segment files in order.
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import replace
 
@@ -25,6 +26,7 @@ from rftdata.claims import SealedQueue, give_back
 from rftdata.compaction import BackgroundCompaction
 from rftdata.database import Database, storable
 from rftdata.errors import BufferUnavailableError, ConfigError
+from rftdata.tasks import taskset_texts
 from rftdata.usage import RunUsage, UsageLedger
 from rftdata.verdicts import check_pipeline, commit_verdicts, known_scores
 from rftdata.worker import Worker
@@ -45,7 +47,7 @@ def main(config: RunConfig, run: str | None = None) -> int:
         worker.says("loads the operator chain")
         chain = build_pipeline(config)
         policy = Policy(config, buffer.database, worker.run_id)
-        chain.prepare(stage_context(config, policy, RunUsage(buffer.database, worker.run_id)))
+        chain.prepare(stage_context(config, policy, RunUsage(buffer.database, worker.run_id), buffer.database))
         register(buffer.database, chain)
         _check_version(buffer.database, worker.run_id, chain)
         listener = wake.Listener(buffer.database, wake.SEALED, wake.RUN)
@@ -98,9 +100,10 @@ def _check_version(database: Database, run_id: int, chain: Chain) -> None:
         check_pipeline(connection, run_id, chain.version)
 
 
-def stage_context(config: RunConfig, policy: Policy, usage: UsageLedger) -> StageContext:
+def stage_context(config: RunConfig, policy: Policy, usage: UsageLedger, database: Database) -> StageContext:
     """What the stages of a run may use."""
-    return StageContext(config.base_dir, policy, config.model.path, usage)
+    read = functools.partial(taskset_texts, database)
+    return StageContext(config.base_dir, policy, config.model.path, usage, read_taskset=read)
 
 
 def register(database: Database, chain: Chain, version: str | None = None) -> None:

@@ -98,6 +98,19 @@ WHERE t.taskset = %(taskset)s AND t.payload ? 'prompt'
 SELECT coalesce(array_agg(task_id ORDER BY task_id), '{}') AS task_ids FROM rft.task
 WHERE taskset = %(taskset)s AND payload ? 'prompt';
 
+-- name: taskset_texts
+-- Prompts and answers of a set, as their source gave them. A chat is shown as its contents.
+SELECT t.task_key,
+       CASE jsonb_typeof(p.payload -> 'prompt')
+           WHEN 'array' THEN (SELECT string_agg(m.value ->> 'content', E'\n' ORDER BY m.ordinality)
+                              FROM jsonb_array_elements(p.payload -> 'prompt') WITH ORDINALITY m)
+           ELSE p.payload ->> 'prompt' END AS prompt,
+       p.payload ->> 'answer' AS answer
+FROM rft.task t
+CROSS JOIN LATERAL (SELECT coalesce(t.source_payload, t.payload) AS payload) p
+WHERE t.taskset = %(taskset)s AND p.payload ? 'prompt'
+ORDER BY t.task_id;
+
 -- name: task_batch
 -- What stages see of a task: as its source gave it, whatever an earlier pipeline made of it. A chat is shown as its contents.
 -- `content` says which content a stored score belongs to.

@@ -608,3 +608,23 @@ def test_a_grade_that_failed_is_not_kept(buffer: Buffer, tmp_path: Path) -> None
     load_tasks(config, buffer.database, again=True)
     assert count(buffer, "rft.task_score") == 4
     assert features(buffer)[2] == {"grade": 1.0}
+
+
+def test_tasks_that_are_in_an_evaluation_set_of_the_buffer_are_excluded_by_its_name(
+    buffer: Buffer, tmp_path: Path
+) -> None:
+    write(tmp_path, ROWS)
+    write(tmp_path, [ROWS[3], ROWS[7]], "held_out.jsonl")
+    stage = {"decontaminate": {"against": ["taskset:held_out"]}}
+    config = configuration(tmp_path, [stage])
+    with pytest.raises(ConfigError, match=r"no task of this set \(got 'held_out'\)"):
+        load_tasks(config, buffer.database)
+    held_out = configuration(tmp_path, [], tasks=[{"name": "held_out", "source": "held_out.jsonl"}])
+    load_taskset(buffer.database, held_out.tasks[0], tmp_path)
+    (done,) = load_tasks(config, buffer.database)
+    assert (done.num_active, done.num_excluded) == (18, 2)
+    reasons = buffer.sql("SELECT DISTINCT reason FROM rft.task_verdict WHERE NOT kept ORDER BY 1")["reason"].to_pylist()
+    assert reasons == [
+        "all of prompt is in taskset:held_out row 1: How much is 3 plus 3?",
+        "all of prompt is in taskset:held_out row 2: How much is 7 plus 7?",
+    ]

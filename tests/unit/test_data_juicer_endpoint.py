@@ -102,6 +102,18 @@ def test_a_mapper_writes_what_the_model_says(server: ModelServer) -> None:
     assert len(seen) == 2 and set(seen).isdisjoint(table["prompt"].to_pylist())
 
 
+def test_tags_that_a_model_did_not_give_are_asked_for_again(server: ModelServer) -> None:
+    args = {**endpoint(server, max_tokens=4), "api_model": "tiny"}
+    stage = {"extract_keyword_mapper": {k: v for k, v in args.items() if k not in ("api_or_hf_model", "is_hf_model")}}
+    chain = build_chain([stage, {"sql": "FROM batch WHERE dj_keyword = '[]'"}])
+    result = chain.run(batch_of_groups([1] * 2, response=TEXTS[:2]))
+    assert result.decisions["kept"].to_pylist() == [True, True]
+    scores = result.scores[0].table.to_pydict()
+    assert scores["dj_keyword"] == ["[]", "[]"]
+    assert scores["dj_extract_keyword_mapper_error"] == ["the endpoint gave nothing"] * 2
+    assert len(server.answers) == 2
+
+
 def test_the_endpoint_may_be_named_by_the_environment(server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", server.url)
     monkeypatch.setenv("OPENAI_API_KEY", "none")

@@ -14,6 +14,7 @@ import pytest
 
 from operators.build import build_chain
 from operators.data_juicer_index import index
+from operators.data_juicer_runtime import missing_package_named
 from operators.stage import StageError
 from rftdata.errors import ConfigError, PluginError
 from tests.batches import batch_of_groups
@@ -148,6 +149,7 @@ def test_a_filter_keeps_the_rows_that_the_operator_keeps_by_hand(stage: dict[str
         ({"replace_content_mapper": {"pattern": "fox", "repl": "cat"}}, 0, FOX.replace("fox", "cat")),
         ({"python_lambda_mapper": {"lambda_str": "lambda row: {**row, 'response': 'x'}"}}, 0, "x"),
         ({"remove_repeat_sentences_mapper": {}}, 0, FOX),
+        ({"python_lambda_mapper": {"lambda_str": "lambda row: {**row, 'text': row['text'][:3]}"}}, 0, "The"),
     ],
 )
 def test_a_mapper_changes_the_text(stage: dict[str, Any], row: int, text: str) -> None:
@@ -385,6 +387,30 @@ def test_a_missing_package_is_named_before_the_first_batch_and_not_installed(
     with pytest.raises(PluginError, match=rf"stage 2 .*needs the package {package}.*pip install '{package}'"):
         chain.prepare()
     assert started == []
+
+
+def test_an_operator_that_starts_pip_itself_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")  # if it were not stopped, pip would at least find nothing
+    chain = build_chain([{"image_mmpose_mapper": {"image_key": "metadata.images"}}])
+    with pytest.raises(PluginError, match=r"needs the package openmim, .*pip install 'openmim'"):
+        chain.prepare()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["python", "-m", "pip", "install", "-q", "demo"],
+        "uv pip install demo",
+        ["git", "clone", "demo"],
+        ["mim", "install", "demo"],
+    ],
+)
+def test_commands_that_install_are_refused_while_an_operator_works(command: Any) -> None:
+    build_chain([{"text_length_filter": {}}]).prepare()
+    with pytest.raises(PluginError, match="needs the package demo"), missing_package_named():
+        subprocess.run(command, check=False, shell=isinstance(command, str))
+    with missing_package_named():
+        assert subprocess.run(["echo", "pip"], check=True, capture_output=True).stdout == b"pip\n"
 
 
 @pytest.mark.parametrize(

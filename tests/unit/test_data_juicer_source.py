@@ -1,0 +1,57 @@
+"""What is read from the source of Data-Juicer's operators."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from operators.data_juicer_index import index
+from operators.data_juicer_source import DECIDING, facts, stat_type
+
+
+@pytest.mark.parametrize(
+    ("name", "bounds"),
+    [
+        ("text_length_filter", {"min_len", "max_len"}),
+        ("word_repetition_filter", {"min_ratio", "max_ratio"}),  # not rep_len, which is what is counted
+        ("language_id_score_filter", {"min_score"}),  # its lang is stored in more than one way
+        ("llm_quality_score_filter", {"min_score", "max_score"}),  # those of its parent
+        ("image_shape_filter", {"min_width", "max_width", "min_height", "max_height", "any_or_all"}),
+        ("general_field_filter", set()),
+    ],
+)
+def test_a_bound_is_what_only_the_decision_looks_at(name: str, bounds: set[str]) -> None:
+    assert facts(name).bounds - DECIDING == bounds
+
+
+def test_every_filter_but_four_decides_on_its_statistics_alone() -> None:
+    filters = [name for name, one in index().items() if one.kind == "filter"]
+    assert len(filters) > 50
+    assert {name for name in filters if not facts(name).splits} == {
+        "specified_field_filter",
+        "specified_numeric_field_filter",
+        "suffix_filter",
+        "video_tagging_from_frames_filter",
+    }
+
+
+def test_statistics_of_parents_are_not_those_of_the_child() -> None:
+    assert facts("llm_quality_score_filter").stats == ("llm_quality_score", "llm_quality_record", "llm_quality_tags")
+
+
+def test_types_of_statistics() -> None:
+    types = {name: stat_type(name) for name in ("text_len", "lang", "llm_quality_record", "aspect_ratios")}
+    assert types == {
+        "text_len": pa.float64(),
+        "lang": pa.string(),
+        "llm_quality_record": pa.string(),
+        "aspect_ratios": pa.list_(pa.float64()),
+    }
+
+
+def test_every_operator_can_be_read() -> None:
+    found = {name: facts(name) for name in index()}
+    assert found["clean_links_mapper"].plain and not found["python_lambda_mapper"].plain
+    assert {name for name, one in found.items() if one.asks} > {"llm_quality_score_filter", "extract_keyword_mapper"}
+    assert found["extract_keyword_mapper"].metas == (("keyword_key", "keyword"),)
+    assert found["nlpaug_en_mapper"].draws and not found["text_length_filter"].draws
