@@ -23,6 +23,7 @@ import hashlib
 import importlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -364,6 +365,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.rounds < 1 or options.rows < 64 or options.rows % GROUP_SIZE:
         parser.error("--rounds must be at least 1, --rows at least 64 and a multiple of 8")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers and processes are ended on the way out
     print(json.dumps(measure(options), indent=2))
     return 0
 
