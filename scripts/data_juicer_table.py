@@ -106,7 +106,7 @@ def main() -> int:
 
 def _try_all(names: list[str], results: dict[str, Any], file: Path, seconds: float) -> None:
     os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
-    os.environ |= {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "UV_OFFLINE": "1"}
+    os.environ |= {"OPENAI_API_KEY": "none", "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "UV_OFFLINE": "1"}
     folder = Path(tempfile.mkdtemp(prefix="data-juicer-"))
     try:
         os.environ["DATA_JUICER_CACHE_HOME"] = str(folder / "cache")
