@@ -3,7 +3,7 @@
 By hand is what one would write: the text column as a list, the operator's own methods, and the result as an Arrow table again (statistics as a
 column and rows filtered, or the text replaced). Through the chain is `Chain.run`, with everything it does: checks, reasons, scores, decisions. Rounds
 alternate between the two, in CPU time of the process, and the ratio is that of the medians. `bare` is the operator alone on lists that are ready, without any
-conversion; `data_set` the way of Data-Juicer itself, through a Hugging Face data set.
+conversion.
 
 Our adapter makes Data-Juicer's names of statistics plain attributes, which a cheap filter gains from (see decision 0023). By hand is measured
 as Data-Juicer is shipped, without that; `ratio_quickened` is against by hand with it.
@@ -27,7 +27,7 @@ import pyarrow as pa
 from benchmarks.workload import GROUP_SIZE, make_samples
 
 NUM_ROWS = 1024
-ROUNDS = 15
+ROUNDS = 25
 STATS = "__dj__stats__"
 OPERATORS: dict[str, dict[str, Any]] = {
     "text_length_filter": {"min_len": 1000},
@@ -77,16 +77,7 @@ def bare(op: Any, texts: list[str]) -> None:
     list(op.process_batched(op.compute_stats_batched(samples)))
 
 
-def through_data_set(op: Any, table: pa.Table) -> pa.Table:
-    """Data-Juicer's own way from an Arrow table to an Arrow table."""
-    from data_juicer.core.data import NestedDataset
-    from datasets import Dataset
-
-    dataset = NestedDataset(Dataset(table.select(["response"]).rename_columns(["text"])))
-    return op.run(dataset).data.table
-
-
-def measure(rounds: int = ROUNDS, *, with_data_set: bool = False) -> dict[str, Any]:
+def measure(rounds: int = ROUNDS) -> dict[str, Any]:
     """Milliseconds per batch of `NUM_ROWS` rows and ratios, per operator; `worst_ratio` over all."""
     from operators.build import build_chain
     from operators.data_juicer_runtime import make_operator
@@ -103,8 +94,6 @@ def measure(rounds: int = ROUNDS, *, with_data_set: bool = False) -> dict[str, A
             "by_hand": lambda op=op: by_hand(op, table),  # type: ignore[misc]
             "by_hand_quickened": lambda op=op: by_hand(op, table),  # type: ignore[misc]
         }
-        if with_data_set:
-            ways["data_set"] = lambda op=op: through_data_set(op, table)  # type: ignore[misc]
         seconds: dict[str, list[float]] = {way: [] for way in (*ways, "bare")}
         for number in range(rounds + 1):
             texts = table["response"].to_pylist()
@@ -170,9 +159,8 @@ def _seconds(call: Callable[[], object]) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--data-set", action="store_true", help="also through Data-Juicer's own data set (slow)")
     options = parser.parse_args()
-    print(json.dumps(measure(options.rounds, with_data_set=options.data_set), indent=2))
+    print(json.dumps(measure(options.rounds), indent=2))
     return 0
 
 
