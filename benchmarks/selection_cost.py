@@ -136,7 +136,9 @@ class Run:
             for step in range(1, self.options.steps + 1):
                 self._step(attempt, row, step)
                 seconds.append(timed(planner.plan))
-                commits.append(timed(lambda: self.buffer.sql("UPDATE rft.run SET seed = seed WHERE run_id = %s", [row["run_id"]])))
+                commits.append(
+                    timed(lambda: self.buffer.sql("UPDATE rft.run SET seed = seed WHERE run_id = %s", [row["run_id"]]))
+                )
         return {"plan_ms": quantiles(seconds), "first_plan_ms": 1000 * first, "commit_ms": quantiles(commits)}
 
     def _step(self, attempt: Attempt, row: Row, step: int) -> None:

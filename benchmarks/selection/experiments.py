@@ -1,7 +1,7 @@
 """What is run: four experiments, the selectors with their arguments, and one run of one of them with one seed.
 
-Targets and budgets were fixed with uniform choice alone, on seed 100, before any other selector ran: a target is a round score that
-uniform choice reaches well before its curve flattens, a budget about three times the rollouts that this took.
+Targets and budgets were fixed with uniform choice alone, on seed 100, before any other selector ran: the gap to make up is a round
+share that uniform choice makes up well before its curve flattens, the budget about three times the rollouts that this takes.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Experiment:
     level_names: tuple[str, ...]
 
 
-def _synthetic(setting: str, what: str, target: float, budget: int) -> Experiment:
-    plan = Plan(batch_groups=32, group_size=8, max_refill=64, budget=budget, evaluate_every=2, target=target)
+def _synthetic(setting: str, what: str, gap: float, budget: int) -> Experiment:
+    plan = Plan(batch_groups=32, group_size=8, max_refill=64, budget=budget, evaluate_every=2, gap=gap)
     span = synthetic.SETTINGS[setting]
     width = (span.hardest - span.easiest) / synthetic.NUM_LEVELS
     names = tuple(f"difficulty from {span.easiest + i * width:g}" for i in range(synthetic.NUM_LEVELS if width else 1))
@@ -69,14 +69,14 @@ def _synthetic(setting: str, what: str, target: float, budget: int) -> Experimen
 
 
 EXPERIMENTS: dict[str, Experiment] = {
-    "synthetic_graded": _synthetic("graded", "4,096 tasks from solved to hopeless", 0.75, 200_000),
-    "synthetic_flat": _synthetic("flat", "4,096 tasks, all equally hard: nothing to choose", 0.9, 50_000),
+    "synthetic_graded": _synthetic("graded", "4,096 tasks from solved to hopeless", 0.6, 200_000),
+    "synthetic_flat": _synthetic("flat", "4,096 tasks, all equally hard: nothing to choose", 0.8, 50_000),
     "synthetic_coin_flips": _synthetic(
-        "coin_flips", "as graded, but the reward of every third task is a coin's", 0.6, 200_000
+        "coin_flips", "as graded, but the reward of every third task is a coin's", 0.4, 200_000
     ),
     "sorting": Experiment(
         "a Llama of 0.75 million parameters sorts 2 to 10 digits",
-        Plan(batch_groups=16, group_size=8, max_refill=32, budget=60_000, evaluate_every=5, target=0.6),
+        Plan(batch_groups=16, group_size=8, max_refill=32, budget=30_000, evaluate_every=4, gap=1 / 3),
         {},
         tuple(f"{length} digits" for length in (2, 4, 5, 6, 8, 10)),
     ),

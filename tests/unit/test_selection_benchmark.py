@@ -47,7 +47,7 @@ class Scripted(Learner):
 
 
 def plan(**changes: Any) -> Plan:
-    sizes = {"batch_groups": 3, "group_size": 8, "max_refill": 2, "budget": 10**6, "evaluate_every": 1, "target": 0.03}
+    sizes = {"batch_groups": 3, "group_size": 8, "max_refill": 2, "budget": 10**6, "evaluate_every": 1, "gap": 0.03}
     return Plan(**(sizes | changes))
 
 
@@ -66,13 +66,13 @@ def test_a_run_ends_when_its_budget_is_spent() -> None:
     record = train(build_selector("sequential", {}, learner.task_ids, 0), learner, plan(budget=40, evaluate_every=10))
     assert record["rollouts"] == learner.num_sampled >= 40
     assert record["rollouts"] < 40 + 3 * 8
-    assert at_target(record, 0.03, "rollouts") is None
+    assert at_target(record, "rollouts") is None
 
 
 def test_screened_groups_cost_their_first_rollouts_and_are_not_trained_on() -> None:
     learner = Scripted()
     selector = build_selector("speed", {"screen_rollouts": 4}, learner.task_ids, 0)
-    record = train(selector, learner, plan(target=0.05))
+    record = train(selector, learner, plan(gap=0.05))
     assert {size for _, size in learner.trained} == {8}
     assert {task_id for task_id, _ in learner.trained} == {1, 2, 3}
     screened = record["groups"] - record["trained_groups"]
@@ -81,8 +81,9 @@ def test_screened_groups_cost_their_first_rollouts_and_are_not_trained_on() -> N
 
 
 def run_of(*points: tuple[int, float], anchors: int = 0) -> dict[str, Any]:
-    """A record whose score went through these points."""
+    """A record whose score went through these points, with a target of 0.6."""
     return {
+        "target": 0.6,
         "points": [
             {"rollouts": r, "steps": r // 10, "seconds": r / 100, "cpu_seconds": r / 100, "score": s} for r, s in points
         ],
@@ -99,7 +100,7 @@ def test_a_selector_that_needs_more_or_does_not_arrive_is_reported_as_a_loss() -
         "difficulty": {0: run_of((0, 0.0), (50, 0.6), anchors=500), 1: run_of((0, 0.0), (100, 0.6), anchors=500)},
         "plr": {0: run_of((0, 0.0), (50, 0.6)), 1: run_of((0, 0.0), (400, 0.6))},
     }
-    found = summarize(runs, target=0.6, budget=1000)
+    found = summarize(runs, budget=1000)
     assert found["shuffle"]["rollouts_to_target"] == {"mean": 175.0, "min": 150.0, "max": 200.0, "runs": [150.0, 200.0]}
     assert "against_uniform" not in found["shuffle"]
     lost = found["random"]
@@ -160,7 +161,7 @@ def test_the_command_measures_every_selector_counts_all_rollouts_and_repeats_its
     assert set(results["experiments"]) == set(EXPERIMENTS)
     for experiment in results["experiments"].values():
         assert set(experiment["selectors"]) == set(COMPARED)
-        assert {"target", "budget", "group_size"} <= set(experiment["plan"])
+        assert {"gap", "budget", "group_size"} <= set(experiment["plan"])
         assert len(experiment["start"]["3"]["start"]["by_level"]) == len(experiment["levels"])
         for name, figures in experiment["selectors"].items():
             assert figures["rollouts"] == figures["rollouts_counted_by_learner"]
