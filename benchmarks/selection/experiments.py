@@ -75,10 +75,10 @@ EXPERIMENTS: dict[str, Experiment] = {
         "coin_flips", "as graded, but the reward of every third task is a coin's", 0.4, 200_000
     ),
     "sorting": Experiment(
-        "a Llama of 0.75 million parameters sorts 2 to 10 digits",
-        Plan(batch_groups=16, group_size=8, max_refill=32, budget=30_000, evaluate_every=4, gap=1 / 3),
+        "a Llama of 0.75 million parameters sorts 3 to 12 digits",
+        Plan(batch_groups=16, group_size=8, max_refill=32, budget=30_000, evaluate_every=2, gap=0.25),
         {},
-        tuple(f"{length} digits" for length in (2, 4, 5, 6, 8, 10)),
+        tuple(f"{length} digits" for length in (3, 4, 5, 6, 8, 12)),
     ),
 }
 
@@ -128,8 +128,9 @@ def prepare(job: Job) -> dict[str, Any]:
 
 def run(job: Job) -> dict[str, Any]:
     """The run's record, from its file if it was made before."""
-    if job.file.exists():
-        found: dict[str, Any] = json.loads(job.file.read_text(encoding="utf-8"))
+    file = job.file
+    if file.exists():
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         return found
     learner = _LEARNERS[_module(job.name)](job)
     compared = COMPARED[job.selector]
@@ -139,8 +140,8 @@ def run(job: Job) -> dict[str, Any]:
     record = train(selector, learner, job.experiment.plan)
     record["rollouts_made"] = learner.num_sampled
     record["anchor_rollouts"] = learner.anchor_rollouts if compared.uses_anchors else 0
-    job.file.parent.mkdir(parents=True, exist_ok=True)
-    job.file.write_text(json.dumps(record), encoding="utf-8")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(record), encoding="utf-8")
     return record
 
 

@@ -91,16 +91,17 @@ def _against(by_seed: dict[int, Run], uniform: dict[int, Run], budget: int) -> d
             values.append(theirs / mine if mine and theirs else None)
         mine, theirs = (at_target(one, "rollouts") for one in (run, other))
         outcomes.append((budget if theirs is None else theirs) - (budget if mine is None else mine))
-    if all(outcome > 0 for outcome in outcomes):
-        verdict = "wins with every seed"
-    elif all(outcome < 0 for outcome in outcomes):
-        verdict = "loses with every seed"
+    won, lost = sum(outcome > 0 for outcome in outcomes), sum(outcome < 0 for outcome in outcomes)
+    if won == lost == 0:
+        verdict = "the same"
+    elif len(outcomes) in (won, lost):
+        verdict = "wins with every seed" if won else "loses with every seed"
     else:
-        verdict = "wins with some seeds, loses or ties with others"
+        verdict = f"wins with {won}, loses with {lost} of {len(outcomes)} seeds"
     return {
         "verdict": verdict,
-        "won": sum(outcome > 0 for outcome in outcomes),
-        "lost": sum(outcome < 0 for outcome in outcomes),
+        "won": won,
+        "lost": lost,
         **{f"{what}_ratio": spread(values) for what, values in ratios.items()},
     }
 

@@ -116,13 +116,50 @@ def test_a_selector_that_needs_more_or_does_not_arrive_is_reported_as_a_loss() -
     assert won["against_uniform"]["rollouts_ratio"]["runs"] == [3.0, 2.0]
     # The anchors' rollouts stand beside, and may turn a gain into a loss.
     assert won["rollouts_to_target_with_anchors"]["runs"] == [550.0, 600.0]
-    assert found["plr"]["against_uniform"]["verdict"].startswith("wins with some seeds")
+    assert found["plr"]["against_uniform"]["verdict"] == "wins with 1, loses with 1 of 2 seeds"
 
 
 def test_every_selector_of_the_project_is_compared() -> None:
     from rftdata.selectors import SELECTORS
 
     assert {compared.selector for compared in COMPARED.values()} == set(SELECTORS)
+
+
+def test_the_sampler_and_the_held_out_score_agree_with_the_model_alone(tmp_path: Path) -> None:
+    import torch
+
+    from benchmarks.selection import sorting
+    from rftcore.algorithms.grpo import GRPO
+
+    sorting.example("make_model").make_model(tmp_path, seed=4)
+    tokens = sorting.Tokens(tmp_path)
+    model = sorting.open_learner(tmp_path, GRPO(), 1e-4, seed=0).model
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.0 if parameter.ndim < 2 else 3.0)  # so that some responses end early
+    train, held_out = sorting.make_tasks(sorting.Course(tasks_per_level=4, held_out_per_level=4), seed=0)
+    assert not {task.answer for task in train} & {task.answer for task in held_out}
+    torch.manual_seed(0)
+    rollouts = list(sorting.rollouts_of(model, train * 4, tokens))
+    assert len({len(response) for _, response, _ in rollouts}) > 1
+    for prompt, response, logprobs in rollouts:
+        assert tokens.eos not in response[:-1]
+        assert response[-1] == tokens.eos or len(response) == sorting.MAX_TOKENS
+        assert logprobs == pytest.approx(alone(model, prompt, response), abs=1e-4)
+    expected = [sum(alone(model, tokens.prompt(task.question), tokens.response(task.answer))) for task in held_out]
+    with torch.no_grad():
+        found = sorting.chances(model, held_out, tokens)
+    assert found.log().tolist() == pytest.approx(expected, abs=1e-3)
+
+
+def alone(model: Any, prompt: list[int], response: list[int]) -> list[float]:
+    """Log-probability of each token of a response, from one forward pass over one row without padding."""
+    import torch
+
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
+    values: list[float] = logits.log_softmax(-1).gather(1, torch.tensor(response)[:, None])[:, 0].tolist()
+    return values
 
 
 def printed(folder: Path, *options: str) -> dict[str, Any]:
