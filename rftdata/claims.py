@@ -5,6 +5,7 @@ Claims are rows with a lease that the worker's heartbeat renews; SKIP LOCKED let
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Collection, Sequence
@@ -169,18 +170,11 @@ def claim_sealed_groups(
     claimed: list[Row] = []
     # A group that a worker did not survive is claimed alone: when its turn comes, or when there is no other.
     for with_suspects in (suspects,) if suspects else (False, True):
-        claimed = ride_out(
-            lambda asked=with_suspects: database.fetch(
-                "claim_sealed_groups",
-                run_id=run_id,
-                worker_id=worker_id,
-                count=count,
-                lease_s=lease_s,
-                from_key=from_key,
-                suspects=asked,
-            ),
-            between=lambda: give_back(database, run_id, worker_id),
-        )
+        claim = functools.partial(
+            database.fetch, "claim_sealed_groups", run_id=run_id, worker_id=worker_id, count=count, lease_s=lease_s, from_key=from_key,
+            suspects=with_suspects,
+        )  # fmt: skip
+        claimed = ride_out(claim, between=lambda: give_back(database, run_id, worker_id))
         if claimed:
             break
     if not claimed:
