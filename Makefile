@@ -35,5 +35,6 @@ format: setup  ## let ruff lay out the code and mend what it can
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
-docs: setup  ## write docs/reference/schema.md anew from the schema of a new buffer
+docs: setup  ## write docs/reference/schema.md and stages.md anew, from the schema of a new buffer and from the stages
 	$(BIN)/python scripts/schema_reference.py
+	$(BIN)/python scripts/stages_reference.py

@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
 from pydantic import Field
 
 from operators.base import Messages, Operator, StageConfig, StageContext
@@ -212,6 +213,8 @@ class Template:
         return _PLACEHOLDER.sub(lambda match: str(values[match[1]]), self.text)
 
 
+OF_EXPERIENCES = frozenset({"messages", "source"})
+"""Columns that batches of tasks do not have, and that a stage does without there."""
 PROMPT_COLUMNS = frozenset({"prompt", "messages"})
 ROW_PLACEHOLDERS: Mapping[str, frozenset[str]] = {
     "prompt": PROMPT_COLUMNS,
@@ -282,6 +285,10 @@ class AskingOperator(Operator):
 
     budget_name = ""
     _asker: Asker | None = None
+
+    def validate_schema(self, schema: pa.Schema) -> pa.Schema:
+        self.reads = (self.reads or frozenset()) - (OF_EXPERIENCES - set(schema.names))
+        return super().validate_schema(schema)
 
     def prepare(self, context: StageContext) -> None:
         if self._asker is None and self.config.endpoint is not None:

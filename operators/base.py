@@ -153,6 +153,7 @@ class StageContext:
         model_path: the run's model, for a tokenizer or hidden states.
         usage: counts what stages spend on model calls against their budgets; None: in this process only.
         embed: gives the vectors of tasks' texts, computed once and stored; None where no tasks are decided on.
+        read_taskset: the tasks of a set of the buffer, with the columns task_key, prompt and answer; None without a buffer.
     """
 
     base_dir: Path = field(default_factory=Path.cwd)
@@ -160,6 +161,7 @@ class StageContext:
     model_path: str | None = None
     usage: UsageLedger | None = None
     embed: Embed | None = None
+    read_taskset: Callable[[str], pa.Table] | None = None
 
 
 class Operator(ABC):

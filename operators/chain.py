@@ -19,6 +19,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -87,7 +88,7 @@ class Chain:
     require_reward: bool = True
     _prepared: bool = field(default=False, repr=False)
 
-    @property
+    @cached_property
     def version(self) -> str:
         """Digest of everything that determines decisions: names, resolved arguments, the chain's own rules.
 

@@ -134,8 +134,8 @@ class BudgetConfig(StageConfig):
     max_calls: int | None = Field(default=None, ge=0)
     max_tokens: int | None = Field(default=None, ge=0)
     max_cost: float | None = Field(default=None, ge=0)
-    prompt_price: float = Field(default=0.0, ge=0)
-    response_price: float = Field(default=0.0, ge=0)
+    prompt_price: float = Field(default=0.0, ge=0, description="Of a million tokens of prompts.")
+    response_price: float = Field(default=0.0, ge=0, description="Of a million tokens of answers.")
     name: str | None = None
 
     @model_validator(mode="after")

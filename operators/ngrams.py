@@ -17,6 +17,8 @@ Hashes = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.int64]
 Unit = Literal["word", "character"]
 
+# Texts that are gone over at once: their numbers then stay in the cache of the processor.
+_AT_ONCE = 128
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _SPREAD = np.uint64(0xD6E8FEB86659FD93)
 
@@ -38,11 +40,17 @@ def ngrams(texts: pa.Array, n: int, unit: Unit = "word") -> tuple[Hashes, Rows]:
 
     A text of fewer than n words (or characters) has none.
     """
+    parts = [_ngrams(texts.slice(start, _AT_ONCE), n, unit) for start in range(0, len(texts), _AT_ONCE)]
+    if not parts:
+        return np.empty(0, np.uint64), np.empty(0, np.int64)
+    hashes = np.concatenate([hashes for hashes, _ in parts])
+    return hashes, np.concatenate([rows + number * _AT_ONCE for number, (_, rows) in enumerate(parts)])
+
+
+def _ngrams(texts: pa.Array, n: int, unit: Unit) -> tuple[Hashes, Rows]:
     hashes, counts = tokens(texts, unit)
     rows = np.repeat(np.arange(len(texts)), counts)
-    if n > 1:
-        hashes, rows = _combined(hashes, rows, n)
-    return hashes, rows
+    return _combined(hashes, rows, n) if n > 1 else (hashes, rows)
 
 
 def tokens(texts: pa.Array, unit: Unit = "word") -> tuple[Hashes, Rows]:
@@ -78,7 +86,8 @@ def _words(data: npt.NDArray[np.uint8], offsets: Rows) -> tuple[Hashes, Rows]:
     glued = inner[is_word[inner] & is_word[inner + 1]]
     starts, ends = changes[::2], changes[1::2]
     if len(glued):
-        starts, ends = np.sort(np.r_[starts, glued]), np.sort(np.r_[ends, glued])
+        starts = np.insert(starts, np.searchsorted(starts, glued), glued)
+        ends = np.insert(ends, np.searchsorted(ends, glued), glued)
     return _values(data, starts, ends), _counts(starts, offsets)
 
 
@@ -88,8 +97,7 @@ def _counts(starts: Rows, offsets: Rows) -> Rows:
 
 def _values(data: npt.NDArray[np.uint8], starts: Rows, ends: Rows) -> Hashes:
     """Hashes of data[start:end]: eight bytes at a time, so that the short words most texts are made of take one step."""
-    # Eight bytes from any place on as one number, without a copy.
-    eights: Hashes = np.ndarray((len(data) + 1,), "<u8", np.concatenate([data, np.zeros(8, np.uint8)]), strides=(1,))
+    eights = np.concatenate([data, np.zeros(16 - len(data) % 8, np.uint8)]).view("<u8")
     lengths = ends - starts
     with np.errstate(over="ignore"):
         hashes = _mixed(_loaded(eights, starts, lengths) + lengths.astype(np.uint64) * _FACTOR)
@@ -107,8 +115,14 @@ _UNUSED = np.array([0xFFFFFFFFFFFFFFFF >> 8 * (8 - used) if used else 0 for used
 
 
 def _loaded(eights: Hashes, at: Rows, lengths: Rows) -> Hashes:
-    """Up to eight bytes at each place as one number; those beyond the length are zero."""
-    found: Hashes = eights[at] & _UNUSED[np.minimum(lengths, 8)]
+    """Up to eight bytes from any byte on as one number; those beyond the length are zero."""
+    # From the two aligned numbers that they lie in: loads at odd addresses would make NumPy copy everything first.
+    place = at >> 3
+    shift = ((at & 7) << 3).astype(np.uint64)
+    found: Hashes = eights[place] >> shift
+    # A shift by 64 is not defined, so by one and by the rest.
+    found |= (eights[place + 1] << np.uint64(1)) << (np.uint64(63) - shift)
+    found &= _UNUSED[np.minimum(lengths, 8)]
     return found
 
 

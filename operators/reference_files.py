@@ -52,6 +52,18 @@ def read(path: Path) -> pa.Table:
         raise ConfigError(f"the file cannot be read: {error}", value=str(path), todo="mend it") from error
 
 
+def empty(path: Path) -> pa.Table:
+    """The file's columns without its rows."""
+    if path.suffix.lower() != ".parquet":
+        return read(path).slice(0, 0)
+    try:
+        import pyarrow.parquet
+
+        return pyarrow.parquet.read_schema(path).empty_table()
+    except (pa.ArrowException, OSError) as error:
+        raise ConfigError(f"the file cannot be read: {error}", value=str(path), todo="mend it") from error
+
+
 def digest(path: Path) -> str:
     """Of the file's content, so that another content is another pipeline version; empty while it does not exist."""
     try:

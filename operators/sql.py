@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -98,12 +99,11 @@ class Sql(Operator):
 
     def validate_schema(self, schema: pa.Schema) -> pa.Schema:
         available = ", ".join(schema.names)
-        tables = self._references()
+        tables = {name: reference_files.empty(file) for name, file in self._files().items()}
         try:
             # A connection of its own: the chain that was only checked keeps none open.
             with contextlib.closing(self._open()) as connection:
-                empty = {"batch": schema.empty_table(), **{name: table.slice(0, 0) for name, table in tables.items()}}
-                result = _run(connection, self.config.query, empty).schema
+                result = _run(connection, self.config.query, {"batch": schema.empty_table(), **tables}).schema
         except duckdb.Error as error:
             raise ConfigError(
                 f"DuckDB refuses the query: {message(error)}",
@@ -139,9 +139,7 @@ class Sql(Operator):
         given = pa.schema([field for field in schema if field.name in reads]).empty_table()
         try:
             with contextlib.closing(self._open()) as connection:
-                again = _run(
-                    connection, narrow, {"batch": given, **{name: t.slice(0, 0) for name, t in tables.items()}}
-                )
+                again = _run(connection, narrow, {"batch": given, **tables})
         except (duckdb.Error, OperatorError):
             return
         if all(again.schema.field(name).type == result.field(name).type for name in again.column_names):
@@ -149,7 +147,8 @@ class Sql(Operator):
             self.writes = frozenset(found.changed) - IDENTITY_COLUMNS
 
     def prepare(self, context: StageContext) -> None:
-        self._connection, self._tables = self._open(), self._references()
+        self._connection = self._open()
+        self._tables = {name: reference_files.read(file) for name, file in self._files().items()}
 
     def close(self) -> None:
         if self._connection is not None:
@@ -167,9 +166,8 @@ class Sql(Operator):
             )
         return open_sandbox([(self.base_dir / name).resolve() for name in allow.files], network=allow.network)
 
-    def _references(self) -> dict[str, pa.Table]:
-        files = {name: reference_files.resolve(self.base_dir, file) for name, file in self.config.tables.items()}
-        return {name: reference_files.read(file) for name, file in files.items()}
+    def _files(self) -> dict[str, Path]:
+        return {name: reference_files.resolve(self.base_dir, file) for name, file in self.config.tables.items()}
 
     def apply(self, table: pa.Table) -> StageOutcome:
         if self._connection is None or self._tables is None:

@@ -35,9 +35,9 @@ Known = Mapping[str, Mapping[int, Mapping[str, Any]]]
 class RunOptions(StageConfig):
     """How a stage is run; written under its key `run`, and no part of what it decides."""
 
-    batch_rows: int | None = Field(default=None, ge=1)
-    concurrency: int = Field(default=1, ge=1, le=256)
-    retries: int = Field(default=0, ge=0, le=20)
+    batch_rows: int | None = Field(default=None, ge=1, description="Most rows of a part; the batch is cut into parts.")
+    concurrency: int = Field(default=1, ge=1, le=256, description="Parts that run at the same time.")
+    retries: int = Field(default=0, ge=0, le=20, description="Further tries of a part that failed.")
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,9 @@ def _pages(connection: Connection, run_id: int) -> Iterator[tuple[pa.Table, int]
     while rows := fetch(connection, "finished_groups", run_id=run_id, after_id=after, limit=_PAGE_GROUPS):
         group_ids = [row["group_id"] for row in rows]
         after = group_ids[-1]
-        batch = fetch(connection, "batch_of_groups", group_ids=group_ids, columns=list(PairBuilder.reads))
+        batch = fetch(
+            connection, "batch_of_groups", group_ids=group_ids, columns=list(PairBuilder.reads), as_sealed=False
+        )
         yield pa.Table.from_pylist(batch, schema=BATCH_SCHEMA), len(group_ids)
 
 

@@ -22,12 +22,14 @@ class TaskEmbeddings:
     Args:
         policy: the run's model, the encoder where a stage names none.
         base_dir: folder that an encoder's relative path starts from.
+        keep: whether new vectors are stored.
     """
 
-    def __init__(self, database: Database, policy: str, base_dir: Path) -> None:
+    def __init__(self, database: Database, policy: str, base_dir: Path, *, keep: bool = True) -> None:
         self._database = database
         self._policy = policy
         self._base_dir = base_dir
+        self._keep = keep
         self.num_encoded = 0
         self.kept_as: str | None = None
 
@@ -50,13 +52,13 @@ class TaskEmbeddings:
             for start in range(0, len(missing), _PORTION):
                 places = missing[start : start + _PORTION]
                 vectors = encoder.encode([texts[place] for place in places])
-                # Stored portion by portion: what is interrupted goes on where it was.
-                self.kept_as = store_vectors(
-                    self._database, name, [task_ids[place] for place in places], [texts[place] for place in places], vectors
-                )  # fmt: skip
+                if self._keep:
+                    # Portion by portion: what is interrupted goes on where it was.
+                    self.kept_as = store_vectors(
+                        self._database, name, [task_ids[place] for place in places], [texts[place] for place in places], vectors
+                    )  # fmt: skip
                 found.update(zip(places, vectors))
                 self.num_encoded += len(places)
-            print(
-                f"tasks: {len(missing):,} texts encoded by {name}, kept as {self.kept_as}", file=sys.stderr, flush=True
-            )
+            kept = f", kept as {self.kept_as}" if self._keep else ""
+            print(f"tasks: {len(missing):,} texts encoded by {name}{kept}", file=sys.stderr, flush=True)
         return np.stack([found[place] for place in range(len(texts))]) if texts else np.zeros((0, 1), np.float32)

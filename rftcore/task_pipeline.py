@@ -5,20 +5,23 @@ decides row by row only new ones go through it, in batches; where one compares t
 there is something new. `again` decides on all of them, since what runs observed may have changed their scores.
 
 A batch on which a stage raises is halved until the task is found that does it; that task is excluded with the error as its
-reason. Where every task raises, or all are excluded, the run is refused: nothing could be selected.
+reason. Where every task raises, or all are excluded, the run is refused: nothing could be selected. A task that a stage makes of
+another becomes a task of the set, and passes the other stages.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 
-from operators.base import StageContext, StageOutcome
+from operators.base import CreatedGroup, CreatedTask, StageContext, StageOutcome
 from operators.build import build_chain
 from operators.chain import Chain, ChainResult
 from operators.stage import Stage, StageError
@@ -27,9 +30,11 @@ from rftcore.task_embeddings import TaskEmbeddings
 from rftdata.config import TasksetConfig
 from rftdata.database import Database
 from rftdata.errors import OperatorError, TaskSourceError
-from rftdata.tasks.loading import load_taskset
+from rftdata.tasks.loading import load_taskset, taskset_texts
+from rftdata.tasks.rows import read_tasks
 from rftdata.tasks.verdicts import (
     TASK_BATCH_SCHEMA,
+    MadeTask,
     TaskBatch,
     TaskDecision,
     TaskReader,
@@ -37,6 +42,9 @@ from rftdata.tasks.verdicts import (
     commit_task_verdicts,
     decidable_tasks,
     known_scores,
+    register_task_pipeline,
+    source_batch,
+    tasks_by_maker,
     taskset_lock,
     undecided_tasks,
 )
@@ -86,6 +94,7 @@ def load_tasks(config: RunConfig, database: Database, *, again: bool = False) ->
         load_taskset(database, taskset, config.base_dir)
     if not chain.stages:
         return []
+    register_task_pipeline(database, chain.version, [{stage.name: stage.operator.spec()} for stage in chain.stages])
     _prepare(chain, config, database)
     try:
         return [decide_tasks(chain, database, taskset, again=again) for taskset in config.tasks]
@@ -94,11 +103,18 @@ def load_tasks(config: RunConfig, database: Database, *, again: bool = False) ->
 
 
 def task_batches(config: RunConfig, database: Database, chain: Chain, limit: int) -> Iterator[tuple[str, pa.Table]]:
-    """The first `limit` tasks of every loaded taskset as the chain would see them, for a preview; the chain is prepared for them."""
-    _prepare(chain, config, database)
+    """The first `limit` tasks of every taskset as the chain would see them, for a preview; the chain is prepared for them.
+
+    Nothing is stored: sets that are not loaded yet are read from their sources, under ids from 1.
+    """
+    _prepare(chain, config, database, keep_vectors=False)
     for taskset in config.tasks:
         ids = decidable_tasks(database, taskset.name)[:limit]
-        yield taskset.name, TaskReader(database, taskset.name, _columns(chain)).read(ids).table
+        if ids:
+            yield taskset.name, TaskReader(database, taskset.name, _columns(chain)).read(ids).table
+        else:
+            tasks = itertools.islice(read_tasks(taskset, config.base_dir, database), limit)
+            yield taskset.name, source_batch(taskset.name, list(tasks))
 
 
 def decide_tasks(chain: Chain, database: Database, taskset: TasksetConfig, *, again: bool = False) -> TasksDecided:
@@ -108,21 +124,17 @@ def decide_tasks(chain: Chain, database: Database, taskset: TasksetConfig, *, ag
         TaskSourceError: no task of the set is left.
         OperatorError: a stage fails on every task, or on the set as a whole.
     """
-    name = taskset.name
+    name, num_decided = taskset.name, 0
     with taskset_lock(database, name):
         ids = undecided_tasks(database, name, chain.version, again=again)
         if ids:
             reader = TaskReader(database, name, _columns(chain))
-            everything = decidable_tasks(database, name)
-            rowwise = all(stage.operator.rowwise for stage in chain.stages)
-            is_new = len(ids) == len(everything)
-            ids = ids if rowwise else everything
-            size = _BATCH_TASKS if rowwise else len(ids)
-            for start in range(0, len(ids), size):
-                batch = reader.read(ids[start : start + size])
-                _decide_batch(chain, database, name, batch, rowwise=rowwise, is_first=is_new and start == 0)
+            # What a stage makes of a task is decided on next, and passes that stage no more: this ends.
+            while ids:
+                num_decided += _decide_all(chain, database, name, reader, ids)
+                ids = undecided_tasks(database, name, chain.version)
     row = database.fetch("taskset_verdicts", taskset=name)[0]
-    done = TasksDecided(name, len(ids), row["active"], row["excluded"], row["dropped_by"] or {})
+    done = TasksDecided(name, num_decided, row["active"], row["excluded"], row["dropped_by"] or {})
     if not done.num_active:
         by = ", ".join(
             f"{stage}: {number}" for stage, number in sorted(done.dropped_by.items(), key=lambda item: -item[1])
@@ -131,7 +143,7 @@ def decide_tasks(chain: Chain, database: Database, taskset: TasksetConfig, *, ag
             f"no task of {name!r} is left to select: all {row['num_tasks']} are excluded ({by})",
             todo=f"loosen the stages of pipelines.task; `rft tasks show {name}` says why each was dropped",
         )
-    if ids:
+    if num_decided:
         print(_sentence(done), file=sys.stderr, flush=True)
     return done
 
@@ -148,9 +160,10 @@ def _sentence(done: TasksDecided) -> str:
     )
 
 
-def _prepare(chain: Chain, config: RunConfig, database: Database) -> None:
-    embed = TaskEmbeddings(database, config.model.path, config.base_dir)
-    chain.prepare(StageContext(base_dir=config.base_dir, model_path=config.model.path, embed=embed))
+def _prepare(chain: Chain, config: RunConfig, database: Database, *, keep_vectors: bool = True) -> None:
+    embed = TaskEmbeddings(database, config.model.path, config.base_dir, keep=keep_vectors)
+    read = functools.partial(taskset_texts, database)
+    chain.prepare(StageContext(config.base_dir, model_path=config.model.path, embed=embed, read_taskset=read))
 
 
 def _columns(chain: Chain) -> frozenset[str]:
@@ -161,20 +174,42 @@ def _columns(chain: Chain) -> frozenset[str]:
     return frozenset().union(*(columns or () for columns in reads))
 
 
-def _decide_batch(
-    chain: Chain, database: Database, taskset: str, batch: TaskBatch, *, rowwise: bool, is_first: bool
-) -> None:
-    """Decide on a batch and store it; `is_first`: this version has decided on no task of the set before."""
+def _decide_all(chain: Chain, database: Database, taskset: str, reader: TaskReader, ids: list[int]) -> int:
+    """Decide on these tasks, or on the whole set where stages compare tasks; how many."""
+    rowwise = all(stage.operator.rowwise for stage in chain.stages)
+    everything = decidable_tasks(database, taskset)
+    is_new = len(ids) == len(everything)
+    asked = set(ids)
+    num_decided = 0
+    for made_by, members in tasks_by_maker(database, ids if rowwise else everything).items():
+        if not asked.intersection(members):
+            continue
+        stages = [stage for stage in chain.stages if stage.name not in made_by]
+        part = chain if len(stages) == len(chain.stages) else replace(chain, stages=stages, _prepared=True)
+        size = _BATCH_TASKS if rowwise else len(members)
+        for start in range(0, len(members), size):
+            batch = reader.read(members[start : start + size])
+            decided = _decide_batch(part, database, batch, rowwise=rowwise, is_first=is_new and start == 0)
+            commit_task_verdicts(
+                database, taskset, chain.version, decided.decisions, decided.stages, decided.scores, decided.made
+            )
+        num_decided += len(members)
+    return num_decided
+
+
+def _decide_batch(chain: Chain, database: Database, batch: TaskBatch, *, rowwise: bool, is_first: bool) -> _Decided:
+    """Decide on a batch; `is_first`: this version has decided on no task of the set before."""
     decided = _Decided()
     try:
         _decide(chain, database, batch, decided)
     except StageError as error:
-        if not rowwise:
-            raise
-        _divide(chain, database, batch, decided, error)
+        if rowwise:
+            _divide(chain, database, batch, decided, error)
+        else:
+            _leave_out(chain, database, batch, decided)
         if is_first and decided.num_failed == batch.table.num_rows:
             raise  # the stage itself is wrong, not a task
-    commit_task_verdicts(database, taskset, chain.version, decided.decisions, decided.stages, decided.scores)
+    return decided
 
 
 @dataclass
@@ -182,7 +217,15 @@ class _Decided:
     decisions: list[TaskDecision] = field(default_factory=list)
     stages: list[StageCount] = field(default_factory=list)
     scores: list[TaskScore] = field(default_factory=list)
+    made: list[MadeTask] = field(default_factory=list)
     num_failed: int = 0
+
+    def fail(self, task_id: int, error: StageError) -> None:
+        """Exclude a task on which a stage raised."""
+        stage = error.run.stage if error.run else "chain"
+        self.decisions.append(TaskDecision(task_id, False, stage, f"the stage failed: {error.what}"[:500]))
+        self.stages += [_count(run) for run in (*error.stages, error.run) if run]
+        self.num_failed += 1
 
 
 def _decide(chain: Chain, database: Database, batch: TaskBatch, decided: _Decided) -> None:
@@ -192,25 +235,54 @@ def _decide(chain: Chain, database: Database, batch: TaskBatch, decided: _Decide
     decided.decisions += changes.decisions(result)
     decided.stages += [_count(run) for run in result.stages]
     decided.scores += _scores(chain, batch, result)
+    decided.made += changes.made
 
 
 def _divide(chain: Chain, database: Database, batch: TaskBatch, decided: _Decided, error: StageError) -> None:
     """Both halves of a batch that fails; a task that fails alone is the one that does it, and is excluded."""
-    rows = batch.table.num_rows
-    if rows == 1:
-        stage = error.run.stage if error.run else "chain"
-        task_id = batch.table["experience_id"][0].as_py()
-        decided.decisions.append(TaskDecision(task_id, False, stage, f"the stage failed: {error.what}"[:500]))
-        decided.stages += [_count(run) for run in (*error.stages, error.run) if run]
-        decided.num_failed += 1
+    if batch.table.num_rows == 1:
+        decided.fail(batch.table["experience_id"][0].as_py(), error)
         return
-    for start, end in ((0, rows // 2), (rows // 2, rows)):
-        table = batch.table.slice(start, end - start).combine_chunks()
-        half = TaskBatch(table, batch.contents[start:end], batch.is_text[start:end])
+    for half in _halves(batch):
         try:
             _decide(chain, database, half, decided)
         except StageError as failed:
             _divide(chain, database, half, decided, failed)
+
+
+def _leave_out(chain: Chain, database: Database, batch: TaskBatch, decided: _Decided) -> None:
+    """Decide on a set whose stages compare tasks without those that fail alone.
+
+    Raises:
+        StageError: it fails without them, too.
+    """
+    failing = dict(_failing(chain, database, batch))
+    for task_id, error in failing.items():
+        decided.fail(task_id, error)
+    stays = [task_id not in failing for task_id in batch.table["experience_id"].to_pylist()]
+    if any(stays):
+        table = batch.table.filter(pa.array(stays)).combine_chunks()
+        contents, is_text = (list(itertools.compress(values, stays)) for values in (batch.contents, batch.is_text))
+        _decide(chain, database, TaskBatch(table, contents, is_text), decided)
+
+
+def _failing(chain: Chain, database: Database, batch: TaskBatch) -> Iterator[tuple[int, StageError]]:
+    """Tasks on which a stage raises though there is no other."""
+    try:
+        _decide(chain, database, batch, _Decided())
+    except StageError as error:
+        if batch.table.num_rows == 1:
+            yield batch.table["experience_id"][0].as_py(), error
+        else:
+            for half in _halves(batch):
+                yield from _failing(chain, database, half)
+
+
+def _halves(batch: TaskBatch) -> Iterator[TaskBatch]:
+    rows = batch.table.num_rows
+    for start, end in ((0, rows // 2), (rows // 2, rows)):
+        table = batch.table.slice(start, end - start).combine_chunks()
+        yield TaskBatch(table, batch.contents[start:end], batch.is_text[start:end])
 
 
 def _refuse(result: ChainResult) -> None:
@@ -219,9 +291,9 @@ def _refuse(result: ChainResult) -> None:
             f"the stage {result.waiting[0].stage} waits for a person, which tasks cannot",
             todo="exclude tasks by hand: UPDATE rft.task SET status = 'excluded' WHERE …",
         )
-    if result.created:
+    if any(isinstance(made, CreatedGroup) for made in result.created):
         raise OperatorError(
-            "a stage of pipelines.task makes new tasks or experiences, which only pipelines.experience stores",
+            "a stage of pipelines.task makes experiences, which only pipelines.experience stores",
             todo="move the stage there",
         )
 
@@ -234,13 +306,15 @@ def _count(run: Any) -> StageCount:
 
 def _scores(chain: Chain, batch: TaskBatch, result: ChainResult) -> list[TaskScore]:
     """Those that hold as long as the tasks are what they are."""
-    kept = set(chain.score_keys)
+    errors = {stage.score_key: stage.operator.error_column for stage in chain.stages if stage.keeps_scores}
     content = dict(zip(batch.table["experience_id"].to_pylist(), batch.contents))
-    return [
-        TaskScore(task_id, found.score_key, found.stage, content[task_id], row)
-        for found in result.scores if found.score_key in kept
-        for row in found.table.to_pylist() for task_id in [row.pop("experience_id")]
-    ]  # fmt: skip
+    scores = []
+    for found in result.scores:
+        for row in found.table.to_pylist() if found.score_key in errors else ():
+            task_id, failed = row.pop("experience_id"), errors[found.score_key]
+            if failed is None or row.get(failed) is None:  # a call that failed is made again
+                scores.append(TaskScore(task_id, found.score_key, found.stage, content[task_id], row))
+    return scores
 
 
 @dataclass
@@ -250,8 +324,14 @@ class _Changes:
     batch: TaskBatch
     features: dict[int, dict[str, Any]] = field(default_factory=dict)
     texts: dict[int, dict[str, str | None]] = field(default_factory=dict)
+    made: list[MadeTask] = field(default_factory=list)
 
     def watch(self, stage: Stage, before: pa.Table, after: pa.Table, outcome: StageOutcome) -> None:
+        self.made += [
+            MadeTask(made.taskset, made.task_key, made.payload, made.features, made.parent_id, stage.name)
+            for made in outcome.created
+            if isinstance(made, CreatedTask)
+        ]
         ids = before["experience_id"].to_pylist()
         stays = outcome.reasons.is_null().to_pylist()
         wanted = stage.operator.writes or frozenset()  # a priority that is set to what it was is set

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rftdata.database import Database, Row
 
 _MAX_LOST = 4
+_SUSPECT_EVERY = 4
 
 
 @dataclass(frozen=True)
@@ -157,39 +158,59 @@ def finish_evaluation(
 
 def claim_sealed_groups(
     database: Database, run_id: int, worker_id: int, *, count: int, lease_s: float, from_key: int = 0,
-    columns: Collection[str] = BATCH_SCHEMA.names,
+    columns: Collection[str] = BATCH_SCHEMA.names, suspects: bool = False,
 ) -> SealedBatch | None:  # fmt: skip
     """Up to `count` sealed groups whose verdicts are due, first in first out from `from_key` on, or None.
 
-    Only `columns` are read from the store and stand in the batch.
+    Only `columns` are read from the store and stand in the batch. With `suspects` a group comes first on which a worker died.
 
     A worker decides on one batch at a time: after a restart of the database, what it holds is of a claim whose answer was lost.
     """
-    claimed = ride_out(
-        lambda: database.fetch(
-            "claim_sealed_groups", run_id=run_id, worker_id=worker_id, count=count, lease_s=lease_s, from_key=from_key
-        ),
-        between=lambda: database.run("release_items", run_id=run_id, worker_id=worker_id),
-    )
+    claimed: list[Row] = []
+    # A group that a worker did not survive is claimed alone: when its turn comes, or when there is no other.
+    for with_suspects in (suspects,) if suspects else (False, True):
+        claimed = ride_out(
+            lambda asked=with_suspects: database.fetch(
+                "claim_sealed_groups",
+                run_id=run_id,
+                worker_id=worker_id,
+                count=count,
+                lease_s=lease_s,
+                from_key=from_key,
+                suspects=asked,
+            ),
+            between=lambda: give_back(database, run_id, worker_id),
+        )
+        if claimed:
+            break
     if not claimed:
         return None
     failpoint("pipeline.claimed")
-    batch = read_groups(
-        database, [row["group_id"] for row in claimed], columns, min(row["sort_key"] for row in claimed)
-    )
-    num_lost = max(row["num_lost"] for row in claimed)  # where it is not 0 there is one group
-    return (
-        batch
-        if num_lost < _MAX_LOST
-        else batch.set_aside(f"{num_lost} pipeline workers ended while they decided on it")
-    )
+    num_lost = max(row["num_lost"] for row in claimed)  # where it is not 0 there is one group, which may stand anywhere
+    first_key = 0 if num_lost else min(row["sort_key"] for row in claimed)
+    batch = read_groups(database, [row["group_id"] for row in claimed], columns, first_key)
+    if num_lost < _MAX_LOST:
+        return batch
+    return batch.set_aside(f"{num_lost} pipeline workers ended while they decided on it")
+
+
+def give_back(database: Database, run_id: int, worker_id: int) -> int:
+    """Let others decide on what a pipeline worker holds; the number of groups."""
+    return ride_out(lambda: database.run("release_items", run_id=run_id, worker_id=worker_id))
 
 
 def read_groups(
-    database: Database, group_ids: list[int], columns: Collection[str] = BATCH_SCHEMA.names, first_key: int = 0
-) -> SealedBatch:
-    """Whole groups as stages see them, with `columns` only."""
-    rows = database.fetch_by_index("batch_of_groups", group_ids=group_ids, columns=list(columns))
+    database: Database, group_ids: list[int], columns: Collection[str] = BATCH_SCHEMA.names, first_key: int = 0, *,
+    as_sealed: bool = False,
+) -> SealedBatch:  # fmt: skip
+    """Whole groups as stages see them, with `columns` only.
+
+    Args:
+        as_sealed: their staleness when they were sealed, not now.
+    """
+    rows = database.fetch_by_index(
+        "batch_of_groups", group_ids=group_ids, columns=list(columns), as_sealed=as_sealed
+    )  # fmt: skip
     cuts = dict.fromkeys(group_ids, 0)
     good, failed = [], []
     for row in rows:
@@ -228,18 +249,20 @@ class SealedQueue:
         self._run_id, self._worker_id, self._lease_s = run_id, worker_id, lease_s
         self._look_back_s = look_back_s
         self._columns = columns
+        self._num_claims = 0
         self._from_key = 0
         self._looked_back = -math.inf
 
     def claim(self, count: int) -> SealedBatch | None:
         """Up to `count` groups, or None when none waits; one that stands before others may be found `look_back_s` later."""
+        self._num_claims += 1
         now = time.monotonic()
         if now - self._looked_back >= self._look_back_s:
             self._from_key, self._looked_back = 0, now
             ride_out(lambda: self._database.run("end_waiting", run_id=self._run_id))
         batch = claim_sealed_groups(
             self._database, self._run_id, self._worker_id, count=count, lease_s=self._lease_s, from_key=self._from_key,
-            columns=self._columns,
+            columns=self._columns, suspects=self._num_claims % _SUSPECT_EVERY == 0,
         )  # fmt: skip
         if batch is not None:
             self._from_key = max(self._from_key, batch.first_key)

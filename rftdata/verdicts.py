@@ -124,7 +124,7 @@ def _commit_verdicts(
 ) -> list[int]:  # fmt: skip
     """One transaction. Done twice it finds its items gone the second time, and notes the stages once."""
     with database.transaction() as connection:
-        _check_pipeline(connection, run_id, pipeline_version)
+        check_pipeline(connection, run_id, pipeline_version)
         execute(connection, "lock_groups", group_ids=batch.group_ids)
         held = {
             row["group_id"]
@@ -133,7 +133,7 @@ def _commit_verdicts(
         asked = held & {question.group_id for question in verdicts.questions}
         store_scores(connection, verdicts.scores)
         ask(connection, run_id, [question for question in verdicts.questions if question.group_id in held])
-        _make_tasks(connection, verdicts.tasks)
+        make_tasks(connection, verdicts.tasks)
         done = held - asked
         mine = [decision for decision in verdicts.decisions if decision.group_id in done]
         insert_verdicts(connection, pipeline_version, batch.label_cuts, mine)
@@ -165,7 +165,7 @@ def ready_groups(connection: Connection, priorities: dict[int, float]) -> None:
     execute(connection, "ready_groups", group_ids=list(priorities), priorities=list(priorities.values()))
 
 
-def _check_pipeline(connection: Connection, run_id: int, pipeline_version: str) -> None:
+def check_pipeline(connection: Connection, run_id: int, pipeline_version: str) -> None:
     run = fetch(connection, "pipeline_of_run", run_id=run_id)[0]
     if run["pipeline_version"] != pipeline_version:
         raise FencedError(
@@ -256,7 +256,8 @@ def ask(connection: Connection, run_id: int, questions: Sequence[Question]) -> N
     execute(connection, "wait_for_answers", run_id=run_id, group_ids=sorted({q.group_id for q in questions}))
 
 
-def _make_tasks(connection: Connection, tasks: Sequence[NewTask]) -> None:
+def make_tasks(connection: Connection, tasks: Sequence[NewTask]) -> None:
+    """Store new tasks; those whose keys exist stay as they are."""
     if tasks:
         execute(
             connection, "make_tasks", tasksets=[t.taskset for t in tasks], task_keys=[t.task_key for t in tasks],

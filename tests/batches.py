@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from operators.base import BATCH_SCHEMA
+from rftdata.tasks.verdicts import TASK_BATCH_SCHEMA
 
 
 def batch_of_groups(*groups: Sequence[float | None], **columns: Sequence[object]) -> pa.Table:
@@ -33,3 +34,16 @@ def batch_of_groups(*groups: Sequence[float | None], **columns: Sequence[object]
     }
     schema = pa.schema([field for field in BATCH_SCHEMA if field.name in values])
     return pa.table({name: pa.array(values[name], schema.field(name).type) for name in schema.names}, schema=schema)
+
+
+def batch_of_tasks(*prompts: str, **columns: Sequence[object]) -> pa.Table:
+    """One row per task; columns not given are empty."""
+    ids = range(len(prompts))
+    values: Mapping[str, Sequence[object]] = {
+        "experience_id": ids, "group_id": ids, "task_id": ids, "rollout_index": [0] * len(ids), "taskset": ["sums"] * len(ids),
+        "task_key": [f"k{n}" for n in ids], "prompt": prompts, **columns,
+    }  # fmt: skip
+    empty = [None] * len(ids)
+    return pa.table(
+        [pa.array(values.get(field.name, empty), field.type) for field in TASK_BATCH_SCHEMA], TASK_BATCH_SCHEMA
+    )

@@ -31,16 +31,20 @@ BARE = Peer("benchmarks.bare_layout", "a bare prototype of the same layout, with
 _TORCH = "torch==2.13.0"
 # Not in its requirements: what its PostgreSQL URLs need. verl, which it does require, wants numpy 1, and newer releases of pyarrow
 # do not run with that, though nothing says so.
-_TRINITY = ("trinity-rft==0.6.0", "asyncpg", "sqlalchemy[asyncio]", "pyarrow<22", _TORCH)
+TRINITY_REQUIREMENTS = ("trinity-rft==0.6.0", "asyncpg", "sqlalchemy[asyncio]", "pyarrow<22", _TORCH)
 PEERS = {
     "trinity_sql": Peer(
-        "benchmarks.peers.trinity_sql", "Trinity-RFT 0.6.0, SQL storage on the same PostgreSQL", True, _TRINITY, 0.125
+        "benchmarks.peers.trinity_sql",
+        "Trinity-RFT 0.6.0, SQL storage on the same PostgreSQL",
+        True,
+        TRINITY_REQUIREMENTS,
+        0.125,
     ),
     "trinity_queue": Peer(
         "benchmarks.peers.trinity_queue",
         "Trinity-RFT 0.6.0, queue in a Ray actor, with its JSONL file",
         False,
-        _TRINITY,
+        TRINITY_REQUIREMENTS,
         0.25,
     ),
     "transfer_queue": Peer(

@@ -43,7 +43,8 @@ def _curves(axes: Any, name: str, experiment: dict[str, Any]) -> None:
                 linewidth=1.6 if selector == UNIFORM else 0.9,
                 label=selector if number == 0 else None,
             )
-    axes.axhline(experiment["plan"]["target"], color="#222222", linewidth=0.8, linestyle=":")
+    for target in experiment["target"].values():
+        axes.axhline(target, color="#222222", linewidth=0.6, linestyle=":")
     axes.set(title=name, xlabel="rollouts, thousands", ylabel="held-out score")
     axes.legend(fontsize="small", loc="lower right")
     axes.grid(alpha=0.3)

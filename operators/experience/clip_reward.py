@@ -1,6 +1,8 @@
 """Bound the reward: reward := min(max(reward, `min`), `max`).
 
-- clip_reward: {min: -1, max: 1}
+    - clip_reward: {min: -1, max: 1}
+
+One bound alone leaves the other side open.
 """
 
 from __future__ import annotations

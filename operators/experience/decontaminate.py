@@ -2,11 +2,13 @@
 
     - decontaminate: {against: [gsm8k_test.parquet], against_column: question}
     - decontaminate: {against: [test.jsonl], columns: [prompt, response], n: 8, max_share: 0.5}
+    - decontaminate: {against: ["taskset:gsm8k_test"]}
 
 A row is contaminated by word n-grams that it shares with a text of the evaluation set. With `max_share: 0` one is enough, which with n = 13 is
-the rule of GPT-3 (arXiv 2005.14165, appendix C); n = 8 and `max_share: 0.5` is close to that of Tülu 3 (arXiv 2411.15124, section 3.2). A text of fewer
+about the rule of GPT-3 (arXiv 2005.14165, appendix C); n = 8 and `max_share: 0.5` is close to that of Tülu 3 (arXiv 2411.15124, section 3.2). A text of fewer
 than n words is contaminated where all of its words, in order, are an evaluation text of as few words. Words are compared in lower case and
 without punctuation. The reason names the text of the evaluation set: its file, its row (from 1), and how it begins.
+`taskset:NAME` is a set in the buffer, with `prompt` and `answer` as columns; a file is part of the pipeline's version by its content, a set by its name.
 
 Prompts of a template share the template: raise n or `max_share` until what is dropped is what should be (`rft process --preview`).
 """
@@ -27,6 +29,7 @@ from operators.ngrams import Hashes, Rows, ngrams
 from rftdata.errors import ConfigError
 
 _SHOWN = 60
+_TASKSET = "taskset:"
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Decontaminate(Operator):
         """What to compare with what."""
 
         against: tuple[str, ...] = Field(
-            min_length=1, description="Files of the evaluation set: .parquet, .csv or .jsonl."
+            min_length=1, description="Files of the evaluation set (.parquet, .csv, .jsonl), or `taskset:NAME`."
         )
         against_column: str = Field("prompt", description="Their text column.")
         columns: tuple[str, ...] = Field(("prompt",), min_length=1, description="Text columns of the batch.")
@@ -70,24 +73,25 @@ class Decontaminate(Operator):
 
     def validate_schema(self, schema: pa.Schema) -> pa.Schema:
         for file in self.config.against:
-            reference_files.resolve(self.base_dir, file)
+            if not file.startswith(_TASKSET):
+                reference_files.resolve(self.base_dir, file)
         return super().validate_schema(schema)
 
     def spec(self) -> dict[str, Any]:
-        files = [reference_files.digest((self.base_dir / file).resolve()) for file in self.config.against]
+        files = {file: reference_files.digest((self.base_dir / file).resolve()) for file in self.config.against}
         return {**super().spec(), "against": files}
 
     def prepare(self, context: StageContext) -> None:
         if self._index is None:
-            self._index = self._read()
+            self._index = self._read(context)
 
     def close(self) -> None:
         self._index = None
 
-    def _read(self) -> _Index:
+    def _read(self, context: StageContext) -> _Index:
         column, parts, names = self.config.against_column, [], []
         for file in self.config.against:
-            table = reference_files.read(reference_files.resolve(self.base_dir, file))
+            table = self._table(file, context)
             if column not in table.column_names:
                 raise ConfigError(
                     f"{file} has no column {column!r}",
@@ -100,6 +104,13 @@ class Decontaminate(Operator):
         hashes, texts, _ = _ngrams_or_whole(pa.chunked_array(parts, pa.string()).combine_chunks(), self.config.n)
         hashes, first = np.unique(hashes, return_index=True)
         return _Index(hashes, texts[first], names)
+
+    def _table(self, file: str, context: StageContext) -> pa.Table:
+        if not file.startswith(_TASKSET):
+            return reference_files.read(reference_files.resolve(self.base_dir, file))
+        if context.read_taskset is None:
+            raise ConfigError("there is no buffer here to read a taskset from", value=file, todo="name a file instead")
+        return context.read_taskset(file.removeprefix(_TASKSET))
 
     def apply(self, table: pa.Table) -> StageOutcome:
         if self._index is None:

@@ -1,8 +1,10 @@
 """Keep rows in some languages; `language_score` before it says which language each is in.
 
-- language_score: {column: response}
-- language_filter: {keep: [en]}
-- language_filter: {keep: [en, de], min_probability: 0.7, "null": keep}
+    - language_score: {column: response}
+    - language_filter: {keep: [en]}
+    - language_filter: {keep: [en, de], min_probability: 0.7, "null": keep}
+
+Short texts and lists of numbers have languages of low probability: look at some with `rft process --preview` before choosing a bound.
 """
 
 from __future__ import annotations

@@ -106,9 +106,7 @@ class Rubric(AskingOperator):
 
     def __init__(self, config: Rubric.Config) -> None:
         super().__init__(config)
-        self._template = Template(
-            config.template, [*ROW_PLACEHOLDERS, "criteria", "task"], ["response", "criteria", "task"]
-        )
+        self._template = Template(config.template, [*ROW_PLACEHOLDERS, "criteria", "task"], ["criteria", "task"])
         own = frozenset({"metadata"}) if config.from_metadata else frozenset()
         self.reads = columns_of(self._template.names) | own
         word = config.column

@@ -14,8 +14,8 @@ stages or people). A function of your own gets a row as a dict and `args`, and r
 `answer`, `metadata`, `features`) a new task, with `response` (and `reward`) an experience on the row's own task.
 
 A new task's key is a digest of what it was made from and how, so the same input makes the same key, and what exists is not
-made twice. Its metadata say where it comes from under `synthesis`: kind, generation and the experience; it is the parent. What
-was itself synthesised is used up to `max_generations`: 1 uses only what came from outside. `fraction` picks by digest too, not by chance.
+made twice. Its metadata say where it comes from under `synthesis`: kind, generation and parent, the experience (in `pipelines.task` the task).
+What was itself synthesised is used up to `max_generations`: 1 uses only what came from outside. `fraction` picks by digest too, not by chance.
 
 A call that fails makes nothing and leaves its reason in the column `synthesis_error`.
 """
@@ -92,7 +92,7 @@ class _Parent:
 
     def task(self, kind: str, taskset: str | None, made: Mapping[str, Any], number: int = 0) -> CreatedTask:
         """A task with this parent; `made` has prompt, answer, metadata, features."""
-        origin = {"kind": kind, "generation": self.generation + 1, "experience_id": self.row["experience_id"]}
+        origin = {"kind": kind, "generation": self.generation + 1, "parent_id": self.row["experience_id"]}
         payload = {
             "prompt": made["prompt"],
             "answer": made.get("answer"),
@@ -158,6 +158,10 @@ class Synthesize(AskingOperator):
 
     def validate_schema(self, schema: pa.Schema) -> pa.Schema:
         self._load()
+        if self.config.kind != "self_correct" and "response" not in schema.names:
+            # Tasks: every one is a group of its own.
+            self.reads = (self.reads or frozenset()) - {"response"}
+            self.rowwise = True
         schema = super().validate_schema(schema)
         added = "synthesis_error" not in schema.names
         return schema.append(pa.field("synthesis_error", pa.string())) if added else schema
@@ -220,7 +224,7 @@ class Synthesize(AskingOperator):
             if k in ("kind", "template", "args", "endpoint", "code", "seed", "temperature")
         }
         of_task = [parent.row["taskset"], parent.question, parent.row["answer"]]
-        of_row = [] if self.config.kind in ("rephrase", "harder", "easier") else [parent.row["response"]]
+        of_row = [] if self.config.kind in ("rephrase", "harder", "easier") else [parent.row.get("response")]
         text = json.dumps([recipe, of_task, of_row], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -336,7 +340,7 @@ def _generation(row: Mapping[str, Any], metadata: Mapping[str, Any]) -> int:
     generation = noted.get("generation") if isinstance(noted, Mapping) else None
     if isinstance(generation, int):
         return generation
-    return 1 if row["source"] == SOURCE else 0
+    return 1 if row.get("source") == SOURCE else 0
 
 
 def _mean_rewards(rows: Sequence[Mapping[str, Any]]) -> list[float | None]:

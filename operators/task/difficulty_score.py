@@ -27,10 +27,13 @@ class DifficultyScore(Operator):
     """Adds `difficulty`; see the module's text for the formula."""
 
     class Config(StageConfig):
-        """`features`: name -> [easy, hard]; `prior_groups`: how many observed groups they outweigh."""
+        """What is known beforehand, and how much it counts."""
 
-        features: dict[str, tuple[float, float]] = Field(default_factory=dict)
-        prior_groups: float = Field(1.0, gt=0)
+        features: dict[str, tuple[float, float]] = Field(
+            default_factory=dict,
+            description="Name of a number -> [easy, hard]; the mean of their places is the first guess.",
+        )
+        prior_groups: float = Field(1.0, gt=0, description="Observed groups that the guess counts as much as.")
 
         @model_validator(mode="after")
         def _ranges_are_ranges(self) -> DifficultyScore.Config:

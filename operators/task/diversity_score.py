@@ -35,22 +35,24 @@ _BLOCK_ROWS = 1024
 
 
 class EmbeddingConfig(StageConfig):
-    """`model`: an encoder's folder or its name on the hub; the policy model where it is left out. `max_tokens`: of a text."""
+    """Which model turns prompts into vectors."""
 
-    model: str | None = None
-    max_tokens: int = Field(512, ge=1)
+    model: str | None = Field(
+        None, description="An encoder's folder or its name on the hub; the policy model by default."
+    )
+    max_tokens: int = Field(512, ge=1, description="Longer prompts are cut.")
 
 
 class DiversityScore(Operator):
     """Adds `diversity` and `nearest_similarity`; looks at the whole set at once."""
 
     class Config(StageConfig):
-        """See the module's text."""
+        """How similarity is measured, and to how many."""
 
-        embedding: EmbeddingConfig = EmbeddingConfig()
-        neighbours: int = Field(5, ge=1)
-        center: bool = True
-        max_compared: int = Field(20_000, ge=2)
+        embedding: EmbeddingConfig = Field(EmbeddingConfig(), description="The encoder: {model: …, max_tokens: …}.")
+        neighbours: int = Field(5, ge=1, description="Nearest tasks whose similarity is averaged.")
+        center: bool = Field(True, description="Take the mean vector of the set off first.")
+        max_compared: int = Field(20_000, ge=2, description="Tasks of the set that each one is compared with, at most.")
 
     reads = frozenset({"prompt", "task_key"})
     writes = frozenset({"diversity", "nearest_similarity"})

@@ -38,14 +38,20 @@ class QualityScore(Operator):
     """Adds `quality`; see the module's text for the formula."""
 
     class Config(StageConfig):
-        """`measures`: which statistics; `columns`: name -> [worst, best]; the others are the limits of the measures."""
+        """Which measures, and their limits."""
 
-        measures: tuple[Measure, ...] = ("alnum", "special", "char_repetition", "word_repetition", "length")
-        columns: dict[str, tuple[float, float]] = Field(default_factory=dict)
-        char_ngram: int = Field(10, ge=1)
-        word_ngram: int = Field(3, ge=1)
-        min_words: int = Field(3, ge=1)
-        max_words: int = Field(400, ge=1)
+        measures: tuple[Measure, ...] = Field(
+            ("alnum", "special", "char_repetition", "word_repetition", "length"),
+            description="Which statistics of the prompt count.",
+        )
+        columns: dict[str, tuple[float, float]] = Field(
+            default_factory=dict,
+            description="Name of a number -> [worst, best]: its place in this range counts like a measure.",
+        )
+        char_ngram: int = Field(10, ge=1, description="Characters whose repetition counts.")
+        word_ngram: int = Field(3, ge=1, description="Words whose repetition counts.")
+        min_words: int = Field(3, ge=1, description="Fewer words than these lower the quality.")
+        max_words: int = Field(400, ge=1, description="More words than these lower the quality.")
 
         @model_validator(mode="after")
         def _measures_something(self) -> QualityScore.Config:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
 from operators.base import Operator, StageConfig, StageOutcome
 from operators.task.numbers import as_array, columns_for, numbers
@@ -30,9 +30,11 @@ class TaskPriority(Operator):
     """Sets `priority`; see the module's text for the formula."""
 
     class Config(StageConfig):
-        """`weights`: name of a number -> its weight."""
+        """What counts how much."""
 
-        weights: dict[str, float] | None = None
+        weights: dict[str, float] | None = Field(
+            None, description="Name of a number -> its weight; by default those above, of the scores computed before."
+        )
 
         @field_validator("weights")
         @classmethod

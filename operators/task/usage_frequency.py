@@ -27,10 +27,13 @@ class UsageFrequency(Operator):
     """Adds `times_used` and `usage_frequency`."""
 
     class Config(StageConfig):
-        """`of`: what is counted; `half`: the count at which the frequency is 0.5."""
+        """What is counted, and on which scale."""
 
-        of: Literal["groups", "draws"] = "groups"
-        half: float = Field(4.0, gt=0)
+        of: Literal["groups", "draws"] = Field(
+            "groups",
+            description="groups: groups of rollouts tried on the task; draws: times one was drawn for a training step.",
+        )
+        half: float = Field(4.0, gt=0, description="The count at which the frequency is 0.5.")
 
     scores: Mapping[str, pa.DataType] = {"times_used": pa.int64(), "usage_frequency": pa.float64()}
     rowwise = True

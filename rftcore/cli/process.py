@@ -11,7 +11,7 @@ import typer
 from rftcore.cli.roles import RunOption
 from rftcore.cli.run import SetOption, configuration
 from rftcore.cli.session import ConfigBufferOption, JsonOption, opened
-from rftdata.errors import ConfigError, QueryError
+from rftdata.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -120,11 +120,6 @@ def _preview_tasks(config: RunConfig, buffer: Buffer, rows: int) -> dict[str, Pr
         if table.num_rows
     }
     chain.close()
-    if not shown:
-        raise QueryError(
-            "the buffer has none of the tasks that pipelines.task is about", value=[taskset.name for taskset in config.tasks],
-            todo="load them with `rft tasks load CONFIG`",
-        )  # fmt: skip
     return shown
 
 
@@ -140,7 +135,7 @@ def _preview_experiences(config: RunConfig, buffer: Buffer, run: str | None, row
     row = buffer.find_run(run)
     table = preview.sample(buffer, row, chain, rows, seed).table
     policy = Policy(config, buffer.database, row["run_id"])
-    chain.prepare(stage_context(config, policy, RunUsage(buffer.database, row["run_id"])))
+    chain.prepare(stage_context(config, policy, RunUsage(buffer.database, row["run_id"]), buffer.database))
     known = known_scores(buffer.database, chain.score_keys, table["experience_id"].to_pylist())
     result = preview.preview(chain, table, known)
     chain.close()

@@ -1,12 +1,15 @@
 """What an operator chain decides on a batch of sealed groups, and what becomes of rows on which a stage fails.
 
-A batch on which a stage raises is halved until the groups are found that do it, so the others cost few extra passes. In a group
-that fails alone the rows are tried one by one: those that fail alone are set aside, dropped with the error as their reason, and the
-rest of the group is decided without them. A group that fails only as a whole is set aside as a whole.
+When a stage raises, a few groups of the batch are tried by themselves. If none passes, the stage is taken to be broken (a server
+that is away, a full disk), nothing is decided, and the caller tries again later. Otherwise the batch is halved until the groups
+are found that do it. In a group that fails alone the rows are tried one by one: those that fail alone are set aside, dropped with
+the error as their reason, and the rest of the group is decided without them. A group that fails only as a whole is set aside as a
+whole.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -63,43 +66,70 @@ class _Collected:
         self.decisions += [Decision(key, group_id, False, stage, reason) for key, group_id in ids]
 
 
-def decide(chain: Chain, batch: SealedBatch, known: Known | None = None) -> Decided:
+def decide(chain: Chain, batch: SealedBatch, known: Known | None = None, *, patient: bool = False) -> Decided:
     """Verdicts on every experience of a batch, what each stage did, and what else is to be stored.
 
     Args:
         known: scores that are stored already.
+        patient: raise where a stage fails on everything that is tried, rather than set everything aside.
+
+    Raises:
+        StageError: with `patient`, the stage's error.
     """
     found = _Collected()
-    _decide(chain, batch.table, known or {}, found)
+    try:
+        found.add(batch.table, chain.run(batch.table, known=known), chain)
+    except StageError as error:
+        if patient and not _any_passes(chain, batch.table, known or {}):
+            raise
+        found.runs += [run for run in (*error.stages, error.run) if run]
+        _decide_halves(chain, batch.table, known or {}, found, error)
     tasks = [made for made in found.created if isinstance(made, CreatedTask)]
     return Decided(
         Verdicts(
             found.decisions + batch.failed, [_count(run) for run in found.runs], found.scores, found.questions,
-            [
-                NewTask(task.taskset, task.task_key, task.payload, {**task.features, "parent_experience_id": task.parent_id})
-                for task in tasks
-            ],
+            [new_task(task) for task in tasks],
         ),
         [made for made in found.created if isinstance(made, CreatedGroup)],
     )  # fmt: skip
 
 
-def _decide(chain: Chain, table: pa.Table, known: Known, found: _Collected) -> None:
-    try:
-        found.add(table, chain.run(table, known=known), chain)
-    except StageError as error:
-        found.runs += [run for run in (*error.stages, error.run) if run]
-        groups = np.unique(table["group_id"].to_numpy())
-        if len(groups) > 1:
-            for half in np.array_split(groups, 2):
-                _decide(chain, table.filter(pc.is_in(table["group_id"], pa.array(half))), known, found)
-        else:
-            _without_poison(chain, table, known, found, error)
+def new_task(made: CreatedTask) -> NewTask:
+    """A task that a stage made, as it is stored: it knows the experience it was made of."""
+    return NewTask(made.taskset, made.task_key, made.payload, {**made.features, "parent_experience_id": made.parent_id})
+
+
+def _any_passes(chain: Chain, table: pa.Table, known: Known) -> bool:
+    """Whether one of a few groups gets through by itself. Of a batch of one group nobody knows: it has failed just now."""
+    groups = np.unique(table["group_id"].to_numpy())
+    if len(groups) == 1:
+        return False
+    tried = groups[sorted({0, len(groups) // 2, len(groups) - 1})]
+    return any(_error_of(chain, _groups(table, [group]), known, None) is None for group in tried)
+
+
+def _decide_halves(chain: Chain, table: pa.Table, known: Known, found: _Collected, error: StageError) -> None:
+    """Decide on the two halves of what failed, or on a group without the rows that do it."""
+    groups = np.unique(table["group_id"].to_numpy())
+    if len(groups) == 1:
+        _without_poison(chain, table, known, found, error)
+        return
+    for half in np.array_split(groups, 2):
+        part = _groups(table, half)
+        try:
+            found.add(part, chain.run(part, known=known), chain)
+        except StageError as failed:
+            found.runs += [run for run in (*failed.stages, failed.run) if run]
+            _decide_halves(chain, part, known, found, failed)
+
+
+def _groups(table: pa.Table, group_ids: Iterable[int]) -> pa.Table:
+    return table.filter(pc.is_in(table["group_id"], pa.array(group_ids, pa.int64())))
 
 
 def _without_poison(chain: Chain, table: pa.Table, known: Known, found: _Collected, error: StageError) -> None:
     """Decide on a group that fails: without the rows that fail alone, or else not at all."""
-    fails = [_fails_alone(chain, table.slice(row, 1), known) for row in range(table.num_rows)]
+    fails = [_error_of(chain, table.slice(row, 1), known, 1) for row in range(table.num_rows)]
     rest = table.filter(pa.array([failure is None for failure in fails]))
     if rest.num_rows in (0, table.num_rows):
         found.set_aside(table, error)
@@ -115,9 +145,9 @@ def _without_poison(chain: Chain, table: pa.Table, known: Known, found: _Collect
             found.set_aside(table.slice(row, 1), failure)
 
 
-def _fails_alone(chain: Chain, row: pa.Table, known: Known) -> StageError | None:
+def _error_of(chain: Chain, table: pa.Table, known: Known, min_group_size: int | None) -> StageError | None:
     try:
-        chain.run(row, min_group_size=1, known=known)
+        chain.run(table, min_group_size, known=known)
     except StageError as error:
         return error
     return None

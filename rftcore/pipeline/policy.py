@@ -7,6 +7,7 @@ batch of questions.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,7 @@ class Policy:
         self._config = config
         self._database, self._run_id = database, run_id
         self._engine: Engine | None = None
+        self._lock = threading.Lock()
 
     def __call__(self, chats: Sequence[Messages], max_tokens: int, temperature: float) -> list[str]:
         """One answer per chat, as text.
@@ -41,8 +43,9 @@ class Policy:
         Raises:
             ModelError: the model does not load.
         """
-        engine = self._engine or self._start()
-        self._take_newest(engine)
+        with self._lock:  # parts of a batch may ask at the same time
+            engine = self._engine or self._start()
+            self._take_newest(engine)
         decoding = Decoding(
             temperature=temperature, max_tokens=max_tokens, seed=self._config.run.seed if temperature else None
         )

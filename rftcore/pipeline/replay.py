@@ -6,7 +6,9 @@ anywhere it goes on where it stopped, and a second replay of the same version de
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +28,9 @@ from rftdata.errors import ConfigError, ConflictError
 from rftdata.usage import RunUsage
 from rftdata.verdicts import insert_operator_runs, insert_verdicts, known_scores, store_scores
 from rftdata.worker import Worker
+from rftdata.writer import NO_PIPELINE
+
+_DIGEST = re.compile(r"[0-9a-f]{12}")
 
 
 @dataclass
@@ -45,36 +50,38 @@ def replay(
 ) -> Replayed:
     """Decide on every sealed group of a run under another version.
 
-    What a person was never asked, or has not answered, counts as answered with `otherwise`.
+    What a person was never asked, or has not answered, counts as answered with `otherwise`. Staleness is that of the time when a
+    group was sealed.
 
     Args:
-        version: its name; by default the chain's digest.
+        version: its name; by default `replay-` and the chain's digest. Never a name that runs train on.
         tell: is shown the progress after every batch.
 
     Raises:
-        ConfigError: the run trains on that version, or the name stands for other stages.
+        ConfigError: a name that a run could train on, or one that stands for other stages.
+        StageError: a stage fails on everything.
         ConflictError: somebody else replays it at the moment.
     """
-    name = version or chain.version
-    if name == run["pipeline_version"]:
+    name = version or f"replay-{chain.version}"
+    if name == NO_PIPELINE or name == run["pipeline_version"] or _DIGEST.fullmatch(name):
         raise ConfigError(
-            f"run {run['name']!r} trains on the verdicts of this version: its pipeline worker makes them", value=name,
-            todo="change the stages, or give --version NAME to decide again beside them",
+            "runs train on verdicts of such a version, and only their pipeline workers make them", value=name,
+            allowed="any other name", todo="choose another --version",
         )  # fmt: skip
     done = Replayed(name)
     policy = Policy(config, buffer.database, run["run_id"])
     with (
         Worker(buffer.database, run["run_id"], "pipeline") as worker,
-        buffer.database.connection() as lock,
+        contextlib.closing(buffer.database.dedicated()) as lock,  # held as long as this process lives
     ):
         if not fetch(lock, "lock_replay", version=name, run_id=run["run_id"])[0]["locked"]:
             raise ConflictError(f"another process replays the version {name!r} of this run", todo="wait for its end")
         worker.says(f"replays version {name}")
-        chain.prepare(stage_context(config, policy, RunUsage(buffer.database, run["run_id"])))
+        chain.prepare(stage_context(config, policy, RunUsage(buffer.database, run["run_id"]), buffer.database))
         register(buffer.database, chain, name)
         after = 0
         while group_ids := _next(buffer, run["run_id"], name, after, config.pipelines.batch_groups):
-            batch = read_groups(buffer.database, group_ids, chain.columns)
+            batch = read_groups(buffer.database, group_ids, chain.columns, as_sealed=True)
             known = known_scores(buffer.database, chain.score_keys, batch.table["experience_id"].to_pylist())
             decided = without_people(chain, batch, known)
             _store(buffer, run["run_id"], worker.worker_id, name, batch, decided)
@@ -88,13 +95,13 @@ def replay(
 
 def without_people(chain: Chain, batch: SealedBatch, known: Known) -> Decided:
     """What the chain decides when every open question is answered with its `otherwise`."""
-    decided = decide(chain, batch, known)
+    decided = decide(chain, batch, known, patient=True)
     answers: dict[int, dict[str, str]] = {}
     while decided.verdicts.questions:
         for question in decided.verdicts.questions:
             answers.setdefault(question.experience_id, {})[question.name] = question.otherwise
         batch.table = _answered(batch.table, answers)
-        decided = decide(chain, batch, known)
+        decided = decide(chain, batch, known, patient=True)
     return decided
 
 

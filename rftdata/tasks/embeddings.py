@@ -28,8 +28,13 @@ def known_vectors(
         rows = database.fetch(
             "known_embeddings", model=model, task_ids=list(task_ids[part]), digests=[text_digest(text) for text in texts[part]]
         )  # fmt: skip
-        found.update({start + row["place"]: np.asarray(row["embedding"], np.float32) for row in rows})
+        found.update({start + row["place"]: _array(row["embedding"]) for row in rows})
     return found
+
+
+def _array(sent: bytes) -> NDArray[np.float32]:
+    """A one-dimensional real[] as PostgreSQL sends it: five numbers about its shape, then a length and a value per element."""
+    return np.frombuffer(sent, np.dtype([("length", ">i4"), ("value", ">f4")]), offset=20)["value"].astype(np.float32)
 
 
 def store_vectors(

@@ -122,7 +122,7 @@ def _data_files(config: TasksetConfig, path: Path) -> Iterator[Path]:
                 f"the data sets of the taskset {config.name!r} have no split of that name", value=split,
                 allowed=", ".join(splits), todo=f"choose one: `args: {{split: {splits[0] if splits else 'train'}}}`",
             )  # fmt: skip
-        yield from _saved_dataset(config, path / split)
+        yield from _saved_dataset(config, path / str(split))
     elif (path / "state.json").is_file():
         yield from _saved_dataset(config, path)
     else:

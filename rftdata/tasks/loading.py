@@ -12,11 +12,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from psycopg.types.json import Jsonb
 
 from rftdata.config import TasksetConfig
 from rftdata.database import Connection, Database, Row, copy_rows, execute, fetch
-from rftdata.errors import TaskSourceError
+from rftdata.errors import ConfigError, TaskSourceError
 from rftdata.tasks.rows import read_tasks
 from rftdata.tasks.sources import fingerprint
 
@@ -110,6 +111,20 @@ def _replace_changed(connection: Connection, taskset: str) -> None:
 def _shown(payload: dict[str, Any]) -> str:
     text = json.dumps(payload, ensure_ascii=False)
     return text if len(text) <= 300 else f"{text[:299]}…"
+
+
+def taskset_texts(database: Database, taskset: str) -> pa.Table:
+    """`task_key`, `prompt` and `answer` (texts) of the tasks of a set, in the order they were stored.
+
+    Raises:
+        ConfigError: the buffer has no such set, or it has no task.
+    """
+    rows = database.fetch("taskset_texts", taskset=taskset)
+    if not rows:
+        known = ", ".join(row["taskset"] for row in list_tasksets(database))
+        raise ConfigError("the buffer has no task of this set", value=taskset, allowed=known or "none is loaded yet")
+    names = ("task_key", "prompt", "answer")
+    return pa.table({name: pa.array([row[name] for row in rows], pa.string()) for name in names})
 
 
 def list_tasksets(database: Database) -> list[Row]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from psycopg.types.json import Jsonb
 
 from rftdata.database import Connection, Database, Row, copy_rows, execute, fetch, storable
 from rftdata.errors import ConfigError, OperatorError
@@ -77,6 +78,18 @@ class TaskDecision:
 
 
 @dataclass(frozen=True)
+class MadeTask:
+    """A task that a stage made of another; its features name both."""
+
+    taskset: str
+    task_key: str
+    payload: Mapping[str, Any]
+    features: Mapping[str, Any]
+    parent_id: int
+    stage: str
+
+
+@dataclass(frozen=True)
 class TaskScore:
     """What a scoring stage found out about a task."""
 
@@ -85,6 +98,12 @@ class TaskScore:
     stage: str
     content: int
     scores: Mapping[str, Any]
+
+
+def register_task_pipeline(database: Database, version: str, stages: Sequence[Mapping[str, Any]]) -> None:
+    """Note which stages a version has, so that verdicts of long ago can be understood."""
+    plain = storable(json.loads(json.dumps(list(stages), default=str)))
+    database.fetch("register_pipeline", version=version, digest=version, stages=Jsonb(plain))
 
 
 @contextmanager
@@ -107,6 +126,16 @@ def undecided_tasks(database: Database, taskset: str, pipeline_version: str, *, 
 def decidable_tasks(database: Database, taskset: str) -> list[int]:
     """Ids of all tasks of a set but purged ones."""
     return list(database.fetch("decidable_tasks", taskset=taskset)[0]["task_ids"])
+
+
+def tasks_by_maker(database: Database, task_ids: Sequence[int]) -> dict[tuple[str, ...], list[int]]:
+    """The same ids by the stages that made the tasks, and the tasks they made them of; () for those of the source."""
+    rows = database.fetch("makers_of_tasks", task_ids=list(task_ids))
+    makers = {row["task_id"]: tuple(row["made_by"]) for row in rows}
+    found: dict[tuple[str, ...], list[int]] = {}
+    for task_id in task_ids:
+        found.setdefault(makers.get(task_id, ()), []).append(task_id)
+    return found
 
 
 class TaskReader:
@@ -164,6 +193,30 @@ class TaskReader:
         return [rows[place][column] if known[place] == key else missing for place, key in zip(places, ids)]
 
 
+def source_batch(taskset: str, tasks: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """Tasks of `read_tasks` as stages would see them, under ids from 1 and never tried; nothing is stored."""
+    ids = list(range(1, len(tasks) + 1))
+    payloads = [task["payload"] for task in tasks]
+    values: dict[str, list[Any]] = {
+        "experience_id": ids, "group_id": ids, "task_id": ids, "rollout_index": [0] * len(ids), "taskset": [taskset] * len(ids),
+        "task_key": [task["task_key"] for task in tasks], "prompt": [_shown_prompt(payload["prompt"]) for payload in payloads],
+        "answer": [payload["answer"] for payload in payloads], "metadata": [json.dumps(p["metadata"]) for p in payloads],
+        "features": [json.dumps(task["features"]) for task in tasks], "reward": [None] * len(ids), "attempts": [0] * len(ids),
+        "num_groups": [0] * len(ids), "num_draws": [0] * len(ids),
+    }  # fmt: skip
+    schema = pa.schema([column for column in TASK_BATCH_SCHEMA if column.name in values])
+    return pa.table([pa.array(values[column.name], column.type) for column in schema], schema=schema)
+
+
+def _shown_prompt(prompt: Any) -> str:
+    """As the query task_batch shows it."""
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, list):
+        return "\n".join(str(turn.get("content")) for turn in prompt if isinstance(turn, dict))
+    return json.dumps(prompt)
+
+
 def known_scores(
     database: Database, batch: TaskBatch, score_keys: Sequence[str]
 ) -> dict[str, dict[int, Mapping[str, Any]]]:
@@ -181,9 +234,9 @@ def known_scores(
 
 def commit_task_verdicts(
     database: Database, taskset: str, pipeline_version: str, decisions: Sequence[TaskDecision], stages: Sequence[StageCount],
-    scores: Sequence[TaskScore] = (),
+    scores: Sequence[TaskScore] = (), made: Sequence[MadeTask] = (),
 ) -> None:  # fmt: skip
-    """Store what was decided and what each stage did, in one transaction.
+    """Store what was decided, what each stage did and what it made, in one transaction. Tasks made for this set wait for a verdict.
 
     Raises:
         OperatorError: a task that was tried already would get another prompt or answer.
@@ -211,6 +264,13 @@ def commit_task_verdicts(
             )
         execute(connection, "save_task_verdicts", pipeline_version=pipeline_version)
         _insert_operator_runs(connection, taskset, pipeline_version, stages)
+        if made:
+            execute(
+                connection, "make_tasks_of_tasks", taskset=taskset, tasksets=[m.taskset or taskset for m in made],
+                task_keys=[m.task_key for m in made], payloads=[json.dumps(storable(dict(m.payload))) for m in made],
+                features=[json.dumps(storable(dict(m.features))) for m in made], parents=[m.parent_id for m in made],
+                stages=[m.stage for m in made],
+            )  # fmt: skip
         if scores:
             execute(
                 connection, "save_task_scores", task_ids=[s.task_id for s in scores], score_keys=[s.score_key for s in scores],

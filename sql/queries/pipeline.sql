@@ -1,14 +1,15 @@
 -- name: claim_sealed_groups
 -- `from_key` is a hint (see claims.SealedQueue). Items by their key and not by a join: that would read the whole queue, with all
--- that a snapshot held open keeps of it. One that a worker did not survive comes alone, after all others.
-WITH others AS (
+-- that a snapshot held open keeps of it. One that a worker did not survive comes alone, and only where `suspects`.
+WITH suspect AS (
+    SELECT item_id FROM rft.worklist
+    WHERE %(suspects)s AND consumer = 'pipeline/' || %(run_id)s AND available AND times_sampled = 0 AND num_lost > 0
+    ORDER BY sort_key LIMIT 1 FOR UPDATE SKIP LOCKED),
+others AS (
     SELECT item_id FROM rft.worklist
     WHERE consumer = 'pipeline/' || %(run_id)s AND available AND times_sampled = 0 AND num_lost = 0 AND sort_key >= %(from_key)s
+      AND NOT EXISTS (SELECT FROM suspect)
     ORDER BY sort_key LIMIT %(count)s FOR UPDATE SKIP LOCKED),
-suspect AS (
-    SELECT item_id FROM rft.worklist
-    WHERE consumer = 'pipeline/' || %(run_id)s AND available AND times_sampled = 0 AND num_lost > 0 AND NOT EXISTS (SELECT FROM others)
-    ORDER BY sort_key LIMIT 1 FOR UPDATE SKIP LOCKED),
 picked AS (SELECT item_id FROM others UNION ALL SELECT item_id FROM suspect)
 UPDATE rft.worklist w SET available = false, claimed_by = %(worker_id)s, lease_until = rft.clock() + %(lease_s)s * interval '1 s'
 WHERE w.consumer = 'pipeline/' || %(run_id)s AND w.item_kind = 'group' AND w.item_id = ANY (ARRAY(SELECT item_id FROM picked))
@@ -47,8 +48,10 @@ JOIN rft.task t USING (task_id)
 CROSS JOIN LATERAL (
     SELECT coalesce(max(l.label_id), 0) AS label_cut FROM rft.label l WHERE l.experience_id = e.experience_id) l
 LEFT JOIN LATERAL (
-    SELECT p.trainer_step FROM rft.run r JOIN rft.policy_version p ON p.run_id = r.run_id AND p.attempt_id = r.current_attempt_id
-    WHERE 'staleness' = ANY (%(columns)s) AND r.run_id = g.run_id ORDER BY p.policy_version_id DESC LIMIT 1) n ON true
+    SELECT p.trainer_step FROM rft.run r JOIN rft.policy_version p ON p.run_id = r.run_id
+        AND p.attempt_id = CASE WHEN %(as_sealed)s THEN g.attempt_id ELSE r.current_attempt_id END
+    WHERE 'staleness' = ANY (%(columns)s) AND r.run_id = g.run_id AND (NOT %(as_sealed)s OR p.published_at <= g.sealed_at)
+    ORDER BY p.policy_version_id DESC LIMIT 1) n ON true
 WHERE e.group_id = ANY (%(group_ids)s)
 ORDER BY g.explore_step, g.ordinal, o.rollout_index, e.turn_index;
 

@@ -53,17 +53,23 @@ UPDATE rft.task SET status = 'active' WHERE taskset = %(taskset)s AND status = '
 SELECT count(*) AS n FROM rft.task WHERE taskset = %(taskset)s;
 
 -- name: list_tasksets
+-- With the means of the scores that active tasks have.
 SELECT s.taskset, s.source, s.args, s.num_tasks, n.active, n.excluded, n.pending, n.scores, s.loaded_at
 FROM rft.taskset s
 CROSS JOIN LATERAL (
     SELECT count(*) FILTER (WHERE t.status = 'active') AS active, count(*) FILTER (WHERE t.status = 'excluded') AS excluded,
            count(*) FILTER (WHERE t.status = 'pending') AS pending,
-           (SELECT coalesce(jsonb_object_agg(f.key, f.mean), '{}') FROM (
-                SELECT k.key, round(avg((a.features ->> k.key)::double precision)::numeric, 4) AS mean
-                FROM rft.task a
-                CROSS JOIN unnest(ARRAY['difficulty', 'quality', 'diversity', 'usage_frequency', 'priority']) AS k (key)
-                WHERE a.taskset = s.taskset AND a.status = 'active' AND jsonb_typeof(a.features -> k.key) = 'number'
-                GROUP BY k.key) f) AS scores
+           jsonb_strip_nulls(jsonb_build_object(
+               'difficulty', round(avg(CASE WHEN jsonb_typeof(t.features -> 'difficulty') = 'number' THEN (t.features ->> 'difficulty')::double precision END)
+                   FILTER (WHERE t.status = 'active')::numeric, 4),
+               'quality', round(avg(CASE WHEN jsonb_typeof(t.features -> 'quality') = 'number' THEN (t.features ->> 'quality')::double precision END)
+                   FILTER (WHERE t.status = 'active')::numeric, 4),
+               'diversity', round(avg(CASE WHEN jsonb_typeof(t.features -> 'diversity') = 'number' THEN (t.features ->> 'diversity')::double precision END)
+                   FILTER (WHERE t.status = 'active')::numeric, 4),
+               'usage_frequency', round(avg(CASE WHEN jsonb_typeof(t.features -> 'usage_frequency') = 'number' THEN (t.features ->> 'usage_frequency')::double precision END)
+                   FILTER (WHERE t.status = 'active')::numeric, 4),
+               'priority', round(avg(CASE WHEN jsonb_typeof(t.features -> 'priority') = 'number' THEN (t.features ->> 'priority')::double precision END)
+                   FILTER (WHERE t.status = 'active')::numeric, 4))) AS scores
     FROM rft.task t WHERE t.taskset = s.taskset) n
 ORDER BY s.taskset;
 
@@ -91,6 +97,19 @@ WHERE t.taskset = %(taskset)s AND t.payload ? 'prompt'
 -- name: decidable_tasks
 SELECT coalesce(array_agg(task_id ORDER BY task_id), '{}') AS task_ids FROM rft.task
 WHERE taskset = %(taskset)s AND payload ? 'prompt';
+
+-- name: taskset_texts
+-- Prompts and answers of a set, as their source gave them. A chat is shown as its contents.
+SELECT t.task_key,
+       CASE jsonb_typeof(p.payload -> 'prompt')
+           WHEN 'array' THEN (SELECT string_agg(m.value ->> 'content', E'\n' ORDER BY m.ordinality)
+                              FROM jsonb_array_elements(p.payload -> 'prompt') WITH ORDINALITY m)
+           ELSE p.payload ->> 'prompt' END AS prompt,
+       p.payload ->> 'answer' AS answer
+FROM rft.task t
+CROSS JOIN LATERAL (SELECT coalesce(t.source_payload, t.payload) AS payload) p
+WHERE t.taskset = %(taskset)s AND p.payload ? 'prompt'
+ORDER BY t.task_id;
 
 -- name: task_batch
 -- What stages see of a task: as its source gave it, whatever an earlier pipeline made of it. A chat is shown as its contents.
@@ -135,6 +154,31 @@ FROM rft.draw d JOIN rft.experience e USING (experience_id) JOIN rft.rollout_gro
 JOIN rft.task t ON t.task_id = g.task_id
 WHERE t.taskset = %(taskset)s
 GROUP BY g.task_id ORDER BY g.task_id;
+
+-- name: makers_of_tasks
+-- Tasks that stages made of others, with the names of those stages.
+SELECT task_id, ARRAY(SELECT jsonb_array_elements_text(coalesce(source_features, features) -> 'made_by')) AS made_by
+FROM rft.task WHERE task_id = ANY (%(task_ids)s) AND jsonb_typeof(coalesce(source_features, features) -> 'made_by') = 'array';
+
+-- name: make_tasks_of_tasks
+-- Each once, by its key. One made for the set that is decided on waits for its verdict; in another set it may be selected at once.
+WITH given AS (
+    SELECT DISTINCT ON (taskset, task_key) * FROM unnest(
+        %(tasksets)s::text[], %(task_keys)s::text[], %(payloads)s::jsonb[], %(features)s::jsonb[], %(parents)s::bigint[], %(stages)s::text[])
+        WITH ORDINALITY AS g (taskset, task_key, payload, features, parent_id, stage, place)
+    ORDER BY taskset, task_key, place),
+made AS (
+    INSERT INTO rft.task (taskset, task_key, payload, features, status)
+    SELECT g.taskset, g.task_key, g.payload,
+           g.features || jsonb_build_object('parent_task_id', g.parent_id, 'made_by',
+               coalesce(coalesce(p.source_features, p.features) -> 'made_by', '[]') || to_jsonb(g.stage)),
+           CASE WHEN g.taskset = %(taskset)s THEN 'pending' ELSE 'active' END::rft.task_status
+    FROM given g LEFT JOIN rft.task p ON p.task_id = g.parent_id
+    WHERE NOT EXISTS (SELECT FROM rft.task t WHERE t.taskset = g.taskset AND t.task_key = g.task_key)
+    ORDER BY g.place
+    ON CONFLICT (taskset, task_key) DO NOTHING RETURNING taskset)
+UPDATE rft.taskset s SET num_tasks = s.num_tasks + (SELECT count(*) FROM made m WHERE m.taskset = s.taskset)
+WHERE s.taskset IN (SELECT taskset FROM made);
 
 -- name: known_task_scores
 SELECT s.task_id, s.score_key, s.scores
@@ -192,8 +236,8 @@ SELECT count(*) AS num_tasks, count(*) FILTER (WHERE t.status = 'active') AS act
 FROM rft.task t WHERE t.taskset = %(taskset)s;
 
 -- name: known_embeddings
--- Vectors that are stored for the texts the tasks have now.
-SELECT i.place - 1 AS place, e.embedding::real[] AS embedding
+-- Vectors that are stored for the texts the tasks have now, in the binary form of an array: their text takes ten times as long.
+SELECT i.place - 1 AS place, array_send(e.embedding::real[]) AS embedding
 FROM unnest(%(task_ids)s::bigint[], %(digests)s::bigint[]) WITH ORDINALITY AS i (task_id, text_digest, place)
 JOIN rft.task_embedding e ON e.task_id = i.task_id AND e.model = %(model)s AND e.text_digest = i.text_digest;
 

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks import pipeline
 from benchmarks.buffer import main
 from benchmarks.peers import PEERS
+from operators import BUILTINS
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 KEYS = (
@@ -54,6 +56,33 @@ def test_the_sampling_benchmark_measures_every_policy_it_is_asked_for(server_fol
     for figures in policies.values():
         assert figures["num_draws"] == 5 and figures["pages_per_draw"] > 0
         assert all(figures[f"{name}_ms"]["p99"] > 0 for name in ("draw", "decode", "set_priorities", "commit"))
+
+
+@pytest.mark.slow
+def test_the_pipeline_benchmark_measures_every_stage_and_what_the_chain_adds(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.pipeline", "--rounds", "1", "--rows", "64", "--json"]
+    command += ["--skip-data-juicer", "--skip-workers", "--skip-trinity"]
+    ended = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=400, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    printed = json.loads(ended.stdout)
+    results = printed["results"]
+    assert set(results["operators"]) == {*pipeline.FILTERS, *pipeline.OTHERS}
+    assert all(figures["rows_per_s_per_core"]["median"] > 0 for figures in results["operators"].values())
+    assert results["slowest_filter"]["name"] in pipeline.FILTERS
+    assert [one["rows"] for one in results["chain_overhead"]] == [64, 256]
+    theirs = printed["peers"]["datasets"]
+    rate = "rows_per_s_per_core"
+    for name, ratio in theirs["ours_compared"].items():
+        ours = results["operators"][name][rate]["median"]
+        assert ratio == pytest.approx(ours / theirs["operators"][name][rate]["median"], abs=0.006)
+    assert set(theirs["ours_compared"]) == {"reward_threshold", "sql_filter", "reward_shaping"}
+
+
+def test_the_pipeline_benchmark_covers_every_built_in_stage_that_needs_no_model_and_no_person() -> None:
+    measured = {name for stage in (*pipeline.FILTERS.values(), *pipeline.OTHERS.values()) for name in stage}
+    asks = {"human_review", "llm_judge", "pairwise_judge", "rubric", "synthesize"}
+    of_tasks = {name for name, target in BUILTINS.items() if target.startswith("operators.task")}
+    assert measured == set(BUILTINS) - asks - of_tasks
 
 
 def test_an_unknown_peer_is_refused_with_the_names_there_are(capsys: pytest.CaptureFixture[str]) -> None:

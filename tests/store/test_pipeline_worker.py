@@ -14,7 +14,7 @@ from operators.build import build_chain
 from operators.chain import Chain
 from rftcore.pipeline.deciding import decide
 from rftdata import Buffer, labels
-from rftdata.claims import claim_sealed_groups
+from rftdata.claims import SealedQueue, claim_sealed_groups, give_back
 from rftdata.planning import Planner
 from rftdata.verdicts import NewTask, Verdicts, commit_verdicts, known_scores
 from rftdata.worker import release_lost_claims
@@ -280,6 +280,21 @@ def test_a_group_that_no_worker_survives_is_set_aside(buffer: Buffer) -> None:
     reasons = rows(buffer, "SELECT stage, reason FROM rft.verdict WHERE group_id = 2")
     assert reasons == [{"stage": "pipeline", "reason": "4 pipeline workers ended while they decided on it"}] * 2
     assert roles.decide() == [3]
+
+
+def test_a_suspect_gets_its_turn_while_others_wait_and_what_is_given_back_is_no_suspect(buffer: Buffer) -> None:
+    roles = Roles(buffer, batch_groups=8)
+    with roles.attempt():
+        roles.plan()
+        roles.explore()
+    assert give_back(roles.database, roles.run_id, roles.worker_id) == 0
+    batch = claim_sealed_groups(roles.database, roles.run_id, roles.worker_id, count=3, lease_s=60)
+    assert batch is not None and give_back(roles.database, roles.run_id, roles.worker_id) == 3
+    assert rows(buffer, "SELECT max(num_lost) AS n FROM rft.worklist") == [{"n": 0}]
+    buffer.sql("UPDATE rft.worklist SET num_lost = 1 WHERE item_id = 5")
+    queue = SealedQueue(roles.database, roles.run_id, roles.worker_id, lease_s=60)
+    claimed = [batch.group_ids for _ in range(8) if (batch := queue.claim(1)) is not None]
+    assert [5] in claimed[:4] and sorted(claimed) == [[key] for key in range(1, 9)]
 
 
 def test_only_the_columns_that_stages_read_leave_the_database(buffer: Buffer, roles: Roles) -> None:

@@ -131,7 +131,9 @@ def test_a_replay_takes_unanswered_questions_for_answered(
         (["--diff", "v1", "v2"], "no such pipeline version .*v2.*allowed: v1"),
         (["--version", "a"], "--version names the verdicts of a replay"),
         (["--replay", "--preview", "3"], "one thing at a time"),
-        (["--replay", "--version", "v1"], "trains on the verdicts of this version"),
+        (["--replay", "--version", "v1"], "only their pipeline workers make them"),
+        (["--replay", "--version", "none"], "only their pipeline workers make them"),
+        (["--replay", "--version", "0123456789ab"], "only their pipeline workers make them"),
     ],
 )
 def test_what_makes_no_sense_is_refused(
@@ -141,6 +143,31 @@ def test_what_makes_no_sense_is_refused(
 
     code, _, err = rft(capsys, "process", config(SHAPED), *arguments)
     assert code != 0 and re.search(message, " ".join(err.split())), err
+
+
+def test_a_replay_without_a_name_is_never_what_a_run_trains_on(
+    run: StoredRun, config: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = json.loads(rft(capsys, "process", config(SHAPED), "--replay", "--json")[1])
+    assert done["version"].startswith("replay-")
+    # An empty list of stages is a version like any other: its name stands for it alone.
+    assert rft(capsys, "process", config("[]"), "--replay", "--version", "nothing")[0] == 0
+    code, _, err = rft(capsys, "process", config(SHAPED), "--replay", "--version", "nothing")
+    assert code != 0 and "stands for other stages already" in err
+
+
+def test_a_replay_judges_staleness_as_of_then(run: StoredRun, config: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    first = run.policy(0)
+    run.buffer.sql("ALTER TABLE rft.experience DISABLE TRIGGER USER")
+    run.buffer.sql("UPDATE rft.experience SET policy_version_min = %s", [first])
+    run.buffer.sql("UPDATE rft.rollout_group SET sealed_at = clock_timestamp()")
+    for step in range(1, 6):
+        run.policy(step)
+    stages = "[{drop_stale: {max: 2}}]"
+    done = json.loads(rft(capsys, "process", config(stages), "--replay", "--version", "fresh", "--json")[1])
+    assert (done["num_kept"], done["dropped_by"]) == (8, {})
+    shown = json.loads(rft(capsys, "process", config(stages), "--preview", "8", "--json")[1])["experiences"]
+    assert all(not row["kept"] for row in shown["decisions"])  # now they are
 
 
 def test_a_version_name_stands_for_one_list_of_stages(
@@ -159,13 +186,12 @@ def test_a_preview_shows_task_stages_too_before_any_run(
     file.write_text(
         file.read_text().replace("  experience: []", "  task: [{text_length_filter: {min_len: 1, max_len: 10}}]")
     )
-    code, _, err = rft(capsys, "process", str(file), "--preview", "5")
-    assert code != 0 and "rft tasks load" in err
-    code, _, err = rft(capsys, "tasks", "load", str(file))
-    assert code == 0, err
-    code, out, err = rft(capsys, "process", str(file), "--preview", "5", "--json")
-    assert code == 0, err
-    (stage,) = json.loads(out)["tasks"]["sums"]["stages"]
-    assert (stage["rows_in"], stage["rows_kept"]) == (2, 1) and "max_len 10" in stage["dropped"][0][1]
-    assert json.loads(out)["experiences"] is None
+    for is_loaded in (False, True):
+        code, out, err = rft(capsys, "process", str(file), "--preview", "5", "--json")
+        assert code == 0, err
+        (stage,) = json.loads(out)["tasks"]["sums"]["stages"]
+        assert (stage["rows_in"], stage["rows_kept"]) == (2, 1) and "max_len 10" in stage["dropped"][0][1]
+        assert json.loads(out)["experiences"] is None
+        assert buffer.sql("SELECT count(*) AS n FROM rft.task")["n"].to_pylist() == [2 if is_loaded else 0]
+        assert rft(capsys, "tasks", "load", str(file))[0] == 0
     assert "2 tasks of sums; nothing is stored" in rft(capsys, "process", str(file), "--preview", "5")[1]

@@ -16,6 +16,8 @@ from psycopg import sql
 
 import rftdata
 from rftcore.cli import run_command
+from rftcore.config import parse_config
+from rftcore.task_pipeline import load_tasks
 from rftdata import Buffer, exchange, labels, purge, selection
 from rftdata.compaction import Compactor
 from rftdata.config import BufferConfig
@@ -24,6 +26,7 @@ from rftdata.errors import BufferUnavailableError, QueryError, SchemaVersionErro
 from rftdata.labels import Opinion
 from rftdata.server import EmbeddedServer
 from rftdata.verdicts import Question, ask
+from tests.models import make_tiny_model
 from tests.store_roles import Roles, own_group
 
 PASSWORD = "p@ss w/ord:%41"
@@ -330,3 +333,28 @@ def test_an_owner_that_sees_little_of_other_sessions_still_waits_for_them(
         ):
             purge.erase(buffer, now=True)
         assert purge.erase(buffer, now=True).num_ranges == 0
+
+
+def test_a_worker_loads_tasks_and_decides_on_them(as_: dict[str, Buffer], tmp_path: Path) -> None:
+    tiny = make_tiny_model(tmp_path / "model")
+    (tmp_path / "t.jsonl").write_text("".join(f'{{"question": "How much is {i} and {i}?"}}\n' for i in range(4)))
+    stages = [
+        "quality_score",
+        {"sql": "SELECT * FROM batch WHERE prompt NOT LIKE '%3%'"},
+        "diversity_score",
+        "task_priority",
+    ]
+    raw = {
+        "run": {"name": "r"}, "model": {"path": str(tiny)}, "algorithm": {"name": "grpo"}, "explorer": {}, "steps": 1,
+        "trainer": {"batch_groups": 2, "learning_rate": 0.001}, "tasks": [{"name": "by worker", "source": "t.jsonl"}],
+        "pipelines": {"task": stages},
+    }  # fmt: skip
+    (done,) = load_tasks(parse_config(raw, tmp_path, "test"), as_["rft_worker"].database)
+    assert (done.num_active, done.num_excluded) == (3, 1)
+    # An account that may not change tables keeps vectors as arrays.
+    kind = "SELECT format_type(atttypid, atttypmod) AS t FROM pg_attribute WHERE attrelid = 'rft.task_embedding'::regclass AND attname = 'embedding'"
+    assert as_["rft_reader"].sql(kind)["t"].to_pylist() == ["real[]"]
+    assert as_["rft_reader"].sql(
+        "SELECT count(*) AS n FROM rft.similar_tasks((SELECT max(task_id) FROM rft.task_embedding))"
+    )["n"].to_pylist() == [2]
+    assert denied(as_["rft_worker"], "UPDATE rft.task_verdict SET kept = true")

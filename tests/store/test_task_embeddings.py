@@ -12,6 +12,8 @@ import pytest
 from rftcore.encoder import Encoder, encoder_name
 from rftcore.task_pipeline import load_tasks
 from rftdata import Buffer
+from rftdata.backup import back_up, restore
+from rftdata.config import BufferConfig
 from rftdata.errors import ModelError
 from rftdata.tasks.embeddings import known_vectors, store_vectors
 from tests.models import make_tiny_model
@@ -106,6 +108,23 @@ def test_a_server_without_pgvector_keeps_arrays_that_say_the_same(buffer: Buffer
     buffer.sql("ALTER TABLE rft.task_embedding ALTER COLUMN embedding TYPE vector USING embedding::vector")
     assert similarities(buffer, 1) == pytest.approx(as_arrays)
     assert known_vectors(buffer.database, "m", [3], ["c"])[0].tolist() == [0, 0, 2]
+
+
+def test_a_back_up_brings_vectors_and_verdicts_along(
+    buffer: Buffer, server_folders: Path, tmp_path: Path, tiny: Path
+) -> None:
+    write(tmp_path, [{"question": text} for text in TEXTS])
+    load_tasks(configuration(tmp_path, ["diversity_score"], model={"path": str(tiny)}), buffer.database)
+    back_up(buffer, tmp_path / "copy")
+    restored = restore(tmp_path / "copy", BufferConfig(uri=str(server_folders / "restored")))
+    try:
+        assert features(restored) == features(buffer)
+        assert similarities(restored, 1) == pytest.approx(similarities(buffer, 1))
+        assert restored.sql("SELECT count(*) AS n FROM rft.task_verdict")["n"].to_pylist() == [5]
+    finally:
+        restored.close()
+        assert restored.server is not None
+        restored.server.stop()
 
 
 def test_a_changed_checkpoint_has_another_name(tiny: Path, tmp_path: Path) -> None:

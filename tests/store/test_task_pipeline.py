@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rftcore import task_pipeline
 from rftcore.cli import run_command
 from rftcore.config import RunConfig, parse_config
+from rftcore.launch.prepare import prepare_run
 from rftcore.task_pipeline import TasksDecided, build_task_chain, decide_tasks, load_tasks, task_batches
-from rftdata import Buffer
+from rftdata import Buffer, exchange
 from rftdata.errors import ConfigError, OperatorError, TaskSourceError
 from rftdata.tasks import list_tasksets, load_taskset, show_tasks
 from tests.store_roles import Roles
@@ -50,6 +53,11 @@ def decide(buffer: Buffer, config: RunConfig, *, again: bool = False) -> TasksDe
     return decide_tasks(chain, buffer.database, config.tasks[0], again=again)
 
 
+def features(buffer: Buffer) -> list[dict[str, Any]]:
+    rows = buffer.sql("SELECT features::text AS f FROM rft.task ORDER BY task_id")["f"].to_pylist()
+    return [json.loads(row) for row in rows]
+
+
 def count(buffer: Buffer, table: str) -> int:
     found: int = buffer.sql(f"SELECT count(*) AS n FROM {table}")["n"].to_pylist()[0]
     return found
@@ -70,6 +78,11 @@ def test_a_dropped_task_stays_stored_excluded_with_stage_and_reason(buffer: Buff
         ("difficulty_score", 20, 20, 0, None, "sums"), ("sql", 20, 16, 4, None, "sums"), ("task_priority", 16, 16, 0, None, "sums"),
     ]  # fmt: skip
     assert buffer.sql("SELECT num_tasks FROM rft.v_dropped_task")["num_tasks"].to_pylist() == [4]
+    stages = buffer.sql(
+        "SELECT p.stages::text AS stages FROM rft.pipeline p JOIN rft.task_verdict USING (pipeline_version) LIMIT 1"
+    )
+    names = [next(iter(stage)) for stage in json.loads(stages["stages"].to_pylist()[0])]
+    assert names == ["difficulty_score", "sql", "task_priority"]
 
 
 def test_the_same_version_does_nothing_and_a_new_one_decides_beside_the_old(buffer: Buffer, tmp_path: Path) -> None:
@@ -86,6 +99,17 @@ def test_the_same_version_does_nothing_and_a_new_one_decides_beside_the_old(buff
     assert versions == [20, 20]
     features = buffer.sql("SELECT features FROM rft.task LIMIT 1")["features"].to_pylist()[0]
     assert list(features) == ["quality"]  # the old version's scores stay in its verdicts
+
+
+def test_a_run_is_prepared_with_tasks_that_passed_only(buffer: Buffer, tmp_path: Path) -> None:
+    write(tmp_path, ROWS)
+    prepare_run(configuration(tmp_path, [LEVELS, EASY]), buffer)
+    (row,) = buffer.database.fetch("active_task_ids", taskset="sums")
+    levels = (
+        "SELECT DISTINCT (payload #>> '{metadata,level}')::int AS n FROM rft.task WHERE task_id = ANY (%s) ORDER BY 1"
+    )
+    assert len(row["task_ids"]) == 16
+    assert buffer.sql(levels, [row["task_ids"]])["n"].to_pylist() == [0, 1, 2, 3]
 
 
 def test_a_source_that_grows_is_decided_on_for_its_new_rows_alone(buffer: Buffer, tmp_path: Path) -> None:
@@ -205,11 +229,17 @@ def test_the_chat_of_a_task_is_shown_as_its_contents_and_not_changed(buffer: Buf
         load_tasks(configuration(tmp_path, ["./mine.py:upper"]), buffer.database)
 
 
-def test_a_task_on_which_a_stage_raises_is_excluded_alone_with_the_error(buffer: Buffer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("whole_set", [False, True])
+def test_a_task_on_which_a_stage_raises_is_excluded_alone_with_the_error(
+    buffer: Buffer, tmp_path: Path, whole_set: bool
+) -> None:
     write(tmp_path, ROWS)
     (tmp_path / "mine.py").write_text("def fragile(row):\n    return 10 / (int(row['answer']) - 8) != 0\n")
-    (done,) = load_tasks(configuration(tmp_path, ["./mine.py:fragile"]), buffer.database)
+    compares = {"sql": "SELECT *, count(*) OVER () AS together FROM batch"}
+    stages = [*([compares] if whole_set else []), "./mine.py:fragile"]
+    (done,) = load_tasks(configuration(tmp_path, stages), buffer.database)
     assert (done.num_active, done.num_excluded) == (19, 1)
+    assert not whole_set or features(buffer)[0]["together"] == 19
     row = buffer.sql("SELECT answer, reason FROM rft.v_task WHERE NOT kept").to_pylist()[0]
     assert row["answer"] == "8" and "the stage failed" in row["reason"] and "ZeroDivisionError" in row["reason"]
     errors = buffer.sql("SELECT error FROM rft.operator_run WHERE error IS NOT NULL")["error"].to_pylist()
@@ -230,8 +260,8 @@ def test_one_new_task_that_fails_does_not_refuse_the_set(buffer: Buffer, tmp_pat
     ("stages", "message"),
     [
         (
-            [{"task_priority": {"weights": {"levle": 1}}}],
-            r"stage 1 of the pipeline \(task_priority\) failed on a batch of 20 rows: .*'levle'.*allowed: .*level",
+            [{"task_priority": {"weights": {"hardness": 1}}}],
+            r"stage 1 of the pipeline \(task_priority\) failed on a batch of 20 rows: .*'hardness'.*allowed: .*level",
         ),
         (
             [{"sql": "SELECT * REPLACE ('x' AS task_key) FROM batch"}],
@@ -327,6 +357,25 @@ def test_usage_and_outcomes_of_runs_are_counted_in_the_buffer_and_scored_anew(bu
     assert buffer.sql("SELECT DISTINCT pipeline_version AS v FROM rft.v_task")["v"].to_pylist() == version
 
 
+def test_a_selector_takes_tasks_by_the_priority_that_the_pipeline_gave_them(buffer: Buffer, tmp_path: Path) -> None:
+    roles = Roles(buffer, num_tasks=4, steps=2, selector="easy_to_hard", selector_args={"features": ["priority"]})
+    buffer.sql(
+        "UPDATE rft.task SET payload = jsonb_build_object('prompt', 'x', 'metadata', jsonb_build_object('level', task_id % 3))"
+    )
+    chain = [
+        {"sql": "SELECT * FROM batch WHERE task_id <> 2"},
+        LEVELS,
+        {"task_priority": {"weights": {"difficulty": -1}}},
+    ]
+    decide(buffer, configuration(tmp_path, chain, tasks=[{"name": "set0", "source": "none"}]))
+    roles.attempt()
+    roles.plan()
+    assert [key for _, key in roles.task_order()] == [
+        "3",
+        "1",
+    ]  # levels 0 and 1; task 2 would be the hardest and is excluded
+
+
 def test_a_score_is_computed_once_for_a_content_and_used_by_other_versions(buffer: Buffer, tmp_path: Path) -> None:
     write(tmp_path, ROWS[:5])
     load_tasks(configuration(tmp_path, ["quality_score"]), buffer.database)
@@ -356,6 +405,87 @@ def test_a_purged_task_leaves_no_text_behind_and_is_not_decided_on(buffer: Buffe
         "scores": 0, "source_payload": None, "source_features": None, "prompt": None, "features": {}, "payload": {"purged": True},
     }  # fmt: skip
     assert decide(buffer, configuration(tmp_path, [LEVELS])).num_decided == 1
+
+
+GRADE = """
+import pathlib
+import pyarrow as pa
+from operators.base import Operator, StageOutcome
+
+class Grade(Operator):
+    "Fails on the third task while there is no file called up."
+    reads = frozenset({"prompt", "answer"})
+    scores = {"grade": pa.float64(), "error": pa.string()}
+    error_column = "error"
+    rowwise = True
+
+    def apply(self, table):
+        up = (pathlib.Path(__file__).parent / "up").exists()
+        bad = [row == "4" and not up for row in table["answer"].to_pylist()]
+        grades = pa.array([None if b else 1.0 for b in bad], pa.float64())
+        errors = pa.array(["no answer" if b else None for b in bad], pa.string())
+        return StageOutcome.keep_all(table.num_rows, {"grade": grades, "error": errors})
+"""
+SPLIT = """
+import pyarrow as pa
+from operators.base import CreatedTask, Operator, StageOutcome
+
+class Split(Operator):
+    "One task per sentence."
+    reads = frozenset({"prompt", "task_key"})
+    rowwise = True
+
+    def apply(self, table):
+        reasons, created = [], []
+        for row in table.to_pylist():
+            parts = row["prompt"].split(". ")
+            reasons.append("made into its sentences")
+            created += [
+                CreatedTask("", f"{row['task_key']}/{i}", {"prompt": part, "answer": None}, row["experience_id"])
+                for i, part in enumerate(parts)
+            ]
+        return StageOutcome(pa.array(reasons, pa.string()), created=created)
+"""
+
+
+def test_tasks_that_a_stage_makes_pass_the_other_stages_and_name_where_they_come_from(
+    buffer: Buffer, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(SPLIT)
+    write(tmp_path, [{"question": "How much is one? How much is two. Say it"}, {"question": "A task. B task. C task"}])
+    config = configuration(
+        tmp_path,
+        [{"quality_score": {"measures": ["length"]}}, "./mine.py:Split", {"text_length_filter": {"min_len": 7}}],
+    )
+    (done,) = load_tasks(config, buffer.database)
+    rows = buffer.sql(
+        "SELECT payload ->> 'prompt' AS p, status::text AS s, features -> 'quality' AS q, (features ->> 'parent_task_id')::int AS parent"
+        " FROM rft.task ORDER BY task_id"
+    ).to_pylist()
+    assert [(row["p"], row["s"], row["parent"]) for row in rows[2:]] == [
+        ("How much is one? How much is two", "active", 1), ("Say it", "excluded", 1), ("A task", "excluded", 2),
+        ("B task", "excluded", 2), ("C task", "excluded", 2),
+    ]  # fmt: skip
+    assert all(row["q"] is not None for row in rows)
+    assert (done.num_decided, done.num_active) == (7, 1)
+    assert load_tasks(config, buffer.database)[0].num_decided == 0
+    (again,) = load_tasks(config, buffer.database, again=True)
+    assert (again.num_decided, count(buffer, "rft.task")) == (7, 7)
+    assert list_tasksets(buffer.database)[0]["num_tasks"] == 7
+
+
+def test_scores_do_not_stand_in_the_way_of_an_import_of_the_same_tasks(buffer: Buffer, tmp_path: Path) -> None:
+    roles = Roles(buffer, num_tasks=2, steps=1)
+    buffer.sql('UPDATE rft.task SET payload = \'{"prompt": "How much?", "answer": "2"}\', features = \'{"level": 1}\'')
+    roles.attempt()
+    roles.work()
+    exchange.export(buffer, tmp_path / "before.jsonl")
+    decide(buffer, configuration(tmp_path, ["quality_score"], tasks=[{"name": "set0", "source": "none"}]))
+    exchange.export(buffer, tmp_path / "after.jsonl")
+    for name in ("before", "after"):
+        rows = [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
+        assert rows and all(row["task_features"] == {"level": 1} for row in rows if "task_features" in row)
+        exchange.load(buffer, tmp_path / f"{name}.jsonl", run=name)
 
 
 def test_evaluation_tasks_are_left_as_they_are(buffer: Buffer, tmp_path: Path) -> None:
@@ -412,12 +542,89 @@ def test_the_command_line_loads_scores_lists_and_shows(
     assert "allowed: active, excluded, pending" in capsys.readouterr().err
 
 
-def test_a_preview_reads_the_first_tasks_as_the_chain_sees_them(buffer: Buffer, tmp_path: Path) -> None:
+def test_what_is_interrupted_goes_on_where_it_was(
+    buffer: Buffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_pipeline, "_BATCH_TASKS", 6)
+    (tmp_path / "mine.py").write_text(
+        "import pathlib\n"
+        "def stops(row):\n"
+        "    if row['answer'] == '20' and not (pathlib.Path(__file__).parent / 'go').exists():\n"
+        "        raise KeyboardInterrupt\n"
+        "    return True\n"
+    )
+    write(tmp_path, ROWS)
+    config = configuration(tmp_path, ["./mine.py:stops"])
+    with pytest.raises(KeyboardInterrupt):
+        load_tasks(config, buffer.database)
+    assert statuses(buffer) == {"active": 6, "pending": 14}
+    (tmp_path / "go").touch()
+    (done,) = load_tasks(config, buffer.database)
+    assert (done.num_decided, done.num_active, count(buffer, "rft.task_verdict")) == (14, 20, 20)
+
+
+def test_two_processes_that_load_at_once_decide_once(buffer: Buffer, tmp_path: Path) -> None:
     write(tmp_path, ROWS)
     config = configuration(tmp_path, [LEVELS, EASY])
-    load_tasks(configuration(tmp_path, []), buffer.database)
+    with ThreadPoolExecutor(4) as pool:
+        done = list(pool.map(lambda _: load_tasks(config, buffer.database)[0], range(4)))
+    assert sorted(one.num_decided for one in done) == [0, 0, 0, 20]
+    assert {one.num_active for one in done} == {16}
+    assert (count(buffer, "rft.task"), count(buffer, "rft.task_verdict"), count(buffer, "rft.operator_run")) == (
+        20,
+        20,
+        2,
+    )
+
+
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_a_preview_shows_the_first_tasks_as_the_chain_sees_them(
+    buffer: Buffer, tmp_path: Path, is_loaded: bool
+) -> None:
+    write(
+        tmp_path,
+        [{"question": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}], "level": 1}, *ROWS[1:]],
+    )
+    config = configuration(tmp_path, [LEVELS, EASY, "usage_frequency", "quality_score"])
+    if is_loaded:
+        load_tasks(configuration(tmp_path, []), buffer.database)
     chain = build_task_chain(config)
     ((name, table),) = task_batches(config, buffer.database, chain, 5)
-    assert (name, table.num_rows) == ("sums", 5)
+    assert (name, table["experience_id"].to_pylist(), table.num_rows) == ("sums", [1, 2, 3, 4, 5], 5)
+    assert table["prompt"].to_pylist()[:2] == ["a\nb", ROWS[1]["question"]]
     assert chain.run(table).decisions["kept"].to_pylist() == [True] * 4 + [False]
     assert count(buffer, "rft.task_verdict") == 0
+    assert count(buffer, "rft.task") == (20 if is_loaded else 0)
+
+
+def test_a_grade_that_failed_is_not_kept(buffer: Buffer, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(GRADE)
+    write(tmp_path, ROWS[:4])
+    config = configuration(tmp_path, ["./mine.py:Grade"])
+    load_tasks(config, buffer.database)
+    assert count(buffer, "rft.task_score") == 3
+    assert features(buffer)[2] == {"error": "no answer"}
+    (tmp_path / "up").touch()
+    load_tasks(config, buffer.database, again=True)
+    assert count(buffer, "rft.task_score") == 4
+    assert features(buffer)[2] == {"grade": 1.0}
+
+
+def test_tasks_that_are_in_an_evaluation_set_of_the_buffer_are_excluded_by_its_name(
+    buffer: Buffer, tmp_path: Path
+) -> None:
+    write(tmp_path, ROWS)
+    write(tmp_path, [ROWS[3], ROWS[7]], "held_out.jsonl")
+    stage = {"decontaminate": {"against": ["taskset:held_out"]}}
+    config = configuration(tmp_path, [stage])
+    with pytest.raises(ConfigError, match=r"no task of this set \(got 'held_out'\)"):
+        load_tasks(config, buffer.database)
+    held_out = configuration(tmp_path, [], tasks=[{"name": "held_out", "source": "held_out.jsonl"}])
+    load_taskset(buffer.database, held_out.tasks[0], tmp_path)
+    (done,) = load_tasks(config, buffer.database)
+    assert (done.num_active, done.num_excluded) == (18, 2)
+    reasons = buffer.sql("SELECT DISTINCT reason FROM rft.task_verdict WHERE NOT kept ORDER BY 1")["reason"].to_pylist()
+    assert reasons == [
+        "all of prompt is in taskset:held_out row 1: How much is 3 plus 3?",
+        "all of prompt is in taskset:held_out row 2: How much is 7 plus 7?",
+    ]

@@ -15,6 +15,7 @@ from rftdata import Buffer
 from rftdata.config import TasksetConfig
 from rftdata.errors import TaskSourceError
 from rftdata.tasks import load_taskset, read_tasks
+from rftdata.tasks.query import asks_buffer
 
 ROWS = [{"question": f"What is {i} + {i}?", "answer": str(2 * i)} for i in range(6)]
 
@@ -254,3 +255,11 @@ def test_a_features_column_that_is_no_mapping_is_kept_like_any_other(buffer: Buf
     first, second = read_tasks(config("t.jsonl"), tmp_path)
     assert (first["features"], first["payload"]["metadata"]) == ({}, {"features": [1, 2]})
     assert (second["features"], second["payload"]["metadata"]) == ({"level": 2}, {})
+
+
+def test_a_query_on_the_buffer_needs_the_buffer(tmp_path: Path) -> None:
+    found = config("sql: SELECT 'a' AS question")
+    assert asks_buffer(found) and not asks_buffer(config("sql: SELECT 1", args={"url_env": "X"}))
+    assert not asks_buffer(config("t.jsonl"))
+    with pytest.raises(TaskSourceError, match="asks the buffer, which is not open; load it with"):
+        prompts(found, tmp_path)

@@ -370,7 +370,7 @@ def test_a_variable_that_is_not_set_is_found_before_the_first_batch() -> None:
         ({"endpoint": "policy", "scale": [5, 5]}, "not .least, greatest."),
         ({"endpoint": "policy", "pattern": "score"}, "no group"),
         ({"endpoint": "policy", "template": "Grade {reply}"}, "unknown placeholder {reply}"),
-        ({"endpoint": "policy", "template": "Grade it"}, "lacks the placeholder {response}"),
+        ({"endpoint": "policy", "template": "Grade it"}, "shows the judge nothing"),
     ],
 )
 def test_wrong_arguments_are_refused_with_what_is_allowed(arguments: dict[str, Any], message: str) -> None:

@@ -19,7 +19,8 @@ from operators.chain import Chain, ChainResult
 from operators.experience.rubric import weighted_score
 from operators.resolve import resolve_stage
 from rftdata.errors import ConfigError
-from tests.batches import batch_of_groups
+from rftdata.tasks.verdicts import TASK_BATCH_SCHEMA
+from tests.batches import batch_of_groups, batch_of_tasks
 
 Policy = Callable[[str], str]
 
@@ -296,3 +297,25 @@ def test_a_group_with_one_unscored_row_is_compared_anew_as_a_whole() -> None:
 def test_a_group_cannot_be_cut_for_a_stage_that_compares_it() -> None:
     with pytest.raises(ConfigError, match="sees whole groups"):
         build_chain([{"pairwise_judge": {"endpoint": "policy", "run": {"concurrency": 2}}}])
+
+
+def test_tasks_are_graded_by_a_template_without_a_response() -> None:
+    judge = {
+        "endpoint": "policy",
+        "column": "hardness",
+        "template": "How hard, {min} to {max}? {question}",
+        "scale": [1, 10],
+    }
+    stages = [{"llm_judge": judge}, {"difficulty_score": {"features": {"hardness_score": [1, 10]}}}]
+    chain = build_chain(stages, schema=TASK_BATCH_SCHEMA, require_reward=False)
+    chain.prepare(
+        StageContext(generate=lambda chats, *_: ["10" if "calculus" in chat[-1]["content"] else "1" for chat in chats])
+    )
+    result = chain.run(batch_of_tasks("What is 1 + 1?", "Some calculus."))
+    assert [row["hardness_score"] for row in scores(result)] == [1, 10]
+    assert all(stage.operator.rowwise for stage in chain.stages)
+
+
+def test_a_template_for_responses_is_refused_where_there_are_tasks() -> None:
+    with pytest.raises(ConfigError, match="reads the column 'response', which the batch does not have"):
+        build_chain([{"llm_judge": {"endpoint": "policy"}}], schema=TASK_BATCH_SCHEMA)

@@ -281,6 +281,7 @@ def test_wrong_references_are_refused_when_the_chain_is_built(
         ("FROM batch QUALIFY row_number() OVER (PARTITION BY prompt ORDER BY reward) = 1", {"prompt", "reward"}, set()),
         ("FROM batch SEMI JOIN (SELECT 'a' AS response) USING (response)", None, None),
         ("SELECT COLUMNS(*) FROM batch", None, None),
+        ("FROM batch ORDER BY ALL LIMIT 3", None, None),
         ("SELECT * RENAME (reward AS quality) FROM batch", None, None),
         ("SELECT experience_id, batch::VARCHAR AS everything FROM batch", None, None),
         ("WITH b AS (FROM batch) FROM b", None, None),

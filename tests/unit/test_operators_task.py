@@ -128,8 +128,8 @@ def test_wrong_arguments_are_refused_before_anything_runs(stage: Any, message: s
 
 
 def test_a_number_that_no_task_has_is_named_with_those_there_are() -> None:
-    with pytest.raises(OperatorError, match=r"no task has the number 'leve'.*allowed: .*level"):
-        task_chain({"task_priority": {"weights": {"leve": 1}}}).run(tasks(1, features=[{"level": 2}]))
+    with pytest.raises(OperatorError, match=r"no task has the number 'hardness'.*allowed: .*level"):
+        task_chain({"task_priority": {"weights": {"hardness": 1}}}).run(tasks(1, features=[{"level": 2}]))
     with pytest.raises(OperatorError, match="'level' is not a number in every task"):
         task_chain({"task_priority": {"weights": {"level": 1}}}).run(tasks(1, features=[{"level": "high"}]))
 

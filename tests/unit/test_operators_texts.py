@@ -77,10 +77,11 @@ def test_ngrams_of_a_batch_are_those_of_each_text(texts: list[str | None], n: in
 
 
 def test_ngrams_do_not_depend_on_the_batch_they_are_in() -> None:
-    texts = pa.array(["one two three", "x", "internationalisation of one two", None, "one two"])
-    alone = [ngrams(texts.slice(row, 1), 2)[0].tolist() for row in range(5)]
+    texts = pa.array(["one two three", "x", "internationalisation of one two", None, "one two"] * 60)
+    alone = [ngrams(texts.slice(row, 1), 2)[0].tolist() for row in range(5)] * 60
     together, rows = ngrams(texts, 2)
-    assert [together[rows == row].tolist() for row in range(5)] == alone
+    assert [together[rows == row].tolist() for row in range(300)] == alone
+    assert ngrams(texts.slice(7, 200), 2)[0].tolist() == together[(rows >= 7) & (rows < 207)].tolist()
 
 
 # Copies
@@ -182,7 +183,7 @@ def test_a_loop_is_found_by_score_and_threshold() -> None:
 
 LANGUAGES = {
     "en": "The answer is four because two and two make four.",
-    "de": "Die Antwort ist vier, weil zwei und zwei vier ergeben.",
+    "de": "Die Antwort lautet vier, weil zwei und zwei vier ergeben.",
     "fr": "La réponse est quatre parce que deux et deux font quatre.",
 }
 
@@ -285,6 +286,7 @@ def test_another_evaluation_set_is_another_version(evaluation: Path) -> None:
     ("args", "message"),
     [
         ({"against": []}, r"the key 'against' is wrong"),
+        ({"against": ["taskset:eval"]}, r"no buffer here to read a taskset from \(got 'taskset:eval'\)"),
         ({"against": ["nowhere.csv"]}, r"the file does not exist \(got .*nowhere.csv"),
         (
             {"against": ["test.txt"]},

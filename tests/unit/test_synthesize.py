@@ -15,7 +15,8 @@ from operators.build import build_chain
 from operators.chain import Chain, ChainResult
 from operators.experience.synthesize import same_answer
 from rftdata.errors import ConfigError, OperatorError, PluginError
-from tests.batches import batch_of_groups
+from rftdata.tasks.verdicts import TASK_BATCH_SCHEMA
+from tests.batches import batch_of_groups, batch_of_tasks
 
 
 def prepared(policy: Callable[[Messages], str] | None = None, base_dir: Path | None = None, **arguments: Any) -> Chain:
@@ -75,7 +76,7 @@ def test_a_task_in_other_words_keeps_answer_and_metadata_and_names_its_parent() 
     (task,) = tasks(result)
     assert len(asked) == 1, "once for a task, whatever the number of its rollouts"
     assert "<task>\nWhat is 0 + 1?\n</task>" in asked[0]
-    origin = {"kind": "rephrase", "generation": 1, "experience_id": 100}
+    origin = {"kind": "rephrase", "generation": 1, "parent_id": 100}
     assert task.payload == {"prompt": "Add one to zero.", "answer": "1", "metadata": {"level": 2, "synthesis": origin}}
     assert (task.taskset, task.parent_id) == ("sums", 100)
     assert all(result.decisions["kept"].to_pylist()), "the rows themselves pass"
@@ -282,3 +283,25 @@ def test_arguments_that_a_function_does_not_take_are_refused(tmp_path: Path) -> 
     (tmp_path / "variants.py").write_text(VARIANTS)
     with pytest.raises(ConfigError, match="cannot be called with a row and these args"):
         build_chain([{"synthesize": {"kind": "./variants.py:swapped", "args": {"number": 2}}}], tmp_path)
+
+
+def test_tasks_are_made_of_tasks_before_any_was_tried(tmp_path: Path) -> None:
+    (tmp_path / "variants.py").write_text(VARIANTS)
+    stages = [
+        {"synthesize": {"kind": "rephrase", "endpoint": "policy"}},
+        {"synthesize": {"kind": "./variants.py:swapped"}},
+    ]
+    chain = build_chain(stages, tmp_path, schema=TASK_BATCH_SCHEMA, require_reward=False)
+    chain.prepare(StageContext(generate=lambda chats, *_: ['{"question": "Add one and one."}' for _ in chats]))
+    assert all(stage.operator.rowwise for stage in chain.stages), "so that new tasks are decided on alone"
+    result = chain.run(batch_of_tasks("What is 1 + 1?", "What is 1 + 2?"))
+    made = {(task.payload["prompt"], task.parent_id) for task in tasks(result)}
+    assert made == {
+        ("Add one and one.", 0), ("Add one and one.", 1), ("What is 1 + 1? (0)", 0), ("What is 1 + 2? (0)", 1),
+    }  # fmt: skip
+    assert len({task.task_key for task in tasks(result)}) == 4
+
+
+def test_experiences_cannot_be_made_of_tasks() -> None:
+    with pytest.raises(ConfigError, match="reads the column 'response', which the batch does not have"):
+        build_chain([{"synthesize": {"kind": "self_correct", "endpoint": "policy"}}], schema=TASK_BATCH_SCHEMA)

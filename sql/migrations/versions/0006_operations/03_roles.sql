@@ -53,7 +53,7 @@ DECLARE
     held text[] := (SELECT coalesce(array_agg(rolname::text ORDER BY rolname), '{}') FROM pg_roles
                     WHERE rolname IN ('rft_reader', 'rft_labeler', 'rft_worker'));
     -- Written once: of these a worker changes nothing.
-    append_only CONSTANT text[] := ARRAY['verdict', 'operator_run', 'write_receipt', 'evaluation_answer', 'attempt_history',
+    append_only CONSTANT text[] := ARRAY['verdict', 'task_verdict', 'operator_run', 'write_receipt', 'evaluation_answer', 'attempt_history',
                                          'group_origin', 'experience_origin', 'preference_pair'];
     role text;
     relation record;

@@ -1,0 +1,235 @@
+"""Write docs/reference/stages.md from the stages' own texts and argument classes, so that the two cannot differ.
+
+`--check` writes nothing and exits 1 when the file is not what would be written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import re
+import sys
+import textwrap
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+import yaml
+from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from operators import BUILTINS
+from operators.base import IDENTITY_COLUMNS, Operator
+from operators.stage import RunOptions
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "reference" / "stages.md"
+
+HEADER = """\
+# Stages of a pipeline
+
+Generated from the stages themselves by `make docs`; do not edit. Every name here can stand in `pipelines.experience` or `pipelines.task`, and so can
+any Data-Juicer operator ([reference](data-juicer.md)) and [an operator of your own](../how-to/write-an-operator.md). How to try and change a pipeline:
+[pipelines](../how-to/pipelines.md).
+
+Columns named under *reads* and *writes* are those with the arguments of the first example. A stage that *scores* keeps what it computed in `rft.score`;
+later stages read it as a column. Where an argument is an expression, it is one of DuckDB over the columns: `reward + 0.1 * metrics.quality`; a point
+looks into `metrics`, `reward_parts` and `features` (numbers) and into `metadata` and `reviews` (texts).
+
+"""
+
+_WORDS = {
+    "int": "whole number",
+    "float": "number",
+    "str": "text",
+    "bool": "true or false",
+    "Any": "anything",
+    "object": "anything",
+}
+_BOUNDS = {Ge: ("ge", "at least"), Gt: ("gt", "above"), Le: ("le", "at most"), Lt: ("lt", "below")}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="compare only")
+    check = parser.parse_args().check
+    page = render()
+    if check:
+        current = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else ""
+        if current != page:
+            print(f"{PAGE.relative_to(ROOT)} is not what the stages say; run: make docs", file=sys.stderr)
+        return int(current != page)
+    PAGE.write_text(page, encoding="utf-8")
+    print(f"wrote {PAGE.relative_to(ROOT)}")
+    return 0
+
+
+def render() -> str:
+    """The page."""
+    names = sorted(BUILTINS)
+    lines = [f"- [`{name}`](#{name}): {summary(operator_class(name))}\n" for name in names]
+    sections = [section(name) for name in names]
+    return HEADER + "".join(lines) + "\n" + "\n".join([*sections, _run_options()])
+
+
+def operator_class(name: str) -> type[Operator]:
+    module, _, attribute = BUILTINS[name].partition(":")
+    found: type[Operator] = getattr(importlib.import_module(module), attribute)
+    return found
+
+
+def summary(operator: type[Operator]) -> str:
+    """The first sentence of its module."""
+    text = " ".join(_module_text(operator).split("\n\n")[0].split())
+    return text if text.endswith((".", "!", "?")) else text + "."
+
+
+def section(name: str) -> str:
+    operator = operator_class(name)
+    parts = [f"## {name}\n", body(operator), f"{inspect.cleandoc(operator.__doc__ or '')}\n", facts(name, operator)]
+    rows = arguments(operator.Config)
+    if rows:
+        head = ["argument", "type", "default", "meaning"]
+        table = [head, ["---"] * 4, *rows]
+        parts.append("".join(f"| {' | '.join(_cell(cell) for cell in row)} |\n" for row in table))
+    return "\n".join(parts)
+
+
+def body(operator: type[Operator]) -> str:
+    """The module's text, with its examples and formulas as code."""
+    out = []
+    for block in re.split(r"\n{2,}", _module_text(operator)):
+        if block.startswith("    "):
+            kind = "yaml" if block.lstrip().startswith("- ") else "text"
+            out.append(f"```{kind}\n{textwrap.dedent(block)}\n```\n")
+        else:
+            out.append(block + "\n")
+    return "\n".join(out)
+
+
+def examples(name: str) -> list[Any]:
+    """The arguments of the stage in the examples of its text."""
+    blocks = re.split(r"\n{2,}", _module_text(operator_class(name)))
+    entries = [
+        entry for block in blocks if block.startswith("    - ") for entry in yaml.safe_load(textwrap.dedent(block))
+    ]
+    return [entry[name] for entry in entries if isinstance(entry, dict) and name in entry]
+
+
+def facts(name: str, operator: type[Operator]) -> str:
+    """What it reads, writes and scores, with the arguments of its first example."""
+    made = operator.from_args(examples(name)[0])
+    columns = {
+        "reads": None if made.reads is None else made.reads - IDENTITY_COLUMNS,
+        "writes": None if made.writes is None else made.writes,
+        "scores": frozenset(made.scores),
+    }
+    shown = [
+        f"{what} {_columns(names)}" for what, names in columns.items() if names is None or names or what == "reads"
+    ]
+    rows = "Decides each row by itself." if made.rowwise else "Sees whole groups."
+    return f"*{'; '.join(shown)}*. {rows}\n"
+
+
+def _columns(names: frozenset[str] | None) -> str:
+    if names is None:
+        return "any column"
+    return ", ".join(f"`{name}`" for name in sorted(names)) or "nothing else than ids"
+
+
+def arguments(config: type[BaseModel], prefix: str = "") -> list[list[str]]:
+    """A row for each argument; those of a nested mapping follow it."""
+    rows = []
+    for name, field in config.model_fields.items():
+        rows.append([f"`{prefix}{name}`", _type(field), _default(field), field.description or _told(config, name)])
+        nested = _nested(field.annotation)
+        if nested is not None:
+            rows += arguments(nested, f"{prefix}{name}.")
+    return rows
+
+
+def _told(config: type[BaseModel], name: str) -> str:
+    """What the class's own text says of an argument: "`name`: meaning" up to the next one."""
+    for one in config.__mro__:
+        text = " ".join((one.__dict__.get("__doc__") or "").split())
+        for names, meaning in re.findall(r"((?:`\w+`(?:, )?)+): (.*?)(?=[;,.]? (?:`\w+`(?:, )?)+: |$)", text):
+            if f"`{name}`" in names:
+                meaning = meaning.strip().rstrip(" ;,.")
+                return f"{meaning[:1].upper()}{meaning[1:]}."
+    return ""
+
+
+def _type(field: FieldInfo) -> str:
+    bounds = []
+    for bound in field.metadata:
+        for kind, (attribute, words) in _BOUNDS.items():
+            if isinstance(bound, kind):
+                bounds.append(f"{words} {getattr(bound, attribute):g}")
+        if isinstance(bound, MinLen) and bound.min_length == 1:
+            bounds.append("not empty")
+        elif isinstance(bound, MinLen | MaxLen):
+            words = f"at least {bound.min_length}" if isinstance(bound, MinLen) else f"at most {bound.max_length}"
+            bounds.append(f"{words} of them")
+    return ", ".join([_name(field.annotation), *bounds])
+
+
+def _name(annotation: Any) -> str:
+    """A type in words."""
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return _name(inner[0])
+    if origin is typing.Literal:
+        return " or ".join(f"`{value}`" for value in inner)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(dict.fromkeys(_name(one) for one in inner if one is not type(None)))
+    if origin is tuple and Ellipsis not in inner:
+        return f"[{', '.join(_name(one) for one in inner)}]"
+    if origin in (tuple, list, typing.get_origin(typing.Sequence[Any])):
+        return f"list of {_name(inner[0])}"
+    if origin is not None and issubclass(origin, typing.get_origin(typing.Mapping[Any, Any])):
+        return f"mapping of {_name(inner[0])} to {_name(inner[1])}"
+    if _nested(annotation):
+        return "mapping"
+    return _WORDS.get(getattr(annotation, "__name__", str(annotation)), str(annotation))
+
+
+def _nested(annotation: Any) -> type[BaseModel] | None:
+    for one in (annotation, *typing.get_args(annotation)):
+        if isinstance(one, type) and issubclass(one, BaseModel):
+            return one
+    return None
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "needed"
+    value = field.get_default(call_default_factory=True)
+    if value is None or isinstance(value, BaseModel) or value in ({}, (), []):
+        return ""
+    if isinstance(value, str) and "\n" in value:
+        return "a text of its own"
+    text = yaml.safe_dump(list(value) if isinstance(value, tuple) else value, default_flow_style=True, width=10_000)
+    return f"`{text.removesuffix(chr(10)).removesuffix('...').strip()}`"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _module_text(operator: type[Operator]) -> str:
+    # Not `cleandoc`: it would take an example that ends the text for the text's own indentation.
+    return (sys.modules[operator.__module__].__doc__ or "").strip()
+
+
+def _run_options() -> str:
+    rows = [["`run." + row[0].strip("`") + "`", *row[1:]] for row in arguments(RunOptions)]
+    table = [["argument", "type", "default", "meaning"], ["---"] * 4, *rows]
+    text = "## The key `run` of every stage\n\nHow a stage is run; it decides nothing, so it is no part of the pipeline's version.\n\n"
+    return text + "".join(f"| {' | '.join(_cell(cell) for cell in row)} |\n" for row in table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,31 @@
+"""The reference of stages says what the stages are."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from operators import BUILTINS
+from operators.resolve import resolve_stage
+from scripts import stages_reference
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+def test_the_stages_reference_is_up_to_date() -> None:
+    script = CHECKOUT / "scripts" / "stages_reference.py"
+    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", sorted(BUILTINS))
+def test_every_stage_has_examples_that_hold_and_every_argument_a_meaning(name: str) -> None:
+    examples = stages_reference.examples(name)
+    assert examples
+    for args in (one for one in examples if "…" not in str(one)):
+        resolve_stage(name, args, CHECKOUT)
+    rows = stages_reference.arguments(stages_reference.operator_class(name).Config)
+    assert [argument for argument, _, _, meaning in rows if not meaning] == []

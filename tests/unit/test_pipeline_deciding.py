@@ -1,0 +1,104 @@
+"""A stage that fails: the rows that do it are set aside; one that fails on everything is waited for, and nothing is lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from operators.build import build_chain
+from operators.stage import StageError
+from rftcore.pipeline.deciding import decide
+from rftcore.pipeline.patience import Patience
+from rftdata.claims import SealedBatch
+from tests.batches import batch_of_groups
+
+poison: set[int] = set()
+away = False
+calls: list[int] = []
+
+
+def fails(row: dict[str, Any]) -> bool:
+    calls.append(row["experience_id"])
+    if away or row["experience_id"] in poison:
+        raise ConnectionError("no answer")
+    return True
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    global away
+    poison.clear()
+    calls.clear()
+    away = False
+
+
+def batch(groups: int, size: int = 4) -> SealedBatch:
+    table = batch_of_groups(*([0.0, 1.0] * (size // 2) for _ in range(groups)))
+    return SealedBatch(table, sorted(set(table["group_id"].to_pylist())))
+
+
+def chain(min_group_size: int = 2) -> Any:
+    return build_chain([{f"{__name__}:fails": {}}], min_group_size=min_group_size)
+
+
+def test_a_stage_that_fails_on_everything_decides_nothing() -> None:
+    global away
+    away = True
+    with pytest.raises(StageError, match="no answer"):
+        decide(chain(), batch(64), patient=True)
+    assert len(calls) <= 4  # the batch, and a few groups of it, each until its first row
+
+
+def test_rows_that_fail_are_set_aside_where_others_pass() -> None:
+    poison.update({101, 130})
+    verdicts = decide(chain(), batch(64), patient=True).verdicts
+    dropped = [decision for decision in verdicts.decisions if not decision.kept]
+    assert sorted(decision.experience_id for decision in dropped) == [101, 130]
+    assert all("no answer" in str(decision.reason) for decision in dropped)
+    assert len(verdicts.decisions) == 256
+    assert len(calls) < 6 * 256
+
+
+def test_a_group_of_which_nothing_is_left_is_set_aside_as_a_whole() -> None:
+    poison.update({100, 101, 102})
+    verdicts = decide(chain(), batch(8), patient=True).verdicts
+    dropped = {d.experience_id: d.reason for d in verdicts.decisions if not d.kept}
+    assert sorted(dropped) == [100, 101, 102, 103]
+    assert "only 1 rollout" in str(dropped[103])
+
+
+def test_a_group_that_is_alone_is_waited_for_a_while_and_then_set_aside() -> None:
+    global away
+    away = True
+    now = [0.0]
+    patience = Patience(lambda: now[0])
+    alone = batch(1)
+    waits = []
+    while patience.has_more(alone):
+        with pytest.raises(StageError) as caught:
+            decide(chain(), alone, patient=True)
+        waits.append(patience.failed(caught.value))
+        now[0] += waits[-1]
+    assert waits == [1.0, 2.0, 4.0, 8.0, 16.0]
+    assert all(not d.kept for d in decide(chain(), alone, patient=patience.has_more(alone)).verdicts.decisions)
+
+
+def test_a_stage_that_never_works_again_ends_the_worker_with_its_error() -> None:
+    global away
+    away = True
+    now = [0.0]
+    patience = Patience(lambda: now[0])
+
+    def work() -> None:
+        for _ in range(100):
+            try:
+                decide(chain(), batch(2), patient=patience.has_more(batch(2)))
+            except StageError as error:
+                now[0] += patience.failed(error)
+
+    with pytest.raises(StageError, match="no answer"):
+        work()
+    assert 600 < now[0] < 700
+    patience.passed()
+    assert patience.failed(StageError("again")) == 1.0
