@@ -380,8 +380,8 @@ def render(results: dict[str, Any]) -> str:
     from operators.data_juicer_runtime import _extras_with
 
     outcomes = [results[name]["outcome"] for name in index()]
-    counts = ", ".join(f"{outcomes.count(key)} {words}" for key, words in SAYS.items() if key in outcomes)
-    parts = [HEADER.format(version=version(), counts=f"{len(outcomes)} operators: {counts}.")]
+    counts = ", ".join(f"{words}: {outcomes.count(key)}" for key, words in SAYS.items() if key in outcomes)
+    parts = [HEADER.format(version=version(), counts=f"{len(outcomes)} operators; {counts}.")]
     for kind in dict.fromkeys(one.kind for one in index().values()):
         parts += [f"## {kind.capitalize()}s\n", "| operator | tried | columns |", "| --- | --- | --- |"]
         for name in sorted(name for name, one in index().items() if one.kind == kind):
