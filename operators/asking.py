@@ -82,9 +82,13 @@ class Asker:
         self._answers: dict[bytes, Future[Answer]] = {}
         self._lock = threading.Lock()
 
-    def ask(self, questions: Sequence[Question]) -> list[Answer]:
-        """An answer per question, in order."""
-        keys = [question.key for question in questions]
+    def ask(self, questions: Sequence[Question], of: str = "") -> list[Answer]:
+        """An answer per question, in order.
+
+        Args:
+            of: names the weights that answer, where they change: what others answered is not remembered for them.
+        """
+        keys = [question.key + of.encode() for question in questions]
         waited: dict[bytes, Future[Answer]] = {}
         mine: dict[bytes, Question] = {}
         with self._lock:
@@ -285,12 +289,14 @@ class AskingOperator(Operator):
 
     budget_name = ""
     _asker: Asker | None = None
+    _context: StageContext | None = None
 
     def validate_schema(self, schema: pa.Schema) -> pa.Schema:
         self.reads = (self.reads or frozenset()) - (OF_EXPERIENCES - set(schema.names))
         return super().validate_schema(schema)
 
     def prepare(self, context: StageContext) -> None:
+        self._context = context
         if self._asker is None and self.config.endpoint is not None:
             sampling = Sampling(self.config.max_tokens, self.config.temperature, self.config.seed)
             meter = Meter(self.budget_name, self.config.budget, context.usage, self.config.max_tokens)
@@ -304,7 +310,16 @@ class AskingOperator(Operator):
     def ask(self, questions: Sequence[Question]) -> list[Answer]:
         """An answer per question."""
         assert self._asker is not None, "prepare() comes first"
-        return self._asker.ask(questions)
+        return self._asker.ask(questions, self.depends_on() or "")
+
+    def depends_on(self) -> str | None:
+        """The run's model and its weights, where that is asked: it learns."""
+        if self.config.endpoint != "policy":
+            return ""
+        context = self._context
+        if context is None or context.policy_version is None:
+            return None
+        return f"{context.model_path}@{context.policy_version()}"
 
     def spec(self) -> dict[str, Any]:
         """Without what only says how calls are made, and without the budget: neither changes a score."""

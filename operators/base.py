@@ -41,12 +41,6 @@ IDENTITY_COLUMNS = frozenset({"experience_id", "group_id", "rollout_index"})
 """What the chain itself counts and reports by; no stage may change them."""
 
 
-MUTABLE_COLUMNS = frozenset(
-    {"reward", "priority", "labelled", "reviews", "staleness", "attempts", "num_groups", "num_draws"}
-)
-"""What may differ the next time the same experience or task comes along: a score of these is never kept."""
-
-
 @dataclass(frozen=True)
 class CreatedTask:
     """A new task that a stage made of an experience or task.
@@ -154,6 +148,7 @@ class StageContext:
         usage: counts what stages spend on model calls against their budgets; None: in this process only.
         embed: gives the vectors of tasks' texts, computed once and stored; None where no tasks are decided on.
         read_taskset: the tasks of a set of the buffer, with the columns task_key, prompt and answer; None without a buffer.
+        policy_version: names the weights that `generate` answers with now; None: nobody knows, and scores by them are not kept.
     """
 
     base_dir: Path = field(default_factory=Path.cwd)
@@ -162,6 +157,7 @@ class StageContext:
     usage: UsageLedger | None = None
     embed: Embed | None = None
     read_taskset: Callable[[str], pa.Table] | None = None
+    policy_version: Callable[[], str] | None = None
 
 
 class Operator(ABC):
@@ -174,9 +170,9 @@ class Operator(ABC):
     Attributes:
         reads: columns that `apply` looks at; no others are given to it, besides the identity columns. None: all there are.
         writes: columns that it changes or adds; None: any.
-        scores: columns it adds that depend on nothing but the columns read and its arguments, with their types. They are stored
-            for every experience and not computed again. The `apply` of such a stage drops nothing; `decide` may. Where it is not
-            `rowwise`, a group with one row that has no score is scored anew as a whole.
+        scores: columns it adds that depend on nothing but the columns read, its arguments and `depends_on`, with their types. They
+            are stored for every experience and not computed again while these are the same. The `apply` of such a stage drops
+            nothing; `decide` may. Where it is not `rowwise`, a row's score depends on its whole group as far as it is still there.
         error_column: the score column that says why a row has no score; such a row is scored again the next time.
         rowwise: every row is decided by itself, so a batch may be cut anywhere and its parts run at the same time.
         base_dir: folder that relative paths in the arguments start from, the configuration file's; set before anything else is asked.
@@ -237,6 +233,10 @@ class Operator(ABC):
         Called for all rows, whether their scores were computed now or stored before.
         """
         return pa.nulls(table.num_rows, pa.string())
+
+    def depends_on(self) -> str | None:
+        """What else its scores depend on, as it is now, such as the weights of a model that learns; None: they are never used again."""
+        return ""
 
     def score_spec(self) -> dict[str, Any]:
         """Everything that determines its scores: `spec` without what `decide` alone looks at."""

@@ -111,7 +111,7 @@ class Chain:
     @property
     def score_keys(self) -> list[str]:
         """Keys under which stored scores are looked up before a run."""
-        return [stage.score_key for stage in self.stages if stage.keeps_scores]
+        return list(dict.fromkeys(stage.score_key for stage in self.stages if stage.score_key))
 
     def prepare(self, context: StageContext | None = None) -> None:
         """Open what stages need (imports, models). A missing package is found here, before the first batch.

@@ -95,6 +95,10 @@ class DataJuicerStage(Operator):
         args = {key: _without_secrets(value) for key, value in self.args.items() if key not in RUNNING}
         return {"args": args, "prefix": self.prefix, runtime.PACKAGE: runtime.version()}
 
+    def depends_on(self) -> str | None:
+        """Where it draws, the other rows of the batch, too: such scores are not used again."""
+        return None if self.facts.draws else ""
+
     def score_spec(self) -> dict[str, Any]:
         spec = self.spec()
         spec["args"] = {key: value for key, value in spec["args"].items() if key not in self.facts.bounds}

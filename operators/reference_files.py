@@ -65,8 +65,15 @@ def empty(path: Path) -> pa.Table:
 
 
 def digest(path: Path) -> str:
-    """Of the file's content, so that another content is another pipeline version; empty while it does not exist."""
+    """Of the file's content, or of all files below a folder, so that another content is another pipeline version.
+
+    Empty while it does not exist.
+    """
     try:
+        if path.is_dir():
+            files = sorted(file for file in path.rglob("*") if file.is_file())
+            listed = "\n".join(f"{file.relative_to(path)} {digest(file)}" for file in files)
+            return xxhash.xxh3_128_hexdigest(listed.encode(errors="surrogateescape"))[:16]
         state = path.stat()
     except OSError:
         return ""

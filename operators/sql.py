@@ -13,8 +13,8 @@ they were. A query that fails, or names a wrong column, is refused when the chai
 
 Sandboxed: one SELECT, no files, no network, no extensions, no settings, no Python variables. One thread and a fixed
 seed before every query, so that the same batch gives the same answer even with `random()`. Reference tables are read before the first
-batch and given to the query as tables; it does not see the files. `allow` opens files (or folders) and the network to the query itself,
-which then may give another answer when those change.
+batch and given to the query as tables; it does not see the files. `allow` opens files (or folders) and the network to the query itself.
+The content of files is part of the pipeline's version; what the network says may change without anybody knowing.
 """
 
 from __future__ import annotations
@@ -94,7 +94,10 @@ class Sql(Operator):
             }
             spec["tables"] = files
         if self.config.allow != Allow():
-            spec["allow"] = self.config.allow.model_dump(mode="json")
+            contents = {
+                name: reference_files.digest((self.base_dir / name).resolve()) for name in self.config.allow.files
+            }
+            spec["allow"] = {**self.config.allow.model_dump(mode="json"), "files": contents}
         return spec
 
     def validate_schema(self, schema: pa.Schema) -> pa.Schema:

@@ -16,7 +16,6 @@ from pydantic import Field
 
 from operators.base import (
     IDENTITY_COLUMNS,
-    MUTABLE_COLUMNS,
     CreatedGroup,
     CreatedTask,
     Operator,
@@ -24,12 +23,14 @@ from operators.base import (
     StageConfig,
     StageOutcome,
 )
+from operators.digests import input_digests
 from rftdata.errors import ConfigError, OperatorError, RftError
+from rftdata.verdicts import KnownScore
 
 _RETRY_AFTER_S = 0.2
 
-Known = Mapping[str, Mapping[int, Mapping[str, Any]]]
-"""Scores stored already: score key -> experience_id -> column -> value."""
+Known = Mapping[str, Mapping[int, KnownScore]]
+"""Scores stored already: score key -> experience_id -> what was scored, and the score."""
 
 
 class RunOptions(StageConfig):
@@ -45,8 +46,7 @@ class Stage:
     """One entry of a chain: its place (from 1), the name written in YAML, the operator, and how it is run.
 
     Attributes:
-        score_key: digest of everything that determines its scores; empty where it has none.
-        keeps_scores: whether what is stored under the key is used again. Scores of what people or time change are not.
+        score_key: digest of what determines its scores besides its input; empty where it has none.
     """
 
     index: int
@@ -54,7 +54,6 @@ class Stage:
     operator: Operator
     options: RunOptions = field(default_factory=RunOptions)
     score_key: str = ""
-    keeps_scores: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,11 +72,17 @@ class StageRun:
 
 @dataclass(frozen=True)
 class StageScores:
-    """What a stage computed now: `experience_id` and its score columns, one row per experience."""
+    """What a stage computed now.
+
+    Attributes:
+        table: `experience_id` and its score columns, one row per experience.
+        input_digests: of what each of them was scored by (see `operators.digests`); null: the score is never used again.
+    """
 
     stage: str
     score_key: str
     table: pa.Table
+    input_digests: pa.Array
 
 
 @dataclass(frozen=True)
@@ -131,7 +136,8 @@ def at(index: int, name: str, error: RftError) -> RftError:
 def identify(index: int, name: str, operator: Operator, options: RunOptions, before: Sequence[Stage]) -> Stage:
     """The stage after `before`, with the key of its scores.
 
-    The key covers the stage itself and those before it that changed what it reads, directly or through others.
+    The key covers the stage itself and those before it that changed what it reads, directly or through others. Which rows and values
+    they leave it is not in the key: that is compared score by score.
     """
     if not operator.scores:
         return Stage(index, name, operator, options)
@@ -141,9 +147,13 @@ def identify(index: int, name: str, operator: Operator, options: RunOptions, bef
         if reads is None or written is None or written & reads:
             behind.append([stage.name, stage.operator.spec()])
             reads = None if reads is None or stage.operator.reads is None else reads | stage.operator.reads
-    text = json.dumps([name, operator.score_spec(), behind], sort_keys=True, separators=(",", ":"))
-    keeps = reads is not None and not reads & MUTABLE_COLUMNS
-    return Stage(index, name, operator, options, hashlib.sha256(text.encode()).hexdigest()[:16], keeps)
+    what = [name, operator.score_spec(), behind]
+    if not operator.rowwise:
+        # The same stage again finds fewer siblings, and has other scores.
+        again = sum(stage.name == name and stage.operator.score_spec() == what[1] for stage in before)
+        what += [again] if again else []
+    text = json.dumps(what, sort_keys=True, separators=(",", ":"))
+    return Stage(index, name, operator, options, hashlib.sha256(text.encode()).hexdigest()[:16])
 
 
 def _written(operator: Operator) -> frozenset[str] | None:
@@ -165,10 +175,9 @@ def apply_stage(stage: Stage, table: pa.Table, known: Known) -> Applied:
         OperatorError: it broke a rule. Anything else: what it raised itself in the last of its tries.
     """
     given = _given(stage.operator, table)
-    stored = known.get(stage.score_key, {}) if stage.keeps_scores else {}
     if not stage.operator.scores:
         return Applied(_checked(stage, _in_parts(stage, given), table))
-    columns, scores = _scored(stage, table, given, stored)
+    columns, scores = _scored(stage, given, known.get(stage.score_key, {}))
     for name, values in columns.items():
         position = given.schema.get_field_index(name)
         given = given.append_column(name, values) if position < 0 else given.set_column(position, name, values)
@@ -176,21 +185,38 @@ def apply_stage(stage: Stage, table: pa.Table, known: Known) -> Applied:
 
 
 def _scored(
-    stage: Stage, table: pa.Table, given: pa.Table, stored: Mapping[int, Mapping[str, Any]]
+    stage: Stage, given: pa.Table, known: Mapping[int, KnownScore]
 ) -> tuple[dict[str, pa.Array], StageScores | None]:
     """The stage's score columns for all rows, and what was computed now."""
-    ids = table["experience_id"].to_pylist() if stored else []
-    missing = _missing(stage, table, ids, stored) if stored else None
+    operator, besides = stage.operator, stage.operator.depends_on()
+    if besides is None:
+        digests = pa.nulls(given.num_rows, pa.int64())
+    else:
+        digests = input_digests(given, rowwise=operator.rowwise, besides=besides)
+    ids = given["experience_id"].to_pylist()
+    stored = _of_the_same(digests, ids, known)
+    missing = _missing(stage, given, ids, stored) if stored else None
     if missing is not None and not pc.any(missing).as_py():
         return _stored_columns(stage, ids, stored), None
     todo = given if missing is None else given.filter(missing)
     computed = _checked(stage, _in_parts(stage, todo), todo)
-    fresh = {name: pc.cast(computed.columns[name], kind) for name, kind in stage.operator.scores.items()}
-    scores = StageScores(stage.name, stage.score_key, pa.table({"experience_id": todo["experience_id"], **fresh}))
-    if todo.num_rows < table.num_rows:
-        merged = {**stored, **{row.pop("experience_id"): row for row in scores.table.to_pylist()}}
+    fresh = {name: pc.cast(computed.columns[name], kind) for name, kind in operator.scores.items()}
+    table = pa.table({"experience_id": todo["experience_id"], **fresh})
+    scores = StageScores(stage.name, stage.score_key, table, digests if missing is None else digests.filter(missing))
+    if todo.num_rows < given.num_rows:
+        merged = {**stored, **{row.pop("experience_id"): row for row in table.to_pylist()}}
         fresh = _stored_columns(stage, ids, merged)
     return fresh, scores
+
+
+def _of_the_same(
+    digests: pa.Array, ids: Sequence[int], known: Mapping[int, KnownScore]
+) -> dict[int, Mapping[str, Any]]:
+    """Stored scores of what the rows are now."""
+    if not known or digests.null_count:
+        return {}
+    pairs = zip(ids, digests.to_pylist(), strict=True)
+    return {key: known[key].scores for key, digest in pairs if key in known and known[key].input_digest == digest}
 
 
 def _missing(stage: Stage, table: pa.Table, ids: Sequence[int], stored: Mapping[int, Mapping[str, Any]]) -> pa.Array:

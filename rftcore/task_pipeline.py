@@ -234,7 +234,7 @@ def _decide(chain: Chain, database: Database, batch: TaskBatch, decided: _Decide
     _refuse(result)
     decided.decisions += changes.decisions(result)
     decided.stages += [_count(run) for run in result.stages]
-    decided.scores += _scores(chain, batch, result)
+    decided.scores += _scores(chain, result)
     decided.made += changes.made
 
 
@@ -262,8 +262,7 @@ def _leave_out(chain: Chain, database: Database, batch: TaskBatch, decided: _Dec
     stays = [task_id not in failing for task_id in batch.table["experience_id"].to_pylist()]
     if any(stays):
         table = batch.table.filter(pa.array(stays)).combine_chunks()
-        contents, is_text = (list(itertools.compress(values, stays)) for values in (batch.contents, batch.is_text))
-        _decide(chain, database, TaskBatch(table, contents, is_text), decided)
+        _decide(chain, database, TaskBatch(table, list(itertools.compress(batch.is_text, stays))), decided)
 
 
 def _failing(chain: Chain, database: Database, batch: TaskBatch) -> Iterator[tuple[int, StageError]]:
@@ -282,7 +281,7 @@ def _halves(batch: TaskBatch) -> Iterator[TaskBatch]:
     rows = batch.table.num_rows
     for start, end in ((0, rows // 2), (rows // 2, rows)):
         table = batch.table.slice(start, end - start).combine_chunks()
-        yield TaskBatch(table, batch.contents[start:end], batch.is_text[start:end])
+        yield TaskBatch(table, batch.is_text[start:end])
 
 
 def _refuse(result: ChainResult) -> None:
@@ -304,16 +303,14 @@ def _count(run: Any) -> StageCount:
     )
 
 
-def _scores(chain: Chain, batch: TaskBatch, result: ChainResult) -> list[TaskScore]:
-    """Those that hold as long as the tasks are what they are."""
-    errors = {stage.score_key: stage.operator.error_column for stage in chain.stages if stage.keeps_scores}
-    content = dict(zip(batch.table["experience_id"].to_pylist(), batch.contents))
+def _scores(chain: Chain, result: ChainResult) -> list[TaskScore]:
+    errors = {stage.score_key: stage.operator.error_column for stage in chain.stages if stage.score_key}
     scores = []
     for found in result.scores:
-        for row in found.table.to_pylist() if found.score_key in errors else ():
-            task_id, failed = row.pop("experience_id"), errors[found.score_key]
+        failed = errors[found.score_key]
+        for row, digest in zip(found.table.to_pylist(), found.input_digests.to_pylist(), strict=True):
             if failed is None or row.get(failed) is None:  # a call that failed is made again
-                scores.append(TaskScore(task_id, found.score_key, found.stage, content[task_id], row))
+                scores.append(TaskScore(row.pop("experience_id"), found.score_key, found.stage, row, digest))
     return scores
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from psycopg.types.json import Jsonb
 
@@ -53,13 +53,26 @@ class StageCount:
 
 @dataclass(frozen=True)
 class Score:
-    """What a scoring stage found out about an experience; `error` says why there is no score."""
+    """What a scoring stage found out about an experience.
+
+    Attributes:
+        error: why there is no score.
+        input_digest: of what it was scored by; None: it is never used again.
+    """
 
     experience_id: int
     score_key: str
     stage: str
     scores: dict[str, Any]
     error: str | None = None
+    input_digest: int | None = None
+
+
+class KnownScore(NamedTuple):
+    """A stored score, and the digest of what it was scored by."""
+
+    input_digest: int
+    scores: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -225,12 +238,13 @@ def insert_operator_runs(
 
 def known_scores(
     database: Database, score_keys: Sequence[str], experience_ids: Sequence[int]
-) -> dict[str, dict[int, dict[str, Any]]]:
-    """Scores stored already: score key -> experience_id -> column -> value. Those that ended in an error are not among them."""
-    known: dict[str, dict[int, dict[str, Any]]] = {}
+) -> dict[str, dict[int, KnownScore]]:
+    """Scores stored already: score key -> experience_id -> score. Those that ended in an error are not among them."""
+    known: dict[str, dict[int, KnownScore]] = {}
     if score_keys:
         for row in database.fetch_by_index("known_scores", score_keys=score_keys, experience_ids=experience_ids):
-            known.setdefault(row["score_key"], {})[row["experience_id"]] = row["scores"]
+            score = KnownScore(row["input_digest"], row["scores"])
+            known.setdefault(row["score_key"], {})[row["experience_id"]] = score
     return known
 
 
@@ -240,7 +254,7 @@ def store_scores(connection: Connection, scores: Sequence[Score]) -> None:
         execute(
             connection, "store_scores", experience_ids=[s.experience_id for s in scores], score_keys=[s.score_key for s in scores],
             stages=[s.stage for s in scores], scores=[Jsonb(storable(s.scores)) for s in scores],
-            errors=[storable(s.error) for s in scores],
+            errors=[storable(s.error) for s in scores], input_digests=[s.input_digest for s in scores],
         )  # fmt: skip
 
 

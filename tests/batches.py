@@ -7,7 +7,11 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from operators.base import BATCH_SCHEMA
+from operators.chain import Chain
+from operators.stage import StageScores
+from rftdata.database import storable
 from rftdata.tasks.verdicts import TASK_BATCH_SCHEMA
+from rftdata.verdicts import KnownScore
 
 
 def batch_of_groups(*groups: Sequence[float | None], **columns: Sequence[object]) -> pa.Table:
@@ -47,3 +51,22 @@ def batch_of_tasks(*prompts: str, **columns: Sequence[object]) -> pa.Table:
     return pa.table(
         [pa.array(values.get(field.name, empty), field.type) for field in TASK_BATCH_SCHEMA], TASK_BATCH_SCHEMA
     )
+
+
+def stored(scores: Sequence[StageScores]) -> dict[str, dict[int, KnownScore]]:
+    """What a chain would be given of these scores the next time."""
+    known: dict[str, dict[int, KnownScore]] = {}
+    for found in scores:
+        for row, digest in zip(found.table.to_pylist(), found.input_digests.to_pylist()):
+            if digest is not None:
+                known.setdefault(found.score_key, {})[row.pop("experience_id")] = KnownScore(digest, storable(row))
+    return known
+
+
+def replaced(
+    chain: Chain, table: pa.Table, values: Mapping[int, Mapping[str, object]]
+) -> dict[str, dict[int, KnownScore]]:
+    """Stored scores of these experiences and no others by the first scoring stage of a chain, with values that it did not compute."""
+    scores = chain.run(table).scores[0]
+    known = stored([scores])[scores.score_key]
+    return {scores.score_key: {key: KnownScore(known[key].input_digest, values[key]) for key in values}}

@@ -7,7 +7,7 @@
     num_correct = |{i : value_i > correct_above}|,  pass_rate = num_correct / |{i : value_i is known}|
 
 over the rollouts of the group that are still in the chain (a rollout of several turns counts once, with the mean of its turns).
-Computed anew every time: a corrected reward changes it for the whole group.
+A corrected reward, or a rollout dropped before, changes it for the whole group.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ class PassRate(Operator):
         super().__init__(config)
         self._value = Expression(self.config.column, pa.float64())
         self.scores = {"pass_rate": pa.float64(), "num_correct": pa.int64()}
-        # The reward, so that what was stored before a correction is not used again.
-        self.reads = self._value.columns | {"group_id", "rollout_index", "reward"}
+        self.reads = self._value.columns | {"group_id", "rollout_index"}
 
     def validate_schema(self, schema: pa.Schema) -> pa.Schema:
         self._value.bind(schema)

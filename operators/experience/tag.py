@@ -6,8 +6,8 @@
           kind: metadata.kind
           gain: reward - reward_sampled
 
-See `operators.expression` for the language. A tag drops nothing; `threshold` and `sql` decide on it. Tags of what does not change
-(texts, token counts) are kept and not computed again.
+See `operators.expression` for the language. A tag drops nothing; `threshold` and `sql` decide on it. Tags are kept, and computed again
+where a column they look at has changed.
 """
 
 from __future__ import annotations

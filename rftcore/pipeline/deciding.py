@@ -155,9 +155,10 @@ def _error_of(chain: Chain, table: pa.Table, known: Known, min_group_size: int |
 
 def _score_rows(scored: StageScores, error_column: str | None) -> list[Score]:
     rows = []
-    for row in scored.table.to_pylist():
+    for row, digest in zip(scored.table.to_pylist(), scored.input_digests.to_pylist(), strict=True):
         key = row.pop("experience_id")
-        rows.append(Score(key, scored.score_key, scored.stage, row, row.get(error_column) if error_column else None))
+        error = row.get(error_column) if error_column else None
+        rows.append(Score(key, scored.score_key, scored.stage, row, error, digest))
     return rows
 
 

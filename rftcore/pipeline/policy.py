@@ -51,6 +51,11 @@ class Policy:
         )
         return asyncio.run(_answers(engine, chats, decoding))
 
+    def version(self) -> str:
+        """Names the weights that the next question is answered with, as far as they load."""
+        rows = self._database.fetch("newest_policy", run_id=self._run_id) if self._database is not None else []
+        return str(rows[0]["policy_version_id"]) if rows else "first"
+
     def close(self) -> None:
         """Stop the engine, where it was started."""
         if self._engine is not None:

@@ -103,7 +103,9 @@ def _check_version(database: Database, run_id: int, chain: Chain) -> None:
 def stage_context(config: RunConfig, policy: Policy, usage: UsageLedger, database: Database) -> StageContext:
     """What the stages of a run may use."""
     read = functools.partial(taskset_texts, database)
-    return StageContext(config.base_dir, policy, config.model.path, usage, read_taskset=read)
+    return StageContext(
+        config.base_dir, policy, config.model.path, usage, read_taskset=read, policy_version=policy.version
+    )
 
 
 def register(database: Database, chain: Chain, version: str | None = None) -> None:

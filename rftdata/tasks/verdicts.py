@@ -19,7 +19,7 @@ from psycopg.types.json import Jsonb
 
 from rftdata.database import Connection, Database, Row, copy_rows, execute, fetch, storable
 from rftdata.errors import ConfigError, OperatorError
-from rftdata.verdicts import StageCount
+from rftdata.verdicts import KnownScore, StageCount
 
 TASK_BATCH_SCHEMA = pa.schema(
     [
@@ -48,12 +48,10 @@ class TaskBatch:
 
     Attributes:
         table: with the columns that were asked for.
-        contents: per row, a hash of what the source gave, by which stored scores are found again.
         is_text: per row, whether the prompt is a text, which stages may change, and no chat.
     """
 
     table: pa.Table
-    contents: list[int]
     is_text: list[bool]
 
 
@@ -91,13 +89,13 @@ class MadeTask:
 
 @dataclass(frozen=True)
 class TaskScore:
-    """What a scoring stage found out about a task."""
+    """What a scoring stage found out about a task; see `rftdata.verdicts.Score`."""
 
     task_id: int
     score_key: str
     stage: str
-    content: int
     scores: Mapping[str, Any]
+    input_digest: int | None
 
 
 def register_task_pipeline(database: Database, version: str, stages: Sequence[Mapping[str, Any]]) -> None:
@@ -156,16 +154,15 @@ class TaskReader:
 
     def read(self, task_ids: Sequence[int]) -> TaskBatch:
         """The tasks of these ids, in their order; purged ones are left out."""
-        tables, contents, is_text = [], [], []
+        tables, is_text = [], []
         for start in range(0, len(task_ids), _PORTION):
             rows = self._database.fetch(
                 "task_batch", task_ids=list(task_ids[start : start + _PORTION]), columns=self._schema.names
             )
             tables.append(self._table(rows))
-            contents += [row["content"] for row in rows]
             is_text += [bool(row["is_text"]) for row in rows]
         table = pa.concat_tables(tables) if tables else self._schema.empty_table()
-        return TaskBatch(table.combine_chunks(), contents, is_text)
+        return TaskBatch(table.combine_chunks(), is_text)
 
     def _table(self, rows: list[Row]) -> pa.Table:
         ids = [row["task_id"] for row in rows]
@@ -217,18 +214,16 @@ def _shown_prompt(prompt: Any) -> str:
     return json.dumps(prompt)
 
 
-def known_scores(
-    database: Database, batch: TaskBatch, score_keys: Sequence[str]
-) -> dict[str, dict[int, Mapping[str, Any]]]:
-    """Scores that are stored for the tasks as they are: score key -> task id -> column -> value."""
+def known_scores(database: Database, batch: TaskBatch, score_keys: Sequence[str]) -> dict[str, dict[int, KnownScore]]:
+    """Scores that are stored for the tasks: score key -> task id -> score."""
     if not score_keys:
         return {}
     rows = database.fetch(
-        "known_task_scores", task_ids=batch.table["experience_id"].to_pylist(), contents=batch.contents, score_keys=list(score_keys)
+        "known_task_scores", task_ids=batch.table["experience_id"].to_pylist(), score_keys=list(score_keys)
     )  # fmt: skip
-    known: dict[str, dict[int, Mapping[str, Any]]] = {}
+    known: dict[str, dict[int, KnownScore]] = {}
     for row in rows:
-        known.setdefault(row["score_key"], {})[row["task_id"]] = row["scores"]
+        known.setdefault(row["score_key"], {})[row["task_id"]] = KnownScore(row["input_digest"], row["scores"])
     return known
 
 
@@ -274,8 +269,8 @@ def commit_task_verdicts(
         if scores:
             execute(
                 connection, "save_task_scores", task_ids=[s.task_id for s in scores], score_keys=[s.score_key for s in scores],
-                stages=[s.stage for s in scores], contents=[s.content for s in scores],
-                scores=[json.dumps(storable(dict(s.scores))) for s in scores],
+                stages=[s.stage for s in scores], scores=[json.dumps(storable(dict(s.scores))) for s in scores],
+                input_digests=[s.input_digest for s in scores],
             )  # fmt: skip
 
 

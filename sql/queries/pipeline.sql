@@ -82,20 +82,21 @@ FROM unnest(%(group_ids)s::bigint[], %(reasons)s::text[]) AS c (group_id, reason
 SELECT rft.ready_groups(%(group_ids)s::bigint[], %(priorities)s::float8[]);
 
 -- name: known_scores
-SELECT s.experience_id, s.score_key, s.scores
+SELECT s.experience_id, s.score_key, s.input_digest, s.scores
 FROM unnest(%(experience_ids)s::bigint[]) AS e (experience_id)
 CROSS JOIN unnest(%(score_keys)s::text[]) AS k (score_key)
 CROSS JOIN LATERAL (
-    SELECT * FROM rft.score WHERE experience_id = e.experience_id AND score_key = k.score_key AND error IS NULL OFFSET 0) s;
+    SELECT * FROM rft.score
+    WHERE experience_id = e.experience_id AND score_key = k.score_key AND error IS NULL AND input_digest IS NOT NULL OFFSET 0) s;
 
 -- name: store_scores
-INSERT INTO rft.score AS s (experience_id, score_key, stage, scores, error)
-SELECT * FROM unnest(%(experience_ids)s::bigint[], %(score_keys)s::text[], %(stages)s::text[], %(scores)s::jsonb[], %(errors)s::text[])
-    AS n (experience_id, score_key, stage, scores, error)
+INSERT INTO rft.score AS s (experience_id, score_key, stage, scores, error, input_digest)
+SELECT * FROM unnest(%(experience_ids)s::bigint[], %(score_keys)s::text[], %(stages)s::text[], %(scores)s::jsonb[], %(errors)s::text[],
+                     %(input_digests)s::bigint[]) AS n (experience_id, score_key, stage, scores, error, input_digest)
 ORDER BY experience_id, score_key
 ON CONFLICT (experience_id, score_key) DO UPDATE
-SET scores = excluded.scores, error = excluded.error, scored_at = clock_timestamp()
-WHERE (s.scores, s.error) IS DISTINCT FROM (excluded.scores, excluded.error);
+SET scores = excluded.scores, error = excluded.error, input_digest = excluded.input_digest, scored_at = clock_timestamp()
+WHERE (s.scores, s.error, s.input_digest) IS DISTINCT FROM (excluded.scores, excluded.error, excluded.input_digest);
 
 -- name: ask_questions
 INSERT INTO rft.review (experience_id, group_id, run_id, name, question, deadline, otherwise)

@@ -113,7 +113,6 @@ ORDER BY t.task_id;
 
 -- name: task_batch
 -- What stages see of a task: as its source gave it, whatever an earlier pipeline made of it. A chat is shown as its contents.
--- `content` says which content a stored score belongs to.
 SELECT t.task_id, t.taskset, t.task_key,
        CASE WHEN 'prompt' = ANY (%(columns)s) THEN
            CASE jsonb_typeof(p.payload -> 'prompt')
@@ -124,8 +123,7 @@ SELECT t.task_id, t.taskset, t.task_key,
        jsonb_typeof(p.payload -> 'prompt') = 'string' AS is_text,
        p.payload ->> 'answer' AS answer,
        CASE WHEN 'metadata' = ANY (%(columns)s) THEN (p.payload -> 'metadata')::text END AS metadata,
-       CASE WHEN 'features' = ANY (%(columns)s) THEN coalesce(t.source_features, t.features)::text END AS features,
-       hashtextextended(p.payload::text || coalesce(t.source_features, t.features)::text, 0) AS content
+       CASE WHEN 'features' = ANY (%(columns)s) THEN coalesce(t.source_features, t.features)::text END AS features
 FROM unnest(%(task_ids)s::bigint[]) WITH ORDINALITY AS i (task_id, place)
 JOIN rft.task t USING (task_id)
 CROSS JOIN LATERAL (SELECT coalesce(t.source_payload, t.payload) AS payload) p
@@ -181,15 +179,14 @@ UPDATE rft.taskset s SET num_tasks = s.num_tasks + (SELECT count(*) FROM made m 
 WHERE s.taskset IN (SELECT taskset FROM made);
 
 -- name: known_task_scores
-SELECT s.task_id, s.score_key, s.scores
-FROM unnest(%(task_ids)s::bigint[], %(contents)s::bigint[]) AS i (task_id, content)
-JOIN rft.task_score s ON s.task_id = i.task_id AND s.content = i.content
-WHERE s.score_key = ANY (%(score_keys)s);
+SELECT task_id, score_key, input_digest, scores FROM rft.task_score
+WHERE task_id = ANY (%(task_ids)s::bigint[]) AND score_key = ANY (%(score_keys)s) AND input_digest IS NOT NULL;
 
 -- name: save_task_scores
-INSERT INTO rft.task_score AS s (task_id, score_key, stage, content, scores)
-SELECT * FROM unnest(%(task_ids)s::bigint[], %(score_keys)s::text[], %(stages)s::text[], %(contents)s::bigint[], %(scores)s::jsonb[])
-ON CONFLICT (task_id, score_key) DO UPDATE SET content = excluded.content, scores = excluded.scores, scored_at = clock_timestamp();
+INSERT INTO rft.task_score AS s (task_id, score_key, stage, scores, input_digest)
+SELECT * FROM unnest(%(task_ids)s::bigint[], %(score_keys)s::text[], %(stages)s::text[], %(scores)s::jsonb[], %(input_digests)s::bigint[])
+ON CONFLICT (task_id, score_key) DO UPDATE
+SET scores = excluded.scores, input_digest = excluded.input_digest, scored_at = clock_timestamp();
 
 -- name: stage_task_verdicts
 CREATE TEMPORARY TABLE staged_verdict (

@@ -104,6 +104,25 @@ def test_a_score_is_kept_and_one_that_failed_is_made_again(buffer: Buffer, roles
     assert calls == [[1, 2, 3, 4], [2]]
 
 
+def test_an_answer_that_was_corrected_is_scored_again(buffer: Buffer, roles: Roles) -> None:
+    chain = build_chain(
+        [{"tag": {"columns": {"fits": "answer = response"}}}, {"threshold": {"column": "fits", "min": 1}}]
+    )
+    buffer.sql('UPDATE rft.task SET payload = \'{"answer": "nothing"}\'')
+    run_pipeline(roles, chain)
+    assert rows(buffer, "SELECT DISTINCT kept FROM rft.verdict") == [{"kept": False}]
+    buffer.sql(
+        "UPDATE rft.task SET payload = jsonb_build_object('answer', (SELECT response FROM rft.experience LIMIT 1))"
+    )
+    buffer.sql("UPDATE rft.experience SET reward = 0.7 WHERE experience_id = 1")  # sends its group back
+    run_pipeline(roles, chain)
+    found = rows(buffer, "SELECT s.experience_id, s.scores, e.response = t.payload->>'answer' AS fits FROM rft.score s"
+                 " JOIN rft.experience e USING (experience_id) JOIN rft.rollout_group g USING (group_id) JOIN rft.task t USING (task_id)"
+                 " WHERE g.group_id = 1 ORDER BY 1")  # fmt: skip
+    assert [row["scores"] for row in found] == [{"fits": row["fits"]} for row in found]
+    assert any(row["fits"] for row in found)
+
+
 def test_a_row_on_which_a_stage_fails_is_set_aside_and_its_group_goes_on(buffer: Buffer) -> None:
     roles = Roles(buffer, batch_groups=2, group_size=3)
     with roles.attempt():

@@ -376,16 +376,17 @@ def test_a_selector_takes_tasks_by_the_priority_that_the_pipeline_gave_them(buff
     ]  # levels 0 and 1; task 2 would be the hardest and is excluded
 
 
-def test_a_score_is_computed_once_for_a_content_and_used_by_other_versions(buffer: Buffer, tmp_path: Path) -> None:
+def test_a_score_is_computed_once_for_what_it_looks_at_and_used_by_other_versions(buffer: Buffer, tmp_path: Path) -> None:
+    quality_stage = {"quality_score": {"columns": {"level": [0, 9]}}}
     write(tmp_path, ROWS[:5])
-    load_tasks(configuration(tmp_path, ["quality_score"]), buffer.database)
+    load_tasks(configuration(tmp_path, [quality_stage]), buffer.database)
     assert count(buffer, "rft.task_score") == 5
     buffer.sql("UPDATE rft.task_score SET scores = '{\"quality\": 0.125}'")
-    load_tasks(configuration(tmp_path, ["quality_score", "task_priority"]), buffer.database)
+    load_tasks(configuration(tmp_path, [quality_stage, "task_priority"]), buffer.database)
     quality = "SELECT features -> 'quality' AS q, features -> 'priority' AS p FROM rft.task ORDER BY task_id"
     assert {(row["q"], row["p"]) for row in buffer.sql(quality).to_pylist()} == {(0.125, 0.125)}
-    write(tmp_path, [{**ROWS[0], "level": 9}, *ROWS[1:5]])
-    load_tasks(configuration(tmp_path, ["quality_score", "task_priority"]), buffer.database)
+    write(tmp_path, [{**ROWS[0], "level": 9}, {**ROWS[1], "answer": "two"}, *ROWS[2:5]])
+    load_tasks(configuration(tmp_path, [quality_stage, "task_priority"]), buffer.database)
     values = [row["q"] for row in buffer.sql(quality).to_pylist()]
     assert values[0] != 0.125 and values[1:] == [0.125] * 4
 

@@ -10,7 +10,7 @@ import pytest
 
 from operators.build import build_chain
 from operators.stage import StageError
-from tests.batches import batch_of_groups
+from tests.batches import batch_of_groups, stored
 from tests.model_server import ModelServer
 from tests.models import make_tiny_model
 
@@ -61,8 +61,7 @@ def test_a_score_is_a_column_and_is_not_asked_for_again(server: ModelServer) -> 
     assert len(server.answers) == 3
     # Another bound, the same score: nobody is asked.
     strict = build_chain([quality(server, min_score=1.1)])
-    known = {scores.score_key: {row.pop("experience_id"): row for row in scores.table.to_pylist()}}
-    again = strict.run(table, known=known)
+    again = strict.run(table, known=stored([scores]))
     assert again.decisions["kept"].to_pylist() == [False, False, False]
     assert (
         again.decisions["reason"][0]

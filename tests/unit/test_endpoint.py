@@ -20,7 +20,7 @@ from operators.chain import Chain
 from operators.resolve import resolve_stage
 from rftdata.errors import ConfigError
 from rftdata.usage import Limits, MemoryUsage, Usage
-from tests.batches import batch_of_groups
+from tests.batches import batch_of_groups, replaced
 from tests.chat_server import Body, ChatServer, Says
 
 GOOD = '{"reason": "fine", "score": 7}'
@@ -237,12 +237,13 @@ def test_an_error_is_not_remembered(serve: Serve, judge: MakeJudge) -> None:
 def test_stored_scores_are_used_and_only_the_others_asked_for(serve: Serve, judge: MakeJudge) -> None:
     server = serve(lambda *_: GOOD)
     chain = judge(server.url)
-    (key,) = chain.score_keys
     assert chain.stages[0].operator.error_column == "judge_error"
-    known = {100: {"judge_score": 2.0, "judge_reason": "stored", "judge_error": None}}
-    (scores,) = chain.run(batch(3), known={key: known}).scores
+    known = replaced(chain, batch(1), {100: {"judge_score": 2.0, "judge_reason": "stored", "judge_error": None}})
+    chain = judge(server.url)  # without what it remembers
+    before = len(server.requests)
+    (scores,) = chain.run(batch(3), known=known).scores
     assert scores.table["experience_id"].to_pylist() == [101, 102]
-    assert len(server.requests) == 2
+    assert len(server.requests) == before + 2
 
 
 def test_calls_beyond_the_budget_are_errors_and_a_ledger_that_lives_on_keeps_count(

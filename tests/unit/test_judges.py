@@ -20,12 +20,18 @@ from operators.experience.rubric import weighted_score
 from operators.resolve import resolve_stage
 from rftdata.errors import ConfigError
 from rftdata.tasks.verdicts import TASK_BATCH_SCHEMA
-from tests.batches import batch_of_groups, batch_of_tasks
+from tests.batches import batch_of_groups, batch_of_tasks, replaced
 
 Policy = Callable[[str], str]
 
 
-def prepared(stage: str, policy: Policy, asked: list[str] | None = None, **arguments: Any) -> Chain:
+def prepared(
+    stage: str,
+    policy: Policy,
+    asked: list[str] | None = None,
+    version: Callable[[], str] | None = lambda: "1",
+    **arguments: Any,
+) -> Chain:
     """A chain of one stage whose model answers the last message of a chat by `policy`."""
 
     def generate(chats: Sequence[Messages], max_tokens: int, temperature: float) -> list[str]:
@@ -35,7 +41,7 @@ def prepared(stage: str, policy: Policy, asked: list[str] | None = None, **argum
         return [policy(text) for text in texts]
 
     chain = build_chain([{stage: {"endpoint": "policy", **arguments}}])
-    chain.prepare(StageContext(generate=generate))
+    chain.prepare(StageContext(generate=generate, policy_version=version))
     return chain
 
 
@@ -285,13 +291,14 @@ def test_a_failed_comparison_takes_the_score_of_both_and_of_no_other() -> None:
 def test_a_group_with_one_unscored_row_is_compared_anew_as_a_whole() -> None:
     asked: list[str] = []
     chain = prepared("pairwise_judge", longest_wins, asked)
-    (key,) = chain.score_keys
-    stored = {"pairwise_score": 0.25, "pairwise_parts": "{}", "pairwise_error": None}
+    kept = {"pairwise_score": 0.25, "pairwise_parts": "{}", "pairwise_error": None}
     table = batch([0, 0], [0, 0], response=["a", "bb", "ccc", "dddd"])
-    result = chain.run(table, known={key: {100: stored, 101: stored, 102: stored}})
+    known = replaced(prepared("pairwise_judge", longest_wins), table, dict.fromkeys(range(100, 104), kept))
+    assert chain.run(table, known=known).scores == []
+    ((key, found),) = known.items()
+    result = chain.run(table, known={key: {place: found[place] for place in (100, 101, 102)}})
     assert [row["experience_id"] for row in scores(result)] == [102, 103]
     assert len(asked) == 2
-    assert chain.run(table, known={key: dict.fromkeys(range(100, 104), stored)}).scores == []
 
 
 def test_a_group_cannot_be_cut_for_a_stage_that_compares_it() -> None:

@@ -17,7 +17,7 @@ from operators.data_juicer_index import index
 from operators.data_juicer_runtime import missing_package_named
 from operators.stage import StageError
 from rftdata.errors import ConfigError, PluginError
-from tests.batches import batch_of_groups
+from tests.batches import batch_of_groups, replaced
 
 RESPONSES = ["short", "a response of a good length", "see https://example.com/page for more", None]
 
@@ -198,11 +198,12 @@ def test_statistics_are_scores_which_other_bounds_do_not_compute_again() -> None
     assert loose.version != strict.version
     assert loose.score_keys == strict.score_keys == [scores.score_key]
     # Stored values that the operator would not compute show that it was not asked again.
-    again = strict.run(table, known={scores.score_key: {key: {"dj_text_len": 7.0} for key in (100, 101, 102)}})
+    known = replaced(loose, table, {key: {"dj_text_len": 7.0} for key in (100, 101, 102)})
+    again = strict.run(table, known=known)
     assert again.decisions["reason"].to_pylist() == [None, None, None, "text_len 3 < min_len 4"]
     assert again.scores[0].table["experience_id"].to_pylist() == [103]
     # With all of them stored, nothing is computed.
-    known = {scores.score_key: {key: {"dj_text_len": 3.0} for key in (100, 101, 102, 103)}}
+    known = replaced(loose, table, {key: {"dj_text_len": 3.0} for key in (100, 101, 102, 103)})
     assert strict.run(table, known=known).scores == []
 
 

@@ -44,9 +44,8 @@ def test_a_rollout_of_several_turns_counts_once_with_the_mean_of_its_turns() -> 
     assert bound("pass_rate", {"correct_above": 0.4}, table)["pass_rate"] == [0.0] * 4
 
 
-def test_the_pass_rate_is_a_column_for_the_next_stage_and_is_computed_anew_every_time() -> None:
+def test_the_pass_rate_is_a_column_for_the_next_stage() -> None:
     chain = build_chain([{"pass_rate": {}}, {"threshold": {"column": "pass_rate", "max": 0.6}}])
-    assert chain.score_keys == []
     result = chain.run(batch_of_groups([0, 1], [1, 1]))
     assert result.decisions["kept"].to_pylist() == [True, True, False, False]
     assert result.decisions["reason"].to_pylist()[2] == "pass_rate 1 > max 0.6"

@@ -9,7 +9,7 @@ import pytest
 
 from operators.build import build_chain
 from rftdata.errors import ConfigError
-from tests.batches import batch_of_groups
+from tests.batches import batch_of_groups, replaced
 from tests.unit.test_operators_experience import outcome, reasons
 from tests.unit.test_operators_groups import bound
 
@@ -111,13 +111,12 @@ def test_tags_are_scores_that_later_stages_and_queries_see() -> None:
         {"is_long": True, "words": 7, "kind": "stop"},
     ]
     assert result.scores[0].table.schema.field("words").type == pa.int64()
-    assert chain.score_keys  # of what does not change
 
 
 def test_tags_that_are_stored_are_not_computed_again() -> None:
     chain = build_chain([{"tag": {"columns": {"words": "len(string_split(response, ' '))"}}}])
-    known = {chain.score_keys[0]: {100: {"words": 42}}}
-    (scores,) = chain.run(batch_of_groups([0, 1]), known=known).scores
+    table = batch_of_groups([0, 1])
+    (scores,) = chain.run(table, known=replaced(chain, table, {100: {"words": 42}})).scores
     assert scores.table["experience_id"].to_pylist() == [101]
 
 

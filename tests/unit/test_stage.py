@@ -15,7 +15,8 @@ from operators.build import build_chain
 from operators.chain import Chain
 from operators.stage import RunOptions, StageError, identify
 from rftdata.errors import ConfigError
-from tests.batches import batch_of_groups
+from rftdata.verdicts import KnownScore
+from tests.batches import batch_of_groups, stored
 
 seen: list[list[str]] = []
 
@@ -44,13 +45,6 @@ class Upper(Operator):
         return StageOutcome.keep_all(
             table.num_rows, {"response": pa.array([t.upper() for t in table["response"].to_pylist()])}
         )
-
-
-class ScoresTheReward(Words):
-    reads = frozenset({"reward"})
-
-    def apply(self, table: pa.Table) -> StageOutcome:
-        return StageOutcome.keep_all(table.num_rows, {"words": table["reward"].combine_chunks()})
 
 
 class DropsAndScores(Words):
@@ -103,26 +97,25 @@ def test_known_scores_are_not_computed_again_and_give_the_same() -> None:
     first = words.run(table)
     (scored,) = first.scores
     assert (scored.score_key, scored.table.num_rows) == (key, 3)
-    known = {key: {row["experience_id"]: row for row in scored.table.to_pylist()[:2]}}
+    known = stored([scored])
+    third = known[key].pop(102)
     seen.clear()
     second = words.run(table, known=known)
     assert seen == [table["response"].to_pylist()[2:]]
     assert second.decisions.equals(first.decisions) and [s.table.num_rows for s in second.scores] == [1]
     seen.clear()
-    known[key][table["experience_id"][2].as_py()] = {"words": 40.0}
-    third = words.run(table, known=known)
-    assert seen == [] and third.scores == [] and third.decisions["reward"].to_pylist()[2] == 40.0
+    known[key][102] = KnownScore(third.input_digest, {"words": 40.0})
+    last = words.run(table, known=known)
+    assert seen == [] and last.scores == [] and last.decisions["reward"].to_pylist()[2] == 40.0
 
 
 def test_the_key_of_a_score_covers_what_changes_it_and_nothing_else() -> None:
     (plain,) = chain(Words).score_keys
     assert chain({"drop_truncated": {}}, Words, {"reward_threshold": {"min": 0.5}}).score_keys == [plain]
     assert chain(Upper, Words).score_keys != [plain]
-    assert chain(ScoresTheReward).score_keys == []  # of what people change nothing is kept
     assert chain({"sql": "SELECT * FROM batch WHERE reward > 0"}, Words).score_keys == [plain]
-    assert (
-        chain({"sql": "SELECT COLUMNS(*) FROM batch"}, Words).score_keys == []
-    )  # it may have read, and written, anything
+    # It may have written anything.
+    assert chain({"sql": "SELECT COLUMNS(*) FROM batch"}, Words).score_keys != [plain]
 
 
 @settings(deadline=None)  # threads are started

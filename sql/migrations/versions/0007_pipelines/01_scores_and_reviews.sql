@@ -6,15 +6,17 @@ CREATE TABLE rft.score (
     stage text NOT NULL,
     scores jsonb NOT NULL,
     error text,
+    input_digest bigint,
     scored_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (experience_id, score_key)
 );
-COMMENT ON TABLE rft.score IS 'What a scoring stage found out about an experience; used again by every pipeline version with the same stage.';
+COMMENT ON TABLE rft.score IS 'What a scoring stage found out about an experience; used again by every pipeline version with the same stage while what it looked at is the same.';
 COMMENT ON COLUMN rft.score.experience_id IS 'What was scored.';
 COMMENT ON COLUMN rft.score.score_key IS 'Digest of the stage, its arguments, and the stages before it that change what it reads.';
 COMMENT ON COLUMN rft.score.stage IS 'The stage''s name.';
 COMMENT ON COLUMN rft.score.scores IS 'Its columns and their values.';
 COMMENT ON COLUMN rft.score.error IS 'Why there is no score (a call that failed); such a row is scored again. NULL where there is one.';
+COMMENT ON COLUMN rft.score.input_digest IS 'Digest of what the stage looked at: the columns it reads, of all siblings still there where it compares them. With another one the row is scored again. NULL: always.';
 COMMENT ON COLUMN rft.score.scored_at IS 'When.';
 
 CREATE TYPE rft.review_answer AS ENUM ('pass', 'drop');

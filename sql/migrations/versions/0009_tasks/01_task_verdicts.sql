@@ -50,8 +50,8 @@ CREATE TABLE rft.task_score (
     task_id bigint NOT NULL,
     score_key text NOT NULL,
     stage text NOT NULL,
-    content bigint NOT NULL,
     scores jsonb NOT NULL,
+    input_digest bigint,
     scored_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (task_id, score_key)
 );
@@ -59,8 +59,8 @@ COMMENT ON TABLE rft.task_score IS 'What a scoring stage found out about a task;
 COMMENT ON COLUMN rft.task_score.task_id IS 'What was scored.';
 COMMENT ON COLUMN rft.task_score.score_key IS 'Digest of the stage, its arguments, and the stages before it that change what it reads.';
 COMMENT ON COLUMN rft.task_score.stage IS 'The stage''s name.';
-COMMENT ON COLUMN rft.task_score.content IS 'Hash of the task''s content that was scored; with another content it is scored again.';
 COMMENT ON COLUMN rft.task_score.scores IS 'Its columns and their values.';
+COMMENT ON COLUMN rft.task_score.input_digest IS 'Digest of the columns that the stage looked at; with another one the task is scored again. NULL: always.';
 COMMENT ON COLUMN rft.task_score.scored_at IS 'When.';
 
 ALTER TABLE rft.operator_run ALTER COLUMN run_id DROP NOT NULL, ALTER COLUMN worker_id DROP NOT NULL, ADD COLUMN taskset text;
