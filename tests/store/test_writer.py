@@ -454,6 +454,10 @@ def test_a_request_with_a_receipt_is_stored_before_the_writer_closes(buffer: Buf
         writer = buffer.writer(run)
         first = writer.submit(*[own_group([1.0] * 8, f"w{i}") for i in range(100)])
         time.sleep(0.005)
-        answers = [first, writer.submit(own_group([1.0], "a")), writer.submit(own_group([1.0], "r"), receipt=uuid.uuid4())]
+        answers = [
+            first,
+            writer.submit(own_group([1.0], "a")),
+            writer.submit(own_group([1.0], "r"), receipt=uuid.uuid4()),
+        ]
         writer.close()
         assert [len(answer.result(timeout=0)) for answer in answers] == [100, 1, 1]
