@@ -50,7 +50,7 @@ class SealedBatch:
     Attributes:
         table: experiences of rollouts with outcome ok.
         group_ids: the groups claimed; one may have no such experience.
-        label_cuts: the newest label of each group at the time of reading.
+        label_cuts: the newest label of each group, or answer to a question about it, at the time of reading.
         failed: what stages never see: experiences of rollouts that failed or of groups that were screened out, decided here.
         first_key: least sort_key of the groups.
     """
@@ -81,7 +81,8 @@ BATCH_SCHEMA = pa.schema(
 )  # fmt: skip
 """What stages may read of an experience. `metrics`, `messages`, `reward_parts`, `metadata` and `features` (the last two of its task) are
 JSON texts. `staleness`: trainer steps between the newest policy and that of its oldest token. `labelled`: whether a person or
-judge changed the reward. `reviews`: JSON object, the answer to every question asked about it: waiting, pass or drop."""
+judge changed the reward, of it or of what it was copied from. `reviews`: JSON object, the answer to every question asked about it:
+waiting, pass or drop."""
 
 
 def claim_groups(
