@@ -105,7 +105,8 @@ class Difficulty(Selector):
             return []
         positions = np.concatenate(chosen)
         self._chosen_rate = float(self.pass_rates(positions).mean())
-        return self.table.ids[positions].tolist()
+        chosen_ids: list[int] = self.table.ids[positions].tolist()
+        return chosen_ids
 
     def observe(self, observations: Sequence[Observation]) -> None:
         places = self.table.positions(o.task_id for o in observations).tolist()
@@ -152,6 +153,7 @@ class Difficulty(Selector):
 
     def _make_classes(self, features: Floats) -> None:
         """One row for each different pair of features, [2, N]; without features one for all."""
+        self._members: Ids | None = None
         if features.shape[1]:
             weaker, of_weaker = np.unique(features[0], return_inverse=True)
             stronger, of_stronger = np.unique(features[1], return_inverse=True)
@@ -161,8 +163,9 @@ class Difficulty(Selector):
             # The members of each class, in the order of their ids.
             self._members = np.argsort(self._row, kind="stable")
         else:
-            pairs, self._row, self._members = np.zeros((2, 1)), np.zeros(len(self.table), dtype=np.int64), None
-        self._num_classes = self._num_rows = pairs.shape[1]
+            pairs, self._row = np.zeros((2, 1)), np.zeros(len(self.table), dtype=np.int64)
+        self._num_classes: int = pairs.shape[1]
+        self._num_rows = self._num_classes
         self._sizes = np.bincount(self._row, minlength=self._num_classes)
         self._starts = np.concatenate([[0], np.cumsum(self._sizes)]).astype(np.int64)
         room = self._num_rows + 64
@@ -178,7 +181,7 @@ class Difficulty(Selector):
         if row >= self._num_classes:
             return row
         self._leave_class(np.array([position]))
-        own = self._num_rows
+        own: int = self._num_rows
         if own == len(self._alpha):
             for name in ("_weaker", "_stronger", "_alpha", "_beta", "_position"):
                 column = getattr(self, name)
@@ -250,26 +253,22 @@ class Difficulty(Selector):
         own = np.arange(self._num_classes, self._num_rows)
         own = own[self.table.open[self._position[own]]]
         classes = np.flatnonzero(self._sizes)
-        a, b, members = self._alpha[classes], self._beta[classes], self._sizes[classes]
-        ones = np.ones(len(own), dtype=np.int64)
+        rows = np.concatenate([own, classes])
+        a, b = self._alpha[rows], self._beta[rows]
+        members = np.concatenate([np.ones(len(own), dtype=np.int64), self._sizes[classes]])
         if self._temperature > 0:
-            keys, _ = noisy_draws(
-                rng, self._alpha[own], self._beta[own], ones, self._target, self._temperature, size, thompson=self._thompson
-            ) if len(own) else (np.zeros(0), None)  # fmt: skip
-            drawn, which = noisy_draws(
+            keys, which = noisy_draws(
                 rng, a, b, members, self._target, self._temperature, size, thompson=self._thompson
             )
         elif self._thompson:
-            keys = -np.abs(self._target - rng.beta(self._alpha[own], self._beta[own]))
-            drawn, which = nearest_draws(rng, a, b, members, self._target, size, -keys)
-            drawn = -drawn
+            distances, which = nearest_draws(rng, a, b, members, self._target, size)
+            keys = -distances
         else:
-            keys = -np.abs(self._target - self._alpha[own] / (self._alpha[own] + self._beta[own]))
-            which = np.repeat(np.arange(len(classes)), np.minimum(members, size))
-            drawn = -np.abs(self._target - a / (a + b))[which]
-        best = _largest(rng, np.concatenate([keys, drawn]), size)
-        mine, others = best[best < len(own)], best[best >= len(own)] - len(own)
-        return np.concatenate([self._position[own[mine]], self._members_of(rng, classes, which[others])])
+            which = np.repeat(np.arange(len(rows)), np.minimum(members, size))
+            keys = -np.abs(self._target - a / (a + b))[which]
+        best = which[_largest(rng, keys, size)]
+        mine, others = own[best[best < len(own)]], best[best >= len(own)] - len(own)
+        return np.concatenate([self._position[mine], self._members_of(rng, classes, others)])
 
     def _members_of(self, rng: np.random.Generator, classes: Ids, which: Ids) -> Ids:
         """Different members at random of classes, as many of each as it is named in `which`."""

@@ -1,7 +1,7 @@
 """GRESO: tasks whose groups taught nothing lately are mostly skipped before any rollout (arXiv 2506.02177).
 
 A group teaches nothing where all its rollouts succeeded or all failed. A task with `z` such groups in a row, counted from its newest
-one, is passed over in an epoch with probability 1 - p^z (section 4, probabilistic pre-rollout filtering); p is the probability to
+one, is passed over in an epoch with probability 1 - p^z (probabilistic filtering); p is the probability to
 explore it, one for tasks that are too easy and one for those that are too hard, by the task's newest outcome. After each update
 both are moved by `adjust` towards where the share of such groups meets its target (the paper's self-adjustable base exploration
 probability): down where there are too many, up otherwise.
@@ -49,17 +49,17 @@ class Greso(Shuffle):
         for name, value in {**given, "adjust": adjust}.items():
             number("greso", name, value, 0, 1)
         self._explore = {"easy": explore_easy, "hard": explore_hard}
+        # Never quite 0 or 1, unless that was asked for.
+        self._bounds = {kind: (min(p, 0.05), max(p, 0.95)) for kind, p in self._explore.items()}
         self._target = {"easy": target_easy, "hard": target_hard}
         self._adjust = adjust
         self._outcomes: dict[int, list[Observation]] = {}
         self._streak = np.zeros(len(self.table), dtype=np.int8)
         self._is_easy = np.zeros(len(self.table), dtype=np.bool_)
         self._patient_until = 0
-        self._num_passed = 0
 
     def select(self, count: int) -> list[int]:
         self._patient_until = self._epoch + _PATIENCE
-        self._num_passed = 0
         return super().select(count)
 
     def skip_probability(self, positions: Ids) -> Floats:
@@ -74,9 +74,7 @@ class Greso(Shuffle):
             return open_ones
         # Drawn by epoch and task alone, so that a restart passes over the same.
         drawn = split_mix((self.seed, epoch, 1), self.table.ids[positions]) / 2.0**64
-        skipped = drawn < self.skip_probability(positions)
-        self._num_passed += int((skipped & open_ones).sum())
-        wanted: Flags = open_ones & ~skipped
+        wanted: Flags = open_ones & (drawn >= self.skip_probability(positions))
         return wanted
 
     def observe(self, observations: Sequence[Observation]) -> None:
@@ -93,7 +91,7 @@ class Greso(Shuffle):
             **super().metrics(),
             "explore_easy": self._explore["easy"],
             "explore_hard": self._explore["hard"],
-            "passed_over": float(self._num_passed),
+            "taught_nothing": float(np.count_nonzero(self._streak)),
         }
 
     def _note(self, o: Observation) -> None:
@@ -127,8 +125,8 @@ class Greso(Shuffle):
         by = self._adjust * (len(outcomes) / self.groups_per_step if self.groups_per_step else 1.0)
         for kind, target in self._target.items():
             share = sum(_verdict(o) == kind for o in outcomes) / len(outcomes)
-            moved = self._explore[kind] + (-by if share >= target else by)
-            self._explore[kind] = min(max(moved, 0.0), 1.0)
+            least, most = self._bounds[kind]
+            self._explore[kind] = min(max(self._explore[kind] + (-by if share >= target else by), least), most)
 
 
 def _verdict(o: Observation) -> str | None:

@@ -1,8 +1,8 @@
-"""Drawing the best of very many tasks that nobody has tried yet, without drawing for each of them.
+"""Drawing the best of very many tasks without drawing for each of them.
 
-Tasks with the same features and no outcome have one posterior: they are a class of `sizes[k]` members. Thompson sampling draws a pass
-rate for every member and takes the tasks whose draws score best. Only the best matter, and these can be drawn at once, with
-exactly the distribution that drawing for every member would give.
+Tasks with the same features and no outcome have one posterior: they are a class of `sizes[k]` members; a task that was tried is a class of
+its own. Thompson sampling draws a pass rate for every member and takes the tasks whose draws score best. Only the best matter, and these
+can be drawn at once, with exactly the distribution that drawing for every member would give.
 """
 
 from __future__ import annotations
@@ -15,40 +15,41 @@ import numpy.typing as npt
 
 from rftdata.selectors.base import Floats, Ids
 
-_SMALL = 64
-"""Classes up to this size are drawn member by member."""
+_FEW = 4096
+"""Members that are drawn one by one: nothing is gained."""
+_SAMPLE = 256
+"""Classes looked at to find the radius."""
 
 
 def nearest_draws(
-    rng: np.random.Generator, alpha: Floats, beta: Floats, sizes: Ids, target: float, count: int, others: Floats,
-    radius: float | None = None,
+    rng: np.random.Generator, alpha: Floats, beta: Floats, sizes: Ids, target: float, count: int, radius: float | None = None
 ) -> tuple[Floats, Ids]:  # fmt: skip
     """Of one Beta draw per member, the distances to the target that can be among the `count` least.
 
     By thinning: of a class with density f, each member's draw lies within the ball of radius d around the target and has the value x there
-    with density f(x). The same comes from letting each member propose with probability q = w · h (w the width of the ball, h the
-    largest density in it), uniformly, and accepting with probability f(x) / h. The number of proposals is binomial, so a class of
-    a million members takes as long as one of a hundred. No distribution function is needed, and the radius may be any: where too few
-    draws lie within it, the other members are drawn one by one.
+    with density f(x). The same comes from letting each member propose with probability q = w · h (w the width of the ball, h no
+    less than the largest density in it), uniformly, and accepting with probability f(x) / h. The number of proposals is binomial, so a
+    class of a million members takes as long as one of a hundred, and few of a million classes propose at all. No distribution function is
+    needed, and the radius may be any: where too few draws lie within it, the other members are drawn one by one.
 
     Args:
-        alpha, beta: [K] posteriors of the classes, each 1 or more.
-        sizes: [K] members.
-        others: distances drawn for everyone else; they compete.
+        alpha, beta: [K] posteriors of the classes.
+        sizes: [K] members, 1 or more.
         radius: of the ball; by default one that should hold enough.
 
     Returns:
         distances [M], class of each [M].
     """
-    large = np.flatnonzero((sizes > _SMALL) & (alpha >= 1) & (beta >= 1))
-    near, of_large, ball = _near_draws(rng, alpha[large], beta[large], sizes[large], target, count, radius)
-    large = large[ball.usable]
-    whole = np.delete(np.arange(len(sizes)), large)
+    if radius is None and sizes.sum() <= max(_FEW, 8 * count):
+        members = np.repeat(np.arange(len(sizes)), sizes)
+        return np.abs(target - rng.beta(alpha[members], beta[members])), members
+    near, of_near, ball = _near_draws(rng, alpha, beta, sizes, target, count, radius)
+    whole = np.flatnonzero(~ball.usable)
     whole = np.repeat(whole, sizes[whole])
-    distances, found = [np.abs(target - rng.beta(alpha[whole], beta[whole])), near], [whole, large[of_large]]
-    if len(large) and sum(int((d <= ball.radius).sum()) for d in (*distances, others)) < count:
-        rest = sizes[large] - np.bincount(of_large, minlength=len(large))
-        members = np.repeat(large, rest)
+    distances, found = [np.abs(target - rng.beta(alpha[whole], beta[whole])), near], [whole, of_near]
+    if sum(int((d <= ball.radius).sum()) for d in distances) < count:
+        rest = np.where(ball.usable, sizes - np.bincount(of_near, minlength=len(sizes)), 0)
+        members = np.repeat(np.arange(len(sizes)), rest)
         distances.append(np.abs(target - _outside(rng, alpha[members], beta[members], ball)))
         found.append(members)
     return np.concatenate(distances), np.concatenate(found)
@@ -67,21 +68,25 @@ class _Ball:
 def _near_draws(
     rng: np.random.Generator, alpha: Floats, beta: Floats, sizes: Ids, target: float, count: int, radius: float | None
 ) -> tuple[Floats, Ids, _Ball]:
-    """Distances of all draws within a ball, the class of each among those for which it is usable, and the ball."""
-    norm = log_beta(alpha, beta)
+    """Distances of all draws of usable classes within a ball, the class of each, and the ball."""
     if radius is None:
-        radius = _radius(alpha, beta, norm, sizes, target, count)
+        radius = _radius(alpha, beta, sizes, target, count)
     low, high = max(target - radius, 0.0), min(target + radius, 1.0)
-    mode = np.where(alpha + beta > 2, (alpha - 1) / np.maximum(alpha + beta - 2, 1e-300), 0.5)
-    # A margin for rounding: the bound must not lie below the density.
-    bound = np.exp(log_density(np.clip(mode, low, high), alpha, beta, norm)) * (1 + 1e-9)
+    # D(u) = log gamma(u + 1) - u log u + u is concave and 0 at 0, so D(u + v) <= D(u) + D(v): no density is above alpha + beta - 1. That is
+    # good enough for one draw; for a class the largest density within the ball is worth its price.
+    bound = alpha + beta - 1
+    classes = np.flatnonzero(sizes > 1)
+    bound[classes] = _largest_density(alpha[classes], beta[classes], low, high)
+    bound *= 1 + 1e-9  # for rounding: it must not lie below the density
     chance = bound * (high - low)
-    usable = chance < 1
-    alpha, beta, norm, bound = alpha[usable], beta[usable], norm[usable], bound[usable]
-    proposers = np.repeat(np.arange(len(alpha)), rng.binomial(sizes[usable], chance[usable]))
+    # Posteriors of 1 may have been rounded to a little less, which that margin covers.
+    usable = (chance < 1) & (alpha > 1 - 1e-12) & (beta > 1 - 1e-12)
+    alone = np.flatnonzero(usable & (sizes == 1) & (rng.random(len(sizes)) < chance))
+    classes = classes[usable[classes]]
+    proposers = np.concatenate([alone, np.repeat(classes, rng.binomial(sizes[classes], chance[classes]))])
     x = low + (high - low) * rng.random(len(proposers))
-    density = np.exp(log_density(x, alpha[proposers], beta[proposers], norm[proposers]))
-    accepted = rng.random(len(x)) * bound[proposers] < density
+    a, b = alpha[proposers], beta[proposers]
+    accepted = rng.random(len(x)) * bound[proposers] < np.exp(log_density(x, a, b, log_beta(a, b)))
     return np.abs(target - x[accepted]), proposers[accepted], _Ball(radius, low, high, usable)
 
 
@@ -99,6 +104,24 @@ def log_beta(alpha: Floats, beta: Floats) -> Floats:
     """Logarithm of the Beta function, [K]."""
     pairs = zip(alpha.tolist(), beta.tolist())
     return np.array([math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b) for a, b in pairs], dtype=np.float64)
+
+
+def _largest_density(alpha: Floats, beta: Floats, low: float, high: float) -> Floats:
+    """A number between the largest density from low to high and 1.2 times that."""
+    mode = np.where(alpha + beta > 2, (alpha - 1) / np.maximum(alpha + beta - 2, 1e-300), 0.5)
+    largest: Floats = np.exp(log_density(np.clip(mode, low, high), alpha, beta, _log_beta_below(alpha, beta)))
+    return largest
+
+
+def _log_beta_below(alpha: Floats, beta: Floats) -> Floats:
+    """No more than `log_beta`, and 1/6 less at most where both are 1 or more, by Stirling's series.
+
+    log gamma(x) lies between S(x) = (x - 1/2) log x - x + log(2 pi) / 2 and S(x) + 1 / (12 x).
+    """
+    both = alpha + beta
+    stirling = (alpha - 0.5) * np.log(alpha) + (beta - 0.5) * np.log(beta) - (both - 0.5) * np.log(both)
+    below: Floats = stirling + 0.5 * math.log(2 * math.pi) - 1 / (12 * both)
+    return below
 
 
 def noisy_draws(
@@ -121,7 +144,9 @@ def noisy_draws(
     keys, members = np.zeros(0), np.zeros(0, dtype=np.int64)
     unsure = np.arange(len(sizes))
     while len(unsure):
-        noise, of_class, reached[unsure] = _largest_noise(rng, unsure, sizes[unsure], begin[unsure], end[unsure], reached[unsure])
+        noise, of_class, reached[unsure] = _largest_noise(
+            rng, unsure, sizes[unsure], begin[unsure], end[unsure], reached[unsure]
+        )
         drawn = rng.beta(alpha[of_class], beta[of_class]) if thompson else rates[of_class]
         keys = np.concatenate([keys, noise - np.abs(target - drawn) / temperature])
         members = np.concatenate([members, of_class])
@@ -158,16 +183,25 @@ def _outside(rng: np.random.Generator, alpha: Floats, beta: Floats, ball: _Ball)
     return draws
 
 
-def _radius(alpha: Floats, beta: Floats, norm: Floats, sizes: Ids, target: float, count: int) -> float:
-    """A radius within which about twice `count` draws should lie, by the trapezoidal rule."""
+def _radius(alpha: Floats, beta: Floats, sizes: Ids, target: float, count: int) -> float:
+    """A radius within which about twice `count` draws should lie: by the trapezoidal rule, over the largest classes and a sample of the others."""
+    if len(sizes) > 2 * _SAMPLE:
+        by_size = np.argpartition(-sizes, _SAMPLE)
+        step = -(-(len(sizes) - _SAMPLE) // _SAMPLE)
+        picked = np.concatenate([by_size[:_SAMPLE], by_size[_SAMPLE::step]])
+        weights = sizes[picked] * np.repeat([1.0, step], [_SAMPLE, len(picked) - _SAMPLE])
+        alpha, beta = alpha[picked], beta[picked]
+    else:
+        weights = sizes.astype(np.float64)
+    norm = _log_beta_below(alpha, beta)
     widest = max(target, 1 - target)
     radii = np.geomspace(widest * 1e-7, widest, 48)
     density = np.zeros((len(alpha), len(radii)))
     for x in (target - radii, target + radii):
         inside = (x > 0) & (x < 1)
         density[:, inside] += np.exp(log_density(x[None, inside], alpha[:, None], beta[:, None], norm[:, None]))
-    per_radius = sizes @ density
+    per_radius = weights @ density
     steps = np.diff(radii, prepend=0.0)
     expected = np.cumsum(steps * (per_radius + np.concatenate([per_radius[:1], per_radius[:-1]])) / 2)
-    enough = np.flatnonzero(expected >= 2 * count + 20)
+    enough = np.flatnonzero(expected >= 2.5 * count + 20)
     return float(radii[enough[0]]) if len(enough) else widest

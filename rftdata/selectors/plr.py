@@ -1,7 +1,7 @@
 """Prioritised level replay: tasks that taught most when last tried, and tasks tried long ago (arXiv 2010.03934).
 
 A choice is a replay with probability `replay`, else a task never tried, all alike. A replayed task i has probability
-P(i) = (1 - staleness) · P_S(i) + staleness · P_C(i) (equation 1): P_S is proportional to (1 / rank of its score) ^ (1 / temperature),
+P(i) = (1 - staleness) · P_S(i) + staleness · P_C(i) (the paper's P_replay): P_S is proportional to (1 / rank of its score) ^ (1 / temperature),
 and P_C to the number of outcomes since its own. The paper's score is the mean absolute advantage of the newest episode; a group's, with its
 mean reward p as baseline and rewards 0 and 1, is 2 p (1 - p).
 """

@@ -1,7 +1,7 @@
 """SPEED: a few rollouts first, the others only where these neither all failed nor all succeeded (arXiv 2506.09016).
 
 Tasks come as `shuffle` has them. Of each group `screen_rollouts` rollouts run first; the group goes on only where low < pass rate < high
-of these (section 4, with the screening and the continuation phase on one group instead of on two batches). Otherwise it is dropped by
+of these (the paper's screening and continuation phase, on one group instead of on two batches). Otherwise it is dropped by
 the stage `screening`, and its place is refilled up to `explorer.max_refill`: a screened group costs `screen_rollouts` rollouts
 instead of `group_size`.
 """

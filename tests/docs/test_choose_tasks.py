@@ -58,5 +58,8 @@ def test_every_selector_and_every_argument_of_it_is_on_the_page() -> None:
 
     for name in SELECTORS:
         (line,) = (line for line in PAGE.splitlines() if line.startswith(f"| `{name}`"))
-        arguments = inspect.signature(plugins.load("selector", name, SELECTORS)).parameters.keys() - {"task_ids", "seed"}
+        arguments = inspect.signature(plugins.load("selector", name, SELECTORS)).parameters.keys() - {
+            "task_ids",
+            "seed",
+        }
         assert all(re.search(rf"`{argument}\b", line) for argument in arguments), (name, arguments)

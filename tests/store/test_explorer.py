@@ -91,10 +91,12 @@ class Run:
             decodings=decodings or ["greedy"], uri=str(self.folder / name), checksum=name,
         )  # fmt: skip
 
-    def explore(self, engine: Engine, until: Callable[[], bool], **explorer: Any) -> None:
-        """Run an explorer until something holds, then ask it to stop."""
+    def explore(
+        self, engine: Engine, until: Callable[[], bool], changes: dict[str, Any] | None = None, **explorer: Any
+    ) -> None:
+        """Run an explorer until something holds, then ask it to stop; `changes`: of other sections of the configuration."""
         section = {"reward": "exact_match", "engine_args": {"max_num_seqs": 1}, **explorer}
-        config = parse_config({**CONFIG, "explorer": section}, self.folder, "test")
+        config = parse_config({**CONFIG, "explorer": section, **(changes or {})}, self.folder, "test")
 
         async def explore() -> None:
             explorer = asyncio.create_task(Explorer(JoinedRun(self.buffer, self.row, config), worker, engine).run())
@@ -146,6 +148,22 @@ def test_an_engine_that_dies_during_rollouts_makes_no_failed_ones(run: Run, atte
     assert run.rows("SELECT outcome FROM rft.rollout JOIN rft.rollout_group g USING (group_id) WHERE run_id = %s") == []
     groups = run.rows("SELECT DISTINCT status::text AS status FROM rft.rollout_group WHERE run_id = %s")
     assert groups == [{"status": "planned"}]
+
+
+def test_an_explorer_screens_the_groups_of_a_taskset_whose_selector_says_so(run: Run, attempt: Attempt) -> None:
+    """The engine is always right: after two rollouts of six nothing more is to be learned."""
+    run.publish(attempt, 0, "a")
+    engine = OneAtATime()
+    own = {"name": "train", "source": "none", "group_size": 6, "selector": {"type": "speed", "screen_rollouts": 2}}
+    sealed = "SELECT group_id FROM rft.rollout_group WHERE run_id = %s AND status = 'sealed'"
+    run.explore(engine, until=lambda: len(run.rows(sealed)) == 2, changes={"tasks": [own]})
+    outcomes = run.rows(
+        "SELECT o.outcome::text AS outcome, count(*) AS n, max(o.error) AS error FROM rft.rollout o JOIN rft.rollout_group g USING (group_id)"
+        " WHERE run_id = %s GROUP BY 1 ORDER BY 1"
+    )
+    why = "screened out: 2 of 2 first rollouts succeeded, a pass rate not below 1"
+    assert outcomes == [{"outcome": "cancelled", "n": 8, "error": why}, {"outcome": "ok", "n": 4, "error": None}]
+    assert engine.asked == 4
 
 
 def test_waiting_for_the_engine_does_not_count_as_time_of_an_answer(run: Run, attempt: Attempt) -> None:

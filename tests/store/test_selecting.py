@@ -141,6 +141,30 @@ def test_relabels_and_people_change_the_posterior_of_every_explorer(buffer: Buff
         assert posterior(roles) == (0.5 * 3 + 0.5, 0.5 * 23 + 0.5 + 16 + 10)
 
 
+def test_an_outcome_that_commits_late_is_learned_late_by_everyone(buffer: Buffer) -> None:
+    """Its id is lower than those of outcomes learned before it; a process that starts afterwards learns in the same order."""
+    roles = learning_run(buffer, "difficulty", {"forgetting": 0.5}, num_tasks=1)
+    with roles.attempt() as attempt:
+        with roles.database.transaction() as late:
+            late.execute(
+                "INSERT INTO rft.task_observation (run_id, task_id, kind, successes, trials) SELECT %s, min(task_id), 'manual', 0, 64"
+                " FROM rft.task", [roles.run_id],
+            )  # fmt: skip
+            roles.work(rewards=lambda group: [1.0] * 4)
+            roles.train(attempt, 1)
+            roles.plan()
+            assert posterior(roles) == (17, 1)
+        roles.work(rewards=lambda group: [1.0] * 4)
+        roles.train(attempt, 2)
+        roles.plan()
+        assert posterior(roles) == (25, 65)
+        roles.work(rewards=lambda group: [1.0] * 4)
+        roles.train(attempt, 3)
+        roles.planner = Planner(roles.database, roles.run_id, roles.plan_config)
+        roles.plan()
+        assert posterior(roles) == (29, 33)
+
+
 def test_a_plan_that_fails_leaves_no_trace_in_the_process(buffer: Buffer, tmp_path: Path) -> None:
     (tmp_path / "failing.py").write_text(FAILING)
     flag = tmp_path / "fail"
@@ -308,16 +332,21 @@ def test_a_group_that_was_screened_out_is_dropped_whole_and_its_place_refilled(b
         roles.decide()
         closed = roles.group(first.group_id)
         assert (closed["trainable"], closed["closed_reason"]) == (False, f"dropped by screening: {why}")
-        verdicts = buffer.sql("SELECT kept, stage, reason FROM rft.verdict WHERE group_id = %s", [first.group_id]).to_pylist()
+        verdicts = buffer.sql(
+            "SELECT kept, stage, reason FROM rft.verdict WHERE group_id = %s", [first.group_id]
+        ).to_pylist()
         assert verdicts == [{"kept": False, "stage": "screening", "reason": why}] * 2
         assert all(roles.group(g.group_id)["trainable"] for g in others)
         assert roles.plan() == 1
         (seen,) = buffer.sql(
-            "SELECT successes, trials FROM rft.task_observation WHERE run_id = %s AND ordinal = %s", [roles.run_id, first.ordinal]
+            "SELECT successes, trials FROM rft.task_observation WHERE run_id = %s AND ordinal = %s",
+            [roles.run_id, first.ordinal],
         ).to_pylist()
         assert (seen["successes"], seen["trials"]) == (0, 2)
         # A relabel does not make up for the rollouts that it was spared.
-        buffer.sql("UPDATE rft.experience SET reward = 1 WHERE group_id = %s AND experience_id %% 2 = 0", [first.group_id])
+        buffer.sql(
+            "UPDATE rft.experience SET reward = 1 WHERE group_id = %s AND experience_id %% 2 = 0", [first.group_id]
+        )
         roles.decide()
         assert roles.group(first.group_id)["closed_reason"] == f"dropped by screening: {why}"
 

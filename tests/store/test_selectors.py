@@ -14,7 +14,7 @@ from rftdata.errors import ConfigError
 from rftdata.selectors import SELECTORS, Observation, Selector, build_selector
 
 BY_EPOCHS = pytest.mark.parametrize("kind", ["sequential", "shuffle", "easy_to_hard", "speed"])
-KINDS = pytest.mark.parametrize("kind", SELECTORS)
+KINDS = pytest.mark.parametrize("kind", [*SELECTORS, "thompson"])
 ARGS = {
     "easy_to_hard": {"features": ["easy", "-hard"]},
     "difficulty": {"features": ["easy", "hard"], "temperature": 0.1},
@@ -23,7 +23,8 @@ ARGS = {
 
 def build_over(kind: str, task_ids: Sequence[int], seed: int = 0) -> Selector:
     """A selector; features follow from a task's id."""
-    selector = build_selector(kind, ARGS.get(kind, {}), task_ids, seed)
+    name = "difficulty" if kind == "thompson" else kind
+    selector = build_selector(name, ARGS.get(kind, {}), task_ids, seed)
     ids = np.array(task_ids)
     if selector.feature_keys:
         selector.set_features({"easy": ids % 3 / 4, "hard": ids % 7 / 10 + 0.3})

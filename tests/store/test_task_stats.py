@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
@@ -98,10 +98,18 @@ def test_undoing_labels_undoes_what_tasks_seem(roles: Roles) -> None:
     assert stat(roles) == {"alpha": 2, "beta": 2, "attempts": 1, "mean_reward": 0.5}
 
 
-def test_a_relabel_that_is_not_committed_keeps_nobody_waiting(roles: Roles) -> None:
-    """The same task is tried again and chosen again meanwhile."""
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE rft.experience SET reward = 1",
+        "INSERT INTO rft.task_observation (run_id, task_id, kind, successes, trials) SELECT run_id, task_id, 'manual', 1, 0 FROM rft.task_stat",
+    ],
+    ids=["relabel", "outcome"],
+)
+def test_what_a_person_has_not_committed_keeps_nobody_waiting(roles: Roles, statement: LiteralString) -> None:
+    """The same task is tried again meanwhile."""
     with psycopg.connect(roles.buffer.config.uri) as client:
-        client.execute("UPDATE rft.experience SET reward = 1")
+        client.execute(statement)
         with roles.attempt(), roles.database.connection() as connection:
             connection.execute("SET lock_timeout = '2s'")
             connection.execute(

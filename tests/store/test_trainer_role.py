@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 import torch
+from psycopg.types.json import Jsonb
 
 from rftcore.config import RunConfig, parse_config
 from rftcore.launch.prepare import JoinedRun, stored_config
@@ -292,6 +293,19 @@ def test_a_step_that_a_checkpoint_contains_is_on_record_whenever_the_trainer_die
     assert training.steps() == [1, 2, 3]
     assert not orphan.exists(), "the next attempt removes what no checkpoint needs"
     assert training.checkpoints() == [2, 3]
+
+
+def test_what_selectors_say_of_themselves_is_recorded_with_the_step(training: Training) -> None:
+    training.start(1)
+    training.make_ready(1)
+    run_id = training.run["run_id"]
+    metrics = Jsonb({"tried": 3.0, "chosen_pass_rate": 0.5})
+    training.buffer.database.run(
+        "save_selector_states", run_id=run_id, tasksets=["sums"], selectors=["difficulty"], states=[Jsonb({})], metrics=[metrics]
+    )  # fmt: skip
+    training.train()
+    (row,) = training.rows("SELECT metrics FROM rft.v_train_step")
+    assert row["metrics"]["selector/sums/tried"] == 3 and row["metrics"]["selector/sums/chosen_pass_rate"] == 0.5
 
 
 def test_what_a_killed_trainer_left_half_written_is_removed(training: Training) -> None:

@@ -12,7 +12,7 @@ import pytest
 from rftdata.errors import ConfigError
 from rftdata.selectors import Observation, build_selector
 from rftdata.selectors.difficulty import Difficulty
-from rftdata.selectors.nearest import nearest_draws, noisy_draws
+from rftdata.selectors.nearest import _largest_density, log_beta, log_density, nearest_draws, noisy_draws
 
 FEATURES = ["weak", "strong"]
 
@@ -114,30 +114,36 @@ def _alike(ours: list[float], plain: list[float]) -> None:
     assert abs(np.mean(ours) - np.mean(plain)) <= 4 * error + 1e-9
 
 
-@pytest.mark.parametrize("radius", [None, 1e-4, 0.02, 0.3])
+@pytest.mark.parametrize("radius", [None, 1e-4, 0.003, 0.3])
 def test_the_nearest_draws_are_distributed_as_those_of_all_members(radius: float | None) -> None:
-    """Whatever the radius, also one within which too few lie; the second class is small, the third cannot be thinned at 0.3."""
+    """Whatever the radius, also one within which too few lie; the third class is narrow, and 400 tasks have posteriors of their own."""
     rng = np.random.default_rng(1)
-    alpha, beta, sizes, target, count = (
-        np.array([3.0, 1.0, 40.0]),
-        np.array([2.0, 1.0, 60.0]),
-        np.array([900, 30, 500]),
-        0.4,
-        10,
-    )
+    alpha = np.array([3.0, 1.0, 40.0, *(1 + rng.random(400) * 12)])
+    beta = np.array([2.0, 1.0, 60.0, *(1 + rng.random(400) * 12)])
+    sizes, target, count = np.array([4000, 30, 500] + [1] * 400), 0.4, 10
+    members = np.repeat(np.arange(403), sizes)
     ours: list[list[float]] = []
     plain: list[list[float]] = []
     for _ in range(600):
-        got, which = nearest_draws(rng, alpha, beta, sizes, target, count, np.zeros(0), radius)
+        got, which = nearest_draws(rng, alpha, beta, sizes, target, count, radius)
         best = np.argsort(got)[:count]
-        ours.append([*got[best][[0, 4, 9]], *np.bincount(which[best], minlength=3)])
-        members = np.repeat(np.arange(3), sizes)
+        ours.append([*got[best][[0, 4, 9]], *np.bincount(np.minimum(which[best], 3), minlength=4)])
         distances = np.abs(target - rng.beta(alpha[members], beta[members]))
         best = np.argsort(distances)[:count]
-        plain.append([*distances[best][[0, 4, 9]], *np.bincount(members[best], minlength=3)])
+        plain.append([*distances[best][[0, 4, 9]], *np.bincount(np.minimum(members[best], 3), minlength=4)])
     for a, b in zip(np.transpose(ours), np.transpose(plain), strict=True):
         _alike(list(a), list(b))
         _alike(list(a**2), list(b**2))
+
+
+def test_no_density_is_above_the_bound_of_one_draw() -> None:
+    rng = np.random.default_rng(4)
+    alpha, beta = 1 + rng.exponential(10, 3000), 1 + rng.exponential(10, 3000)
+    mode = (alpha - 1) / (alpha + beta - 2)
+    largest = np.exp(log_density(mode, alpha, beta, log_beta(alpha, beta)))
+    assert np.all(largest <= alpha + beta - 1)
+    bound = _largest_density(alpha, beta, 0.0, 1.0)
+    assert np.all(largest <= bound * (1 + 1e-9)) and np.all(bound <= 1.2 * largest)
 
 
 @pytest.mark.parametrize("thompson", [True, False])
@@ -168,30 +174,21 @@ def test_draws_with_a_temperature_are_distributed_as_those_of_all_members(thomps
 
 
 def test_chosen_tasks_are_distributed_as_by_one_draw_per_task() -> None:
-    weak = np.repeat([0.0, 0.3, 0.6], 200)
-    history = [[outcome(i, (i * 7) % 9, 8, seq) for i in range(seq, 600, 41)] for seq in range(1, 4)]
+    weak = np.repeat([0.0, 0.3, 0.6], 2000)
+    history = [[outcome(i, (i * 7) % 9, 8, seq) for i in range(seq, 6000, 41)] for seq in range(1, 4)]
+    tried = np.array([o.task_id for batch in history for o in batch])
     rng = np.random.default_rng(3)
     ours, plain = [], []
-    for seed in range(500):
-        selector = bots(600, weak, weak + 0.3, seed=seed)
-        for batch in history:
-            selector.observe(batch)
-        chosen = np.array(selector.select(12)) - 1
+    selector = bots(6000, weak, weak + 0.3)
+    for batch in history:
+        selector.observe(batch)
+    alpha, beta = selector.posteriors(range(1, 6001))
+    for _ in range(500):
+        chosen = np.array(selector.select(12))
         assert len(set(chosen.tolist())) == 12
-        ours.append(
-            [
-                *np.bincount(chosen // 200, minlength=3),
-                float(np.isin(chosen + 1, [o.task_id for b in history for o in b]).sum()),
-            ]
-        )
-        alpha, beta = selector.posteriors(range(1, 601))
-        best = np.argsort(np.abs(0.5 - rng.beta(alpha, beta)))[:12]
-        plain.append(
-            [
-                *np.bincount(best // 200, minlength=3),
-                float(np.isin(best + 1, [o.task_id for b in history for o in b]).sum()),
-            ]
-        )
+        best = np.argsort(np.abs(0.5 - rng.beta(alpha, beta)))[:12] + 1
+        for found, ids in ((ours, chosen), (plain, best)):
+            found.append([*np.bincount((ids - 1) // 2000, minlength=3), float(np.isin(ids, tried).sum())])
     for a, b in zip(np.transpose(ours), np.transpose(plain), strict=True):
         _alike(list(a), list(b))
 

@@ -43,31 +43,27 @@ CREATE TRIGGER observation_append_only
         OR DELETE OR TRUNCATE
     ON rft.task_observation FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_observation_change();
 
--- The fold, for whoever inserts. Corrections are folded when their transaction commits: it may be that of a person who goes for
--- lunch, and would keep those waiting who try the same task.
+-- The fold, for whoever inserts. Outcomes of groups are folded at once; corrections and what people add when their transaction
+-- commits: it may be that of a person who goes for lunch, and would keep those waiting who try the same task.
 CREATE FUNCTION rft.fold_observations() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF current_setting('rft.folding', true) = 'done' THEN
-        RETURN NULL;
-    END IF;
     INSERT INTO rft.task_stat AS s (run_id, task_id, alpha, beta, attempts, mean_reward)
-    SELECT run_id, task_id, 1 + sum(successes), 1 + sum(trials - successes), count(*) FILTER (WHERE kind = 'explicit'),
-           sum(successes) / nullif(sum(trials), 0)
-    FROM new_rows WHERE kind <> 'correction' GROUP BY run_id, task_id ORDER BY run_id, task_id
+    SELECT run_id, task_id, 1 + sum(successes), 1 + sum(trials - successes), count(*), sum(successes) / nullif(sum(trials), 0)
+    FROM new_rows WHERE kind = 'explicit' GROUP BY run_id, task_id ORDER BY run_id, task_id
     ON CONFLICT (run_id, task_id) DO UPDATE
     SET alpha = s.alpha + excluded.alpha - 1, beta = s.beta + excluded.beta - 1, attempts = s.attempts + excluded.attempts,
         mean_reward = (s.alpha + excluded.alpha - 2) / nullif(s.alpha + s.beta + excluded.alpha + excluded.beta - 4, 0);
     RETURN NULL;
 END
 $$;
-COMMENT ON FUNCTION rft.fold_observations() IS 'Trigger: folds new outcomes into task_stat.';
+COMMENT ON FUNCTION rft.fold_observations() IS 'Trigger: folds outcomes of groups into task_stat.';
 CREATE TRIGGER observation_fold
     AFTER INSERT ON rft.task_observation REFERENCING NEW TABLE AS new_rows
     FOR EACH STATEMENT EXECUTE FUNCTION rft.fold_observations();
 
-CREATE FUNCTION rft.fold_correction() RETURNS trigger
+CREATE FUNCTION rft.fold_at_commit() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
@@ -79,10 +75,11 @@ BEGIN
     RETURN NULL;
 END
 $$;
-COMMENT ON FUNCTION rft.fold_correction() IS 'Trigger: folds a correction into task_stat when its transaction commits.';
-CREATE CONSTRAINT TRIGGER observation_correction
+COMMENT ON FUNCTION rft.fold_at_commit() IS 'Trigger: folds a correction, or what a person added, into task_stat when the transaction commits.';
+-- The condition is evaluated at once, the function runs later.
+CREATE CONSTRAINT TRIGGER observation_fold_later
     AFTER INSERT ON rft.task_observation DEFERRABLE INITIALLY DEFERRED
-    FOR EACH ROW WHEN (NEW.kind = 'correction') EXECUTE FUNCTION rft.fold_correction();
+    FOR EACH ROW WHEN (NEW.kind <> 'explicit' AND coalesce(current_setting('rft.folding', true), '') <> 'done') EXECUTE FUNCTION rft.fold_at_commit();
 
 -- A rollout succeeds as much as its turns do on average; a turn's reward that came or went is that much of a trial. Rows are found by
 -- their keys, whatever the tables held when this was planned.
@@ -182,14 +179,15 @@ $$;
 COMMENT ON FUNCTION rft.check_task_stat(bigint) IS 'Tasks whose row in task_stat is not the fold of their outcomes; no row when all is well.';
 
 CREATE OR REPLACE FUNCTION rft.rebuild_task_stat(of_run bigint) RETURNS bigint
-LANGUAGE plpgsql SET "rft.folding" = 'rebuild'
+LANGUAGE plpgsql
 AS $$
 DECLARE
     written bigint;
 BEGIN
-    -- Corrections of this very transaction are in the fold below, so they must not be folded again at its end.
-    SET CONSTRAINTS rft.observation_correction IMMEDIATE;
-    SET CONSTRAINTS rft.observation_correction DEFERRED;
+    PERFORM set_config('rft.folding', 'rebuild', true);
+    -- What waits for the end of this very transaction is in the fold below, so it must not be folded again then.
+    SET CONSTRAINTS rft.observation_fold_later IMMEDIATE;
+    SET CONSTRAINTS rft.observation_fold_later DEFERRED;
     -- Whoever seals a group at this moment has committed before we fold, or adds to what we wrote.
     PERFORM FROM rft.task_stat s WHERE s.run_id = of_run ORDER BY s.task_id FOR UPDATE;
     INSERT INTO rft.task_stat AS s (run_id, task_id, alpha, beta, attempts, mean_reward)
@@ -198,6 +196,7 @@ BEGIN
     ON CONFLICT (run_id, task_id) DO UPDATE
     SET alpha = excluded.alpha, beta = excluded.beta, attempts = excluded.attempts, mean_reward = excluded.mean_reward;
     GET DIAGNOSTICS written = ROW_COUNT;
+    PERFORM set_config('rft.folding', '', true);
     RETURN written;
 END
 $$;
