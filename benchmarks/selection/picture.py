@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.selection.summary import UNIFORM
 
+_WIDEST = 2.5
 _COLOURS = {
     "shuffle": "#222222",
     "sequential": "#8a8a8a",
@@ -51,7 +52,10 @@ def _curves(axes: Any, name: str, experiment: dict[str, Any]) -> None:
 
 
 def _needs(axes: Any, experiment: dict[str, Any]) -> None:
-    """A dot for each seed; an arrow to the right where the target was not reached; a ring with the rollouts of the anchors."""
+    """A dot for each seed; an arrow to the right where the target was not reached; a ring with the rollouts of the anchors.
+
+    Rings that lie further out than `_WIDEST` are left out: they would leave no room for the differences of the others.
+    """
     uniform = experiment["selectors"].get(UNIFORM)
     if uniform is None:
         return
@@ -72,5 +76,5 @@ def _needs(axes: Any, experiment: dict[str, Any]) -> None:
     axes.axvline(1.0, color="#222222", linewidth=0.8)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
-    axes.set(xlabel="rollouts to the target, as a share of shuffle's", xlim=(0, None))
+    axes.set(xlabel="rollouts to the target, as a share of shuffle's", xlim=(0, _WIDEST))
     axes.grid(alpha=0.3)

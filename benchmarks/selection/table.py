@@ -6,24 +6,30 @@ from typing import Any
 
 
 def tables(results: dict[str, Any]) -> str:
-    """All experiments, one after the other."""
+    """All experiments, one after the other; seconds only of real models, since those of a simulated one say nothing."""
     parts = []
     for name, experiment in results["experiments"].items():
-        rows = [f"**{name}**: {experiment['what']}; {experiment['plan']['gap']:.0%} of the gap.", "", *_HEAD]
-        rows += [
-            _row(selector, figures, len(results["seeds"])) for selector, figures in experiment["selectors"].items()
-        ]
-        parts.append("\n".join(rows))
+        seconds = not name.startswith("synthetic")
+        columns = [*_COLUMNS[:-1], "seconds of CPU", _COLUMNS[-1]] if seconds else _COLUMNS
+        lines = [f"**{name}**: {experiment['what']}; {experiment['plan']['gap']:.0%} of the gap.", ""]
+        lines += [_line(columns), _line(["---"] * len(columns))]
+        for selector, figures in experiment["selectors"].items():
+            cells = _cells(selector, figures, len(results["seeds"]))
+            if seconds:
+                cells.insert(-1, _spread(figures["cpu_seconds_to_target"]))
+            lines.append(_line(cells))
+        parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
 
 
-_HEAD = (
-    "| selector | rollouts to the target, thousands | rollouts saved against `shuffle` | seconds of CPU | groups trained on | against `shuffle` |",
-    "| --- | --- | --- | --- | --- | --- |",
-)
+_COLUMNS = ["selector", "rollouts to the target, thousands", "rollouts saved", "groups trained on", "against `shuffle`"]
 
 
-def _row(selector: str, figures: dict[str, Any], num_seeds: int) -> str:
+def _line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cells(selector: str, figures: dict[str, Any], num_seeds: int) -> list[str]:
     against = figures.get("against_uniform")
     rollouts = _spread(figures["rollouts_to_target"], 1 / 1000)
     if figures["reached"] < num_seeds:
@@ -31,10 +37,14 @@ def _row(selector: str, figures: dict[str, Any], num_seeds: int) -> str:
     anchors = figures["anchor_rollouts"]["mean"]
     if anchors:
         rollouts += f", and {anchors / 1000:.1f} for the anchors"
-    return (
-        f"| `{selector}` | {rollouts} | {_saved(against) if against else ''} | {_spread(figures['cpu_seconds_to_target'])} | "
-        f"{100 * figures['share_of_groups_trained_on']['mean']:.0f} % | {against['verdict'] if against else ''} |"
-    )
+    trained = f"{100 * figures['share_of_groups_trained_on']['mean']:.0f} %"
+    return [
+        f"`{selector}`",
+        rollouts,
+        _saved(against) if against else "",
+        trained,
+        against["verdict"] if against else "",
+    ]
 
 
 def _saved(against: dict[str, Any]) -> str:
@@ -43,7 +53,8 @@ def _saved(against: dict[str, Any]) -> str:
     if None in ratios:
         return "–"
     saved = sorted(100 * (1 - 1 / ratio) for ratio in ratios)
-    return f"{sum(saved) / len(saved):.0f} % ({saved[0]:.0f} to {saved[-1]:.0f})"
+    mean, least, most = (round(value) for value in (sum(saved) / len(saved), saved[0], saved[-1]))
+    return f"{mean} % ({least} to {most})"
 
 
 def _spread(values: dict[str, Any], scale: float = 1.0) -> str:
