@@ -59,6 +59,7 @@ class HumanReview(Operator):
 
     def __init__(self, config: StageConfig) -> None:
         super().__init__(config)
+        self.asks = frozenset({self.config.name})
         self._where = Expression(self.config.where, pa.bool_()) if self.config.where else None
         if self._where is not None:
             self.rowwise = self._where.rowwise
@@ -88,4 +89,5 @@ class HumanReview(Operator):
         return StageOutcome(pa.array(reasons, pa.string()), waiting=waiting)
 
     def _sampled(self, experience_id: int) -> bool:
-        return xxhash.xxh3_64_intdigest(f"{self.config.name}/{experience_id}".encode()) < self.config.sample * 2**64
+        digest: int = xxhash.xxh3_64_intdigest(f"{self.config.name}/{experience_id}".encode())
+        return digest < self.config.sample * 2**64
