@@ -20,8 +20,10 @@ from __future__ import annotations
 import argparse
 import gc
 import hashlib
+import importlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -286,8 +288,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "slowest_filter": {"name": slowest, **figures[slowest]["rows_per_s_per_core"]},
         "chain_overhead": [one.figures() for one in overheads],
     }
-    results["data_juicer"] = None if options.skip_data_juicer else _data_juicer()
-    results["workers"] = None if options.skip_workers else _workers()
+    results["data_juicer"] = None if options.skip_data_juicer else _part("pipeline_data_juicer")
+    results["workers"] = None if options.skip_workers else _part("pipeline_workers")
     return {
         "rows": options.rows, "rounds": options.rounds, "cores": os.cpu_count(), "load": load, "results": results,
         "peers": {} if options.skip_peers else _peers(figures, plain, options),
@@ -331,18 +333,14 @@ TRINITY_NAMES = {
 """Their operator -> our stage that does the same."""
 
 
-def _data_juicer() -> dict[str, Any]:
-    from benchmarks import pipeline_data_juicer
-
-    _say("Data-Juicer")
-    return pipeline_data_juicer.measure()
-
-
-def _workers() -> dict[str, Any]:
-    from benchmarks import pipeline_workers
-
-    _say("workers")
-    return pipeline_workers.measure()
+def _part(name: str) -> dict[str, Any]:
+    """What another module measures; or its error, so that the rest is not lost."""
+    _say(name)
+    try:
+        found: dict[str, Any] = importlib.import_module(f"benchmarks.{name}").measure()
+    except Exception as error:  # noqa: BLE001 - recorded as data
+        return {"error": f"{type(error).__name__}: {error}"}
+    return found
 
 
 def _say(text: str) -> None:
@@ -367,6 +365,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.rounds < 1 or options.rows < 64 or options.rows % GROUP_SIZE:
         parser.error("--rounds must be at least 1, --rows at least 64 and a multiple of 8")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers and processes are ended on the way out
     print(json.dumps(measure(options), indent=2))
     return 0
 

@@ -263,7 +263,8 @@ def _decisions(going: Pass) -> pa.Table:
     kept[position] = True
     stages, reasons = going.dropped()
     priority = table["priority"].combine_chunks().to_numpy(zero_copy_only=False).astype(float)
-    priority[position] = going.column("priority").to_numpy(zero_copy_only=False)
+    if "priority" in going.changed:
+        priority[position] = going.column("priority").to_numpy(zero_copy_only=False)
     decisions = pa.table(
         [
             table["experience_id"].cast(pa.int64()),
@@ -281,6 +282,8 @@ def _decisions(going: Pass) -> pa.Table:
 
 def _changed_rewards(going: Pass) -> pa.Array:
     """The reward of each kept row that some stage changed; null for all others."""
+    if REWARD not in going.changed:
+        return pa.nulls(going.given.num_rows, pa.float64())
     num_rows, after = going.given.num_rows, going.column(REWARD)
     before = going.given[REWARD].combine_chunks().take(pa.array(going.position))
     # Null-safe comparison: a reward that a stage filled in counts as changed, NaN that stayed NaN does not.

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from operators.data_juicer_runtime import META, STATS, Samples
-from operators.data_juicer_source import DATA_KEYS, Facts
+from operators.data_juicer_source import COLUMN_ARGUMENTS, DATA_KEYS, Facts
 from rftdata.errors import ConfigError
 
 DEFAULT_COLUMNS: Mapping[str, tuple[str, ...]] = {
@@ -132,8 +132,8 @@ def make_plan(facts: Facts, args: Mapping[str, Any], prefix: str, schema: pa.Sch
             sources[source.name] = source
     texts = tuple(sources[DATA_KEYS[key]].column for key in sorted(TEXT_KEYS & NEEDED) if DATA_KEYS[key] in sources)
     nested: list[tuple[str, str, str]] = []
-    for reference in _references(facts, args):
-        _add_reference(reference, prefix, schema, sources, nested)
+    for reference, must in _references(facts, args):
+        _add_reference(reference, must, prefix, schema, sources, nested)
     made: dict[str, str] = {}
     for argument, meta in facts.metas:
         name = str(args.get(argument, meta)) if argument else meta
@@ -174,12 +174,13 @@ def _is_json(schema: pa.Schema, column: str, has_path: bool, key: str) -> bool:
     return has_path or (column in JSON_COLUMNS and key not in TEXT_KEYS)
 
 
-def _references(facts: Facts, args: Mapping[str, Any]) -> Iterable[str]:
-    """Names of columns among an operator's own arguments."""
-    for argument in ("field_key", "input_keys", "knowledge_grounding_key", "messages_key", "context_key"):
+def _references(facts: Facts, args: Mapping[str, Any]) -> Iterable[tuple[str, bool]]:
+    """Names of columns among an operator's own arguments, and whether the batch must have them: some name what is to be made."""
+    for argument in sorted(facts.columns):
         value = args.get(argument, facts.defaults.get(argument))
-        if argument in (facts.arguments or ()) and value:
-            yield from [value] if isinstance(value, str) else value
+        for name in [value] if isinstance(value, str) else value if isinstance(value, list) else []:
+            if name and isinstance(name, str):
+                yield name, argument in COLUMN_ARGUMENTS and argument in args
     if "filter_condition" in args:
         try:
             tree = ast.parse(str(args["filter_condition"]), mode="eval")
@@ -187,13 +188,18 @@ def _references(facts: Facts, args: Mapping[str, Any]) -> Iterable[str]:
             raise ConfigError(
                 f"filter_condition is no expression: {error.msg}", value=args["filter_condition"]
             ) from error
-        yield from dict.fromkeys(
-            ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute | ast.Name)
-        )
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute | ast.Name):
+                yield ast.unparse(node), True
 
 
 def _add_reference(
-    reference: str, prefix: str, schema: pa.Schema, sources: dict[str, Source], nested: list[tuple[str, str, str]]
+    reference: str,
+    must: bool,
+    prefix: str,
+    schema: pa.Schema,
+    sources: dict[str, Source],
+    nested: list[tuple[str, str, str]],
 ) -> None:
     root, _, rest = reference.partition(".")
     if root in (STATS, META):
@@ -215,7 +221,7 @@ def _add_reference(
         source = _data_source(data_key, None, schema)
         if source is not None:
             sources[root] = source
-    else:
+    elif must:
         raise ConfigError(
             "it reads a column that the batch does not have", value=reference, allowed=", ".join(schema.names)
         )

@@ -87,6 +87,7 @@ class Facts:
         arguments: of its constructor and its parents'; None when it takes whatever it is given.
         defaults: of the arguments, where they are plain values; a name out of `MetaKeys` is resolved.
         data_keys: which of `DATA_KEYS` it looks at.
+        columns: other arguments that name columns it looks at.
         reads_all: whether it may look at any column.
         stats: what a filter computes, in order.
         metas: what a mapper finds out about a row: the argument that names it, or "", and the name.
@@ -103,6 +104,7 @@ class Facts:
     arguments: tuple[str, ...] | None
     defaults: Mapping[str, Any]
     data_keys: frozenset[str]
+    columns: frozenset[str]
     reads_all: bool
     stats: tuple[str, ...]
     metas: tuple[tuple[str, str], ...]
@@ -154,6 +156,8 @@ def facts(name: str) -> Facts:
     keys = set(re.findall(r"self\.(\w+_keys?)\b", source))
     arguments, defaults = _arguments(chain)
     metas = _metas(source, arguments, defaults) if indexed.kind != "filter" else ()
+    looked_up = set(re.findall(r"samples?(?:\[|\.get\()self\.(\w+)", source))
+    looked_up -= set(DATA_KEYS) | {argument for argument, _ in metas}
     stats = _stats(methods) if indexed.kind == "filter" else ()
     process = "\n".join(ast.unparse(methods[key]) for key in _PROCESS if key in methods)
     from_stats = not re.search(r"self\.(?:text|image|video|audio)\w*_key|Fields\.(?!stats)|HashKeys", process)
@@ -163,7 +167,8 @@ def facts(name: str) -> Facts:
         arguments=arguments,
         defaults=defaults,
         data_keys=frozenset(key for key, name in DATA_KEYS.items() if key in keys or _says(name, source)),
-        reads_all=_reads_all(name, keys, source, metas),
+        columns=frozenset((looked_up | COLUMN_ARGUMENTS) & set(arguments or ())),
+        reads_all=_reads_all(name, keys | looked_up - set(arguments or ()), source, metas),
         stats=stats,
         metas=metas,
         bounds=_bounds(chain, methods) if indexed.kind == "filter" else frozenset(),

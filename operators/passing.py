@@ -42,6 +42,7 @@ class Pass:
         given: the batch as it came; never changed.
         position: where each row that is alive stands in it.
         found: what stages found beside their decisions.
+        changed: columns that were given new values.
     """
 
     given: pa.Table
@@ -51,6 +52,7 @@ class Pass:
     def __post_init__(self) -> None:
         self.position = np.arange(self.given.num_rows)
         self._columns = {name: _Column(_array(self.given[name]), 0) for name in self.given.column_names}
+        self.changed: set[str] = set()
         self._cuts = [self.position]
         self._drops: list[_Drop] = []
         self._indices: dict[int, pa.Array] = {}
@@ -87,6 +89,7 @@ class Pass:
 
     def set(self, name: str, values: pa.Array) -> None:
         """Give the rows that are alive new values."""
+        self.changed.add(name)
         self._columns[name] = _Column(_array(values), len(self._cuts) - 1)
 
     def drop(self, reasons: pa.Array | None, stage: str) -> int:

@@ -5,6 +5,7 @@ Claims are rows with a lease that the worker's heartbeat renews; SKIP LOCKED let
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Collection, Sequence
@@ -49,7 +50,7 @@ class SealedBatch:
     Attributes:
         table: experiences of rollouts with outcome ok.
         group_ids: the groups claimed; one may have no such experience.
-        label_cuts: the newest label of each group at the time of reading.
+        label_cuts: the newest label of each group, or answer to a question about it, at the time of reading.
         failed: what stages never see: experiences of rollouts that failed or of groups that were screened out, decided here.
         first_key: least sort_key of the groups.
     """
@@ -80,7 +81,8 @@ BATCH_SCHEMA = pa.schema(
 )  # fmt: skip
 """What stages may read of an experience. `metrics`, `messages`, `reward_parts`, `metadata` and `features` (the last two of its task) are
 JSON texts. `staleness`: trainer steps between the newest policy and that of its oldest token. `labelled`: whether a person or
-judge changed the reward. `reviews`: JSON object, the answer to every question asked about it: waiting, pass or drop."""
+judge changed the reward, of it or of what it was copied from. `reviews`: JSON object, the answer to every question asked about it:
+waiting, pass or drop."""
 
 
 def claim_groups(
@@ -169,18 +171,11 @@ def claim_sealed_groups(
     claimed: list[Row] = []
     # A group that a worker did not survive is claimed alone: when its turn comes, or when there is no other.
     for with_suspects in (suspects,) if suspects else (False, True):
-        claimed = ride_out(
-            lambda asked=with_suspects: database.fetch(
-                "claim_sealed_groups",
-                run_id=run_id,
-                worker_id=worker_id,
-                count=count,
-                lease_s=lease_s,
-                from_key=from_key,
-                suspects=asked,
-            ),
-            between=lambda: give_back(database, run_id, worker_id),
-        )
+        claim = functools.partial(
+            database.fetch, "claim_sealed_groups", run_id=run_id, worker_id=worker_id, count=count, lease_s=lease_s, from_key=from_key,
+            suspects=with_suspects,
+        )  # fmt: skip
+        claimed = ride_out(claim, between=lambda: give_back(database, run_id, worker_id))
         if claimed:
             break
     if not claimed:

@@ -38,6 +38,10 @@ _TRIES = 5
 # For a compaction or another purge to end.
 _WAIT_S = 600.0
 _CLOSING_S = 2.0
+_WITH_TEXTS = (
+    "rft.experience", "rft.rollout", "rft.task", "rft.evaluation_answer", "rft.verdict", "rft.operator_run", "rft.score", "rft.review",
+    "rft.task_verdict", "rft.task_score", "rft.task_embedding",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -48,12 +52,15 @@ class Purged:
         purge_id: of its row in `rft.purge`; None when nothing was written.
         num_purged_before: chosen experiences that an earlier purge had emptied.
         num_tasks: tasks that keep a prompt of their own.
+        made_experiences, made_tasks: what stages made of them, which keeps its texts: to be purged by itself. Empty for retention.
     """
 
     purge_id: int | None
     num_experiences: int
     num_purged_before: int
     num_tasks: int
+    made_experiences: tuple[int, ...] = ()
+    made_tasks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -111,9 +118,10 @@ def purge_experiences(
         ids = [i for i in ids if i not in copied]
     candidates = buffer.database.fetch("purge_candidates", experience_ids=list(ids))
     num_tasks = int(buffer.database.fetch("tasks_of_purged", experience_ids=list(ids))[0]["num_tasks"])
+    made = _made_of(buffer, ids) if kind == "request" else {}
     before = len(ids) - len(candidates)
     if dry_run or not candidates:
-        return Purged(None, len(candidates), before, num_tasks)
+        return Purged(None, len(candidates), before, num_tasks, **made)
     row = buffer.database.fetch(
         "insert_purge", kind=kind, selection=selection, reason=reason.strip(), author=author, tasks_too=tasks_too
     )[0]
@@ -127,7 +135,12 @@ def purge_experiences(
         with contextlib.closing(_appender(buffer)) as appender:
             done = sum(_purge_chunk(buffer, appender, chunk, purge_id, tasks_too) for chunk in _chunks(candidates))
     buffer.database.run("finish_purge", purge_id=purge_id)
-    return Purged(purge_id, done, before, 0 if tasks_too else num_tasks)
+    return Purged(purge_id, done, before, 0 if tasks_too else num_tasks, **made)
+
+
+def _made_of(buffer: Buffer, ids: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    row = buffer.database.fetch("made_of_purged", experience_ids=list(ids))[0]
+    return {"made_experiences": tuple(row["experience_ids"]), "made_tasks": tuple(row["task_ids"])}
 
 
 def _appender(buffer: Buffer) -> SegmentAppender:
@@ -229,7 +242,7 @@ def vacuum(buffer: Buffer, *, rewrite: bool) -> None:
     """
     options = "FULL, ANALYZE" if rewrite else "ANALYZE"
     with buffer.database.connection() as connection:
-        connection.execute(f"VACUUM ({options}) rft.experience, rft.rollout, rft.task, rft.evaluation_answer")
+        connection.execute(f"VACUUM ({options}) {', '.join(_WITH_TEXTS)}")
 
 
 def erase(buffer: Buffer, *, now: bool = False) -> Erased:

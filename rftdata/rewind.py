@@ -82,6 +82,9 @@ def fork(database: Database, parent: Row, new: dict[str, Any], step: int | None,
         execute(connection, "take_run", run_id=run_id, attempt_id=attempt_id)
         execute(connection, "copy_sampler", run_id=run_id, parent_run_id=parent_id)
         copied = fetch(connection, "copy_groups", **which)
+        group_ids = [row["group_id"] for row in copied]
+        execute(connection, "copy_scores", group_ids=group_ids)
+        execute(connection, "copy_reviews", group_ids=group_ids)
         direct = [
             row["group_id"] for row in copied if run["pipeline_version"] == NO_PIPELINE and row["status"] == "ready"
         ]

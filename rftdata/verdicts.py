@@ -15,13 +15,15 @@ from psycopg.types.json import Jsonb
 
 from rftdata import wake
 from rftdata.database import Connection, copy_rows, execute, fetch, storable
-from rftdata.errors import FencedError
+from rftdata.errors import ConflictError, FencedError
 from rftdata.failpoints import failpoint
 from rftdata.outage import ride_out
 
 if TYPE_CHECKING:
     from rftdata.claims import SealedBatch
     from rftdata.database import Database
+
+_TRIES = 5
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,10 @@ class KnownScore(NamedTuple):
 
 @dataclass(frozen=True)
 class Question:
-    """What a person is asked about an experience; `otherwise` (pass or drop) is the answer after `timeout_s`."""
+    """What a person is asked about an experience; `otherwise` (pass or drop) is the answer after `timeout_s`, at most ten years.
+
+    A question that was asked before stays as it was: another `otherwise` or timeout under its name changes nothing.
+    """
 
     experience_id: int
     group_id: int
@@ -126,8 +131,15 @@ def commit_verdicts(
 
     Raises:
         FencedError: the run has another pipeline by now; nothing was stored.
+        ConflictError: others were in the way again and again; nothing was stored.
     """
-    decided = ride_out(lambda: _commit_verdicts(database, run_id, worker_id, pipeline_version, batch, verdicts))
+    for last_try in [False] * (_TRIES - 1) + [True]:
+        try:
+            decided = ride_out(lambda: _commit_verdicts(database, run_id, worker_id, pipeline_version, batch, verdicts))
+            break
+        except ConflictError:  # the database ended the transaction for somebody else's sake: nothing of it was stored
+            if last_try:
+                raise
     wake.notify(database, wake.READY)
     return decided
 
@@ -196,13 +208,16 @@ def _closed_reason(reasons: set[str]) -> str:
 def insert_verdicts(
     connection: Connection, pipeline_version: str, label_cuts: Mapping[int, int], decisions: Sequence[Decision]
 ) -> None:
-    """Append verdicts; `label_cuts` has the newest label of each group that they know of."""
+    """Append verdicts; `label_cuts` has the newest label or answer of each group that they know of."""
     columns = [
         ("experience_id", "int8"), ("group_id", "int8"), ("pipeline_version", "text"), ("kept", "bool"), ("stage", "text"),
         ("reason", "text"), ("priority", "float8"), ("reward", "float8"), ("label_cut", "int8"),
     ]  # fmt: skip
     rows = (
-        (d.experience_id, d.group_id, pipeline_version, d.kept, d.stage, d.reason, d.priority, d.reward, label_cuts[d.group_id])
+        (
+            d.experience_id, d.group_id, pipeline_version, d.kept, d.stage, storable(d.reason), d.priority, d.reward,
+            label_cuts[d.group_id],
+        )
         for d in decisions
     )  # fmt: skip
     copy_rows(connection, "rft.verdict", columns, rows)
@@ -229,7 +244,7 @@ def insert_operator_runs(
             s.rows_dropped,
             s.rows_created,
             s.seconds,
-            s.error,
+            storable(s.error),
         )
         for s in stages
     )
@@ -264,7 +279,8 @@ def ask(connection: Connection, run_id: int, questions: Sequence[Question]) -> N
         return
     execute(
         connection, "ask_questions", run_id=run_id, experience_ids=[q.experience_id for q in questions],
-        group_ids=[q.group_id for q in questions], names=[q.name for q in questions], questions=[q.question for q in questions],
+        group_ids=[q.group_id for q in questions], names=[q.name for q in questions],
+        questions=[storable(q.question) for q in questions],
         timeouts=[q.timeout_s for q in questions], otherwise=[q.otherwise for q in questions],
     )  # fmt: skip
     execute(connection, "wait_for_answers", run_id=run_id, group_ids=sorted({q.group_id for q in questions}))
@@ -274,6 +290,6 @@ def make_tasks(connection: Connection, tasks: Sequence[NewTask]) -> None:
     """Store new tasks; those whose keys exist stay as they are."""
     if tasks:
         execute(
-            connection, "make_tasks", tasksets=[t.taskset for t in tasks], task_keys=[t.task_key for t in tasks],
+            connection, "make_tasks", tasksets=[t.taskset for t in tasks], task_keys=[storable(t.task_key) for t in tasks],
             payloads=[Jsonb(storable(dict(t.payload))) for t in tasks], features=[Jsonb(storable(dict(t.features))) for t in tasks],
         )  # fmt: skip

@@ -141,8 +141,9 @@ class Writer:
         return request.answer
 
     def _work(self) -> None:
-        while (first := self._requests.get()) is not None:
-            requests = self._gather(first)
+        early: _Request | None = None
+        while (first := early or self._requests.get()) is not None:
+            requests, early = self._gather(first)
             try:
                 self._answer(requests)
             except BaseException as error:  # noqa: BLE001 - whatever it is belongs to those who wait
@@ -150,8 +151,8 @@ class Writer:
                     if not request.answer.done():
                         request.answer.set_exception(error)
 
-    def _gather(self, first: _Request) -> list[_Request]:
-        """The first request and those that go with it."""
+    def _gather(self, first: _Request) -> tuple[list[_Request], _Request | None]:
+        """The first request and those that go with it; and one that was taken too early, whose turn is next."""
         requests, (rows, num_bytes) = [first], first.size()
         deadline = time.monotonic() + self._linger_s
         while first.receipt is None and rows < self._max_rows and num_bytes < self._max_bytes:
@@ -163,11 +164,10 @@ class Writer:
                 self._requests.put(None)  # the end; seen again after this batch
                 break
             if more.receipt is not None:
-                self._requests.put(more)  # by itself, after this batch
-                break
+                return requests, more  # by itself; put back it would stand behind the end
             requests.append(more)
             rows, num_bytes = (total + part for total, part in zip((rows, num_bytes), more.size(), strict=True))
-        return requests
+        return requests, None
 
     def _answer(self, requests: list[_Request]) -> None:
         try:

@@ -71,7 +71,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "text_pair_similarity_filter": {"text_key_second": "prompt"},
     "llm_condition_filter": {"condition": "it is about a fox"},
     "dialog_intent_detection_mapper": {"history_key": "metadata.history"},
-    "mllm_mapper": {},
+    "llm_extract_mapper": {"input_keys": ["response"], "output_schema": {"topic": "what it is about"}},
     "video_split_by_duration_mapper": {"split_duration": 100, "save_dir": "{folder}"},
     "image_blur_mapper": {"save_dir": "{folder}"},
     "video_resize_aspect_ratio_mapper": {"save_dir": "{folder}"},
@@ -106,7 +106,7 @@ def main() -> int:
 
 def _try_all(names: list[str], results: dict[str, Any], file: Path, seconds: float) -> None:
     os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
-    os.environ |= {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "UV_OFFLINE": "1"}
+    os.environ |= {"OPENAI_API_KEY": "none", "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "UV_OFFLINE": "1"}
     folder = Path(tempfile.mkdtemp(prefix="data-juicer-"))
     try:
         os.environ["DATA_JUICER_CACHE_HOME"] = str(folder / "cache")
@@ -163,13 +163,7 @@ def _child(name: str, table: pa.Table, folder: Path, pipe: Connection) -> None:
         arguments = json.loads(json.dumps(ARGUMENTS.get(name, {})).replace("{folder}", str(folder)))
         chain = build_chain([{name: arguments}], schema=table.schema)
         chain.prepare()
-        errors: list[Any] = []
-        column = chain.stages[0].operator.error_column
-        chain.run(
-            table, watch=lambda _, before, after, outcome: errors.extend(after[column].to_pylist() if column else [])
-        )
-        asked += ["nothing"] if errors and all(errors) else []
-        found = {"outcome": "runs", "detail": ""}
+        found = {"outcome": _ran(name, chain, table, asked), "detail": ""}
     except Exception as error:  # noqa: BLE001 - whatever an operator raises is what is looked for
         found = _explained(name, error, asked, chain is not None)
     else:
@@ -206,6 +200,30 @@ def _without_network(asked: list[str]) -> None:
 
     socket.getaddrinfo = refuse  # type: ignore[assignment]
     socket.socket.connect = connect_locally  # type: ignore[method-assign,assignment]
+
+
+def _ran(name: str, chain: Chain, table: pa.Table, asked: list[str]) -> str:
+    """Whether an operator that raised nothing did something; an endpoint that gave nothing is added to `asked`."""
+    seen: list[tuple[pa.Table, pa.Table, pa.Array]] = []
+    chain.run(table, watch=lambda _, before, after, outcome: seen.append((before, after, outcome.reasons)))
+    ((before, after, reasons),) = seen
+    column = chain.stages[0].operator.error_column
+    if column and all(after[column].to_pylist()):
+        asked.append("nothing")
+    decides = index()[name].kind != "mapper" and not facts(name).stats
+    acted = decides or reasons.null_count < len(reasons) or _found_something(before, after)
+    return "runs" if acted else "idle"
+
+
+def _found_something(before: pa.Table, after: pa.Table) -> bool:
+    """Whether a column changed, or one was added that holds more than nothing."""
+    for name in after.column_names:
+        if name in before.column_names:
+            if not after[name].equals(before[name]):
+                return True
+        elif any(value not in (None, "", "[]", "{}", []) for value in after[name].to_pylist()):
+            return True
+    return False
 
 
 _DOWNLOADS = re.compile(
@@ -328,6 +346,7 @@ def _video(folder: Path) -> str:
 
 SAYS = {
     "runs": "runs offline",
+    "idle": "runs offline, found nothing to do",
     "package": "needs a package",
     "download": "needs a download",
     "endpoint": "needs an endpoint",
@@ -344,6 +363,7 @@ texts, images, a sound and a video, without network, with what `constraints.txt`
 
 {counts}
 
+- *found nothing to do*: it went through the batch without an error and changed nothing; some want the tags of another operator first.
 - *needs a package*: `pip install` it; py-data-juicer's extra in brackets names it too, but pins versions that differ from ours. More may be
   missing behind the first.
 - *needs a download*: it fetches a model or a word list when it is first used; no result without network.
@@ -360,8 +380,8 @@ def render(results: dict[str, Any]) -> str:
     from operators.data_juicer_runtime import _extras_with
 
     outcomes = [results[name]["outcome"] for name in index()]
-    counts = ", ".join(f"{outcomes.count(key)} {words}" for key, words in SAYS.items() if key in outcomes)
-    parts = [HEADER.format(version=version(), counts=f"{len(outcomes)} operators: {counts}.")]
+    counts = ", ".join(f"{words}: {outcomes.count(key)}" for key, words in SAYS.items() if key in outcomes)
+    parts = [HEADER.format(version=version(), counts=f"{len(outcomes)} operators; {counts}.")]
     for kind in dict.fromkeys(one.kind for one in index().values()):
         parts += [f"## {kind.capitalize()}s\n", "| operator | tried | columns |", "| --- | --- | --- |"]
         for name in sorted(name for name, one in index().items() if one.kind == kind):

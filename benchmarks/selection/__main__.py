@@ -31,6 +31,7 @@ from benchmarks.selection.cost import cost_of_selecting
 from benchmarks.selection.experiments import COMPARED, EXPERIMENTS, Experiment, Job, quick
 from benchmarks.selection.picture import draw
 from benchmarks.selection.summary import UNIFORM, summarize
+from benchmarks.selection.table import tables
 
 
 def measure(
@@ -61,7 +62,8 @@ def measure(
                 "plan": asdict(experiment.plan),
                 "levels": experiment.level_names,
                 "start": {str(seed): facts for seed, facts in start.items()},
-                "selectors": summarize(runs, experiment.plan.target, experiment.plan.budget),
+                "target": {str(seed): record["target"] for seed, record in runs[selectors[0]].items()},
+                "selectors": summarize(runs, experiment.plan.budget),
             }
     return {
         "seeds": list(seeds),
@@ -86,6 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--quick", action="store_true", help="tiny sizes, for a look at what is printed")
     parser.add_argument("--plot", type=Path, help="write a picture to this file")
+    parser.add_argument("--table", type=Path, help="write the figures as tables in Markdown to this file")
     parser.add_argument("--folder", type=Path, help="where to keep finished runs; a temporary folder by default")
     options = parser.parse_args(arguments)
     seeds = _numbers(parser, options.seeds)
@@ -101,6 +104,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.plot:
         options.plot.parent.mkdir(parents=True, exist_ok=True)
         draw(results, options.plot)
+    if options.table:
+        options.table.write_text(tables(results), encoding="utf-8")
     print(json.dumps(results, indent=2))
     return 0
 

@@ -1,7 +1,7 @@
 """What is run: four experiments, the selectors with their arguments, and one run of one of them with one seed.
 
-Targets and budgets were fixed with uniform choice alone, on seed 100, before any other selector ran: a target is a round score that
-uniform choice reaches well before its curve flattens, a budget about three times the rollouts that this took.
+Targets and budgets were fixed with uniform choice alone, on seed 100, before any other selector ran: the gap to make up is a round
+share that uniform choice makes up well before its curve flattens, the budget about three times the rollouts that this takes.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Experiment:
     level_names: tuple[str, ...]
 
 
-def _synthetic(setting: str, what: str, target: float, budget: int) -> Experiment:
-    plan = Plan(batch_groups=32, group_size=8, max_refill=64, budget=budget, evaluate_every=2, target=target)
+def _synthetic(setting: str, what: str, gap: float, budget: int) -> Experiment:
+    plan = Plan(batch_groups=32, group_size=8, max_refill=64, budget=budget, evaluate_every=2, gap=gap)
     span = synthetic.SETTINGS[setting]
     width = (span.hardest - span.easiest) / synthetic.NUM_LEVELS
     names = tuple(f"difficulty from {span.easiest + i * width:g}" for i in range(synthetic.NUM_LEVELS if width else 1))
@@ -69,16 +69,16 @@ def _synthetic(setting: str, what: str, target: float, budget: int) -> Experimen
 
 
 EXPERIMENTS: dict[str, Experiment] = {
-    "synthetic_graded": _synthetic("graded", "4,096 tasks from solved to hopeless", 0.75, 200_000),
-    "synthetic_flat": _synthetic("flat", "4,096 tasks, all equally hard: nothing to choose", 0.9, 50_000),
+    "synthetic_graded": _synthetic("graded", "4,096 tasks from solved to hopeless", 0.6, 200_000),
+    "synthetic_flat": _synthetic("flat", "4,096 tasks, all equally hard: nothing to choose", 0.8, 50_000),
     "synthetic_coin_flips": _synthetic(
-        "coin_flips", "as graded, but the reward of every third task is a coin's", 0.6, 200_000
+        "coin_flips", "as graded, but the reward of every third task is a coin's", 0.4, 200_000
     ),
     "sorting": Experiment(
-        "a Llama of 0.75 million parameters sorts 2 to 10 digits",
-        Plan(batch_groups=16, group_size=8, max_refill=32, budget=60_000, evaluate_every=5, target=0.6),
+        "a Llama of 0.75 million parameters sorts 3 to 12 digits",
+        Plan(batch_groups=16, group_size=8, max_refill=32, budget=30_000, evaluate_every=2, gap=0.25),
         {},
-        tuple(f"{length} digits" for length in (2, 4, 5, 6, 8, 10)),
+        tuple(f"{length} digits" for length in (3, 4, 5, 6, 8, 12)),
     ),
 }
 
@@ -128,8 +128,9 @@ def prepare(job: Job) -> dict[str, Any]:
 
 def run(job: Job) -> dict[str, Any]:
     """The run's record, from its file if it was made before."""
-    if job.file.exists():
-        found: dict[str, Any] = json.loads(job.file.read_text(encoding="utf-8"))
+    file = job.file
+    if file.exists():
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         return found
     learner = _LEARNERS[_module(job.name)](job)
     compared = COMPARED[job.selector]
@@ -139,8 +140,8 @@ def run(job: Job) -> dict[str, Any]:
     record = train(selector, learner, job.experiment.plan)
     record["rollouts_made"] = learner.num_sampled
     record["anchor_rollouts"] = learner.anchor_rollouts if compared.uses_anchors else 0
-    job.file.parent.mkdir(parents=True, exist_ok=True)
-    job.file.write_text(json.dumps(record), encoding="utf-8")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(record), encoding="utf-8")
     return record
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.selection.summary import UNIFORM
 
+_WIDEST = 2.5
 _COLOURS = {
     "shuffle": "#222222",
     "sequential": "#8a8a8a",
@@ -43,14 +44,18 @@ def _curves(axes: Any, name: str, experiment: dict[str, Any]) -> None:
                 linewidth=1.6 if selector == UNIFORM else 0.9,
                 label=selector if number == 0 else None,
             )
-    axes.axhline(experiment["plan"]["target"], color="#222222", linewidth=0.8, linestyle=":")
+    for target in experiment["target"].values():
+        axes.axhline(target, color="#222222", linewidth=0.6, linestyle=":")
     axes.set(title=name, xlabel="rollouts, thousands", ylabel="held-out score")
     axes.legend(fontsize="small", loc="lower right")
     axes.grid(alpha=0.3)
 
 
 def _needs(axes: Any, experiment: dict[str, Any]) -> None:
-    """A dot for each seed; an arrow to the right where the target was not reached; a ring with the rollouts of the anchors."""
+    """A dot for each seed; an arrow to the right where the target was not reached; a ring with the rollouts of the anchors.
+
+    Rings that lie further out than `_WIDEST` are left out: they would leave no room for the differences of the others.
+    """
     uniform = experiment["selectors"].get(UNIFORM)
     if uniform is None:
         return
@@ -71,5 +76,5 @@ def _needs(axes: Any, experiment: dict[str, Any]) -> None:
     axes.axvline(1.0, color="#222222", linewidth=0.8)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
-    axes.set(xlabel="rollouts to the target, as a share of shuffle's", xlim=(0, None))
+    axes.set(xlabel="rollouts to the target, as a share of shuffle's", xlim=(0, _WIDEST))
     axes.grid(alpha=0.3)

@@ -1,6 +1,6 @@
 """A real model: a Llama of 0.75 million parameters that sorts digits, one token per character, as in examples/sort_from_scratch.
 
-Levels are lengths, from 2 digits to 10. The warm-up imitates demonstrations, mostly of short lists, and the longer the more of
+Levels are lengths, from 3 digits to 12. The warm-up imitates demonstrations, mostly of short lists, and the longer the more of
 them wrong in one digit: so the shortest are all but solved at the start and the longest hopeless. Then GRPO with real rollouts: the
 project's learner, algorithm and packing, and a sampler of its own here, which generates with the learner's model.
 
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, DynamicCache
 
 from benchmarks.selection import training
 from benchmarks.selection.training import Group
@@ -32,8 +32,8 @@ from rftcore.trainer.learner import Learner
 from rftcore.trainer.packing import TrainBatch
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "sort_from_scratch"
-LENGTHS = (2, 4, 5, 6, 8, 10)
-MAX_TOKENS = 12
+LENGTHS = (3, 4, 5, 6, 8, 12)
+MAX_TOKENS = 14
 ANCHOR_ROLLOUTS = 8
 _SAMPLED_AT_ONCE = 512
 
@@ -43,7 +43,7 @@ class Course:
     """Sizes of the experiment.
 
     Attributes:
-        tasks_per_level, held_out_per_level: different multisets of digits; of 2 digits there are only 55, so fewer are held out.
+        tasks_per_level, held_out_per_level: different multisets of digits.
         warm_up_steps: of 64 demonstrations each; the weak anchor is the model after half of them.
         warm_up_shares: how often each length occurs in the warm-up.
         noise: share of the demonstrations of each length with a wrong digit.
@@ -51,11 +51,11 @@ class Course:
         learning_rate: of GRPO.
     """
 
-    tasks_per_level: int = 40
-    held_out_per_level: int = 64
-    warm_up_steps: int = 200
-    warm_up_shares: tuple[float, ...] = (0.35, 0.35, 0.2, 0.1, 0.0, 0.0)
-    noise: tuple[float, ...] = (0.0, 0.0, 0.2, 0.4, 0.0, 0.0)
+    tasks_per_level: int = 96
+    held_out_per_level: int = 96
+    warm_up_steps: int = 250
+    warm_up_shares: tuple[float, ...] = (0.45, 0.3, 0.15, 0.08, 0.02, 0.0)
+    noise: tuple[float, ...] = (0.0, 0.1, 0.3, 0.5, 0.5, 0.0)
     strong_steps: int = 60
     learning_rate: float = 2.0e-4
 
@@ -115,32 +115,33 @@ class Tokens:
 def sample(model: Any, prompts: Sequence[list[int]], tokens: Tokens) -> tuple[list[list[int]], list[list[float]]]:
     """A response to each prompt at temperature 1, and the log-probability of each of its tokens.
 
-    Prompts are padded on the left; all responses grow together until the last has ended.
+    Prompts are padded on the left; all responses grow together, and those that have ended leave the batch.
     """
     width = max(map(len, prompts))
     current = torch.tensor([[tokens.pad] * (width - len(p)) + p for p in prompts])
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
     positions = (mask.cumsum(1) - 1).clamp(min=0)
-    ended = torch.zeros(len(prompts), dtype=torch.bool)
-    cache, drawn, logprobs = None, [], []
+    rows, cache = torch.arange(len(prompts)), DynamicCache()
+    responses: list[list[int]] = [[] for _ in prompts]
+    logprobs: list[list[float]] = [[] for _ in prompts]
     for _ in range(MAX_TOKENS):
         output = model(
             input_ids=current, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
         )
-        cache = output.past_key_values
         scores = output.logits[:, -1].float().log_softmax(-1)
         token = torch.multinomial(scores.exp(), 1)
-        drawn.append(token)
-        logprobs.append(scores.gather(1, token))
-        ended |= token[:, 0] == tokens.eos
-        if bool(ended.all()):
+        values = scores.gather(1, token)[:, 0].tolist()
+        for row, drawn, value in zip(rows.tolist(), token[:, 0].tolist(), values, strict=True):
+            responses[row].append(drawn)
+            logprobs[row].append(value)
+        going_on = (token[:, 0] != tokens.eos).nonzero()[:, 0]
+        if not len(going_on):
             break
-        current, mask, positions = token, torch.cat([mask, torch.ones_like(token)], 1), positions[:, -1:] + 1
-    ids, values = torch.cat(drawn, 1).tolist(), torch.cat(logprobs, 1).tolist()
-    lengths = [row.index(tokens.eos) + 1 if tokens.eos in row else len(row) for row in ids]
-    return [row[:n] for row, n in zip(ids, lengths, strict=True)], [
-        row[:n] for row, n in zip(values, lengths, strict=True)
-    ]
+        current, positions, rows = token[going_on], positions[going_on, -1:] + 1, rows[going_on]
+        if len(going_on) < len(token):
+            cache.batch_select_indices(going_on)
+        mask = torch.cat([mask[going_on], torch.ones_like(current)], 1)
+    return responses, logprobs
 
 
 @torch.no_grad()

@@ -11,9 +11,9 @@ _POINTS_KEPT = 40
 Run = dict[str, Any]
 
 
-def at_target(run: Run, target: float, what: str) -> float | None:
-    """`what` (rollouts, seconds, …) when the score first reached the target, between two evaluations by a straight line; or None."""
-    before = run["points"][0]
+def at_target(run: Run, what: str) -> float | None:
+    """`what` (rollouts, seconds, …) when the score first reached the run's target, between two evaluations by a straight line; or None."""
+    before, target = run["points"][0], run["target"]
     if before["score"] >= target:
         return float(before[what])
     for point in run["points"][1:]:
@@ -36,24 +36,24 @@ def spread(values: Sequence[float | None]) -> dict[str, Any]:
     }
 
 
-def summarize(runs: dict[str, dict[int, Run]], target: float, budget: int) -> dict[str, Any]:
+def summarize(runs: dict[str, dict[int, Run]], budget: int) -> dict[str, Any]:
     """Figures of every selector.
 
     Args:
         runs: by selector and seed.
         budget: rollouts at which runs ended that had not reached the target.
     """
-    found = {name: _figures(by_seed, target) for name, by_seed in runs.items()}
+    found = {name: _figures(by_seed) for name, by_seed in runs.items()}
     uniform = runs.get(UNIFORM)
     for name, by_seed in runs.items():
         if uniform is not None and name != UNIFORM:
-            found[name]["against_uniform"] = _against(by_seed, uniform, target, budget)
+            found[name]["against_uniform"] = _against(by_seed, uniform, budget)
     return found
 
 
-def _figures(by_seed: dict[int, Run], target: float) -> dict[str, Any]:
+def _figures(by_seed: dict[int, Run]) -> dict[str, Any]:
     runs = list(by_seed.values())
-    rollouts = [at_target(run, target, "rollouts") for run in runs]
+    rollouts = [at_target(run, "rollouts") for run in runs]
     anchors = [run["anchor_rollouts"] for run in runs]
     return {
         "reached": sum(value is not None for value in rollouts),
@@ -65,9 +65,9 @@ def _figures(by_seed: dict[int, Run], target: float) -> dict[str, Any]:
             [None if value is None else value + anchor for value, anchor in zip(rollouts, anchors, strict=True)]
         ),
         "anchor_rollouts": spread(anchors),
-        "seconds_to_target": spread([at_target(run, target, "seconds") for run in runs]),
-        "cpu_seconds_to_target": spread([at_target(run, target, "cpu_seconds") for run in runs]),
-        "steps_to_target": spread([at_target(run, target, "steps") for run in runs]),
+        "seconds_to_target": spread([at_target(run, "seconds") for run in runs]),
+        "cpu_seconds_to_target": spread([at_target(run, "cpu_seconds") for run in runs]),
+        "steps_to_target": spread([at_target(run, "steps") for run in runs]),
         "share_of_groups_trained_on": spread([run["trained_groups"] / run["groups"] for run in runs]),
         "share_of_rollouts_for_screening": spread([run["screening_rollouts"] / run["rollouts"] for run in runs]),
         "selector_ms_per_step": spread([1000 * run["seconds"]["selector"] / max(run["steps"], 1) for run in runs]),
@@ -80,27 +80,28 @@ def _figures(by_seed: dict[int, Run], target: float) -> dict[str, Any]:
     }
 
 
-def _against(by_seed: dict[int, Run], uniform: dict[int, Run], target: float, budget: int) -> dict[str, Any]:
+def _against(by_seed: dict[int, Run], uniform: dict[int, Run], budget: int) -> dict[str, Any]:
     """Uniform's rollouts over this selector's, seed by seed: above 1 is a gain. An unreached target counts as the budget."""
     ratios: dict[str, list[float | None]] = {"rollouts": [], "seconds": [], "cpu_seconds": []}
     outcomes = []
     for seed, run in by_seed.items():
         other = uniform[seed]
         for what, values in ratios.items():
-            mine, theirs = at_target(run, target, what), at_target(other, target, what)
+            mine, theirs = at_target(run, what), at_target(other, what)
             values.append(theirs / mine if mine and theirs else None)
-        mine, theirs = (at_target(one, target, "rollouts") for one in (run, other))
+        mine, theirs = (at_target(one, "rollouts") for one in (run, other))
         outcomes.append((budget if theirs is None else theirs) - (budget if mine is None else mine))
-    if all(outcome > 0 for outcome in outcomes):
-        verdict = "wins with every seed"
-    elif all(outcome < 0 for outcome in outcomes):
-        verdict = "loses with every seed"
+    won, lost = sum(outcome > 0 for outcome in outcomes), sum(outcome < 0 for outcome in outcomes)
+    if won == lost == 0:
+        verdict = "the same"
+    elif len(outcomes) in (won, lost):
+        verdict = "wins with every seed" if won else "loses with every seed"
     else:
-        verdict = "wins with some seeds, loses or ties with others"
+        verdict = f"wins with {won}, loses with {lost} of {len(outcomes)} seeds"
     return {
         "verdict": verdict,
-        "won": sum(outcome > 0 for outcome in outcomes),
-        "lost": sum(outcome < 0 for outcome in outcomes),
+        "won": won,
+        "lost": lost,
         **{f"{what}_ratio": spread(values) for what, values in ratios.items()},
     }
 

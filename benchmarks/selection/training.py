@@ -33,7 +33,7 @@ class Plan:
         max_refill: groups planned again in a step, at most.
         budget: rollouts after which a run ends.
         evaluate_every: steps between two evaluations.
-        target: score at which a run ends.
+        gap: a run ends when this share of the distance between the score at the start and a perfect one is made up.
     """
 
     batch_groups: int
@@ -41,7 +41,7 @@ class Plan:
     max_refill: int
     budget: int
     evaluate_every: int
-    target: float
+    gap: float
 
 
 @dataclass
@@ -94,19 +94,21 @@ def train(selector: Selector, learner: Learner, plan: Plan) -> dict[str, Any]:
     """Train until the target is reached or the budget spent; what happened.
 
     Returns:
-        points: after each evaluation rollouts, steps, seconds, score and score of each level; the first is before any training.
+        target: the score to reach; points: after each evaluation rollouts, steps, seconds, score and score of each level; the first is before any training.
         rollouts; screening_rollouts, those of groups that were screened out; groups and trained_groups; chosen, groups of each level;
         seconds by what they were spent on; metrics, the selector's own at the end.
     """
     run = _Run(selector, learner, plan)
     run.evaluate()
-    while run.points[-1]["score"] < plan.target and run.rollouts < plan.budget:
+    start = run.points[0]["score"]
+    target = start + plan.gap * (1 - start)
+    while run.points[-1]["score"] < target and run.rollouts < plan.budget:
         for _ in range(plan.evaluate_every):
             run.step()
             if run.rollouts >= plan.budget:
                 break
         run.evaluate()
-    return run.report()
+    return {"target": target, **run.report()}
 
 
 class _Run:

@@ -89,5 +89,5 @@ class HumanReview(Operator):
         return StageOutcome(pa.array(reasons, pa.string()), waiting=waiting)
 
     def _sampled(self, experience_id: int) -> bool:
-        digest: int = xxhash.xxh3_64_intdigest(f"{self.config.name}/{experience_id}".encode())
-        return digest < self.config.sample * 2**64
+        place = xxhash.xxh3_64_intdigest(f"{self.config.name}/{experience_id}".encode())
+        return place < float(self.config.sample) * 2**64

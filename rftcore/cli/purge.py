@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -83,6 +84,14 @@ def _tell(done: Purged, dry_run: bool) -> None:
     print(f"{done.num_experiences} experiences {'would be ' if dry_run else ''}purged{before}{which}")
     if done.num_tasks:
         print(f"{done.num_tasks} of their tasks keep a prompt of their own: --with-tasks empties those, too")
+    if done.made_experiences:
+        print(f"experiences that were made of them keep their texts: {_some(done.made_experiences)}")
+    if done.made_tasks:
+        print(f"tasks that were made of them keep their texts: {_some(done.made_tasks)}")
+
+
+def _some(ids: Sequence[int]) -> str:
+    return ", ".join(map(str, ids[:20])) + (f" and {len(ids) - 20} more" if len(ids) > 20 else "")
 
 
 def _tell_erased(erased: Erased) -> None:

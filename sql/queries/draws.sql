@@ -11,14 +11,15 @@ WHERE d.attempt_id = %(attempt_id)s AND d.trainer_step = %(step)s
 ORDER BY d.slot;
 
 -- name: reopen_stale_groups
--- Drawable groups whose verdicts are not of the run's pipeline, or were made before a label that came while the group counted
--- as drawn: the pipeline decides on them again.
+-- Drawable groups whose verdicts are not of the run's pipeline, or were made before a label or an answer that came while the group
+-- counted as drawn: the pipeline decides on them again.
 SELECT rft.reopen_groups(array_agg(w.item_id))
 FROM rft.worklist w JOIN rft.run r ON w.consumer = 'trainer/' || r.run_id
 WHERE r.run_id = %(run_id)s AND w.item_kind = 'group' AND (w.available OR w.resume_step IS NOT NULL)
   AND coalesce((SELECT max(v.label_cut) FROM rft.verdict v WHERE v.group_id = w.item_id AND v.pipeline_version = r.pipeline_version),
                CASE WHEN r.pipeline_version = 'none' THEN 0 ELSE -1 END)
-      < coalesce((SELECT max(l.label_id) FROM rft.experience e JOIN rft.label l USING (experience_id) WHERE e.group_id = w.item_id), 0)
+      < greatest((SELECT max(l.label_id) FROM rft.experience e JOIN rft.label l USING (experience_id) WHERE e.group_id = w.item_id),
+                 (SELECT max(q.answer_id) FROM rft.review q WHERE q.group_id = w.item_id), 0)
 HAVING count(*) > 0;
 
 -- name: release_draws
@@ -54,7 +55,8 @@ off AS (
 noted AS (
     INSERT INTO rft.verdict (experience_id, group_id, pipeline_version, kept, stage, reason, label_cut)
     SELECT e.experience_id, e.group_id, r.pipeline_version, false, 'storage', l.reason,
-           coalesce((SELECT max(label_id) FROM rft.label n WHERE n.experience_id = e.experience_id), 0)
+           greatest((SELECT max(label_id) FROM rft.label n WHERE n.experience_id = e.experience_id),
+                    (SELECT max(answer_id) FROM rft.review q WHERE q.experience_id = e.experience_id), 0)
     FROM rft.experience e JOIN lost l USING (group_id) JOIN rft.run r ON r.run_id = %(run_id)s
     WHERE e.experience_id = ANY (%(experience_ids)s))
 UPDATE rft.rollout_group g SET trainable = false, closed_reason = 'dropped by storage: ' || l.reason

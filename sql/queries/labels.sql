@@ -52,4 +52,5 @@ WHERE %(run_id)s::bigint IS NULL OR r.run_id = %(run_id)s
 ORDER BY q.deadline, q.review_id LIMIT %(count)s;
 
 -- name: num_open_reviews
-SELECT count(*) AS n FROM rft.review WHERE run_id = %(run_id)s AND answer IS NULL AND rft.clock() < deadline;
+SELECT count(*) AS n FROM rft.review w JOIN rft.rollout_group g USING (group_id)
+WHERE w.run_id = %(run_id)s AND w.answer IS NULL AND rft.clock() < w.deadline AND g.status = 'sealed' AND g.left_by IS NULL;

@@ -34,19 +34,21 @@ SELECT e.experience_id, e.group_id, o.rollout_index, e.turn_index, g.task_id, t.
        CASE WHEN 'staleness' = ANY (%(columns)s) THEN (
            SELECT n.trainer_step - p.trainer_step FROM rft.policy_version p WHERE p.policy_version_id = e.policy_version_min)
        END AS staleness,
-       l.label_cut > 0 AS labelled,
+       -- A fork's copy has the corrected reward and no label of its own.
+       l.label_cut > 0 OR e.reward_final OR e.reward IS DISTINCT FROM e.reward_sampled AS labelled,
        CASE WHEN 'reviews' = ANY (%(columns)s) THEN (
            SELECT jsonb_object_agg(w.name, w.state)::text FROM rft.v_review w WHERE w.experience_id = e.experience_id)
        END AS reviews,
        (SELECT min(c.error) FROM rft.rollout c
         WHERE c.group_id = e.group_id AND c.outcome = 'cancelled' AND c.error LIKE 'screened out: %%') AS screened,
-       g.group_size, o.outcome::text AS outcome, o.error, l.label_cut
+       g.group_size, o.outcome::text AS outcome, o.error, greatest(l.label_cut, a.answer_cut) AS label_cut
 FROM rft.experience e
 JOIN rft.rollout_group g USING (group_id)
 JOIN rft.rollout o USING (rollout_id)
 JOIN rft.task t USING (task_id)
 CROSS JOIN LATERAL (
     SELECT coalesce(max(l.label_id), 0) AS label_cut FROM rft.label l WHERE l.experience_id = e.experience_id) l
+CROSS JOIN LATERAL (SELECT max(w.answer_id) AS answer_cut FROM rft.review w WHERE w.experience_id = e.experience_id) a
 LEFT JOIN LATERAL (
     SELECT p.trainer_step FROM rft.run r JOIN rft.policy_version p ON p.run_id = r.run_id
         AND p.attempt_id = CASE WHEN %(as_sealed)s THEN g.attempt_id ELSE r.current_attempt_id END
@@ -99,8 +101,9 @@ SET scores = excluded.scores, error = excluded.error, input_digest = excluded.in
 WHERE (s.scores, s.error, s.input_digest) IS DISTINCT FROM (excluded.scores, excluded.error, excluded.input_digest);
 
 -- name: ask_questions
+-- What was asked before stays as it was asked, its deadline and `otherwise` included. Nobody waits longer than ten years.
 INSERT INTO rft.review (experience_id, group_id, run_id, name, question, deadline, otherwise)
-SELECT q.experience_id, q.group_id, %(run_id)s, q.name, q.question, rft.clock() + q.timeout_s * interval '1 s', q.otherwise
+SELECT q.experience_id, q.group_id, %(run_id)s, q.name, q.question, rft.clock() + least(q.timeout_s, 315360000) * interval '1 s', q.otherwise
 FROM unnest(%(experience_ids)s::bigint[], %(group_ids)s::bigint[], %(names)s::text[], %(questions)s::text[], %(timeouts)s::float8[],
             %(otherwise)s::rft.review_answer[]) AS q (experience_id, group_id, name, question, timeout_s, otherwise)
 ON CONFLICT (experience_id, name) DO NOTHING;
@@ -113,13 +116,19 @@ SET available = false, claimed_by = NULL, lease_until = coalesce(
 WHERE w.consumer = 'pipeline/' || %(run_id)s AND w.item_kind = 'group' AND w.item_id = ANY (%(group_ids)s);
 
 -- name: end_waiting
--- Groups whose deadline has passed.
-UPDATE rft.worklist SET available = true, lease_until = NULL
-WHERE consumer = 'pipeline/' || %(run_id)s AND NOT available AND claimed_by IS NULL AND lease_until <= rft.clock();
+-- Groups whose deadline has passed. One that a label holds at this moment is back as soon as that is committed.
+UPDATE rft.worklist w SET available = true, lease_until = NULL
+WHERE w.consumer = 'pipeline/' || %(run_id)s AND w.item_kind = 'group' AND w.item_id = ANY (ARRAY(
+    SELECT item_id FROM rft.worklist
+    WHERE consumer = 'pipeline/' || %(run_id)s AND NOT available AND claimed_by IS NULL AND lease_until <= rft.clock()
+    FOR UPDATE SKIP LOCKED));
 
 -- name: make_tasks
+-- In one order, so that workers that make the same tasks wait for each other instead of deadlocking.
 INSERT INTO rft.task (taskset, task_key, payload, features)
 SELECT * FROM unnest(%(tasksets)s::text[], %(task_keys)s::text[], %(payloads)s::jsonb[], %(features)s::jsonb[])
+    AS n (taskset, task_key, payload, features)
+ORDER BY taskset, task_key
 ON CONFLICT (taskset, task_key) DO NOTHING;
 
 -- name: register_pipeline

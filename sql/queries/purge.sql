@@ -92,6 +92,20 @@ WHERE datname = current_database() AND coalesce(backend_type, 'client backend') 
 SELECT count(DISTINCT g.task_id) AS num_tasks FROM rft.experience e JOIN rft.rollout_group g USING (group_id) JOIN rft.task t USING (task_id)
 WHERE e.experience_id = ANY (%(experience_ids)s) AND t.payload <> '{"purged": true}';
 
+-- name: made_of_purged
+-- What stages made of experiences, directly or of what was made of them, and keeps texts of its own. The experiences themselves and
+-- their copies are none of it.
+WITH RECURSIVE made (experience_id) AS (
+    SELECT unnest(%(experience_ids)s::bigint[])
+    UNION
+    SELECT e.experience_id FROM made m JOIN rft.experience e ON e.parent_id = m.experience_id)
+SELECT (SELECT coalesce(array_agg(e.experience_id ORDER BY e.experience_id), '{}') FROM made JOIN rft.experience e USING (experience_id)
+        WHERE NOT EXISTS (SELECT FROM unnest(%(experience_ids)s::bigint[]) g (experience_id) WHERE g.experience_id = e.experience_id)
+          AND NOT EXISTS (SELECT FROM rft.purged_experience x WHERE x.experience_id = e.experience_id)) AS experience_ids,
+       (SELECT coalesce(array_agg(t.task_id ORDER BY t.task_id), '{}')
+        FROM made JOIN rft.task t ON t.features ? 'parent_experience_id' AND t.features ->> 'parent_experience_id' = made.experience_id::text)
+           AS task_ids;
+
 -- name: purged_rows
 SELECT segment_id, array_agg(segment_row ORDER BY segment_row) AS rows FROM rft.purged_experience GROUP BY segment_id;
 

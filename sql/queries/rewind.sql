@@ -130,3 +130,18 @@ experiences AS (
     JOIN rollouts r ON r.group_id = p.group_id AND r.rollout_index = o.rollout_index
     ORDER BY e.experience_id)
 SELECT p.group_id, s.status::text AS status FROM pairs p JOIN source s ON s.group_id = p.origin ORDER BY p.group_id;
+
+-- name: copy_scores
+-- What stages found out about the origins of a fork's experiences.
+INSERT INTO rft.score
+SELECT (jsonb_populate_record(NULL::rft.score, to_jsonb(s) || jsonb_build_object('experience_id', e.experience_id))).*
+FROM rft.experience e JOIN rft.score s ON s.experience_id = e.parent_id
+WHERE e.group_id = ANY (%(group_ids)s);
+
+-- name: copy_reviews
+-- What people answered about them, or left unanswered for too long. What is still open the fork's pipeline asks by itself.
+INSERT INTO rft.review (experience_id, group_id, run_id, name, question, otherwise, answer, answer_id, author, asked_at, deadline, answered_at)
+SELECT e.experience_id, e.group_id, e.run_id, w.name, w.question, w.otherwise, w.answer, w.answer_id, w.author, w.asked_at, w.deadline,
+       w.answered_at
+FROM rft.experience e JOIN rft.v_review w ON w.experience_id = e.parent_id
+WHERE e.group_id = ANY (%(group_ids)s) AND w.state <> 'waiting';

@@ -1,12 +1,15 @@
 -- name: groups_to_replay
--- Whole groups of a run, after one, on which a version has not decided, or not since they were labelled last.
+-- Whole groups of a run, after one, with experiences on which a version has not decided, or not since they were labelled or a
+-- question about them was answered last.
 SELECT g.group_id FROM rft.rollout_group g
 WHERE g.run_id = %(run_id)s AND g.group_id > %(after)s AND g.status IN ('sealed', 'ready') AND g.left_by IS NULL
+  AND EXISTS (SELECT FROM rft.experience e WHERE e.group_id = g.group_id)
   AND NOT EXISTS (
       SELECT FROM rft.verdict v
       WHERE v.group_id = g.group_id AND v.pipeline_version = %(version)s
-        AND v.label_cut >= (SELECT coalesce(max(l.label_id), 0) FROM rft.label l JOIN rft.experience e USING (experience_id)
-                            WHERE e.group_id = g.group_id))
+        AND v.label_cut >= greatest((SELECT max(l.label_id) FROM rft.label l JOIN rft.experience e USING (experience_id)
+                                     WHERE e.group_id = g.group_id),
+                                    (SELECT max(q.answer_id) FROM rft.review q WHERE q.group_id = g.group_id), 0))
 ORDER BY g.group_id LIMIT %(count)s;
 
 -- name: lock_replay
@@ -14,9 +17,10 @@ ORDER BY g.group_id LIMIT %(count)s;
 SELECT pg_try_advisory_lock(hashtextextended('rft.replay/' || %(version)s, %(run_id)s)) AS locked;
 
 -- name: sample_groups
--- Whole groups of a run in an order that depends on the seed alone.
+-- Whole groups of a run with experiences, in an order that depends on the seed alone.
 SELECT group_id, (SELECT count(*) FROM rft.experience e WHERE e.group_id = g.group_id) AS num_experiences
 FROM rft.rollout_group g WHERE g.run_id = %(run_id)s AND g.status IN ('sealed', 'ready') AND g.left_by IS NULL
+  AND EXISTS (SELECT FROM rft.experience e WHERE e.group_id = g.group_id)
 ORDER BY hashint8extended(g.group_id, %(seed)s), g.group_id LIMIT %(count)s;
 
 -- name: pipeline_versions
@@ -89,6 +93,7 @@ SELECT * FROM (
     UNION ALL
     SELECT w.asked_at, NULL, w.name, 'asked', w.question FROM rft.review w WHERE w.experience_id = %(experience_id)s
     UNION ALL
-    SELECT coalesce(w.answered_at, w.deadline), NULL, w.name, w.state, CASE WHEN w.answer IS NULL THEN 'nobody answered in time' ELSE w.author END
+    SELECT least(w.answered_at, w.deadline), NULL, w.name, w.state,
+           CASE WHEN w.answer IS NOT NULL AND w.answered_at < w.deadline THEN w.author ELSE 'nobody answered in time' END
     FROM rft.v_review w WHERE w.experience_id = %(experience_id)s AND w.state <> 'waiting') x
 ORDER BY at, what;

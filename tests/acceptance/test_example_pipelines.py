@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from rftcore.config import load_config
+from rftcore.pipeline.policy import Policy
 from rftdata.server import EmbeddedServer
 from tests.acceptance.conftest import CHECKOUT, Rft, Warm, report, rows
 
@@ -102,3 +104,13 @@ def test_a_curriculum_on_two_tasksets(rft: Rft, warm: Warm, tmp_path: Path) -> N
     trained = rows(buffer, "select metrics from rft.v_train_step order by trainer_step desc limit 1")
     assert any(name.startswith("selector/short/") for name in trained[0]["metrics"])
     EmbeddedServer(buffer).stop()
+
+
+def test_stages_may_ask_the_policy_itself(warm: Warm) -> None:
+    config = load_config(SHAPING / "config.yaml", [f"model.path={warm.model}"])
+    policy = Policy(config)
+    asked = ["372", "9180", "55013"]
+    answers = policy([[{"role": "user", "content": f"{digits}>"}] for digits in asked], 8, 0.0)
+    policy.close()
+    # The warm-up's greedy answers are nearly all right (examples/sort_from_scratch).
+    assert sum(answer == "".join(sorted(digits)) for answer, digits in zip(answers, asked, strict=True)) >= 2

@@ -101,6 +101,23 @@ def test_text_and_arrays_are_gone_and_the_rest_stays(stored: Buffer) -> None:
 
 
 def test_with_its_tasks_no_row_of_the_database_holds_the_text(stored: Buffer) -> None:
+    task = stored.sql("SELECT task_id FROM rft.task WHERE task_key = 'secret'")["task_id"].to_pylist()
+    for statement in (
+        "UPDATE rft.task SET source_payload = payload, source_features = payload WHERE task_id = %s",
+        (
+            "INSERT INTO rft.task_verdict (task_id, pipeline_version, kept, stage, reason, prompt, answer, features)"
+            " SELECT task_id, 'p', false, 's', payload::text, payload::text, payload::text, payload FROM rft.task WHERE task_id = %s"
+        ),
+        (
+            "INSERT INTO rft.task_score (task_id, score_key, stage, content, scores) SELECT task_id, 'k', 's', 0, payload FROM rft.task"
+            " WHERE task_id = %s"
+        ),
+        (
+            "INSERT INTO rft.operator_run (pipeline_version, stage_index, stage, rows_in, rows_kept, rows_dropped, rows_created, seconds,"
+            " error, taskset) SELECT 'p', 0, 's', 1, 0, 1, 0, 0, payload::text, taskset FROM rft.task WHERE task_id = %s"
+        ),
+    ):
+        stored.sql(statement, task)
     purge.purge(stored, "task_key = 'secret'", reason="asked to", author="ada", tasks_too=True)
     purge.vacuum(stored, rewrite=True)
     tables = stored.sql(

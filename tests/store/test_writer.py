@@ -8,6 +8,7 @@ import os
 import resource
 import socket
 import threading
+import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -446,3 +447,17 @@ def test_a_query_keeps_columns_of_one_name_apart(buffer: Buffer) -> None:
     table = buffer.sql("SELECT 1 AS a, 2 AS a")
     assert isinstance(table, pa.Table)
     assert [column.to_pylist() for column in table.columns] == [[1], [2]]
+
+
+def test_a_request_with_a_receipt_is_stored_before_the_writer_closes(buffer: Buffer, run: dict[str, Any]) -> None:
+    for _ in range(5):  # while the first is stored the other two and the end queue up behind it
+        writer = buffer.writer(run)
+        first = writer.submit(*[own_group([1.0] * 8, f"w{i}") for i in range(100)])
+        time.sleep(0.005)
+        answers = [
+            first,
+            writer.submit(own_group([1.0], "a")),
+            writer.submit(own_group([1.0], "r"), receipt=uuid.uuid4()),
+        ]
+        writer.close()
+        assert [len(answer.result(timeout=0)) for answer in answers] == [100, 1, 1]

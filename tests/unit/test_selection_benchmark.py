@@ -47,7 +47,7 @@ class Scripted(Learner):
 
 
 def plan(**changes: Any) -> Plan:
-    sizes = {"batch_groups": 3, "group_size": 8, "max_refill": 2, "budget": 10**6, "evaluate_every": 1, "target": 0.03}
+    sizes = {"batch_groups": 3, "group_size": 8, "max_refill": 2, "budget": 10**6, "evaluate_every": 1, "gap": 0.03}
     return Plan(**(sizes | changes))
 
 
@@ -66,13 +66,13 @@ def test_a_run_ends_when_its_budget_is_spent() -> None:
     record = train(build_selector("sequential", {}, learner.task_ids, 0), learner, plan(budget=40, evaluate_every=10))
     assert record["rollouts"] == learner.num_sampled >= 40
     assert record["rollouts"] < 40 + 3 * 8
-    assert at_target(record, 0.03, "rollouts") is None
+    assert at_target(record, "rollouts") is None
 
 
 def test_screened_groups_cost_their_first_rollouts_and_are_not_trained_on() -> None:
     learner = Scripted()
     selector = build_selector("speed", {"screen_rollouts": 4}, learner.task_ids, 0)
-    record = train(selector, learner, plan(target=0.05))
+    record = train(selector, learner, plan(gap=0.05))
     assert {size for _, size in learner.trained} == {8}
     assert {task_id for task_id, _ in learner.trained} == {1, 2, 3}
     screened = record["groups"] - record["trained_groups"]
@@ -81,8 +81,9 @@ def test_screened_groups_cost_their_first_rollouts_and_are_not_trained_on() -> N
 
 
 def run_of(*points: tuple[int, float], anchors: int = 0) -> dict[str, Any]:
-    """A record whose score went through these points."""
+    """A record whose score went through these points, with a target of 0.6."""
     return {
+        "target": 0.6,
         "points": [
             {"rollouts": r, "steps": r // 10, "seconds": r / 100, "cpu_seconds": r / 100, "score": s} for r, s in points
         ],
@@ -99,7 +100,7 @@ def test_a_selector_that_needs_more_or_does_not_arrive_is_reported_as_a_loss() -
         "difficulty": {0: run_of((0, 0.0), (50, 0.6), anchors=500), 1: run_of((0, 0.0), (100, 0.6), anchors=500)},
         "plr": {0: run_of((0, 0.0), (50, 0.6)), 1: run_of((0, 0.0), (400, 0.6))},
     }
-    found = summarize(runs, target=0.6, budget=1000)
+    found = summarize(runs, budget=1000)
     assert found["shuffle"]["rollouts_to_target"] == {"mean": 175.0, "min": 150.0, "max": 200.0, "runs": [150.0, 200.0]}
     assert "against_uniform" not in found["shuffle"]
     lost = found["random"]
@@ -115,13 +116,50 @@ def test_a_selector_that_needs_more_or_does_not_arrive_is_reported_as_a_loss() -
     assert won["against_uniform"]["rollouts_ratio"]["runs"] == [3.0, 2.0]
     # The anchors' rollouts stand beside, and may turn a gain into a loss.
     assert won["rollouts_to_target_with_anchors"]["runs"] == [550.0, 600.0]
-    assert found["plr"]["against_uniform"]["verdict"].startswith("wins with some seeds")
+    assert found["plr"]["against_uniform"]["verdict"] == "wins with 1, loses with 1 of 2 seeds"
 
 
 def test_every_selector_of_the_project_is_compared() -> None:
     from rftdata.selectors import SELECTORS
 
     assert {compared.selector for compared in COMPARED.values()} == set(SELECTORS)
+
+
+def test_the_sampler_and_the_held_out_score_agree_with_the_model_alone(tmp_path: Path) -> None:
+    import torch
+
+    from benchmarks.selection import sorting
+    from rftcore.algorithms.grpo import GRPO
+
+    sorting.example("make_model").make_model(tmp_path, seed=4)
+    tokens = sorting.Tokens(tmp_path)
+    model = sorting.open_learner(tmp_path, GRPO(), 1e-4, seed=0).model
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.0 if parameter.ndim < 2 else 3.0)  # so that some responses end early
+    train, held_out = sorting.make_tasks(sorting.Course(tasks_per_level=4, held_out_per_level=4), seed=0)
+    assert not {task.answer for task in train} & {task.answer for task in held_out}
+    torch.manual_seed(0)
+    rollouts = list(sorting.rollouts_of(model, train * 4, tokens))
+    assert len({len(response) for _, response, _ in rollouts}) > 1
+    for prompt, response, logprobs in rollouts:
+        assert tokens.eos not in response[:-1]
+        assert response[-1] == tokens.eos or len(response) == sorting.MAX_TOKENS
+        assert logprobs == pytest.approx(alone(model, prompt, response), abs=1e-4)
+    expected = [sum(alone(model, tokens.prompt(task.question), tokens.response(task.answer))) for task in held_out]
+    with torch.no_grad():
+        found = sorting.chances(model, held_out, tokens)
+    assert found.log().tolist() == pytest.approx(expected, abs=1e-3)
+
+
+def alone(model: Any, prompt: list[int], response: list[int]) -> list[float]:
+    """Log-probability of each token of a response, from one forward pass over one row without padding."""
+    import torch
+
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
+    values: list[float] = logits.log_softmax(-1).gather(1, torch.tensor(response)[:, None])[:, 0].tolist()
+    return values
 
 
 def printed(folder: Path, *options: str) -> dict[str, Any]:
@@ -160,7 +198,7 @@ def test_the_command_measures_every_selector_counts_all_rollouts_and_repeats_its
     assert set(results["experiments"]) == set(EXPERIMENTS)
     for experiment in results["experiments"].values():
         assert set(experiment["selectors"]) == set(COMPARED)
-        assert {"target", "budget", "group_size"} <= set(experiment["plan"])
+        assert {"gap", "budget", "group_size"} <= set(experiment["plan"])
         assert len(experiment["start"]["3"]["start"]["by_level"]) == len(experiment["levels"])
         for name, figures in experiment["selectors"].items():
             assert figures["rollouts"] == figures["rollouts_counted_by_learner"]

@@ -99,6 +99,7 @@ BEGIN
     -- Experiences before their groups, as a relabel locks them.
     PERFORM FROM rft.experience WHERE experience_id = ANY (ids) ORDER BY experience_id FOR UPDATE;
     SELECT array_agg(DISTINCT group_id) INTO groups FROM rft.experience WHERE experience_id = ANY (ids);
+    PERFORM FROM rft.review WHERE group_id = ANY (groups) ORDER BY review_id FOR NO KEY UPDATE;
     PERFORM FROM rft.rollout_group WHERE group_id = ANY (groups) ORDER BY group_id FOR UPDATE;
     -- Whoever draws from a stored selection holds its run: what was drawn before is seen by who asks next, a later draw sees the purge.
     PERFORM FROM rft.run WHERE source_kind IS NOT NULL AND status <> 'finished' ORDER BY run_id FOR NO KEY UPDATE;
@@ -123,16 +124,30 @@ BEGIN
     UPDATE rft.rollout_group SET status = 'abandoned', trainable = false, closed_reason = why, lease_until = NULL
     WHERE group_id = ANY (groups);
 
-    -- Scores may quote what they judged, and nobody can be asked about it any more. (These tables come with a later migration.)
+    -- What was found out and asked may quote what it is about; nobody is asked about it any more, since its group is given up. (Scores
+    -- and reviews come with a later migration.) A stage's error names no experience: all of the run since the first one was stored go.
+    UPDATE rft.verdict SET reason = '[purged]' WHERE experience_id = ANY (ids) AND reason IS NOT NULL;
+    UPDATE rft.operator_run o SET error = '[purged]'
+    FROM (SELECT run_id, min(created_at) AS since FROM rft.experience WHERE experience_id = ANY (ids) GROUP BY run_id) r
+    WHERE o.run_id = r.run_id AND o.ran_at >= r.since AND o.error IS NOT NULL;
     UPDATE rft.score s
     SET error = CASE WHEN error IS NOT NULL THEN '[purged]' END,
         scores = (SELECT coalesce(jsonb_object_agg(key, value), '{}') FROM jsonb_each(s.scores) WHERE jsonb_typeof(value) IN ('number', 'boolean'))
     WHERE s.experience_id = ANY (ids);
-    UPDATE rft.review SET answer = 'drop' WHERE experience_id = ANY (ids) AND answer IS NULL;
+    UPDATE rft.review SET question = '[purged]' WHERE experience_id = ANY (ids);
 
     IF tasks_too THEN
         SELECT array_agg(DISTINCT task_id) INTO tasks FROM rft.rollout_group WHERE group_id = ANY (groups);
-        UPDATE rft.task SET payload = '{"purged": true}', features = '{}', status = 'excluded' WHERE task_id = ANY (tasks);
+        UPDATE rft.task SET payload = '{"purged": true}', features = '{}', source_payload = NULL, source_features = NULL, status = 'excluded'
+        WHERE task_id = ANY (tasks);
+        UPDATE rft.task_verdict
+        SET reason = CASE WHEN reason IS NOT NULL THEN '[purged]' END, features = '{}', prompt = CASE WHEN prompt IS NOT NULL THEN '[purged]' END,
+            answer = CASE WHEN answer IS NOT NULL THEN '[purged]' END
+        WHERE task_id = ANY (tasks);
+        DELETE FROM rft.task_score WHERE task_id = ANY (tasks);
+        DELETE FROM rft.task_embedding WHERE task_id = ANY (tasks);
+        UPDATE rft.operator_run SET error = '[purged]'
+        WHERE error IS NOT NULL AND taskset IN (SELECT taskset FROM rft.task WHERE task_id = ANY (tasks));
         UPDATE rft.evaluation_answer SET response = '[purged]', error = CASE WHEN error IS NOT NULL THEN '[purged]' END
         WHERE task_id = ANY (tasks);
     END IF;

@@ -31,6 +31,7 @@ CREATE TABLE rft.review (
     question text NOT NULL,
     otherwise rft.review_answer NOT NULL,
     answer rft.review_answer,
+    answer_id bigint,
     author text,
     asked_at timestamptz NOT NULL DEFAULT rft.clock(),
     deadline timestamptz NOT NULL,
@@ -46,39 +47,51 @@ COMMENT ON COLUMN rft.review.group_id IS 'Its group.';
 COMMENT ON COLUMN rft.review.run_id IS 'The run whose pipeline asked.';
 COMMENT ON COLUMN rft.review.name IS 'Name of the question; an experience is asked each once.';
 COMMENT ON COLUMN rft.review.question IS 'What the person is asked.';
-COMMENT ON COLUMN rft.review.otherwise IS 'The answer when nobody has given one by the deadline, whether or not a process runs at that time.';
+COMMENT ON COLUMN rft.review.otherwise IS 'The answer when nobody has given one by the deadline, whether or not a process runs at that time. As it was when the question was asked: a stage that says otherwise later changes nothing.';
 COMMENT ON COLUMN rft.review.answer IS 'What a person said; NULL while nobody has. May be set by UPDATE; a label on the experience counts as pass.';
+COMMENT ON COLUMN rft.review.answer_id IS 'Number of the answer, from the sequence of label_id: a verdict''s label_cut covers answers as it does labels. An answer that is changed or taken back gets a new one; NULL where none was given in time.';
 COMMENT ON COLUMN rft.review.author IS 'Who answered: the setting rft.author, else the session user.';
 COMMENT ON COLUMN rft.review.asked_at IS 'When it was asked (the clock of leases).';
-COMMENT ON COLUMN rft.review.deadline IS 'Until when an answer counts.';
+COMMENT ON COLUMN rft.review.deadline IS 'Until when an answer counts; ten years after the question at most. A later one is noted and changes nothing, and one that was given in time stands from then on.';
 COMMENT ON COLUMN rft.review.answered_at IS 'When it was answered.';
 
 CREATE VIEW rft.v_review AS
-SELECT w.*, CASE WHEN w.answer IS NOT NULL THEN w.answer::text WHEN rft.clock() >= w.deadline THEN w.otherwise::text
-                 ELSE 'waiting' END AS state
+SELECT w.*, CASE WHEN w.answer IS NOT NULL AND w.answered_at < w.deadline THEN w.answer::text
+                 WHEN rft.clock() >= w.deadline THEN w.otherwise::text ELSE 'waiting' END AS state
 FROM rft.review w;
-COMMENT ON VIEW rft.v_review IS 'Questions with their state now: waiting, pass or drop.';
+COMMENT ON VIEW rft.v_review IS 'Questions with their state now: waiting, pass or drop. An answer after the deadline does not count.';
 
 CREATE VIEW rft.v_review_queue AS
 SELECT w.review_id, w.experience_id, w.group_id, r.name AS run, w.name, w.question, w.deadline, w.otherwise,
        extract(epoch FROM w.deadline - rft.clock())::double precision AS seconds_left, e.prompt, e.response, e.reward, w.asked_at
 FROM rft.review w JOIN rft.run r USING (run_id) JOIN rft.experience e USING (experience_id)
-WHERE w.answer IS NULL AND rft.clock() < w.deadline
+JOIN rft.rollout_group g ON g.group_id = w.group_id
+WHERE w.answer IS NULL AND rft.clock() < w.deadline AND g.status = 'sealed' AND g.left_by IS NULL
 ORDER BY w.deadline, w.review_id;
-COMMENT ON VIEW rft.v_review_queue IS 'What waits for a person, the most urgent first. Answer with UPDATE rft.review SET answer, UPDATE rft.experience SET reward, `rft label set` or `rft label import`.';
+COMMENT ON VIEW rft.v_review_queue IS 'What waits for a person, the most urgent first; not what was asked about groups that were purged, left or decided without an answer since. Answer with UPDATE rft.review SET answer, UPDATE rft.experience SET reward, `rft label set` or `rft label import`.';
 
--- An answer changes nothing but itself; who and when is noted here. Its group goes back to the pipeline at once.
+-- An answer changes nothing but itself; who and when is noted here. Its group goes back to the pipeline at once. A purge may
+-- empty the question; its number is given by rft.reopen_answered.
 CREATE FUNCTION rft.note_answer() RETURNS trigger
 LANGUAGE plpgsql
 AS $$
 BEGIN
+    IF coalesce(current_setting('rft.purge', true), '') <> ''
+        AND pg_has_role(current_user, (SELECT relowner FROM pg_class WHERE oid = TG_RELID), 'USAGE') THEN
+        OLD.question := NEW.question;
+    END IF;
     IF (NEW.review_id, NEW.experience_id, NEW.group_id, NEW.run_id, NEW.name, NEW.question, NEW.otherwise, NEW.asked_at, NEW.deadline)
        IS DISTINCT FROM
-       (OLD.review_id, OLD.experience_id, OLD.group_id, OLD.run_id, OLD.name, OLD.question, OLD.otherwise, OLD.asked_at, OLD.deadline) THEN
+       (OLD.review_id, OLD.experience_id, OLD.group_id, OLD.run_id, OLD.name, OLD.question, OLD.otherwise, OLD.asked_at, OLD.deadline)
+       OR (NEW.answer_id IS DISTINCT FROM OLD.answer_id AND pg_trigger_depth() = 1) THEN
         RAISE EXCEPTION 'only the answer of a review can be changed (review %)', OLD.review_id
             USING HINT = 'UPDATE rft.review SET answer = ''pass'' WHERE review_id = …';
     END IF;
     IF NEW.answer IS DISTINCT FROM OLD.answer THEN
+        IF OLD.answer IS NOT NULL AND OLD.answered_at < OLD.deadline AND rft.clock() >= OLD.deadline THEN
+            RAISE EXCEPTION 'review % was answered in time, and its deadline has passed: the answer stands', OLD.review_id
+                USING HINT = 'A reward can still be corrected: UPDATE rft.experience SET reward = … WHERE experience_id = …';
+        END IF;
         NEW.author := coalesce(nullif(current_setting('rft.author', true), ''), session_user);
         NEW.answered_at := rft.clock();
     END IF;
@@ -93,11 +106,16 @@ CREATE FUNCTION rft.reopen_answered() RETURNS trigger
 LANGUAGE plpgsql
 AS $$
 DECLARE
+    answered bigint[];
     touched bigint[];
 BEGIN
-    SELECT array_agg(DISTINCT n.group_id) INTO touched
-    FROM new_rows n JOIN old_rows o USING (review_id) WHERE n.answer IS DISTINCT FROM o.answer;
+    SELECT array_agg(n.review_id ORDER BY n.review_id), array_agg(DISTINCT n.group_id) INTO answered, touched
+    FROM new_rows n JOIN old_rows o USING (review_id)
+    WHERE n.answer IS DISTINCT FROM o.answer AND n.answered_at < n.deadline;
     IF touched IS NOT NULL THEN
+        -- Before the answers get their numbers, as labels do (rft.record_labels).
+        PERFORM FROM rft.rollout_group WHERE group_id = ANY (touched) ORDER BY group_id FOR UPDATE;
+        UPDATE rft.review SET answer_id = nextval('rft.label_label_id_seq') WHERE review_id = ANY (answered);
         PERFORM rft.reopen_groups(touched);
     END IF;
     RETURN NULL;
@@ -110,7 +128,39 @@ CREATE TRIGGER review_reopen
     REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows
     FOR EACH STATEMENT EXECUTE FUNCTION rft.reopen_answered();
 
--- A label is an answer, too.
+-- A label is an answer, too. Whoever answers holds the review and then waits for its group; so a label locks the reviews of its
+-- groups, of which it may answer some, now or later in its transaction, before the groups.
+CREATE OR REPLACE FUNCTION rft.record_labels() RETURNS trigger
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    batch bigint := nullif(current_setting('rft.label_batch', true), '')::bigint;
+    touched bigint[];
+BEGIN
+    SELECT array_agg(DISTINCT n.group_id) INTO touched
+    FROM new_rows n JOIN old_rows o USING (experience_id)
+    WHERE (n.reward, n.reward_final) IS DISTINCT FROM (o.reward, o.reward_final);
+    IF touched IS NULL THEN
+        RETURN NULL;
+    END IF;
+    PERFORM FROM rft.review WHERE group_id = ANY (touched) ORDER BY review_id FOR NO KEY UPDATE;
+    -- Before the labels get their ids, so that within a group ids grow in the order in which labels commit: a verdict's
+    -- label_cut then covers every label up to it.
+    PERFORM FROM rft.rollout_group WHERE group_id = ANY (touched) ORDER BY group_id FOR UPDATE;
+    batch := coalesce(batch, nextval('rft.label_batch_id_seq'));
+    INSERT INTO rft.label (experience_id, field, old_value, new_value, author, source, reason, label_batch_id, final)
+    SELECT n.experience_id, 'reward', o.reward, n.reward,
+           coalesce(nullif(current_setting('rft.author', true), ''), session_user),
+           coalesce(nullif(current_setting('rft.label_source', true), ''), 'sql')::rft.label_source,
+           nullif(current_setting('rft.reason', true), ''),
+           batch, n.reward_final
+    FROM new_rows n JOIN old_rows o USING (experience_id)
+    WHERE (n.reward, n.reward_final) IS DISTINCT FROM (o.reward, o.reward_final);
+    PERFORM rft.reopen_groups(touched);
+    RETURN NULL;
+END
+$$;
+
 CREATE FUNCTION rft.answer_by_label() RETURNS trigger
 LANGUAGE plpgsql
 AS $$
@@ -126,3 +176,9 @@ CREATE TRIGGER label_answers
     AFTER INSERT ON rft.label
     REFERENCING NEW TABLE AS new_labels
     FOR EACH STATEMENT EXECUTE FUNCTION rft.answer_by_label();
+
+COMMENT ON COLUMN rft.verdict.label_cut IS 'Newest label of the group, or answer to a question about it, that it was made at.';
+
+-- Groups that wait for people, by when they come back: a queue of many thousand is not read for them.
+CREATE INDEX worklist_waiting ON rft.worklist (consumer, lease_until)
+    WHERE NOT available AND claimed_by IS NULL AND lease_until IS NOT NULL;
