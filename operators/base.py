@@ -175,6 +175,7 @@ class Operator(ABC):
             nothing; `decide` may. Where it is not `rowwise`, a row's score depends on its whole group as far as it is still there.
         error_column: the score column that says why a row has no score; such a row is scored again the next time.
         rowwise: every row is decided by itself, so a batch may be cut anywhere and its parts run at the same time.
+        asks: names of the questions it asks people; None: not known before, so the answers are read for it in any case.
         base_dir: folder that relative paths in the arguments start from, the configuration file's; set before anything else is asked.
     """
 
@@ -184,6 +185,7 @@ class Operator(ABC):
     scores: Mapping[str, pa.DataType] = {}
     error_column: str | None = None
     rowwise: bool = False
+    asks: frozenset[str] | None = None
     base_dir: Path = Path()
 
     def __init__(self, config: StageConfig) -> None:
@@ -234,6 +236,11 @@ class Operator(ABC):
         """
         return pa.nulls(table.num_rows, pa.string())
 
+    @property
+    def may_ask(self) -> bool:
+        """Whether it may let rows wait for a person."""
+        return not _is_ours(self) if self.asks is None else bool(self.asks)
+
     def depends_on(self) -> str | None:
         """What else its scores depend on, as it is now, such as the weights of a model that learns; None: they are never used again."""
         return ""
@@ -245,8 +252,11 @@ class Operator(ABC):
     def spec(self) -> dict[str, Any]:
         """Everything that determines what this stage decides, as plain JSON values; part of the chain's version."""
         spec: dict[str, Any] = self.config.model_dump(mode="json")
-        ours = type(self).__module__.partition(".")[0] == "operators"
-        return spec if ours else {"args": spec, "code": source_digest(type(self))}
+        return spec if _is_ours(self) else {"args": spec, "code": source_digest(type(self))}
+
+
+def _is_ours(operator: Operator) -> bool:
+    return type(operator).__module__.partition(".")[0] == "operators"
 
 
 def parse_config(config_class: type[StageConfig], args: object) -> StageConfig:

@@ -51,6 +51,7 @@ def build_chain(
                 args, options = _options(args)
                 operator = resolve_stage(name, args, base_dir)
                 _check_rowwise(operator, options)
+                _check_questions(operator, stages)
                 schema = operator.validate_schema(schema)
             except RftError as error:
                 raise at(index, name, error) from error
@@ -76,6 +77,17 @@ def _check_rowwise(operator: Operator, options: RunOptions) -> None:
             "this stage sees whole groups, so its batches cannot be cut", value={"run": options.model_dump(exclude_defaults=True)},
             allowed="run: {retries: N}", todo="leave run.batch_rows and run.concurrency out",
         )  # fmt: skip
+
+
+def _check_questions(operator: Operator, before: Sequence[Stage]) -> None:
+    """A person is asked a question of a name once about a row: the second stage would take the first one's answer for its own."""
+    for stage in before:
+        twice = (operator.asks or frozenset()) & (stage.operator.asks or frozenset())
+        if twice:
+            raise ConfigError(
+                f"asks a question of a name that stage {stage.index} ({stage.name}) asks already", value=min(twice),
+                todo="give it another one with the argument name",
+            )  # fmt: skip
 
 
 def _entries(spec: object) -> Sequence[object]:

@@ -18,7 +18,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -36,6 +36,7 @@ MIN_GROUP_SIZE = "min_group_size"
 """Stage name of the group rule where no stage of the chain is to blame."""
 REWARD = "reward"
 """Stage name of the rule that a kept row has a finite reward."""
+REVIEWS = "reviews"
 DEFAULT_PRIORITY = 0.0
 
 DECISION_SCHEMA = pa.schema(
@@ -96,7 +97,7 @@ class Chain:
         """
         if not self.stages:
             return NO_PIPELINE
-        spec = [[stage.name, stage.operator.spec()] for stage in self.stages]
+        spec = [[stage.written, stage.operator.spec()] for stage in self.stages]
         text = json.dumps([spec, self.min_group_size, self.require_reward], sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -106,6 +107,7 @@ class Chain:
         needed = set(IDENTITY_COLUMNS) | {"reward"}
         for stage in self.stages:
             needed |= set(BATCH_SCHEMA.names) if stage.operator.reads is None else stage.operator.reads
+            needed |= {REVIEWS} if stage.operator.may_ask else set()
         return frozenset(needed & set(BATCH_SCHEMA.names)) - {"priority"}
 
     @property
@@ -191,7 +193,7 @@ class Chain:
         try:
             given = going.table(None if operator.reads is None else operator.reads | IDENTITY_COLUMNS)
             applied = apply_stage(stage, given, known) if going.num_rows else Applied(StageOutcome.keep_all(0))
-            outcome = applied.outcome
+            outcome = _without_answered(applied.outcome, going)
             spoilt = _put_in_place(going, outcome)
         except PluginError as error:
             # A missing package fails the same way for every row: no smaller batch would help.
@@ -217,6 +219,22 @@ class Chain:
         found.runs.append(
             StageRun(stage.name, stage.index, came, came - dropped, dropped, seconds, len(outcome.created))
         )
+
+
+def _without_answered(outcome: StageOutcome, going: Pass) -> StageOutcome:
+    """A question that was answered is not asked again: the row passes or is dropped, whatever its stage says."""
+    reviews = going.table([REVIEWS]) if outcome.waiting else pa.table({})
+    if not reviews.column_names:
+        return outcome
+    given = reviews[REVIEWS].to_pylist()
+    reasons, waiting = outcome.reasons.to_pylist(), {}
+    for row, review in outcome.waiting.items():
+        answer = json.loads(given[row]).get(review.name) if given[row] else None
+        if answer == "drop":
+            reasons[row] = reasons[row] or f"review {review.name!r}: drop"
+        elif answer != "pass":
+            waiting[row] = review
+    return replace(outcome, reasons=pa.array(reasons, pa.string()), waiting=waiting)
 
 
 def _put_in_place(going: Pass, outcome: StageOutcome) -> pa.Array | None:

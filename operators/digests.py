@@ -54,7 +54,8 @@ def _with_siblings(rows_N: Digests, group_N: NDArray[np.int64]) -> Digests:
     place_N = np.arange(len(order)) - np.repeat(starts, lengths)
     # A sum of what is mixed with the place: vectorised, and another for another order.
     placed_N = _mixed(rows_N[order] ^ _mixed(place_N.astype(np.uint64) + np.uint64(1)))
-    group_G = _mixed(np.add.reduceat(placed_N, starts) ^ lengths.astype(np.uint64))
+    sums_G: Digests = np.add.reduceat(placed_N, starts)
+    group_G = _mixed(sums_G ^ lengths.astype(np.uint64))
     found = np.empty_like(rows_N)
     found[order] = _mixed(np.repeat(group_G, lengths) ^ placed_N)
     return found

@@ -24,7 +24,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from operators.sandbox import aggregate_functions, changing_functions, message, open_sandbox, quoted, registered
+from operators.sandbox import aggregate_functions, is_changing, message, open_sandbox, quoted, registered
 from rftdata.errors import ConfigError, OperatorError
 
 NUMBER_COLUMNS = frozenset({"metrics", "reward_parts", "features"})
@@ -172,7 +172,7 @@ class _References:
 
     def _function(self, node: dict[str, Any], kind: str) -> None:
         name = str(node["function_name"]).lower()
-        if name in changing_functions():
+        if is_changing(node):
             raise ConfigError(
                 f"{name}() would give another value the next time",
                 todo="use columns only, so that the same row gives the same",

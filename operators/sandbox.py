@@ -1,6 +1,6 @@
 """DuckDB with no way out: where the SQL of a configuration file runs.
 
-No files, no network, no extensions, no settings, no Python variables, one thread. What a query may look at is what was
+No files, no network, no extensions, no settings, no Python variables, one thread, memory up to a limit. What a query may look at is what was
 registered for it, as Arrow, and files that were allowed by name.
 """
 
@@ -10,17 +10,26 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pyarrow as pa
 
 from rftdata.errors import PluginError
 
+MEMORY_LIMIT = "2GB"
+"""What one query may use besides the Arrow tables that it is given."""
+
 SETTINGS: dict[str, str | bool | int | float | list[str]] = {
     "threads": "1",
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
     "python_enable_replacements": "false",
+    "memory_limit": MEMORY_LIMIT,
+    # What does not fit fails; nothing is written to disk.
+    "temp_directory": "",
+    "max_temp_directory_size": "0B",
+    "secret_directory": "/nonexistent",
 }
 
 
@@ -35,6 +44,9 @@ def open_sandbox(allowed: Sequence[Path] = (), *, network: bool = False) -> duck
         PluginError: the extension is not installed; it is never installed from here.
     """
     connection = duckdb.connect(":memory:", config=SETTINGS)
+    # Texts of times are read and written the same on every machine. The extension is part of DuckDB's package.
+    connection.execute("LOAD icu")
+    connection.execute("SET TimeZone = 'UTC'")
     folders = [f"{path}/" for path in allowed if path.is_dir()]
     if network:
         try:
@@ -82,6 +94,24 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+TIME_WORDS = frozenset({"current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"})
+"""They are functions without parentheses, unless a column has the name."""
+SEEDED = frozenset({"random", "uuid", "gen_random_uuid", "uuidv4"})
+"""Functions that give the same after `setseed`."""
+_MACROS = frozenset({"ago", "pg_conf_load_time", "pg_postmaster_start_time"})
+_HIDING = frozenset({"query", "query_table", "json_execute_serialized_sql"})
+"""They run a text, into which nobody can look beforehand."""
+
+
+def is_changing(function: Mapping[str, Any]) -> bool:
+    """Whether a function, as a node of DuckDB's tree, gives another value the next time."""
+    name = str(function["function_name"]).lower()
+    if name in _HIDING or name.startswith(("duckdb_", "pragma_")):
+        return True
+    # age(x) counts from now, age(x, y) does not.
+    return name in changing_functions() or (name == "age" and len(function["arguments"]) == 1)
+
+
 @cache
 def changing_functions() -> frozenset[str]:
     """Names of functions whose answer depends on more than their arguments: random numbers, the time, settings."""
@@ -89,7 +119,7 @@ def changing_functions() -> frozenset[str]:
         rows = connection.execute(
             "SELECT DISTINCT function_name FROM duckdb_functions() WHERE stability <> 'CONSISTENT' AND function_name <> 'error'"
         ).fetchall()
-    return frozenset(name for (name,) in rows) | {"current_time", "current_timestamp", "localtime", "localtimestamp"}
+    return frozenset(name for (name,) in rows) | TIME_WORDS | _MACROS
 
 
 @cache

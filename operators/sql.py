@@ -11,10 +11,11 @@ Rules: the result has `experience_id`, each at most once and none that was not i
 dropped. Its other columns replace those of the batch or are added for later stages; columns it leaves out stay as
 they were. A query that fails, or names a wrong column, is refused when the chain is built: it is run on an empty table.
 
-Sandboxed: one SELECT, no files, no network, no extensions, no settings, no Python variables. One thread and a fixed
-seed before every query, so that the same batch gives the same answer even with `random()`. Reference tables are read before the first
-batch and given to the query as tables; it does not see the files. `allow` opens files (or folders) and the network to the query itself.
-The content of files is part of the pipeline's version; what the network says may change without anybody knowing.
+Sandboxed: one SELECT, no files, no network, no extensions, no settings, no Python variables, 2 GB of memory. The same batch gives the
+same answer: one thread, a fixed seed before every query, times in UTC, and no function that asks for the time or a setting.
+
+Reference tables are read before the first batch and given to the query as tables; it does not see the files. `allow` opens files (or
+folders) and the network to the query itself. The content of files is part of the pipeline's version; what the network says may change without anybody knowing.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from pydantic import Field, field_validator
 
 from operators import reference_files
 from operators.base import IDENTITY_COLUMNS, Operator, StageConfig, StageContext, StageOutcome
-from operators.query_shape import shape
+from operators.query_shape import refuse_changing, shape
 from operators.sandbox import message, open_sandbox, quoted, registered
 from rftdata.errors import ConfigError, OperatorError
 
@@ -107,6 +108,8 @@ class Sql(Operator):
             # A connection of its own: the chain that was only checked keeps none open.
             with contextlib.closing(self._open()) as connection:
                 result = _run(connection, self.config.query, {"batch": schema.empty_table(), **tables}).schema
+            columns = {*schema.names, *(name for table in tables.values() for name in table.column_names)}
+            refuse_changing(self.config.query, columns)
         except duckdb.Error as error:
             raise ConfigError(
                 f"DuckDB refuses the query: {message(error)}",

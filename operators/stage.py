@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from operators.base import (
     StageOutcome,
 )
 from operators.digests import input_digests
+from rftdata.database import storable
 from rftdata.errors import ConfigError, OperatorError, RftError
 from rftdata.verdicts import KnownScore
 
@@ -43,10 +45,12 @@ class RunOptions(StageConfig):
 
 @dataclass(frozen=True)
 class Stage:
-    """One entry of a chain: its place (from 1), the name written in YAML, the operator, and how it is run.
+    """One entry of a chain: its place (from 1), the operator, and how it is run.
 
     Attributes:
+        name: in verdicts and reports: as written in YAML; `sql#2` where another stage before it is called `sql`.
         score_key: digest of what determines its scores besides its input; empty where it has none.
+        written: the name in YAML.
     """
 
     index: int
@@ -54,6 +58,7 @@ class Stage:
     operator: Operator
     options: RunOptions = field(default_factory=RunOptions)
     score_key: str = ""
+    written: str = ""
 
 
 @dataclass(frozen=True)
@@ -139,21 +144,27 @@ def identify(index: int, name: str, operator: Operator, options: RunOptions, bef
     The key covers the stage itself and those before it that changed what it reads, directly or through others. Which rows and values
     they leave it is not in the key: that is compared score by score.
     """
+    shown = _name_among(name, before)
     if not operator.scores:
-        return Stage(index, name, operator, options)
+        return Stage(index, shown, operator, options, written=name)
     reads, behind = operator.reads, []
     for stage in reversed(before):
         written = _written(stage.operator)
         if reads is None or written is None or written & reads:
-            behind.append([stage.name, stage.operator.spec()])
+            behind.append([stage.written, stage.operator.spec()])
             reads = None if reads is None or stage.operator.reads is None else reads | stage.operator.reads
-    what = [name, operator.score_spec(), behind]
+    what: list[Any] = [name, operator.score_spec(), behind]
     if not operator.rowwise:
         # The same stage again finds fewer siblings, and has other scores.
-        again = sum(stage.name == name and stage.operator.score_spec() == what[1] for stage in before)
+        again = sum(stage.written == name and stage.operator.score_spec() == what[1] for stage in before)
         what += [again] if again else []
     text = json.dumps(what, sort_keys=True, separators=(",", ":"))
-    return Stage(index, name, operator, options, hashlib.sha256(text.encode()).hexdigest()[:16])
+    return Stage(index, shown, operator, options, hashlib.sha256(text.encode()).hexdigest()[:16], name)
+
+
+def _name_among(name: str, before: Sequence[Stage]) -> str:
+    again = sum(stage.written == name for stage in before)
+    return f"{name}#{again + 1}" if again else name
 
 
 def _written(operator: Operator) -> frozenset[str] | None:
@@ -200,13 +211,25 @@ def _scored(
         return _stored_columns(stage, ids, stored), None
     todo = given if missing is None else given.filter(missing)
     computed = _checked(stage, _in_parts(stage, todo), todo)
-    fresh = {name: pc.cast(computed.columns[name], kind) for name, kind in operator.scores.items()}
+    fresh = {name: as_stored(pc.cast(computed.columns[name], kind)) for name, kind in operator.scores.items()}
     table = pa.table({"experience_id": todo["experience_id"], **fresh})
-    scores = StageScores(stage.name, stage.score_key, table, digests if missing is None else digests.filter(missing))
+    scores = StageScores(stage.written, stage.score_key, table, digests if missing is None else digests.filter(missing))
     if todo.num_rows < given.num_rows:
         merged = {**stored, **{row.pop("experience_id"): row for row in table.to_pylist()}}
         fresh = _stored_columns(stage, ids, merged)
     return fresh, scores
+
+
+def as_stored(values: pa.Array) -> pa.Array:
+    """Values as they come back from the database: no NaN or infinity, no NUL in texts. Later stages see the same the first time."""
+    kind = values.type
+    if pa.types.is_floating(kind):
+        return pc.if_else(pc.fill_null(pc.is_finite(values), False), values, pa.scalar(None, kind))
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        return values
+    if pa.types.is_string(kind) and not pc.any(pc.match_substring(values, "\x00")).as_py():
+        return values
+    return pa.array([storable(value) for value in values.to_pylist()], kind)
 
 
 def _of_the_same(
@@ -251,23 +274,31 @@ def _in_parts(stage: Stage, table: pa.Table) -> StageOutcome:
         outcomes = list(pool.map(lambda start: _try(stage, table.slice(start, size).combine_chunks()), starts))
     names = list(dict.fromkeys(name for outcome in outcomes for name in outcome.columns))
     columns = {
-        name: pa.chunked_array([_part(outcome, name, table, start, size) for outcome, start in zip(outcomes, starts)])
+        name: _joined([_part(outcome, name, table, start, size) for outcome, start in zip(outcomes, starts)])
         for name in names
     }
     return StageOutcome(
         pa.chunked_array([outcome.reasons for outcome in outcomes], pa.string()).combine_chunks(),
-        {name: values.combine_chunks() for name, values in columns.items()},
+        columns,
         {start + row: review for outcome, start in zip(outcomes, starts) for row, review in outcome.waiting.items()},
         [made for outcome in outcomes for made in outcome.created],
     )
 
 
 def _part(outcome: StageOutcome, name: str, table: pa.Table, start: int, size: int) -> pa.Array:
-    """A part's values of a column; those it had where this part changed none."""
+    """A part's values of a column; those it had where this part changed none, nulls where the column is new."""
     values = outcome.columns.get(name)
     if values is None:
-        values = table[name].slice(start, size)
+        num_rows = min(size, table.num_rows - start)
+        values = table[name].slice(start, size) if name in table.column_names else pa.nulls(num_rows)
     return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+
+
+def _joined(parts: Sequence[pa.Array]) -> pa.Array:
+    """Parts of a column as one, of the type that holds them all: one without values has none of its own."""
+    schemas = [pa.schema([("values", part.type)]) for part in parts]
+    kind = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+    return pa.concat_arrays([part.cast(kind) for part in parts])
 
 
 def _try(stage: Stage, table: pa.Table) -> StageOutcome:
@@ -284,6 +315,9 @@ def _try(stage: Stage, table: pa.Table) -> StageOutcome:
 def _checked(stage: Stage, outcome: StageOutcome, table: pa.Table) -> StageOutcome:
     """The outcome, if it keeps the rules that hold for all stages."""
     _checked_reasons(outcome, table)
+    _check_waiting(outcome, table.num_rows)
+    for made in outcome.created:
+        _check_created(made)
     written = _written(stage.operator)
     for name, values in outcome.columns.items():
         if name in IDENTITY_COLUMNS:
@@ -308,7 +342,41 @@ def _checked(stage: Stage, outcome: StageOutcome, table: pa.Table) -> StageOutco
 def _checked_reasons(outcome: StageOutcome, table: pa.Table) -> StageOutcome:
     if len(outcome.reasons) != table.num_rows:
         raise OperatorError(f"decided on {len(outcome.reasons)} rows of {table.num_rows}")
+    kind = outcome.reasons.type
+    if not (pa.types.is_null(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise OperatorError(
+            "gives reasons that are no texts", value=str(kind), allowed="a text, or null where a row stays"
+        )
     return outcome
+
+
+def _check_waiting(outcome: StageOutcome, num_rows: int) -> None:
+    waiting: Mapping[Any, Any] = outcome.waiting  # whatever the stage made it
+    for row, review in waiting.items():
+        if isinstance(row, bool) or not isinstance(row, int) or not 0 <= row < num_rows:
+            raise OperatorError("lets a row wait that it was not given", value=row, allowed=f"0 to {num_rows - 1}")
+        if not isinstance(review, Review) or not (
+            review.name and review.otherwise in ("pass", "drop") and 0 < review.timeout_s < math.inf
+        ):
+            raise OperatorError(
+                "asks something that cannot be asked", value=review,
+                allowed="a Review with a name, a finite timeout_s above 0, and otherwise: pass or drop",
+            )  # fmt: skip
+
+
+def _check_created(made: object) -> None:
+    """What is made is stored as JSON."""
+    if not isinstance(made, CreatedTask | CreatedGroup):
+        raise OperatorError("made something that is neither a task nor a group", value=type(made).__name__)
+    task = made.task if isinstance(made, CreatedGroup) else made
+    answers = [[list(answer.messages), answer.response, answer.reward] for answer in getattr(made, "answers", ())]
+    try:
+        json.dumps([dict(task.payload), dict(task.features), answers])
+    except (TypeError, ValueError) as error:
+        raise OperatorError(
+            f"made a task that JSON cannot hold: {error}", value=task.task_key,
+            allowed="texts, numbers, true, false, null, lists and mappings of these",
+        ) from error  # fmt: skip
 
 
 @dataclass

@@ -59,6 +59,7 @@ class HumanReview(Operator):
 
     def __init__(self, config: StageConfig) -> None:
         super().__init__(config)
+        self.asks = frozenset({self.config.name})
         self._where = Expression(self.config.where, pa.bool_()) if self.config.where else None
         if self._where is not None:
             self.rowwise = self._where.rowwise

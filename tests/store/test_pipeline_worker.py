@@ -9,12 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from operators.base import CreatedAnswer, CreatedGroup, CreatedTask, Operator, StageOutcome
+from operators.base import CreatedAnswer, CreatedGroup, CreatedTask, Operator, Review, StageOutcome
 from operators.build import build_chain
 from operators.chain import Chain
 from rftcore.pipeline.deciding import decide
+from rftcore.pipeline.replay import without_people
 from rftdata import Buffer, labels
-from rftdata.claims import SealedQueue, claim_sealed_groups, give_back
+from rftdata.claims import SealedQueue, claim_sealed_groups, give_back, read_groups
 from rftdata.planning import Planner
 from rftdata.verdicts import NewTask, Verdicts, commit_verdicts, known_scores
 from rftdata.worker import release_lost_claims
@@ -102,6 +103,33 @@ def test_a_score_is_kept_and_one_that_failed_is_made_again(buffer: Buffer, roles
     )
     assert run_pipeline(roles, threshold) == [1]
     assert calls == [[1, 2, 3, 4], [2]]
+
+
+class AsksAlways(Operator):
+    """Asks about every row, without looking at answers."""
+
+    reads = frozenset({"response"})
+
+    def apply(self, table: pa.Table) -> StageOutcome:
+        asked = Review("check", "Well?", 60.0, "drop")
+        return StageOutcome(pa.nulls(table.num_rows, pa.string()), waiting=dict.fromkeys(range(table.num_rows), asked))
+
+
+def test_a_stage_that_asks_again_after_the_answer_does_not_keep_its_group(buffer: Buffer, roles: Roles) -> None:
+    chain = build_chain([{f"{__name__}:AsksAlways": {}}])
+    assert run_pipeline(roles, chain) == [] and roles.claim_sealed() is None
+    buffer.sql("UPDATE rft.review SET answer = 'pass' WHERE group_id = 1")
+    assert run_pipeline(roles, chain) == [1]
+    assert rows(buffer, "SELECT experience_id, kept FROM rft.verdict ORDER BY 1") == [
+        {"experience_id": 1, "kept": True}, {"experience_id": 2, "kept": True},
+    ]  # fmt: skip
+    again = without_people(chain, read_groups(roles.database, [1, 2], chain.columns), {})
+    assert [(d.experience_id, d.kept) for d in again.verdicts.decisions] == [
+        (1, True),
+        (2, True),
+        (3, False),
+        (4, False),
+    ]
 
 
 def test_an_answer_that_was_corrected_is_scored_again(buffer: Buffer, roles: Roles) -> None:

@@ -376,7 +376,9 @@ def test_a_selector_takes_tasks_by_the_priority_that_the_pipeline_gave_them(buff
     ]  # levels 0 and 1; task 2 would be the hardest and is excluded
 
 
-def test_a_score_is_computed_once_for_what_it_looks_at_and_used_by_other_versions(buffer: Buffer, tmp_path: Path) -> None:
+def test_a_score_is_computed_once_for_what_it_looks_at_and_used_by_other_versions(
+    buffer: Buffer, tmp_path: Path
+) -> None:
     quality_stage = {"quality_score": {"columns": {"level": [0, 9]}}}
     write(tmp_path, ROWS[:5])
     load_tasks(configuration(tmp_path, [quality_stage]), buffer.database)

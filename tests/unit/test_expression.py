@@ -120,3 +120,9 @@ def test_threads_share_a_formula_and_processes_get_their_own() -> None:
     assert copy.evaluate(tables[3]).to_pylist() == [6.0] * 50
     formula.close()
     assert formula.evaluate(tables[1]).to_pylist() == [2.0] * 50
+
+
+def test_how_long_ago_something_was_differs_the_next_time() -> None:
+    with pytest.raises(ConfigError, match=r"age\(\) would give another value the next time"):
+        Expression("age(TIMESTAMP '2000-01-01')::VARCHAR")
+    assert Expression("age(TIMESTAMP '2001-01-01', TIMESTAMP '2000-01-01')::VARCHAR").columns == frozenset()

@@ -282,6 +282,11 @@ def test_wrong_references_are_refused_when_the_chain_is_built(
         ("FROM batch SEMI JOIN (SELECT 'a' AS response) USING (response)", None, None),
         ("SELECT COLUMNS(*) FROM batch", None, None),
         ("FROM batch ORDER BY ALL LIMIT 3", None, None),
+        ("FROM batch ORDER BY 4 DESC LIMIT 1", None, None),
+        ("SELECT DISTINCT ON (5) * FROM batch", None, None),
+        ("FROM batch WHERE #10 > 0", None, None),
+        ("SELECT experience_id, reward + #10 AS reward FROM batch", None, None),
+        ("SELECT experience_id, reward FROM batch ORDER BY 2 LIMIT 4", {"reward"}, {"reward"}),
         ("SELECT * RENAME (reward AS quality) FROM batch", None, None),
         ("SELECT experience_id, batch::VARCHAR AS everything FROM batch", None, None),
         ("WITH b AS (FROM batch) FROM b", None, None),
@@ -295,6 +300,64 @@ def test_a_query_gets_the_columns_it_looks_at_and_gives_those_it_changes(
     identity = {"experience_id", "group_id", "rollout_index"}
     assert stage.operator.reads == (None if reads is None else reads | identity)
     assert stage.operator.writes == writes
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "FROM batch ORDER BY 4 DESC LIMIT 1",
+        "SELECT DISTINCT ON (4) * FROM batch ORDER BY 4 DESC",
+        "FROM batch WHERE #4 = 9",
+    ],
+)
+def test_a_column_by_its_place_is_that_of_the_whole_batch(query: str) -> None:
+    batch = batch_of_groups([0.0, 3.0, 2.0, 1.0], turn_index=[9, 1, 1, 1])
+    with contextlib.closing(duckdb.connect()) as connection:
+        wanted = {row[0] for row in connection.register("batch", batch).execute(query).fetchall()}
+    decisions = build_chain([{"sql": query}]).run(batch).decisions.to_pylist()
+    kept = {row["experience_id"] for row in decisions if row["kept"]}
+    assert len(kept) == len(wanted) and 100 in kept & wanted
+
+
+@pytest.mark.parametrize(
+    ("word", "named"),
+    [
+        ("now()", "now"), ("get_current_timestamp()", "get_current_timestamp"), ("current_timestamp", "current_timestamp"),
+        ("current_date", "current_date"), ("age(TIMESTAMP '2000-01-01')", "age"), ("ago(INTERVAL 1 DAY)", "ago"),
+        ("current_setting('memory_limit')", "current_setting"), ("uuidv7()", "uuidv7"),
+        ("(SELECT max(value) FROM duckdb_settings())", "duckdb_settings"),
+        ("(SELECT x FROM query('SELECT now() AS x'))", "query"),
+    ],
+)  # fmt: skip
+def test_what_differs_the_next_time_cannot_be_asked_for(word: str, named: str) -> None:
+    query = f"SELECT *, {word}::VARCHAR AS x FROM batch"
+    with pytest.raises(ConfigError, match=rf"stage 1 .*\(sql\): {named} would give another answer the next time"):
+        build_chain([{"sql": query}])
+
+
+def test_random_numbers_are_seeded_and_a_column_may_have_the_name_of_a_time() -> None:
+    query = "SELECT *, uuid()::VARCHAR AS a, random() AS b, age(TIMESTAMP '2001-01-01', TIMESTAMP '2000-01-01')::VARCHAR AS c FROM batch"
+    chain = build_chain([{"sql": query}, {"tag": {"columns": {"x": "a || b || c"}}}])
+    first, second = (chain.run(batch_of_groups([0, 1])).scores[0].table for _ in range(2))
+    assert first.equals(second) and len(set(first["x"].to_pylist())) == 2
+    stages = [{"sql": "SELECT *, 'noon' AS localtime FROM batch"}, {"sql": "FROM batch WHERE localtime = 'noon'"}]
+    assert build_chain(stages).run(batch_of_groups([0, 1])).decisions["kept"].to_pylist() == [True, True]
+
+
+def test_times_are_those_of_utc() -> None:
+    query = "SELECT *, to_timestamp(0)::VARCHAR AS x FROM batch"
+    chain = build_chain([{"sql": query}, {"tag": {"columns": {"z": "x || date_part('hour', to_timestamp(0))"}}}])
+    (scores,) = chain.run(batch_of_groups([0])).scores
+    assert scores.table["z"].to_pylist() == ["1970-01-01 00:00:00+000"]
+    with contextlib.closing(open_sandbox()) as connection:
+        assert connection.execute("SELECT current_setting('TimeZone')").fetchall() == [("UTC",)]
+
+
+def test_a_query_has_so_much_memory_and_no_disk() -> None:
+    with contextlib.closing(open_sandbox()) as connection:
+        names = ("memory_limit", "max_temp_directory_size", "temp_directory", "secret_directory")
+        values = [connection.execute("SELECT current_setting(?)", [name]).fetchall()[0][0] for name in names]
+        assert values == ["1.8 GiB", "0 bytes", "", "/nonexistent"]
 
 
 @pytest.mark.parametrize(
