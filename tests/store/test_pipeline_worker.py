@@ -12,11 +12,15 @@ import pytest
 from operators.base import CreatedAnswer, CreatedGroup, CreatedTask, Operator, Review, StageOutcome
 from operators.build import build_chain
 from operators.chain import Chain
+from rftcore.config import parse_config
 from rftcore.pipeline.deciding import decide
+from rftcore.pipeline.policy import Policy
 from rftcore.pipeline.replay import without_people
+from rftcore.pipeline.role import stage_context
 from rftdata import Buffer, labels
 from rftdata.claims import SealedQueue, claim_sealed_groups, give_back, read_groups
 from rftdata.planning import Planner
+from rftdata.usage import RunUsage
 from rftdata.verdicts import NewTask, Verdicts, commit_verdicts, known_scores
 from rftdata.worker import release_lost_claims
 from tests.store_roles import Roles, own_group
@@ -374,3 +378,24 @@ def test_new_tasks_are_stored_with_the_verdicts_and_once(buffer: Buffer, roles: 
     assert rows(buffer, "SELECT task_key, payload->>'answer' AS answer FROM rft.task WHERE taskset = 'harder'") == [
         {"task_key": "k1", "answer": "4"}
     ]
+
+
+def test_stages_are_told_which_weights_the_policy_answers_with(buffer: Buffer) -> None:
+    config = parse_config(
+        {
+            "run": {"name": "t"}, "buffer": {"uri": buffer.config.uri, "segments": buffer.config.segments},
+            "model": {"path": "none"}, "tasks": [{"name": "t", "source": "./none.py:none"}],
+            "algorithm": {"name": "sft", "group_size": 1}, "explorer": {}, "trainer": {}, "steps": 1,
+        },
+        Path(), "the test",
+    )  # fmt: skip
+    roles = Roles(buffer)
+    policy = Policy(config, buffer.database, roles.run_id)
+    context = stage_context(config, policy, RunUsage(buffer.database, roles.run_id), buffer.database)
+    assert context.policy_version is not None
+    before = context.policy_version()
+    with roles.attempt(publish=False) as attempt:
+        first = roles.publish(attempt, 0)
+        assert context.policy_version() == str(first) != before
+        assert str(roles.publish(attempt, 1)) == context.policy_version() != str(first)
+    assert Policy(config).version() == before

@@ -282,10 +282,10 @@ def test_wrong_references_are_refused_when_the_chain_is_built(
         ("FROM batch SEMI JOIN (SELECT 'a' AS response) USING (response)", None, None),
         ("SELECT COLUMNS(*) FROM batch", None, None),
         ("FROM batch ORDER BY ALL LIMIT 3", None, None),
-        ("FROM batch ORDER BY 4 DESC LIMIT 1", None, None),
-        ("SELECT DISTINCT ON (5) * FROM batch", None, None),
-        ("FROM batch WHERE #10 > 0", None, None),
-        ("SELECT experience_id, reward + #10 AS reward FROM batch", None, None),
+        ("FROM batch WHERE reward >= 0 ORDER BY 4 DESC LIMIT 1", None, None),
+        ("SELECT DISTINCT ON (4) * FROM batch WHERE reward >= 0", None, None),
+        ("FROM batch WHERE reward >= #4", None, None),
+        ("SELECT experience_id, reward + #4 AS reward FROM batch", None, None),
         ("SELECT experience_id, reward FROM batch ORDER BY 2 LIMIT 4", {"reward"}, {"reward"}),
         ("SELECT * RENAME (reward AS quality) FROM batch", None, None),
         ("SELECT experience_id, batch::VARCHAR AS everything FROM batch", None, None),
@@ -305,9 +305,9 @@ def test_a_query_gets_the_columns_it_looks_at_and_gives_those_it_changes(
 @pytest.mark.parametrize(
     "query",
     [
-        "FROM batch ORDER BY 4 DESC LIMIT 1",
-        "SELECT DISTINCT ON (4) * FROM batch ORDER BY 4 DESC",
-        "FROM batch WHERE #4 = 9",
+        "FROM batch WHERE reward >= 0 ORDER BY 4 DESC LIMIT 1",
+        "SELECT DISTINCT ON (4) * FROM batch WHERE reward >= 0 ORDER BY 4 DESC",
+        "FROM batch WHERE reward >= 0 AND #4 = 9",
     ],
 )
 def test_a_column_by_its_place_is_that_of_the_whole_batch(query: str) -> None:
