@@ -199,7 +199,7 @@ class Chain:
             # A missing package fails the same way for every row: no smaller batch would help.
             raise at(stage.index, stage.name, error) from error
         except Exception as error:
-            raise failed(stage, error, going.num_rows, time.perf_counter() - started, found.runs) from error
+            raise failed(stage, error, going.num_rows, time.perf_counter() - started, found) from error
         if watch is not None and before is not None:
             watch(stage, before, going.table(), outcome)
         reasons = outcome.reasons if spoilt is None else pc.coalesce(outcome.reasons, spoilt)

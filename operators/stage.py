@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -101,7 +102,13 @@ class WaitingRow:
 
 
 class StageError(OperatorError):
-    """A stage raised; `run` is the row for `operator_run`, `stages` those that ran before it."""
+    """A stage raised.
+
+    Attributes:
+        run: its row for `operator_run`.
+        stages: those that ran before it.
+        scores: what they computed: the next try need not do it again.
+    """
 
     def __init__(
         self,
@@ -116,15 +123,17 @@ class StageError(OperatorError):
         super().__init__(what, value=value, allowed=allowed, todo=todo)
         self.run = run
         self.stages = list(stages)
+        self.scores: list[StageScores] = []
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild_stage_error, (self.what, self.value, self.allowed, self.todo, self.run, self.stages)
-
-
-def _rebuild_stage_error(
-    what: str, value: object, allowed: str | None, todo: str | None, run: StageRun | None, stages: list[StageRun]
-) -> StageError:
-    return StageError(what, value=value, allowed=allowed, todo=todo, run=run, stages=stages)
+        options = {
+            "value": self.value,
+            "allowed": self.allowed,
+            "todo": self.todo,
+            "run": self.run,
+            "stages": self.stages,
+        }
+        return functools.partial(StageError, **options), (self.what,), {"scores": self.scores}
 
 
 def at(index: int, name: str, error: RftError) -> RftError:
@@ -389,8 +398,14 @@ class Findings:
     created: list[CreatedTask | CreatedGroup] = field(default_factory=list)
 
 
-def failed(stage: Stage, error: Exception, rows_in: int, seconds: float, done: Sequence[StageRun]) -> StageError:
+def failed(stage: Stage, error: Exception, rows_in: int, seconds: float, found: Findings) -> StageError:
     """The error that says which stage raised on how many rows."""
+    made = _failed(stage, error, rows_in, seconds, found.runs)
+    made.scores = list(found.scores)
+    return made
+
+
+def _failed(stage: Stage, error: Exception, rows_in: int, seconds: float, done: Sequence[StageRun]) -> StageError:
     run = StageRun(stage.name, stage.index, rows_in, 0, 0, seconds, error=f"{type(error).__name__}: {error}")
     what = f"stage {stage.index} of the pipeline ({stage.name}) failed on a batch of {rows_in} rows: "
     if isinstance(error, RftError):

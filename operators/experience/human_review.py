@@ -25,6 +25,7 @@ from pydantic import Field, field_validator
 from operators.base import Operator, Review, StageConfig, StageOutcome
 from operators.expression import Expression
 
+_TEN_YEARS_S = 10 * 365.25 * 86400.0
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -36,7 +37,9 @@ class HumanReview(Operator):
 
         where: str | None = Field(default=None, description="Condition over the columns; all rows by default.")
         sample: float = Field(default=1.0, gt=0, le=1, description="Share of these rows that is asked about.")
-        timeout: float = Field(default=86400.0, gt=0, description="Seconds, or a number with s, min, h or d.")
+        timeout: float = Field(
+            default=86400.0, gt=0, le=_TEN_YEARS_S, description="Seconds, or a number with s, min, h or d."
+        )
         otherwise: Literal["pass", "drop"] = Field(
             default="pass", description="The answer when nobody has given one in time."
         )

@@ -20,7 +20,7 @@ from operators.base import CreatedGroup, CreatedTask
 from operators.chain import Chain, ChainResult
 from operators.stage import Known, StageError, StageRun, StageScores
 from rftdata.claims import SealedBatch
-from rftdata.verdicts import Decision, NewTask, Question, Score, StageCount, Verdicts
+from rftdata.verdicts import Decision, KnownScore, NewTask, Question, Score, StageCount, Verdicts
 
 _MAX_REASON = 500
 
@@ -42,6 +42,14 @@ class _Collected:
     scores: list[Score] = field(default_factory=list)
     questions: list[Question] = field(default_factory=list)
     created: list[CreatedTask | CreatedGroup] = field(default_factory=list)
+    known: dict[str, dict[int, KnownScore]] = field(default_factory=dict)
+
+    def keep(self, scored: Iterable[StageScores], chain: Chain) -> None:
+        """Take scores, also those of a pass that failed later on: no later pass computes them again."""
+        errors = {stage.score_key: stage.operator.error_column for stage in chain.stages if stage.score_key}
+        rows = [row for part in scored for row in _score_rows(part, errors[part.score_key])]
+        self.scores += rows
+        remember(self.known, rows)
 
     def add(self, table: pa.Table, result: ChainResult, chain: Chain) -> None:
         groups = dict(zip(table["experience_id"].to_pylist(), table["group_id"].to_pylist(), strict=True))
@@ -49,8 +57,7 @@ class _Collected:
             Decision(group_id=groups[row["experience_id"]], **row) for row in result.decisions.to_pylist()
         ]
         self.runs += result.stages
-        errors = {stage.score_key: stage.operator.error_column for stage in chain.stages if stage.score_key}
-        self.scores += [row for scored in result.scores for row in _score_rows(scored, errors[scored.score_key])]
+        self.keep(result.scores, chain)
         self.questions += [
             Question(
                 row.experience_id, row.group_id, row.review.name, row.review.question, row.review.timeout_s, row.review.otherwise
@@ -76,22 +83,35 @@ def decide(chain: Chain, batch: SealedBatch, known: Known | None = None, *, pati
     Raises:
         StageError: with `patient`, the stage's error.
     """
-    found = _Collected()
+    found = _Collected(known={key: dict(scores) for key, scores in (known or {}).items()})
     try:
-        found.add(batch.table, chain.run(batch.table, known=known), chain)
+        found.add(batch.table, chain.run(batch.table, known=found.known), chain)
     except StageError as error:
-        if patient and not _any_passes(chain, batch.table, known or {}):
+        found.keep(error.scores, chain)
+        if patient and not _any_passes(chain, batch.table, found.known):
             raise
         found.runs += [run for run in (*error.stages, error.run) if run]
-        _decide_halves(chain, batch.table, known or {}, found, error)
+        _decide_halves(chain, batch.table, found, error)
     tasks = [made for made in found.created if isinstance(made, CreatedTask)]
     return Decided(
         Verdicts(
-            found.decisions + batch.failed, [_count(run) for run in found.runs], found.scores, found.questions,
+            found.decisions + batch.failed, [_count(run) for run in found.runs], newest(found.scores), found.questions,
             [new_task(task) for task in tasks],
         ),
         [made for made in found.created if isinstance(made, CreatedGroup)],
     )  # fmt: skip
+
+
+def newest(scores: Iterable[Score]) -> list[Score]:
+    """Of scores of one experience by one stage, the last."""
+    return list({(score.experience_id, score.score_key): score for score in scores}.values())
+
+
+def remember(known: dict[str, dict[int, KnownScore]], scores: Iterable[Score]) -> None:
+    """Add scores to those that are known; not what ended in an error, nor what is never used again."""
+    for score in scores:
+        if score.input_digest is not None and score.error is None:
+            known.setdefault(score.score_key, {})[score.experience_id] = KnownScore(score.input_digest, score.scores)
 
 
 def new_task(made: CreatedTask) -> NewTask:
@@ -108,34 +128,35 @@ def _any_passes(chain: Chain, table: pa.Table, known: Known) -> bool:
     return any(_error_of(chain, _groups(table, [group]), known, None) is None for group in tried)
 
 
-def _decide_halves(chain: Chain, table: pa.Table, known: Known, found: _Collected, error: StageError) -> None:
+def _decide_halves(chain: Chain, table: pa.Table, found: _Collected, error: StageError) -> None:
     """Decide on the two halves of what failed, or on a group without the rows that do it."""
     groups = np.unique(table["group_id"].to_numpy())
     if len(groups) == 1:
-        _without_poison(chain, table, known, found, error)
+        _without_poison(chain, table, found, error)
         return
     for half in np.array_split(groups, 2):
         part = _groups(table, half)
         try:
-            found.add(part, chain.run(part, known=known), chain)
+            found.add(part, chain.run(part, known=found.known), chain)
         except StageError as failed:
+            found.keep(failed.scores, chain)
             found.runs += [run for run in (*failed.stages, failed.run) if run]
-            _decide_halves(chain, part, known, found, failed)
+            _decide_halves(chain, part, found, failed)
 
 
 def _groups(table: pa.Table, group_ids: Iterable[int]) -> pa.Table:
     return table.filter(pc.is_in(table["group_id"], pa.array(group_ids, pa.int64())))
 
 
-def _without_poison(chain: Chain, table: pa.Table, known: Known, found: _Collected, error: StageError) -> None:
+def _without_poison(chain: Chain, table: pa.Table, found: _Collected, error: StageError) -> None:
     """Decide on a group that fails: without the rows that fail alone, or else not at all."""
-    fails = [_error_of(chain, table.slice(row, 1), known, 1) for row in range(table.num_rows)]
+    fails = [_error_of(chain, table.slice(row, 1), found.known, 1) for row in range(table.num_rows)]
     rest = table.filter(pa.array([failure is None for failure in fails]))
     if rest.num_rows in (0, table.num_rows):
         found.set_aside(table, error)
         return
     try:
-        result = chain.run(rest, known=known)
+        result = chain.run(rest, known=found.known)
     except StageError as other:
         found.set_aside(table, other)
         return

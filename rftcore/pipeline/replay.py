@@ -18,7 +18,7 @@ import pyarrow as pa
 from operators.chain import Chain
 from operators.stage import Known
 from rftcore.config import RunConfig
-from rftcore.pipeline.deciding import Decided, decide
+from rftcore.pipeline.deciding import Decided, decide, newest, remember
 from rftcore.pipeline.policy import Policy
 from rftcore.pipeline.role import register, stage_context
 from rftdata.buffer import Buffer
@@ -97,11 +97,15 @@ def without_people(chain: Chain, batch: SealedBatch, known: Known) -> Decided:
     """What the chain decides when every open question is answered with its `otherwise`."""
     decided = decide(chain, batch, known, patient=True)
     answers: dict[int, dict[str, str]] = {}
+    computed, known = list(decided.verdicts.scores), {key: dict(scores) for key, scores in known.items()}
     while decided.verdicts.questions:
+        remember(known, decided.verdicts.scores)
         for question in decided.verdicts.questions:
             answers.setdefault(question.experience_id, {})[question.name] = question.otherwise
         batch.table = _answered(batch.table, answers)
         decided = decide(chain, batch, known, patient=True)
+        computed += decided.verdicts.scores
+    decided.verdicts.scores = newest(computed)
     return decided
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from operators.base import Operator, StageOutcome
 from operators.build import build_chain
 from operators.stage import StageError
 from rftcore.pipeline.deciding import decide
@@ -16,6 +18,7 @@ from tests.batches import batch_of_groups
 poison: set[int] = set()
 away = False
 calls: list[int] = []
+scored: list[int] = []
 
 
 def fails(row: dict[str, Any]) -> bool:
@@ -23,6 +26,18 @@ def fails(row: dict[str, Any]) -> bool:
     if away or row["experience_id"] in poison:
         raise ConnectionError("no answer")
     return True
+
+
+class Grade(Operator):
+    """Remembers which rows it was asked for."""
+
+    reads = frozenset({"response"})
+    scores = {"grade": pa.float64()}  # noqa: RUF012
+    rowwise = True
+
+    def apply(self, table: pa.Table) -> StageOutcome:
+        scored.extend(table["experience_id"].to_pylist())
+        return StageOutcome.keep_all(table.num_rows, {"grade": pa.array([1.0] * table.num_rows)})
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +73,16 @@ def test_rows_that_fail_are_set_aside_where_others_pass() -> None:
     assert all("no answer" in str(decision.reason) for decision in dropped)
     assert len(verdicts.decisions) == 256
     assert len(calls) < 6 * 256
+
+
+def test_what_was_scored_before_a_stage_failed_is_not_scored_again() -> None:
+    poison.update({101, 130})
+    scored.clear()
+    both = build_chain([{f"{__name__}:Grade": {}}, {f"{__name__}:fails": {}}], min_group_size=2)
+    verdicts = decide(both, batch(64), patient=True).verdicts
+    assert sorted(scored) == list(range(100, 356))
+    assert sorted(score.experience_id for score in verdicts.scores) == list(range(100, 356))
+    assert sorted(d.experience_id for d in verdicts.decisions if not d.kept) == [101, 130]
 
 
 def test_a_group_of_which_nothing_is_left_is_set_aside_as_a_whole() -> None:
