@@ -126,7 +126,7 @@ class StageError(OperatorError):
         self.scores: list[StageScores] = []
 
     def __reduce__(self) -> tuple[object, ...]:
-        options = {
+        options: dict[str, Any] = {
             "value": self.value,
             "allowed": self.allowed,
             "todo": self.todo,
