@@ -90,7 +90,14 @@ class Loop:
         )
         found = {}
         for name, from_key in (("from_start", 0), ("from_hint", rows["key"][0].as_py())):
-            parameters = {"run_id": self._run_id, "worker_id": 0, "count": _GROUPS, "lease_s": 60, "from_key": from_key}
+            parameters = {
+                "run_id": self._run_id,
+                "worker_id": 0,
+                "count": _GROUPS,
+                "lease_s": 60,
+                "from_key": from_key,
+                "suspects": False,
+            }
             plans = [explained(self.buffer, "claim_sealed_groups", parameters) for _ in range(5)]
             found[name] = {
                 "ms": statistics.median(plan["Execution Time"] for plan in plans),

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from rftdata.database import Database, Row
 
 _MAX_LOST = 4
-_SUSPECT_EVERY = 4
 
 
 @dataclass(frozen=True)
@@ -244,20 +243,19 @@ class SealedQueue:
         self._run_id, self._worker_id, self._lease_s = run_id, worker_id, lease_s
         self._look_back_s = look_back_s
         self._columns = columns
-        self._num_claims = 0
         self._from_key = 0
         self._looked_back = -math.inf
 
     def claim(self, count: int) -> SealedBatch | None:
         """Up to `count` groups, or None when none waits; one that stands before others may be found `look_back_s` later."""
-        self._num_claims += 1
         now = time.monotonic()
-        if now - self._looked_back >= self._look_back_s:
+        looks_back = now - self._looked_back >= self._look_back_s
+        if looks_back:
             self._from_key, self._looked_back = 0, now
             ride_out(lambda: self._database.run("end_waiting", run_id=self._run_id))
         batch = claim_sealed_groups(
             self._database, self._run_id, self._worker_id, count=count, lease_s=self._lease_s, from_key=self._from_key,
-            columns=self._columns, suspects=self._num_claims % _SUSPECT_EVERY == 0,
+            columns=self._columns, suspects=looks_back,
         )  # fmt: skip
         if batch is not None:
             self._from_key = max(self._from_key, batch.first_key)

@@ -31,7 +31,9 @@ PAGE = ROOT / "docs" / "reference" / "stages.md"
 HEADER = """\
 # Stages of a pipeline
 
-Generated from the stages themselves by `make docs`; do not edit. Every name here can stand in `pipelines.experience` or `pipelines.task`, and so can
+Generated from the stages themselves by `make docs`; do not edit. A stage can stand in
+`pipelines.experience` or `pipelines.task` if the columns it reads are there: those that read rewards, rollouts or reviews belong to experiences,
+`difficulty_score`, `quality_score`, `diversity_score`, `usage_frequency` and `task_priority` to tasks, and those that read texts fit both. So does
 any Data-Juicer operator ([reference](data-juicer.md)) and [an operator of your own](../how-to/write-an-operator.md). How to try and change a pipeline:
 [pipelines](../how-to/pipelines.md).
 

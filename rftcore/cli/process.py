@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rftcore.pipeline.preview import Preview, StagePreview
     from rftcore.pipeline.replay import Replayed
     from rftdata.buffer import Buffer
+    from rftdata.database import Row
 
 _MAX_VALUE = 70
 
@@ -93,18 +94,20 @@ def _preview(config: RunConfig, run: str | None, rows: int, seed: int, limit: in
 
     with rftdata.open(config.buffer, create=False, application="rft process") as found:
         tasks = _preview_tasks(config, found, rows) if config.pipelines.task else {}
-        experiences = None
+        experiences, row = None, None
         # Before the first run there are tasks to look at, and no experiences.
         if config.pipelines.experience and (not tasks or run is not None or found.database.fetch("newest_run")):
-            experiences = _preview_experiences(config, found, run, rows, seed)
+            row = _run_of(config, found, run)
+            experiences = _preview_experiences(config, found, row, rows, seed)
     if as_json:
         plain = {name: asdict(shown) for name, shown in tasks.items()}
         print_json({"tasks": plain, "experiences": asdict(experiences) if experiences else None})
         return
     for name, shown in tasks.items():
         _show(shown, f"{shown.num_experiences} tasks of {name}", limit)
-    if experiences is not None:
-        _show(experiences, f"{experiences.num_experiences} experiences of {experiences.num_groups} groups", limit)
+    if experiences is not None and row is not None:
+        what = f"{experiences.num_experiences} experiences of {experiences.num_groups} groups of run {row['name']}"
+        _show(experiences, what, limit)
     if not tasks and experiences is None:
         warn(f"{config.run.name} has no stages under pipelines")
 
@@ -123,7 +126,14 @@ def _preview_tasks(config: RunConfig, buffer: Buffer, rows: int) -> dict[str, Pr
     return shown
 
 
-def _preview_experiences(config: RunConfig, buffer: Buffer, run: str | None, rows: int, seed: int) -> Preview:
+def _run_of(config: RunConfig, buffer: Buffer, run: str | None) -> Row:
+    """The run that was named, else the newest of the file's name, else the newest of the buffer."""
+    if run is None and (found := buffer.database.fetch("runs_of_name", name=config.run.name)):
+        return found[0]
+    return buffer.find_run(run)
+
+
+def _preview_experiences(config: RunConfig, buffer: Buffer, row: Row, rows: int, seed: int) -> Preview:
     from rftcore.launch.prepare import build_pipeline
     from rftcore.pipeline import preview
     from rftcore.pipeline.policy import Policy
@@ -132,7 +142,6 @@ def _preview_experiences(config: RunConfig, buffer: Buffer, run: str | None, row
     from rftdata.verdicts import known_scores
 
     chain = build_pipeline(config)
-    row = buffer.find_run(run)
     table = preview.sample(buffer, row, chain, rows, seed).table
     policy = Policy(config, buffer.database, row["run_id"])
     chain.prepare(stage_context(config, policy, RunUsage(buffer.database, row["run_id"]), buffer.database))
@@ -209,7 +218,7 @@ def _replay(config: RunConfig, run: str | None, version: str | None, as_json: bo
 
     chain = build_pipeline(config)
     with rftdata.open(config.buffer, create=False, application="rft process") as found:
-        row = found.find_run(run)
+        row = _run_of(config, found, run)
         done = replay(config, found, row, chain, version, _tell)
     if as_json:
         print_json(asdict(done))
@@ -219,6 +228,8 @@ def _replay(config: RunConfig, run: str | None, version: str | None, as_json: bo
         f"version {done.version}: {done.num_experiences} experiences of {done.num_groups} groups decided, {done.num_kept} kept, "
         f"dropped by {dropped}"
     )
+    for stage, number in sorted(done.failed_scores.items()):
+        warn(f"{stage} has no score for {number} experiences, since its calls failed: see rft.score.error")
     if done.num_not_made:
         warn(f"a replay makes nothing new: {done.num_not_made} tasks or groups of stages were left out")
     print(f"compare with `rft process --diff {row['pipeline_version']} {done.version} --run {row['name']}`")

@@ -35,7 +35,9 @@ _DIGEST = re.compile(r"[0-9a-f]{12}")
 
 @dataclass
 class Replayed:
-    """What a replay did: groups and experiences decided, kept and dropped ones, and what stages made that was not stored."""
+    """What a replay did: groups and experiences decided, kept and dropped ones, what stages made that was not stored, and by stage how
+    many experiences have no score because a call failed.
+    """
 
     version: str
     num_groups: int = 0
@@ -43,6 +45,7 @@ class Replayed:
     num_kept: int = 0
     num_not_made: int = 0
     dropped_by: dict[str, int] = field(default_factory=dict)
+    failed_scores: dict[str, int] = field(default_factory=dict)
 
 
 def replay(
@@ -134,6 +137,9 @@ def _note(done: Replayed, batch: SealedBatch, decided: Decided) -> None:
     done.num_groups += len(batch.group_ids)
     done.num_experiences += len(decided.verdicts.decisions)
     done.num_not_made += len(decided.created) + len(decided.verdicts.tasks)
+    for score in decided.verdicts.scores:
+        if score.error is not None:
+            done.failed_scores[score.stage] = done.failed_scores.get(score.stage, 0) + 1
     for decision in decided.verdicts.decisions:
         if decision.kept:
             done.num_kept += 1

@@ -88,6 +88,11 @@ def _task(config: TasksetConfig, row: Any, number: int) -> dict[str, Any]:
             todo=f"name the column with the prompt: `prompt: …` in the taskset {config.name!r}",
         )
     prompt = row[config.prompt]
+    if not isinstance(prompt, str | list) or not prompt or (isinstance(prompt, str) and not prompt.strip()):
+        raise TaskSourceError(
+            f"row {number} of the taskset {config.name!r} has no prompt in its column {config.prompt!r}", value=prompt,
+            allowed="a text, or a list of chat messages", todo="mend or remove the row in its source",
+        )  # fmt: skip
     text = prompt if isinstance(prompt, str) else json.dumps(prompt, default=_plain)
     features = row.pop("features") if isinstance(row.get("features"), Mapping) else {}
     rest = {k: v for k, v in row.items() if k not in (config.prompt, config.answer, "task_key", "split_key")}

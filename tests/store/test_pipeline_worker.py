@@ -343,7 +343,7 @@ def test_a_suspect_gets_its_turn_while_others_wait_and_what_is_given_back_is_no_
     assert batch is not None and give_back(roles.database, roles.run_id, roles.worker_id) == 3
     assert rows(buffer, "SELECT max(num_lost) AS n FROM rft.worklist") == [{"n": 0}]
     buffer.sql("UPDATE rft.worklist SET num_lost = 1 WHERE item_id = 5")
-    queue = SealedQueue(roles.database, roles.run_id, roles.worker_id, lease_s=60)
+    queue = SealedQueue(roles.database, roles.run_id, roles.worker_id, lease_s=60, look_back_s=0.0)
     claimed = [batch.group_ids for _ in range(8) if (batch := queue.claim(1)) is not None]
     assert [5] in claimed[:4] and sorted(claimed) == [[key] for key in range(1, 9)]
 

@@ -109,7 +109,7 @@ def test_with_its_tasks_no_row_of_the_database_holds_the_text(stored: Buffer) ->
             " SELECT task_id, 'p', false, 's', payload::text, payload::text, payload::text, payload FROM rft.task WHERE task_id = %s"
         ),
         (
-            "INSERT INTO rft.task_score (task_id, score_key, stage, content, scores) SELECT task_id, 'k', 's', 0, payload FROM rft.task"
+            "INSERT INTO rft.task_score (task_id, score_key, stage, input_digest, scores) SELECT task_id, 'k', 's', 0, payload FROM rft.task"
             " WHERE task_id = %s"
         ),
         (
