@@ -74,6 +74,11 @@ class PipelinesSection(Section):
     experience: list[Any] = Field(default_factory=list, description="Stages between explorer and trainer, in order.")
     workers: int = Field(1, ge=1, description="Pipeline processes of `rft run`; more may join with `rft process`.")
     batch_groups: int = Field(64, ge=1, description="Groups that a pipeline worker decides on at a time.")
+    patience_s: float = Field(
+        60.0,
+        ge=0,
+        description="How long a worker waits for a stage that fails on everything before it ends with its error.",
+    )
     max_waiting_groups: int | None = Field(
         None,
         ge=1,

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from operators.stage import StageError
 from rftdata.claims import SealedBatch
 
-_PATIENCE_S = 600.0
 _PATIENCE_ALONE_S = 30.0
 _LONGEST_WAIT_S = 60.0
 
@@ -16,21 +15,29 @@ _LONGEST_WAIT_S = 60.0
 class Patience:
     """How long to wait for a stage that fails on everything: a little longer each time, and not for ever.
 
-    A group that is alone in its batch is waited for less long, since nobody can know whether others would pass.
+    A group that is alone in its batch, and of which no row passes, is set aside after a while where others passed before it. Where
+    none ever did, the stage is to blame.
+
+    Args:
+        limit_s: how long a stage may fail on everything.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit_s = limit_s
         self._clock = clock
         self._since: float | None = None
         self._tries = 0
+        self._ever_passed = False
 
     def has_more(self, batch: SealedBatch) -> bool:
         """Whether a batch of which nothing passes is to be tried again, rather than set aside."""
-        alone = len(batch.group_ids) == 1
-        return not alone or self._since is None or self._clock() - self._since < _PATIENCE_ALONE_S
+        if len(batch.group_ids) > 1 or not self._ever_passed or self._since is None:
+            return True
+        return self._clock() - self._since < min(_PATIENCE_ALONE_S, self._limit_s)
 
     def passed(self) -> None:
-        self._since, self._tries = None, 0
+        """Something was decided."""
+        self._since, self._tries, self._ever_passed = None, 0, True
 
     def failed(self, error: StageError) -> float:
         """Seconds until the next try.
@@ -41,6 +48,6 @@ class Patience:
         now = self._clock()
         self._since = now if self._since is None else self._since
         self._tries += 1
-        if now - self._since > _PATIENCE_S:
+        if now - self._since >= self._limit_s:
             raise error
         return float(min(2 ** (self._tries - 1), _LONGEST_WAIT_S))

@@ -54,7 +54,7 @@ def main(config: RunConfig, run: str | None = None) -> int:
         queue = SealedQueue(
             buffer.database, worker.run_id, worker.worker_id, lease_s=_LEASE_S, columns=chain.columns
         )  # fmt: skip
-        created, patience, decided = Created(config, buffer, writer), Patience(), 0
+        created, patience, decided = Created(config, buffer, writer), Patience(config.pipelines.patience_s), 0
         try:
             while not worker.should_stop():
                 batch = queue.claim(config.pipelines.batch_groups)

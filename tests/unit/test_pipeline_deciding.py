@@ -93,11 +93,18 @@ def test_a_group_of_which_nothing_is_left_is_set_aside_as_a_whole() -> None:
     assert "only 1 rollout" in str(dropped[103])
 
 
-def test_a_group_that_is_alone_is_waited_for_a_while_and_then_set_aside() -> None:
+def test_a_row_that_fails_in_a_group_that_is_alone_is_set_aside_at_once() -> None:
+    poison.add(101)
+    verdicts = decide(chain(), batch(1), patient=True).verdicts
+    assert [d.experience_id for d in verdicts.decisions if not d.kept] == [101]
+
+
+def test_a_group_that_is_alone_is_waited_for_a_while_where_others_passed_and_then_set_aside() -> None:
     global away
     away = True
     now = [0.0]
-    patience = Patience(lambda: now[0])
+    patience = Patience(60.0, lambda: now[0])
+    patience.passed()
     alone = batch(1)
     waits = []
     while patience.has_more(alone):
@@ -109,21 +116,22 @@ def test_a_group_that_is_alone_is_waited_for_a_while_and_then_set_aside() -> Non
     assert all(not d.kept for d in decide(chain(), alone, patient=patience.has_more(alone)).verdicts.decisions)
 
 
-def test_a_stage_that_never_works_again_ends_the_worker_with_its_error() -> None:
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_stage_that_never_works_ends_the_worker_with_its_error(groups: int) -> None:
     global away
     away = True
     now = [0.0]
-    patience = Patience(lambda: now[0])
+    patience = Patience(60.0, lambda: now[0])
 
     def work() -> None:
         for _ in range(100):
             try:
-                decide(chain(), batch(2), patient=patience.has_more(batch(2)))
+                decide(chain(), batch(groups), patient=patience.has_more(batch(groups)))
             except StageError as error:
                 now[0] += patience.failed(error)
 
     with pytest.raises(StageError, match="no answer"):
         work()
-    assert 600 < now[0] < 700
+    assert now[0] == 63.0
     patience.passed()
     assert patience.failed(StageError("again")) == 1.0
