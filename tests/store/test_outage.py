@@ -179,6 +179,7 @@ def test_a_database_that_stays_away_is_an_error_in_the_end(
     with pytest.raises(BufferUnavailableError, match="cannot be used"):
         restarting.find_run(run["run_id"])
     assert 1.0 < time.monotonic() - started < 90
+    monkeypatch.undo()
     own.start()
     assert restarting.find_run(run["run_id"])["name"] == run["name"]
 
