@@ -34,6 +34,7 @@ BUILTINS: dict[str, str] = {
     "reward_shaping": "operators.experience.reward_shaping:RewardShaping",
     "reward_threshold": "operators.experience.reward_threshold:RewardThreshold",
     "rubric": "operators.experience.rubric:Rubric",
+    "ruler": "operators.experience.ruler:Ruler",
     "sample": "operators.experience.sample:Sample",
     "sql": "operators.sql:Sql",
     "synthesize": "operators.experience.synthesize:Synthesize",

@@ -6,7 +6,10 @@ how advantages count it, too.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -109,3 +112,11 @@ def hashed(values: npt.NDArray[np.integer], seed: int) -> npt.NDArray[np.uint64]
         state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         return state ^ (state >> np.uint64(31))
+
+
+def same_prompt(rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+    """Places of the rows of a group that answer the same prompt, by rollout: those whose responses compare."""
+    found: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for place, row in enumerate(rows):
+        found[row["group_id"], row["prompt"]].append(place)
+    return [sorted(places, key=lambda place: (rows[place]["rollout_index"], place)) for places in found.values()]

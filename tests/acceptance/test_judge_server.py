@@ -245,6 +245,17 @@ def test_a_group_is_ranked_by_pairs_in_both_orders(judge: Judge) -> None:
     assert len(good) < 3 or sum(good) == pytest.approx(1.5), "what one wins another loses"
 
 
+def test_a_group_is_scored_in_one_call(judge: Judge) -> None:
+    chain = prepared(judge, "ruler", max_tokens=300)
+    before = judge.num_requests()
+    rated = scored(chain, batch(3))
+    chain.close()
+    assert 1 <= judge.num_requests() - before <= 2, "a malformed answer once more"
+    assert len({row["ruler_error"] for row in rated}) == 1
+    assert all((row["ruler_score"] is None) == (row["ruler_error"] is not None) for row in rated)
+    assert all(0 <= row["ruler_score"] <= 1 for row in rated if row["ruler_score"] is not None)
+
+
 def test_tasks_are_said_in_other_words(judge: Judge) -> None:
     endpoint = {"url": judge.url, "model": "judge"}
     chain = build_chain([{"synthesize": {"kind": "rephrase", "endpoint": endpoint, "max_tokens": 80}}])

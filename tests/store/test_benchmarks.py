@@ -80,7 +80,7 @@ def test_the_pipeline_benchmark_measures_every_stage_and_what_the_chain_adds(tmp
 
 def test_the_pipeline_benchmark_covers_every_built_in_stage_that_needs_no_model_and_no_person() -> None:
     measured = {name for stage in (*pipeline.FILTERS.values(), *pipeline.OTHERS.values()) for name in stage}
-    asks = {"human_review", "llm_judge", "pairwise_judge", "rubric", "synthesize"}
+    asks = {"human_review", "llm_judge", "pairwise_judge", "rubric", "ruler", "synthesize"}
     of_tasks = {name for name, target in BUILTINS.items() if target.startswith("operators.task")}
     assert measured == set(BUILTINS) - asks - of_tasks
 

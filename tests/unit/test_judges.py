@@ -1,4 +1,4 @@
-"""llm_judge, rubric and pairwise_judge: what they ask, how they read the answer, and the numbers they make of it.
+"""llm_judge, rubric, pairwise_judge and ruler: what they ask, how they read the answer, and the numbers they make of it.
 
 The model is a function here, given as the run's policy; servers are in test_endpoint.py and in tests/acceptance.
 """
@@ -301,9 +301,91 @@ def test_a_group_with_one_unscored_row_is_compared_anew_as_a_whole() -> None:
     assert len(asked) == 2
 
 
-def test_a_group_cannot_be_cut_for_a_stage_that_compares_it() -> None:
+@pytest.mark.parametrize("stage", ["pairwise_judge", "ruler"])
+def test_a_group_cannot_be_cut_for_a_stage_that_compares_it(stage: str) -> None:
     with pytest.raises(ConfigError, match="sees whole groups"):
-        build_chain([{"pairwise_judge": {"endpoint": "policy", "run": {"concurrency": 2}}}])
+        build_chain([{stage: {"endpoint": "policy", "run": {"concurrency": 2}}}])
+
+
+def shown(text: str) -> list[str]:
+    """The responses that a ruler is shown, in order."""
+    return re.findall(r"<response \d+>\n(.*?)\n</response", text, re.DOTALL)
+
+
+def marks(texts: Sequence[str], mark: Callable[[str], float]) -> str:
+    entries = [{"id": n, "reason": f"of {text}", "score": mark(text)} for n, text in enumerate(texts, 1)]
+    return json.dumps({"scores": entries[::-1]})
+
+
+def by_length(text: str) -> str:
+    return marks(shown(text), lambda response: len(response) / 10)
+
+
+def test_a_ruler_scores_a_group_in_one_call_whatever_the_order() -> None:
+    asked: list[str] = []
+    table = batch([0, 0, 0], [0, 0], response=["a", "bbb", "a", "cc", "dddd"], answer=["gold"] * 5)
+    rows = scores(prepared("ruler", by_length, asked, rubric="Long ones win.").run(table))
+    assert [row["ruler_score"] for row in rows] == pytest.approx([0.1, 0.3, 0.1, 0.2, 0.4])
+    assert [row["ruler_reason"] for row in rows] == ["of a", "of bbb", "of a", "of cc", "of dddd"]
+    assert sorted(sorted(shown(text)) for text in asked) == [["a", "bbb"], ["cc", "dddd"]], "equal texts are shown once"
+    assert all("gold" in text and "Long ones win." in text for text in asked)
+    turned = table.take([2, 1, 0, 4, 3])
+    assert [row["ruler_score"] for row in scores(prepared("ruler", by_length).run(turned))] == pytest.approx(
+        [0.1, 0.3, 0.1, 0.4, 0.2]
+    )
+
+
+def test_a_ruler_that_prefers_a_place_is_asked_in_other_orders() -> None:
+    asked: list[str] = []
+
+    def first_best(text: str) -> str:
+        texts = shown(text)
+        return marks(texts, lambda response: 1 - texts.index(response) / (len(texts) - 1))
+
+    table = batch([0] * 2, response=["a", "b"])
+    alone = scores(prepared("ruler", first_best).run(table))
+    assert {row["ruler_score"] for row in alone} == {0, 1}
+    rows = scores(prepared("ruler", first_best, asked, orders=2).run(table))
+    assert {tuple(shown(text)) for text in asked} == {("a", "b"), ("b", "a")}
+    assert [row["ruler_score"] for row in rows] == [0.5, 0.5]
+    asked.clear()
+    rows = scores(prepared("ruler", first_best, asked, orders=6).run(batch([0] * 5, response=list("abcde"))))
+    assert len({tuple(shown(text)) for text in asked}) == 6
+    assert [row["ruler_score"] for row in rows] == pytest.approx([0.5] * 5)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ("7", 'it has no list "scores"'),
+        ('{"scores": [{"id": 1, "score": 1}]}', "response 2 of 2 has no score"),
+        ('{"scores": [{"id": 1, "score": 1}, {"id": 1, "score": 0}]}', "or a second one"),
+        ('{"scores": [{"id": 1, "score": 1}, {"id": 3, "score": 0}]}', "is not of one of the 2 responses"),
+        ('{"scores": [{"id": 1, "score": 1}, {"id": 2, "score": 1.5}]}', "response 2 has no score from 0 to 1"),
+        ('{"scores": [{"id": 1, "score": 1}, 2]}', "is not of one of the 2 responses"),
+    ],
+)
+def test_an_answer_of_a_ruler_that_cannot_be_read_takes_the_scores_of_its_group_alone(answer: str, why: str) -> None:
+    def judge(text: str) -> str:
+        return answer if "cannot be read" in text or "bad" in text else by_length(text)
+
+    table = batch([0, 0], [0, 0], response=["bad", "x", "cc", "d"])
+    rows = scores(prepared("ruler", judge).run(table))
+    assert [row["ruler_score"] for row in rows] == [None, None, pytest.approx(0.2), pytest.approx(0.1)]
+    assert all(row["ruler_error"].startswith("malformed answer: ") and why in row["ruler_error"] for row in rows[:2])
+
+
+def test_a_ruler_needs_two_responses_to_the_same_prompt() -> None:
+    table = batch([0], [0, 0], prompt=["p", "p", "another prompt"])
+    rows = scores(prepared("ruler", by_length).run(table))
+    assert {row["ruler_error"] for row in rows} == {"there is no other response to the same prompt in the group"}
+
+
+def test_a_group_of_equal_responses_scores_the_same_from_one_call() -> None:
+    asked: list[str] = []
+    rows = scores(prepared("ruler", by_length, asked, orders=4).run(batch([0] * 3, response=["aa"] * 3)))
+    assert [row["ruler_score"] for row in rows] == pytest.approx([0.2] * 3)
+    assert len(asked) == 1
 
 
 def test_tasks_are_graded_by_a_template_without_a_response() -> None:
