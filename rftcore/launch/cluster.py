@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray.exceptions import AuthenticationError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rftcore.config import RunConfig
 from rftcore.explorer.engines import ENGINES
@@ -20,7 +22,7 @@ from rftcore.explorer.engines.base import Engine
 from rftcore.launch.prepare import engine_config
 from rftcore.launch.processors import Threads, thread_environment
 from rftdata import plugins
-from rftdata.errors import RftError
+from rftdata.errors import ConfigError, RftError
 
 
 @dataclass
@@ -61,7 +63,17 @@ def start_cluster() -> str:
         }
     )
     # "local", not None: None joins whatever cluster somebody left running on this machine.
-    ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
+    try:
+        ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
+    except (ConnectionError, AuthenticationError) as error:
+        if not address:
+            raise
+        raise ConfigError(
+            f"the Ray cluster that RAY_ADDRESS names cannot be joined: {str(error).splitlines()[0]}",
+            value=address,
+            todo="see that it runs (`ray status`); if it asks for a token, set RAY_AUTH_MODE=token and put the token into "
+            "~/.ray/auth_token or RAY_AUTH_TOKEN; without RAY_ADDRESS `rft run` starts a cluster of its own",
+        ) from error
     return f"Ray cluster at {address}" if address else "a local Ray cluster"
 
 
@@ -76,9 +88,12 @@ def start_roles(config: RunConfig, run: str, threads: Threads) -> list[RoleProce
             name = "explorer" if config.explorer.num_explorers == 1 else f"explorer {index}"
             processes.append(_start(name, "explorer", config, run, environment, gpus[0], {"index": index}))
     if config.sampling.source is None:
-        for index in range(config.pipelines.workers):
-            name = "pipeline" if config.pipelines.workers == 1 else f"pipeline {index}"
-            processes.append(_start(name, "pipeline", config, run, thread_environment(1), 0, {}))
+        # In turn on each machine: Ray's own spreading counts what actors reserve, and these reserve nothing.
+        nodes, num_workers = _nodes(), config.pipelines.workers
+        for index in range(num_workers):
+            name = "pipeline" if num_workers == 1 else f"pipeline {index}"
+            node = nodes[index % len(nodes)] if num_workers > 1 else None
+            processes.append(_start(name, "pipeline", config, run, thread_environment(1), 0, {}, node))
     processes.append(_start("trainer", "trainer", config, run, thread_environment(threads.trainer), gpus[1], {}))
     return processes
 
@@ -110,13 +125,22 @@ def stop_cluster() -> None:
 
 
 def _start(
-    name: str, role: str, config: RunConfig, run: str, environment: dict[str, str], gpus: float, options: dict[str, Any]
-) -> RoleProcess:
+    name: str, role: str, config: RunConfig, run: str, environment: dict[str, str], gpus: float, options: dict[str, Any],
+    node: str | None = None,
+) -> RoleProcess:  # fmt: skip
     # Plug-ins next to the configuration and a checkout that is not installed must be importable there too.
     environment = {**environment, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    # CPUs are not reserved: on a small machine roles take turns, on a cluster the scheduler spreads what is not reserved.
-    actor = RoleActor.options(num_cpus=0, num_gpus=gpus, runtime_env={"env_vars": environment}).remote()
+    placed = "DEFAULT" if node is None else NodeAffinitySchedulingStrategy(node, soft=False)
+    # CPUs are not reserved: on a small machine roles take turns.
+    actor = RoleActor.options(
+        num_cpus=0, num_gpus=gpus, runtime_env={"env_vars": environment}, scheduling_strategy=placed
+    ).remote()
     return RoleProcess(name, actor, actor.run.remote(role, config, run, options))
+
+
+def _nodes() -> list[str]:
+    """Ids of the cluster's machines."""
+    return [node["NodeID"] for node in ray.nodes() if node["Alive"]]
 
 
 def _gpu_shares(num_explorers: int) -> tuple[float, float]:

@@ -1,13 +1,20 @@
-"""A whole run on a PostgreSQL server with a password: nothing else changes, and the password stays where the user put it."""
+"""A whole run on a PostgreSQL server with a password and on a Ray cluster of two nodes, as an administrator hands them out.
+
+Nothing else changes; the password stays where the user put it; the pipeline workers are on both nodes.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import secrets
 import shutil
 import socket
 import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +35,8 @@ from tests.acceptance.small_runs import RUN, STEPS, settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-# With characters that a URL, a shell or a regular expression would take for something else.
-PASSWORD = "s3cr3t/w:th@ödd %41"
+# With characters that a URL, a shell or a regular expression would take for something else; no other test run's password.
+PASSWORD = f"s3cr3t/w:th@ödd %41{secrets.token_hex(4)}"
 
 
 @dataclass
@@ -41,6 +48,7 @@ class Finished:
     output: str
     command_lines: set[str]
     ray_folder: Path
+    parents: dict[int, int]
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +65,64 @@ def url(server_folders: Path) -> Iterator[str]:
     server.stop()
 
 
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@dataclass
+class RayCluster:
+    """Two nodes, each with the processes that a machine of a cluster has."""
+
+    address: str
+    folder: Path
+    token: str
+
+
 @pytest.fixture(scope="module")
-def finished(url: str, warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
+    folder = Path(f"/tmp/rft-ray-{os.getpid()}")  # unix sockets of Ray have short names only
+    address = f"127.0.0.1:{free_port()}"
+    common = ["--block", "--num-cpus=2", f"--object-store-memory={128 * 2**20}", "--disable-usage-stats"]
+    head = ["--head", f"--port={address.rpartition(':')[2]}", f"--temp-dir={folder}", "--include-dashboard=false"]
+    ray = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start"]
+    # Without this, Ray's own default depends on whether a token lies in the home folder.
+    environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    nodes: list[subprocess.Popen[bytes]] = []
+    try:
+        for options in (["--node-ip-address=127.0.0.1", *head], [f"--address={address}"]):
+            said = tmp_path_factory.mktemp("node") / "output"
+            with said.open("wb") as output:
+                command = [*ray, *options, *common]
+                nodes.append(subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT))
+            wait_for_node(nodes[-1], said)
+        yield RayCluster(address, folder, environment["RAY_AUTH_TOKEN"])
+    finally:
+        for node in reversed(nodes):
+            stop_node(node)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def wait_for_node(node: subprocess.Popen[bytes], said: Path) -> None:
+    deadline = time.monotonic() + 120
+    while "Ray runtime started" not in said.read_text():
+        assert node.poll() is None and time.monotonic() < deadline, said.read_text()
+        time.sleep(0.2)
+
+
+def stop_node(node: subprocess.Popen[bytes]) -> None:
+    """End a node's own processes: `ray stop` would end those of every other cluster on this machine, too."""
+    its_own = psutil.Process(node.pid).children(recursive=True) if node.poll() is None else []
+    node.terminate()
+    for process in (*its_own, node):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    node.wait(timeout=30)
+
+
+@pytest.fixture(scope="module")
+def finished(url: str, cluster: RayCluster, warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     folder = tmp_path_factory.mktemp("server")
     config = yaml.safe_load((EXAMPLE / "grpo.yaml").read_text())
     # The address comes from a file that only its owner reads; the segments are relative to where `rft run` is called.
@@ -66,13 +130,18 @@ def finished(url: str, warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> 
     (folder / "grpo.yaml").write_text(yaml.safe_dump(config))
     (folder / "grpo.yaml").chmod(0o600)
     shutil.copy(EXAMPLE / "tasks.py", folder)
-    # Unix sockets of Ray have short names only.
-    ray_folder = Path(f"/tmp/rft-ray-{os.getpid()}")
     process = subprocess.Popen(
-        rft_command("run", folder / "grpo.yaml", "--plain", *settings(warm, "monitor=[tensorboard]")),
+        rft_command(
+            "run",
+            folder / "grpo.yaml",
+            "--plain",
+            *settings(warm, "monitor=[tensorboard]", "pipelines.workers=2", "sync.method=checkpoint"),
+        ),
         env={
             **rft_environment(),
-            "RAY_TMPDIR": str(ray_folder),
+            "RAY_ADDRESS": cluster.address,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": cluster.token,
             "PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")]),
         },
         cwd=folder,
@@ -81,13 +150,15 @@ def finished(url: str, warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> 
         text=True,
     )
     seen: set[str] = set()
+    parents: dict[int, int] = {}
     ended = threading.Event()
 
     def look() -> None:
         # What `ps` shows to everybody on this machine, for as long as the run goes on.
         while not ended.wait(0.25):
-            for other in psutil.process_iter(["cmdline"]):
+            for other in psutil.process_iter(["cmdline", "ppid"]):
                 seen.add(" ".join(other.info["cmdline"] or ()))
+                parents[other.pid] = other.info["ppid"]
 
     looking = threading.Thread(target=look)
     looking.start()
@@ -98,8 +169,7 @@ def finished(url: str, warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> 
         looking.join()
         process.kill()
     assert process.returncode == 0, output
-    yield Finished(url, folder, output, seen, ray_folder)
-    shutil.rmtree(ray_folder, ignore_errors=True)
+    return Finished(url, folder, output, seen, cluster.folder, parents)
 
 
 def spellings() -> list[str]:
@@ -118,6 +188,27 @@ def test_the_run_finishes_and_reports_itself(finished: Finished) -> None:
     assert_no_password(finished.output, "the output of rft run")
     # The next commands it proposes are for this buffer.
     assert "--buffer 'postgresql://trainee" in finished.output
+
+
+def test_pipeline_workers_are_spread_over_the_nodes_and_both_decide(finished: Finished) -> None:
+    with psycopg.connect(finished.url) as connection:
+        pids = [pid for (pid,) in connection.execute("SELECT pid FROM rft.worker WHERE role = 'pipeline'")]
+    assert len(pids) == 2
+    assert len({finished.parents[pid] for pid in pids}) == 2, "each has the raylet of a node as its parent"
+
+
+def test_a_cluster_that_cannot_be_joined_is_one_paragraph(cluster: RayCluster, warm: Warm, tmp_path: Path) -> None:
+    process = subprocess.run(
+        rft_command("run", EXAMPLE / "grpo.yaml", "--plain", "--buffer", tmp_path / "buffer", *settings(warm)),
+        env={**rft_environment(), "RAY_ADDRESS": cluster.address, "RAY_AUTH_MODE": "disabled"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert process.returncode == 2, process.stderr
+    (said,) = [line for line in process.stderr.splitlines() if line.startswith("rft: ")]
+    assert cluster.address in said and "RAY_AUTH_MODE=token" in said and "Traceback" not in process.stderr
 
 
 def test_nothing_that_ps_shows_holds_the_password(finished: Finished) -> None:
