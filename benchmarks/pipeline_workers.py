@@ -1,15 +1,20 @@
-"""How fast pipeline workers are, from the queue of sealed groups to committed verdicts, and what a second one adds.
+"""How fast pipeline workers are, from the queue of sealed groups to committed verdicts, and what further ones add.
 
-Part of `rft bench pipeline`. Real rows in a real database: groups of 8 of the buffer benchmark's workload are written, and processes
+Part of `rft bench pipeline`; alone `python -m benchmarks.pipeline_workers --workers 1,2,4,8`.
+
+Real rows in a real database: groups of 8 of the buffer benchmark's workload are written, and processes
 that claim, read, decide and commit as `rft process` does share the queue.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import multiprocessing
 import os
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +34,17 @@ _NARROW = [stage for stage in STAGES if "sql" not in stage]
 BATCH_GROUPS = 64
 
 
-def measure(num_experiences: int = 8192) -> dict[str, Any]:
-    """Experiences decided a second by one and by two workers; with columnar stages alone, and with SQL over all columns."""
+def measure(num_experiences: int = 8192, workers: Sequence[int] = (1, 2)) -> dict[str, Any]:
+    """Experiences decided a second by so many workers; with columnar stages alone, and with SQL over all columns."""
     results: dict[str, Any] = {"cores": os.cpu_count(), "num_experiences": num_experiences}
     with tempfile.TemporaryDirectory(prefix="rft-bench-") as folder:
         server = EmbeddedServer(Path(folder) / "buffer")
         with rftdata.open(BufferConfig(uri=str(server.folder), min_free_bytes=0)) as buffer:
             for name, stages in (("columnar", _NARROW), ("with_sql", STAGES)):
-                for workers in (1, 2):
-                    rate = _round(buffer, f"{name} {workers}", stages, workers, num_experiences)
-                    results[f"{name}_{workers}_workers_rows_per_s"] = round(rate, 1)
-                one, two = (results[f"{name}_{n}_workers_rows_per_s"] for n in (1, 2))
-                results[f"{name}_second_worker_factor"] = round(two / one, 2)
+                rates = {n: _round(buffer, f"{name} {n}", stages, n, num_experiences) for n in workers}
+                for n, rate in rates.items():
+                    results[f"{name}_{n}_workers_rows_per_s"] = round(rate, 1)
+                    results[f"{name}_{n}_workers_factor"] = round(rate / rates[workers[0]], 2)
         server.stop()
     return results
 
@@ -97,7 +101,14 @@ def _work(
         seconds.put((started, time.time()))
 
 
-if __name__ == "__main__":
-    import json
+def main() -> None:
+    """Print the results as JSON."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--workers", default="1,2", help="numbers of workers; the factors are to the first")
+    parser.add_argument("--experiences", type=int, default=8192, help="in the queue, for each number")
+    options = parser.parse_args()
+    print(json.dumps(measure(options.experiences, [int(n) for n in options.workers.split(",")]), indent=2))
 
-    print(json.dumps(measure(), indent=2))
+
+if __name__ == "__main__":
+    main()
