@@ -5,6 +5,8 @@
 BIN := .venv/bin
 # Tests share small machines with the engines they start; threads that spin while waiting would starve them.
 export OMP_WAIT_POLICY ?= PASSIVE
+# Tests wait for engines and servers half of the time; which ones keep each other company: tests/conftest.py.
+SIDE_BY_SIDE := -n logical --maxprocesses 4 --dist loadgroup
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -16,10 +18,10 @@ demo: setup  ## the main job: a language model learns sums, with its experiences
 	$(BIN)/rft run examples/grpo_reasoning/config.yaml
 
 test: setup lint  ## the checks and all tests; PYTEST_ARGS="-k name" narrows them
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 test-fast: setup  ## the tests without the slow ones
-	$(BIN)/python -m pytest -m "not slow and not gpu" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow and not gpu" $(PYTEST_ARGS)
 
 crash-test: setup  ## kills processes at random and looks for what is lost; KILLS=1000, SEED=n repeats a schedule
 	$(BIN)/python -m tests.crash.storm --kills $(or $(KILLS),1000) $(if $(SEED),--seed $(SEED))

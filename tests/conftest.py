@@ -21,6 +21,17 @@ from rftdata.server import EmbeddedServer
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of one file stay together when several processes share the work, and those with engines all do.
+
+    Two engines at a time would take each other's cores and memory.
+    """
+    for item in items:
+        folder = item.path.parent
+        together = folder.name if folder.name == "acceptance" else item.path.name
+        item.add_marker(pytest.mark.xdist_group(together))
+
+
 @pytest.fixture(scope="session")
 def server_folders() -> Iterator[Path]:
     """Where embedded servers of tests live: not below pytest's own folder.
