@@ -178,11 +178,15 @@ def _check(opinions: Sequence[Opinion]) -> None:
 
 
 def _lock(connection: Connection, keys: Sequence[int]) -> None:
-    found = {row["experience_id"] for row in fetch(connection, "label_lock_experiences", experience_ids=list(keys))}
-    unknown = sorted(set(keys) - found)
+    groups = {
+        row["experience_id"]: row["group_id"]
+        for row in fetch(connection, "label_lock_experiences", experience_ids=list(keys))
+    }
+    unknown = sorted(set(keys) - groups.keys())
     if unknown:
         shown = ", ".join(map(str, unknown[:10])) + (f" and {len(unknown) - 10} more" if len(unknown) > 10 else "")
         raise QueryError(f"there is no experience {shown}", todo="correct the ids; nothing was written")
+    execute(connection, "lock_groups_and_reviews", group_ids=sorted(set(groups.values())))
 
 
 def _write(connection: Connection, opinions: Sequence[Opinion], author: str) -> LabelBatch:

@@ -8,8 +8,12 @@ SELECT nextval('rft.label_batch_id_seq') AS label_batch_id;
 
 -- name: label_lock_experiences
 -- Locked in one order, so that two batches over the same rows wait for each other instead of deadlocking.
-SELECT experience_id, reward, reward_final FROM rft.experience WHERE experience_id = ANY (%(experience_ids)s)
+SELECT experience_id, group_id FROM rft.experience WHERE experience_id = ANY (%(experience_ids)s)
 ORDER BY experience_id FOR UPDATE;
+
+-- name: lock_groups_and_reviews
+-- All that a batch of labels touches at once, for it is written in several statements.
+SELECT rft.lock_groups_and_reviews(%(group_ids)s::bigint[]);
 
 -- name: label_set_rewards
 -- Rows that already stand so are left alone: an opinion repeated is no new label.

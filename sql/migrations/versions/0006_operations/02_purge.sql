@@ -96,11 +96,10 @@ DECLARE
     why text := (SELECT 'purged: ' || reason FROM rft.purge WHERE purge_id = of_purge);
 BEGIN
     PERFORM set_config('rft.purge', of_purge::text, true);
-    -- Experiences before their groups, as a relabel locks them.
+    -- In the order in which a relabel locks them. (The function comes with a later migration.)
     PERFORM FROM rft.experience WHERE experience_id = ANY (ids) ORDER BY experience_id FOR UPDATE;
     SELECT array_agg(DISTINCT group_id) INTO groups FROM rft.experience WHERE experience_id = ANY (ids);
-    PERFORM FROM rft.review WHERE group_id = ANY (groups) ORDER BY review_id FOR NO KEY UPDATE;
-    PERFORM FROM rft.rollout_group WHERE group_id = ANY (groups) ORDER BY group_id FOR UPDATE;
+    PERFORM rft.lock_groups_and_reviews(groups);
     -- Whoever draws from a stored selection holds its run: what was drawn before is seen by who asks next, a later draw sees the purge.
     PERFORM FROM rft.run WHERE source_kind IS NOT NULL AND status <> 'finished' ORDER BY run_id FOR NO KEY UPDATE;
 

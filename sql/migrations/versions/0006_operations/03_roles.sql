@@ -81,6 +81,7 @@ BEGIN
         -- What a person answers when asked; the table comes with a later migration.
         IF to_regclass('rft.review') IS NOT NULL THEN
             GRANT UPDATE (answer) ON rft.review TO rft_labeler;
+            GRANT EXECUTE ON FUNCTION rft.lock_groups_and_reviews(bigint[]) TO rft_labeler;
         END IF;
     END IF;
     IF 'rft_worker' = ANY (held) THEN
@@ -100,6 +101,9 @@ BEGIN
             rft.selector_snapshot, rft.selector_state TO rft_worker;
         GRANT USAGE ON ALL SEQUENCES IN SCHEMA rft TO rft_worker;
         GRANT EXECUTE ON FUNCTION rft.lock_labels(), rft.analyze_worklist() TO rft_worker;
+        IF to_regclass('rft.review') IS NOT NULL THEN
+            GRANT EXECUTE ON FUNCTION rft.lock_groups_and_reviews(bigint[]) TO rft_worker;
+        END IF;
     END IF;
     RETURN held;
 END

@@ -128,8 +128,32 @@ CREATE TRIGGER review_reopen
     REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows
     FOR EACH STATEMENT EXECUTE FUNCTION rft.reopen_answered();
 
--- A label is an answer, too. Whoever answers holds the review and then waits for its group; so a label locks the reviews of its
--- groups, of which it may answer some, now or later in its transaction, before the groups.
+-- Whoever answers holds the review and then waits for its group. So nobody who holds a group may wait for a review of it: labels
+-- and purges take the reviews first and the groups then, and pipelines, which hold a group when they ask, wait for none. What was
+-- asked between the two steps is not held, and a lock once taken is given back by the end of a block only: then all over again.
+CREATE FUNCTION rft.lock_groups_and_reviews(of_groups bigint[]) RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    num_locked bigint;
+BEGIN
+    LOOP
+        BEGIN
+            PERFORM FROM rft.review WHERE group_id = ANY (of_groups) ORDER BY review_id FOR NO KEY UPDATE;
+            GET DIAGNOSTICS num_locked = ROW_COUNT;
+            PERFORM FROM rft.rollout_group WHERE group_id = ANY (of_groups) ORDER BY group_id FOR UPDATE;
+            IF num_locked = (SELECT count(*) FROM rft.review WHERE group_id = ANY (of_groups)) THEN
+                RETURN;
+            END IF;
+            RAISE EXCEPTION SQLSTATE 'RFT01' USING MESSAGE = 'somebody was asked meanwhile';
+        EXCEPTION WHEN SQLSTATE 'RFT01' THEN NULL;
+        END;
+    END LOOP;
+END
+$$;
+COMMENT ON FUNCTION rft.lock_groups_and_reviews(bigint[]) IS 'Locks groups with all that people were asked about them, in the order in which labels, answers, purges and verdicts do not deadlock. Experiences are locked before, items of the worklist after it.';
+
+-- A label is an answer, too; to some of these reviews, now or later in its transaction.
 CREATE OR REPLACE FUNCTION rft.record_labels() RETURNS trigger
 LANGUAGE plpgsql
 AS $$
@@ -143,10 +167,9 @@ BEGIN
     IF touched IS NULL THEN
         RETURN NULL;
     END IF;
-    PERFORM FROM rft.review WHERE group_id = ANY (touched) ORDER BY review_id FOR NO KEY UPDATE;
     -- Before the labels get their ids, so that within a group ids grow in the order in which labels commit: a verdict's
     -- label_cut then covers every label up to it.
-    PERFORM FROM rft.rollout_group WHERE group_id = ANY (touched) ORDER BY group_id FOR UPDATE;
+    PERFORM rft.lock_groups_and_reviews(touched);
     batch := coalesce(batch, nextval('rft.label_batch_id_seq'));
     INSERT INTO rft.label (experience_id, field, old_value, new_value, author, source, reason, label_batch_id, final)
     SELECT n.experience_id, 'reward', o.reward, n.reward,

@@ -15,5 +15,7 @@ COMMENT ON COLUMN rft.pipeline.first_used_at IS 'When it first decided.';
 -- Answers come from people who may write nothing else.
 ALTER FUNCTION rft.reopen_answered() SECURITY DEFINER SET search_path = pg_catalog, pg_temp;
 ALTER FUNCTION rft.answer_by_label() SECURITY DEFINER SET search_path = pg_catalog, pg_temp;
+ALTER FUNCTION rft.lock_groups_and_reviews(bigint[]) SECURITY DEFINER SET search_path = pg_catalog, pg_temp;
+REVOKE ALL ON FUNCTION rft.lock_groups_and_reviews(bigint[]) FROM PUBLIC;
 
 SELECT rft.grant_roles();

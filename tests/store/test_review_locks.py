@@ -1,0 +1,133 @@
+"""Labels, answers and the questions of a pipeline meet on the same groups at the same moment, and none of them deadlocks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+
+from operators.build import build_chain
+from rftdata import Buffer, labels
+from rftdata.database import execute
+from rftdata.labels import Opinion
+from rftdata.purge import purge
+from rftdata.verdicts import Question, ask
+from tests.store.test_pipeline_worker import rows, run_pipeline
+from tests.store_roles import Roles
+
+ASKS = [{"human_review": {"timeout": "1 h", "otherwise": "pass"}}]
+ROUNDS = 60
+
+
+@pytest.fixture
+def asked(buffer: Buffer) -> Roles:
+    """Groups 1 and 2 of two experiences each (1 to 4), sealed; all four are asked about. A deadlock shows at once."""
+    name = rows(buffer, "SELECT current_database() AS name")[0]["name"]
+    buffer.sql(f"""ALTER DATABASE "{name}" SET deadlock_timeout = '20 ms'""")
+    roles = Roles(buffer, batch_groups=2)
+    with roles.attempt():
+        roles.plan()
+        roles.explore()
+    assert run_pipeline(roles, build_chain(ASKS)) == []
+    return roles
+
+
+def at_once(*jobs: Callable[[int], object]) -> None:
+    """Do every job in a thread of its own, for all rounds; raises what one of them raised."""
+
+    def repeat(job: Callable[[int], object]) -> None:
+        for turn in range(ROUNDS):
+            job(turn)
+
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        for done in [pool.submit(repeat, job) for job in jobs]:
+            done.result()
+
+
+def test_labels_of_several_groups_do_not_deadlock_with_verdicts_and_questions(
+    buffer: Buffer, asked: Roles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rftdata.verdicts._TRIES", 1)  # the worker would try again, and so hide what happened
+
+    def label(turn: int) -> None:
+        reward = 0.25 + turn % 2 / 2
+        # Rows with one reason are written together, in the order of reasons: the second group before the first.
+        opinions = [Opinion(1, reward, reason="b"), Opinion(3, reward, reason="a")]
+        labels.apply(buffer, opinions, author="ada")
+
+    at_once(label, lambda turn: run_pipeline(asked, build_chain(ASKS)))
+    told = rows(buffer, "SELECT experience_id, count(*) AS n FROM rft.label GROUP BY 1 ORDER BY 1")
+    assert told == [{"experience_id": 1, "n": ROUNDS}, {"experience_id": 3, "n": ROUNDS}]
+
+
+def test_answers_and_labels_do_not_deadlock_with_questions_that_are_asked_again(buffer: Buffer, asked: Roles) -> None:
+    def answer(turn: int) -> None:
+        """Answers the second question, and takes the answer back."""
+        buffer.sql("UPDATE rft.review SET answer = 'drop' WHERE experience_id = 2")
+        buffer.sql("UPDATE rft.review SET answer = NULL WHERE experience_id = 2")
+
+    def confirm(turn: int) -> None:
+        """Gives the rewards that stand, which is an answer, too."""
+        labels.set_rewards(buffer, {3: 0.0, 1: 0.0}, author="ada")
+        buffer.sql("UPDATE rft.review SET answer = NULL WHERE experience_id IN (1, 3)")
+
+    def ask_again(turn: int) -> None:
+        """As verdicts are committed: whoever asks holds the groups."""
+        with buffer.database.transaction() as connection:
+            execute(connection, "lock_groups", group_ids=[1, 2])
+            ask(
+                connection,
+                asked.run_id,
+                [Question(i, 1 + i // 3, "review", "Well?", 60.0, "drop") for i in (1, 2, 3, 4)],
+            )
+
+    at_once(answer, confirm, ask_again)
+    states = rows(buffer, "SELECT state, question FROM rft.v_review")
+    assert states == [{"state": "waiting", "question": "Is this reward right?"}] * 4
+
+
+def wait_for_waiting(buffer: Buffer, count: int) -> None:
+    """Until so many sessions wait for locks of others."""
+    deadline = time.monotonic() + 30
+    while rows(
+        buffer,
+        "SELECT count(*) AS n FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'",
+    ) != [{"n": count}]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("who", ["label", "purge"])
+def test_a_question_that_came_while_a_label_or_a_purge_waited_can_be_answered_at_once(
+    buffer: Buffer, asked: Roles, monkeypatch: pytest.MonkeyPatch, who: str
+) -> None:
+    monkeypatch.setattr("rftdata.purge._TRIES", 1)
+
+    def change() -> object:
+        if who == "label":
+            return buffer.sql("UPDATE rft.experience SET reward = 0.3 WHERE experience_id IN (1, 3)")
+        return purge(buffer, "experience_id IN (1, 3)", reason="asked to", author="ada")
+
+    with ThreadPoolExecutor(2) as pool, psycopg.connect(buffer.database.uri) as other:
+        other.execute("SELECT FROM rft.rollout_group WHERE group_id = 2 FOR UPDATE")
+        with buffer.database.transaction() as connection:
+            execute(connection, "lock_groups", group_ids=[1])
+            changed = pool.submit(change)
+            wait_for_waiting(buffer, 1)  # has seen what was asked before, and waits for the first group
+            ask(connection, asked.run_id, [Question(1, 1, "tone", "Polite?", 60.0, "pass")])
+        answered = pool.submit(buffer.sql, "UPDATE rft.review SET answer = 'drop' WHERE name = 'tone'")
+        wait_for_waiting(buffer, 2)  # has the first group, and waits for the second; the answer waits for the first
+        other.commit()
+        answered.result()
+        changed.result()
+    asked_now = rows(
+        buffer, "SELECT experience_id, answer::text, question FROM rft.review ORDER BY experience_id, name"
+    )
+    told, by_label = "Is this reward right?", "pass" if who == "label" else None
+    assert [tuple(row.values()) for row in asked_now] == [
+        (1, by_label, told if who == "label" else "[purged]"), (1, "drop", "Polite?" if who == "label" else "[purged]"),
+        (2, None, told), (3, by_label, told if who == "label" else "[purged]"), (4, None, told),
+    ]  # fmt: skip
