@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+from psycopg.rows import dict_row
 
 from rftdata.config import BufferConfig
 from rftdata.database import fetch, grant_roles, redacted, schema_version, translated
@@ -138,8 +139,8 @@ def restore(folder: Path, target: BufferConfig) -> Buffer:
             "the folder for the arrays is not empty", value=str(segments), todo="restore into a new folder"
         )
     uri = uri or server.start()
-    with translated(uri), psycopg.connect(uri, connect_timeout=10) as connection:
-        if connection.execute("SELECT to_regnamespace('rft') IS NOT NULL").fetchone() == (True,):
+    with translated(uri), psycopg.connect(uri, connect_timeout=10, row_factory=dict_row) as connection:
+        if fetch(connection, "holds_a_buffer")[0]["found"]:
             raise QueryError(
                 "the database holds a buffer already", value=redacted(uri), todo="restore into an empty database"
             )

@@ -56,12 +56,11 @@ def run_query(buffer: Buffer, query: str) -> list[tuple[list[str] | None, list[d
     import psycopg
 
     from rftdata.buffer import query_error
+    from rftdata.database import execute
 
     results: list[tuple[list[str] | None, list[dict[str, Any]], str | None]] = []
     with buffer.database.connection() as connection:
-        connection.execute(
-            "SELECT set_config('rft.author', %s, false), set_config('search_path', 'rft, public', false)", [author()]
-        )
+        execute(connection, "sql_settings", author=author())
         try:
             cursor = connection.execute(query)  # type: ignore[call-overload]
             more: bool | None = True

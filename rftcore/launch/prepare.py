@@ -31,7 +31,7 @@ from rftcore.task_pipeline import build_task_chain, load_tasks
 from rftdata import plugins
 from rftdata.buffer import Buffer
 from rftdata.config import config_error
-from rftdata.database import Row
+from rftdata.database import Row, execute
 from rftdata.errors import ConfigError
 from rftdata.sampling import checked_formula
 from rftdata.selection import Selection, num_steps, select
@@ -282,8 +282,7 @@ def join_run(config: RunConfig, run: str | None) -> JoinedRun:
         row = buffer.find_run(run)
     else:
         with buffer.database.transaction() as connection:
-            # Roles started at the same moment must not make a run each.
-            connection.execute("SELECT pg_advisory_xact_lock(hashtext('rft.join'))")
+            execute(connection, "lock_joining")
             found = [row for row in _runs_of_name(buffer, config.run.name) if row["status"] in ("created", "running")]
             row = found[0] if found else prepare_run(config, buffer)
     answer_requests(buffer.run_folder(row))

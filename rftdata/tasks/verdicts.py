@@ -109,7 +109,7 @@ def taskset_lock(database: Database, taskset: str) -> Iterator[None]:
     """Held while a set is decided on: another process that loads or decides on it waits."""
     connection = database.dedicated()
     try:
-        connection.execute("SELECT pg_advisory_lock(hashtext('rft.taskset'), hashtext(%s))", (taskset,))
+        execute(connection, "hold_taskset", taskset=taskset)
         yield
     finally:
         connection.close()

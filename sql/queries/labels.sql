@@ -3,6 +3,10 @@
 SELECT set_config('rft.author', %(author)s, true), set_config('rft.reason', %(reason)s, true),
        set_config('rft.label_source', 'import', true), set_config('rft.label_batch', %(label_batch_id)s, true);
 
+-- name: sql_settings
+-- Of a session in which a person writes SQL: who labels, and where tables are found that are named without their schema.
+SELECT set_config('rft.author', %(author)s, false), set_config('search_path', 'rft, public', false);
+
 -- name: label_next_batch
 SELECT nextval('rft.label_batch_id_seq') AS label_batch_id;
 

@@ -1,6 +1,10 @@
 -- name: lock_run_names
 SELECT pg_advisory_xact_lock(hashtext('rft.run_names'));
 
+-- name: lock_joining
+-- Roles started at the same moment must not make a run each.
+SELECT pg_advisory_xact_lock(hashtext('rft.join'));
+
 -- name: insert_run
 -- Stores a run; the name gets a number when it is taken.
 INSERT INTO rft.run (name, mode, config, seed, planned_steps, pipeline_version)

@@ -9,6 +9,10 @@ ON CONFLICT (taskset) DO UPDATE SET args = excluded.args, num_tasks = excluded.n
 -- Who loads a set and who decides on its tasks take turns.
 SELECT pg_advisory_xact_lock(hashtext('rft.taskset'), hashtext(%(taskset)s));
 
+-- name: hold_taskset
+-- The same for longer than a transaction: until the connection is closed.
+SELECT pg_advisory_lock(hashtext('rft.taskset'), hashtext(%(taskset)s));
+
 -- name: stage_tasks
 CREATE TEMPORARY TABLE staged_task (position bigint, task_key text, payload jsonb, features jsonb) ON COMMIT DROP;
 
