@@ -19,12 +19,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field, model_validator
 
-from operators.base import Operator, StageConfig, StageOutcome
-from operators.expression import Expression
+from operators.base import StageConfig, StageOutcome
+from operators.formula import FormulaOperator
 from operators.groups import Correct, Groups, fewest_first
 
 
-class BalanceGroups(Operator):
+class BalanceGroups(FormulaOperator):
     """Drops each group whose pass rate is outside the bounds; with `equalize`, surplus rollouts of the others, too.
 
     A rollout without a value (null, NaN, infinite) is neither correct nor wrong and is not counted; with `equalize` it is dropped.
@@ -47,18 +47,16 @@ class BalanceGroups(Operator):
                 )
             return self
 
+    argument = "column"
+
     def __init__(self, config: StageConfig) -> None:
         super().__init__(config)
-        self._value = Expression(self.config.column, pa.float64())
-        self.reads = self._value.columns | {"group_id", "rollout_index"}
-
-    def validate_schema(self, schema: pa.Schema) -> pa.Schema:
-        self._value.bind(schema)
-        return super().validate_schema(schema)
+        self.reads = self.formula.columns | {"group_id", "rollout_index"}
+        self.rowwise = False
 
     def apply(self, table: pa.Table) -> StageOutcome:
         groups = Groups.of(table)
-        found = Correct.of(groups, self._value.evaluate(table), self.config.correct_above)
+        found = Correct.of(groups, self.formula.evaluate(table), self.config.correct_above)
         reasons_G = pa.array(
             [self._reason(*counts) for counts in zip(found.num_correct_G.tolist(), found.num_known_G.tolist())],
             pa.string(),
@@ -92,6 +90,3 @@ class BalanceGroups(Operator):
         return pc.if_else(pa.array(surplus_R | ~found.known_R), text, pa.scalar(None, pa.string())).take(
             pa.array(groups.rollout_N)
         )
-
-    def close(self) -> None:
-        self._value.close()

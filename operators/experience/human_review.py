@@ -91,6 +91,10 @@ class HumanReview(Operator):
                 waiting[row] = review
         return StageOutcome(pa.array(reasons, pa.string()), waiting=waiting)
 
+    def close(self) -> None:
+        if self._where is not None:
+            self._where.close()
+
     def _sampled(self, experience_id: int) -> bool:
         place = xxhash.xxh3_64_intdigest(f"{self.config.name}/{experience_id}".encode())
         return place < float(self.config.sample) * 2**64

@@ -35,23 +35,12 @@ import re
 from typing import Any
 
 import pyarrow as pa
-from pydantic import Field, field_validator, model_validator
+from pydantic import field_validator, model_validator
 
-from operators.asking import (
-    ROW_PLACEHOLDERS,
-    Answer,
-    AskingConfig,
-    AskingOperator,
-    MalformedAnswer,
-    Question,
-    Template,
-    chat,
-    columns_of,
-    finite,
-    json_object,
-    row_values,
-)
+from operators.asking import MalformedAnswer, Question, chat, finite, json_object
 from operators.base import StageOutcome
+from operators.judging import ColumnWord, Judge, JudgeConfig
+from operators.templates import ROW_PLACEHOLDERS, Template, row_values
 from rftdata.errors import ConfigError
 
 TEMPLATE = """\
@@ -77,19 +66,18 @@ _NAMED = re.compile(rf"score\W{{0,5}}({_NUMBER})", re.IGNORECASE)
 _LONGEST_REASON = 2000
 
 
-class LlmJudge(AskingOperator):
+class LlmJudge(Judge):
     """Adds a score, its reason and an error per row; see the module's header."""
 
-    class Config(AskingConfig):
+    class Config(JudgeConfig):
         """`template`, `system`: of the chat, with {prompt}, {question} (the last user turn), {response}, {answer}, {min}, {max};
         `scale`: least and greatest score; `pattern`: regular expression whose first group is the score; `column`: first word of the
         columns' names."""
 
         template: str = TEMPLATE
-        system: str | None = None
+        column: ColumnWord = "judge"
         scale: tuple[float, float] = (0.0, 10.0)
         pattern: str | None = None
-        column: str = Field(default="judge", pattern=r"^[a-z][a-z0-9_]*$")
 
         @field_validator("pattern")
         @classmethod
@@ -108,18 +96,14 @@ class LlmJudge(AskingOperator):
                 raise ValueError(f"scale {self.scale} is not [least, greatest]")
             return self
 
+    stage = "llm_judge"
+    behind = "reason"
     rowwise = True
 
     def __init__(self, config: LlmJudge.Config) -> None:
-        super().__init__(config)
-        self._template = Template(config.template, [*ROW_PLACEHOLDERS, "min", "max"])
+        super().__init__(config, Template(config.template, [*ROW_PLACEHOLDERS, "min", "max"]))
         if not self._template.names & {"prompt", "question", "response"}:
             raise ConfigError("the template shows the judge nothing", allowed="{response}, {prompt} or {question}")
-        self.reads = columns_of(self._template.names)
-        word = config.column
-        self.scores = {f"{word}_score": pa.float64(), f"{word}_reason": pa.string(), f"{word}_error": pa.string()}
-        self.error_column = f"{word}_error"
-        self.budget_name = f"llm_judge/{word}"
         low, high = config.scale
         self._bounds = {"min": f"{low:g}", "max": f"{high:g}"}
         number = {"type": "number", "minimum": low, "maximum": high}
@@ -130,21 +114,12 @@ class LlmJudge(AskingOperator):
 
     def apply(self, table: pa.Table) -> StageOutcome:
         answers = self.ask([self._question(row) for row in table.to_pylist()])
-        return StageOutcome.keep_all(table.num_rows, self._columns(answers))
+        return self.judged(((*(answer.value or (None, None)), answer.error) for answer in answers), table.num_rows)
 
     def _question(self, row: dict[str, Any]) -> Question:
         values = row_values(row, self._template.names) | self._bounds
         schema = None if self.config.pattern else self._schema
         return Question(chat(self.config.system, self._template.fill(values), schema), self._read)
-
-    def _columns(self, answers: list[Answer]) -> dict[str, pa.Array]:
-        found = [answer.value or (None, None) for answer in answers]
-        values = [
-            [score for score, _ in found],
-            [reason for _, reason in found],
-            [answer.error for answer in answers],
-        ]
-        return {name: pa.array(column, kind) for (name, kind), column in zip(self.scores.items(), values)}
 
     def _read(self, text: str) -> tuple[float, str]:
         """Score and reason in a judge's answer."""

@@ -16,12 +16,12 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from operators.base import Operator, StageConfig, StageOutcome
-from operators.expression import Expression
+from operators.base import StageConfig, StageOutcome
+from operators.formula import FormulaOperator
 from operators.groups import Correct, Groups
 
 
-class PassRate(Operator):
+class PassRate(FormulaOperator):
     """Scores `pass_rate` (0 to 1) and `num_correct`; both are null in a group in which no rollout has a value."""
 
     class Config(StageConfig):
@@ -30,19 +30,17 @@ class PassRate(Operator):
         column: str = Field("reward", description="What to tell by: a column, a metric or an expression.")
         correct_above: float = Field(0.0, description="A rollout is correct where its value is greater.")
 
+    argument = "column"
+
     def __init__(self, config: StageConfig) -> None:
         super().__init__(config)
-        self._value = Expression(self.config.column, pa.float64())
         self.scores = {"pass_rate": pa.float64(), "num_correct": pa.int64()}
-        self.reads = self._value.columns | {"group_id", "rollout_index"}
-
-    def validate_schema(self, schema: pa.Schema) -> pa.Schema:
-        self._value.bind(schema)
-        return super().validate_schema(schema)
+        self.reads = self.formula.columns | {"group_id", "rollout_index"}
+        self.rowwise = False
 
     def apply(self, table: pa.Table) -> StageOutcome:
         groups = Groups.of(table)
-        found = Correct.of(groups, self._value.evaluate(table), self.config.correct_above)
+        found = Correct.of(groups, self.formula.evaluate(table), self.config.correct_above)
         unknown_N = (found.num_known_G == 0)[groups.group_N]
         rate_G = found.num_correct_G / np.maximum(found.num_known_G, 1)
         columns = {
@@ -50,6 +48,3 @@ class PassRate(Operator):
             "num_correct": pa.array(found.num_correct_G[groups.group_N], pa.int64(), mask=unknown_N),
         }
         return StageOutcome.keep_all(table.num_rows, columns)
-
-    def close(self) -> None:
-        self._value.close()

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from operators.base import Operator, StageConfig, StageOutcome
-from operators.expression import Expression
+from operators.base import StageConfig, StageOutcome
+from operators.formula import FormulaOperator
 
 
-class Priority(Operator):
+class Priority(FormulaOperator):
     """Sets `priority` to the formula's value, or to `missing` where that is null, NaN or infinite."""
 
     class Config(StageConfig):
@@ -29,20 +29,7 @@ class Priority(Operator):
 
     writes = frozenset({"priority"})
 
-    def __init__(self, config: StageConfig) -> None:
-        super().__init__(config)
-        self._formula = Expression(self.config.formula, pa.float64())
-        self.reads = self._formula.columns
-        self.rowwise = self._formula.rowwise
-
-    def validate_schema(self, schema: pa.Schema) -> pa.Schema:
-        self._formula.bind(schema)
-        return super().validate_schema(schema)
-
     def apply(self, table: pa.Table) -> StageOutcome:
-        values = self._formula.evaluate(table)
+        values = self.formula.evaluate(table)
         found = pc.fill_null(pc.is_finite(values), False)
         return StageOutcome.keep_all(table.num_rows, {"priority": pc.if_else(found, values, self.config.missing)})
-
-    def close(self) -> None:
-        self._formula.close()

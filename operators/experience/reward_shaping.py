@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from operators.base import Operator, StageConfig, StageOutcome
-from operators.expression import Expression
+from operators.base import StageConfig, StageOutcome
+from operators.formula import FormulaOperator
 
 
-class RewardShaping(Operator):
+class RewardShaping(FormulaOperator):
     """Sets `reward` to the formula's value. What the verifier gave stays in `reward_sampled`, and a final label is never shaped."""
 
     class Config(StageConfig):
@@ -35,16 +35,10 @@ class RewardShaping(Operator):
 
     def __init__(self, config: StageConfig) -> None:
         super().__init__(config)
-        self._formula = Expression(self.config.formula, pa.float64())
-        self.reads = self._formula.columns | {"reward"}
-        self.rowwise = self._formula.rowwise
-
-    def validate_schema(self, schema: pa.Schema) -> pa.Schema:
-        self._formula.bind(schema)
-        return super().validate_schema(schema)
+        self.reads = self.formula.columns | {"reward"}
 
     def apply(self, table: pa.Table) -> StageOutcome:
-        values = self._formula.evaluate(table)
+        values = self.formula.evaluate(table)
         found = pc.fill_null(pc.is_finite(values), False)
         given = table["reward"].combine_chunks()
         columns = {"reward": pc.if_else(found, values, given)}
@@ -53,6 +47,3 @@ class RewardShaping(Operator):
         shown = pc.fill_null(pc.cast(values, pa.string()), "null")
         reason = pc.binary_join_element_wise(f"the formula {self.config.formula} gives", shown, " ")
         return StageOutcome(StageOutcome.keep_where(found, reason).reasons, columns)
-
-    def close(self) -> None:
-        self._formula.close()

@@ -31,21 +31,10 @@ from typing import Any, Literal
 import pyarrow as pa
 from pydantic import Field, field_validator
 
-from operators.asking import (
-    ROW_PLACEHOLDERS,
-    Answer,
-    AskingConfig,
-    AskingOperator,
-    MalformedAnswer,
-    Question,
-    Template,
-    chat,
-    columns_of,
-    finite,
-    json_object,
-    row_values,
-)
+from operators.asking import Answer, MalformedAnswer, Question, chat, finite, json_object
 from operators.base import StageConfig, StageOutcome
+from operators.judging import ColumnWord, Judge, JudgeConfig
+from operators.templates import ROW_PLACEHOLDERS, Template, row_values
 
 TEMPLATE = """\
 Check the answer to the question below against the numbered criteria. What stands between the marks is material to grade;
@@ -79,21 +68,20 @@ class Criterion(StageConfig):
     name: str | None = None
 
 
-class Rubric(AskingOperator):
+class Rubric(Judge):
     """Adds a weighted score, the grades and an error per row; see the module's header."""
 
-    class Config(AskingConfig):
+    class Config(JudgeConfig):
         """`criteria`: of every row whose task has none; `from_metadata`: the key of a task's own, null: never look; `grades`, `calls`:
         see the module's header; `template`, `system`: of the chat, with {prompt}, {question}, {response}, {answer}, {criteria}
         and {task} (what to do and how to reply); `column`: first word of the columns' names."""
 
+        template: str = TEMPLATE
+        column: ColumnWord = "rubric"
         criteria: tuple[Criterion, ...] = ()
         from_metadata: str | None = "rubric"
         grades: Literal["binary", "fraction"] = "binary"
         calls: Literal["one", "each"] = "one"
-        template: str = TEMPLATE
-        system: str | None = None
-        column: str = Field(default="rubric", pattern=r"^[a-z][a-z0-9_]*$")
 
         @field_validator("criteria")
         @classmethod
@@ -102,17 +90,14 @@ class Rubric(AskingOperator):
                 raise ValueError("no criterion has a positive weight")
             return criteria
 
+    stage = "rubric"
+    behind = "parts"
     rowwise = True
 
     def __init__(self, config: Rubric.Config) -> None:
-        super().__init__(config)
-        self._template = Template(config.template, [*ROW_PLACEHOLDERS, "criteria", "task"], ["criteria", "task"])
-        own = frozenset({"metadata"}) if config.from_metadata else frozenset()
-        self.reads = columns_of(self._template.names) | own
-        word = config.column
-        self.scores = {f"{word}_score": pa.float64(), f"{word}_parts": pa.string(), f"{word}_error": pa.string()}
-        self.error_column = f"{word}_error"
-        self.budget_name = f"rubric/{word}"
+        own = ["criteria", "task"]
+        template = Template(config.template, [*ROW_PLACEHOLDERS, *own], own)
+        super().__init__(config, template, ["metadata"] if config.from_metadata else [])
 
     def apply(self, table: pa.Table) -> StageOutcome:
         rows = table.to_pylist()
@@ -120,8 +105,7 @@ class Rubric(AskingOperator):
         questions = [self._questions(row, rubric) for row, rubric in zip(rows, rubrics)]
         answers = iter(self.ask([question for asked in questions for question in asked]))
         found = [self._graded(rubric, [next(answers) for _ in asked]) for rubric, asked in zip(rubrics, questions)]
-        columns = zip(self.scores.items(), zip(*found, strict=True), strict=True)
-        return StageOutcome.keep_all(len(rows), {name: pa.array(values, kind) for (name, kind), values in columns})
+        return self.judged(found, len(rows))
 
     def _criteria(self, row: Mapping[str, Any]) -> tuple[Criterion, ...] | str:
         """The criteria of a row, or why there are none that can be used."""

@@ -34,21 +34,10 @@ from typing import Any
 import pyarrow as pa
 from pydantic import Field, model_validator
 
-from operators.asking import (
-    Answer,
-    AskingConfig,
-    AskingOperator,
-    MalformedAnswer,
-    Question,
-    Template,
-    chat,
-    chat_before,
-    finite,
-    json_object,
-    question_of,
-)
+from operators.asking import Answer, AskingConfig, AskingOperator, MalformedAnswer, Question, chat, finite, json_object
 from operators.base import CreatedAnswer, CreatedGroup, CreatedTask, StageOutcome, source_digest
 from operators.endpoint import AnyEndpoint, Chat
+from operators.templates import Template, chat_before, question_of
 from rftdata import plugins
 from rftdata.errors import ConfigError, OperatorError
 

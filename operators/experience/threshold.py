@@ -15,12 +15,12 @@ from typing import Literal
 import pyarrow as pa
 from pydantic import Field, model_validator
 
-from operators.base import Operator, StageConfig, StageOutcome
+from operators.base import StageConfig, StageOutcome
 from operators.bounds import check_bounds, outside
-from operators.expression import Expression
+from operators.formula import FormulaOperator
 
 
-class Threshold(Operator):
+class Threshold(FormulaOperator):
     """Drops each row with a value < `min` or > `max`; one that is null or NaN as `null` says."""
 
     class Config(StageConfig):
@@ -36,26 +36,15 @@ class Threshold(Operator):
             check_bounds(self.min, self.max)
             return self
 
-    def __init__(self, config: StageConfig) -> None:
-        super().__init__(config)
-        self._value = Expression(self.config.column, pa.float64())
-        self.reads = self._value.columns
-        self.rowwise = self._value.rowwise
-
-    def validate_schema(self, schema: pa.Schema) -> pa.Schema:
-        self._value.bind(schema)
-        return super().validate_schema(schema)
+    argument = "column"
 
     def apply(self, table: pa.Table) -> StageOutcome:
         column = self.config.column
         shown = f"{column} =" if " " in column else column
         return outside(
-            self._value.evaluate(table),
+            self.formula.evaluate(table),
             shown,
             self.config.min,
             self.config.max,
             keep_unknown=self.config.null == "keep",
         )
-
-    def close(self) -> None:
-        self._value.close()

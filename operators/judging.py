@@ -1,0 +1,56 @@
+"""What stages share that let a model judge responses: a template of their own, and a score, what is behind it, and an error per row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, ClassVar
+
+import pyarrow as pa
+from pydantic import Field
+
+from operators.asking import AskingConfig, AskingOperator
+from operators.base import StageOutcome
+from operators.templates import Template, columns_of
+
+ColumnWord = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+"""First word of the names of columns."""
+
+
+class JudgeConfig(AskingConfig):
+    """Arguments of every judge. `template`, `system`: of the chat; `column`: first word of the columns' names."""
+
+    template: str
+    system: str | None = None
+    column: ColumnWord
+
+
+class Judge(AskingOperator):
+    """A judge with a `JudgeConfig`: its scores are `<column>_score`, `<column>_<behind>` and `<column>_error`.
+
+    Attributes:
+        stage: its name in a chain, which its spending is counted under.
+        behind: what its second column is called.
+    """
+
+    stage: ClassVar[str]
+    behind: ClassVar[str]
+
+    def __init__(self, config: Any, template: Template, reads: Iterable[str] = ()) -> None:
+        """`reads`: columns beside those of the template's placeholders."""
+        super().__init__(config)
+        self._template = template
+        self.reads = columns_of(template.names) | frozenset(reads)
+        word = config.column
+        self.error_column = f"{word}_error"
+        self.scores = {
+            f"{word}_score": pa.float64(),
+            f"{word}_{self.behind}": pa.string(),
+            self.error_column: pa.string(),
+        }
+        self.budget_name = f"{self.stage}/{word}"
+
+    def judged(self, rows: Iterable[tuple[float | None, str | None, str | None]], num_rows: int) -> StageOutcome:
+        """All rows stay; `rows` has the score, what is behind it and the error of each."""
+        columns = zip(*rows, strict=True) if num_rows else ((), (), ())
+        found = zip(self.scores.items(), columns, strict=True)
+        return StageOutcome.keep_all(num_rows, {name: pa.array(values, kind) for (name, kind), values in found})

@@ -1,0 +1,96 @@
+"""Texts with placeholders, and what a row has to put in their places: its chat, its response, the right answer."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from operators.base import Messages
+from rftdata.errors import ConfigError
+
+_PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
+
+
+class Template:
+    """A text with placeholders `{name}`; other braces, as of JSON, stay as they are.
+
+    Args:
+        text: the template.
+        allowed: placeholders there are.
+        required: one of these must be in it.
+
+    Raises:
+        ConfigError: a placeholder that there is not, or a required one missing.
+    """
+
+    def __init__(self, text: str, allowed: Sequence[str], required: Sequence[str] = ()) -> None:
+        self.text = text
+        self.names = frozenset(_PLACEHOLDER.findall(text))
+        unknown = sorted(self.names - set(allowed))
+        shown = ", ".join(f"{{{name}}}" for name in allowed)
+        if unknown:
+            raise ConfigError(f"the template has an unknown placeholder {{{unknown[0]}}}", allowed=shown)
+        missing = [name for name in required if name not in self.names]
+        if missing:
+            raise ConfigError(f"the template lacks the placeholder {{{missing[0]}}}", allowed=shown)
+
+    def fill(self, values: Mapping[str, object]) -> str:
+        """The text with values in the placeholders' places; a value's own braces are left alone."""
+        return _PLACEHOLDER.sub(lambda match: str(values[match[1]]), self.text)
+
+
+PROMPT_COLUMNS = frozenset({"prompt", "messages"})
+ROW_PLACEHOLDERS: Mapping[str, frozenset[str]] = {
+    "prompt": PROMPT_COLUMNS,
+    "question": PROMPT_COLUMNS,
+    "response": frozenset({"response"}),
+    "answer": frozenset({"answer"}),
+}
+"""Placeholders of a row, and the columns behind them."""
+
+
+def columns_of(names: Iterable[str]) -> frozenset[str]:
+    """The columns that placeholders need."""
+    return frozenset().union(*(ROW_PLACEHOLDERS.get(name, frozenset()) for name in names))
+
+
+def row_values(row: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
+    """What stands for placeholders of a row. A missing text is empty."""
+    values = {}
+    for name in names:
+        if name in ("prompt", "question"):
+            values[name] = _told(chat_before(row), whole=name == "prompt")
+        elif name in ROW_PLACEHOLDERS:
+            values[name] = str(row.get(name) or "")
+    return values
+
+
+def chat_before(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The chat that the row's response answers; its prompt as a user's message where no chat is stored."""
+    messages = json.loads(row["messages"]) if row.get("messages") else None
+    if isinstance(messages, list) and len(messages) > 1:
+        return messages[:-1]
+    return [{"role": "user", "content": str(row.get("prompt") or "")}]
+
+
+def question_of(chat: Messages) -> str:
+    """The last thing that a user said in a chat."""
+    return next((_text(turn) for turn in reversed(chat) if turn.get("role") == "user"), _text(chat[-1]))
+
+
+def _told(chat: Messages, whole: bool) -> str:
+    if not whole:
+        return question_of(chat)
+    told = [turn for turn in chat if _text(turn)]
+    if len(told) == 1:
+        return _text(told[0])
+    return "\n\n".join(f"{turn.get('role', 'user')}: {_text(turn)}" for turn in told)
+
+
+def _text(turn: Mapping[str, Any]) -> str:
+    content = turn.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
