@@ -160,9 +160,7 @@ class Compactor:
         with turn(self._database) as mine:
             if not mine:
                 return None
-            # The folder first: a file that is committed in between is then known to the database.
-            stored = {file.uri: file for file in self._store.files()}
-            known = {row["uri"]: row for row in self._database.fetch("segment_files")}
+            known, stored = self._inventory()
             chosen = self._to_merge(known, stored)
             self._merge(chosen, report, stop)
             self._clear(known, stored, set(chosen), report, stop)
@@ -174,10 +172,16 @@ class Compactor:
         with turn(self._database) as mine:
             if not mine:
                 return None
-            stored = {file.uri: file for file in self._store.files()}
-            known = {row["uri"]: row for row in self._database.fetch("segment_files")}
+            known, stored = self._inventory()
             self._clear(known, stored, set(), report, lambda: False)
         return report
+
+    def _inventory(self) -> tuple[dict[str, Row], dict[str, StoredFile]]:
+        """Files that the database knows, and files in the folder."""
+        # The folder first: a file that is committed in between is then known to the database.
+        stored = {file.uri: file for file in self._store.files()}
+        known = {row["uri"]: row for row in self._database.fetch("segment_files")}
+        return known, stored
 
     def _clear(
         self, known: dict[str, Row], stored: dict[str, StoredFile], merged: set[str], report: CompactionReport,

@@ -32,10 +32,10 @@ Connection = psycopg.Connection[DictRow]
 Cursor = psycopg.Cursor[DictRow]
 
 _MINIMUM_SERVER = 150000
-# Words of a query that does more than read: of our own functions only the clock and views are reads.
+# Words of a query that does more than read: of our own functions only these two are reads.
 _CHANGES = re.compile(
     r"\b(INSERT|UPDATE|DELETE|CREATE|TRUNCATE|FOR (NO KEY )?(UPDATE|SHARE)|nextval|set_config|pg_export_snapshot|pg_(try_)?advisory\w*|pg_notify"
-    r"|rft\.(?!clock\()\w+\()"
+    r"|rft\.(?!(?:clock|compare_verdicts)\()\w+\()"
 )
 _MIGRATING = threading.Lock()
 _ENCODE = json.JSONEncoder(allow_nan=False).encode

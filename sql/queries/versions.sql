@@ -41,18 +41,11 @@ ORDER BY p.first_used_at, v.pipeline_version;
 
 -- name: compare_versions
 -- How many experiences of a run two versions treat in which way.
-SELECT CASE WHEN a.kept THEN 'kept' ELSE a.stage END AS before, CASE WHEN b.kept THEN 'kept' ELSE b.stage END AS after,
+SELECT CASE WHEN a_kept THEN 'kept' ELSE a_stage END AS before, CASE WHEN b_kept THEN 'kept' ELSE b_stage END AS after,
        count(*) AS num_experiences,
-       count(*) FILTER (WHERE a.kept AND b.kept AND coalesce(a.reward, e.reward) IS DISTINCT FROM coalesce(b.reward, e.reward)) AS num_rewards_changed,
-       avg(coalesce(b.reward, e.reward) - coalesce(a.reward, e.reward)) FILTER (WHERE a.kept AND b.kept) AS mean_reward_change
-FROM rft.experience e
-CROSS JOIN LATERAL (
-    SELECT * FROM rft.verdict v WHERE v.experience_id = e.experience_id AND v.pipeline_version = %(before)s
-    ORDER BY v.verdict_id DESC LIMIT 1) a
-CROSS JOIN LATERAL (
-    SELECT * FROM rft.verdict v WHERE v.experience_id = e.experience_id AND v.pipeline_version = %(after)s
-    ORDER BY v.verdict_id DESC LIMIT 1) b
-WHERE e.run_id = %(run_id)s
+       count(*) FILTER (WHERE a_kept AND b_kept AND a_reward IS DISTINCT FROM b_reward) AS num_rewards_changed,
+       avg(b_reward - a_reward) FILTER (WHERE a_kept AND b_kept) AS mean_reward_change
+FROM rft.compare_verdicts(%(run_id)s, %(before)s, %(after)s)
 GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2;
 
 -- name: compare_coverage
@@ -64,21 +57,12 @@ FROM (SELECT EXISTS (SELECT FROM rft.verdict v WHERE v.experience_id = e.experie
 
 -- name: rows_that_differ
 -- Experiences that two versions treat differently, oldest first.
-SELECT e.experience_id, e.group_id, e.reward, CASE WHEN a.kept THEN 'kept' ELSE a.stage || ': ' || a.reason END AS before,
-       CASE WHEN b.kept THEN 'kept' ELSE b.stage || ': ' || b.reason END AS after,
-       CASE WHEN a.kept THEN coalesce(a.reward, e.reward) END AS reward_before,
-       CASE WHEN b.kept THEN coalesce(b.reward, e.reward) END AS reward_after
-FROM rft.experience e
-CROSS JOIN LATERAL (
-    SELECT * FROM rft.verdict v WHERE v.experience_id = e.experience_id AND v.pipeline_version = %(before)s
-    ORDER BY v.verdict_id DESC LIMIT 1) a
-CROSS JOIN LATERAL (
-    SELECT * FROM rft.verdict v WHERE v.experience_id = e.experience_id AND v.pipeline_version = %(after)s
-    ORDER BY v.verdict_id DESC LIMIT 1) b
-WHERE e.run_id = %(run_id)s
-  AND (a.kept <> b.kept OR (NOT a.kept AND a.stage <> b.stage)
-       OR (a.kept AND coalesce(a.reward, e.reward) IS DISTINCT FROM coalesce(b.reward, e.reward)))
-ORDER BY e.experience_id LIMIT %(count)s;
+SELECT experience_id, group_id, reward, CASE WHEN a_kept THEN 'kept' ELSE a_stage || ': ' || a_reason END AS before,
+       CASE WHEN b_kept THEN 'kept' ELSE b_stage || ': ' || b_reason END AS after,
+       CASE WHEN a_kept THEN a_reward END AS reward_before, CASE WHEN b_kept THEN b_reward END AS reward_after
+FROM rft.compare_verdicts(%(run_id)s, %(before)s, %(after)s)
+WHERE a_kept <> b_kept OR (NOT a_kept AND a_stage <> b_stage) OR (a_kept AND a_reward IS DISTINCT FROM b_reward)
+ORDER BY experience_id LIMIT %(count)s;
 
 -- name: pipeline_of_experience
 -- Everything pipelines found out about one experience, in the order in which it happened.

@@ -57,6 +57,9 @@ class _Wake:
 class DrivenEngine(Engine):
     """An engine whose subclass supplies what the driving thread does."""
 
+    _context_length: int
+    """Most tokens of prompt and response; set by `_open_model`."""
+
     def __init__(self, model_path: str | Path, config: EngineConfig | None = None, policy_version_id: int = 0) -> None:
         from transformers import AutoTokenizer
 
@@ -81,7 +84,7 @@ class DrivenEngine(Engine):
 
     @abstractmethod
     def _open_model(self) -> None:
-        """Load the model."""
+        """Load the model, and say how long a context it takes."""
 
     @abstractmethod
     def _add(self, request: Request) -> None:
@@ -190,11 +193,21 @@ class DrivenEngine(Engine):
         if not request.result.set_running_or_notify_cancel():
             return
         try:
+            self._check_length(request)
             self._add(request)
         except RftError as error:
             request.result.set_exception(error)
         else:
             self._open_requests[request.request_id] = request
+
+    def _check_length(self, request: Request) -> None:
+        if not 0 < len(request.prompt_token_ids) < self._context_length:
+            raise RftError(
+                "the prompt does not fit the engine's context",
+                value=f"{len(request.prompt_token_ids)} tokens",
+                allowed=f"1 to {self._context_length - 1}",
+                todo="raise the engine's context_length or filter long tasks (text_length_filter)",
+            )
 
     def _load(self, load: _Load) -> None:
         try:

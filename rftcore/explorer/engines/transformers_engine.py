@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from rftcore.explorer.engines.base import Decoding, Generation
 from rftcore.explorer.engines.driving import DrivenEngine, Request
 from rftcore.sync.weights_file import iterate_weights
-from rftdata.errors import RftError
 
 if TYPE_CHECKING:
     import torch
@@ -47,13 +46,6 @@ class TransformersEngine(DrivenEngine):
         )
 
     def _add(self, request: Request) -> None:
-        if not 0 < len(request.prompt_token_ids) < self._context_length:
-            raise RftError(
-                "the prompt does not fit the engine's context",
-                value=f"{len(request.prompt_token_ids)} tokens",
-                allowed=f"1 to {self._context_length - 1}",
-                todo="raise the engine's context_length or filter long tasks (text_length_filter)",
-            )
         self._waiting[request.request_id] = request
 
     def _abort(self, request_id: str) -> None:

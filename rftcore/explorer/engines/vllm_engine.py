@@ -108,13 +108,6 @@ class VllmEngine(DrivenEngine):
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        if not 0 < len(request.prompt_token_ids) < self._context_length:
-            raise RftError(
-                "the prompt does not fit the engine's context",
-                value=f"{len(request.prompt_token_ids)} tokens",
-                allowed=f"1 to {self._context_length - 1}",
-                todo="raise the engine's context_length or filter long tasks (text_length_filter)",
-            )
         decoding = request.decoding
         try:
             params = SamplingParams(
