@@ -25,10 +25,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from operators.applying import Applied, apply_stage
 from operators.base import BATCH_SCHEMA, IDENTITY_COLUMNS, CreatedGroup, CreatedTask, StageContext, StageOutcome
 from operators.passing import Pass
 from operators.rules import short_groups, spoilt_rewards, without_reward
-from operators.stage import Applied, Known, Stage, StageRun, StageScores, WaitingRow, apply_stage, at, failed
+from operators.stage import Known, Stage, StageRun, StageScores, WaitingRow, at, failed
 from rftdata.errors import OperatorError, PluginError, RftError
 from rftdata.writer import NO_PIPELINE
 

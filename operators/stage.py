@@ -1,36 +1,20 @@
-"""One entry of a chain at work: which columns it is given, what is known already, in which parts and how often it is tried."""
+"""One entry of a chain: what it is, what it leaves behind, and the errors that name it."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import json
-import math
-import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pydantic import Field
 
-from operators.base import (
-    IDENTITY_COLUMNS,
-    CreatedGroup,
-    CreatedTask,
-    Operator,
-    Review,
-    StageConfig,
-    StageOutcome,
-)
-from operators.digests import input_digests
-from rftdata.database import storable
+from operators.base import CreatedGroup, CreatedTask, Operator, Review, StageConfig
 from rftdata.errors import ConfigError, OperatorError, RftError
 from rftdata.verdicts import KnownScore
-
-_RETRY_AFTER_S = 0.2
 
 Known = Mapping[str, Mapping[int, KnownScore]]
 """Scores stored already: score key -> experience_id -> what was scored, and the score."""
@@ -158,7 +142,7 @@ def identify(index: int, name: str, operator: Operator, options: RunOptions, bef
         return Stage(index, shown, operator, options, written=name)
     reads, behind = operator.reads, []
     for stage in reversed(before):
-        written = _written(stage.operator)
+        written = written_columns(stage.operator)
         if reads is None or written is None or written & reads:
             behind.append([stage.written, stage.operator.spec()])
             reads = None if reads is None or stage.operator.reads is None else reads | stage.operator.reads
@@ -176,216 +160,9 @@ def _name_among(name: str, before: Sequence[Stage]) -> str:
     return f"{name}#{again + 1}" if again else name
 
 
-def _written(operator: Operator) -> frozenset[str] | None:
+def written_columns(operator: Operator) -> frozenset[str] | None:
+    """The columns that a stage may return; None: any."""
     return None if operator.writes is None else operator.writes | frozenset(operator.scores)
-
-
-@dataclass
-class Applied:
-    """What a stage made of a table, and which scores it computed for it."""
-
-    outcome: StageOutcome
-    scores: StageScores | None = None
-
-
-def apply_stage(stage: Stage, table: pa.Table, known: Known) -> Applied:
-    """Run one stage over a table that has rows; what it may not do is refused.
-
-    Raises:
-        OperatorError: it broke a rule. Anything else: what it raised itself in the last of its tries.
-    """
-    given = _given(stage.operator, table)
-    if not stage.operator.scores:
-        return Applied(_checked(stage, _in_parts(stage, given), table))
-    columns, scores = _scored(stage, given, known.get(stage.score_key, {}))
-    for name, values in columns.items():
-        position = given.schema.get_field_index(name)
-        given = given.append_column(name, values) if position < 0 else given.set_column(position, name, values)
-    return Applied(_checked_reasons(StageOutcome(stage.operator.decide(given), columns), table), scores)
-
-
-def _scored(
-    stage: Stage, given: pa.Table, known: Mapping[int, KnownScore]
-) -> tuple[dict[str, pa.Array], StageScores | None]:
-    """The stage's score columns for all rows, and what was computed now."""
-    operator, besides = stage.operator, stage.operator.depends_on()
-    if besides is None:
-        digests = pa.nulls(given.num_rows, pa.int64())
-    else:
-        digests = input_digests(given, rowwise=operator.rowwise, besides=besides)
-    ids = given["experience_id"].to_pylist()
-    stored = _of_the_same(digests, ids, known)
-    missing = _missing(stage, given, ids, stored) if stored else None
-    if missing is not None and not pc.any(missing).as_py():
-        return _stored_columns(stage, ids, stored), None
-    todo = given if missing is None else given.filter(missing)
-    computed = _checked(stage, _in_parts(stage, todo), todo)
-    fresh = {name: as_stored(pc.cast(computed.columns[name], kind)) for name, kind in operator.scores.items()}
-    table = pa.table({"experience_id": todo["experience_id"], **fresh})
-    scores = StageScores(stage.written, stage.score_key, table, digests if missing is None else digests.filter(missing))
-    if todo.num_rows < given.num_rows:
-        merged = {**stored, **{row.pop("experience_id"): row for row in table.to_pylist()}}
-        fresh = _stored_columns(stage, ids, merged)
-    return fresh, scores
-
-
-def as_stored(values: pa.Array) -> pa.Array:
-    """Values as they come back from the database: no NaN or infinity, no NUL in texts. Later stages see the same the first time."""
-    kind = values.type
-    if pa.types.is_floating(kind):
-        return pc.if_else(pc.fill_null(pc.is_finite(values), False), values, pa.scalar(None, kind))
-    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
-        return values
-    if pa.types.is_string(kind) and not pc.any(pc.match_substring(values, "\x00")).as_py():
-        return values
-    return pa.array([storable(value) for value in values.to_pylist()], kind)
-
-
-def _of_the_same(
-    digests: pa.Array, ids: Sequence[int], known: Mapping[int, KnownScore]
-) -> dict[int, Mapping[str, Any]]:
-    """Stored scores of what the rows are now."""
-    if not known or digests.null_count:
-        return {}
-    pairs = zip(ids, digests.to_pylist(), strict=True)
-    return {key: known[key].scores for key, digest in pairs if key in known and known[key].input_digest == digest}
-
-
-def _missing(stage: Stage, table: pa.Table, ids: Sequence[int], stored: Mapping[int, Mapping[str, Any]]) -> pa.Array:
-    """Which rows are to be scored: those without a score and, where groups are scored, their siblings."""
-    missing = pa.array([key not in stored for key in ids], pa.bool_())
-    if stage.operator.rowwise:
-        return missing
-    return pc.is_in(table["group_id"].combine_chunks(), value_set=pc.unique(table["group_id"].filter(missing)))
-
-
-def _given(operator: Operator, table: pa.Table) -> pa.Table:
-    """Only the columns that the stage declared: one that reads another is found out in its first test."""
-    if operator.reads is None:
-        return table
-    return table.select([name for name in table.column_names if name in operator.reads | IDENTITY_COLUMNS])
-
-
-def _stored_columns(stage: Stage, ids: Sequence[int], values: Mapping[int, Mapping[str, Any]]) -> dict[str, pa.Array]:
-    return {
-        name: pa.array([values[key].get(name) for key in ids], kind) for name, kind in stage.operator.scores.items()
-    }
-
-
-def _in_parts(stage: Stage, table: pa.Table) -> StageOutcome:
-    """The stage over the table: cut where rows are decided one by one, and its parts at the same time."""
-    options, num_rows = stage.options, table.num_rows
-    size = options.batch_rows or -(-num_rows // options.concurrency)
-    if not stage.operator.rowwise or size >= num_rows:
-        return _try(stage, table)
-    starts = range(0, num_rows, size)
-    with ThreadPoolExecutor(options.concurrency, thread_name_prefix=stage.name) as pool:
-        outcomes = list(pool.map(lambda start: _try(stage, table.slice(start, size).combine_chunks()), starts))
-    names = list(dict.fromkeys(name for outcome in outcomes for name in outcome.columns))
-    columns = {
-        name: _joined([_part(outcome, name, table, start, size) for outcome, start in zip(outcomes, starts)])
-        for name in names
-    }
-    return StageOutcome(
-        pa.chunked_array([outcome.reasons for outcome in outcomes], pa.string()).combine_chunks(),
-        columns,
-        {start + row: review for outcome, start in zip(outcomes, starts) for row, review in outcome.waiting.items()},
-        [made for outcome in outcomes for made in outcome.created],
-    )
-
-
-def _part(outcome: StageOutcome, name: str, table: pa.Table, start: int, size: int) -> pa.Array:
-    """A part's values of a column; those it had where this part changed none, nulls where the column is new."""
-    values = outcome.columns.get(name)
-    if values is None:
-        num_rows = min(size, table.num_rows - start)
-        values = table[name].slice(start, size) if name in table.column_names else pa.nulls(num_rows)
-    return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
-
-
-def _joined(parts: Sequence[pa.Array]) -> pa.Array:
-    """Parts of a column as one, of the type that holds them all: one without values has none of its own."""
-    schemas = [pa.schema([("values", part.type)]) for part in parts]
-    kind = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
-    return pa.concat_arrays([part.cast(kind) for part in parts])
-
-
-def _try(stage: Stage, table: pa.Table) -> StageOutcome:
-    for number in range(stage.options.retries + 1):
-        try:
-            return stage.operator.apply(table)
-        except Exception:
-            if number == stage.options.retries:
-                raise
-            time.sleep(_RETRY_AFTER_S * 2**number)
-    raise AssertionError("unreachable")
-
-
-def _checked(stage: Stage, outcome: StageOutcome, table: pa.Table) -> StageOutcome:
-    """The outcome, if it keeps the rules that hold for all stages."""
-    _checked_reasons(outcome, table)
-    _check_waiting(outcome, table.num_rows)
-    for made in outcome.created:
-        _check_created(made)
-    written = _written(stage.operator)
-    for name, values in outcome.columns.items():
-        if name in IDENTITY_COLUMNS:
-            raise OperatorError(f"changes {name}, which says where a row belongs and is fixed")
-        if written is not None and name not in written:
-            raise OperatorError(
-                f"returned the column {name}, which it does not declare", allowed=", ".join(sorted(written)) or "none",
-                todo="add it to `writes` of the operator",
-            )  # fmt: skip
-        if len(values) != table.num_rows:
-            raise OperatorError(f"returned {len(values)} values of {name} for {table.num_rows} rows")
-    missing = sorted(set(stage.operator.scores) - set(outcome.columns))
-    if missing:
-        raise OperatorError(f"scores {missing[0]}, and did not return it")
-    if stage.operator.scores and outcome.reasons.null_count < table.num_rows:
-        raise OperatorError(
-            "drops rows while it scores", todo="let `apply` score, and `decide` or a stage after it decide"
-        )
-    return outcome
-
-
-def _checked_reasons(outcome: StageOutcome, table: pa.Table) -> StageOutcome:
-    if len(outcome.reasons) != table.num_rows:
-        raise OperatorError(f"decided on {len(outcome.reasons)} rows of {table.num_rows}")
-    kind = outcome.reasons.type
-    if not (pa.types.is_null(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        raise OperatorError(
-            "gives reasons that are no texts", value=str(kind), allowed="a text, or null where a row stays"
-        )
-    return outcome
-
-
-def _check_waiting(outcome: StageOutcome, num_rows: int) -> None:
-    waiting: Mapping[Any, Any] = outcome.waiting  # whatever the stage made it
-    for row, review in waiting.items():
-        if isinstance(row, bool) or not isinstance(row, int) or not 0 <= row < num_rows:
-            raise OperatorError("lets a row wait that it was not given", value=row, allowed=f"0 to {num_rows - 1}")
-        if not isinstance(review, Review) or not (
-            review.name and review.otherwise in ("pass", "drop") and 0 < review.timeout_s < math.inf
-        ):
-            raise OperatorError(
-                "asks something that cannot be asked", value=review,
-                allowed="a Review with a name, a finite timeout_s above 0, and otherwise: pass or drop",
-            )  # fmt: skip
-
-
-def _check_created(made: object) -> None:
-    """What is made is stored as JSON."""
-    if not isinstance(made, CreatedTask | CreatedGroup):
-        raise OperatorError("made something that is neither a task nor a group", value=type(made).__name__)
-    task = made.task if isinstance(made, CreatedGroup) else made
-    answers = [[list(answer.messages), answer.response, answer.reward] for answer in getattr(made, "answers", ())]
-    try:
-        json.dumps([dict(task.payload), dict(task.features), answers])
-    except (TypeError, ValueError) as error:
-        raise OperatorError(
-            f"made a task that JSON cannot hold: {error}", value=task.task_key,
-            allowed="texts, numbers, true, false, null, lists and mappings of these",
-        ) from error  # fmt: skip
 
 
 @dataclass

@@ -139,7 +139,7 @@ def test_parts_run_at_the_same_time() -> None:
         return True
 
     from operators.row_function import RowFunction
-    from operators.stage import apply_stage
+    from operators.applying import apply_stage
 
     stage = identify(1, "meet", RowFunction("meet", meet, {}), RunOptions(concurrency=4), [])
     assert apply_stage(stage, batch_of_groups([1.0] * 4), {}).outcome.reasons.null_count == 4
