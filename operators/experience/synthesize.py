@@ -25,73 +25,29 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from pydantic import Field, model_validator
 
-from operators.asking import Answer, AskingConfig, AskingOperator, MalformedAnswer, Question, chat, finite, json_object
+from operators.asking import Answer, AskingConfig, AskingOperator, finite
 from operators.base import CreatedAnswer, CreatedGroup, CreatedTask, StageOutcome, source_digest
-from operators.endpoint import AnyEndpoint, Chat
-from operators.templates import Template, chat_before, question_of
+from operators.endpoint import AnyEndpoint
+from operators.synthesis import (
+    TEMPLATES,
+    Parent,
+    correction,
+    generation_of,
+    mean_rewards,
+    retelling,
+    same_answer,
+    solving,
+)
+from operators.templates import Template, chat_before
 from rftdata import plugins
 from rftdata.errors import ConfigError, OperatorError
-
-SOURCE = "synthesis"
-"""What `source` says of a synthesised experience, and the key in a task's metadata."""
-
-_FORM = 'Reply with a JSON object and nothing else: {"question": "…"'
-TEMPLATES: Mapping[str, str] = {
-    "rephrase": "Say the task below in other words, so that exactly the same answer is right. Leave nothing out, add nothing, do not solve it.\n\n"
-    f"<task>\n{{question}}\n</task>\n\n{_FORM}}}",
-    "harder": "Write a new task like the one below that is harder: more steps, or larger numbers. It must have one short right answer.\n\n"
-    f'<task>\n{{question}}\n</task>\n<answer>\n{{answer}}\n</answer>\n\n{_FORM}, "answer": "…"}}',
-    "easier": "Write a new task like the one below that is easier: fewer steps, or smaller numbers. It must have one short right answer.\n\n"
-    f'<task>\n{{question}}\n</task>\n<answer>\n{{answer}}\n</answer>\n\n{_FORM}, "answer": "…"}}',
-    "self_correct": "This answer is not right. Find the mistake, and give the whole answer again as you should have given it at first, "
-    "without a word about the mistake.",
-}
-"""Default templates by kind, with {question} (the last user turn) and {answer}."""
-_SOLVE = 'Solve the task. Reply with a JSON object and nothing else: {"answer": "…"}, the answer as short as can be.\n\n<task>\n{question}\n</task>'
-
-
-@dataclass(frozen=True)
-class _Parent:
-    """A row that something is made of.
-
-    Attributes:
-        chat: what the row's response answers.
-        key: digest of the row and of how the new is made of it.
-    """
-
-    place: int
-    row: Mapping[str, Any]
-    chat: Sequence[Mapping[str, Any]]
-    metadata: Mapping[str, Any]
-    generation: int
-    key: str
-
-    @property
-    def question(self) -> str:
-        return question_of(self.chat)
-
-    def task(self, kind: str, taskset: str | None, made: Mapping[str, Any], number: int = 0) -> CreatedTask:
-        """A task with this parent; `made` has prompt, answer, metadata, features."""
-        origin = {"kind": kind, "generation": self.generation + 1, "parent_id": self.row["experience_id"]}
-        payload = {
-            "prompt": made["prompt"],
-            "answer": made.get("answer"),
-            "metadata": {**(made.get("metadata") or {}), SOURCE: origin},
-        }
-        name = kind.rpartition(":")[2]
-        return CreatedTask(
-            taskset or str(self.row["taskset"]), f"{SOURCE}-{name}-{self.key}" + (f"-{number}" if number else ""), payload,
-            self.row["experience_id"], made.get("features") or {},
-        )  # fmt: skip
 
 
 class Synthesize(AskingOperator):
@@ -180,22 +136,22 @@ class Synthesize(AskingOperator):
         digests = {name: source_digest(function) for name, function in plugins_used.items() if function is not None}
         return {**super().spec(), **digests}
 
-    def _parents(self, rows: Sequence[Mapping[str, Any]]) -> list[_Parent]:
+    def _parents(self, rows: Sequence[Mapping[str, Any]]) -> list[Parent]:
         """What is used of the batch: eligible, picked by `fraction`, not over `max_per_batch`; the first of the same."""
         rewards = (
-            _mean_rewards(rows)
+            mean_rewards(rows)
             if self.config.kind in ("rephrase", "harder", "easier")
             else [row["reward"] for row in rows]
         )
-        found: dict[str, _Parent] = {}
+        found: dict[str, Parent] = {}
         for place, (row, reward) in enumerate(zip(rows, rewards)):
             metadata = json.loads(row["metadata"] or "null") or {}
-            generation = _generation(row, metadata)
+            generation = generation_of(row, metadata)
             if generation < self.config.max_generations and self._takes(reward):
-                parent = _Parent(place, row, chat_before(row), metadata, generation, "")
+                parent = Parent(place, row, chat_before(row), metadata, generation, "")
                 key = self._key(parent)
                 if key not in found and int(key, 16) < self.config.fraction * 2**64:
-                    found[key] = _Parent(place, row, parent.chat, metadata, generation, key)
+                    found[key] = Parent(place, row, parent.chat, metadata, generation, key)
         # In the order of their keys and not of the batch, so that the limit does not favour what comes first.
         return [found[key] for key in sorted(found)][: self.config.max_per_batch]
 
@@ -205,7 +161,7 @@ class Synthesize(AskingOperator):
             return low is None and high is None
         return (low is None or reward >= low) and (high is None or reward <= high)
 
-    def _key(self, parent: _Parent) -> str:
+    def _key(self, parent: Parent) -> str:
         """16 hexadecimal digits."""
         recipe = {
             k: v
@@ -217,7 +173,7 @@ class Synthesize(AskingOperator):
         text = json.dumps([recipe, of_task, of_row], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def _by_function(self, parent: _Parent) -> list[CreatedTask | CreatedGroup]:
+    def _by_function(self, parent: Parent) -> list[CreatedTask | CreatedGroup]:
         assert self._function is not None
         row = {**parent.row, "metadata": dict(parent.metadata), "messages": [dict(turn) for turn in parent.chat]}
         try:
@@ -241,13 +197,10 @@ class Synthesize(AskingOperator):
                 )
         return [*tasks, self._group(parent, answers)] if answers else tasks
 
-    def _retold(self, parents: Sequence[_Parent], errors: list[str | None]) -> list[CreatedTask | CreatedGroup]:
+    def _retold(self, parents: Sequence[Parent], errors: list[str | None]) -> list[CreatedTask | CreatedGroup]:
         """rephrase, harder, easier."""
         new_answer = self.config.kind != "rephrase"
-        asked = [
-            Question(_form(self._request(parent), new_answer), lambda text: _read(text, new_answer))
-            for parent in parents
-        ]
+        asked = [retelling(self._request(parent), new_answer) for parent in parents]
         drafts = list(zip(parents, self.ask(asked), strict=True))
         for parent, draft in drafts:
             errors[parent.place] = draft.error
@@ -259,17 +212,12 @@ class Synthesize(AskingOperator):
             for parent, draft in drafts
         ]
 
-    def _request(self, parent: _Parent) -> str:
+    def _request(self, parent: Parent) -> str:
         return self._template.fill({"question": parent.question, "answer": parent.row["answer"] or ""})
 
-    def _verified(self, drafts: list[tuple[_Parent, Answer]], errors: list[str | None]) -> list[tuple[_Parent, Answer]]:
+    def _verified(self, drafts: list[tuple[Parent, Answer]], errors: list[str | None]) -> list[tuple[Parent, Answer]]:
         """Those whose answer the model finds again when it sees the question alone."""
-        solve = Template(_SOLVE, ["question"])
-        schema = _object("answer")
-        questions = [
-            Question(chat(None, solve.fill({"question": draft.value["prompt"]}), schema), _read_answer)
-            for _, draft in drafts
-        ]
+        questions = [solving(draft.value["prompt"]) for _, draft in drafts]
         agreed = []
         for (parent, draft), solved in zip(drafts, self.ask(questions), strict=True):
             if solved.error is not None:
@@ -282,21 +230,17 @@ class Synthesize(AskingOperator):
                 agreed.append((parent, draft))
         return agreed
 
-    def _corrected(self, parents: Sequence[_Parent], errors: list[str | None]) -> list[CreatedTask | CreatedGroup]:
+    def _corrected(self, parents: Sequence[Parent], errors: list[str | None]) -> list[CreatedTask | CreatedGroup]:
         created: list[CreatedTask | CreatedGroup] = []
-        for parent, answer in zip(parents, self.ask([self._correction(parent) for parent in parents]), strict=True):
+        asked = [correction(parent, self._request(parent)) for parent in parents]
+        for parent, answer in zip(parents, self.ask(asked), strict=True):
             errors[parent.place] = answer.error
             if answer.error is None:
                 reward = None if self._reward is None else self._rewarded(parent, answer.value)
                 created.append(self._group(parent, [CreatedAnswer(list(parent.chat), answer.value, reward)]))
         return created
 
-    def _correction(self, parent: _Parent) -> Question:
-        wrong = {"role": "assistant", "content": parent.row["response"] or ""}
-        complaint = {"role": "user", "content": self._request(parent)}
-        return Question(Chat([*parent.chat, wrong, complaint]), _not_empty)
-
-    def _rewarded(self, parent: _Parent, response: str) -> float:
+    def _rewarded(self, parent: Parent, response: str) -> float:
         assert self._reward is not None
         try:
             reward = finite(self._reward({**parent.row, "metadata": dict(parent.metadata)}, response))
@@ -307,81 +251,18 @@ class Synthesize(AskingOperator):
             raise OperatorError(f"{self.config.reward} returned no finite number", todo="mend the function")
         return reward
 
-    def _group(self, parent: _Parent, answers: Sequence[CreatedAnswer]) -> CreatedGroup:
+    def _group(self, parent: Parent, answers: Sequence[CreatedAnswer]) -> CreatedGroup:
         own = {"prompt": parent.question, "answer": parent.row["answer"], "metadata": parent.metadata}
         return CreatedGroup(
             parent.task(self.config.kind, self.config.taskset, own), parent.row["experience_id"], answers
         )
 
 
-def same_answer(one: str, other: str) -> bool:
-    """Whether two short answers are equal, as numbers or as words."""
-    plain = [" ".join(text.lower().replace(",", "").split()).strip(" .$") for text in (one, other)]
-    left, right = finite(plain[0]), finite(plain[1])
-    if left is not None and right is not None:
-        return abs(left - right) <= 1e-9 * max(1.0, abs(left))
-    return plain[0] == plain[1]
-
-
-def _generation(row: Mapping[str, Any], metadata: Mapping[str, Any]) -> int:
-    """How often something was synthesised to come to this row; 0: it came from outside."""
-    noted = metadata.get(SOURCE)
-    generation = noted.get("generation") if isinstance(noted, Mapping) else None
-    if isinstance(generation, int):
-        return generation
-    return 1 if row.get("source") == SOURCE else 0
-
-
-def _mean_rewards(rows: Sequence[Mapping[str, Any]]) -> list[float | None]:
-    """The mean reward of each row's group; None where no row of it has one."""
-    rewards: dict[int, list[float]] = defaultdict(list)
-    for row in rows:
-        if row["reward"] is not None:
-            rewards[row["group_id"]].append(row["reward"])
-    means = {group: sum(values) / len(values) for group, values in rewards.items()}
-    return [means.get(row["group_id"]) for row in rows]
-
-
-def _payload(parent: _Parent, made: Mapping[str, str]) -> dict[str, Any]:
+def _payload(parent: Parent, made: Mapping[str, str]) -> dict[str, Any]:
     if "answer" in made:
         return {**made}
     # The same task in other words: what a verifier needs to know stays true.
     return {**made, "answer": parent.row["answer"], "metadata": parent.metadata}
-
-
-def _object(*keys: str) -> dict[str, Any]:
-    return {
-        "type": "object", "properties": {key: {"type": "string"} for key in keys}, "required": list(keys),
-        "additionalProperties": False,
-    }  # fmt: skip
-
-
-def _form(request: str, new_answer: bool) -> Chat:
-    return chat(None, request, _object("question", "answer") if new_answer else _object("question"))
-
-
-def _read(text: str, new_answer: bool) -> dict[str, str]:
-    found = json_object(text, "question") or {}
-    made = {"prompt": str(found.get("question") or "").strip()}
-    if new_answer:
-        made["answer"] = str(found.get("answer") if found.get("answer") is not None else "").strip()
-    missing = [name for name, value in made.items() if not value]
-    if missing:
-        raise MalformedAnswer(f"there is no {'question' if missing[0] == 'prompt' else 'answer'} in it")
-    return made
-
-
-def _read_answer(text: str) -> str:
-    found = json_object(text, "answer")
-    if found is None or found["answer"] in (None, ""):
-        raise MalformedAnswer("there is no answer in it")
-    return str(found["answer"])
-
-
-def _not_empty(text: str) -> str:
-    if not text:
-        raise MalformedAnswer("it is empty")
-    return text
 
 
 def _loaded(kind: str, name: str, base_dir: Path) -> Callable[..., Any]:

@@ -138,8 +138,8 @@ def test_parts_run_at_the_same_time() -> None:
         barrier.wait()  # ends only when four rows are looked at at once
         return True
 
-    from operators.row_function import RowFunction
     from operators.applying import apply_stage
+    from operators.row_function import RowFunction
 
     stage = identify(1, "meet", RowFunction("meet", meet, {}), RunOptions(concurrency=4), [])
     assert apply_stage(stage, batch_of_groups([1.0] * 4), {}).outcome.reasons.null_count == 4
