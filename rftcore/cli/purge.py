@@ -58,14 +58,8 @@ def purge(
         done = None
         if where is not None:
             done = purging.purge(
-                found,
-                where,
-                reason=reason or "",
-                author=by or author(),
-                runs=run or (),
-                tasks_too=with_tasks,
-                dry_run=dry_run,
-            )
+                found, where, reason=reason or "", author=by or author(), runs=run or (), tasks_too=with_tasks, dry_run=dry_run
+            )  # fmt: skip
         if not dry_run and (rewrite_tables or (done is not None and done.num_experiences)):
             purging.vacuum(found, rewrite=rewrite_tables)
         erased = None if dry_run else purging.erase(found, now=now)

@@ -97,19 +97,13 @@ class TrainBatch:
             ValueError: columns that do not fit each other, or a log-probability that counts and is infinite.
         """
         lengths = np.diff(token_ids[1])
-        for name, column in (("loss_mask", loss_mask), ("behavior_logprobs", behavior_logprobs)):
-            if column is not None and not np.array_equal(np.diff(column[1]), lengths):
-                raise ValueError(f"{name} is not aligned with token_ids: its experiences have other lengths")
         if importance_weights is None:
             importance_weights = np.ones(len(lengths))
-        for name, values in (
-            ("rewards", rewards), ("group_ids", group_ids), ("rollout_index", rollout_index),
-            ("importance_weights", importance_weights),
-        ):  # fmt: skip
-            if len(values) != len(lengths):
-                raise ValueError(f"{name} has {len(values)} entries for {len(lengths)} experiences")
-        if paired and len(lengths) % 2:
-            raise ValueError(f"{len(lengths)} experiences are no whole number of pairs")
+        _check_tokens(lengths, loss_mask=loss_mask, behavior_logprobs=behavior_logprobs)
+        _check_entries(
+            lengths, paired, rewards=rewards, group_ids=group_ids, rollout_index=rollout_index,
+            importance_weights=importance_weights,
+        )  # fmt: skip
         present_BT = np.arange(lengths.max(initial=1))[None, :] < lengths[:, None]
         loss_mask_BT = _pad(loss_mask, present_BT, np.bool_, False)
         loss_mask_BT[:, 0] = False
@@ -133,6 +127,22 @@ class TrainBatch:
             importance_weights_B=torch.tensor(np.asarray(importance_weights), dtype=torch.float32),
             paired=paired,
         )
+
+
+def _check_tokens(lengths: Array, **columns: Packed | None) -> None:
+    """Whether every column has as many values of each experience as it has tokens."""
+    for name, column in columns.items():
+        if column is not None and not np.array_equal(np.diff(column[1]), lengths):
+            raise ValueError(f"{name} is not aligned with token_ids: its experiences have other lengths")
+
+
+def _check_entries(lengths: Array, paired: bool, **columns: Array | Sequence[float]) -> None:
+    """Whether every column has an entry per experience, and pairs are whole."""
+    for name, values in columns.items():
+        if len(values) != len(lengths):
+            raise ValueError(f"{name} has {len(values)} entries for {len(lengths)} experiences")
+    if paired and len(lengths) % 2:
+        raise ValueError(f"{len(lengths)} experiences are no whole number of pairs")
 
 
 def _pad(column: Packed, present_BT: npt.NDArray[np.bool_], dtype: type[np.generic], fill: float) -> Array:
