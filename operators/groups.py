@@ -49,10 +49,6 @@ class Groups:
     def num_rollouts(self) -> int:
         return len(self.group_R)
 
-    def rollouts_per_group(self) -> Ints:
-        """G counts."""
-        return np.bincount(self.group_R, minlength=self.num_groups)
-
     def rollout_means(self, values_N: Floats) -> Floats:
         """R means over turns; values that are NaN are left out, and a rollout that has no other is NaN."""
         known = ~np.isnan(values_N)

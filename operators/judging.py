@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, ClassVar
 
 import pyarrow as pa
@@ -14,6 +14,8 @@ from operators.templates import Template, columns_of
 
 ColumnWord = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 """First word of the names of columns."""
+Judged = tuple[float | None, str | None, str | None]
+"""Of a row: its score, what is behind it, and why there is none."""
 
 
 class JudgeConfig(AskingConfig):
@@ -49,8 +51,8 @@ class Judge(AskingOperator):
         }
         self.budget_name = f"{self.stage}/{word}"
 
-    def judged(self, rows: Iterable[tuple[float | None, str | None, str | None]], num_rows: int) -> StageOutcome:
-        """All rows stay; `rows` has the score, what is behind it and the error of each."""
-        columns = zip(*rows, strict=True) if num_rows else ((), (), ())
+    def judged(self, rows: Sequence[Judged]) -> StageOutcome:
+        """All rows stay, with these columns."""
+        columns = zip(*rows, strict=True) if rows else ([], [], [])
         found = zip(self.scores.items(), columns, strict=True)
-        return StageOutcome.keep_all(num_rows, {name: pa.array(values, kind) for (name, kind), values in found})
+        return StageOutcome.keep_all(len(rows), {name: pa.array(values, kind) for (name, kind), values in found})

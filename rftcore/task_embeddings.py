@@ -30,7 +30,6 @@ class TaskEmbeddings:
         self._policy = policy
         self._base_dir = base_dir
         self._keep = keep
-        self.num_encoded = 0
         self.kept_as: str | None = None
 
     def __call__(
@@ -58,7 +57,6 @@ class TaskEmbeddings:
                         self._database, name, [task_ids[place] for place in places], [texts[place] for place in places], vectors
                     )  # fmt: skip
                 found.update(zip(places, vectors))
-                self.num_encoded += len(places)
             kept = f", kept as {self.kept_as}" if self._keep else ""
             print(f"tasks: {len(missing):,} texts encoded by {name}{kept}", file=sys.stderr, flush=True)
         return np.stack([found[place] for place in range(len(texts))]) if texts else np.zeros((0, 1), np.float32)

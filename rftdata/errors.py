@@ -156,10 +156,6 @@ class FencedError(RftError):
     """A worker whose claim or attempt has passed to somebody else; its write was refused."""
 
 
-class StaleExperienceError(RftError):
-    """An experience older than the staleness bound allows."""
-
-
 class OperatorError(RftError):
     """A pipeline stage that raised; carries the stage's name."""
 

@@ -23,7 +23,6 @@ SEALED = "rft_sealed"
 READY = "rft_ready"
 POLICY = "rft_policy"
 RUN = "rft_run"
-TOPICS = (PLANNED, SEALED, READY, POLICY, RUN)
 
 POLL_S = 0.25
 

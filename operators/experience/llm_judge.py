@@ -114,7 +114,7 @@ class LlmJudge(Judge):
 
     def apply(self, table: pa.Table) -> StageOutcome:
         answers = self.ask([self._question(row) for row in table.to_pylist()])
-        return self.judged(((*(answer.value or (None, None)), answer.error) for answer in answers), table.num_rows)
+        return self.judged([(*(answer.value or (None, None)), answer.error) for answer in answers])
 
     def _question(self, row: dict[str, Any]) -> Question:
         values = row_values(row, self._template.names) | self._bounds

@@ -31,7 +31,7 @@ from pydantic import Field
 from operators.asking import Answer, MalformedAnswer, Question, chat, json_object
 from operators.base import StageOutcome
 from operators.groups import same_prompt
-from operators.judging import ColumnWord, Judge, JudgeConfig
+from operators.judging import ColumnWord, Judge, JudgeConfig, Judged
 from operators.templates import ROW_PLACEHOLDERS, Template, row_values
 
 TEMPLATE = """\
@@ -99,7 +99,7 @@ class PairwiseJudge(Judge):
             else:
                 tallies[a].add(forth.value, 1.0 - back.value)
                 tallies[b].add(1.0 - forth.value, back.value)
-        return self.judged((tally.columns() for tally in tallies), len(rows))
+        return self.judged([tally.judged() for tally in tallies])
 
     def _question(self, rows: Sequence[dict[str, Any]], first: int, second: int) -> Question:
         values = row_values(rows[first], self._template.names)
@@ -123,8 +123,7 @@ class _Tally:
     def fail(self, error: str) -> None:
         self.errors.append(error)
 
-    def columns(self) -> tuple[float | None, str | None, str | None]:
-        """Score, parts and error."""
+    def judged(self) -> Judged:
         wins, losses = (sum(point > 0.5 for point in self.points), sum(point < 0.5 for point in self.points))
         counts = {"wins": wins, "ties": len(self.points) - wins - losses, "losses": losses, "swayed": self.swayed}
         if self.errors:

@@ -33,7 +33,7 @@ from pydantic import Field, field_validator
 
 from operators.asking import Answer, MalformedAnswer, Question, chat, finite, json_object
 from operators.base import StageConfig, StageOutcome
-from operators.judging import ColumnWord, Judge, JudgeConfig
+from operators.judging import ColumnWord, Judge, JudgeConfig, Judged
 from operators.templates import ROW_PLACEHOLDERS, Template, row_values
 
 TEMPLATE = """\
@@ -105,7 +105,7 @@ class Rubric(Judge):
         questions = [self._questions(row, rubric) for row, rubric in zip(rows, rubrics)]
         answers = iter(self.ask([question for asked in questions for question in asked]))
         found = [self._graded(rubric, [next(answers) for _ in asked]) for rubric, asked in zip(rubrics, questions)]
-        return self.judged(found, len(rows))
+        return self.judged(found)
 
     def _criteria(self, row: Mapping[str, Any]) -> tuple[Criterion, ...] | str:
         """The criteria of a row, or why there are none that can be used."""
@@ -168,10 +168,7 @@ class Rubric(Judge):
         allowed = grade is not None and (grade in (0.0, 1.0) if self.config.grades == "binary" else 0 <= grade <= 1)
         return grade if allowed else None
 
-    def _graded(
-        self, rubric: Sequence[Criterion] | str, answers: Sequence[Answer]
-    ) -> tuple[float | None, str | None, str | None]:
-        """Score, parts and error of one row."""
+    def _graded(self, rubric: Sequence[Criterion] | str, answers: Sequence[Answer]) -> Judged:
         if isinstance(rubric, str):
             return None, None, rubric
         if self.config.calls == "one":

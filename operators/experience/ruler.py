@@ -27,22 +27,11 @@ from typing import Any
 import pyarrow as pa
 from pydantic import Field
 
-from operators.asking import (
-    ROW_PLACEHOLDERS,
-    Answer,
-    AskingConfig,
-    AskingOperator,
-    MalformedAnswer,
-    Question,
-    Template,
-    chat,
-    columns_of,
-    finite,
-    json_object,
-    row_values,
-)
+from operators.asking import Answer, MalformedAnswer, Question, chat, finite, json_object
 from operators.base import StageOutcome
 from operators.groups import same_prompt
+from operators.judging import ColumnWord, Judge, JudgeConfig, Judged
+from operators.templates import ROW_PLACEHOLDERS, Template, row_values
 
 RUBRIC = """\
 - One that solves the task scores far above one that does not.
@@ -80,50 +69,43 @@ _ENTRY = {
 _ALONE = "there is no other response to the same prompt in the group"
 
 
-class Ruler(AskingOperator):
+class Ruler(Judge):
     """Adds a score relative to the group, the judge's reason and an error per row; see the module's header."""
 
-    class Config(AskingConfig):
+    class Config(JudgeConfig):
         """`template`, `system`: of the chat, with {responses}, {rubric}, {prompt}, {question} and {answer}; `rubric`: how to score;
         `orders`: how many times to ask, in other orders; `column`: first word of the columns' names."""
 
         template: str = TEMPLATE
-        system: str | None = None
+        column: ColumnWord = "ruler"
         rubric: str = Field(default=RUBRIC, min_length=1)
         orders: int = Field(default=1, ge=1, le=16)
         max_tokens: int = Field(default=2048, ge=1)
-        column: str = Field(default="ruler", pattern=r"^[a-z][a-z0-9_]*$")
+
+    stage = "ruler"
+    behind = "reason"
 
     def __init__(self, config: Ruler.Config) -> None:
-        super().__init__(config)
         allowed = [name for name in ROW_PLACEHOLDERS if name != "response"]
-        self._template = Template(config.template, [*allowed, "responses", "rubric"], ["responses"])
-        self.reads = columns_of(self._template.names) | {"group_id", "rollout_index", "prompt", "response"}
-        word = config.column
-        self.scores = {f"{word}_score": pa.float64(), f"{word}_reason": pa.string(), f"{word}_error": pa.string()}
-        self.error_column = f"{word}_error"
-        self.budget_name = f"ruler/{word}"
+        template = Template(config.template, [*allowed, "responses", "rubric"], ["responses"])
+        super().__init__(config, template, ["group_id", "rollout_index", "prompt", "response"])
 
     def apply(self, table: pa.Table) -> StageOutcome:
         rows = table.to_pylist()
         groups = [places for places in same_prompt(rows) if len(places) > 1]
         shown = [_orders({rows[place]["response"] or "" for place in places}, self.config.orders) for places in groups]
-        answers = iter(
-            self.ask(
-                [
-                    self._question(rows[places[0]], texts)
-                    for places, orders in zip(groups, shown, strict=True)
-                    for texts in orders
-                ]
-            )
-        )
-        found: list[tuple[float | None, str | None, str | None]] = [(None, None, _ALONE)] * len(rows)
+        asked = [
+            self._question(rows[places[0]], texts)
+            for places, orders in zip(groups, shown, strict=True)
+            for texts in orders
+        ]
+        answers = iter(self.ask(asked))
+        found: list[Judged] = [(None, None, _ALONE)] * len(rows)
         for places, orders in zip(groups, shown, strict=True):
             of_text = _of_texts(orders, [next(answers) for _ in orders])
             for place in places:
                 found[place] = of_text[rows[place]["response"] or ""]
-        columns = zip(self.scores.items(), zip(*found, strict=True), strict=True)
-        return StageOutcome.keep_all(len(rows), {name: pa.array(values, kind) for (name, kind), values in columns})
+        return self.judged(found)
 
     def _question(self, row: dict[str, Any], texts: Sequence[str]) -> Question:
         values = row_values(row, self._template.names) | {
@@ -148,9 +130,7 @@ def _orders(texts: set[str], count: int) -> list[list[str]]:
     return [drawn(order // 2)[:: -1 if order % 2 else 1] for order in range(count if len(texts) > 1 else 1)]
 
 
-def _of_texts(
-    orders: Sequence[Sequence[str]], answers: Sequence[Answer]
-) -> dict[str, tuple[float | None, str | None, str | None]]:
+def _of_texts(orders: Sequence[Sequence[str]], answers: Sequence[Answer]) -> dict[str, Judged]:
     """Score, reason and error of each text."""
     error = next((answer.error for answer in answers if answer.error is not None), None)
     if error is not None:
