@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rftdata import Buffer, Group, Rollout
+from rftdata import Buffer, Group, Rollout, selection
 from rftdata import Sequence as Tokens
 from rftdata.attempt import Attempt
 from rftdata.claims import ClaimedGroup, SealedBatch, claim_groups, claim_sealed_groups
 from rftdata.config import SelectorConfig, TasksetConfig
+from rftdata.database import Row
 from rftdata.planning import PlanConfig, Planner, last_startable_step
 from rftdata.sampling import SamplingConfig
 from rftdata.verdicts import Decision, Verdicts, commit_verdicts
@@ -42,6 +43,14 @@ def own_group(rewards: Sequence[float | None] = (0.0, 1.0), task_key: str = "one
     """A group nobody planned, as an import writes it."""
     rollouts = [Rollout(index, "ok", reward, [tokens(reward)]) for index, reward in enumerate(rewards)]
     return Group(rollouts, source="import", taskset="mine", task_key=task_key, payload={"answer": "2"}, **changes)
+
+
+def selecting(buffer: Buffer, sql: str, name: str) -> Row:
+    """A run that trains on what a query selects."""
+    return buffer.create_run(
+        name=name, config={}, seed=1, steps=9, pipeline_version="none", mode="train",
+        selected=selection.select(buffer.database, sql),
+    )  # fmt: skip
 
 
 class Roles:

@@ -6,10 +6,8 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
 import numpy as np
 import psycopg
@@ -17,62 +15,24 @@ import pytest
 
 import rftdata
 from rftcore.cli import run_command
-from rftdata import Buffer, Group, Rollout, exchange, labels, purge, retention, segments, selection
+from rftdata import Buffer, exchange, labels, purge, segments
 from rftdata.arrays import emptied, encode, purged_rows
-from rftdata.compaction import Compactor
-from rftdata.config import RetentionConfig
-from rftdata.database import Row
 from rftdata.errors import (
     BufferUnavailableError,
     DiskFullError,
     PurgedError,
     QueryError,
     RftError,
-    SelectionChangedError,
 )
 from rftdata.posix_segments import PosixSegmentStore
 from rftdata.segments import SegmentAddress
-from tests.store_roles import Roles, own_group, tokens
-
-SECRET = "the patient's name is Mallory"
-# As bytes in a segment, and as text in a table.
-MARK = np.frombuffer(SECRET.encode(), dtype=np.uint8)
-
-
-def secret_group(task_key: str, rewards: tuple[float, ...] = (0.0, 1.0)) -> Group:
-    rollouts = [
-        Rollout(i, "ok", r, [tokens(
-            r, prompt=SECRET, response=f"{SECRET}!", messages=[{"role": "user", "content": SECRET}], arrays={"image": MARK},
-            metrics={"entropy": 0.5, "said": SECRET}, reward_parts={"accuracy": r},
-        )])
-        for i, r in enumerate(rewards)
-    ]  # fmt: skip
-    return Group(rollouts, source="import", taskset="mine", task_key=task_key, payload={"question": SECRET})
+from tests.secret_rows import MARK, SECRET, all_ids, erase_at_once, files_hold, secret_group, store_secret
+from tests.store_roles import own_group, tokens
 
 
 @pytest.fixture
 def stored(buffer: Buffer) -> Buffer:
-    """A run without stages: one group with the secret, and one without, in one segment."""
-    buffer.create_run(name="r", config={}, seed=1, steps=3, pipeline_version="none")
-    with buffer.writer("r") as writer:
-        writer.insert(secret_group("secret"), own_group(task_key="plain"))
-    return buffer
-
-
-def all_ids(buffer: Buffer) -> list[int]:
-    found: list[int] = buffer.sql("SELECT experience_id FROM rft.experience ORDER BY 1")["experience_id"].to_pylist()
-    return found
-
-
-def erase_at_once(buffer: Buffer) -> None:
-    with buffer.database.connection() as connection:
-        connection.execute("UPDATE rft.retired_range SET retired_at = retired_at - interval '1 day'")
-    purge.erase(buffer)
-
-
-def files_hold(buffer: Buffer, text: bytes) -> list[str]:
-    folder = Path(str(buffer.config.segments))
-    return [file.name for file in sorted(folder.iterdir()) if text in file.read_bytes()]
+    return store_secret(buffer)
 
 
 def test_text_and_arrays_are_gone_and_the_rest_stays(stored: Buffer) -> None:
@@ -251,170 +211,12 @@ def test_a_second_purge_of_a_segment_leaves_nothing_either(stored: Buffer) -> No
     assert (again.purge_id, again.num_experiences, again.num_purged_before) == (None, 0, 1)
 
 
-def copy_group(buffer: Buffer, task_key: str) -> list[int]:
-    """Copies of a group's experiences in another run that share the arrays."""
-    run = buffer.create_run(name="copy", config={}, seed=1, steps=3, pipeline_version="none")
-    with buffer.writer(run) as writer:
-        writer.insert(own_group(task_key="twin"))
-    with buffer.database.transaction() as connection:
-        connection.execute("SET LOCAL rft.purge = 'the test makes copies of them'")
-        connection.execute(
-            "UPDATE rft.experience e SET segment_id = o.segment_id, segment_row = o.segment_row, prompt = o.prompt"
-            " FROM rft.v_experience o, rft.v_experience n WHERE n.experience_id = e.experience_id AND e.run_id = %s"
-            " AND o.task_key = %s AND o.rollout_index = n.rollout_index",
-            [run["run_id"], task_key],
-        )
-    found: list[int] = buffer.sql(
-        "SELECT experience_id FROM rft.experience WHERE run_id = %s ORDER BY 1", [run["run_id"]]
-    )["experience_id"].to_pylist()
-    return found
-
-
-def test_copies_that_share_arrays_go_with_them_and_retention_spares_what_is_copied(stored: Buffer) -> None:
-    copies = copy_group(stored, "secret")
-    ids = all_ids(stored)
-    assert retained(stored, max_experiences=len(copies)) == ({"max_experiences 2": 2}, 0)
-    assert kept(stored) == [*ids[:2], *copies]  # the plain group alone is gone
-    assert purge.purge(stored, "task_key = 'secret'", reason="x", author="ada").num_experiences == 4
-    assert kept(stored) == []
-    assert stored.sql("SELECT DISTINCT prompt FROM rft.experience")["prompt"].to_pylist() == ["[purged]"]
-    assert list(stored.verify()) == []
-
-
-def test_a_fork_is_purged_with_its_parent(stored: Buffer) -> None:
-    fork = stored.fork("r", name="fork", step=0, keep_rollouts=True)
-    ids = all_ids(stored)
-    assert len(ids) == 8
-    assert purge.purge(stored, "task_key = 'secret' AND run = 'r'", reason="x", author="ada").num_experiences == 4
-    assert len(kept(stored)) == 4
-    assert stored.sql("SELECT count(*) AS n FROM rft.experience WHERE prompt LIKE '%Mallory%'")["n"].to_pylist() == [0]
-    again = stored.fork("r", name="again", step=0, keep_rollouts=True)
-    copied = "SELECT count(*) AS n FROM rft.experience WHERE run_id = %s"
-    assert [stored.sql(copied, [run["run_id"]])["n"][0].as_py() for run in (fork, again)] == [4, 2]
-    purge.erase(stored, now=True)
-    assert files_hold(stored, SECRET.encode()) == []
-    assert list(stored.verify()) == []
-
-
-def test_writers_go_on_in_the_file_that_is_purged_from(stored: Buffer) -> None:
-    with stored.writer("r") as writer:
-        writer.insert(secret_group("early"))
-        purge.purge(stored, "prompt LIKE '%Mallory%'", reason="x", author="ada")
-        writer.insert(own_group(task_key="late"))
-        erase_at_once(stored)
-        writer.insert(own_group(task_key="later"))
-    assert files_hold(stored, SECRET.encode()) == []
-    assert list(stored.verify()) == []
-    assert stored.read_arrays(all_ids(stored)[-4:], ["token_ids"])["token_ids"].to_pylist() == [[5, 6, 7, 8, 9]] * 4
-
-
 def test_a_disk_with_only_its_reserve_left_can_be_purged(stored: Buffer) -> None:
     assert isinstance(stored.segments, PosixSegmentStore)
     stored.segments.min_free_bytes = 2**62
     with stored.writer("r") as writer, pytest.raises(DiskFullError):
         writer.insert(own_group(task_key="late"))
     assert purge.purge(stored, "task_key = 'secret'", reason="x", author="ada").num_experiences == 2
-
-
-def test_compaction_and_purge_take_turns_and_leave_no_copy_of_what_is_gone(stored: Buffer) -> None:
-    with stored.writer("r") as writer:
-        writer.insert(secret_group("other"))  # a second file
-    purging = Thread(
-        target=lambda: purge.purge(stored, "prompt LIKE '%Mallory%'", reason="x", author="ada"), daemon=True
-    )
-    waited: list[bool] = []
-
-    def note(step: str) -> None:
-        if step == "sync":  # the copies are written, and no row names them yet
-            purging.start()
-            waiting = "SELECT 1 AS x FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
-            while not stored.sql(waiting).num_rows:
-                time.sleep(0.01)
-        if step == "moved" and not waited:
-            waited.append(purging.is_alive() and kept(stored) == all_ids(stored))
-
-    report = Compactor(stored.database, stored.segments, grace_s=0.0, note=note_once(note)).run()
-    purging.join()
-    assert waited == [True] and report is not None and report.segments_moved == 2
-    assert files_hold(stored, SECRET.encode()) != []
-    purge.erase(stored, now=True)
-    assert files_hold(stored, SECRET.encode()) == []
-    assert list(stored.verify()) == []
-
-
-def note_once(note: Callable[[str], None]) -> Callable[[str], None]:
-    """Tells of the first time of every step only."""
-    told: set[str] = set()
-
-    def first(step: str) -> None:
-        if step not in told:
-            told.add(step)
-            note(step)
-
-    return first
-
-
-def test_files_that_compaction_retired_before_go_with_what_was_purged_and_not_under_a_reader(stored: Buffer) -> None:
-    with stored.writer("r") as writer:
-        writer.insert(own_group(task_key="other"))
-
-    def stop(step: str) -> None:
-        if step == "remove":
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        Compactor(stored.database, stored.segments, grace_s=0.0, note=stop).run()
-    purge.purge(stored, "task_key = 'secret'", reason="x", author="ada")
-    with rftdata.open(stored.config) as elsewhere:
-        plain = all_ids(stored)[2:]
-        before = elsewhere.read_arrays(plain, ["token_ids"])
-        report = Compactor(stored.database, stored.segments, grace_s=0.0).run()
-        assert report is not None and report.files_removed == 0 and report.files_waiting > 0
-        assert elsewhere.read_arrays(plain, ["token_ids"]) == before
-    assert files_hold(stored, SECRET.encode()) != []
-    purge.erase(stored, now=True)
-    assert files_hold(stored, SECRET.encode()) == []
-    assert list(stored.verify()) == []
-
-
-def selecting(buffer: Buffer, sql: str, name: str) -> Row:
-    return buffer.create_run(
-        name=name, config={}, seed=1, steps=9, pipeline_version="none", mode="train",
-        selected=selection.select(buffer.database, sql),
-    )  # fmt: skip
-
-
-def test_a_stored_selection_outlives_a_purge_of_its_neighbours_and_names_what_was_purged_of_it(stored: Buffer) -> None:
-    secret, _, *plain = all_ids(stored)
-    sql = f"select experience_id from rft.experience where experience_id in ({plain[0]}, {plain[1]})"
-    run = selecting(stored, sql, "plain")
-    purge.purge(stored, f"experience_id = {secret}", reason="x", author="ada")  # a row of the same segment
-    with stored.attempt(run) as attempt:
-        assert attempt.draw(1, 1, timeout_s=5) is not None
-        batch = attempt.draw(2, 1, timeout_s=5)
-        assert batch is not None
-        (drawn,) = batch.rows["experience_id"].to_pylist()
-        attempt.release(batch)
-        attempt.record_step(1, batch, wait_seconds=0, train_seconds=0, publish_seconds=0, metrics={})
-        purge.purge(stored, f"experience_id = {drawn}", reason="the law", author="ada")
-        with pytest.raises(PurgedError, match=rf"experience {drawn} of the run's stored selection was purged: the law"):
-            attempt.draw(2, 1, timeout_s=5)
-    with pytest.raises(SelectionChangedError, match=rf"experience {drawn} was purged"), stored.attempt(run):
-        pass
-    with pytest.raises(QueryError, match=rf"experience {drawn} was purged.*leave such rows out"):
-        selecting(stored, sql, "again")
-
-
-def test_pairs_of_what_was_purged_stand_no_more(stored: Buffer) -> None:
-    first, second, third, fourth = all_ids(stored)
-    stored.sql(
-        "INSERT INTO rft.preference_pair (chosen_id, rejected_id) VALUES (%s, %s), (%s, %s)",
-        [second, first, fourth, third],
-    )
-    purge.purge(stored, f"experience_id = {first}", reason="x", author="ada")
-    assert stored.sql("SELECT stands FROM rft.v_pair ORDER BY pair_id")["stands"].to_pylist() == [False, True]
-    with pytest.raises(QueryError, match=rf"names experience {first}, which was purged"):
-        selecting(stored, "select pair_id from rft.preference_pair", "pairs")
 
 
 def test_killed_in_the_middle_every_experience_is_whole_or_purged_and_the_same_command_goes_on(stored: Buffer) -> None:
@@ -527,136 +329,3 @@ def test_emptied_batches_hold_nothing_of_the_rows(buffer: Buffer) -> None:
     assert files_hold(buffer, MARK.tobytes()) == []
     read = store.read(SegmentAddress(1, place.uri, place.offset_bytes, place.length_bytes, place.checksum), verify=True)
     assert read == left and purged_rows(read) == {0, 2}
-
-
-def retained(buffer: Buffer, **rules: Any) -> tuple[dict[str, int], int]:
-    done = retention.apply(buffer, RetentionConfig.model_validate(rules), author="ada")
-    return {text: part.num_experiences for text, part in done.purged.items()}, done.num_protected
-
-
-@pytest.fixture
-def aged(buffer: Buffer) -> Buffer:
-    """A finished run of five groups of two, the oldest ten days old, the newest six, in two tasksets; the second oldest is labelled."""
-    run = buffer.create_run(name="r", config={}, seed=1, steps=3, pipeline_version="none")
-    for i in range(5):
-        group = own_group(task_key=str(i))
-        group.taskset = "odd" if i % 2 else "even"
-        with buffer.writer(run) as writer:
-            writer.insert(group)
-    with buffer.database.transaction() as connection:
-        connection.execute("SET LOCAL rft.purge = 'the test makes them old'")
-        connection.execute(
-            "UPDATE rft.experience SET created_at = now() - (11 - (experience_id + 1) / 2) * interval '1 day'"
-        )
-    buffer.sql("UPDATE rft.run SET status = 'finished'")
-    labels.set_rewards(buffer, {3: 0.5}, author="bo")
-    buffer.sql("UPDATE rft.rollout_group SET status = 'ready'")
-    return buffer
-
-
-def kept(buffer: Buffer) -> list[int]:
-    found: list[int] = buffer.sql(
-        "SELECT experience_id FROM rft.experience WHERE experience_id NOT IN (SELECT experience_id FROM rft.v_purged) ORDER BY 1"
-    )["experience_id"].to_pylist()
-    return found
-
-
-def test_retention_by_age_keeps_what_is_labelled(aged: Buffer) -> None:
-    assert retained(aged, max_age_days=7.5) == ({"max_age_days 7.5": 4}, 2)
-    assert kept(aged) == [3, 4, 7, 8, 9, 10]
-    assert aged.sql("SELECT DISTINCT kind::text AS k, reason FROM rft.v_purged").to_pylist() == [
-        {"k": "retention", "reason": "retention: max_age_days 7.5"}
-    ]
-    assert retained(aged, max_age_days=7.5) == ({}, 2)
-    assert retained(aged, max_age_days=7.5, keep_labelled=False) == ({"max_age_days 7.5": 2}, 0)
-
-
-def test_retention_by_number_and_by_size_keeps_the_newest(aged: Buffer) -> None:
-    assert retained(aged, max_experiences=7, keep_labelled=False) == ({"max_experiences 7": 4}, 0)
-    assert kept(aged) == [5, 6, 7, 8, 9, 10]
-    sizes = aged.database.fetch("retention_groups", keep_labelled=True, starting_run_id=None)
-    assert retained(aged, max_bytes=int(sizes[0]["num_bytes"]))[0] == {f"max_bytes {sizes[0]['num_bytes']}": 4}
-    assert kept(aged) == [9, 10]
-
-
-def test_retention_spares_stored_selections_and_what_people_compared(aged: Buffer) -> None:
-    run = selecting(aged, "select experience_id from rft.experience where experience_id = 1", "selecting")
-    aged.sql("INSERT INTO rft.preference_pair (chosen_id, rejected_id) VALUES (6, 5)")
-    assert retained(aged, max_experiences=0) == ({"max_experiences 0": 4}, 6)
-    assert kept(aged) == [1, 2, 3, 4, 5, 6]
-    aged.sql("UPDATE rft.run SET status = 'finished' WHERE run_id = %s", [run["run_id"]])
-    assert retained(aged, max_experiences=0) == ({"max_experiences 0": 2}, 4)
-    assert retained(aged, max_experiences=0, keep_labelled=False) == ({"max_experiences 0": 4}, 0)
-
-
-def test_retention_of_one_taskset_leaves_the_others(aged: Buffer) -> None:
-    assert retained(aged, tasksets={"even": {"max_experiences": 2}}) == ({"taskset even: max_experiences 2": 4}, 0)
-    assert kept(aged) == [3, 4, 7, 8, 9, 10]
-
-
-def test_retention_spares_what_may_still_be_trained_on(buffer: Buffer) -> None:
-    roles = Roles(buffer, steps=3)
-    with roles.attempt() as attempt:
-        roles.work()
-        roles.train(attempt, 1)
-        attempt.commit_checkpoint(1, "/c/1")
-        roles.work()
-        roles.train(attempt, 2)
-        roles.work()
-        # Step 1 is in a checkpoint; step 2 is not, and step 3 is waiting.
-        assert retained(buffer, max_experiences=0) == ({"max_experiences 0": 4}, 8)
-    # The run was killed here: step 2 is drawn again, whole.
-    with roles.attempt() as attempt:
-        assert attempt.start_step == 1
-        assert len(roles.train(attempt, 2)) == 2
-
-
-def test_retention_spares_the_run_that_is_about_to_start(buffer: Buffer) -> None:
-    runs = [
-        buffer.create_run(name=name, config={}, seed=1, steps=3, pipeline_version="none", mode="train")
-        for name in ("starts", "stored")
-    ]
-    for run in runs:
-        with buffer.writer(run) as writer:
-            writer.insert(own_group(task_key="a"), own_group(task_key="b"))
-    rules = RetentionConfig(max_experiences=1)
-    done = retention.apply(buffer, rules, author="ada", starting_run_id=runs[0]["run_id"])
-    assert done.num_experiences == 4 and done.num_protected == 4
-    assert kept(buffer) == [1, 2, 3, 4]
-    assert retention.apply(buffer, rules, author="ada").num_experiences == 4
-
-
-def test_retention_from_the_command_line(
-    aged: Buffer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("RFT_SEGMENTS", str(aged.config.segments))
-    monkeypatch.setenv("RFT_BUFFER", aged.config.uri)
-    assert run_command(["db", "retention"]) == 2
-    assert "no retention rule" in capsys.readouterr().err
-    assert run_command(["db", "retention", "--max-age-days", "-1"]) == 2
-    assert "max_age_days" in capsys.readouterr().err
-    assert run_command(["db", "retention", "--max-age-days", "7.5", "--dry-run"]) == 0
-    out = capsys.readouterr().out
-    assert "4 experiences would be purged" in out and "2 over the limits stay" in out and len(kept(aged)) == 10
-    aged.sql('UPDATE rft.run SET config = \'{"buffer": {"retention": {"max_age_days": 7.5}}}\'')
-    assert run_command(["db", "retention", "--json"]) == 0
-    done = json.loads(capsys.readouterr().out)
-    assert done["purged"]["max_age_days 7.5"]["num_experiences"] == 4 and len(kept(aged)) == 6
-
-
-def test_a_run_that_starts_applies_the_rules_or_says_why_not(aged: Buffer, capsys: pytest.CaptureFixture[str]) -> None:
-    from rftcore.launch.progress import LineView
-    from rftcore.launch.supervisor import apply_retention
-
-    view, run = LineView(), aged.find_run("r")
-    apply_retention(None, aged, run, view)
-    apply_retention(RetentionConfig(), aged, run, view)
-    assert len(kept(aged)) == 10
-    rules = RetentionConfig(max_age_days=7.5)
-    apply_retention(rules, aged, run, view)
-    assert "buffer.retention: 4 experiences purged" in capsys.readouterr().out and len(kept(aged)) == 6
-    for file in Path(str(aged.config.segments)).iterdir():
-        file.unlink()
-    apply_retention(RetentionConfig(max_age_days=0.5), aged, run, view)
-    assert "warning: buffer.retention is not applied: the folder of the segments" in capsys.readouterr().out
-    assert len(kept(aged)) == 6
