@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 
 from rftcore import task_pipeline
-from rftcore.cli import run_command
 from rftcore.config import RunConfig, parse_config
 from rftcore.launch.prepare import prepare_run
-from rftcore.task_pipeline import TasksDecided, build_task_chain, decide_tasks, load_tasks, task_batches
-from rftdata import Buffer, exchange
+from rftcore.task_pipeline import TasksDecided, build_task_chain, decide_tasks, load_tasks
+from rftdata import Buffer
 from rftdata.errors import ConfigError, OperatorError, TaskSourceError
-from rftdata.tasks import list_tasksets, load_taskset, show_tasks
-from tests.store_roles import Roles
+from rftdata.tasks import list_tasksets, load_taskset
 
 ROWS = [{"question": f"How much is {i} plus {i}?", "answer": str(2 * i), "level": i % 5} for i in range(20)]
 LEVELS = {"difficulty_score": {"features": {"level": [0, 4]}}}
@@ -313,184 +311,6 @@ def test_a_data_juicer_operator_looks_at_the_prompt_of_a_task(buffer: Buffer, tm
     assert (done.num_active, done.dropped_by) == (3, {"text_length_filter": 1})
 
 
-def test_usage_and_outcomes_of_runs_are_counted_in_the_buffer_and_scored_anew(buffer: Buffer, tmp_path: Path) -> None:
-    roles = Roles(buffer, num_tasks=4, steps=2)
-    buffer.sql('UPDATE rft.task SET payload = \'{"prompt": "How much is it?"}\'')
-    attempt = roles.attempt()
-    roles.work()
-    roles.train(attempt, 1)
-    stages = ["usage_frequency", "difficulty_score", "task_priority"]
-    decide(buffer, configuration(tmp_path, stages, tasks=[{"name": "set0", "source": "none"}]))
-    rows = buffer.sql("SELECT task_id, features FROM rft.task ORDER BY task_id").to_pylist()
-    groups = tally(
-        buffer, "SELECT task_id, count(*) AS n FROM rft.rollout_group WHERE sealed_at IS NOT NULL GROUP BY 1"
-    )
-    observed = buffer.sql(
-        "SELECT task_id, attempts AS n, mean_reward AS r FROM rft.task_stat WHERE attempts > 0"
-    ).to_pylist()
-    assert sum(groups.values()) == 2 and len(observed) == 2
-    for row in rows:
-        times = groups.get(row["task_id"], 0)
-        assert (row["features"]["times_used"], row["features"]["usage_frequency"]) == (times, times / (times + 4))
-    features = {row["task_id"]: row["features"] for row in rows}
-    for row in observed:
-        assert features[row["task_id"]]["difficulty"] == (0.5 + row["n"] * (1 - row["r"])) / (1 + row["n"])
-    drawn = tally(
-        buffer,
-        "SELECT task_id, count(DISTINCT item_id) AS n FROM rft.draw d JOIN rft.rollout_group g ON g.group_id = d.item_id GROUP BY 1",
-    )
-    assert drawn
-    decide(
-        buffer,
-        configuration(tmp_path, [{"usage_frequency": {"of": "draws"}}], tasks=[{"name": "set0", "source": "none"}]),
-    )
-    used = tally(buffer, "SELECT task_id, (features ->> 'times_used')::bigint AS n FROM rft.task")
-    assert {task_id: times for task_id, times in used.items() if times} == drawn
-    version = buffer.sql("SELECT DISTINCT pipeline_version AS v FROM rft.v_task")["v"].to_pylist()
-    roles.work()
-    roles.train(attempt, 2)
-    config = configuration(tmp_path, [{"usage_frequency": {"of": "draws"}}], tasks=[{"name": "set0", "source": "none"}])
-    assert decide(buffer, config).num_decided == 0
-    assert decide(buffer, config, again=True).num_decided == 4
-    again = tally(buffer, "SELECT task_id, (features ->> 'times_used')::bigint AS n FROM rft.task")
-    assert sum(again.values()) == 2 * sum(drawn.values())
-    assert buffer.sql("SELECT DISTINCT pipeline_version AS v FROM rft.v_task")["v"].to_pylist() == version
-
-
-def test_a_selector_takes_tasks_by_the_priority_that_the_pipeline_gave_them(buffer: Buffer, tmp_path: Path) -> None:
-    roles = Roles(buffer, num_tasks=4, steps=2, selector="easy_to_hard", selector_args={"features": ["priority"]})
-    buffer.sql(
-        "UPDATE rft.task SET payload = jsonb_build_object('prompt', 'x', 'metadata', jsonb_build_object('level', task_id % 3))"
-    )
-    chain = [
-        {"sql": "SELECT * FROM batch WHERE task_id <> 2"},
-        LEVELS,
-        {"task_priority": {"weights": {"difficulty": -1}}},
-    ]
-    decide(buffer, configuration(tmp_path, chain, tasks=[{"name": "set0", "source": "none"}]))
-    roles.attempt()
-    roles.plan()
-    assert [key for _, key in roles.task_order()] == [
-        "3",
-        "1",
-    ]  # levels 0 and 1; task 2 would be the hardest and is excluded
-
-
-def test_a_score_is_computed_once_for_what_it_looks_at_and_used_by_other_versions(
-    buffer: Buffer, tmp_path: Path
-) -> None:
-    quality_stage = {"quality_score": {"columns": {"level": [0, 9]}}}
-    write(tmp_path, ROWS[:5])
-    load_tasks(configuration(tmp_path, [quality_stage]), buffer.database)
-    assert count(buffer, "rft.task_score") == 5
-    buffer.sql("UPDATE rft.task_score SET scores = '{\"quality\": 0.125}'")
-    load_tasks(configuration(tmp_path, [quality_stage, "task_priority"]), buffer.database)
-    quality = "SELECT features -> 'quality' AS q, features -> 'priority' AS p FROM rft.task ORDER BY task_id"
-    assert {(row["q"], row["p"]) for row in buffer.sql(quality).to_pylist()} == {(0.125, 0.125)}
-    write(tmp_path, [{**ROWS[0], "level": 9}, {**ROWS[1], "answer": "two"}, *ROWS[2:5]])
-    load_tasks(configuration(tmp_path, [quality_stage, "task_priority"]), buffer.database)
-    values = [row["q"] for row in buffer.sql(quality).to_pylist()]
-    assert values[0] != 0.125 and values[1:] == [0.125] * 4
-
-
-def test_a_purged_task_leaves_no_text_behind_and_is_not_decided_on(buffer: Buffer, tmp_path: Path) -> None:
-    write(tmp_path, ROWS[:2])
-    (tmp_path / "mine.py").write_text("def shout(row):\n    return {'prompt': row['prompt'].upper()}\n")
-    load_tasks(configuration(tmp_path, ["quality_score", "./mine.py:shout"]), buffer.database)
-    buffer.sql(
-        "UPDATE rft.task SET payload = '{\"purged\": true}', features = '{}', status = 'excluded' WHERE task_id = 1"
-    )
-    left = buffer.sql(
-        "SELECT (SELECT count(*) FROM rft.task_score WHERE task_id = 1) AS scores, source_payload, source_features, v.prompt,"
-        " v.features, t.payload FROM rft.task t JOIN rft.task_verdict v USING (task_verdict_id) WHERE t.task_id = 1"
-    ).to_pylist()[0]
-    assert left == {
-        "scores": 0, "source_payload": None, "source_features": None, "prompt": None, "features": {}, "payload": {"purged": True},
-    }  # fmt: skip
-    assert decide(buffer, configuration(tmp_path, [LEVELS])).num_decided == 1
-
-
-GRADE = """
-import pathlib
-import pyarrow as pa
-from operators.base import Operator, StageOutcome
-
-class Grade(Operator):
-    "Fails on the third task while there is no file called up."
-    reads = frozenset({"prompt", "answer"})
-    scores = {"grade": pa.float64(), "error": pa.string()}
-    error_column = "error"
-    rowwise = True
-
-    def apply(self, table):
-        up = (pathlib.Path(__file__).parent / "up").exists()
-        bad = [row == "4" and not up for row in table["answer"].to_pylist()]
-        grades = pa.array([None if b else 1.0 for b in bad], pa.float64())
-        errors = pa.array(["no answer" if b else None for b in bad], pa.string())
-        return StageOutcome.keep_all(table.num_rows, {"grade": grades, "error": errors})
-"""
-SPLIT = """
-import pyarrow as pa
-from operators.base import CreatedTask, Operator, StageOutcome
-
-class Split(Operator):
-    "One task per sentence."
-    reads = frozenset({"prompt", "task_key"})
-    rowwise = True
-
-    def apply(self, table):
-        reasons, created = [], []
-        for row in table.to_pylist():
-            parts = row["prompt"].split(". ")
-            reasons.append("made into its sentences")
-            created += [
-                CreatedTask("", f"{row['task_key']}/{i}", {"prompt": part, "answer": None}, row["experience_id"])
-                for i, part in enumerate(parts)
-            ]
-        return StageOutcome(pa.array(reasons, pa.string()), created=created)
-"""
-
-
-def test_tasks_that_a_stage_makes_pass_the_other_stages_and_name_where_they_come_from(
-    buffer: Buffer, tmp_path: Path
-) -> None:
-    (tmp_path / "mine.py").write_text(SPLIT)
-    write(tmp_path, [{"question": "How much is one? How much is two. Say it"}, {"question": "A task. B task. C task"}])
-    config = configuration(
-        tmp_path,
-        [{"quality_score": {"measures": ["length"]}}, "./mine.py:Split", {"text_length_filter": {"min_len": 7}}],
-    )
-    (done,) = load_tasks(config, buffer.database)
-    rows = buffer.sql(
-        "SELECT payload ->> 'prompt' AS p, status::text AS s, features -> 'quality' AS q, (features ->> 'parent_task_id')::int AS parent"
-        " FROM rft.task ORDER BY task_id"
-    ).to_pylist()
-    assert [(row["p"], row["s"], row["parent"]) for row in rows[2:]] == [
-        ("How much is one? How much is two", "active", 1), ("Say it", "excluded", 1), ("A task", "excluded", 2),
-        ("B task", "excluded", 2), ("C task", "excluded", 2),
-    ]  # fmt: skip
-    assert all(row["q"] is not None for row in rows)
-    assert (done.num_decided, done.num_active) == (7, 1)
-    assert load_tasks(config, buffer.database)[0].num_decided == 0
-    (again,) = load_tasks(config, buffer.database, again=True)
-    assert (again.num_decided, count(buffer, "rft.task")) == (7, 7)
-    assert list_tasksets(buffer.database)[0]["num_tasks"] == 7
-
-
-def test_scores_do_not_stand_in_the_way_of_an_import_of_the_same_tasks(buffer: Buffer, tmp_path: Path) -> None:
-    roles = Roles(buffer, num_tasks=2, steps=1)
-    buffer.sql('UPDATE rft.task SET payload = \'{"prompt": "How much?", "answer": "2"}\', features = \'{"level": 1}\'')
-    roles.attempt()
-    roles.work()
-    exchange.export(buffer, tmp_path / "before.jsonl")
-    decide(buffer, configuration(tmp_path, ["quality_score"], tasks=[{"name": "set0", "source": "none"}]))
-    exchange.export(buffer, tmp_path / "after.jsonl")
-    for name in ("before", "after"):
-        rows = [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
-        assert rows and all(row["task_features"] == {"level": 1} for row in rows if "task_features" in row)
-        exchange.load(buffer, tmp_path / f"{name}.jsonl", run=name)
-
-
 def test_evaluation_tasks_are_left_as_they_are(buffer: Buffer, tmp_path: Path) -> None:
     write(tmp_path, ROWS)
     write(tmp_path, ROWS, "val.jsonl")
@@ -501,48 +321,6 @@ def test_evaluation_tasks_are_left_as_they_are(buffer: Buffer, tmp_path: Path) -
     load_tasks(config, buffer.database)
     rows = {row["taskset"]: (row["active"], row["excluded"]) for row in list_tasksets(buffer.database)}
     assert rows == {"sums": (16, 4), "val": (20, 0)}
-
-
-def test_tasks_are_listed_with_their_scores_and_shown_by_priority(buffer: Buffer, tmp_path: Path) -> None:
-    write(tmp_path, ROWS)
-    load_tasks(
-        configuration(tmp_path, [LEVELS, EASY, {"task_priority": {"weights": {"difficulty": 1}}}]), buffer.database
-    )
-    (row,) = list_tasksets(buffer.database)
-    assert (row["active"], row["excluded"], row["pending"]) == (16, 4, 0)
-    assert row["scores"] == {"difficulty": 0.375, "priority": 0.375}
-    shown = show_tasks(buffer.database, "sums", order="priority", limit=5)
-    assert [task["features"]["priority"] for task in shown] == [0.75] * 4 + [0.5]
-    dropped = show_tasks(buffer.database, "sums", status="excluded")
-    assert {task["stage"] for task in dropped} == {"sql"} and len(dropped) == 4
-    with pytest.raises(ConfigError, match=r"no task of 'sums' has a number 'prio' .*allowed: difficulty, priority"):
-        show_tasks(buffer.database, "sums", order="prio")
-    with pytest.raises(ConfigError, match=r"no such taskset \(got 'sum'\); allowed: sums"):
-        show_tasks(buffer.database, "sum")
-
-
-def test_the_command_line_loads_scores_lists_and_shows(
-    buffer: Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RFT_SEGMENTS", str(buffer.config.segments))
-    write(tmp_path, ROWS)
-    raw = configuration(tmp_path, [LEVELS, EASY, "task_priority"]).model_dump(mode="json")
-    raw["buffer"]["segments"] = str(buffer.config.segments)
-    (tmp_path / "c.yaml").write_text(json.dumps(raw))
-
-    def rft(*arguments: str) -> str:
-        assert run_command(["tasks", *arguments, "--buffer", buffer.database.uri]) == 0
-        return capsys.readouterr().out
-
-    assert "sums: 20 tasks, 4 of them excluded" in rft("load", str(tmp_path / "c.yaml"))
-    rft("score", str(tmp_path / "c.yaml"))
-    assert count(buffer, "rft.task_verdict") == 20  # decided again, and nothing differs
-    assert json.loads(rft("list", "--json"))[0]["scores"]["difficulty"] == 0.375
-    shown = json.loads(rft("show", "sums", "--status", "excluded", "--limit", "1", "--json"))
-    assert shown[0]["dropped"] == "sql: level 4 is too hard"
-    assert "priority" in rft("show", "sums", "--order", "priority")
-    assert run_command(["tasks", "show", "sums", "--status", "lost", "--buffer", buffer.database.uri]) == 2
-    assert "allowed: active, excluded, pending" in capsys.readouterr().err
 
 
 def test_what_is_interrupted_goes_on_where_it_was(
@@ -578,39 +356,6 @@ def test_two_processes_that_load_at_once_decide_once(buffer: Buffer, tmp_path: P
         20,
         2,
     )
-
-
-@pytest.mark.parametrize("is_loaded", [True, False])
-def test_a_preview_shows_the_first_tasks_as_the_chain_sees_them(
-    buffer: Buffer, tmp_path: Path, is_loaded: bool
-) -> None:
-    write(
-        tmp_path,
-        [{"question": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}], "level": 1}, *ROWS[1:]],
-    )
-    config = configuration(tmp_path, [LEVELS, EASY, "usage_frequency", "quality_score"])
-    if is_loaded:
-        load_tasks(configuration(tmp_path, []), buffer.database)
-    chain = build_task_chain(config)
-    ((name, table),) = task_batches(config, buffer.database, chain, 5)
-    assert (name, table["experience_id"].to_pylist(), table.num_rows) == ("sums", [1, 2, 3, 4, 5], 5)
-    assert table["prompt"].to_pylist()[:2] == ["a\nb", ROWS[1]["question"]]
-    assert chain.run(table).decisions["kept"].to_pylist() == [True] * 4 + [False]
-    assert count(buffer, "rft.task_verdict") == 0
-    assert count(buffer, "rft.task") == (20 if is_loaded else 0)
-
-
-def test_a_grade_that_failed_is_not_kept(buffer: Buffer, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(GRADE)
-    write(tmp_path, ROWS[:4])
-    config = configuration(tmp_path, ["./mine.py:Grade"])
-    load_tasks(config, buffer.database)
-    assert count(buffer, "rft.task_score") == 3
-    assert features(buffer)[2] == {"error": "no answer"}
-    (tmp_path / "up").touch()
-    load_tasks(config, buffer.database, again=True)
-    assert count(buffer, "rft.task_score") == 4
-    assert features(buffer)[2] == {"grade": 1.0}
 
 
 def test_tasks_that_are_in_an_evaluation_set_of_the_buffer_are_excluded_by_its_name(
