@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,20 +13,17 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.base import KLConfig
 from rftcore.algorithms.dpo import DPO, DPOConfig
 from rftcore.algorithms.grpo import GRPO, GRPOConfig
 from rftcore.algorithms.sft import SFT
-from rftcore.trainer.checkpoints import remove_abandoned, write_folder
-from rftcore.trainer.config import TrainerConfig
 from rftcore.trainer.learner import Learner
 from rftcore.trainer.packing import TrainBatch
-from rftdata.errors import ConfigError, DiskFullError, ModelError, RftError
-
-VOCABULARY = 50
+from rftdata.errors import ConfigError, RftError
+from tests.learning import VOCABULARY, config, make_batch, save_model, weights
 
 
 @pytest.fixture(autouse=True)
@@ -38,61 +34,9 @@ def _one_thread() -> Any:
     torch.set_num_threads(before)
 
 
-def save_model(folder: Path, *, tied: bool) -> Path:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        tie_word_embeddings=tied,
-        dtype="float32",
-    )
-    model = LlamaForCausalLM(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(4.0)  # random logits are almost uniform; differences should show
-    model.save_pretrained(folder)
-    (folder / "tokenizer.json").write_text("{}")
-    return folder
-
-
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save_model(tmp_path_factory.mktemp("model"), tied=True))
-
-
-def config(**settings: Any) -> TrainerConfig:
-    return TrainerConfig(**({"autocast": "none", "learning_rate": 1e-3, "max_tokens_per_microbatch": 4096} | settings))
-
-
-def make_batch(seed: int, *, groups: int = 3, size: int = 4, rewards: list[float] | None = None) -> TrainBatch:
-    """Groups with one prompt each, responses of 1 to 6 tokens, one of them empty."""
-    random = np.random.default_rng(seed)
-    tokens, masks = [], []
-    for group in range(groups):
-        prompt = random.integers(0, VOCABULARY, 8 + group)
-        for member in range(size):
-            length = 0 if (group, member) == (1, 0) else int(random.integers(1, 7))
-            tokens.append(np.concatenate([prompt, random.integers(0, VOCABULARY, length)]))
-            masks.append(np.arange(len(tokens[-1])) >= len(prompt))
-    offsets = np.concatenate([[0], np.cumsum([len(row) for row in tokens])])
-    return TrainBatch.from_packed(
-        token_ids=(np.concatenate(tokens), offsets),
-        loss_mask=(np.concatenate(masks), offsets),
-        behavior_logprobs=(random.normal(-4.0, 0.5, offsets[-1]).astype(np.float32), offsets),
-        rewards=rewards if rewards is not None else random.integers(0, 2, groups * size).astype(np.float32),
-        group_ids=np.repeat(np.arange(groups), size),
-        rollout_index=np.tile(np.arange(size), groups),
-    )
-
-
-def weights(learner: Learner) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in learner.model.named_parameters()}
 
 
 def gradients(learner: Learner, batch: TrainBatch) -> dict[str, Tensor]:
@@ -347,100 +291,6 @@ class TestLearningRate:
     def test_cosine_needs_the_length_of_the_run(self, model_path: str) -> None:
         with pytest.raises(ConfigError, match="cosine"):
             Learner(model_path, config(lr_schedule="cosine"), GRPO(), 0)
-
-
-class TestCheckpoint:
-    @pytest.mark.parametrize("tied", [True, False])
-    def test_four_updates_equal_two_a_restart_and_two(self, tmp_path: Path, tied: bool) -> None:
-        path = str(save_model(tmp_path / "model", tied=tied))
-        settings = config(warmup_steps=3, weight_decay=0.01)
-        through = Learner(path, settings, GRPO(), 7)
-        metrics = [through.update(make_batch(step), step) for step in (1, 2, 3, 4)]
-
-        first = Learner(path, settings, GRPO(), 7)
-        for step in (1, 2):
-            first.update(make_batch(step), step)
-        first.save_checkpoint(tmp_path / "step-2")
-        second = Learner(path, settings, GRPO(), 8)
-        second.load_checkpoint(tmp_path / "step-2")
-        assert second.step == 2
-        resumed = [second.update(make_batch(step), step) for step in (3, 4)]
-
-        expected, found = weights(through), weights(second)
-        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
-        for name in ("loss", "grad_norm", "entropy", "learning_rate"):
-            assert [entry[name] for entry in resumed] == [entry[name] for entry in metrics[2:]]
-
-    def test_training_on_leaves_the_folder_as_it_was(self, model_path: str, tmp_path: Path) -> None:
-        learner = Learner(model_path, config(), GRPO(), 0)
-        learner.update(make_batch(1), 1)
-        learner.save_checkpoint(tmp_path / "c")
-        learner.load_checkpoint(tmp_path / "c")
-        before = _digests(tmp_path / "c")
-        learner.update(make_batch(2), 2)
-        assert _digests(tmp_path / "c") == before
-
-    def test_folder_is_a_model_folder_and_holds_no_pickle(self, model_path: str, tmp_path: Path) -> None:
-        learner = Learner(model_path, config(), GRPO(), 0)
-        learner.update(make_batch(1), 1)
-        learner.save_checkpoint(tmp_path / "c")
-        assert (tmp_path / "c" / "tokenizer.json").is_file()
-        assert {path.suffix for path in (tmp_path / "c").rglob("*") if path.is_file()} == {".json", ".safetensors"}
-        opened = AutoModelForCausalLM.from_pretrained(tmp_path / "c", dtype=torch.float32)
-        expected = weights(learner)
-        assert all(torch.equal(expected[name], tensor) for name, tensor in opened.named_parameters())
-        Learner(str(tmp_path / "c"), config(), GRPO(), 0).update(make_batch(1), 1)
-
-    def test_can_be_written_again_in_the_same_place(self, model_path: str, tmp_path: Path) -> None:
-        learner = Learner(model_path, config(), GRPO(), 0)
-        for step in (1, 2):
-            learner.update(make_batch(step), step)
-            learner.save_checkpoint(tmp_path / "c")
-        learner.load_checkpoint(tmp_path / "c")
-        assert learner.step == 2
-        assert [path.name for path in tmp_path.iterdir()] == ["c"]
-
-    def test_a_failed_write_leaves_nothing(self, tmp_path: Path) -> None:
-        def fill(folder: Path) -> None:
-            (folder / "half").write_text("x")
-            raise OSError(28, "No space left on device")
-
-        with pytest.raises(DiskFullError, match="free space"):
-            write_folder(tmp_path / "c", fill)
-        assert list(tmp_path.iterdir()) == []
-
-    def test_what_earlier_attempts_left_and_no_checkpoint_needs_is_removed(self, tmp_path: Path) -> None:
-        kept = ["attempt-1-step-000001", "attempt-3-step-000004.draft", "attempt-4-step-000009", "attempt-best", "mine"]
-        for name in (*kept, "attempt-1-step-000002", "attempt-2-step-000003.draft"):
-            (tmp_path / name).mkdir()
-        remove_abandoned(tmp_path, 3, {"attempt-1-step-000001"})
-        assert sorted(path.name for path in tmp_path.iterdir()) == kept
-        assert remove_abandoned(tmp_path / "no-checkpoint-yet", 3, ()) == []
-
-    def test_a_folder_that_is_none_is_refused(self, model_path: str, tmp_path: Path) -> None:
-        learner = Learner(model_path, config(), GRPO(), 0)
-        with pytest.raises(ModelError, match="cannot be read"):
-            learner.load_checkpoint(tmp_path)
-        learner.update(make_batch(1), 1)  # and the learner is still whole
-
-
-def _digests(folder: Path) -> dict[str, str]:
-    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.rglob("*")) if p.is_file()}
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_export_holds_every_weight_and_the_output_head_sharing_none(tmp_path: Path, tied: bool) -> None:
-    learner = Learner(str(save_model(tmp_path, tied=tied)), config(), GRPO(), 0)
-    exported = dict(learner.export_tensors())
-    assert set(exported) == {*dict(learner.model.named_parameters()), "lm_head.weight"}
-    assert len({tensor.data_ptr() for tensor in exported.values()}) == len(exported)
-    same = torch.equal(exported["lm_head.weight"], exported["model.embed_tokens.weight"])
-    assert same is tied
-
-
-def test_a_model_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"model\.path"):
-        Learner(str(tmp_path / "nowhere"), config(), GRPO(), 0)
 
 
 def sample(learner: Learner, prompts: Tensor, length: int) -> tuple[Tensor, Tensor]:

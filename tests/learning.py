@@ -1,0 +1,69 @@
+"""A two-layer Llama and batches for it, for tests of the learner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from rftcore.trainer.config import TrainerConfig
+from rftcore.trainer.learner import Learner
+from rftcore.trainer.packing import TrainBatch
+
+VOCABULARY = 50
+
+
+def save_model(folder: Path, *, tied: bool) -> Path:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        tie_word_embeddings=tied,
+        dtype="float32",
+    )
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(4.0)  # random logits are almost uniform; differences should show
+    model.save_pretrained(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+def config(**settings: Any) -> TrainerConfig:
+    return TrainerConfig(**({"autocast": "none", "learning_rate": 1e-3, "max_tokens_per_microbatch": 4096} | settings))
+
+
+def make_batch(seed: int, *, groups: int = 3, size: int = 4, rewards: list[float] | None = None) -> TrainBatch:
+    """Groups with one prompt each, responses of 1 to 6 tokens, one of them empty."""
+    random = np.random.default_rng(seed)
+    tokens, masks = [], []
+    for group in range(groups):
+        prompt = random.integers(0, VOCABULARY, 8 + group)
+        for member in range(size):
+            length = 0 if (group, member) == (1, 0) else int(random.integers(1, 7))
+            tokens.append(np.concatenate([prompt, random.integers(0, VOCABULARY, length)]))
+            masks.append(np.arange(len(tokens[-1])) >= len(prompt))
+    offsets = np.concatenate([[0], np.cumsum([len(row) for row in tokens])])
+    return TrainBatch.from_packed(
+        token_ids=(np.concatenate(tokens), offsets),
+        loss_mask=(np.concatenate(masks), offsets),
+        behavior_logprobs=(random.normal(-4.0, 0.5, offsets[-1]).astype(np.float32), offsets),
+        rewards=rewards if rewards is not None else random.integers(0, 2, groups * size).astype(np.float32),
+        group_ids=np.repeat(np.arange(groups), size),
+        rollout_index=np.tile(np.arange(size), groups),
+    )
+
+
+def weights(learner: Learner) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in learner.model.named_parameters()}

@@ -1,0 +1,124 @@
+"""Checkpoints and exports of the learner: the same future after a restart, folders that are whole or not there."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from rftcore.algorithms.grpo import GRPO
+from rftcore.trainer.checkpoints import remove_abandoned, write_folder
+from rftcore.trainer.learner import Learner
+from rftdata.errors import DiskFullError, ModelError
+from tests.learning import config, make_batch, save_model, weights
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_model(tmp_path_factory.mktemp("model"), tied=True))
+
+
+class TestCheckpoint:
+    @pytest.mark.parametrize("tied", [True, False])
+    def test_four_updates_equal_two_a_restart_and_two(self, tmp_path: Path, tied: bool) -> None:
+        path = str(save_model(tmp_path / "model", tied=tied))
+        settings = config(warmup_steps=3, weight_decay=0.01)
+        through = Learner(path, settings, GRPO(), 7)
+        metrics = [through.update(make_batch(step), step) for step in (1, 2, 3, 4)]
+
+        first = Learner(path, settings, GRPO(), 7)
+        for step in (1, 2):
+            first.update(make_batch(step), step)
+        first.save_checkpoint(tmp_path / "step-2")
+        second = Learner(path, settings, GRPO(), 8)
+        second.load_checkpoint(tmp_path / "step-2")
+        assert second.step == 2
+        resumed = [second.update(make_batch(step), step) for step in (3, 4)]
+
+        expected, found = weights(through), weights(second)
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+        for name in ("loss", "grad_norm", "entropy", "learning_rate"):
+            assert [entry[name] for entry in resumed] == [entry[name] for entry in metrics[2:]]
+
+    def test_training_on_leaves_the_folder_as_it_was(self, model_path: str, tmp_path: Path) -> None:
+        learner = Learner(model_path, config(), GRPO(), 0)
+        learner.update(make_batch(1), 1)
+        learner.save_checkpoint(tmp_path / "c")
+        learner.load_checkpoint(tmp_path / "c")
+        before = _digests(tmp_path / "c")
+        learner.update(make_batch(2), 2)
+        assert _digests(tmp_path / "c") == before
+
+    def test_folder_is_a_model_folder_and_holds_no_pickle(self, model_path: str, tmp_path: Path) -> None:
+        learner = Learner(model_path, config(), GRPO(), 0)
+        learner.update(make_batch(1), 1)
+        learner.save_checkpoint(tmp_path / "c")
+        assert (tmp_path / "c" / "tokenizer.json").is_file()
+        assert {path.suffix for path in (tmp_path / "c").rglob("*") if path.is_file()} == {".json", ".safetensors"}
+        opened = AutoModelForCausalLM.from_pretrained(tmp_path / "c", dtype=torch.float32)
+        expected = weights(learner)
+        assert all(torch.equal(expected[name], tensor) for name, tensor in opened.named_parameters())
+        Learner(str(tmp_path / "c"), config(), GRPO(), 0).update(make_batch(1), 1)
+
+    def test_can_be_written_again_in_the_same_place(self, model_path: str, tmp_path: Path) -> None:
+        learner = Learner(model_path, config(), GRPO(), 0)
+        for step in (1, 2):
+            learner.update(make_batch(step), step)
+            learner.save_checkpoint(tmp_path / "c")
+        learner.load_checkpoint(tmp_path / "c")
+        assert learner.step == 2
+        assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+    def test_a_failed_write_leaves_nothing(self, tmp_path: Path) -> None:
+        def fill(folder: Path) -> None:
+            (folder / "half").write_text("x")
+            raise OSError(28, "No space left on device")
+
+        with pytest.raises(DiskFullError, match="free space"):
+            write_folder(tmp_path / "c", fill)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_what_earlier_attempts_left_and_no_checkpoint_needs_is_removed(self, tmp_path: Path) -> None:
+        kept = ["attempt-1-step-000001", "attempt-3-step-000004.draft", "attempt-4-step-000009", "attempt-best", "mine"]
+        for name in (*kept, "attempt-1-step-000002", "attempt-2-step-000003.draft"):
+            (tmp_path / name).mkdir()
+        remove_abandoned(tmp_path, 3, {"attempt-1-step-000001"})
+        assert sorted(path.name for path in tmp_path.iterdir()) == kept
+        assert remove_abandoned(tmp_path / "no-checkpoint-yet", 3, ()) == []
+
+    def test_a_folder_that_is_none_is_refused(self, model_path: str, tmp_path: Path) -> None:
+        learner = Learner(model_path, config(), GRPO(), 0)
+        with pytest.raises(ModelError, match="cannot be read"):
+            learner.load_checkpoint(tmp_path)
+        learner.update(make_batch(1), 1)  # and the learner is still whole
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_export_holds_every_weight_and_the_output_head_sharing_none(tmp_path: Path, tied: bool) -> None:
+    learner = Learner(str(save_model(tmp_path, tied=tied)), config(), GRPO(), 0)
+    exported = dict(learner.export_tensors())
+    assert set(exported) == {*dict(learner.model.named_parameters()), "lm_head.weight"}
+    assert len({tensor.data_ptr() for tensor in exported.values()}) == len(exported)
+    same = torch.equal(exported["lm_head.weight"], exported["model.embed_tokens.weight"])
+    assert same is tied
+
+
+def test_a_model_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"model\.path"):
+        Learner(str(tmp_path / "nowhere"), config(), GRPO(), 0)
