@@ -65,73 +65,43 @@ def tls() -> Iterator[TlsServer]:
     with tempfile.TemporaryDirectory(prefix="rft-tls-") as name:
         folder = Path(name)
         account = pwd.getpwnam("postgres") if os.geteuid() == 0 else None
+        if account:
+            os.chown(folder, account.pw_uid, account.pw_gid)
 
-        def run(*command: str | Path) -> None:
+        def run(program: str | Path, options: str) -> None:
             done = subprocess.run(
-                command, cwd=folder, user=account.pw_uid if account else None, group=account.pw_gid if account else None,
-                extra_groups=[] if account else None, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"},
+                [program, *options.split()], cwd=folder, user=account.pw_uid if account else None,
+                group=account.pw_gid if account else None, extra_groups=[] if account else None, capture_output=True, text=True,
+                check=False, env={**os.environ, "LC_ALL": "C"},
             )  # fmt: skip
             assert done.returncode == 0, done.stdout + done.stderr
 
-        if account:
-            os.chown(folder, account.pw_uid, account.pw_gid)
         # The certificate of "localhost", signed by an authority of our own.
-        subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+        certificate = "req -x509 -newkey rsa:2048 -nodes -days 2"
         run(
             "openssl",
-            "req",
-            "-x509",
-            "-newkey",
-            "rsa:2048",
-            "-nodes",
-            "-days",
-            "2",
-            *subject,
-            "-keyout",
-            "key.pem",
-            "-out",
-            "cert.pem",
+            f"{certificate} -subj /CN=localhost -addext subjectAltName=DNS:localhost -keyout key.pem -out cert.pem",
         )
-        run(
-            "openssl",
-            "req",
-            "-x509",
-            "-newkey",
-            "rsa:2048",
-            "-nodes",
-            "-days",
-            "2",
-            "-subj",
-            "/CN=other",
-            "-keyout",
-            "o.pem",
-            "-out",
-            "other.pem",
-        )
+        run("openssl", f"{certificate} -subj /CN=other -keyout o.pem -out other.pem")
         (folder / "password").write_text("an administrator's")
         (folder / "password").chmod(0o644)
-        programs, data = _SERVERS[0], folder / "data"
+        programs = _SERVERS[0]
         run(
             programs / "initdb",
-            "-D",
-            data,
-            "-U",
-            "admin",
-            "--pwfile=password",
-            "--auth=scram-sha-256",
-            "--encoding=UTF8",
-            "--locale=C",
+            "-D data -U admin --pwfile=password --auth=scram-sha-256 --encoding=UTF8 --locale=C",
         )
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        (data / "pg_hba.conf").write_text("local all all scram-sha-256\nhostssl all all 127.0.0.1/32 scram-sha-256\n")
-        with open(data / "postgresql.conf", "a", encoding="utf-8") as file:
+        (folder / "data" / "pg_hba.conf").write_text(
+            "local all all scram-sha-256\nhostssl all all 127.0.0.1/32 scram-sha-256\n"
+        )
+        with open(folder / "data" / "postgresql.conf", "a", encoding="utf-8") as file:
             file.write(
                 f"port = {port}\nlisten_addresses = '127.0.0.1'\nunix_socket_directories = ''\nssl = on\nfsync = off\n"
                 f"ssl_cert_file = '{folder}/cert.pem'\nssl_key_file = '{folder}/key.pem'\n"
             )
-        run(programs / "pg_ctl", "start", "-w", "-D", data, "-l", folder / "log")
+        run(programs / "pg_ctl", "start -w -D data -l log")
         try:
             admin = f"postgresql://admin:an%20administrator's@localhost:{port}"
             with psycopg.connect(f"{admin}/postgres", autocommit=True) as connection:
@@ -142,7 +112,7 @@ def tls() -> Iterator[TlsServer]:
             url = f"postgresql://trainee:{quote(PASSWORD, safe='')}@localhost:{port}/experiences"
             yield TlsServer(url, port, folder, folder / "cert.pem")
         finally:
-            run(programs / "pg_ctl", "stop", "-m", "fast", "-D", data)
+            run(programs / "pg_ctl", "stop -m fast -D data")
 
 
 @pytest.fixture
