@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rftcore.cli.roles import RunOption
 from rftcore.cli.run import SetOption, configuration
 from rftcore.cli.session import ConfigBufferOption, JsonOption, opened
 from rftdata.errors import ConfigError
@@ -28,7 +27,12 @@ _MAX_VALUE = 70
 def process(
     config: Annotated[Path | None, typer.Argument(metavar="CONFIG", help="The run's configuration file.")] = None,
     overrides: SetOption = None,
-    run: RunOption = None,
+    run: Annotated[
+        str | None,
+        typer.Option(
+            "--run", metavar="RUN", help="The run to join, by default one that has not ended; or the one to look at."
+        ),
+    ] = None,
     buffer: ConfigBufferOption = None,
     preview: Annotated[
         int | None,
@@ -56,7 +60,9 @@ def process(
 ) -> None:
     """Run the experience pipeline of a run, or try it out.
 
-    `rft process CONFIG` is one more pipeline worker of the run. With --preview it shows what the stages of CONFIG would do to a sample of
+    `rft process CONFIG` is one more pipeline worker of the newest run of the file's name that is at work or has not begun; it makes the
+    run where the buffer has none of that name, and none beside runs that have all ended. While it waits it says for what, and which
+    roles nobody plays. With --preview it shows what the stages of CONFIG would do to a sample of
     the run's experiences; with --replay they decide on all of them under a version of their own. --versions lists the versions there
     are, and --diff compares two of them.
     """
@@ -85,7 +91,7 @@ def process(
     else:
         from rftcore.pipeline import role
 
-        raise typer.Exit(role.main(resolved, run))
+        raise typer.Exit(role.main(resolved, run, by_hand=True))
 
 
 def _preview(config: RunConfig, run: str | None, rows: int, seed: int, limit: int, as_json: bool) -> None:

@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rftcore.report import evaluation_title
+from rftdata.worker import doing
 
 if TYPE_CHECKING:
     from rftdata.buffer import Buffer
@@ -258,10 +259,7 @@ def _doing(worker: dict[str, Any]) -> str:
         return f"silent since it was {worker['state']}"
     if worker["error"]:
         return f"ended: {worker['error']}"
-    if not worker["waiting_for"]:
-        return str(worker["state"])
-    waits = f"waits for {worker['waiting_for']}"
-    return waits if worker["state"] in ("waits", "waiting") else f"{worker['state']}: {waits}"
+    return doing(str(worker["state"]), worker["waiting_for"])
 
 
 def _worker_progress(progress: dict[str, Any]) -> str:

@@ -16,7 +16,8 @@ from operators.base import StageContext
 from operators.chain import Chain
 from operators.stage import StageError
 from rftcore.config import RunConfig
-from rftcore.launch.prepare import build_pipeline, join_run
+from rftcore.launch.joining import join_run
+from rftcore.launch.prepare import build_pipeline
 from rftcore.pipeline.created import Created
 from rftcore.pipeline.deciding import decide
 from rftcore.pipeline.patience import Patience
@@ -35,12 +36,19 @@ from rftdata.writer import NO_PIPELINE
 _LEASE_S = 60.0
 
 
-def main(config: RunConfig, run: str | None = None) -> int:
-    """Decide on the groups of a run until it ends; 0 when it ended in good order."""
-    joined = join_run(config, run)
+def main(config: RunConfig, run: str | None = None, *, by_hand: bool = False) -> int:
+    """Decide on the groups of a run until it ends; 0 when it ended in good order.
+
+    Args:
+        run: name or id of the run; see `join_run`.
+        by_hand: a person started it, and is told what it waits for.
+    """
+    joined = join_run(config, run, by_hand="pipeline" if by_hand else None)
     with (
         joined.buffer as buffer,
-        Worker(buffer.database, joined.row["run_id"], "pipeline", lease_s=_LEASE_S) as worker,
+        Worker(
+            buffer.database, joined.row["run_id"], "pipeline", lease_s=_LEASE_S, on_waiting=joined.on_waiting
+        ) as worker,
         BackgroundCompaction(buffer.database, buffer.segments, grace_s=buffer.config.compaction_grace_s) as compaction,
         buffer.writer(joined.row) as writer,
     ):
