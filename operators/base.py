@@ -175,6 +175,7 @@ class Operator(ABC):
             nothing; `decide` may. Where it is not `rowwise`, a row's score depends on its whole group as far as it is still there.
         error_column: the score column that says why a row has no score; such a row is scored again the next time.
         rowwise: every row is decided by itself, so a batch may be cut anywhere and its parts run at the same time.
+        keys: numbers that it looks for among the features and metadata of tasks, since the batch has no column of that name.
         asks: names of the questions it asks people; None: not known before, so the answers are read for it in any case.
         base_dir: folder that relative paths in the arguments start from, the configuration file's; set before anything else is asked.
     """
@@ -185,6 +186,7 @@ class Operator(ABC):
     scores: Mapping[str, pa.DataType] = {}
     error_column: str | None = None
     rowwise: bool = False
+    keys: frozenset[str] = frozenset()
     asks: frozenset[str] | None = None
     base_dir: Path = Path()
 

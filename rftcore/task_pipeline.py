@@ -26,6 +26,7 @@ from operators.build import build_chain
 from operators.chain import Chain, ChainResult
 from operators.stage import Stage, StageError
 from rftcore.config import RunConfig
+from rftcore.task_checks import check_tasks, of_taskset
 from rftcore.task_embeddings import TaskEmbeddings
 from rftdata.config import TasksetConfig
 from rftdata.database import Database
@@ -83,11 +84,15 @@ def build_task_chain(config: RunConfig) -> Chain:
 def load_tasks(config: RunConfig, database: Database, *, again: bool = False) -> list[TasksDecided]:
     """Load every taskset of a configuration, and decide on those that are trained on. Evaluations see their tasks as they are.
 
+    Nothing is stored before the first rows of all sources were looked at. A set that a stage cannot decide on keeps no other from being
+    decided on.
+
     Raises:
         TaskSourceError: a taskset that cannot be loaded, or of which no task is left.
         PluginError, ConfigError, OperatorError, ModelError: a stage that cannot work.
     """
     chain = build_task_chain(config)
+    check_tasks(config, chain, database)
     for taskset in config.tasks:
         load_taskset(database, taskset, config.base_dir, pending=bool(chain.stages))
     for taskset in (*config.eval.tasks, *config.eval.test):
@@ -97,9 +102,25 @@ def load_tasks(config: RunConfig, database: Database, *, again: bool = False) ->
     register_task_pipeline(database, chain.version, [{stage.name: stage.operator.spec()} for stage in chain.stages])
     _prepare(chain, config, database)
     try:
-        return [decide_tasks(chain, database, taskset, again=again) for taskset in config.tasks]
+        return _decide_sets(chain, database, config.tasks, again=again)
     finally:
         chain.close()
+
+
+def _decide_sets(
+    chain: Chain, database: Database, tasksets: Sequence[TasksetConfig], *, again: bool
+) -> list[TasksDecided]:
+    decided, errors = [], []
+    for taskset in tasksets:
+        try:
+            decided.append(decide_tasks(chain, database, taskset, again=again))
+        except (OperatorError, TaskSourceError) as error:
+            errors.append(error)
+    for error in errors[1:]:
+        print(f"tasks: {error}", file=sys.stderr, flush=True)
+    if errors:
+        raise errors[0]
+    return decided
 
 
 def task_batches(config: RunConfig, database: Database, chain: Chain, limit: int) -> Iterator[tuple[str, pa.Table]]:
@@ -131,7 +152,10 @@ def decide_tasks(chain: Chain, database: Database, taskset: TasksetConfig, *, ag
             reader = TaskReader(database, name, _columns(chain))
             # What a stage makes of a task is decided on next, and passes that stage no more: this ends.
             while ids:
-                num_decided += _decide_all(chain, database, name, reader, ids)
+                try:
+                    num_decided += _decide_all(chain, database, name, reader, ids)
+                except OperatorError as error:
+                    raise of_taskset(name, error) from error
                 ids = undecided_tasks(database, name, chain.version)
     row = database.fetch("taskset_verdicts", taskset=name)[0]
     done = TasksDecided(name, num_decided, row["active"], row["excluded"], row["dropped_by"] or {})
@@ -287,7 +311,7 @@ def _halves(batch: TaskBatch) -> Iterator[TaskBatch]:
 def _refuse(result: ChainResult) -> None:
     if result.waiting:
         raise OperatorError(
-            f"the stage {result.waiting[0].stage} waits for a person, which tasks cannot",
+            f"{_place(result, result.waiting[0].stage)} waits for a person, which tasks cannot",
             todo="exclude tasks by hand: UPDATE rft.task SET status = 'excluded' WHERE …",
         )
     if any(isinstance(made, CreatedGroup) for made in result.created):
@@ -295,6 +319,11 @@ def _refuse(result: ChainResult) -> None:
             "a stage of pipelines.task makes experiences, which only pipelines.experience stores",
             todo="move the stage there",
         )
+
+
+def _place(result: ChainResult, stage: str) -> str:
+    index = next((run.index for run in result.stages if run.stage == stage), 0)
+    return f"stage {index} of pipelines.task ({stage})"
 
 
 def _count(run: Any) -> StageCount:

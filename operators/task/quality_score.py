@@ -28,7 +28,7 @@ import pyarrow as pa
 from pydantic import Field, model_validator
 
 from operators.base import Operator, StageConfig, StageOutcome
-from operators.task.numbers import as_array, columns_for, numbers, place_in_range
+from operators.task.numbers import as_array, columns_for, keys_for, numbers, place_in_range
 
 Measure = Literal["alnum", "special", "char_repetition", "word_repetition", "length"]
 _COMMON = frozenset(string.whitespace + ".,;:!?'\"()-+*/=%$")
@@ -70,6 +70,7 @@ class QualityScore(Operator):
 
     def validate_schema(self, schema: pa.Schema) -> pa.Schema:
         self.reads = frozenset({"prompt"}) | columns_for(self.config.columns, schema)
+        self.keys = keys_for(self.config.columns, schema)
         return super().validate_schema(schema)
 
     def apply(self, table: pa.Table) -> StageOutcome:

@@ -32,8 +32,11 @@ def _load(config: ConfigArgument, overrides: list[str] | None, buffer: str | Non
     resolved = configuration(config, overrides, buffer)
     if again and not resolved.pipelines.task:
         raise ConfigError("there is nothing to score tasks with: pipelines.task has no stage", todo="add stages to it")
-    from rftcore.task_pipeline import load_tasks
+    from rftcore.task_checks import check_before_buffer
+    from rftcore.task_pipeline import build_task_chain, load_tasks
     from rftdata.tasks import list_tasksets
+
+    check_before_buffer(resolved, build_task_chain(resolved))
 
     names = {taskset.name for taskset in (*resolved.tasks, *resolved.eval.tasks, *resolved.eval.test)}
     with rftdata.open(resolved.buffer, application="rft tasks") as found:

@@ -25,6 +25,7 @@ from rftcore.explorer.rewards import REWARDS
 from rftcore.explorer.workflows import WORKFLOWS
 from rftcore.models import resolve_model
 from rftcore.monitor import MONITORS
+from rftcore.task_checks import check_before_buffer
 from rftcore.task_pipeline import build_task_chain, load_tasks
 from rftdata import plugins
 from rftdata.buffer import Buffer
@@ -102,13 +103,14 @@ def engine_config(config: RunConfig, worker_index: int) -> EngineConfig:
 
 
 def check_run(config: RunConfig) -> None:
-    """Everything that a run needs and that can be wrong, apart from its buffer and its tasks.
+    """Everything that a run needs and that can be wrong, apart from its buffer; its tasks where the buffer is still to be made.
 
     Raises:
-        PluginError, ConfigError, ModelError: what is wrong.
+        PluginError, ConfigError, ModelError, TaskSourceError, OperatorError: what is wrong.
     """
     check_torchvision()
     check_plugins(config)
+    check_before_buffer(config, build_task_chain(config))
     model_folder(config)  # fetched now: a run whose model does not exist must not be stored
 
 
