@@ -78,6 +78,7 @@ def source_rows(config: TasksetConfig, base_dir: Path, database: Database | None
     if _is_generator(source):
         return _reasoning_gym(config, source.partition(":")[2])
     if source.endswith(files.READERS):
+        files.refuse_args(config)
         return files.file_rows(config, base_dir / source)
     if ".py:" in source:
         return _generated(config, plugins.load("task source", source, {}, base_dir))
