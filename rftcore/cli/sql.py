@@ -47,31 +47,38 @@ def sql(
             print_rows(rows, columns, as_json=as_json)
 
 
-def run_query(buffer: Buffer, query: str) -> list[tuple[list[str] | None, list[dict[str, Any]], str | None]]:
+Columns = dict[str, str]
+"""Names of a result's columns, each once, with those the query gave them."""
+
+
+def run_query(buffer: Buffer, query: str) -> list[tuple[Columns | None, list[dict[str, Any]], str | None]]:
     """Run one or more statements; per statement its columns (None for a command), rows and the server's message.
 
     Raises:
         QueryError: the server refused it; the message, detail and hint are the server's.
     """
     import psycopg
+    from psycopg.rows import tuple_row
 
-    from rftdata.buffer import query_error
+    from rftdata.buffer import query_error, unique_names
 
-    results: list[tuple[list[str] | None, list[dict[str, Any]], str | None]] = []
+    results: list[tuple[Columns | None, list[dict[str, Any]], str | None]] = []
     with buffer.database.connection() as connection:
         connection.execute(
             "SELECT set_config('rft.author', %s, false), set_config('search_path', 'rft, public', false)", [author()]
         )
         try:
-            cursor = connection.execute(query)  # type: ignore[call-overload]
+            cursor = connection.cursor(row_factory=tuple_row)  # not dictionaries: two columns may have one name
+            cursor.execute(query)  # type: ignore[call-overload]
             more: bool | None = True
             while more:
                 if cursor.description is None:
                     results.append((None, [], cursor.statusmessage))
                 else:
-                    results.append(
-                        ([column.name for column in cursor.description], cursor.fetchall(), cursor.statusmessage)
-                    )
+                    names = [column.name for column in cursor.description]
+                    columns = dict(zip(unique_names(names), names, strict=True))
+                    rows = [dict(zip(columns, row, strict=True)) for row in cursor.fetchall()]
+                    results.append((columns, rows, cursor.statusmessage))
                 more = cursor.nextset()
         except (psycopg.DataError, psycopg.ProgrammingError, psycopg.IntegrityError, psycopg.InternalError) as error:
             raise _refused(query_error(error), error.sqlstate) from error
