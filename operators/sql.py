@@ -50,7 +50,7 @@ class Allow(StageConfig):
 
 
 class Sql(Operator):
-    """Runs `query` over the batch; see the module's text for the rules."""
+    """Runs `query` over the batch, by the rules above."""
 
     class Config(StageConfig):
         """The query, written alone or with what it needs."""

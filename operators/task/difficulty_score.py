@@ -24,7 +24,7 @@ from operators.task.numbers import as_array, columns_for, keys_for, numbers, pla
 
 
 class DifficultyScore(Operator):
-    """Adds `difficulty`; see the module's text for the formula."""
+    """Adds `difficulty`, by the formula above."""
 
     class Config(StageConfig):
         """What is known beforehand, and how much it counts."""

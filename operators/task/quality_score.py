@@ -35,7 +35,7 @@ _COMMON = frozenset(string.whitespace + ".,;:!?'\"()-+*/=%$")
 
 
 class QualityScore(Operator):
-    """Adds `quality`; see the module's text for the formula."""
+    """Adds `quality`, by the formula above."""
 
     class Config(StageConfig):
         """Which measures, and their limits."""

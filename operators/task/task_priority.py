@@ -27,7 +27,7 @@ NEUTRAL_ELSE = 0.5
 
 
 class TaskPriority(Operator):
-    """Sets `priority`; see the module's text for the formula."""
+    """Sets `priority`, by the formula above."""
 
     class Config(StageConfig):
         """What counts how much."""
