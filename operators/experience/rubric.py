@@ -84,8 +84,9 @@ class Rubric(AskingOperator):
 
     class Config(AskingConfig):
         """`criteria`: of every row whose task has none; `from_metadata`: the key of a task's own, null: never look; `grades`:
-        binary is 0 or 1, fraction any number between; `calls`: one for all criteria, or each by a call of its own;
-        `template`, `system`: of the chat, with {prompt}, {question}, {response}, {answer}, {criteria} and {task} (what to do and how to reply); `column`: first word of the columns' names."""
+        binary is 0 or 1, fraction any number between; `calls`: one for all criteria, or each by a call of its own; `template`, `system`:
+        of the chat, with {prompt}, {question}, {response}, {answer}, {criteria} and {task} (what to do and how to reply); `column`: first
+        word of the columns' names."""
 
         criteria: tuple[Criterion, ...] = ()
         from_metadata: str | None = "rubric"

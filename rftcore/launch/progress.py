@@ -51,7 +51,7 @@ class Progress:
         Keys: run, run_id, status, outcome, step, planned_steps, num_skipped, seconds, remaining_seconds, mean_reward,
         pass_rate, reward_step (newest explorer step with rewards; the two means are its), rewards (per explorer step),
         tokens_per_s, policy_step (of the engines; the oldest where they differ), published_step, queue, refills,
-        closed_groups, metrics (of the newest step), evaluations, evaluations_open, workers.
+        closed_groups, metrics (of the newest step), evaluations, evaluations_open, open_reviews (rows that wait for a person), workers.
         """
         run = self._rows("progress_run")[0]
         steps = self._rows("progress_steps", limit=8)
@@ -80,6 +80,7 @@ class Progress:
             "metrics": steps[0]["metrics"] if steps else {},
             "evaluations": self._rows("progress_evaluations"),
             "evaluations_open": self._rows("progress_evaluations_open")[0]["num"],
+            "open_reviews": self._rows("num_open_reviews")[0]["n"],
             "workers": workers,
         }  # fmt: skip
 
