@@ -196,6 +196,7 @@ def test_a_bad_query_is_a_clear_error_and_changes_nothing(
     with pytest.raises(TaskSourceError, match=message) as caught:
         load_taskset(buffer.database, config(f"sql: {query}", args=args), tmp_path)
     assert "secret" not in str(caught.value)
+    assert "CURSOR" not in str(caught.value) and "LINE" not in str(caught.value)
     assert buffer.sql("SELECT count(*) AS n FROM rft.task")["n"].to_pylist() == [0]
 
 
