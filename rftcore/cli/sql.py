@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -86,7 +87,13 @@ def run_query(buffer: Buffer, query: str) -> list[tuple[Columns | None, list[dic
 
 
 def _refused(error: QueryError, sqlstate: str | None) -> QueryError:
-    """The database's refusal; where a name is unknown and the database has no hint, how to list the names."""
+    """The database's refusal, with what to do about it: how to list names where one is unknown, when vectors can be compared."""
+    if sqlstate == "42883" and re.search(r"real\[\] <\S+> real\[\]", error.what):  # undefined operator
+        return QueryError(
+            error.what,
+            todo="rft.task_embedding holds vectors of pgvector once the stage diversity_score has run (`rft tasks load`) and the server has "
+            "that extension; rft.similar_tasks(task_id) works on any",
+        )
     if sqlstate not in ("42P01", "42703") or error.todo:  # undefined table, undefined column
         return error
     listing = "select table_name, column_name from information_schema.columns where table_schema = 'rft'"

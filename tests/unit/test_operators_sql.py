@@ -257,7 +257,7 @@ def test_the_network_needs_an_extension_that_is_never_installed_from_here() -> N
         ({"tables": {"blocked": "blocked.xlsx"}}, r"no kind of file that can be read"),
         ({"query": "FROM batch JOIN weights USING (nope)", "tables": {"weights": "weights.parquet"}},
          r"columns of batch: experience_id, .*; of weights: response, weight; correct the query"),
-        ({"allow": {"disk": True}}, rr"no key 'allow.disk'; allowed: files, network"),
+        ({"allow": {"disk": True}}, r"no key 'allow.disk'; allowed: files, network"),
     ],
 )  # fmt: skip
 def test_wrong_references_are_refused_when_the_chain_is_built(
