@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,11 +20,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from operators.base import CreatedGroup, CreatedTask, StageContext, StageOutcome
+from operators.base import CreatedGroup, StageContext
 from operators.build import build_chain
 from operators.chain import Chain, ChainResult
-from operators.stage import Stage, StageError
+from operators.stage import StageError
 from rftcore.config import RunConfig
+from rftcore.task_changes import Changes
 from rftcore.task_checks import check_tasks, of_taskset
 from rftcore.task_embeddings import TaskEmbeddings
 from rftdata.config import TasksetConfig
@@ -52,7 +52,6 @@ from rftdata.tasks.verdicts import (
 from rftdata.verdicts import StageCount
 
 _BATCH_TASKS = 4096
-_FIXED = frozenset(TASK_BATCH_SCHEMA.names) - {"prompt", "answer", "priority"}
 
 
 @dataclass(frozen=True)
@@ -253,7 +252,7 @@ class _Decided:
 
 
 def _decide(chain: Chain, database: Database, batch: TaskBatch, decided: _Decided) -> None:
-    changes = _Changes(batch)
+    changes = Changes(batch)
     result = chain.run(batch.table, 1, known=known_scores(database, batch, chain.score_keys), watch=changes.watch)
     _refuse(result)
     decided.decisions += changes.decisions(result)
@@ -341,77 +340,3 @@ def _scores(chain: Chain, result: ChainResult) -> list[TaskScore]:
             if failed is None or row.get(failed) is None:  # a call that failed is made again
                 scores.append(TaskScore(row.pop("experience_id"), found.score_key, found.stage, row, digest))
     return scores
-
-
-@dataclass
-class _Changes:
-    """What the stages add to tasks and change in them, collected while they run."""
-
-    batch: TaskBatch
-    features: dict[int, dict[str, Any]] = field(default_factory=dict)
-    texts: dict[int, dict[str, str | None]] = field(default_factory=dict)
-    made: list[MadeTask] = field(default_factory=list)
-
-    def watch(self, stage: Stage, before: pa.Table, after: pa.Table, outcome: StageOutcome) -> None:
-        self.made += [
-            MadeTask(made.taskset, made.task_key, made.payload, made.features, made.parent_id, stage.name)
-            for made in outcome.created
-            if isinstance(made, CreatedTask)
-        ]
-        ids = before["experience_id"].to_pylist()
-        stays = outcome.reasons.is_null().to_pylist()
-        wanted = stage.operator.writes or frozenset()  # a priority that is set to what it was is set
-        for name in outcome.columns:
-            # As the chain holds it, not as the stage returned it: of the same type as before.
-            values = after[name].to_pylist()
-            old: Sequence[Any] = before[name].to_pylist() if name in before.column_names else []
-            if name in _FIXED:
-                if any(stay and value != was for stay, value, was in zip(stays, values, old)):
-                    raise _fixed_column(stage, name)
-                continue
-            for i, (task_id, stay, value) in enumerate(zip(ids, stays, values)):
-                if not stay or (old and value == old[i] and name not in wanted):
-                    continue
-                if name in ("prompt", "answer"):
-                    self.texts.setdefault(task_id, {})[name] = value
-                elif value is not None:
-                    self.features.setdefault(task_id, {})[name] = _plain(value)
-
-    def decisions(self, result: ChainResult) -> list[TaskDecision]:
-        """One per task, in the order of the batch.
-
-        Raises:
-            OperatorError: a stage changed the prompt of a chat, or took a prompt away.
-        """
-        is_text = dict(zip(self.batch.table["experience_id"].to_pylist(), self.batch.is_text))
-        made = []
-        for row in result.decisions.select(["experience_id", "kept", "stage", "reason"]).to_pylist():
-            task_id = row.pop("experience_id")
-            texts = self.texts.get(task_id, {}) if row["kept"] else {}
-            if "prompt" in texts and not (is_text[task_id] and texts["prompt"]):
-                raise OperatorError(
-                    f"a stage of pipelines.task changes the prompt of task {task_id}, which is a chat, or empties it",
-                    allowed="prompts that are texts", todo="drop such tasks, or mend them at their source",
-                )  # fmt: skip
-            made.append(
-                TaskDecision(
-                    task_id, **row, features=self.features.get(task_id, {}), prompt=texts.get("prompt"), answer=texts.get("answer"),
-                    answer_changed="answer" in texts,
-                )
-            )  # fmt: skip
-        return made
-
-
-def _fixed_column(stage: Stage, name: str) -> OperatorError:
-    return OperatorError(
-        f"stage {stage.index} of pipelines.task ({stage.name}) changes {name}",
-        allowed="prompt, answer, priority, and columns of its own, which become features",
-        todo="give the new column another name",
-    )
-
-
-def _plain(value: Any) -> Any:
-    """A feature as JSON holds it."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return json.loads(json.dumps(value, default=str))

@@ -63,6 +63,7 @@ def main(config: RunConfig, run: str | None = None, *, index: int = 0, by_hand: 
         engine: Engine = engine_class(model_folder(config), engine_config(config, index))
         try:
             asyncio.run(Explorer(joined, worker, engine).run())
+            joined.leave()
         finally:
             engine.close()
     return 0

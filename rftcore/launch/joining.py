@@ -44,6 +44,11 @@ class JoinedRun:
         """What a `Worker` of this role tells about its waiting."""
         return self.by_hand.waiting if self.by_hand is not None else None
 
+    def leave(self) -> None:
+        """The role ends in good order: a person is told why."""
+        if self.by_hand is not None:
+            self.by_hand.farewell()
+
 
 def join_run(config: RunConfig, run: str | None, *, by_hand: str | None = None) -> JoinedRun:
     """Open the buffer and find the run a role belongs to; the first role of a new configuration makes it.
@@ -98,7 +103,7 @@ def _ended(config: RunConfig, row: Row, role: str) -> ConfigError:
     verb = f"rft {_VERBS[role]} CONFIG"
     ways = []
     if row["status"] == "finished":
-        how = f"has finished its {row['planned_steps']} steps"
+        how = f"has finished its {row['planned_steps']} step{'' if row['planned_steps'] == 1 else 's'}"
         ways.append(f"go on with more steps: rft run CONFIG --resume --set steps={2 * row['planned_steps']}")
     else:
         how = f"has ended ({row['status']})"
@@ -135,6 +140,15 @@ class Companions:
         if text != self._said or time.monotonic() - self._said_at >= _REMINDER_S:
             self._said, self._said_at = text, time.monotonic()
             self.say(text)
+
+    def farewell(self) -> None:
+        """How the run stands when the role leaves it."""
+        row = self.buffer.find_run(self.row["run_id"])
+        if row["status"] in _OPEN:
+            how = f"was asked to stop; it goes on with rft run --resume {row['name']}"
+        else:
+            how = f"has ended ({row['status']}: {row['outcome']}); rft report {row['name']} shows its results"
+        self.say(f"the {self.role} leaves: the run {row['name']} {how}")
 
     def missing(self) -> list[str]:
         """Roles that the run needs and that nobody plays now."""

@@ -61,6 +61,7 @@ def main(config: RunConfig, run: str | None = None, *, by_hand: bool = False) ->
     ):
         worker.says("loads the model")
         TrainerRole(joined, worker, attempt).run()
+        joined.leave()
     return 0
 
 

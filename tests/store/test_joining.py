@@ -83,7 +83,7 @@ def test_a_role_started_by_hand_makes_no_run_beside_one_that_has_finished(
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(configured("exp", buffer, tmp_path).model_dump(mode="json")))
     assert run_command([verb, str(tmp_path / "run.yaml"), *named]) == 2
     said = capsys.readouterr().err
-    assert "the run 'exp' has finished its 1 steps" in said and "rft run CONFIG --resume --set steps=2" in said
+    assert "the run 'exp' has finished its 1 step:" in said and "rft run CONFIG --resume --set steps=2" in said
     assert ("--replay" in said) == (verb == "process")
     assert runs(buffer) == ["exp"]
 
@@ -139,6 +139,18 @@ def test_a_role_that_waits_says_for_what_and_who_is_missing(
     with Worker(buffer.database, row["run_id"], "explorer"):
         companions.waiting("waits for sealed groups")
         assert "no trainer is at work in the run exp (start with rft train CONFIG)" in capsys.readouterr().out
+
+
+def test_a_role_that_leaves_says_why(buffer: Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store(buffer, "exp")
+    companions = Companions(buffer, configured("exp", buffer, tmp_path), buffer.find_run("exp"), "explorer")
+    companions.farewell()
+    assert capsys.readouterr().out == (
+        "the explorer leaves: the run exp was asked to stop; it goes on with rft run --resume exp\n"
+    )
+    end(buffer, "exp", "finished")
+    companions.farewell()
+    assert "the run exp has ended (finished: it ended); rft report exp shows its results" in capsys.readouterr().out
 
 
 def test_a_run_that_has_finished_stays_so(buffer: Buffer) -> None:
