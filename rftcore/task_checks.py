@@ -59,7 +59,10 @@ def check_tasks(config: RunConfig, chain: Chain, database: Database | None = Non
             continue
         is_decided = wants_numbers and taskset.name in trained
         first = first_tasks(taskset, config.base_dir, database, _FIRST_BATCH if is_decided else _FIRST_ROWS)
-        if is_decided:
+        # A query on the buffer may ask for what the sets before it are about to store.
+        if not first and not asks_buffer(taskset):
+            raise no_task(taskset)
+        if is_decided and first:
             _check_numbers(chain, taskset, first)
 
 
@@ -67,16 +70,13 @@ def first_tasks(taskset: TasksetConfig, base_dir: Path, database: Database | Non
     """Up to `count` tasks of a source.
 
     Raises:
-        TaskSourceError: it has none, or they cannot be read.
+        TaskSourceError: they cannot be read.
     """
     rows = read_tasks(taskset, base_dir, database)
     try:
-        first = list(itertools.islice(rows, count))
+        return list(itertools.islice(rows, count))
     finally:
         rows.close()  # a query's connection, a generator of somebody's
-    if not first:
-        raise no_task(taskset)
-    return first
 
 
 def no_task(taskset: TasksetConfig) -> TaskSourceError:

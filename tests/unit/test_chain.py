@@ -200,7 +200,7 @@ def test_wrong_yaml_is_refused_before_anything_runs(spec: object, message: str) 
     [
         ({"human_review": {"otherwise": "keep"}}, r"'otherwise' is wrong: Input should be 'pass' or 'drop' \(got 'keep'\)\.$"),
         ({"sample": {"fraction": 2}}, r"'fraction' is wrong: Input should be less than 1 \(got 2\)\.$"),
-        ({"sql": {"query": "FROM batch", "allow": {"fils": []}}}, r"no key 'allow.fils'; allowed: files, network; did you mean 'files'\?$"),
+        ({"sql": {"query": "FROM batch", "allow": {"filez": []}}}, r"no key 'allow.filez'; allowed: files, network; did you mean 'files'\?$"),
         ({"rubric": {"endpoint": "policy", "criteria": [{"weight": 1}]}}, r"'criteria.0.description' is missing; allowed: description, name, weight\.$"),
         ({"sample": {}}, r"give one of fraction, .*; allowed: the keys fraction, max_groups"),
     ],
