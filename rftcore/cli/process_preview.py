@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from rftdata.errors import OperatorError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -43,15 +45,20 @@ def show_preview(config: RunConfig, run: str | None, rows: int, seed: int, limit
 
 def _preview_tasks(config: RunConfig, buffer: Buffer, rows: int) -> dict[str, Preview]:
     from rftcore.pipeline.preview import preview
+    from rftcore.task_checks import of_taskset
     from rftcore.task_pipeline import build_task_chain, task_batches
 
     chain = build_task_chain(config)
-    shown = {
-        name: preview(chain, table)
-        for name, table in task_batches(config, buffer.database, chain, rows)
-        if table.num_rows
-    }
-    chain.close()
+    shown: dict[str, Preview] = {}
+    try:
+        for name, table in task_batches(config, buffer.database, chain, rows):
+            if table.num_rows:
+                try:
+                    shown[name] = preview(chain, table)
+                except OperatorError as error:
+                    raise of_taskset(name, error) from error
+    finally:
+        chain.close()
     return shown
 
 

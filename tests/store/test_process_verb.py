@@ -238,4 +238,10 @@ def test_a_preview_shows_task_stages_too_before_any_run(
         assert rft(capsys, "tasks", "load", str(file))[0] == 0
     shown = rft(capsys, "process", str(file), "--preview", "5")[1]
     assert "2 tasks of sums; nothing is stored" in shown
+    broken = file.read_text().replace(
+        "{text_length_filter: {min_len: 1, max_len: 10}}", "{difficulty_score: {features: {level: [1, 5]}}}"
+    )
+    file.with_name("broken.yaml").write_text(broken)
+    code, _, err = rft(capsys, "process", str(file.with_name("broken.yaml")), "--preview", "5")
+    assert code == 1 and "the taskset 'sums': stage 1 of the pipeline (difficulty_score)" in err
     assert re.search(r"\btask +field +before +after", shown) and "experience" not in shown
