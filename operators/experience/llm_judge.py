@@ -78,7 +78,7 @@ _LONGEST_REASON = 2000
 
 
 class LlmJudge(AskingOperator):
-    """Adds a score, its reason and an error per row."""
+    """Adds a score, its reason and an error per row; see the module's header."""
 
     class Config(AskingConfig):
         """`template`, `system`: of the chat, with {prompt}, {question} (the last user turn), {response}, {answer}, {min}, {max};

@@ -75,7 +75,7 @@ _FIRST_WINS = {"1": 1.0, "tie": 0.5, "2": 0.0}
 
 
 class PairwiseJudge(AskingOperator):
-    """Adds a win rate within the group, its parts and an error per row."""
+    """Adds a win rate within the group, its parts and an error per row; see the module's header."""
 
     class Config(AskingConfig):
         """`template`, `system`: of the chat, with {first}, {second}, {prompt}, {question} and {answer}; `rounds`: neighbours on
