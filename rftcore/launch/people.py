@@ -39,4 +39,4 @@ class People:
             return
         self._told, self._at = number, time.monotonic()
         text = waits_for_people(number, snapshot["run"], self._option)
-        self._view.message(text if number else "nobody is asked any more")
+        self._view.message(text if number else "no experience waits for a person any more")

@@ -98,7 +98,7 @@ def test_rows_that_wait_for_a_person_are_told_once_and_when_their_number_changes
     )
     assert told().startswith("1 experience waits for a person")
     buffer.sql("UPDATE rft.review SET answer = 'drop' WHERE answer IS NULL")
-    assert told() == "nobody is asked any more\n"
+    assert told() == "no experience waits for a person any more\n"
 
 
 def test_a_process_that_fell_silent_is_shown_as_such(buffer: rftdata.Buffer, run: StoredRun) -> None:
