@@ -29,8 +29,9 @@ OF_EXPERIENCES = frozenset({"messages", "source"})
 class AskingConfig(StageConfig):
     """Arguments of every stage that asks.
 
-    `endpoint`: `policy`, or the keys of `EndpointConfig`; `budget`: see `BudgetConfig`; `max_tokens`, `temperature`, `seed`: how
-    an answer is sampled (a policy takes no seed).
+    `endpoint`: `policy` (the run's own model), or a server by the keys below; `budget`: the most it may spend in a run,
+    across restarts and workers, by the keys below; `max_tokens`: longest answer; `temperature`: 0 takes the likeliest token; `seed`: of
+    the sampling (a policy takes none).
     """
 
     endpoint: AnyEndpoint

@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rftdata import claims
+from rftdata.config import allowed_keys
 from rftdata.errors import ConfigError
 from rftdata.usage import UsageLedger
 
@@ -175,6 +176,7 @@ class Operator(ABC):
             nothing; `decide` may. Where it is not `rowwise`, a row's score depends on its whole group as far as it is still there.
         error_column: the score column that says why a row has no score; such a row is scored again the next time.
         rowwise: every row is decided by itself, so a batch may be cut anywhere and its parts run at the same time.
+        keys: numbers that it looks for among the features and metadata of tasks, since the batch has no column of that name.
         asks: names of the questions it asks people; None: not known before, so the answers are read for it in any case.
         base_dir: folder that relative paths in the arguments start from, the configuration file's; set before anything else is asked.
     """
@@ -185,6 +187,7 @@ class Operator(ABC):
     scores: Mapping[str, pa.DataType] = {}
     error_column: str | None = None
     rowwise: bool = False
+    keys: frozenset[str] = frozenset()
     asks: frozenset[str] | None = None
     base_dir: Path = Path()
 
@@ -274,16 +277,21 @@ def parse_config(config_class: type[StageConfig], args: object) -> StageConfig:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
+        within = first["loc"][:-1]
+        beside = allowed_keys(config_class, within) if within else list(config_class.model_fields)
+        if first["type"] == "extra_forbidden":
+            raise unknown_key(place, beside) from error
         if first["type"] == "missing":
-            raise ConfigError(f"the key {place!r} is missing", allowed=allowed) from error
-        where = f"the key {place!r} is wrong: " if place else ""
+            raise ConfigError(f"the key {place!r} is missing", allowed=", ".join(beside) or None) from error
         message = first["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"{where}{message}", value=first["input"], allowed=allowed) from error
+        if place:  # the message says what the value may be; keys are not values
+            raise ConfigError(f"the key {place!r} is wrong: {message}", value=first["input"]) from error
+        raise ConfigError(message, value=first["input"], allowed=f"the keys {allowed}") from error
 
 
 def unknown_key(key: str, known: list[str]) -> ConfigError:
     """The error for a key that a stage does not have, naming the nearest one it has."""
-    near = difflib.get_close_matches(key, known, n=1)
+    near = difflib.get_close_matches(key.rpartition(".")[2], known, n=1)
     return ConfigError(
         f"there is no key {key!r}",
         allowed=", ".join(known) or "no arguments",

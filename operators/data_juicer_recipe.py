@@ -31,7 +31,9 @@ logger = logging.getLogger(__name__)
 
 
 class RecipeConfig(StageConfig):
-    """`recipe`: a Data-Juicer YAML file. `process`: its list of operators, written here instead. `mode`: default or ray."""
+    """`recipe`: a Data-Juicer YAML file. `process`: its list of operators, written here instead. `mode`: default or ray; without it the recipe's
+    `executor_type`. `prefix`: before the names of the columns that hold statistics. `keys`: name of a column in the recipe -> its name in the
+    batch. `run`: how each of its stages is run, see the key `run` at the end."""
 
     recipe: str | None = None
     process: list[Any] | None = None

@@ -38,6 +38,10 @@ from operators.sandbox import message, open_sandbox, quoted, registered
 from rftdata.errors import ConfigError, OperatorError
 
 MAX_QUERY_IN_REASON = 160
+_OPEN_FILES = (
+    "give it the file as a table (tables: {blocked: blocked.parquet}, then JOIN blocked), or open files to the query "
+    "(allow: {files: [blocked.parquet]}; addresses: allow: {network: true})"
+)
 
 
 class Allow(StageConfig):
@@ -50,7 +54,7 @@ class Allow(StageConfig):
 
 
 class Sql(Operator):
-    """Runs `query` over the batch; see the module's text for the rules."""
+    """Runs `query` over the batch, by the rules above."""
 
     class Config(StageConfig):
         """The query, written alone or with what it needs."""
@@ -110,6 +114,8 @@ class Sql(Operator):
                 result = _run(connection, self.config.query, {"batch": schema.empty_table(), **tables}).schema
             columns = {*schema.names, *(name for table in tables.values() for name in table.column_names)}
             refuse_changing(self.config.query, columns)
+        except duckdb.PermissionException as error:
+            raise ConfigError(f"DuckDB refuses the query: {message(error)}", todo=_OPEN_FILES) from error
         except duckdb.Error as error:
             raise ConfigError(
                 f"DuckDB refuses the query: {message(error)}",
@@ -181,6 +187,8 @@ class Sql(Operator):
         assert self._connection is not None and self._tables is not None
         try:
             result = _run(self._connection, self._query, {"batch": table, **self._tables})
+        except duckdb.PermissionException as error:
+            raise OperatorError(f"DuckDB refuses the query: {message(error)}", todo=_OPEN_FILES) from error
         except duckdb.Error as error:
             raise OperatorError(
                 f"DuckDB refuses the query: {message(error)}",

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,11 +20,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from operators.base import CreatedGroup, CreatedTask, StageContext, StageOutcome
+from operators.base import CreatedGroup, StageContext
 from operators.build import build_chain
 from operators.chain import Chain, ChainResult
-from operators.stage import Stage, StageError
+from operators.stage import StageError
 from rftcore.config import RunConfig
+from rftcore.task_changes import Changes
+from rftcore.task_checks import check_tasks, of_taskset
 from rftcore.task_embeddings import TaskEmbeddings
 from rftdata.config import TasksetConfig
 from rftdata.database import Database
@@ -51,7 +52,6 @@ from rftdata.tasks.verdicts import (
 from rftdata.verdicts import StageCount
 
 _BATCH_TASKS = 4096
-_FIXED = frozenset(TASK_BATCH_SCHEMA.names) - {"prompt", "answer", "priority"}
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,15 @@ def build_task_chain(config: RunConfig) -> Chain:
 def load_tasks(config: RunConfig, database: Database, *, again: bool = False) -> list[TasksDecided]:
     """Load every taskset of a configuration, and decide on those that are trained on. Evaluations see their tasks as they are.
 
+    Nothing is stored before the first rows of all sources were looked at. A set that a stage cannot decide on keeps no other from being
+    decided on.
+
     Raises:
         TaskSourceError: a taskset that cannot be loaded, or of which no task is left.
         PluginError, ConfigError, OperatorError, ModelError: a stage that cannot work.
     """
     chain = build_task_chain(config)
+    check_tasks(config, chain, database)
     for taskset in config.tasks:
         load_taskset(database, taskset, config.base_dir, pending=bool(chain.stages))
     for taskset in (*config.eval.tasks, *config.eval.test):
@@ -97,9 +101,25 @@ def load_tasks(config: RunConfig, database: Database, *, again: bool = False) ->
     register_task_pipeline(database, chain.version, [{stage.name: stage.operator.spec()} for stage in chain.stages])
     _prepare(chain, config, database)
     try:
-        return [decide_tasks(chain, database, taskset, again=again) for taskset in config.tasks]
+        return _decide_sets(chain, database, config.tasks, again=again)
     finally:
         chain.close()
+
+
+def _decide_sets(
+    chain: Chain, database: Database, tasksets: Sequence[TasksetConfig], *, again: bool
+) -> list[TasksDecided]:
+    decided, errors = [], []
+    for taskset in tasksets:
+        try:
+            decided.append(decide_tasks(chain, database, taskset, again=again))
+        except (OperatorError, TaskSourceError) as error:
+            errors.append(error)
+    for error in errors[1:]:
+        print(f"tasks: {error}", file=sys.stderr, flush=True)
+    if errors:
+        raise errors[0]
+    return decided
 
 
 def task_batches(config: RunConfig, database: Database, chain: Chain, limit: int) -> Iterator[tuple[str, pa.Table]]:
@@ -131,7 +151,10 @@ def decide_tasks(chain: Chain, database: Database, taskset: TasksetConfig, *, ag
             reader = TaskReader(database, name, _columns(chain))
             # What a stage makes of a task is decided on next, and passes that stage no more: this ends.
             while ids:
-                num_decided += _decide_all(chain, database, name, reader, ids)
+                try:
+                    num_decided += _decide_all(chain, database, name, reader, ids)
+                except OperatorError as error:
+                    raise of_taskset(name, error) from error
                 ids = undecided_tasks(database, name, chain.version)
     row = database.fetch("taskset_verdicts", taskset=name)[0]
     done = TasksDecided(name, num_decided, row["active"], row["excluded"], row["dropped_by"] or {})
@@ -229,7 +252,7 @@ class _Decided:
 
 
 def _decide(chain: Chain, database: Database, batch: TaskBatch, decided: _Decided) -> None:
-    changes = _Changes(batch)
+    changes = Changes(batch)
     result = chain.run(batch.table, 1, known=known_scores(database, batch, chain.score_keys), watch=changes.watch)
     _refuse(result)
     decided.decisions += changes.decisions(result)
@@ -287,7 +310,7 @@ def _halves(batch: TaskBatch) -> Iterator[TaskBatch]:
 def _refuse(result: ChainResult) -> None:
     if result.waiting:
         raise OperatorError(
-            f"the stage {result.waiting[0].stage} waits for a person, which tasks cannot",
+            f"{_place(result, result.waiting[0].stage)} waits for a person, which tasks cannot",
             todo="exclude tasks by hand: UPDATE rft.task SET status = 'excluded' WHERE …",
         )
     if any(isinstance(made, CreatedGroup) for made in result.created):
@@ -295,6 +318,11 @@ def _refuse(result: ChainResult) -> None:
             "a stage of pipelines.task makes experiences, which only pipelines.experience stores",
             todo="move the stage there",
         )
+
+
+def _place(result: ChainResult, stage: str) -> str:
+    index = next((run.index for run in result.stages if run.stage == stage), 0)
+    return f"stage {index} of pipelines.task ({stage})"
 
 
 def _count(run: Any) -> StageCount:
@@ -312,77 +340,3 @@ def _scores(chain: Chain, result: ChainResult) -> list[TaskScore]:
             if failed is None or row.get(failed) is None:  # a call that failed is made again
                 scores.append(TaskScore(row.pop("experience_id"), found.score_key, found.stage, row, digest))
     return scores
-
-
-@dataclass
-class _Changes:
-    """What the stages add to tasks and change in them, collected while they run."""
-
-    batch: TaskBatch
-    features: dict[int, dict[str, Any]] = field(default_factory=dict)
-    texts: dict[int, dict[str, str | None]] = field(default_factory=dict)
-    made: list[MadeTask] = field(default_factory=list)
-
-    def watch(self, stage: Stage, before: pa.Table, after: pa.Table, outcome: StageOutcome) -> None:
-        self.made += [
-            MadeTask(made.taskset, made.task_key, made.payload, made.features, made.parent_id, stage.name)
-            for made in outcome.created
-            if isinstance(made, CreatedTask)
-        ]
-        ids = before["experience_id"].to_pylist()
-        stays = outcome.reasons.is_null().to_pylist()
-        wanted = stage.operator.writes or frozenset()  # a priority that is set to what it was is set
-        for name in outcome.columns:
-            # As the chain holds it, not as the stage returned it: of the same type as before.
-            values = after[name].to_pylist()
-            old: Sequence[Any] = before[name].to_pylist() if name in before.column_names else []
-            if name in _FIXED:
-                if any(stay and value != was for stay, value, was in zip(stays, values, old)):
-                    raise _fixed_column(stage, name)
-                continue
-            for i, (task_id, stay, value) in enumerate(zip(ids, stays, values)):
-                if not stay or (old and value == old[i] and name not in wanted):
-                    continue
-                if name in ("prompt", "answer"):
-                    self.texts.setdefault(task_id, {})[name] = value
-                elif value is not None:
-                    self.features.setdefault(task_id, {})[name] = _plain(value)
-
-    def decisions(self, result: ChainResult) -> list[TaskDecision]:
-        """One per task, in the order of the batch.
-
-        Raises:
-            OperatorError: a stage changed the prompt of a chat, or took a prompt away.
-        """
-        is_text = dict(zip(self.batch.table["experience_id"].to_pylist(), self.batch.is_text))
-        made = []
-        for row in result.decisions.select(["experience_id", "kept", "stage", "reason"]).to_pylist():
-            task_id = row.pop("experience_id")
-            texts = self.texts.get(task_id, {}) if row["kept"] else {}
-            if "prompt" in texts and not (is_text[task_id] and texts["prompt"]):
-                raise OperatorError(
-                    f"a stage of pipelines.task changes the prompt of task {task_id}, which is a chat, or empties it",
-                    allowed="prompts that are texts", todo="drop such tasks, or mend them at their source",
-                )  # fmt: skip
-            made.append(
-                TaskDecision(
-                    task_id, **row, features=self.features.get(task_id, {}), prompt=texts.get("prompt"), answer=texts.get("answer"),
-                    answer_changed="answer" in texts,
-                )
-            )  # fmt: skip
-        return made
-
-
-def _fixed_column(stage: Stage, name: str) -> OperatorError:
-    return OperatorError(
-        f"stage {stage.index} of pipelines.task ({stage.name}) changes {name}",
-        allowed="prompt, answer, priority, and columns of its own, which become features",
-        todo="give the new column another name",
-    )
-
-
-def _plain(value: Any) -> Any:
-    """A feature as JSON holds it."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return json.loads(json.dumps(value, default=str))

@@ -74,7 +74,7 @@ class Buffer:
         self.close()
 
     def sql(self, query: str, parameters: Sequence[Any] | dict[str, Any] | None = None) -> pa.Table:
-        """Rows of a query as an Arrow table; empty for statements that return none.
+        """Rows of a query as an Arrow table; empty for statements that return none. Of columns `id` and `id` the second is `id_2`.
 
         Raises:
             QueryError: the database refused the query; the message is the database's, with its hint.
@@ -89,7 +89,7 @@ class Buffer:
                 raise query_error(error) from error
             if cursor.description is None:
                 return pa.table({})
-            names = [column.name for column in cursor.description]
+            names = unique_names([column.name for column in cursor.description])
             rows = cursor.fetchall()
         return pa.table([_column([row[i] for row in rows]) for i in range(len(names))], names=names)
 
@@ -323,6 +323,18 @@ def open(
     folder = (Path(config.segments) if config.segments else Path(config.uri) / "segments").resolve()
     owner = database.fetch("buffer_id")[0]["buffer_id"].hex[:12]
     return Buffer(config, database, server, PosixSegmentStore(folder, config.min_free_bytes, owner))
+
+
+def unique_names(names: Sequence[str]) -> list[str]:
+    """Names of columns, each once: of `id` and `id` the second becomes `id_2`."""
+    taken, unique = set(names), []
+    for i, name in enumerate(names):
+        number = names[:i].count(name) + 1
+        while number > 1 and f"{name}_{number}" in taken:
+            number += 1
+        unique.append(name if number == 1 else f"{name}_{number}")
+        taken.add(unique[-1])
+    return unique
 
 
 def query_error(error: psycopg.Error) -> QueryError:

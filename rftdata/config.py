@@ -214,7 +214,7 @@ def config_error(error: ValidationError, section: type[BaseModel], origin: str, 
     where = ".".join(str(part) for part in (*filter(None, [within]), *first["loc"])) or "the file"
     more = f"; {len(others)} more after this one" if others else ""
     if first["type"] == "extra_forbidden":
-        allowed = _allowed_keys(section, first["loc"][:-1])
+        allowed = allowed_keys(section, first["loc"][:-1])
         near = difflib.get_close_matches(str(first["loc"][-1]), allowed, n=1)
         hint = f"did you mean {near[0]!r}?" if near else "remove the key or correct it"
         return ConfigError(
@@ -227,7 +227,7 @@ def config_error(error: ValidationError, section: type[BaseModel], origin: str, 
     return ConfigError(f"{origin}: {where!r}: {message}", value=value, todo="correct it" + more)
 
 
-def _allowed_keys(section: Any, location: tuple[int | str, ...]) -> list[str]:
+def allowed_keys(section: Any, location: tuple[int | str, ...]) -> list[str]:
     """Keys that the section at `location` within `section` accepts."""
     for part in location:
         if isinstance(part, int):

@@ -19,9 +19,13 @@ from rftdata.errors import BufferUnavailableError, RftError
 from rftdata.outage import ride_out
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rftdata.database import Database, Row
 
 HEARTBEAT_S = 2.0
+# A shorter wait is part of the work.
+_WAITS_S = 4.0
 
 _FAILURES = (RftError, psycopg.Error)
 
@@ -37,14 +41,20 @@ class Worker:
         run_id: the run it works for.
         role: explorer, pipeline, trainer or supervisor.
         lease_s: how long its claims stand without a heartbeat.
+        on_waiting: told with every heartbeat what it has been waiting for, once that takes a few seconds; called from another thread.
     """
 
-    def __init__(self, database: Database, run_id: int, role: str, *, lease_s: float = 60.0) -> None:
+    def __init__(
+        self, database: Database, run_id: int, role: str, *, lease_s: float = 60.0,
+        on_waiting: Callable[[str], None] | None = None,
+    ) -> None:  # fmt: skip
         self._database = database
         self._lease_s = lease_s
         self._stopped = threading.Event()
         self._state = "starting"
         self._waiting_for: str | None = None
+        self._on_waiting = on_waiting
+        self._waits_since = time.monotonic()
         self._heartbeat_error: str | None = None
         self.run_id = run_id
         self.role = role
@@ -60,6 +70,7 @@ class Worker:
         changed = (state, waiting_for) != (self._state, self._waiting_for)
         self._state, self._waiting_for = state, waiting_for
         if changed:
+            self._waits_since = time.monotonic()
             with contextlib.suppress(*_FAILURES):
                 self._beat()  # only information: the work goes on, and the heartbeat says it later
 
@@ -106,6 +117,7 @@ class Worker:
                 # What is ours first: after a pause longer than the lease it is still ours unless somebody took it.
                 self._database.run("renew_claims", worker_id=self.worker_id, run_id=self.run_id, lease_s=self._lease_s)
                 self._beat()
+                self._tell_waiting()
                 if time.monotonic() - looked_at >= self._lease_s / 4:
                     release_lost_claims(self._database, self.run_id)
                     looked_at = time.monotonic()
@@ -113,6 +125,12 @@ class Worker:
                 # The server restarts, its disk is full, …: the lease is longer than that, and the thread must outlive it.
                 what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
                 self._heartbeat_error = f"at {time.strftime('%H:%M:%S')}, {what}"
+
+    def _tell_waiting(self) -> None:
+        if self._on_waiting is None or self._waiting_for is None:
+            return
+        if time.monotonic() - self._waits_since >= _WAITS_S:
+            self._on_waiting(doing(self._state, self._waiting_for))
 
     def _beat(self) -> None:
         progress = dict(self.progress)
@@ -125,6 +143,14 @@ class Worker:
             waiting_for=self._waiting_for,
             progress=Jsonb(storable(progress)),
         )
+
+
+def doing(state: str, waiting_for: str | None) -> str:
+    """What a worker does, in a few words."""
+    if not waiting_for:
+        return state
+    waits = f"waits for {waiting_for}"
+    return waits if state in ("waits", "waiting") else f"{state}: {waits}"
 
 
 def mark_dead_workers(database: Database, run_id: int) -> int:

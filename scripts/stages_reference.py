@@ -13,6 +13,7 @@ import sys
 import textwrap
 import types
 import typing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from operators import BUILTINS
+from operators import BUILTINS, data_juicer_recipe, expression
 from operators.base import IDENTITY_COLUMNS, Operator
 from operators.stage import RunOptions
 
@@ -34,13 +35,35 @@ HEADER = """\
 Generated from the stages themselves by `make docs`; do not edit. A stage can stand in
 `pipelines.experience` or `pipelines.task` if the columns it reads are there: those that read rewards, rollouts or reviews belong to experiences,
 `difficulty_score`, `quality_score`, `diversity_score`, `usage_frequency` and `task_priority` to tasks, and those that read texts fit both. So does
-any Data-Juicer operator ([reference](data-juicer.md)) and [an operator of your own](../how-to/write-an-operator.md). How to try and change a pipeline:
+[any Data-Juicer operator](#data-juicer-operators) and [an operator of your own](../how-to/write-an-operator.md). How to try and change a pipeline:
 [pipelines](../how-to/pipelines.md).
 
 Columns named under *reads* and *writes* are those with the arguments of the first example. A stage that *scores* keeps what it computed in `rft.score`;
-later stages read it as a column. Where an argument is an expression, it is one of DuckDB over the columns: `reward + 0.1 * metrics.quality`; a point
-looks into `metrics`, `reward_parts` and `features` (numbers) and into `metadata` and `reviews` (texts).
+later stages read it as a column. Where an argument is an [expression](#expressions), it is one of DuckDB over the columns: `reward + 0.1 * metrics.quality`.
+Every stage takes the key [`run`](#the-key-run-of-every-stage) besides.
 
+"""
+
+DATA_JUICER = """\
+## Data-Juicer operators
+
+Every operator of the installed Data-Juicer is a stage under its own name, with its own arguments; [the table](data-juicer.md) lists them, with what each
+needs, and [this page](../how-to/use-data-juicer.md) says how their statistics become columns. `data_juicer` takes a whole recipe.
+
+```yaml
+- text_length_filter: {min_len: 10, max_len: 2000}
+- clean_links_mapper: {}
+- document_deduplicator: {lowercase: true, text_key: prompt}
+- image_aspect_ratio_filter: {image_key: metadata.images}
+```
+
+| argument besides the operator's own | type | default | meaning |
+| --- | --- | --- | --- |
+| `text_key` | text | `response`, of a task `prompt` | The column with the text; a path leads into a column of JSON text: `metadata.title`. |
+| `query_key`, `response_key` | text | `prompt`, `response` | The columns with both sides of a dialogue. |
+| `image_key`, `audio_key`, `video_key` | text | `metadata.images`, … | The columns with lists of files. |
+| `prefix` | text | `dj_` | Before the names of the columns that hold its statistics: `dj_text_len`. |
+| `mode` | `default` or `ray` | `default` | `ray` spreads the stage over a Ray cluster. |
 """
 
 _WORDS = {
@@ -71,10 +94,12 @@ def main() -> int:
 
 def render() -> str:
     """The page."""
-    names = sorted(BUILTINS)
-    lines = [f"- [`{name}`](#{name}): {summary(operator_class(name))}\n" for name in names]
-    sections = [section(name) for name in names]
-    return HEADER + "".join(lines) + "\n" + "\n".join([*sections, _run_options()])
+    entries = {name: (summary(operator_class(name)), section(name)) for name in BUILTINS}
+    entries[data_juicer_recipe.NAME] = (_first_sentence(data_juicer_recipe.__doc__ or ""), _recipe())
+    lines = [f"- [`{name}`](#{name}): {entries[name][0]}\n" for name in sorted(entries)]
+    lines.append("- [any Data-Juicer operator](#data-juicer-operators) by its own name.\n")
+    sections = [entries[name][1] for name in sorted(entries)]
+    return HEADER + "".join(lines) + "\n" + "\n".join([*sections, DATA_JUICER, _expressions(), _run_options()])
 
 
 def operator_class(name: str) -> type[Operator]:
@@ -85,25 +110,55 @@ def operator_class(name: str) -> type[Operator]:
 
 def summary(operator: type[Operator]) -> str:
     """The first sentence of its module."""
-    text = " ".join(_module_text(operator).split("\n\n")[0].split())
+    return _first_sentence(_module_text(operator))
+
+
+def _first_sentence(text: str) -> str:
+    text = " ".join(text.strip().split("\n\n")[0].split())
     return text if text.endswith((".", "!", "?")) else text + "."
 
 
 def section(name: str) -> str:
     operator = operator_class(name)
-    parts = [f"## {name}\n", body(operator), f"{inspect.cleandoc(operator.__doc__ or '')}\n", facts(name, operator)]
+    # On this page the module's text stands right above.
+    text = re.sub(r"; see the module's (text|header)( for [^.]*)?", "", inspect.cleandoc(operator.__doc__ or ""))
+    parts = [f"## {name}\n", body(_module_text(operator)), f"{text}\n", facts(name, operator)]
     rows = arguments(operator.Config)
     if rows:
-        head = ["argument", "type", "default", "meaning"]
-        table = [head, ["---"] * 4, *rows]
-        parts.append("".join(f"| {' | '.join(_cell(cell) for cell in row)} |\n" for row in table))
+        parts += [_table(rows), *_long_defaults(operator)]
     return "\n".join(parts)
 
 
-def body(operator: type[Operator]) -> str:
-    """The module's text, with its examples and formulas as code."""
+def _table(rows: list[list[str]]) -> str:
+    table = [["argument", "type", "default", "meaning"], ["---"] * 4, *rows]
+    return "".join(f"| {' | '.join(_cell(cell) for cell in row)} |\n" for row in table)
+
+
+def _long_defaults(operator: type[Operator]) -> Iterator[str]:
+    """Defaults of several lines, which do not fit into the table: templates."""
+    for name, field in operator.Config.model_fields.items():
+        if isinstance(field.default, str) and "\n" in field.default:
+            yield f"The default of `{name}`:\n\n```text\n{field.default.strip()}\n```\n"
+    for kind, template in getattr(sys.modules[operator.__module__], "TEMPLATES", {}).items():
+        yield f"The default of `template` for `{kind}`:\n\n```text\n{template.strip()}\n```\n"
+
+
+def _recipe() -> str:
+    text = body((data_juicer_recipe.__doc__ or "").strip())
+    return "\n".join([f"## {data_juicer_recipe.NAME}\n", text, _table(arguments(data_juicer_recipe.RecipeConfig))])
+
+
+def _expressions() -> str:
+    """The language of expressions, in the words of the module that reads them."""
+    paragraphs = (expression.__doc__ or "").strip().split("\n\n")[1:]
+    text = "\n\n".join(paragraphs).replace("the sandbox of\n`operators.sandbox`", "a sandbox")
+    return f"## Expressions\n\n{text}\n"
+
+
+def body(module_text: str) -> str:
+    """A module's text, with its examples and formulas as code."""
     out = []
-    for block in re.split(r"\n{2,}", _module_text(operator)):
+    for block in re.split(r"\n{2,}", module_text):
         if block.startswith("    "):
             kind = "yaml" if block.lstrip().startswith("- ") else "text"
             out.append(f"```{kind}\n{textwrap.dedent(block)}\n```\n")
@@ -212,7 +267,7 @@ def _default(field: FieldInfo) -> str:
     if value is None or isinstance(value, BaseModel) or value in ({}, (), []):
         return ""
     if isinstance(value, str) and "\n" in value:
-        return "a text of its own"
+        return "see below"
     text = yaml.safe_dump(list(value) if isinstance(value, tuple) else value, default_flow_style=True, width=10_000)
     return f"`{text.removesuffix(chr(10)).removesuffix('...').strip()}`"
 
@@ -228,9 +283,8 @@ def _module_text(operator: type[Operator]) -> str:
 
 def _run_options() -> str:
     rows = [["`run." + row[0].strip("`") + "`", *row[1:]] for row in arguments(RunOptions)]
-    table = [["argument", "type", "default", "meaning"], ["---"] * 4, *rows]
     text = "## The key `run` of every stage\n\nHow a stage is run; it decides nothing, so it is no part of the pipeline's version.\n\n"
-    return text + "".join(f"| {' | '.join(_cell(cell) for cell in row)} |\n" for row in table)
+    return text + _table(rows)
 
 
 if __name__ == "__main__":

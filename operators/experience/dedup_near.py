@@ -4,7 +4,7 @@
     - dedup_near: {threshold: 0.7, n: 3, scope: batch}
 
 Two texts are as similar as the Jaccard index of their sets of word n-grams: |A ∩ B| / |A ∪ B|. Candidates are found by MinHash and banding (Broder
-1997; see `operators.minhash`), which finds a pair at the threshold with a probability of 0.99 and a more similar one almost surely; what was
+1997), which finds a pair at the threshold with a probability of 0.99 and a more similar one almost surely; what was
 found is then compared exactly, so nothing below the threshold is dropped.
 
 Rows are taken from the highest reward to the lowest, earlier ones first, and one is dropped if it is near one that stays: no two that stay

@@ -30,7 +30,7 @@ _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class HumanReview(Operator):
-    """Lets rows wait for a person; see the module's text."""
+    """Lets rows wait for a person; drops those that are answered with `drop`."""
 
     class Config(StageConfig):
         """`where`, `sample`: which rows; `timeout`, `otherwise`: what holds without an answer; `name`, `question`: what is asked."""

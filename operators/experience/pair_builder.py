@@ -61,7 +61,7 @@ class Pair:
 
 
 class PairBuilder(Operator):
-    """Builds preference pairs from group rewards; see the module's header for the rules."""
+    """Builds preference pairs from group rewards; as a stage it drops the rows that are in none."""
 
     class Config(StageConfig):
         """Which pairs, and how many."""

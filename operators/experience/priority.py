@@ -3,7 +3,7 @@
     - priority: {formula: "abs(reward - avg(reward) OVER (PARTITION BY group_id))"}
     - priority: {formula: "1 - metrics.confidence", missing: 0.5}
 
-See `operators.expression` for the language. A group is drawn by the greatest priority of its rows.
+The language is that of [expressions](#expressions). A group is drawn by the greatest priority of its rows.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     - reward_shaping: {formula: "reward * coalesce(metrics.confidence, 1)"}
     - reward_shaping: {formula: "reward / metrics.num_turns", missing: drop}
 
-See `operators.expression` for the language. The formula is null where something it needs is missing, and no finite number where it
+The language is that of [expressions](#expressions). The formula is null where something it needs is missing, and no finite number where it
 divides by zero; `missing` says what becomes of the row then. To add a term only where it is there, write `coalesce(…, 0)`.
 """
 

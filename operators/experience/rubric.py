@@ -69,12 +69,13 @@ class Criterion(StageConfig):
 
 
 class Rubric(Judge):
-    """Adds a weighted score, the grades and an error per row; see the module's header."""
+    """Adds a weighted score, the grades and an error per row."""
 
     class Config(JudgeConfig):
-        """`criteria`: of every row whose task has none; `from_metadata`: the key of a task's own, null: never look; `grades`, `calls`:
-        see the module's header; `template`, `system`: of the chat, with {prompt}, {question}, {response}, {answer}, {criteria}
-        and {task} (what to do and how to reply); `column`: first word of the columns' names."""
+        """`criteria`: of every row whose task has none; `from_metadata`: the key of a task's own, null: never look; `grades`:
+        binary is 0 or 1, fraction any number between; `calls`: one for all criteria, or each by a call of its own; `template`, `system`:
+        of the chat, with {prompt}, {question}, {response}, {answer}, {criteria} and {task} (what to do and how to reply); `column`: first
+        word of the columns' names."""
 
         template: str = TEMPLATE
         column: ColumnWord = "rubric"

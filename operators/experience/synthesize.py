@@ -51,13 +51,14 @@ from rftdata.errors import ConfigError, OperatorError
 
 
 class Synthesize(AskingOperator):
-    """Creates tasks or experiences; see the module's header."""
+    """Creates tasks or experiences, and drops nothing."""
 
     class Config(AskingConfig):
-        """`kind`: rephrase, harder, easier, self_correct or ./file.py:function; `args`: for a function; `template`: of the request, see
-        `TEMPLATES`; `verify`: see the module's header; `reward`: ./file.py:function for corrected answers; `taskset`: of new tasks,
-        the parent's by default; `min_reward`, `max_reward`: of what is used; `fraction`, `max_per_batch`: how much;
-        `max_generations`: see the module's header."""
+        """`kind`: rephrase, harder, easier, self_correct or ./file.py:function; `args`: for a function; `template`: of the request, with
+        {question} and {answer}, by default that of the kind (below); `verify`: the model must find the new answer again without having seen
+        it; `reward`: ./file.py:function for corrected answers; `taskset`: of new tasks, the parent's by default; `min_reward`: least reward of
+        what is used; `max_reward`: greatest reward of what is used; `fraction`: share of what fits that is used; `max_per_batch`: most that are
+        used of a batch; `max_generations`: what was synthesised itself is used up to here, 1 takes only what came from outside."""
 
         kind: str
         endpoint: AnyEndpoint | None = None  # type: ignore[assignment]  # a function asks nobody

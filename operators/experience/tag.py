@@ -6,7 +6,7 @@
           kind: metadata.kind
           gain: reward - reward_sampled
 
-See `operators.expression` for the language. A tag drops nothing; `threshold` and `sql` decide on it. Tags are kept, and computed again
+The language is that of [expressions](#expressions). A tag drops nothing; `threshold` and `sql` decide on it. Tags are kept, and computed again
 where a column they look at has changed.
 """
 

@@ -5,7 +5,7 @@
     - threshold: {column: num_response_tokens / num_prompt_tokens, max: 20}
 
 The score stays where it was computed, so that another bound needs no new computation. `column` is a column of the batch (those that
-earlier stages scored are among them) or an expression, see `operators.expression`.
+earlier stages scored are among them) or an [expression](#expressions).
 """
 
 from __future__ import annotations

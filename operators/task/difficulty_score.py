@@ -20,11 +20,11 @@ import pyarrow as pa
 from pydantic import Field, model_validator
 
 from operators.base import Operator, StageConfig, StageOutcome
-from operators.task.numbers import as_array, columns_for, numbers, place_in_range
+from operators.task.numbers import as_array, columns_for, keys_for, numbers, place_in_range
 
 
 class DifficultyScore(Operator):
-    """Adds `difficulty`; see the module's text for the formula."""
+    """Adds `difficulty`, by the formula above."""
 
     class Config(StageConfig):
         """What is known beforehand, and how much it counts."""
@@ -48,6 +48,7 @@ class DifficultyScore(Operator):
 
     def validate_schema(self, schema: pa.Schema) -> pa.Schema:
         self.reads = frozenset({"reward", "attempts"}) | columns_for(self.config.features, schema)
+        self.keys = keys_for(self.config.features, schema)
         return super().validate_schema(schema)
 
     def apply(self, table: pa.Table) -> StageOutcome:

@@ -21,6 +21,11 @@ def columns_for(names: Iterable[str], schema: pa.Schema) -> frozenset[str]:
     return known if known.issuperset(names) else known | {name for name in JSON_COLUMNS if name in schema.names}
 
 
+def keys_for(names: Iterable[str], schema: pa.Schema) -> frozenset[str]:
+    """Those of these names that `numbers` has to find among features and metadata."""
+    return frozenset(names) - frozenset(schema.names)
+
+
 def numbers(table: pa.Table, name: str) -> NDArray[np.float64]:
     """A number per row, NaN where a task has none.
 

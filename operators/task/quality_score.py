@@ -28,14 +28,14 @@ import pyarrow as pa
 from pydantic import Field, model_validator
 
 from operators.base import Operator, StageConfig, StageOutcome
-from operators.task.numbers import as_array, columns_for, numbers, place_in_range
+from operators.task.numbers import as_array, columns_for, keys_for, numbers, place_in_range
 
 Measure = Literal["alnum", "special", "char_repetition", "word_repetition", "length"]
 _COMMON = frozenset(string.whitespace + ".,;:!?'\"()-+*/=%$")
 
 
 class QualityScore(Operator):
-    """Adds `quality`; see the module's text for the formula."""
+    """Adds `quality`, by the formula above."""
 
     class Config(StageConfig):
         """Which measures, and their limits."""
@@ -70,6 +70,7 @@ class QualityScore(Operator):
 
     def validate_schema(self, schema: pa.Schema) -> pa.Schema:
         self.reads = frozenset({"prompt"}) | columns_for(self.config.columns, schema)
+        self.keys = keys_for(self.config.columns, schema)
         return super().validate_schema(schema)
 
     def apply(self, table: pa.Table) -> StageOutcome:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pydantic import Field, field_validator
 
 from operators.base import Operator, StageConfig, StageOutcome
-from operators.task.numbers import as_array, columns_for, numbers
+from operators.task.numbers import as_array, columns_for, keys_for, numbers
 from rftdata.errors import ConfigError
 
 DEFAULT_WEIGHTS = {"difficulty": -0.7, "quality": 1.0, "diversity": 0.8, "usage_frequency": -0.5}
@@ -27,7 +27,7 @@ NEUTRAL_ELSE = 0.5
 
 
 class TaskPriority(Operator):
-    """Sets `priority`; see the module's text for the formula."""
+    """Sets `priority`, by the formula above."""
 
     class Config(StageConfig):
         """What counts how much."""
@@ -59,6 +59,7 @@ class TaskPriority(Operator):
                     todo="put quality_score, difficulty_score, diversity_score or usage_frequency before it, or give weights",
                 )  # fmt: skip
         self.reads = columns_for(self._weights, schema)
+        self.keys = keys_for(self._weights, schema)
         return super().validate_schema(schema)
 
     def spec(self) -> dict[str, object]:

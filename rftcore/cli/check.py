@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,10 +13,13 @@ import typer
 from rftcore.cli.roles import ConfigArgument
 from rftcore.cli.run import SetOption, configuration
 from rftcore.cli.session import ConfigBufferOption, JsonOption
-from rftdata.errors import BufferUnavailableError, ModelError, TaskSourceError
+from rftdata.errors import BufferUnavailableError, ModelError
 
 if TYPE_CHECKING:
     from rftcore.config import RunConfig
+    from rftcore.feature_checks import FeatureCheck
+    from rftdata.config import TasksetConfig
+    from rftdata.database import Database
 
 
 def check(
@@ -51,31 +55,62 @@ def _open_inputs(config: RunConfig) -> Iterator[str]:
 
     Raises:
         ModelError, TaskSourceError, BufferUnavailableError: what cannot be opened.
-        QueryError, ConfigError: a priority formula that the database does not take, a selection that cannot be trained on.
+        QueryError, ConfigError: a priority formula that the database does not take, a selection that cannot be trained on, tasks without
+            what their selector chooses by.
     """
-    from rftdata.tasks import read_tasks
-    from rftdata.tasks.query import asks_buffer
+    from rftcore.feature_checks import FeatureCheck
+    from rftcore.task_pipeline import build_task_chain
 
+    chain = build_task_chain(config)
     yield _describe_model(config)
-    for taskset in (*config.tasks, *config.eval.tasks, *config.eval.test):
-        if asks_buffer(taskset):
-            yield f"taskset {taskset.name}: its query on the buffer is asked when it is loaded"
-            continue
-        # To the end: the run reads every row, and refuses the source for any of them.
-        num_tasks, first = 0, None
-        for task in read_tasks(taskset, config.base_dir):
-            num_tasks, first = num_tasks + 1, first or task
-        if first is None:
-            raise TaskSourceError(
-                f"the taskset {taskset.name!r} has no task",
-                value=taskset.source,
-                todo="check its split, limit and arguments",
-            )
-        prompt = str(first["payload"].get("prompt") or first["payload"].get("messages"))
-        yield f"taskset {taskset.name}: {num_tasks:,} tasks, the first prompt is {prompt[:80]!r}"
+    with _stored(config) as database:
+        for taskset in config.tasks:
+            yield from _describe_tasks(config, taskset, FeatureCheck(config, taskset, chain, database))
+        for taskset in (*config.eval.tasks, *config.eval.test):
+            yield from _describe_tasks(config, taskset)
     yield _describe_database(config)
     if config.sampling.source is not None:
         yield _describe_selection(config)
+
+
+def _describe_tasks(config: RunConfig, taskset: TasksetConfig, features: FeatureCheck | None = None) -> Iterator[str]:
+    from rftcore.task_checks import no_task
+    from rftdata.tasks import read_tasks
+    from rftdata.tasks.query import asks_buffer
+
+    if asks_buffer(taskset):
+        yield f"taskset {taskset.name}: its query on the buffer is asked when it is loaded"
+        return
+    # To the end: the run reads every row, and refuses the source for any of them.
+    num_tasks, first = 0, None
+    for task in read_tasks(taskset, config.base_dir):
+        num_tasks, first = num_tasks + 1, first or task
+        if features is not None:
+            features.see(task)
+    if first is None:
+        raise no_task(taskset)
+    prompt = str(first["payload"].get("prompt") or first["payload"].get("messages"))
+    yield f"taskset {taskset.name}: {num_tasks:,} tasks, the first prompt is {prompt[:80]!r}"
+    if features is not None:
+        yield from features.verdict()
+
+
+@contextmanager
+def _stored(config: RunConfig) -> Iterator[Database | None]:
+    """The database of the configuration's buffer; None where that is still to be made."""
+    import rftdata
+
+    if not _exists(config):
+        yield None
+        return
+    with rftdata.open(config.buffer, create=False, application="rft check") as found:
+        yield found.database
+
+
+def _exists(config: RunConfig) -> bool:
+    from rftdata.server import EmbeddedServer
+
+    return "://" in config.buffer.uri or EmbeddedServer(Path(config.buffer.uri)).exists()
 
 
 def _describe_selection(config: RunConfig) -> str:
@@ -109,10 +144,9 @@ def _describe_database(config: RunConfig) -> str:
     import rftdata
     from rftdata.database import schema_version
     from rftdata.sampling import checked_formula
-    from rftdata.server import EmbeddedServer
 
     buffer, formula = config.buffer, config.sampling.priority.formula
-    if "://" not in buffer.uri and not EmbeddedServer(Path(buffer.uri)).exists():
+    if not _exists(config):
         later = "; sampling.priority.formula is checked there when the run starts" if formula else ""
         return f"buffer: {_makeable(Path(buffer.uri).resolve())} will be made{later}"
     with rftdata.open(buffer, create=False, application="rft check") as found:

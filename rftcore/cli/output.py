@@ -26,10 +26,18 @@ def print_json(value: Any) -> None:
 
 
 def print_rows(
-    rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None, *, as_json: bool = False
+    rows: Sequence[Mapping[str, Any]],
+    columns: Sequence[str] | Mapping[str, str] | None = None,
+    *,
+    as_json: bool = False,
 ) -> None:
-    """Print rows; `columns` gives names and order where `rows` may be empty."""
+    """Print rows.
+
+    Args:
+        columns: names and order where `rows` may be empty; a mapping gives each the title that a person reads.
+    """
     names = list(columns if columns is not None else rows[0] if rows else [])
+    titles = list(columns.values()) if isinstance(columns, Mapping) else names
     if as_json:
         print_json([{name: row[name] for name in names} for row in rows])
         return
@@ -37,19 +45,19 @@ def print_rows(
     cells = [[_cell(row[name]) for name in names] for row in rows]
     if not console.is_terminal:
         width = (
-            3 + sum(3 + max(len(name), *(len(line[i]) for line in cells)) for i, name in enumerate(names))
+            3 + sum(3 + max(len(title), *(len(line[i]) for line in cells)) for i, title in enumerate(titles))
             if cells
             else 200
         )
         console = Console(highlight=False, width=max(width, 80))
-        console.print(_table(names, cells, None))
+        console.print(_table(titles, cells, None))
     else:
         short = [[_cut(cell, _MAX_CELL) for cell in line] for line in cells]
-        table = _table(names, short, _MAX_CELL)
+        table = _table(titles, short, _MAX_CELL)
         if table.__rich_measure__(console, console.options.update(max_width=10_000)).maximum <= console.width:
             console.print(table)
         else:
-            _print_records(console, names, cells)
+            _print_records(console, titles, cells)
     print(f"({len(rows)} row{'' if len(rows) == 1 else 's'})")
 
 

@@ -8,27 +8,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rftcore.cli.roles import RunOption
+from rftcore.cli.process_preview import run_of, show_preview
 from rftcore.cli.run import SetOption, configuration
 from rftcore.cli.session import ConfigBufferOption, JsonOption, opened
 from rftdata.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from rftcore.config import RunConfig
-    from rftcore.pipeline.preview import Preview, StagePreview
     from rftcore.pipeline.replay import Replayed
-    from rftdata.buffer import Buffer
-    from rftdata.database import Row
-
-_MAX_VALUE = 70
 
 
 def process(
     config: Annotated[Path | None, typer.Argument(metavar="CONFIG", help="The run's configuration file.")] = None,
     overrides: SetOption = None,
-    run: RunOption = None,
+    run: Annotated[
+        str | None,
+        typer.Option(
+            "--run", metavar="RUN", help="The run to join, by default one that has not ended; or the one to look at."
+        ),
+    ] = None,
     buffer: ConfigBufferOption = None,
     preview: Annotated[
         int | None,
@@ -56,158 +54,36 @@ def process(
 ) -> None:
     """Run the experience pipeline of a run, or try it out.
 
-    `rft process CONFIG` is one more pipeline worker of the run. With --preview it shows what the stages of CONFIG would do to a sample of
-    the run's experiences; with --replay they decide on all of them under a version of their own. --versions lists the versions there
-    are, and --diff compares two of them.
+    `rft process CONFIG` is one more pipeline worker of the newest run of the file's name that is at work or has not begun; it makes the
+    run where the buffer has none of that name, and none beside runs that have all ended. While it waits it says for what, and which
+    roles nobody plays. With --preview it shows what the stages of CONFIG would do to a sample of the run's experiences; with --replay
+    they decide on all of them under a version of their own. --versions lists the versions there are, and --diff compares two of them.
     """
-    asked = [
-        name
-        for name, given in (("--preview", preview), ("--replay", replay), ("--diff", diff), ("--versions", versions))
-        if given
-    ]
-    if len(asked) > 1:
-        raise ConfigError("rft process does one thing at a time", value=" ".join(asked), todo="give one of them")
-    if version is not None and not replay:
-        raise ConfigError("--version names the verdicts of a replay", todo="add --replay, or leave it out")
-    if config is None:
-        if diff is None and not versions:
-            raise ConfigError("no configuration file is given", todo="write `rft process CONFIG`")
-        _compare(buffer, run, diff, limit, as_json)
-        return
-    resolved = configuration(config, overrides, buffer)
+    asked = {"--preview": preview is not None, "--replay": replay, "--diff": diff is not None, "--versions": versions}
+    _check_asked([name for name, is_asked in asked.items() if is_asked], version, has_config=config is not None)
+    resolved = configuration(config, overrides, buffer) if config is not None else None
     if diff is not None or versions:
-        _compare(resolved.buffer.uri, run, diff, limit, as_json)
+        _compare(buffer if resolved is None else resolved.buffer.uri, run, diff, limit, as_json)
         return
+    assert resolved is not None
     if preview is not None:
-        _preview(resolved, run, preview, seed, limit, as_json)
+        show_preview(resolved, run, preview, seed, limit, as_json)
     elif replay:
         _replay(resolved, run, version, as_json)
     else:
         from rftcore.pipeline import role
 
-        raise typer.Exit(role.main(resolved, run))
+        raise typer.Exit(role.main(resolved, run, by_hand=True))
 
 
-def _preview(config: RunConfig, run: str | None, rows: int, seed: int, limit: int, as_json: bool) -> None:
-    import rftdata
-    from rftcore.cli.output import print_json, warn
-
-    with rftdata.open(config.buffer, create=False, application="rft process") as found:
-        tasks = _preview_tasks(config, found, rows) if config.pipelines.task else {}
-        experiences, row = None, None
-        # Before the first run there are tasks to look at, and no experiences.
-        if config.pipelines.experience and (not tasks or run is not None or found.database.fetch("newest_run")):
-            row = _run_of(config, found, run)
-            experiences = _preview_experiences(config, found, row, rows, seed)
-    if as_json:
-        plain = {name: asdict(shown) for name, shown in tasks.items()}
-        print_json({"tasks": plain, "experiences": asdict(experiences) if experiences else None})
-        return
-    for name, shown in tasks.items():
-        _show(shown, f"{shown.num_experiences} tasks of {name}", limit)
-    if experiences is not None and row is not None:
-        what = f"{experiences.num_experiences} experiences of {experiences.num_groups} groups of run {row['name']}"
-        _show(experiences, what, limit)
-    if not tasks and experiences is None:
-        warn(f"{config.run.name} has no stages under pipelines")
-
-
-def _preview_tasks(config: RunConfig, buffer: Buffer, rows: int) -> dict[str, Preview]:
-    from rftcore.pipeline.preview import preview
-    from rftcore.task_pipeline import build_task_chain, task_batches
-
-    chain = build_task_chain(config)
-    shown = {
-        name: preview(chain, table)
-        for name, table in task_batches(config, buffer.database, chain, rows)
-        if table.num_rows
-    }
-    chain.close()
-    return shown
-
-
-def _run_of(config: RunConfig, buffer: Buffer, run: str | None) -> Row:
-    """The run that was named, else the newest of the file's name, else the newest of the buffer."""
-    if run is None and (found := buffer.database.fetch("runs_of_name", name=config.run.name)):
-        return found[0]
-    return buffer.find_run(run)
-
-
-def _preview_experiences(config: RunConfig, buffer: Buffer, row: Row, rows: int, seed: int) -> Preview:
-    from rftcore.launch.prepare import build_pipeline
-    from rftcore.pipeline import preview
-    from rftcore.pipeline.policy import Policy
-    from rftcore.pipeline.role import stage_context
-    from rftdata.usage import RunUsage
-    from rftdata.verdicts import known_scores
-
-    chain = build_pipeline(config)
-    table = preview.sample(buffer, row, chain, rows, seed).table
-    policy = Policy(config, buffer.database, row["run_id"])
-    chain.prepare(stage_context(config, policy, RunUsage(buffer.database, row["run_id"]), buffer.database))
-    known = known_scores(buffer.database, chain.score_keys, table["experience_id"].to_pylist())
-    result = preview.preview(chain, table, known)
-    chain.close()
-    policy.close()
-    return result
-
-
-def _show(result: Preview, what: str, limit: int) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=200)
-    console.print(f"{what}; nothing is stored", markup=False)
-    for stage in result.stages:
-        _show_stage(console, stage, limit)
-    kept = sum(row["kept"] for row in result.decisions)
-    waiting = result.num_experiences - len(result.decisions)
-    console.print(
-        f"\n{kept} kept, {len(result.decisions) - kept} dropped"
-        + (f", {waiting} wait for a person" if waiting else "")
-        + "\n"
-    )
-
-
-def _show_stage(console: Console, stage: StagePreview, limit: int) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    made = f", {stage.num_created} made" if stage.num_created else ""
-    asked = f", {len(stage.waiting)} ask a person" if stage.waiting else ""
-    console.print(
-        f"\n[bold]{stage.index}. {stage.stage}[/bold]: {stage.rows_in} in, {stage.rows_kept} kept, {len(stage.dropped)} dropped{asked}{made}"
-    )
-    if stage.changed:
-        table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left")
-        for name in ("experience", "field", "before", "after"):
-            table.add_column(name, justify="right" if name == "experience" else "left", overflow="fold")
-        for change in stage.changed[:limit]:
-            table.add_row(
-                str(change.experience_id),
-                change.column,
-                Text(_short(change.before), style="dim"),
-                Text(_short(change.after)),
-            )
-        console.print(table)
-        _tell_more(console, len(stage.changed) - limit, "changed fields")
-    for title, rows in (("dropped", stage.dropped), ("asked", stage.waiting)):
-        for experience_id, reason in rows[:limit]:
-            console.print(Text(f"  {title} {experience_id}: {reason}"))
-        _tell_more(console, len(rows) - limit, f"{title} rows")
-
-
-def _tell_more(console: Console, more: int, what: str) -> None:
-    if more > 0:
-        console.print(f"  … and {more} more {what} (--limit)", style="dim")
-
-
-def _short(value: object) -> str:
-    if value is None:
-        return "–"
-    text = f"{value:.6g}" if isinstance(value, float) else " ".join(str(value).split())
-    return text if len(text) <= _MAX_VALUE else text[: _MAX_VALUE - 1] + "…"
+def _check_asked(asked: list[str], version: str | None, *, has_config: bool) -> None:
+    """Refuse options that do not go together."""
+    if len(asked) > 1:
+        raise ConfigError("rft process does one thing at a time", value=" ".join(asked), todo="give one of them")
+    if version is not None and asked != ["--replay"]:
+        raise ConfigError("--version names the verdicts of a replay", todo="add --replay, or leave it out")
+    if not has_config and asked not in (["--diff"], ["--versions"]):
+        raise ConfigError("no configuration file is given", todo="write `rft process CONFIG`")
 
 
 def _replay(config: RunConfig, run: str | None, version: str | None, as_json: bool) -> None:
@@ -218,21 +94,30 @@ def _replay(config: RunConfig, run: str | None, version: str | None, as_json: bo
 
     chain = build_pipeline(config)
     with rftdata.open(config.buffer, create=False, application="rft process") as found:
-        row = _run_of(config, found, run)
+        row = run_of(config, found, run)
         done = replay(config, found, row, chain, version, _tell)
     if as_json:
         print_json(asdict(done))
         return
-    dropped = ", ".join(f"{stage} {count}" for stage, count in sorted(done.dropped_by.items())) or "none"
+    if not done.num_groups:
+        print(f"version {done.version}: nothing was sealed, labelled or answered since its last replay")
+        return
+    failed = f"; set aside since a stage failed: {_counts(done.failed_by)}" if done.failed_by else ""
     print(
         f"version {done.version}: {done.num_experiences} experiences of {done.num_groups} groups decided, {done.num_kept} kept, "
-        f"dropped by {dropped}"
+        f"dropped by {_counts(done.dropped_by) or 'none'}{failed}"
     )
+    if done.failed_by:
+        warn("rft.operator_run and the reasons in rft.verdict say with which error a stage failed")
     for stage, number in sorted(done.failed_scores.items()):
         warn(f"{stage} has no score for {number} experiences, since its calls failed: see rft.score.error")
     if done.num_not_made:
         warn(f"a replay makes nothing new: {done.num_not_made} tasks or groups of stages were left out")
     print(f"compare with `rft process --diff {row['pipeline_version']} {done.version} --run {row['name']}`")
+
+
+def _counts(by_stage: dict[str, int]) -> str:
+    return ", ".join(f"{stage} {count}" for stage, count in sorted(by_stage.items()))
 
 
 def _compare(buffer: str | None, run: str | None, diff: tuple[str, str] | None, limit: int, as_json: bool) -> None:

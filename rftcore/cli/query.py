@@ -42,10 +42,12 @@ def query(
     is loaded: `rft query "select avg(list_sum(behavior_logprobs)) from experience where reward = 1"`.
     """
     from rftcore.cli.output import print_rows
+    from rftdata.buffer import unique_names
 
     with opened(buffer, "rft query") as found:
         table = run_query(found, text, found.find_run(run)["run_id"] if run else None)
-    print_rows(table.to_pylist(), table.column_names, as_json=as_json)
+    columns = dict(zip(unique_names(table.column_names), table.column_names, strict=True))
+    print_rows(table.rename_columns(list(columns)).to_pylist(), columns, as_json=as_json)
 
 
 def run_query(buffer: Buffer, text: str, run_id: int | None = None) -> pa.Table:

@@ -15,25 +15,38 @@ from rftcore.cli.session import ConfigBufferOption
 
 ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help="The run's configuration file.")]
 RunOption = Annotated[
-    str | None, typer.Option("--run", metavar="RUN", help="The run to join; the newest of the file's name by default.")
+    str | None,
+    typer.Option(
+        "--run", metavar="RUN", help="The run to join; by default the newest of the file's name that has not ended."
+    ),
 ]
 
 
 def explore(
     config: ConfigArgument, overrides: SetOption = None, run: RunOption = None, buffer: ConfigBufferOption = None
 ) -> None:
-    """Sample rollouts for a run."""
+    """Sample rollouts for a run, beside the roles that others start.
+
+    It joins the newest run of the file's name that is at work or has not begun, and makes one where the buffer has none of that name.
+    Beside runs that have all ended it makes no other: `rft run CONFIG --resume` goes on with the last. While it waits it says for what,
+    and which roles nobody plays.
+    """
     resolved = configuration(config, overrides, buffer)
     from rftcore.explorer import role
 
-    raise typer.Exit(role.main(resolved, run))
+    raise typer.Exit(role.main(resolved, run, by_hand=True))
 
 
 def train(
     config: ConfigArgument, overrides: SetOption = None, run: RunOption = None, buffer: ConfigBufferOption = None
 ) -> None:
-    """Train on the experiences of a run."""
+    """Train on the experiences of a run, beside the roles that others start.
+
+    It joins the newest run of the file's name that is at work or has not begun, and makes one where the buffer has none of that name.
+    `--run RUN` goes on with a run that was interrupted, from its last checkpoint. Beside runs that have all ended it makes no other.
+    While it waits it says for what, and which roles nobody plays.
+    """
     resolved = configuration(config, overrides, buffer)
     from rftcore.trainer import role
 
-    raise typer.Exit(role.main(resolved, run))
+    raise typer.Exit(role.main(resolved, run, by_hand=True))

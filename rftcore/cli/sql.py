@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -47,30 +48,37 @@ def sql(
             print_rows(rows, columns, as_json=as_json)
 
 
-def run_query(buffer: Buffer, query: str) -> list[tuple[list[str] | None, list[dict[str, Any]], str | None]]:
+Columns = dict[str, str]
+"""Names of a result's columns, each once, with those the query gave them."""
+
+
+def run_query(buffer: Buffer, query: str) -> list[tuple[Columns | None, list[dict[str, Any]], str | None]]:
     """Run one or more statements; per statement its columns (None for a command), rows and the server's message.
 
     Raises:
         QueryError: the server refused it; the message, detail and hint are the server's.
     """
     import psycopg
+    from psycopg.rows import tuple_row
 
-    from rftdata.buffer import query_error
+    from rftdata.buffer import query_error, unique_names
     from rftdata.database import execute
 
-    results: list[tuple[list[str] | None, list[dict[str, Any]], str | None]] = []
+    results: list[tuple[Columns | None, list[dict[str, Any]], str | None]] = []
     with buffer.database.connection() as connection:
         execute(connection, "sql_settings", author=author())
         try:
-            cursor = connection.execute(query)  # type: ignore[call-overload]
+            cursor = connection.cursor(row_factory=tuple_row)  # not dictionaries: two columns may have one name
+            cursor.execute(query)  # type: ignore[call-overload]
             more: bool | None = True
             while more:
                 if cursor.description is None:
                     results.append((None, [], cursor.statusmessage))
                 else:
-                    results.append(
-                        ([column.name for column in cursor.description], cursor.fetchall(), cursor.statusmessage)
-                    )
+                    names = [column.name for column in cursor.description]
+                    columns = dict(zip(unique_names(names), names, strict=True))
+                    rows = [dict(zip(columns, row, strict=True)) for row in cursor.fetchall()]
+                    results.append((columns, rows, cursor.statusmessage))
                 more = cursor.nextset()
         except (psycopg.DataError, psycopg.ProgrammingError, psycopg.IntegrityError, psycopg.InternalError) as error:
             raise _refused(query_error(error), error.sqlstate) from error
@@ -78,7 +86,13 @@ def run_query(buffer: Buffer, query: str) -> list[tuple[list[str] | None, list[d
 
 
 def _refused(error: QueryError, sqlstate: str | None) -> QueryError:
-    """The database's refusal; where a name is unknown and the database has no hint, how to list the names."""
+    """The database's refusal, with what to do about it: how to list names where one is unknown, when vectors can be compared."""
+    if sqlstate == "42883" and re.search(r"real\[\] <\S+> real\[\]", error.what):  # undefined operator
+        return QueryError(
+            error.what,
+            todo="rft.task_embedding holds vectors of pgvector once the stage diversity_score has run (`rft tasks load`) and the server has "
+            "that extension; rft.similar_tasks(task_id) works on any",
+        )
     if sqlstate not in ("42P01", "42703") or error.todo:  # undefined table, undefined column
         return error
     listing = "select table_name, column_name from information_schema.columns where table_schema = 'rft'"

@@ -27,15 +27,14 @@ def status(
     from rich.console import Console
 
     from rftcore.cli.output import print_json
+    from rftcore.launch.people import waits_for_people
     from rftcore.launch.progress import Progress, block, open_view, worker_table
     from rftcore.launch.stacks import read_stacks
-    from rftdata import labels
 
     with opened(buffer, "rft status") as found:
         row = found.find_run(run)
         progress = Progress(found, row["run_id"])
         snapshot = progress.snapshot()
-        snapshot["open_reviews"] = labels.num_open_reviews(found, row["run_id"])
         if watch:
             with open_view() as view:
                 view.update(snapshot)
@@ -62,10 +61,7 @@ def status(
     if snapshot["status"] == "running" and not any(worker["liveness"] == "alive" for worker in snapshot["workers"]):
         console.print(f"nobody works for it now; go on with `rft run --resume {snapshot['run']}`", markup=False)
     if snapshot["open_reviews"]:
-        console.print(
-            f"{snapshot['open_reviews']} experiences wait for a person: `rft label queue --run {snapshot['run']}`",
-            markup=False,
-        )
+        console.print(waits_for_people(snapshot["open_reviews"], snapshot["run"]), markup=False)
     if everyone:
         console.print(worker_table(snapshot["workers"], everyone=True))
     for worker in pids.values():

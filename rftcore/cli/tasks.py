@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from rftcore.cli.roles import ConfigArgument
 from rftcore.cli.run import SetOption, configuration
 from rftcore.cli.session import BufferOption, ConfigBufferOption, JsonOption, RunArgument, opened
+
+_MAX_CELL = 40
 
 app = typer.Typer(help="Tasks in the buffer.", no_args_is_help=True)
 
@@ -32,8 +34,11 @@ def _load(config: ConfigArgument, overrides: list[str] | None, buffer: str | Non
     resolved = configuration(config, overrides, buffer)
     if again and not resolved.pipelines.task:
         raise ConfigError("there is nothing to score tasks with: pipelines.task has no stage", todo="add stages to it")
-    from rftcore.task_pipeline import load_tasks
+    from rftcore.task_checks import check_before_buffer
+    from rftcore.task_pipeline import build_task_chain, load_tasks
     from rftdata.tasks import list_tasksets
+
+    check_before_buffer(resolved, build_task_chain(resolved))
 
     names = {taskset.name for taskset in (*resolved.tasks, *resolved.eval.tasks, *resolved.eval.test)}
     with rftdata.open(resolved.buffer, application="rft tasks") as found:
@@ -52,8 +57,24 @@ def list_tasksets(buffer: BufferOption = None, as_json: JsonOption = False) -> N
 
     with opened(buffer, "rft tasks") as found:
         rows = tasks.list_tasksets(found.database)
+    if not as_json:
+        rows = [{**row, "source": _cut(row["source"]), "args": _cut(_set_args(row["args"]))} for row in rows]
     columns = ("taskset", "source", "args", "num_tasks", "active", "excluded", "pending", "scores", "loaded_at")
     print_rows(rows, columns, as_json=as_json)
+
+
+def _set_args(args: dict[str, Any]) -> str:
+    """What somebody gave a set besides its name and source, without what is so by default."""
+    usual = {"split": None, "limit": None, "prompt": "question", "answer": "answer"}
+    given = {
+        **args.get("args", {}),
+        **{key: args[key] for key, value in usual.items() if args.get(key, value) != value},
+    }
+    return ", ".join(f"{key}: {value}" for key, value in given.items())
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_CELL else text[: _MAX_CELL - 1] + "…"
 
 
 @app.command("show")
@@ -85,6 +106,9 @@ def show(
 @app.command("stats")
 def stats(
     run: RunArgument = None,
+    run_option: Annotated[
+        str | None, typer.Option("--run", metavar="RUN", help="The same as RUN alone, as other verbs have it.")
+    ] = None,
     taskset: Annotated[str | None, typer.Option("--taskset", help="Of one taskset only.")] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Tasks shown, those chosen last first.")] = 20,
     check: Annotated[
@@ -100,8 +124,10 @@ def stats(
 
     if check and rebuild:
         raise typer.BadParameter("--check compares and --rebuild writes; give one of them")
+    if run is not None and run_option is not None:
+        raise typer.BadParameter("RUN and --run name the run twice; give one of them")
     with opened(buffer, "rft tasks") as found:
-        run_id = found.find_run(run)["run_id"]
+        run_id = found.find_run(run if run is not None else run_option)["run_id"]
         if rebuild:
             print(f"{task_stats.rebuild_task_stats(found.database, run_id)} tasks folded again")
             return

@@ -23,7 +23,8 @@ from rftcore.explorer.rewards import build_scorer
 from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.explorer.task import Task
 from rftcore.explorer.workflows import WORKFLOWS
-from rftcore.launch.prepare import JoinedRun, engine_config, join_run, model_folder
+from rftcore.launch.joining import JoinedRun, join_run
+from rftcore.launch.prepare import engine_config, model_folder
 from rftdata import plugins, wake
 from rftdata.claims import claim_evaluation, claim_groups, fail_evaluation, finish_evaluation, release_groups
 from rftdata.database import Row
@@ -41,23 +42,28 @@ _ROLLOUTS_PER_SEQUENCE = 2
 _MISSING_WEIGHTS_S = 10.0
 
 
-def main(config: RunConfig, run: str | None = None, *, index: int = 0) -> int:
+def main(config: RunConfig, run: str | None = None, *, index: int = 0, by_hand: bool = False) -> int:
     """Explore for a run until it ends; 0 when it ended in good order.
 
     Args:
         run: name or id of the run; see `join_run`.
         index: number of this explorer among those of the run; gives it a sampling stream of its own.
+        by_hand: a person started it, and is told what it waits for.
     """
-    joined = join_run(config, run)
+    joined = join_run(config, run, by_hand="explorer" if by_hand else None)
     with (
         joined.buffer,
-        Worker(joined.buffer.database, joined.row["run_id"], "explorer", lease_s=config.explorer.lease_s) as worker,
-    ):
+        Worker(
+            joined.buffer.database, joined.row["run_id"], "explorer", lease_s=config.explorer.lease_s,
+            on_waiting=joined.on_waiting,
+        ) as worker,
+    ):  # fmt: skip
         worker.says("starts the engine")
         engine_class = plugins.load("engine", config.explorer.engine, ENGINES, config.base_dir)
         engine: Engine = engine_class(model_folder(config), engine_config(config, index))
         try:
             asyncio.run(Explorer(joined, worker, engine).run())
+            joined.leave()
         finally:
             engine.close()
     return 0

@@ -5,7 +5,6 @@ Everything that can be wrong with a configuration is found here, before a proces
 
 from __future__ import annotations
 
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,27 +23,18 @@ from rftcore.explorer.engines import ENGINES
 from rftcore.explorer.engines.base import EngineConfig
 from rftcore.explorer.rewards import REWARDS
 from rftcore.explorer.workflows import WORKFLOWS
-from rftcore.launch.stacks import answer_requests
 from rftcore.models import resolve_model
 from rftcore.monitor import MONITORS
+from rftcore.task_checks import check_before_buffer
 from rftcore.task_pipeline import build_task_chain, load_tasks
 from rftdata import plugins
 from rftdata.buffer import Buffer
 from rftdata.config import config_error
-from rftdata.database import Row, execute
+from rftdata.database import Row
 from rftdata.errors import ConfigError
 from rftdata.sampling import checked_formula
 from rftdata.selection import Selection, num_steps, select
 from rftdata.selectors import check_selector
-
-
-@dataclass(frozen=True)
-class JoinedRun:
-    """A role's view of its run."""
-
-    buffer: Buffer
-    row: Row
-    config: RunConfig
 
 
 def check_plugins(config: RunConfig) -> Chain:
@@ -113,13 +103,14 @@ def engine_config(config: RunConfig, worker_index: int) -> EngineConfig:
 
 
 def check_run(config: RunConfig) -> None:
-    """Everything that a run needs and that can be wrong, apart from its buffer and its tasks.
+    """Everything that a run needs and that can be wrong, apart from its buffer; its tasks where the buffer is still to be made.
 
     Raises:
-        PluginError, ConfigError, ModelError: what is wrong.
+        PluginError, ConfigError, ModelError, TaskSourceError, OperatorError: what is wrong.
     """
     check_torchvision()
     check_plugins(config)
+    check_before_buffer(config, build_task_chain(config))
     model_folder(config)  # fetched now: a run whose model does not exist must not be stored
 
 
@@ -221,7 +212,7 @@ def find_resumable(config: RunConfig, buffer: Buffer, name: str | None) -> Row:
     Raises:
         ConfigError: there is none.
     """
-    found = _runs_of_name(buffer, config.run.name) if name is None else []
+    found = runs_of_name(buffer, config.run.name) if name is None else []
     return found[0] if found else buffer.find_run(name or config.run.name)
 
 
@@ -270,25 +261,6 @@ def has_finished(config: RunConfig, row: Row) -> bool:
     return bool(row["status"] == "finished" and row["planned_steps"] >= planned_steps(config, row["source_rows"]))
 
 
-def join_run(config: RunConfig, run: str | None) -> JoinedRun:
-    """Open the buffer and find the run a role belongs to; the first role of a new configuration makes it.
-
-    Args:
-        run: name or id; None for the newest unfinished run of the configuration's name, else a new one.
-    """
-    check_run(config)
-    buffer = rftdata.open(config.buffer, application=f"rft {socket.gethostname()}")
-    if run is not None:
-        row = buffer.find_run(run)
-    else:
-        with buffer.database.transaction() as connection:
-            execute(connection, "lock_joining")
-            found = [row for row in _runs_of_name(buffer, config.run.name) if row["status"] in ("created", "running")]
-            row = found[0] if found else prepare_run(config, buffer)
-    answer_requests(buffer.run_folder(row))
-    return JoinedRun(buffer, row, config)
-
-
 def stored_config(config: RunConfig) -> dict[str, Any]:
     """The configuration as the run row keeps it: resolved, with the folder of its relative paths, without passwords."""
     dumped = config.model_dump(mode="json")
@@ -302,5 +274,6 @@ def model_folder(config: RunConfig) -> Path:
     return resolve_model(str(config.base_dir / path) if path.startswith((".", "/")) else path)
 
 
-def _runs_of_name(buffer: Buffer, name: str) -> list[Row]:
+def runs_of_name(buffer: Buffer, name: str) -> list[Row]:
+    """Stored runs of a configured name, newest first."""
     return buffer.database.fetch("runs_of_name", name=name)

@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rftcore.report import evaluation_title
+from rftdata.worker import doing
 
 if TYPE_CHECKING:
     from rftdata.buffer import Buffer
@@ -50,7 +51,7 @@ class Progress:
         Keys: run, run_id, status, outcome, step, planned_steps, num_skipped, seconds, remaining_seconds, mean_reward,
         pass_rate, reward_step (newest explorer step with rewards; the two means are its), rewards (per explorer step),
         tokens_per_s, policy_step (of the engines; the oldest where they differ), published_step, queue, refills,
-        closed_groups, metrics (of the newest step), evaluations, evaluations_open, workers.
+        closed_groups, metrics (of the newest step), evaluations, evaluations_open, open_reviews (rows that wait for a person), workers.
         """
         run = self._rows("progress_run")[0]
         steps = self._rows("progress_steps", limit=8)
@@ -79,6 +80,7 @@ class Progress:
             "metrics": steps[0]["metrics"] if steps else {},
             "evaluations": self._rows("progress_evaluations"),
             "evaluations_open": self._rows("progress_evaluations_open")[0]["num"],
+            "open_reviews": self._rows("num_open_reviews")[0]["n"],
             "workers": workers,
         }  # fmt: skip
 
@@ -258,10 +260,7 @@ def _doing(worker: dict[str, Any]) -> str:
         return f"silent since it was {worker['state']}"
     if worker["error"]:
         return f"ended: {worker['error']}"
-    if not worker["waiting_for"]:
-        return str(worker["state"])
-    waits = f"waits for {worker['waiting_for']}"
-    return waits if worker["state"] in ("waits", "waiting") else f"{worker['state']}: {waits}"
+    return doing(str(worker["state"]), worker["waiting_for"])
 
 
 def _worker_progress(progress: dict[str, Any]) -> str:

@@ -21,7 +21,8 @@ from types import FrameType
 import rftdata
 from rftcore.config import RunConfig
 from rftcore.launch import cluster
-from rftcore.launch.closing import show_results
+from rftcore.launch.closing import buffer_option, show_results
+from rftcore.launch.people import People
 from rftcore.launch.prepare import GoBack, check_run, find_resumable, has_finished, model_folder, prepare_run, take_back
 from rftcore.launch.processors import divide_threads
 from rftcore.launch.progress import Progress, View
@@ -151,7 +152,7 @@ def _supervise(config: RunConfig, buffer: Buffer, row: Row, view: View) -> bool:
     with _Interrupts(stop), Worker(buffer.database, row["run_id"], "supervisor") as worker:
         worker.says("watches")
         processes = cluster.start_roles(config, row["name"], divide_threads())
-        progress = Progress(buffer, row["run_id"])
+        progress, people = Progress(buffer, row["run_id"]), People(view, buffer_option(buffer.location))
         failed: dict[str, BaseException] = {}
         killed: set[str] = set()
         asked_at: float | None = None
@@ -167,7 +168,7 @@ def _supervise(config: RunConfig, buffer: Buffer, row: Row, view: View) -> bool:
                 killed = {process.name for process in processes}
                 view.message(f"{', '.join(sorted(killed))} did not stop within {_STOP_GRACE_S:.0f} s: killed")
                 cluster.kill(processes)
-            _show(progress, view)
+            _show(progress, view, people)
     if failed:
         _fail(buffer, row, failed, view)
     return stop.is_set()
@@ -221,9 +222,11 @@ def _ask_to_stop(buffer: Buffer, row: Row, view: View, failed: dict[str, BaseExc
         return  # the database itself is what failed; roles notice by themselves
 
 
-def _show(progress: Progress, view: View) -> None:
+def _show(progress: Progress, view: View, people: People) -> None:
     try:
-        view.update(progress.snapshot())
+        snapshot = progress.snapshot()
+        view.update(snapshot)
+        people.update(snapshot)
     except BufferUnavailableError:
         view.message("the database does not answer")
 

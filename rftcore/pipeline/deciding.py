@@ -27,10 +27,15 @@ _MAX_REASON = 500
 
 @dataclass
 class Decided:
-    """What is to be stored: verdicts and what goes with them, and groups that stages made."""
+    """What is to be stored: verdicts and what goes with them, and groups that stages made.
+
+    Attributes:
+        failed: experiences that were set aside since a stage raised on them.
+    """
 
     verdicts: Verdicts
     created: list[CreatedGroup] = field(default_factory=list)
+    failed: set[int] = field(default_factory=set)
 
 
 @dataclass
@@ -42,6 +47,7 @@ class _Collected:
     scores: list[Score] = field(default_factory=list)
     questions: list[Question] = field(default_factory=list)
     created: list[CreatedTask | CreatedGroup] = field(default_factory=list)
+    failed: set[int] = field(default_factory=set)
     known: dict[str, dict[int, KnownScore]] = field(default_factory=dict)
 
     def keep(self, scored: Iterable[StageScores], chain: Chain) -> None:
@@ -69,7 +75,8 @@ class _Collected:
     def set_aside(self, table: pa.Table, error: StageError) -> None:
         stage = error.run.stage if error.run else "chain"
         reason = f"the stage failed: {error.what}"[:_MAX_REASON]
-        ids = zip(table["experience_id"].to_pylist(), table["group_id"].to_pylist(), strict=True)
+        ids = list(zip(table["experience_id"].to_pylist(), table["group_id"].to_pylist(), strict=True))
+        self.failed.update(key for key, _ in ids)
         self.decisions += [Decision(key, group_id, False, stage, reason) for key, group_id in ids]
 
 
@@ -99,6 +106,7 @@ def decide(chain: Chain, batch: SealedBatch, known: Known | None = None, *, pati
             [new_task(task) for task in tasks],
         ),
         [made for made in found.created if isinstance(made, CreatedGroup)],
+        found.failed,
     )  # fmt: skip
 
 

@@ -24,19 +24,27 @@ from rftcore.pipeline.role import register, stage_context
 from rftdata.buffer import Buffer
 from rftdata.claims import SealedBatch, read_groups
 from rftdata.database import Row, fetch
-from rftdata.errors import ConfigError, ConflictError
+from rftdata.errors import ConfigError, ConflictError, QueryError
 from rftdata.usage import RunUsage
 from rftdata.verdicts import insert_operator_runs, insert_verdicts, known_scores, store_scores
 from rftdata.worker import Worker
 from rftdata.writer import NO_PIPELINE
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_NEW = ""  # the version that has decided on nothing
 _DIGEST = re.compile(r"[0-9a-f]{12}")
 
 
 @dataclass
 class Replayed:
-    """What a replay did: groups and experiences decided, kept and dropped ones, what stages made that was not stored, and by stage how
-    many experiences have no score because a call failed.
+    """What a replay did.
+
+    Attributes:
+        num_groups, num_experiences, num_kept: decided, and kept of them.
+        num_not_made: what stages made that was not stored.
+        dropped_by: stage -> experiences it dropped.
+        failed_by: stage -> experiences that were set aside since it raised on them.
+        failed_scores: stage -> experiences without a score because a call failed.
     """
 
     version: str
@@ -45,6 +53,7 @@ class Replayed:
     num_kept: int = 0
     num_not_made: int = 0
     dropped_by: dict[str, int] = field(default_factory=dict)
+    failed_by: dict[str, int] = field(default_factory=dict)
     failed_scores: dict[str, int] = field(default_factory=dict)
 
 
@@ -61,16 +70,27 @@ def replay(
         tell: is shown the progress after every batch.
 
     Raises:
-        ConfigError: a name that a run could train on, or one that stands for other stages.
+        ConfigError: a name that a run could train on, one that stands for other stages, or one that is no name.
+        QueryError: the run has no sealed group.
         StageError: a stage fails on everything.
         ConflictError: somebody else replays it at the moment.
     """
-    name = version or f"replay-{chain.version}"
+    name = f"replay-{chain.version}" if version is None else version
     if name == NO_PIPELINE or name == run["pipeline_version"] or _DIGEST.fullmatch(name):
         raise ConfigError(
             "runs train on verdicts of such a version, and only their pipeline workers make them", value=name,
             allowed="any other name", todo="choose another --version",
         )  # fmt: skip
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            "this cannot be the name of a version", value=name,
+            allowed="up to 64 letters, digits, points, dashes and underscores, beginning with a letter or digit", todo="choose another --version",
+        )  # fmt: skip
+    if not _next(buffer, run["run_id"], _NEW, 0, 1):
+        raise QueryError(
+            f"run {run['name']!r} has no sealed group of experiences yet: there is nothing to decide on",
+            todo="wait until it has, or name another with --run",
+        )
     done = Replayed(name)
     policy = Policy(config, buffer.database, run["run_id"])
     with (
@@ -145,7 +165,8 @@ def _note(done: Replayed, batch: SealedBatch, decided: Decided) -> None:
             done.num_kept += 1
         else:
             stage = decision.stage or "chain"
-            done.dropped_by[stage] = done.dropped_by.get(stage, 0) + 1
+            by_stage = done.failed_by if decision.experience_id in decided.failed else done.dropped_by
+            by_stage[stage] = by_stage.get(stage, 0) + 1
 
 
 def versions(buffer: Buffer, run: Row) -> list[Row]:

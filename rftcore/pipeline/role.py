@@ -16,7 +16,8 @@ from operators.base import StageContext
 from operators.chain import Chain
 from operators.stage import StageError
 from rftcore.config import RunConfig
-from rftcore.launch.prepare import build_pipeline, join_run
+from rftcore.launch.joining import JoinedRun, join_run
+from rftcore.launch.prepare import build_pipeline
 from rftcore.pipeline.created import Created
 from rftcore.pipeline.deciding import decide
 from rftcore.pipeline.patience import Patience
@@ -30,68 +31,80 @@ from rftdata.tasks import taskset_texts
 from rftdata.usage import RunUsage, UsageLedger
 from rftdata.verdicts import check_pipeline, commit_verdicts, known_scores
 from rftdata.worker import Worker
-from rftdata.writer import NO_PIPELINE
+from rftdata.writer import NO_PIPELINE, Writer
 
 _LEASE_S = 60.0
 
 
-def main(config: RunConfig, run: str | None = None) -> int:
-    """Decide on the groups of a run until it ends; 0 when it ended in good order."""
-    joined = join_run(config, run)
+def main(config: RunConfig, run: str | None = None, *, by_hand: bool = False) -> int:
+    """Decide on the groups of a run until it ends; 0 when it ended in good order.
+
+    Args:
+        run: name or id of the run; see `join_run`.
+        by_hand: a person started it, and is told what it waits for.
+    """
+    joined = join_run(config, run, by_hand="pipeline" if by_hand else None)
     with (
         joined.buffer as buffer,
-        Worker(buffer.database, joined.row["run_id"], "pipeline", lease_s=_LEASE_S) as worker,
+        Worker(
+            buffer.database, joined.row["run_id"], "pipeline", lease_s=_LEASE_S, on_waiting=joined.on_waiting
+        ) as worker,
         BackgroundCompaction(buffer.database, buffer.segments, grace_s=buffer.config.compaction_grace_s) as compaction,
         buffer.writer(joined.row) as writer,
     ):
-        worker.says("loads the operator chain")
-        chain = build_pipeline(config)
-        policy = Policy(config, buffer.database, worker.run_id)
-        chain.prepare(stage_context(config, policy, RunUsage(buffer.database, worker.run_id), buffer.database))
-        register(buffer.database, chain)
-        _check_version(buffer.database, worker.run_id, chain)
-        listener = wake.Listener(buffer.database, wake.SEALED, wake.RUN)
-        queue = SealedQueue(
-            buffer.database, worker.run_id, worker.worker_id, lease_s=_LEASE_S, columns=chain.columns
-        )  # fmt: skip
-        created, patience, decided = Created(config, buffer, writer), Patience(config.pipelines.patience_s), 0
-        try:
-            while not worker.should_stop():
-                batch = queue.claim(config.pipelines.batch_groups)
-                worker.progress |= compaction.progress
-                if batch is None:
-                    worker.says("waits", "sealed groups")
-                    listener.wait(1.0)
-                    continue
-                worker.says(f"decides on {len(batch.group_ids)} groups")
-                known = known_scores(buffer.database, chain.score_keys, batch.table["experience_id"].to_pylist())
-                try:
-                    result = decide(chain, batch, known, patient=patience.has_more(batch))
-                except StageError as error:
-                    give_back(buffer.database, worker.run_id, worker.worker_id)
-                    seconds = patience.failed(error)
-                    worker.says(
-                        f"tries again in {seconds:.0f} s", f"a stage that fails on everything: {error.what}"[:300]
-                    )
-                    listener.wait(seconds)
-                    continue
-                patience.passed()
-                # Before the verdicts: a worker that is killed in between makes the same groups again, and their receipts say so.
-                stages = [*result.verdicts.stages, *created.store(result.created)]
-                verdicts = replace(result.verdicts, stages=stages)
-                commit_verdicts(buffer.database, worker.run_id, worker.worker_id, chain.version, batch, verdicts)
-                decided += len(batch.group_ids)
-                worker.progress["groups_decided"] = decided
-        except Exception as error:
-            if not isinstance(error, BufferUnavailableError):
-                # Not the fault of the groups it holds: nobody shall suspect them.
-                give_back(buffer.database, worker.run_id, worker.worker_id)
-            raise
-        finally:
-            listener.close()
-            chain.close()
-            policy.close()
+        _work(joined, worker, compaction, writer)
+        joined.leave()
     return 0
+
+
+def _work(joined: JoinedRun, worker: Worker, compaction: BackgroundCompaction, writer: Writer) -> None:
+    """Claim, decide and store until the run ends."""
+    buffer, config = joined.buffer, joined.config
+    worker.says("loads the operator chain")
+    chain = build_pipeline(config)
+    policy = Policy(config, buffer.database, worker.run_id)
+    chain.prepare(stage_context(config, policy, RunUsage(buffer.database, worker.run_id), buffer.database))
+    register(buffer.database, chain)
+    _check_version(buffer.database, worker.run_id, chain)
+    listener = wake.Listener(buffer.database, wake.SEALED, wake.RUN)
+    queue = SealedQueue(
+        buffer.database, worker.run_id, worker.worker_id, lease_s=_LEASE_S, columns=chain.columns
+    )  # fmt: skip
+    created, patience, decided = Created(config, buffer, writer), Patience(config.pipelines.patience_s), 0
+    try:
+        while not worker.should_stop():
+            batch = queue.claim(config.pipelines.batch_groups)
+            worker.progress |= compaction.progress
+            if batch is None:
+                worker.says("waits", "sealed groups")
+                listener.wait(1.0)
+                continue
+            worker.says(f"decides on {len(batch.group_ids)} groups")
+            known = known_scores(buffer.database, chain.score_keys, batch.table["experience_id"].to_pylist())
+            try:
+                result = decide(chain, batch, known, patient=patience.has_more(batch))
+            except StageError as error:
+                give_back(buffer.database, worker.run_id, worker.worker_id)
+                seconds = patience.failed(error)
+                worker.says(f"tries again in {seconds:.0f} s", f"a stage that fails on everything: {error.what}"[:300])
+                listener.wait(seconds)
+                continue
+            patience.passed()
+            # Before the verdicts: a worker that is killed in between makes the same groups again, and their receipts say so.
+            stages = [*result.verdicts.stages, *created.store(result.created)]
+            verdicts = replace(result.verdicts, stages=stages)
+            commit_verdicts(buffer.database, worker.run_id, worker.worker_id, chain.version, batch, verdicts)
+            decided += len(batch.group_ids)
+            worker.progress["groups_decided"] = decided
+    except Exception as error:
+        if not isinstance(error, BufferUnavailableError):
+            # Not the fault of the groups it holds: nobody shall suspect them.
+            give_back(buffer.database, worker.run_id, worker.worker_id)
+        raise
+    finally:
+        listener.close()
+        chain.close()
+        policy.close()
 
 
 def _check_version(database: Database, run_id: int, chain: Chain) -> None:

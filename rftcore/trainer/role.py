@@ -22,7 +22,8 @@ import xxhash
 
 from rftcore.algorithms import build_algorithm
 from rftcore.config import RunConfig
-from rftcore.launch.prepare import JoinedRun, join_run, model_folder
+from rftcore.launch.joining import JoinedRun, join_run
+from rftcore.launch.prepare import model_folder
 from rftcore.monitor import open_monitors
 from rftcore.sync import METHODS
 from rftcore.sync.base import Publication, Publisher
@@ -40,12 +41,17 @@ from rftdata.failpoints import failpoint
 from rftdata.worker import Worker
 
 
-def main(config: RunConfig, run: str | None = None) -> int:
-    """Train a run to its planned steps; 0 when it is finished or was asked to stop."""
-    joined = join_run(config, run)
+def main(config: RunConfig, run: str | None = None, *, by_hand: bool = False) -> int:
+    """Train a run to its planned steps; 0 when it is finished or was asked to stop.
+
+    Args:
+        run: name or id of the run; see `join_run`.
+        by_hand: a person started it, and is told what it waits for.
+    """
+    joined = join_run(config, run, by_hand="trainer" if by_hand else None)
     with (
         joined.buffer as buffer,
-        Worker(buffer.database, joined.row["run_id"], "trainer") as worker,
+        Worker(buffer.database, joined.row["run_id"], "trainer", on_waiting=joined.on_waiting) as worker,
         buffer.attempt(
             joined.row,
             sampling=config.sampling,
@@ -55,6 +61,7 @@ def main(config: RunConfig, run: str | None = None) -> int:
     ):
         worker.says("loads the model")
         TrainerRole(joined, worker, attempt).run()
+        joined.leave()
     return 0
 
 

@@ -49,6 +49,23 @@ def digest(config: TasksetConfig, path: Path) -> str | None:
     return state.hexdigest()
 
 
+def refuse_args(config: TasksetConfig) -> None:
+    """A file is read as it is.
+
+    Raises:
+        TaskSourceError: the set gives it arguments.
+    """
+    if not config.args:
+        return
+    key = min(config.args)
+    beside = key in ("split", "limit", "prompt", "answer")
+    raise TaskSourceError(
+        f"the taskset {config.name!r} gives its file the argument {key!r}, and a file has none", value=config.args,
+        allowed="args for a folder: split, files; beside args: split, limit, prompt, answer",
+        todo=f"write {key} beside args instead of in it" if beside else "leave args out; a CSV file has commas between its values and a header",
+    )  # fmt: skip
+
+
 def file_rows(config: TasksetConfig, path: Path) -> Iterator[dict[str, Any]]:
     """Rows of one file.
 

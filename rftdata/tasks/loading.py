@@ -19,7 +19,7 @@ from rftdata.config import TasksetConfig
 from rftdata.database import Connection, Database, Row, copy_rows, execute, fetch
 from rftdata.errors import ConfigError, TaskSourceError
 from rftdata.tasks.rows import read_tasks
-from rftdata.tasks.sources import fingerprint
+from rftdata.tasks.sources import Fingerprint, fingerprint
 
 _COLUMNS = [("position", "int8"), ("task_key", "text"), ("payload", "jsonb"), ("features", "jsonb")]
 
@@ -36,25 +36,12 @@ def load_taskset(database: Database, config: TasksetConfig, base_dir: Path, *, p
         TaskSourceError: unreadable source, wrong column name, no task left, another source under the same name, or tasks that
             changed after they were used.
     """
-    # As stored: without a password, see TasksetConfig.
-    plain = config.model_dump(mode="json")
-    args = {key: plain[key] for key in ("args", "split", "limit", "prompt", "answer")}
-    args["shares"] = plain["split_shares"]
-    known = database.fetch("find_taskset", taskset=config.name)
-    stored = known[0]["args"] if known else {}
-    stored_digest = stored.pop("digest", None)
-    if known and (known[0]["source"], stored) != (config.source, args):
-        raise TaskSourceError(
-            f"the buffer already holds a taskset {config.name!r} from another source or with other arguments",
-            value=config.source,
-            allowed=f"{known[0]['source']} with {stored}",
-            todo="give this one another name, or use another buffer",
-        )
+    known = _known(database, config)
     now = fingerprint(config, base_dir)
-    if known and not now.volatile and (now.unreachable or now.digest == stored_digest):
+    if known is not None and _stands(known, now):
         if not pending:
             database.run("activate_pending_tasks", taskset=config.name)
-        return int(known[0]["num_tasks"])
+        return int(known["num_tasks"])
     with database.transaction() as connection:
         execute(connection, "stage_tasks")
         tasks = _Counted(read_tasks(config, base_dir, database))
@@ -74,10 +61,48 @@ def load_taskset(database: Database, config: TasksetConfig, base_dir: Path, *, p
             execute(connection, "activate_pending_tasks", taskset=config.name)
         num_tasks = fetch(connection, "count_tasks", taskset=config.name)[0]["n"]
         execute(
-            connection, "save_taskset", taskset=config.name, source=config.source, args=Jsonb({**args, "digest": now.digest}),
-            num_tasks=num_tasks,
+            connection, "save_taskset", taskset=config.name, source=config.source,
+            args=Jsonb({**_arguments(config), "digest": now.digest}), num_tasks=num_tasks,
         )  # fmt: skip
     return int(num_tasks)
+
+
+def is_current(database: Database, config: TasksetConfig, base_dir: Path) -> bool:
+    """Whether the set is stored as its source is now, so that loading it reads nothing.
+
+    Raises:
+        TaskSourceError: the buffer holds another set under its name.
+    """
+    known = _known(database, config)
+    return known is not None and _stands(known, fingerprint(config, base_dir))
+
+
+def _known(database: Database, config: TasksetConfig) -> Row | None:
+    """The set as it is stored, if it is."""
+    rows = database.fetch("find_taskset", taskset=config.name)
+    if not rows:
+        return None
+    stored = {key: value for key, value in rows[0]["args"].items() if key != "digest"}
+    if (rows[0]["source"], stored) != (config.source, _arguments(config)):
+        raise TaskSourceError(
+            f"the buffer already holds a taskset {config.name!r} from another source or with other arguments",
+            value=config.source,
+            allowed=f"{rows[0]['source']} with {stored}",
+            todo="give this one another name, or use another buffer",
+        )
+    return rows[0]
+
+
+def _arguments(config: TasksetConfig) -> dict[str, Any]:
+    """What makes a set besides its source. As stored: without a password, see TasksetConfig."""
+    plain = config.model_dump(mode="json")
+    args = {key: plain[key] for key in ("args", "split", "limit", "prompt", "answer")}
+    return {**args, "shares": plain["split_shares"]}
+
+
+def _stands(known: Row, now: Fingerprint) -> bool:
+    """Whether what is stored of a source is what it is now."""
+    return not now.volatile and (now.unreachable or now.digest == known["args"].get("digest"))
 
 
 class _Counted:

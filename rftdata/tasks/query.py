@@ -57,9 +57,16 @@ def rows(config: TasksetConfig, database: Database | None) -> Iterator[dict[str,
         ) from None  # fmt: skip
     except psycopg.Error as error:
         raise TaskSourceError(
-            f"the query of the taskset {config.name!r} is refused: {' '.join(str(error).split())}", value=statement,
+            f"the query of the taskset {config.name!r} is refused: {_message(error)}", value=statement,
             allowed="one SELECT that changes nothing", todo="correct it",
         ) from error  # fmt: skip
+
+
+def _message(error: psycopg.Error) -> str:
+    """The server's own words, without its picture of a statement that the user did not write: the query stands in a cursor."""
+    said = error.diag
+    parts = [said.message_primary or str(error).split("\nLINE ")[0], said.message_detail, said.message_hint]
+    return "; ".join(" ".join(part.split()).rstrip(".") for part in parts if part)
 
 
 def _uri(config: TasksetConfig, database: Database | None) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import decimal
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 _SPLITS = ("train", "validation", "test")
 
 
-def read_tasks(config: TasksetConfig, base_dir: Path, database: Database | None = None) -> Iterator[dict[str, Any]]:
+def read_tasks(
+    config: TasksetConfig, base_dir: Path, database: Database | None = None
+) -> Generator[dict[str, Any], None, None]:
     """Tasks of a source, split and limited, each once: task_key, split_key, payload, features. One row is held at a time.
 
     Args:

@@ -78,6 +78,7 @@ def source_rows(config: TasksetConfig, base_dir: Path, database: Database | None
     if _is_generator(source):
         return _reasoning_gym(config, source.partition(":")[2])
     if source.endswith(files.READERS):
+        files.refuse_args(config)
         return files.file_rows(config, base_dir / source)
     if ".py:" in source:
         return _generated(config, plugins.load("task source", source, {}, base_dir))
@@ -102,11 +103,11 @@ def _reasoning_gym(config: TasksetConfig, name: str) -> Iterator[dict[str, Any]]
     except ImportError as error:
         raise TaskSourceError("reasoning_gym is not installed", todo="pip install reasoning-gym") from error
     if name not in DATASETS:
-        near = difflib.get_close_matches(name, DATASETS, n=3)
+        near = " or ".join(repr(one) for one in difflib.get_close_matches(name, DATASETS, n=3))
         raise TaskSourceError(
             f"reasoning_gym has no generator {name!r}",
-            allowed=", ".join(near) or f"{len(DATASETS)} names",
-            todo=f"correct the taskset {config.name!r}",
+            allowed=f"the {len(DATASETS)} names in reasoning_gym.factory.DATASETS",
+            todo=f"did you mean {near}?" if near else f"correct the taskset {config.name!r}",
         )
     try:
         dataset = reasoning_gym.create_dataset(name, **{"seed": 0, "size": 1000, **config.args})

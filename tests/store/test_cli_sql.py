@@ -71,6 +71,31 @@ def test_a_query_prints_a_table(run: StoredRun, capsys: pytest.CaptureFixture[st
     ]
 
 
+@pytest.mark.parametrize("verb", ["sql", "query"])
+def test_columns_of_the_same_name_are_all_shown(run: StoredRun, capsys: pytest.CaptureFixture[str], verb: str) -> None:
+    query = "select 1 as id, 2 as id, 3 as id_2, 4 as id, 5 as other"
+    code, out, _ = rft(capsys, verb, query)
+    assert code == 0 and [line.split() for line in out.splitlines()][:2] == [
+        ["id", "id", "id_2", "id", "other"],
+        ["1", "2", "3", "4", "5"],
+    ]
+    code, out, _ = rft(capsys, verb, query, "--json")
+    assert code == 0 and json.loads(out) == [{"id": 1, "id_3": 2, "id_2": 3, "id_4": 4, "other": 5}]
+    assert rft(capsys, verb, "select 1 as id, 2 as id where false")[1].split() == ["id", "id", "(0", "rows)"]
+
+
+def test_vectors_that_cannot_be_compared_yet_are_explained(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
+    query = "select a.embedding <=> b.embedding from task_embedding a, task_embedding b"
+    code, _, err = rft(capsys, "sql", query)
+    assert code == 2 and "once the stage diversity_score has run" in err and "rft.similar_tasks" in err
+    run.buffer.sql("select rft.use_pgvector()")
+    assert rft(capsys, "sql", query)[0] == 0
+
+
+def test_an_arrow_table_has_every_column_of_a_query(buffer: rftdata.Buffer) -> None:
+    assert buffer.sql("select 1 as id, 2 as id").to_pylist() == [{"id": 1, "id_2": 2}]
+
+
 def test_a_query_prints_json(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = rft(
         capsys, "sql", "--json", "select count(*) as n, avg(reward) as mean, null as nothing from experience"

@@ -16,7 +16,7 @@ from rftcore.config import parse_config
 from rftcore.explorer import role
 from rftcore.explorer.engines.base import Decoding, Engine, Generation
 from rftcore.explorer.role import Explorer
-from rftcore.launch.prepare import JoinedRun
+from rftcore.launch.joining import JoinedRun
 from rftdata.attempt import Attempt
 from rftdata.claims import plan_evaluations
 from rftdata.errors import EngineStoppedError, ModelError

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
+import yaml
 
+from rftcore.cli import run_command
 from rftcore.config import RunConfig, parse_config
 from rftcore.launch.closing import buffer_option
-from rftcore.launch.prepare import find_resumable, join_run, stored_config
+from rftcore.launch.joining import Companions, join_run
+from rftcore.launch.prepare import find_resumable, stored_config
 from rftcore.launch.supervisor import _reachable
 from rftdata import Buffer
-from rftdata.errors import QueryError
+from rftdata.errors import ConfigError, QueryError
+from rftdata.worker import Worker
 
 
 def configured(name: str, buffer: Buffer, model: Path | str = "none") -> RunConfig:
@@ -52,6 +57,100 @@ def test_a_run_that_was_stored_without_a_configuration_is_known_by_its_name(buff
     assert find_resumable(configured("mine", buffer), buffer, None)["name"] == "mine"
     with pytest.raises(QueryError, match="no such run"):
         find_resumable(configured("yours", buffer), buffer, None)
+
+
+MODEL_FILES = ("config.json", "model.safetensors", "tokenizer.json")  # a model's folder, to be joined but not opened
+
+
+def end(buffer: Buffer, name: str, status: str) -> None:
+    buffer.database.run("finish_run", run_id=buffer.find_run(name)["run_id"], status=status, outcome="it ended")
+
+
+def runs(buffer: Buffer) -> list[str]:
+    return [str(name) for name in buffer.sql("SELECT name FROM rft.run ORDER BY run_id")["name"].to_pylist()]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("verb", ["explore", "process", "train"])
+@pytest.mark.parametrize("named", [[], ["--run", "exp"]], ids=["of-its-name", "by-run"])
+def test_a_role_started_by_hand_makes_no_run_beside_one_that_has_finished(
+    buffer: Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str, named: list[str]
+) -> None:
+    for name in MODEL_FILES:
+        (tmp_path / name).touch()
+    store(buffer, "exp")
+    end(buffer, "exp", "finished")
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(configured("exp", buffer, tmp_path).model_dump(mode="json")))
+    assert run_command([verb, str(tmp_path / "run.yaml"), *named]) == 2
+    said = capsys.readouterr().err
+    assert "the run 'exp' has finished its 1 step:" in said and "rft run CONFIG --resume --set steps=2" in said
+    assert ("--replay" in said) == (verb == "process")
+    assert runs(buffer) == ["exp"]
+
+
+def test_only_a_trainer_takes_up_a_run_that_was_interrupted(buffer: Buffer, tmp_path: Path) -> None:
+    for name in MODEL_FILES:
+        (tmp_path / name).touch()
+    store(buffer, "exp")
+    end(buffer, "exp", "interrupted")
+    config = configured("exp", buffer, tmp_path)
+    with pytest.raises(ConfigError, match="rft train CONFIG --run exp first"):
+        join_run(config, "exp", by_hand="explorer")
+    with pytest.raises(ConfigError, match="has ended"):
+        join_run(config, None, by_hand="trainer")  # the newest may not be the one that is meant
+    joined = join_run(config, "exp", by_hand="trainer")
+    joined.buffer.close()
+    assert joined.row["name"] == "exp" and runs(buffer) == ["exp"]
+
+
+def test_a_role_joins_the_run_that_is_open_beside_one_that_has_ended(
+    buffer: Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in MODEL_FILES:
+        (tmp_path / name).touch()
+    for _ in range(2):
+        store(buffer, "exp")
+    end(buffer, "exp", "finished")
+    joined = join_run(configured("exp", buffer, tmp_path), None, by_hand="pipeline")
+    joined.buffer.close()
+    assert joined.row["name"] == "exp-2"
+    assert capsys.readouterr().out.startswith("joins the run exp-2 in the buffer")
+
+
+def test_a_role_that_waits_says_for_what_and_who_is_missing(
+    buffer: Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store(buffer, "exp")
+    row, config = buffer.find_run("exp"), configured("exp", buffer, tmp_path)
+    companions = Companions(buffer, config, row, "pipeline")
+    with Worker(buffer.database, row["run_id"], "pipeline", on_waiting=companions.waiting) as worker:
+        worker.says("waits", "sealed groups")
+        said = ""
+        for _ in range(100):
+            time.sleep(0.2)
+            if said := capsys.readouterr().out:
+                break
+        assert said == (
+            "the pipeline waits for sealed groups; no explorer and no trainer is at work in the run exp "
+            "(start with rft explore CONFIG and rft train CONFIG)\n"
+        )
+    companions.waiting("waits for sealed groups")
+    assert capsys.readouterr().out == ""  # said already
+    with Worker(buffer.database, row["run_id"], "explorer"):
+        companions.waiting("waits for sealed groups")
+        assert "no trainer is at work in the run exp (start with rft train CONFIG)" in capsys.readouterr().out
+
+
+def test_a_role_that_leaves_says_why(buffer: Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store(buffer, "exp")
+    companions = Companions(buffer, configured("exp", buffer, tmp_path), buffer.find_run("exp"), "explorer")
+    companions.farewell()
+    assert capsys.readouterr().out == (
+        "the explorer leaves: the run exp was asked to stop; it goes on with rft run --resume exp\n"
+    )
+    end(buffer, "exp", "finished")
+    companions.farewell()
+    assert "the run exp has ended (finished: it ended); rft report exp shows its results" in capsys.readouterr().out
 
 
 def test_a_run_that_has_finished_stays_so(buffer: Buffer) -> None:

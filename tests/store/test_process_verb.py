@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -134,13 +135,18 @@ def test_a_replay_takes_unanswered_questions_for_answered(
         (["--replay", "--version", "v1"], "only their pipeline workers make them"),
         (["--replay", "--version", "none"], "only their pipeline workers make them"),
         (["--replay", "--version", "0123456789ab"], "only their pipeline workers make them"),
+        (
+            ["--replay", "--version", "a b"],
+            "cannot be the name of a version .*'a b'.*allowed: up to 64 letters, digits",
+        ),
+        (["--replay", "--version", ""], "cannot be the name of a version"),
+        (["--replay", "--version", "../v\n"], "cannot be the name of a version"),
+        (["--replay", "--version", "v" * 65], "cannot be the name of a version"),
     ],
 )
 def test_what_makes_no_sense_is_refused(
     run: StoredRun, config: Any, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
-    import re
-
     code, _, err = rft(capsys, "process", config(SHAPED), *arguments)
     assert code != 0 and re.search(message, " ".join(err.split())), err
 
@@ -154,6 +160,39 @@ def test_a_replay_without_a_name_is_never_what_a_run_trains_on(
     assert rft(capsys, "process", config("[]"), "--replay", "--version", "nothing")[0] == 0
     code, _, err = rft(capsys, "process", config(SHAPED), "--replay", "--version", "nothing")
     assert code != 0 and "stands for other stages already" in err
+
+
+def test_a_replay_counts_rows_on_which_a_stage_failed_apart_from_dropped_ones(
+    run: StoredRun, config: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def fragile(row):\n    return 1 / (row['experience_id'] - 6) and row['experience_id'] != 2\n"
+    )
+    file = config("['./mine.py:fragile']")
+    code, out, err = rft(capsys, "process", file, "--replay", "--version", "one", "--json")
+    assert code == 0, err
+    done = json.loads(out)
+    assert (done["num_kept"], done["dropped_by"], done["failed_by"]) == (
+        6,
+        {"./mine.py:fragile": 1},
+        {"./mine.py:fragile": 1},
+    )
+    _, out, err = rft(capsys, "process", file, "--replay", "--version", "two")
+    assert "dropped by ./mine.py:fragile 1; set aside since a stage failed: ./mine.py:fragile 1" in out
+    assert "rft.operator_run" in err
+    assert (
+        "nothing was sealed, labelled or answered since"
+        in rft(capsys, "process", file, "--replay", "--version", "two")[1]
+    )
+
+
+def test_a_replay_of_a_run_without_groups_says_so(
+    buffer: rftdata.Buffer, config: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    StoredRun(buffer)
+    code, _, err = rft(capsys, "process", config(SHAPED), "--replay", "--version", "mine")
+    assert code == 2 and "has no sealed group of experiences yet" in err
+    assert buffer.sql("SELECT count(*) AS n FROM rft.pipeline")["n"].to_pylist() == [0]
 
 
 def test_a_replay_judges_staleness_as_of_then(run: StoredRun, config: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,7 +230,18 @@ def test_a_preview_shows_task_stages_too_before_any_run(
         assert code == 0, err
         (stage,) = json.loads(out)["tasks"]["sums"]["stages"]
         assert (stage["rows_in"], stage["rows_kept"]) == (2, 1) and "max_len 10" in stage["dropped"][0][1]
+        assert json.loads(out)["tasks"]["sums"]["num_tasks"] == 2 and "experience" not in json.dumps(
+            json.loads(out)["tasks"]
+        )
         assert json.loads(out)["experiences"] is None
         assert buffer.sql("SELECT count(*) AS n FROM rft.task")["n"].to_pylist() == [2 if is_loaded else 0]
         assert rft(capsys, "tasks", "load", str(file))[0] == 0
-    assert "2 tasks of sums; nothing is stored" in rft(capsys, "process", str(file), "--preview", "5")[1]
+    shown = rft(capsys, "process", str(file), "--preview", "5")[1]
+    assert "2 tasks of sums; nothing is stored" in shown
+    broken = file.read_text().replace(
+        "{text_length_filter: {min_len: 1, max_len: 10}}", "{difficulty_score: {features: {level: [1, 5]}}}"
+    )
+    file.with_name("broken.yaml").write_text(broken)
+    code, _, err = rft(capsys, "process", str(file.with_name("broken.yaml")), "--preview", "5")
+    assert code == 1 and "the taskset 'sums': stage 1 of the pipeline (difficulty_score)" in err
+    assert re.search(r"\btask +field +before +after", shown) and "experience" not in shown

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 import rftdata
+from rftcore.launch.people import People
 from rftcore.launch.progress import LineView, LiveView, Progress, block, line
 from tests.stored_run import StoredRun
 
@@ -72,6 +73,32 @@ def test_the_block_names_what_each_process_waits_for(buffer: rftdata.Buffer, run
     assert "waits for 2 more groups of step 1" in text
     assert "ended: OperatorError: stage 2" in text
     assert "val, greedy: 0.500 at step 0 (2 questions)" in text
+
+
+def test_rows_that_wait_for_a_person_are_told_once_and_when_their_number_changes(
+    buffer: rftdata.Buffer, run: StoredRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.group(0, [1.0, 0.0], status="sealed")
+    progress, people = Progress(buffer, run.run_id), People(LineView(), quiet_s=0.0)
+
+    def told() -> str:
+        people.update(progress.snapshot())
+        return capsys.readouterr().out
+
+    assert told() == ""
+    buffer.sql(
+        "INSERT INTO rft.review (experience_id, group_id, run_id, name, question, deadline, otherwise)"
+        " SELECT experience_id, group_id, %s, 'tone', 'Is it polite?', now() + interval '1 h', 'pass' FROM rft.experience",
+        [run.run_id],
+    )
+    assert told().startswith("2 experiences wait for a person: `rft label queue --run ")
+    assert told() == ""
+    buffer.sql(
+        "UPDATE rft.review SET answer = 'pass' WHERE experience_id = (SELECT min(experience_id) FROM rft.review)"
+    )
+    assert told().startswith("1 experience waits for a person")
+    buffer.sql("UPDATE rft.review SET answer = 'drop' WHERE answer IS NULL")
+    assert told() == "no experience waits for a person any more\n"
 
 
 def test_a_process_that_fell_silent_is_shown_as_such(buffer: rftdata.Buffer, run: StoredRun) -> None:

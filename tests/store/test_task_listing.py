@@ -57,11 +57,32 @@ def test_the_command_line_loads_scores_lists_and_shows(
     rft("score", str(tmp_path / "c.yaml"))
     assert count(buffer, "rft.task_verdict") == 20  # decided again, and nothing differs
     assert json.loads(rft("list", "--json"))[0]["scores"]["difficulty"] == 0.375
+    assert json.loads(rft("list", "--json"))[0]["args"].keys() >= {"prompt", "answer", "shares", "digest"}
+    assert "shares" not in (listed := rft("list")) and "digest" not in listed
     shown = json.loads(rft("show", "sums", "--status", "excluded", "--limit", "1", "--json"))
     assert shown[0]["dropped"] == "sql: level 4 is too hard"
     assert "priority" in rft("show", "sums", "--order", "priority")
     assert run_command(["tasks", "show", "sums", "--status", "lost", "--buffer", buffer.database.uri]) == 2
     assert "allowed: active, excluded, pending" in capsys.readouterr().err
+
+
+def test_the_list_of_sets_shows_what_somebody_gave_them_in_short_and_json_in_full(
+    buffer: Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RFT_BUFFER", buffer.config.uri)
+    monkeypatch.setenv("RFT_SEGMENTS", str(buffer.config.segments))
+    (tmp_path / "mine.py").write_text("def make(texts):\n    yield from ({'text': text} for text in texts)\n")
+    texts = [f"How much is {i} plus {i}?" for i in range(9)]
+    own = {"name": "own", "source": "./mine.py:make", "args": {"texts": texts}, "limit": 3, "prompt": "text"}
+    load_tasks(
+        configuration(tmp_path, [], tasks=[{**own, "args": {"texts": texts[:1]}, "name": "a"}, own]), buffer.database
+    )
+    assert run_command(["tasks", "list"]) == 0
+    listed = capsys.readouterr().out
+    assert "texts: ['How much is 0 plus 0?'], limit" in listed and "plus 8" not in listed
+    assert max(len(line) for line in listed.splitlines()) < 200
+    assert run_command(["tasks", "list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[1]["args"]["args"] == {"texts": texts}
 
 
 @pytest.mark.parametrize("is_loaded", [True, False])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rftcore import task_pipeline
+from rftcore.cli import run_command
 from rftcore.config import RunConfig, parse_config
 from rftcore.launch.prepare import prepare_run
 from rftcore.task_pipeline import TasksDecided, build_task_chain, decide_tasks, load_tasks
@@ -258,24 +259,100 @@ def test_one_new_task_that_fails_does_not_refuse_the_set(buffer: Buffer, tmp_pat
     ("stages", "message"),
     [
         (
-            [{"task_priority": {"weights": {"hardness": 1}}}],
-            r"stage 1 of the pipeline \(task_priority\) failed on a batch of 20 rows: .*'hardness'.*allowed: .*level",
+            [
+                {"sql": "SELECT b.*, 1 AS one FROM batch b JOIN batch c USING (experience_id)"},
+                {"task_priority": {"weights": {"hardness": 1}}},
+            ],
+            r"the taskset 'sums': stage 2 of the pipeline \(task_priority\) failed on a batch of 20 rows: .*'hardness'.*allowed: .*level",
         ),
         (
             [{"sql": "SELECT * REPLACE ('x' AS task_key) FROM batch"}],
-            r"stage 1 of pipelines.task \(sql\) changes task_key",
+            r"the taskset 'sums': stage 1 of pipelines.task \(sql\) changes task_key",
         ),
-        ([{"sql": "SELECT * FROM batch WHERE error(prompt) = ''"}], "How much is"),
+        ([{"sql": "SELECT * FROM batch WHERE error(prompt) = ''"}], r"the taskset 'sums': stage 1 .*How much is"),
+        (
+            ["quality_score", "./asks.py:Ask"],
+            r"the taskset 'sums': stage 2 of pipelines.task \(./asks.py:Ask\) waits for a person",
+        ),
     ],
 )
 def test_a_stage_that_cannot_work_is_a_clear_error_and_stores_no_verdict(
     buffer: Buffer, tmp_path: Path, stages: list[Any], message: str
 ) -> None:
     write(tmp_path, ROWS)
+    (tmp_path / "asks.py").write_text(
+        "import pyarrow as pa\nfrom operators.base import Operator, Review, StageOutcome\n\nclass Ask(Operator):\n"
+        "    def apply(self, table):\n"
+        "        reasons = pa.nulls(table.num_rows, pa.string())\n"
+        "        return StageOutcome(reasons, waiting={0: Review('r', 'Is it right?', 9.0, 'pass')})\n"
+    )
     with pytest.raises(OperatorError, match=message):
         load_tasks(configuration(tmp_path, stages), buffer.database)
     assert count(buffer, "rft.task_verdict") == 0
     assert statuses(buffer) == {"pending": 20}
+
+
+TWO_SETS = [{"name": "sums", "source": "sums.jsonl"}, {"name": "more", "source": "more.jsonl"}]
+
+
+@pytest.mark.parametrize(
+    ("changes", "stages", "message"),
+    [
+        ({"tasks": [TWO_SETS[0], {"name": "more", "source": "absent.jsonl"}]}, [], r"'more' does not exist"),
+        ({"tasks": [TWO_SETS[0], {**TWO_SETS[1], "prompt": "text"}]}, [], r"'more' has no column 'text'"),
+        ({"eval": {"tasks": [{"name": "eval", "source": "absent.jsonl"}], "every": 20}}, [], r"'eval' does not exist"),
+        ({}, ["quality_score", LEVELS], r"the taskset 'more': stage 2 of the pipeline \(difficulty_score\): no task has the number 'level'"),
+        ({}, [{"quality_score": {"columns": {"level": [0, 4]}}}], r"the taskset 'more': stage 1 .*'level'.*allowed: steps"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_one_set_is_told_before_anything_of_another_is_stored(
+    buffer: Buffer, tmp_path: Path, changes: dict[str, Any], stages: list[Any], message: str
+) -> None:
+    write(tmp_path, ROWS)
+    write(tmp_path, [{"question": "Why?", "answer": "so", "steps": 2}], "more.jsonl")
+    config = configuration(tmp_path, stages, **{"tasks": TWO_SETS, **changes})
+    with pytest.raises((OperatorError, TaskSourceError), match=message):
+        load_tasks(config, buffer.database)
+    assert count(buffer, "rft.task") == 0 and list_tasksets(buffer.database) == []
+
+
+def test_a_mistake_in_a_set_makes_no_buffer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, ROWS)
+    raw = configuration(tmp_path, [], tasks=[TWO_SETS[0], TWO_SETS[1]]).model_dump(mode="json")
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):  # a model's folder, not opened here
+        (tmp_path / name).touch()
+    (tmp_path / "run.json").write_text(json.dumps({**raw, "model": {"path": str(tmp_path)}}))
+    for verb in (["run"], ["train"], ["tasks", "load"]):
+        assert run_command([*verb, "run.json"]) == 2
+        assert "the file of the taskset 'more' does not exist" in capsys.readouterr().err
+        assert not (tmp_path / "buffer").exists()
+
+
+def test_a_set_that_cannot_be_decided_on_keeps_no_other_waiting(
+    buffer: Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, ROWS)
+    write(tmp_path, [{"question": "Why?", "answer": "so"}], "more.jsonl")
+    broken = {"sql": "SELECT *, CASE WHEN prompt = 'Why?' THEN error('no') ELSE 1 END AS one FROM batch"}
+    config = configuration(tmp_path, [broken], tasks=[TWO_SETS[1], TWO_SETS[0]])
+    with pytest.raises(OperatorError, match="the taskset 'more'"):
+        load_tasks(config, buffer.database)
+    assert statuses(buffer) == {"pending": 1, "active": 20}
+
+
+def test_a_stored_set_is_not_read_again_to_be_checked(buffer: Buffer, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from pathlib import Path\ndef make():\n"
+        "    Path(__file__).with_suffix('.log').write_text(Path(__file__).with_suffix('.log').read_text() + '.')\n    yield {'question': 'Why?'}\n"
+    )
+    (tmp_path / "mine.log").touch()
+    config = configuration(tmp_path, [], tasks=[{"name": "own", "source": "./mine.py:make"}])
+    for _ in range(3):
+        load_tasks(config, buffer.database)
+    assert (tmp_path / "mine.log").read_text() == ".."  # looked at, then loaded
 
 
 def test_a_pipeline_that_drops_everything_is_refused_and_says_by_which_stage(buffer: Buffer, tmp_path: Path) -> None:

@@ -196,6 +196,7 @@ def test_a_bad_query_is_a_clear_error_and_changes_nothing(
     with pytest.raises(TaskSourceError, match=message) as caught:
         load_taskset(buffer.database, config(f"sql: {query}", args=args), tmp_path)
     assert "secret" not in str(caught.value)
+    assert "CURSOR" not in str(caught.value) and "LINE" not in str(caught.value)
     assert buffer.sql("SELECT count(*) AS n FROM rft.task")["n"].to_pylist() == [0]
 
 
@@ -225,6 +226,16 @@ def test_a_bad_folder_is_a_clear_error(
     with pytest.raises(TaskSourceError, match=message):
         load_taskset(buffer.database, config(source, args=args), tmp_path)
     assert buffer.sql("SELECT count(*) AS n FROM rft.task")["n"].to_pylist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("args", "todo"),
+    [({"delimiter": ";"}, "leave args out; a CSV file has commas"), ({"split": "train"}, "write split beside args")],
+)
+def test_arguments_of_a_file_are_refused_and_not_ignored(tmp_path: Path, args: dict[str, str], todo: str) -> None:
+    (tmp_path / "sums.csv").write_text("question,answer\nWhy?,so\n")
+    with pytest.raises(TaskSourceError, match=rf"'t' gives its file the argument '{next(iter(args))}'.*{todo}"):
+        prompts(config("sums.csv", args=args), tmp_path)
 
 
 def test_a_folder_that_grows_adds_only_new_rows(buffer: Buffer, tmp_path: Path) -> None:

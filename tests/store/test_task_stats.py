@@ -202,6 +202,8 @@ def test_the_command_shows_compares_and_rebuilds(
     code, text = rft("roles", "--json")
     assert code == 0, text
     assert {row["task_key"] for row in json.loads(text)} == {"1", "2"}
+    assert rft("--run", "roles", "--json") == (code, text)
+    assert rft("--run", "other")[0] == 2 and rft("roles", "--run", "roles")[0] == 2
     assert rft("--check")[0] == 0
     broken(roles)
     code, text = rft("--check", "--json")

@@ -202,7 +202,10 @@ BAD_SOURCES: list[tuple[Callable[[Path], str], str]] = [
     (no_rows, "has no task"),
     (folder, "is a folder"),
     (lambda path: "missing.jsonl", "does not exist .*missing.jsonl"),
-    (lambda path: "reasoning_gym:chain_summ", "no generator 'chain_summ'; allowed: chain_sum"),
+    (
+        lambda path: "reasoning_gym:chain_summ",
+        r"no generator 'chain_summ'; allowed: the \d+ names in .*; did you mean 'chain_sum'",
+    ),
     (lambda path: "somewhere", "unknown kind of source"),
     (generator("broken"), "raised RuntimeError: out of sums"),
     (generator("odd"), "row 1 of the taskset 't' is no mapping"),

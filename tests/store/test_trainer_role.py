@@ -15,7 +15,8 @@ import torch
 from psycopg.types.json import Jsonb
 
 from rftcore.config import RunConfig, parse_config
-from rftcore.launch.prepare import JoinedRun, stored_config
+from rftcore.launch.joining import JoinedRun
+from rftcore.launch.prepare import stored_config
 from rftcore.report import build_report
 from rftcore.sync.weights_file import iterate_weights, open_weights
 from rftcore.trainer.role import TrainerRole

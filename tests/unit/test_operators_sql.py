@@ -77,7 +77,10 @@ def test_whole_numbers_become_rewards() -> None:
         ("COPY batch TO 'stolen.csv'", r"not one SELECT"),
         ("ATTACH 'other.db'", r"not one SELECT"),
         ("SELECT 1::BIGINT AS experience_id FROM read_text('/etc/hostname')", r"file system operations are disabled"),
-        ("SELECT 1::BIGINT AS experience_id FROM 'x.parquet'", r"file system operations are disabled"),
+        (
+            "SELECT 1::BIGINT AS experience_id FROM 'x.parquet'",
+            r"file system operations are disabled .*; give it the file as a table \(tables: .*\(allow: \{files:",
+        ),
         ("SELECT 1::BIGINT AS experience_id FROM glob('/*')", r"file system operations are disabled"),
         ("SELECT 1::BIGINT AS experience_id FROM read_csv('http://localhost/x.csv')", r"disabled"),
     ],
@@ -254,7 +257,7 @@ def test_the_network_needs_an_extension_that_is_never_installed_from_here() -> N
         ({"tables": {"blocked": "blocked.xlsx"}}, r"no kind of file that can be read"),
         ({"query": "FROM batch JOIN weights USING (nope)", "tables": {"weights": "weights.parquet"}},
          r"columns of batch: experience_id, .*; of weights: response, weight; correct the query"),
-        ({"allow": {"disk": True}}, r"the key 'allow.disk' is wrong"),
+        ({"allow": {"disk": True}}, r"no key 'allow.disk'; allowed: files, network"),
     ],
 )  # fmt: skip
 def test_wrong_references_are_refused_when_the_chain_is_built(

@@ -1,0 +1,160 @@
+"""`rft process --preview` and how `rft process` finds its run: what each stage would do to a sample, side by side."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rftdata.errors import OperatorError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from rftcore.config import RunConfig
+    from rftcore.pipeline.preview import Preview, StagePreview
+    from rftdata.buffer import Buffer
+    from rftdata.database import Row
+
+_MAX_VALUE = 70
+
+
+def show_preview(config: RunConfig, run: str | None, rows: int, seed: int, limit: int, as_json: bool) -> None:
+    """Show what the stages of a configuration would do to `rows` tasks of each set and experiences of a run."""
+    import rftdata
+    from rftcore.cli.output import print_json, warn
+
+    with rftdata.open(config.buffer, create=False, application="rft process") as found:
+        tasks = _preview_tasks(config, found, rows) if config.pipelines.task else {}
+        experiences, row = None, None
+        # Before the first run there are tasks to look at, and no experiences.
+        if config.pipelines.experience and (not tasks or run is not None or found.database.fetch("newest_run")):
+            row = run_of(config, found, run)
+            experiences = _preview_experiences(config, found, row, rows, seed)
+    if as_json:
+        plain = {name: _of_tasks(shown) for name, shown in tasks.items()}
+        print_json({"tasks": plain, "experiences": asdict(experiences) if experiences else None})
+        return
+    for name, shown in tasks.items():
+        _show(shown, f"{shown.num_experiences} tasks of {name}", "task", limit)
+    if experiences is not None and row is not None:
+        what = f"{experiences.num_experiences} experiences of {experiences.num_groups} groups of run {row['name']}"
+        _show(experiences, what, "experience", limit)
+    if not tasks and experiences is None:
+        warn(f"{config.run.name} has no stages under pipelines")
+
+
+def _preview_tasks(config: RunConfig, buffer: Buffer, rows: int) -> dict[str, Preview]:
+    from rftcore.pipeline.preview import preview
+    from rftcore.task_checks import of_taskset
+    from rftcore.task_pipeline import build_task_chain, task_batches
+
+    chain = build_task_chain(config)
+    shown: dict[str, Preview] = {}
+    try:
+        for name, table in task_batches(config, buffer.database, chain, rows):
+            if table.num_rows:
+                try:
+                    shown[name] = preview(chain, table)
+                except OperatorError as error:
+                    raise of_taskset(name, error) from error
+    finally:
+        chain.close()
+    return shown
+
+
+def run_of(config: RunConfig, buffer: Buffer, run: str | None) -> Row:
+    """The run that was named, else the newest of the file's name, else the newest of the buffer."""
+    if run is None and (found := buffer.database.fetch("runs_of_name", name=config.run.name)):
+        return found[0]
+    return buffer.find_run(run)
+
+
+def _preview_experiences(config: RunConfig, buffer: Buffer, row: Row, rows: int, seed: int) -> Preview:
+    from rftcore.launch.prepare import build_pipeline
+    from rftcore.pipeline import preview
+    from rftcore.pipeline.policy import Policy
+    from rftcore.pipeline.role import stage_context
+    from rftdata.usage import RunUsage
+    from rftdata.verdicts import known_scores
+
+    chain = build_pipeline(config)
+    table = preview.sample(buffer, row, chain, rows, seed).table
+    policy = Policy(config, buffer.database, row["run_id"])
+    chain.prepare(stage_context(config, policy, RunUsage(buffer.database, row["run_id"]), buffer.database))
+    known = known_scores(buffer.database, chain.score_keys, table["experience_id"].to_pylist())
+    result = preview.preview(chain, table, known)
+    chain.close()
+    policy.close()
+    return result
+
+
+def _of_tasks(shown: Preview) -> dict[str, Any]:
+    """A preview of tasks for JSON: what a chain calls experiences are tasks, each a group of its own."""
+    plain = asdict(shown)
+    del plain["num_groups"]
+    for stage in plain["stages"]:
+        stage["changed"] = [_renamed(change) for change in stage["changed"]]
+    return _renamed(plain) | {"decisions": [_renamed(row) for row in plain["decisions"]]}
+
+
+def _renamed(row: dict[str, Any]) -> dict[str, Any]:
+    names = {"experience_id": "task_id", "num_experiences": "num_tasks"}
+    return {names.get(name, name): value for name, value in row.items()}
+
+
+def _show(result: Preview, what: str, noun: str, limit: int) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=200)
+    console.print(f"{what}; nothing is stored", markup=False)
+    for stage in result.stages:
+        _show_stage(console, stage, noun, limit)
+    kept = sum(row["kept"] for row in result.decisions)
+    waiting = result.num_experiences - len(result.decisions)
+    console.print(
+        f"\n{kept} kept, {len(result.decisions) - kept} dropped"
+        + (f", {waiting} wait for a person" if waiting else "")
+        + "\n"
+    )
+
+
+def _show_stage(console: Console, stage: StagePreview, noun: str, limit: int) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    made = f", {stage.num_created} made" if stage.num_created else ""
+    asked = f", {len(stage.waiting)} ask a person" if stage.waiting else ""
+    console.print(
+        f"\n[bold]{stage.index}. {stage.stage}[/bold]: {stage.rows_in} in, {stage.rows_kept} kept, {len(stage.dropped)} dropped{asked}{made}"
+    )
+    if stage.changed:
+        table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left")
+        for name in (noun, "field", "before", "after"):
+            table.add_column(name, justify="right" if name == noun else "left", overflow="fold")
+        for change in stage.changed[:limit]:
+            table.add_row(
+                str(change.experience_id),
+                change.column,
+                Text(_short(change.before), style="dim"),
+                Text(_short(change.after)),
+            )
+        console.print(table)
+        _tell_more(console, len(stage.changed) - limit, "changed fields")
+    for title, rows in (("dropped", stage.dropped), ("asked", stage.waiting)):
+        for experience_id, reason in rows[:limit]:
+            console.print(Text(f"  {title} {experience_id}: {reason}"))
+        _tell_more(console, len(rows) - limit, f"{title} rows")
+
+
+def _tell_more(console: Console, more: int, what: str) -> None:
+    if more > 0:
+        console.print(f"  … and {more} more {what} (--limit)", style="dim")
+
+
+def _short(value: object) -> str:
+    if value is None:
+        return "–"
+    text = f"{value:.6g}" if isinstance(value, float) else " ".join(str(value).split())
+    return text if len(text) <= _MAX_VALUE else text[: _MAX_VALUE - 1] + "…"

@@ -1,0 +1,117 @@
+"""The sources of all tasksets looked at before anything of them is stored: a mistake in the last leaves nothing of the first behind.
+
+Only the beginning of a source is read, so damage further down is still found when it is loaded.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from operators.chain import Chain
+from operators.stage import at
+from rftcore.config import RunConfig
+from rftdata.config import TasksetConfig
+from rftdata.database import Database
+from rftdata.errors import OperatorError, RftError, TaskSourceError
+from rftdata.server import EmbeddedServer
+from rftdata.tasks.loading import is_current
+from rftdata.tasks.query import asks_buffer
+from rftdata.tasks.rows import read_tasks
+
+# Rows of a source that are looked at; where stages look for numbers in them, as many as a first batch has.
+_FIRST_ROWS = 64
+_FIRST_BATCH = 4096
+
+Tasks = Sequence[Mapping[str, Any]]
+
+
+def check_before_buffer(config: RunConfig, chain: Chain) -> None:
+    """Check the sources where the buffer is not made yet, so that a mistake makes none.
+
+    Raises:
+        TaskSourceError, OperatorError: see `check_tasks`.
+    """
+    uri = config.buffer.uri
+    if "://" not in uri and not EmbeddedServer(Path(uri)).exists():
+        check_tasks(config, chain)
+
+
+def check_tasks(config: RunConfig, chain: Chain, database: Database | None = None) -> None:
+    """Check names, arguments and columns of every source that would be read, as far as its first rows show them.
+
+    Args:
+        chain: of `pipelines.task`.
+        database: what is stored there is not looked at again; without it a query on the buffer is not asked.
+
+    Raises:
+        TaskSourceError: a source that cannot be read, or whose rows are no tasks.
+        OperatorError: a stage looks for a number that the tasks do not have.
+    """
+    trained = {taskset.name for taskset in config.tasks}
+    wants_numbers = any(stage.operator.keys for stage in chain.stages)
+    for taskset in (*config.tasks, *config.eval.tasks, *config.eval.test):
+        if database is None and asks_buffer(taskset):
+            continue
+        if database is not None and is_current(database, taskset, config.base_dir):
+            continue
+        is_decided = wants_numbers and taskset.name in trained
+        first = first_tasks(taskset, config.base_dir, database, _FIRST_BATCH if is_decided else _FIRST_ROWS)
+        # A query on the buffer may ask for what the sets before it are about to store.
+        if not first and not asks_buffer(taskset):
+            raise no_task(taskset)
+        if is_decided and first:
+            _check_numbers(chain, taskset, first)
+
+
+def first_tasks(taskset: TasksetConfig, base_dir: Path, database: Database | None, count: int) -> Tasks:
+    """Up to `count` tasks of a source.
+
+    Raises:
+        TaskSourceError: they cannot be read.
+    """
+    rows = read_tasks(taskset, base_dir, database)
+    try:
+        return list(itertools.islice(rows, count))
+    finally:
+        rows.close()  # a query's connection, a generator of somebody's
+
+
+def no_task(taskset: TasksetConfig) -> TaskSourceError:
+    return TaskSourceError(
+        f"the taskset {taskset.name!r} has no task", value=taskset.source, todo="check its split, limit and arguments"
+    )
+
+
+def _check_numbers(chain: Chain, taskset: TasksetConfig, tasks: Tasks) -> None:
+    """What stages look for among features and metadata, up to a stage that may add anything."""
+    there = keys_of(tasks)
+    for stage in chain.stages:
+        missing = sorted(stage.operator.keys - there)
+        if missing:
+            error = OperatorError(
+                f"no task has the number {missing[0]!r}, neither as a column nor among its features or metadata",
+                allowed=", ".join(sorted(there)) or None, todo="correct the name, or put the stage that computes it before this one",
+            )  # fmt: skip
+            raise of_taskset(taskset.name, at(stage.index, stage.name, error))
+        if stage.operator.writes is None:
+            return
+
+
+def keys_of(tasks: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Names among the features and metadata of tasks."""
+    return {name for task in tasks for name in _names(task)}
+
+
+def _names(task: Mapping[str, Any]) -> Iterator[str]:
+    yield from task["features"]
+    yield from task["payload"]["metadata"]
+
+
+def of_taskset(name: str, error: RftError) -> OperatorError:
+    """The same error of a stage, saying which set it is about."""
+    return OperatorError(
+        f"the taskset {name!r}: {error.what}", value=error.value, allowed=error.allowed, todo=error.todo
+    )
