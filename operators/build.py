@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from operators.base import BATCH_SCHEMA, Operator, parse_config
 from operators.chain import Chain
-from operators.data_juicer_recipe import expand
+from operators.data_juicer.recipe import expand
 from operators.resolve import resolve_stage
 from operators.stage import RunOptions, Stage, at, identify
 from rftdata.errors import ConfigError, RftError

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from operators import BUILTINS
 from operators.base import Operator
-from operators.data_juicer import DataJuicerStage
-from operators.data_juicer_index import operator_names
+from operators.data_juicer.index import operator_names
+from operators.data_juicer.stage import DataJuicerStage
 from operators.row_function import RowFunction
 from rftdata import plugins
 from rftdata.errors import PluginError

@@ -32,10 +32,10 @@ import pyarrow as pa
 from operators.base import BATCH_SCHEMA
 from operators.build import build_chain
 from operators.chain import Chain
-from operators.data_juicer_columns import column_name
-from operators.data_juicer_index import index
-from operators.data_juicer_runtime import version
-from operators.data_juicer_source import facts, stat_type
+from operators.data_juicer.columns import column_name
+from operators.data_juicer.index import index
+from operators.data_juicer.runtime import version
+from operators.data_juicer.source import facts, stat_type
 from rftdata.errors import ConfigError, PluginError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -377,7 +377,7 @@ texts, images, a sound and a video, without network, with what `constraints.txt`
 
 def render(results: dict[str, Any]) -> str:
     """The page."""
-    from operators.data_juicer_runtime import _extras_with
+    from operators.data_juicer.runtime import _extras_with
 
     outcomes = [results[name]["outcome"] for name in index()]
     counts = ", ".join(f"{words}: {outcomes.count(key)}" for key, words in SAYS.items() if key in outcomes)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from operators.data_juicer_index import index
-from operators.data_juicer_source import DECIDING, facts, stat_type
+from operators.data_juicer.index import index
+from operators.data_juicer.source import DECIDING, facts, stat_type
 
 
 @pytest.mark.parametrize(

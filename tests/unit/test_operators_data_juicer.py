@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from operators.build import build_chain
-from operators.data_juicer_index import index
-from operators.data_juicer_runtime import missing_package_named
+from operators.data_juicer.index import index
+from operators.data_juicer.runtime import missing_package_named
 from operators.stage import StageError
 from rftdata.errors import ConfigError, PluginError
 from tests.batches import batch_of_groups, replaced

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from operators.data_juicer_index import class_files, constants, general_arguments, index, registered_names
+from operators.data_juicer.index import class_files, constants, general_arguments, index, registered_names
 
 DATA_KEYS: Mapping[str, str] = {
     "text_key": "text",

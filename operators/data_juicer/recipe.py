@@ -20,8 +20,8 @@ import yaml
 from pydantic import Field
 
 from operators.base import StageConfig, parse_config
-from operators.data_juicer_index import index
-from operators.data_juicer_source import COLUMN_ARGUMENTS, DATA_KEYS, facts
+from operators.data_juicer.index import index
+from operators.data_juicer.source import COLUMN_ARGUMENTS, DATA_KEYS, facts
 from rftdata.errors import ConfigError
 
 NAME = "data_juicer"

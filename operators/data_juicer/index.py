@@ -2,7 +2,7 @@
 
 Importing Data-Juicer costs seconds and hundreds of megabytes, and its operators accept any keyword without complaint.
 Reading the files finds a misspelt operator or argument in milliseconds, in a process that never runs one. What a file says
-about its operator (arguments, columns, statistics) is read by `operators.data_juicer_source`, for those that a chain names.
+about its operator (arguments, columns, statistics) is read by `operators.data_juicer.source`, for those that a chain names.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from operators.data_juicer_runtime import META, STATS, Samples
-from operators.data_juicer_source import COLUMN_ARGUMENTS, DATA_KEYS, Facts
+from operators.data_juicer.runtime import META, STATS, Samples
+from operators.data_juicer.source import COLUMN_ARGUMENTS, DATA_KEYS, Facts
 from rftdata.errors import ConfigError
 
 DEFAULT_COLUMNS: Mapping[str, tuple[str, ...]] = {

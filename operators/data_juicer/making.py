@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 
 from operators.base import CreatedTask
-from operators.data_juicer_columns import Plan
-from operators.data_juicer_runtime import Samples
-from operators.data_juicer_source import DATA_KEYS
+from operators.data_juicer.columns import Plan
+from operators.data_juicer.runtime import Samples
+from operators.data_juicer.source import DATA_KEYS
 
 
 def reasons_of(op: Any, name: str, args: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], str]:
