@@ -176,6 +176,8 @@ class Operator(ABC):
         error_column: the score column that says why a row has no score; such a row is scored again the next time.
         rowwise: every row is decided by itself, so a batch may be cut anywhere and its parts run at the same time.
         asks: names of the questions it asks people; None: not known before, so the answers are read for it in any case.
+        group_column: whose rows of one value are scored together, where it is not `rowwise`.
+        part_of: name of the stage that makes tasks of what this one prepares: those tasks do not pass this one, either.
         base_dir: folder that relative paths in the arguments start from, the configuration file's; set before anything else is asked.
     """
 
@@ -186,6 +188,8 @@ class Operator(ABC):
     error_column: str | None = None
     rowwise: bool = False
     asks: frozenset[str] | None = None
+    group_column: str = "group_id"
+    part_of: str | None = None
     base_dir: Path = Path()
 
     def __init__(self, config: StageConfig) -> None:
@@ -235,6 +239,10 @@ class Operator(ABC):
         Called for all rows, whether their scores were computed now or stored before.
         """
         return pa.nulls(table.num_rows, pa.string())
+
+    def make_tasks(self, table: pa.Table) -> Sequence[CreatedTask]:
+        """New tasks by its scores, which stand in `table`, for a stage that scores; called after `decide`, with the same rows."""
+        return ()
 
     @property
     def may_ask(self) -> bool:

@@ -201,7 +201,10 @@ def apply_stage(stage: Stage, table: pa.Table, known: Known) -> Applied:
     for name, values in columns.items():
         position = given.schema.get_field_index(name)
         given = given.append_column(name, values) if position < 0 else given.set_column(position, name, values)
-    return Applied(_checked_reasons(StageOutcome(stage.operator.decide(given), columns), table), scores)
+    made = stage.operator.make_tasks(given)
+    for one in made:
+        _check_created(one)
+    return Applied(_checked_reasons(StageOutcome(stage.operator.decide(given), columns, created=made), table), scores)
 
 
 def _scored(
@@ -212,7 +215,7 @@ def _scored(
     if besides is None:
         digests = pa.nulls(given.num_rows, pa.int64())
     else:
-        digests = input_digests(given, rowwise=operator.rowwise, besides=besides)
+        digests = input_digests(given, rowwise=operator.rowwise, besides=besides, group_column=operator.group_column)
     ids = given["experience_id"].to_pylist()
     stored = _of_the_same(digests, ids, known)
     missing = _missing(stage, given, ids, stored) if stored else None
@@ -256,7 +259,8 @@ def _missing(stage: Stage, table: pa.Table, ids: Sequence[int], stored: Mapping[
     missing = pa.array([key not in stored for key in ids], pa.bool_())
     if stage.operator.rowwise:
         return missing
-    return pc.is_in(table["group_id"].combine_chunks(), value_set=pc.unique(table["group_id"].filter(missing)))
+    groups = table[stage.operator.group_column].combine_chunks()
+    return pc.is_in(groups, value_set=pc.unique(groups.filter(missing)))
 
 
 def _given(operator: Operator, table: pa.Table) -> pa.Table:

@@ -110,7 +110,7 @@ class Plan:
             rows = samples.setdefault(place, [{} for _ in range(table.num_rows)])
             for row, value in zip(rows, table[column].to_pylist()):
                 if value is not None:
-                    row[name] = _unpacked(value)
+                    row[name] = unpacked(value)
         return samples
 
 
@@ -193,6 +193,17 @@ def _references(facts: Facts, args: Mapping[str, Any]) -> Iterable[tuple[str, bo
                 yield ast.unparse(node), True
 
 
+def reference_source(name: str, prefix: str, schema: pa.Schema) -> Source | None:
+    """Where a column, a path into one, or a tag of an earlier stage is found; None where there is no such."""
+    root, _, rest = name.partition(".")
+    for column in (name, column_name(prefix, name)):
+        if column in schema.names:
+            return Source(name, column)
+    if root in schema.names:
+        return Source(name, root, tuple(rest.split(".")), _is_json(schema, root, True, "field_key"))
+    return None
+
+
 def _add_reference(
     reference: str,
     must: bool,
@@ -263,7 +274,7 @@ def _fitted(value: Any, kind: pa.DataType) -> Any:
     return None if value is None else float(value)
 
 
-def _unpacked(value: Any) -> Any:
+def unpacked(value: Any) -> Any:
     """A tag as the operator that made it had it."""
     if isinstance(value, str) and value[:1] in ("[", "{"):
         try:

@@ -24,10 +24,12 @@ import numpy as np
 
 from rftdata.errors import ConfigError, OperatorError, PluginError
 
-STATS, META, CONTEXT = "__dj__stats__", "__dj__meta__", "__dj__context__"
+STATS, META, BATCH_META, CONTEXT = "__dj__stats__", "__dj__meta__", "__dj__batch_meta__", "__dj__context__"
 ROW = "__rft_row__"
 SEED = 0
 PACKAGE = "py-data-juicer"
+_TOKENIZER = "pretrained_model_name_or_path"
+_NO_TOKENIZER = "Failed to initialize the processor"
 
 Samples = dict[str, list[Any]]
 
@@ -62,6 +64,38 @@ def make_operator(name: str, arguments: Mapping[str, Any]) -> Any:
             return registry[name](**{"num_proc": 1, **arguments})
         except (TypeError, ValueError, AssertionError) as error:
             raise ConfigError(f"Data-Juicer refuses the arguments of {name}: {error}", value=dict(arguments)) from error
+
+
+def make_aggregator(name: str, arguments: Mapping[str, Any], model_path: str | None) -> Any:
+    """An aggregator. It wants a tokenizer to count by: of its own model, else of the run's, unless `model_params` names one.
+
+    Raises:
+        PluginError, ConfigError: as `make_operator`.
+    """
+    op = make_operator(name, arguments)
+    if _has_tokenizer(op):
+        return op
+    if model_path is None:
+        raise ConfigError(
+            f"{name} finds no tokenizer for its model", value=arguments.get("api_model"),
+            todo="name one: model_params: {processor_config: {pretrained_model_name_or_path: FOLDER}}",
+        )  # fmt: skip
+    params = {**(arguments.get("model_params") or {}), "processor_config": {_TOKENIZER: model_path}}
+    return make_operator(name, {**arguments, "model_params": params})
+
+
+def _has_tokenizer(op: Any) -> bool:
+    """Whether an operator that asks an endpoint can count tokens; its model is opened to see it."""
+    from data_juicer.utils.model_utils import get_model
+
+    try:
+        with missing_package_named():
+            get_model(op.model_key)
+    except ValueError as error:
+        if _NO_TOKENIZER not in str(error):
+            raise
+        return False
+    return True
 
 
 @functools.cache

@@ -33,8 +33,13 @@ DATA_KEYS: Mapping[str, str] = {
 }
 """Arguments of all operators that name a column, and the name it has in Data-Juicer unless they are set."""
 
-COLUMN_ARGUMENTS = frozenset({"field_key", "input_keys", "knowledge_grounding_key", "messages_key", "context_key"})
+COLUMN_ARGUMENTS = frozenset(
+    {"field_key", "input_keys", "knowledge_grounding_key", "messages_key", "context_key", "group_by_keys"}
+)
 """Arguments of single operators that name columns."""
+
+AGGREGATED = frozenset({"input_key", "meta_tag_key"})
+"""Arguments of aggregators that name a tag, or here a column."""
 
 DECIDING = frozenset({"min_closed_interval", "max_closed_interval", "reversed_range"})
 """Arguments of all filters that only say how the bounds are compared."""
@@ -245,9 +250,9 @@ def _arguments(chain: list[ast.ClassDef]) -> tuple[tuple[str, ...] | None, dict[
 
 
 def _value(node: ast.expr | None) -> Any:
-    """A default that is a plain value or a name of `MetaKeys`; None for any other."""
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "MetaKeys":
-        return constants("MetaKeys").get(node.attr)
+    """A default that is a plain value or a name of `MetaKeys` or `BatchMetaKeys`; None for any other."""
+    if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("MetaKeys", "BatchMetaKeys"):
+        return constants(ast.unparse(node.value)).get(node.attr)
     try:
         return None if node is None else ast.literal_eval(node)
     except ValueError:

@@ -27,33 +27,50 @@ import pyarrow.compute as pc
 
 from operators.base import StageContext, StageOutcome
 from operators.data_juicer import runtime
+from operators.data_juicer.aggregating import AggregatorStage
 from operators.data_juicer.base import Found, JuicerOperator, with_columns
 from operators.data_juicer.columns import TEXT_KEYS, Plan, column_name, make_plan
 from operators.data_juicer.filtering import decisions, statistics
+from operators.data_juicer.grouping import GrouperStage, ReverseGrouperStage
+from operators.data_juicer.index import index
 from operators.data_juicer.mapping import mapped
 from operators.data_juicer.runtime import ROW, Samples
 from operators.data_juicer.source import meta_type, stat_type
 from rftdata.errors import PluginError
 
-ROW_MAKING_KINDS = ("grouper", "aggregator", "pipeline")
+_INSTEAD = {
+    "ray_repartition_pipeline": "leave it out: a stage with mode: ray cuts its rows itself, one part per CPU",
+}
 _OF_NEW_TASKS = frozenset({"task_key", "taskset", "prompt", "answer", "metadata"})
 
 
+def juicer_stage(name: str, args: object) -> JuicerOperator:
+    """The stage for an operator.
+
+    Raises:
+        ConfigError: its arguments are wrong.
+        PluginError: it is of a kind that cannot be a stage.
+    """
+    kind = index()[name].kind
+    if kind == "grouper":
+        return (ReverseGrouperStage if name == "naive_reverse_grouper" else GrouperStage)(name, args)
+    if kind == "aggregator":
+        return AggregatorStage(name, args)
+    if kind == "pipeline":
+        raise PluginError(
+            f"the Data-Juicer operator {name!r} works on a whole data set of Ray's, not on a batch of rows ({kind})",
+            allowed="filters, mappers, deduplicators, selectors, groupers and aggregators",
+            todo=_INSTEAD.get(name, "run it in a Data-Juicer job of its own before the tasks are loaded"),
+        )
+    return DataJuicerStage(name, args)
+
+
 class DataJuicerStage(JuicerOperator):
-    """One Data-Juicer operator; see the module's text for what each kind does."""
+    """A filter, mapper, deduplicator or selector; see the module's text for what each does."""
 
     def __init__(self, name: str, args: object) -> None:
         super().__init__(name, args)
         self.rowwise = self.facts.kind in ("filter", "mapper") and not self.facts.draws and not name.startswith("ray_")
-
-    def _check(self) -> None:
-        if self.facts.kind in ROW_MAKING_KINDS:
-            raise PluginError(
-                f"the Data-Juicer operator {self.name!r} is one of those that make other rows ({self.facts.kind})",
-                allowed="filters, mappers, deduplicators and selectors",
-                todo="run it in a Data-Juicer job of its own before the tasks are loaded",
-            )
-        super()._check()
 
     def depends_on(self) -> str | None:
         """Where it draws, the other rows of the batch, too: such scores are not used again."""

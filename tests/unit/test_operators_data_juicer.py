@@ -426,7 +426,7 @@ def test_commands_that_install_are_refused_while_an_operator_works(command: Any)
         ({"text_length_filter": {"prefix": "1-"}}, r"prefix does not start a column's name"),
         ({"text_length_filter": {"mode": "spark"}}, r"there is no such mode \(got 'spark'\)"),
         ({"text_length_filter": [1]}, r"arguments are not a mapping"),
-        ({"naive_grouper": {}}, r"'naive_grouper' is one of those that make other rows"),
+        ({"naive_grouper": {}}, r"on experiences a group must lie within one rollout group"),
         (
             {"specified_field_filter": {"field_key": "colour"}},
             r"a column that the batch does not have \(got 'colour'\)",
