@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from operators.base import CreatedTask, Operator, StageConfig, unknown_key
 from operators.data_juicer import runtime
+from operators.data_juicer.arguments import check_types
 from operators.data_juicer.columns import Plan
 from operators.data_juicer.source import DATA_KEYS, RUNNING, Facts, facts
 from rftdata.errors import ConfigError
@@ -60,6 +61,7 @@ class JuicerOperator(Operator):
         for key in self.args if known is not None else ():
             if known is not None and key not in known:
                 raise unknown_key(key, [*(self.facts.arguments or ()), "text_key", *OWN_ARGUMENTS])
+        check_types(self.facts, self.args)
         if self.mode not in MODES:
             raise ConfigError("there is no such mode", value=self.mode, allowed=", ".join(MODES))
         if not isinstance(self.prefix, str) or not re.fullmatch(r"[A-Za-z_]\w*", self.prefix):

@@ -31,12 +31,12 @@ from operators.data_juicer.aggregating import AggregatorStage
 from operators.data_juicer.base import Found, JuicerOperator, with_columns
 from operators.data_juicer.columns import TEXT_KEYS, Plan, column_name, make_plan
 from operators.data_juicer.filtering import decisions, statistics
-from operators.data_juicer.grouping import GrouperStage, ReverseGrouperStage
+from operators.data_juicer.grouping import GrouperStage, ReverseGrouperStage, on_tasks
 from operators.data_juicer.index import index
 from operators.data_juicer.mapping import mapped
 from operators.data_juicer.runtime import ROW, Samples
 from operators.data_juicer.source import meta_type, stat_type
-from rftdata.errors import PluginError
+from rftdata.errors import ConfigError, PluginError
 
 _INSTEAD = {
     "ray_repartition_pipeline": "leave it out: a stage with mode: ray cuts its rows itself, one part per CPU",
@@ -83,13 +83,14 @@ class DataJuicerStage(JuicerOperator):
         return {**spec, "columns": [[source.name, source.column, *source.path] for source in columns]}
 
     def validate_schema(self, schema: pa.Schema) -> pa.Schema:
+        self._refuse_to_make_rows(schema)
         self._schema = schema
         self._plan = plan = make_plan(self.facts, self.args, self.prefix, schema)
         self.reads = None if self.facts.reads_all else plan.reads
         if self.facts.kind == "mapper" and "task_key" in schema.names and self.reads is not None:
             self.reads |= _OF_NEW_TASKS & set(schema.names)
         found = self._found_columns(plan)
-        if self.facts.splits or (self.facts.metas and not self._rewrites):
+        if self.facts.splits or (self.facts.metas and not self._rewrites and not self.facts.makes_rows):
             self.scores = found
             self.writes = frozenset()
         elif self.facts.kind in ("filter", "selector"):
@@ -99,6 +100,17 @@ class DataJuicerStage(JuicerOperator):
         else:
             self.writes = frozenset(source.column for source in plan.sources) | frozenset(found)
         return with_columns(schema, found)
+
+    def _refuse_to_make_rows(self, schema: pa.Schema) -> None:
+        """Experiences are what was sampled: no stage makes several of one.
+
+        Some mappers make one row of one when they leave the original out; whether they do is seen when they run.
+        """
+        if self.facts.makes_rows and not on_tasks(schema) and self.args.get("keep_original_sample") is not False:
+            raise ConfigError(
+                "it makes several rows of one", allowed="on experiences, mappers that give one row for one row",
+                todo="use it on tasks (pipelines.task), where each becomes a task",
+            )  # fmt: skip
 
     @property
     def _rewrites(self) -> bool:
@@ -114,7 +126,7 @@ class DataJuicerStage(JuicerOperator):
             return found
         given = {column for _, _, column in plan.nested}
         found = {column: meta_type(name) for name, column in plan.made.items() if column not in given or self._rewrites}
-        if found and self.facts.asks and not self._rewrites:
+        if found and self.facts.asks and not self._rewrites and not self.facts.makes_rows:
             self.error_column = f"{self.prefix}{self.name}_error"
             found[self.error_column] = pa.string()
         return found

@@ -288,6 +288,26 @@ def test_on_experiences_a_rollout_group_is_aggregated_into_a_column(serve: Any, 
     assert alone.decisions["kept"].to_pylist() == [False] * 3 and len(server.requests) == 2
 
 
+def test_what_a_mapper_finds_in_a_row_of_several_is_metadata_of_the_task_that_it_makes(serve: Any) -> None:
+    def answer(text: str) -> str:
+        event = "### 情节{}：\n- **情节描述**： {}\n- **相关人物**：{}\n"
+        events = (
+            [("Rain fell.", "hills"), ("Water rose.", "river，hills")] if "Rain" in text else [("It rang.", "bell")]
+        )
+        return "".join(event.format(number, *one) for number, one in enumerate(events, start=1))
+
+    server = serve(answer)
+    params = {"base_url": server.url, "api_key": "none", "max_retries": 0}
+    chain = task_chain({"extract_event_mapper": {"api_model": "tiny", "model_params": params}})
+    result = chain.run(tasks()[:3])
+    assert result.decisions["reason"].to_pylist() == ["extract_event_mapper made 2 tasks of it", None, None]
+    assert [task.payload["metadata"] for task in made(result)] == [
+        {"topic": "river", "level": 5, "event_description": "Rain fell.", "relevant_characters": ["hills"]},
+        {"topic": "river", "level": 5, "event_description": "Water rose.", "relevant_characters": ["river", "hills"]},
+    ]
+    assert columns_after(chain, tasks()[1:3], "dj_event_description") == [["It rang.", "It rang."]]
+
+
 NESTED: dict[str, Any] = {"nested_aggregator": {"input_key": "prompt"}}
 
 

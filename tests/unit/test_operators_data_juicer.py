@@ -227,10 +227,14 @@ def test_the_same_filter_twice_reports_its_scores_once() -> None:
 
 
 def test_a_mapper_that_makes_new_rows_is_refused_on_experiences() -> None:
-    with pytest.raises(
-        StageError, match=r"text_chunk_mapper made \d+ rows of 3; allowed: on experiences, mappers that"
-    ):
-        reasons({"text_chunk_mapper": {"max_len": 5}})
+    with pytest.raises(ConfigError, match=r"text_chunk_mapper\): it makes several rows of one; allowed: on experiences, "):
+        build_chain([{"text_chunk_mapper": {"max_len": 5}}])
+    # Code of one's own is known when it has run.
+    twice = {
+        "python_lambda_mapper": {"lambda_str": "lambda batch: {k: v * 2 for k, v in batch.items()}", "batched": True}
+    }
+    with pytest.raises(StageError, match=r"python_lambda_mapper made 8 rows of 4; allowed: on experiences, mappers"):
+        reasons(twice)
 
 
 def test_on_tasks_every_new_row_is_a_task_and_the_old_one_is_dropped() -> None:
@@ -425,6 +429,27 @@ def test_commands_that_install_are_refused_while_an_operator_works(command: Any)
         ({"text_length_filter": {"text_key": "reward"}}, r"text_key is not a column of text"),
         ({"text_length_filter": {"prefix": "1-"}}, r"prefix does not start a column's name"),
         ({"text_length_filter": {"mode": "spark"}}, r"there is no such mode \(got 'spark'\)"),
+        (
+            {"text_length_filter": {"min_len": "ten"}},
+            r"stage 1 .*\(text_length_filter\): the argument 'min_len' is of the wrong type: .* valid integer \(got 'ten'\); allowed: int",
+        ),
+        ({"text_length_filter": {"min_len": [1, 2]}}, r"'min_len' is of the wrong type"),
+        (
+            {"text_length_filter": {"text_key": 3}},
+            r"'text_key' is of the wrong type: .* string \(got 3\); allowed: str",
+        ),
+        (
+            {"text_length_filter": {"reversed_range": "no"}},
+            r"'reversed_range' .* valid boolean \(got 'no'\); allowed: bool",
+        ),
+        ({"word_repetition_filter": {"rep_len": 0}}, r"'rep_len' .* greater than 0 \(got 0\); allowed: PositiveInt"),
+        ({"image_aspect_ratio_filter": {"min_ratio": "1:2"}}, r"'min_ratio' .* \(got '1:2'\); allowed: float"),
+        ({"replace_content_mapper": {"pattern": {"a": 1}}}, r"'pattern' .*; allowed: Union\[str, List\[str\], None\]"),
+        (
+            {"llm_quality_score_filter": {"sampling_params": "hot"}},
+            r"'sampling_params' .* object \(got 'hot'\); allowed: Dict",
+        ),
+        ({"data_juicer": {"process": [{"text_length_filter": {"max_len": "x"}}]}}, r"'max_len' is of the wrong type"),
         ({"text_length_filter": [1]}, r"arguments are not a mapping"),
         ({"naive_grouper": {}}, r"on experiences a group must lie within one rollout group"),
         (
