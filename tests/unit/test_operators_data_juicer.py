@@ -227,7 +227,9 @@ def test_the_same_filter_twice_reports_its_scores_once() -> None:
 
 
 def test_a_mapper_that_makes_new_rows_is_refused_on_experiences() -> None:
-    with pytest.raises(ConfigError, match=r"text_chunk_mapper\): it makes several rows of one; allowed: on experiences, "):
+    with pytest.raises(
+        ConfigError, match=r"text_chunk_mapper\): it makes several rows of one; allowed: on experiences, "
+    ):
         build_chain([{"text_chunk_mapper": {"max_len": 5}}])
     # Code of one's own is known when it has run.
     twice = {
