@@ -136,6 +136,9 @@ Messages = Sequence[Mapping[str, Any]]
 Embed = Callable[[str | None, int, Sequence[int], Sequence[str]], "NDArray[np.float32]"]
 """(model or None for the policy, tokens of a text at most, task ids, texts) -> one vector per text, [texts, dimensions]."""
 
+ReadArrays = Callable[[Sequence[int], str], "list[NDArray[Any] | None]"]
+"""(experience ids, name of an array) -> each one's array in its own shape, None where it has none."""
+
 
 @dataclass(frozen=True)
 class StageContext:
@@ -149,6 +152,7 @@ class StageContext:
         embed: gives the vectors of tasks' texts, computed once and stored; None where no tasks are decided on.
         read_taskset: the tasks of a set of the buffer, with the columns task_key, prompt and answer; None without a buffer.
         policy_version: names the weights that `generate` answers with now; None: nobody knows, and scores by them are not kept.
+        read_arrays: reads what an experience has in its segment; None without a buffer.
     """
 
     base_dir: Path = field(default_factory=Path.cwd)
@@ -158,6 +162,7 @@ class StageContext:
     embed: Embed | None = None
     read_taskset: Callable[[str], pa.Table] | None = None
     policy_version: Callable[[], str] | None = None
+    read_arrays: ReadArrays | None = None
 
 
 class Operator(ABC):

@@ -263,8 +263,10 @@ def select(op: Any, kind: str, samples: Samples, num_samples: int) -> tuple[set[
 
     columns: Samples = dict(samples)
     if kind == "deduplicator":
-        rows = [dict(op.compute_hash(row)) for row in rows_of(samples, num_samples)]
-        columns = {key: [row[key] for row in rows] for key in rows[0]}
+        # The number comes first: a row of nothing but lists of one image each is taken for a batch.
+        rows = [dict(op.compute_hash({ROW: number, **row})) for number, row in enumerate(rows_of(samples, num_samples))]
+        # Hashes are made: a data set need not carry the images.
+        columns = {key: [row[key] for row in rows] for key in rows[0] if key not in (ROW, "image_bytes")}
     dataset = NestedDataset(Dataset.from_dict({**columns, ROW: list(range(num_samples))}))
     result = op.process(dataset)
     left = (result[0] if isinstance(result, tuple) else result).to_dict()

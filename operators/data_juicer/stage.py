@@ -25,13 +25,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from operators.base import StageContext, StageOutcome
+from operators.base import ReadArrays, StageContext, StageOutcome
 from operators.data_juicer import runtime
 from operators.data_juicer.aggregating import AggregatorStage
 from operators.data_juicer.base import Found, JuicerOperator, with_columns
 from operators.data_juicer.columns import TEXT_KEYS, Plan, column_name, make_plan
 from operators.data_juicer.filtering import decisions, statistics
 from operators.data_juicer.grouping import GrouperStage, ReverseGrouperStage, on_tasks
+from operators.data_juicer.images import check_arrays
 from operators.data_juicer.index import index
 from operators.data_juicer.mapping import mapped
 from operators.data_juicer.runtime import ROW, Samples
@@ -70,6 +71,7 @@ class DataJuicerStage(JuicerOperator):
 
     def __init__(self, name: str, args: object) -> None:
         super().__init__(name, args)
+        self._read_arrays: ReadArrays | None = None
         self.rowwise = self.facts.kind in ("filter", "mapper") and not self.facts.draws and not name.startswith("ray_")
 
     def depends_on(self) -> str | None:
@@ -80,12 +82,14 @@ class DataJuicerStage(JuicerOperator):
         spec = self.spec()
         spec["args"] = {key: value for key, value in spec["args"].items() if key not in self.facts.bounds}
         columns = self._plan.sources if self._plan and not self.facts.reads_all else ()
-        return {**spec, "columns": [[source.name, source.column, *source.path] for source in columns]}
+        return {**spec, "columns": [source.place for source in columns]}
 
     def validate_schema(self, schema: pa.Schema) -> pa.Schema:
         self._refuse_to_make_rows(schema)
         self._schema = schema
         self._plan = plan = make_plan(self.facts, self.args, self.prefix, schema)
+        if any(source.array for source in plan.sources):
+            check_arrays(self.facts, self.mode, is_task=on_tasks(schema))
         self.reads = None if self.facts.reads_all else plan.reads
         if self.facts.kind == "mapper" and "task_key" in schema.names and self.reads is not None:
             self.reads |= _OF_NEW_TASKS & set(schema.names)
@@ -98,7 +102,7 @@ class DataJuicerStage(JuicerOperator):
         elif self.facts.kind == "mapper" and (self.facts.reads_all or self.facts.data_keys - TEXT_KEYS):
             self.writes = None
         else:
-            self.writes = frozenset(source.column for source in plan.sources) | frozenset(found)
+            self.writes = plan.columns | frozenset(found)
         return with_columns(schema, found)
 
     def _refuse_to_make_rows(self, schema: pa.Schema) -> None:
@@ -132,6 +136,7 @@ class DataJuicerStage(JuicerOperator):
         return found
 
     def prepare(self, context: StageContext) -> None:
+        self._read_arrays = context.read_arrays
         if self.op is None:
             self.op = self.make()
             self._probe()
@@ -206,7 +211,7 @@ class DataJuicerStage(JuicerOperator):
 
     def compute_here(self, table: pa.Table) -> Found:
         """The same, in this process."""
-        samples = self.plan.samples(table)
+        samples = self.plan.samples(table, self._read_arrays)
         with runtime.missing_package_named():
             if self.facts.asks or self.facts.plain:
                 return self._decided(samples, table)
