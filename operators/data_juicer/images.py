@@ -102,12 +102,13 @@ def _pixels(array: Array) -> Array:
     if array.dtype == np.uint8:
         return array
     if array.dtype == np.bool_:
-        return array.astype(np.uint8) * np.uint8(255)
+        return np.multiply(array, 255, dtype=np.uint8)
     if array.dtype.kind != "f":
         raise ValueError(f"its type is {array.dtype}")
     if array.size and not (array.min() >= 0 and array.max() <= 1):
         raise ValueError(f"its values lie from {array.min():.6g} to {array.max():.6g}")
-    return np.rint(array * 255).astype(np.uint8)
+    scaled: Array = np.rint(array * 255).astype(np.uint8)
+    return scaled
 
 
 def _each(array: Array) -> list[Array]:
