@@ -129,11 +129,12 @@ class AggregatorStage(JuicerOperator):
                     found = list(pool.map(lambda rows: self._aggregated(values, rows), groups))
             else:
                 found = [self._aggregated(values, rows) for rows in groups]
-        if found and all(one is None for one in found):
-            raise no_answer(self, f"{len(found)} groups")
+        asked = [one for one, was_asked in found if was_asked]
+        if asked and all(one is None for one in asked):
+            raise no_answer(self, f"{len(asked)} groups")
         results: list[Any] = [None] * table.num_rows if self.may_make else list(values)
         errors: list[str | None] = [None] * table.num_rows
-        for rows, one in zip(groups, found):
+        for rows, (one, _) in zip(groups, found):
             for place, row in enumerate(rows):
                 if one is None:
                     errors[row] = NO_ANSWER
@@ -164,21 +165,22 @@ class AggregatorStage(JuicerOperator):
                 )  # fmt: skip
         return values
 
-    def _aggregated(self, values: Sequence[Any], rows: Sequence[int]) -> list[Any] | None:
-        """What the operator made of a group: one finding, or the tags of its rows; None where a call was lost."""
+    def _aggregated(self, values: Sequence[Any], rows: Sequence[int]) -> tuple[list[Any] | None, bool]:
+        """What the operator made of a group: one finding, or the tags of its rows; None where a call was lost. And whether it asked."""
         name = self._input_name
         # It insists on a tag in every row of a group; a row without any has an empty list.
         sample = {META: [{name: values[row] or []} for row in rows], BATCH_META: {}}
         if self.may_make:
             sample[META] = [{name: values[row]} for row in rows if values[row]]
-        _LOST.calls = _LOST.in_vain = 0
+        _CALLS.made = _CALLS.lost = _CALLS.in_vain = 0
         result = self.op.process_single(sample)
-        if _LOST.calls:
-            return None
+        asked = _CALLS.made > 0
+        if _CALLS.lost:
+            return None, asked
         if not self.may_make:
-            return [plain(tags[name]) for tags in result[META]]
+            return [plain(tags[name]) for tags in result[META]], asked
         found = plain(result[BATCH_META].get(self._output_name))
-        return [found] if found else None
+        return ([found] if found else None), asked
 
     def decide(self, table: pa.Table) -> pa.Array:
         """Where it ends a grouping, every row is dropped: for the task that is made of its group, or because none can be."""
@@ -233,14 +235,15 @@ def _groups(names: pa.ChunkedArray) -> dict[str, list[int]]:
     return found
 
 
-class _Lost(threading.local):
-    """Of the group at work in this thread: parts of it that no call gave an answer for, and how often the last was tried in vain."""
+class _Calls(threading.local):
+    """Of the group at work in this thread: calls, parts that none gave an answer for, and how often the last was tried in vain."""
 
-    calls = 0
+    made = 0
+    lost = 0
     in_vain = 0
 
 
-_LOST = _Lost()
+_CALLS = _Calls()
 
 
 def _count_lost(op: Any) -> None:
@@ -261,9 +264,10 @@ def _with_parsers(op: Any) -> Iterable[Any]:
 def _counting(parse: Any, tries: int) -> Any:
     def counted(response: Any) -> Any:
         found = parse(response)
-        _LOST.in_vain = 0 if len(found) else _LOST.in_vain + 1
-        if _LOST.in_vain == tries:
-            _LOST.calls, _LOST.in_vain = _LOST.calls + 1, 0
+        _CALLS.made += 1
+        _CALLS.in_vain = 0 if len(found) else _CALLS.in_vain + 1
+        if _CALLS.in_vain == tries:
+            _CALLS.lost, _CALLS.in_vain = _CALLS.lost + 1, 0
         return found
 
     return counted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import pyarrow as pa
 
@@ -37,8 +37,6 @@ class JuicerOperator(Operator):
         args: its own arguments, as they are given to it.
         op: the operator, once `prepare` has made it.
     """
-
-    kinds: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, name: str, args: object) -> None:
         super().__init__(StageConfig())

@@ -207,7 +207,8 @@ def test_a_group_that_the_endpoint_fails_is_dropped_with_the_reason_and_asked_ab
 ) -> None:
     server = serve(lambda text: Says("busy", 500) if "bell" in text else "a summary")
     chain = task_chain(BY_TOPIC, {"nested_aggregator": endpoint(server, tokenizer, input_key="prompt")})
-    result = chain.run(tasks(["river", "bell", "bell", "river"]))
+    topics, prompts = ["river", "bell", "bell", "river"], [*PROMPTS[:2], "A bell rang.", PROMPTS[3]]
+    result = chain.run(tasks(topics, prompts))
     failed = "nested_aggregator made nothing of its group: the endpoint gave no answer that the operator understands"
     assert result.decisions["reason"].to_pylist()[1:3] == [failed, failed]
     assert [task.payload["prompt"] for task in made(result)] == ["a summary"]
@@ -232,6 +233,10 @@ def test_an_endpoint_that_never_answers_fails_the_batch(serve: Any, tokenizer: s
     chain = task_chain("naive_grouper", {"nested_aggregator": endpoint(server, tokenizer, input_key="prompt")})
     with pytest.raises(StageError, match=r"nested_aggregator got no answer that it understands for any of 1 groups"):
         chain.run(tasks())
+    # A group of one, which asks nobody, proves nothing about the endpoint.
+    by_topic = task_chain(BY_TOPIC, {"nested_aggregator": endpoint(server, tokenizer, input_key="prompt")})
+    with pytest.raises(StageError, match=r"for any of 1 groups"):
+        by_topic.run(tasks())
 
 
 def test_groups_are_asked_about_at_the_same_time(serve: Any, tokenizer: str) -> None:
