@@ -13,6 +13,7 @@ import contextlib
 import functools
 import importlib
 import importlib.metadata
+import logging
 import random
 import re
 import sys
@@ -110,7 +111,8 @@ def _registry() -> Mapping[str, Callable[..., Any]]:
     sys.addaudithook(_refuse_to_start)
     # Stopped before the operators are imported, since some check for packages at import.
     LazyLoader._install_package = staticmethod(_refuse_to_install)
-    operators = importlib.import_module("data_juicer.ops")
+    with _logging_as_it_is():
+        operators = importlib.import_module("data_juicer.ops")
     from datasets import disable_progress_bars
     from loguru import logger
 
@@ -119,6 +121,18 @@ def _registry() -> Mapping[str, Callable[..., Any]]:
     _without_access_log()
     modules: Mapping[str, Callable[..., Any]] = operators.OPERATORS.modules
     return modules
+
+
+@contextlib.contextmanager
+def _logging_as_it_is() -> Iterator[None]:
+    """Some operators set up logging for the whole process at INFO when they are imported: every request would be a line on the terminal."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
 
 
 def _without_access_log() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +258,18 @@ def test_a_deduplicator_keeps_the_first_of_equal_rows() -> None:
         same,
         same,
     ]
+
+
+def test_the_logging_of_the_process_stays_as_it_is() -> None:
+    program = """
+import logging
+from operators.build import build_chain
+
+build_chain([{"text_length_filter": {}}]).prepare()
+print(logging.getLogger().level == logging.WARNING, logging.getLogger().handlers)
+"""
+    found = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert found.stdout == "True []\n"
 
 
 def test_a_selector_chooses_the_same_rows_every_time_and_leaves_the_generators_alone() -> None:
