@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from operators.base import IDENTITY_COLUMNS, Operator, StageOutcome
 from operators.digests import input_digests
-from operators.outcomes import checked, checked_reasons
+from operators.outcomes import check_created, checked, checked_reasons
 from operators.parts import in_parts
 from operators.stage import Known, Stage, StageScores
 from rftdata.database import storable
@@ -39,7 +39,10 @@ def apply_stage(stage: Stage, table: pa.Table, known: Known) -> Applied:
     for name, values in columns.items():
         position = given.schema.get_field_index(name)
         given = given.append_column(name, values) if position < 0 else given.set_column(position, name, values)
-    return Applied(checked_reasons(StageOutcome(stage.operator.decide(given), columns), table), scores)
+    made = stage.operator.make_tasks(given)
+    for one in made:
+        check_created(one)
+    return Applied(checked_reasons(StageOutcome(stage.operator.decide(given), columns, created=made), table), scores)
 
 
 def _scored(
@@ -50,7 +53,7 @@ def _scored(
     if besides is None:
         digests = pa.nulls(given.num_rows, pa.int64())
     else:
-        digests = input_digests(given, rowwise=operator.rowwise, besides=besides)
+        digests = input_digests(given, rowwise=operator.rowwise, besides=besides, group_column=operator.group_column)
     ids = given["experience_id"].to_pylist()
     stored = _of_the_same(digests, ids, known)
     missing = _missing(stage, given, ids, stored) if stored else None
@@ -94,7 +97,8 @@ def _missing(stage: Stage, table: pa.Table, ids: Sequence[int], stored: Mapping[
     missing = pa.array([key not in stored for key in ids], pa.bool_())
     if stage.operator.rowwise:
         return missing
-    return pc.is_in(table["group_id"].combine_chunks(), value_set=pc.unique(table["group_id"].filter(missing)))
+    groups = table[stage.operator.group_column].combine_chunks()
+    return pc.is_in(groups, value_set=pc.unique(groups.filter(missing)))
 
 
 def _given(operator: Operator, table: pa.Table) -> pa.Table:

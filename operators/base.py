@@ -137,6 +137,9 @@ Messages = Sequence[Mapping[str, Any]]
 Embed = Callable[[str | None, int, Sequence[int], Sequence[str]], "NDArray[np.float32]"]
 """(model or None for the policy, tokens of a text at most, task ids, texts) -> one vector per text, [texts, dimensions]."""
 
+ReadArrays = Callable[[Sequence[int], str], "list[NDArray[Any] | None]"]
+"""(experience ids, name of an array) -> each one's array in its own shape, None where it has none."""
+
 
 @dataclass(frozen=True)
 class StageContext:
@@ -150,6 +153,7 @@ class StageContext:
         embed: gives the vectors of tasks' texts, computed once and stored; None where no tasks are decided on.
         read_taskset: the tasks of a set of the buffer, with the columns task_key, prompt and answer; None without a buffer.
         policy_version: names the weights that `generate` answers with now; None: nobody knows, and scores by them are not kept.
+        read_arrays: reads what an experience has in its segment; None without a buffer.
     """
 
     base_dir: Path = field(default_factory=Path.cwd)
@@ -159,6 +163,7 @@ class StageContext:
     embed: Embed | None = None
     read_taskset: Callable[[str], pa.Table] | None = None
     policy_version: Callable[[], str] | None = None
+    read_arrays: ReadArrays | None = None
 
 
 class Operator(ABC):
@@ -178,6 +183,8 @@ class Operator(ABC):
         rowwise: every row is decided by itself, so a batch may be cut anywhere and its parts run at the same time.
         keys: numbers that it looks for among the features and metadata of tasks, since the batch has no column of that name.
         asks: names of the questions it asks people; None: not known before, so the answers are read for it in any case.
+        group_column: whose rows of one value are scored together, where it is not `rowwise`.
+        part_of: name of the stage that makes tasks of what this one prepares: those tasks do not pass this one, either.
         base_dir: folder that relative paths in the arguments start from, the configuration file's; set before anything else is asked.
     """
 
@@ -189,6 +196,8 @@ class Operator(ABC):
     rowwise: bool = False
     keys: frozenset[str] = frozenset()
     asks: frozenset[str] | None = None
+    group_column: str = "group_id"
+    part_of: str | None = None
     base_dir: Path = Path()
 
     def __init__(self, config: StageConfig) -> None:
@@ -238,6 +247,10 @@ class Operator(ABC):
         Called for all rows, whether their scores were computed now or stored before.
         """
         return pa.nulls(table.num_rows, pa.string())
+
+    def make_tasks(self, table: pa.Table) -> Sequence[CreatedTask]:
+        """New tasks by its scores, which stand in `table`, for a stage that scores; called after `decide`, with the same rows."""
+        return ()
 
     @property
     def may_ask(self) -> bool:

@@ -9,7 +9,8 @@ import pyarrow as pa
 
 from operators.base import BATCH_SCHEMA, Operator, parse_config
 from operators.chain import Chain
-from operators.data_juicer_recipe import expand
+from operators.data_juicer.grouping import close_groupings
+from operators.data_juicer.recipe import expand
 from operators.resolve import resolve_stage
 from operators.stage import RunOptions, Stage, at, identify
 from rftdata.errors import ConfigError, RftError
@@ -56,6 +57,7 @@ def build_chain(
             except RftError as error:
                 raise at(index, name, error) from error
             stages.append(identify(index, name, operator, options, stages))
+    close_groupings(stages)
     return Chain(stages, min_group_size, require_reward)
 
 

@@ -18,7 +18,6 @@ import xxhash
 from numpy.typing import NDArray
 
 from operators.base import IDENTITY_COLUMNS
-from operators.groups import Groups
 
 Digests = NDArray[np.uint64]
 
@@ -27,13 +26,14 @@ _MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _SHIFT = np.uint64(31)
 
 
-def input_digests(table: pa.Table, *, rowwise: bool, besides: str = "") -> pa.Array:
+def input_digests(table: pa.Table, *, rowwise: bool, besides: str = "", group_column: str = "group_id") -> pa.Array:
     """One 64-bit integer per row for the values of its columns.
 
     Args:
         table: what the stage is given.
         rowwise: whether a row's answer depends on that row alone; else the digest covers all rows of its group, in their order.
         besides: what else the answer depends on.
+        group_column: rows of one value in it are a group.
     """
     rows_N = np.full(table.num_rows, _text(besides), np.uint64)
     for name in sorted(set(table.column_names) - IDENTITY_COLUMNS):
@@ -41,7 +41,8 @@ def input_digests(table: pa.Table, *, rowwise: bool, besides: str = "") -> pa.Ar
         rows_N = _mixed(rows_N ^ _text(name))
         rows_N = _mixed(rows_N ^ _column(column))
     if not rowwise and table.num_rows:
-        rows_N = _with_siblings(rows_N, Groups.of(table).group_N)
+        groups = pc.rank(table[group_column].combine_chunks(), tiebreaker="dense").to_numpy().astype(np.int64)
+        rows_N = _with_siblings(rows_N, groups)
     return pa.array(rows_N.view(np.int64))
 
 

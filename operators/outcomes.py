@@ -23,7 +23,7 @@ def checked(stage: Stage, outcome: StageOutcome, table: pa.Table) -> StageOutcom
     checked_reasons(outcome, table)
     _check_waiting(outcome, table.num_rows)
     for made in outcome.created:
-        _check_created(made)
+        check_created(made)
     written = written_columns(stage.operator)
     for name, values in outcome.columns.items():
         if name in IDENTITY_COLUMNS:
@@ -71,7 +71,7 @@ def _check_waiting(outcome: StageOutcome, num_rows: int) -> None:
             )  # fmt: skip
 
 
-def _check_created(made: object) -> None:
+def check_created(made: object) -> None:
     """What is made is stored as JSON."""
     if not isinstance(made, CreatedTask | CreatedGroup):
         raise OperatorError("made something that is neither a task nor a group", value=type(made).__name__)

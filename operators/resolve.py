@@ -7,8 +7,8 @@ from pathlib import Path
 
 from operators import BUILTINS
 from operators.base import Operator
-from operators.data_juicer import DataJuicerStage
-from operators.data_juicer_index import operator_names
+from operators.data_juicer.index import operator_names
+from operators.data_juicer.stage import juicer_stage
 from operators.row_function import RowFunction
 from rftdata import plugins
 from rftdata.errors import PluginError
@@ -26,7 +26,7 @@ def resolve_stage(name: str, args: object, base_dir: Path | None = None) -> Oper
     if not is_path and name not in own:
         juicer = operator_names()
         if name in juicer:
-            return DataJuicerStage(name, args)
+            return juicer_stage(name, args)
         near = difflib.get_close_matches(name, [*own, *juicer], n=1)
         raise PluginError(
             "unknown operator",

@@ -207,7 +207,7 @@ def _decide_all(chain: Chain, database: Database, taskset: str, reader: TaskRead
     for made_by, members in tasks_by_maker(database, ids if rowwise else everything).items():
         if not asked.intersection(members):
             continue
-        stages = [stage for stage in chain.stages if stage.name not in made_by]
+        stages = [stage for stage in chain.stages if not {stage.name, stage.operator.part_of} & {*made_by}]
         part = chain if len(stages) == len(chain.stages) else replace(chain, stages=stages, _prepared=True)
         size = _BATCH_TASKS if rowwise else len(members)
         for start in range(0, len(members), size):

@@ -159,11 +159,11 @@ class SegmentReader:
             arrays[column] = pa.chunked_array(pieces, type=kind).combine_chunks()
         return pa.table(arrays) if columns else pa.table({})
 
-    def columns(self, segment_ids: Sequence[int], name: str) -> dict[int, ColumnReader | None]:
+    def columns(self, segment_ids: Sequence[int], name: str, *, needed: bool = True) -> dict[int, ColumnReader | None]:
         """One column of some segments; None for those without it.
 
         Raises:
-            QueryError: none of them has it.
+            QueryError: none of them has it, though it is needed.
         """
         batches = self.batches(segment_ids)
         with self._lock:
@@ -172,7 +172,7 @@ class SegmentReader:
                     found = ColumnReader(batch, name) if name in batch.schema.names else None
                     self._columns[segment_id, name] = found
             readers = {segment_id: self._columns[segment_id, name] for segment_id in batches}
-        if readers and not any(readers.values()):
+        if needed and readers and not any(readers.values()):
             raise _no_such_array(name, batches.values())
         return readers
 

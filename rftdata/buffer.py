@@ -19,7 +19,7 @@ from psycopg.rows import tuple_row
 from psycopg.types.json import Jsonb
 
 from rftdata import selection
-from rftdata.arrays import purged_rows
+from rftdata.arrays import Array, purged_rows
 from rftdata.attempt import Attempt
 from rftdata.batch import SegmentReader
 from rftdata.config import BufferConfig
@@ -250,6 +250,25 @@ class Buffer:
                 )
         table = self.reader.take(places, columns)
         return table.add_column(0, "experience_id", pa.array(np.asarray(experience_ids, dtype=np.int64)))
+
+    def arrays(self, experience_ids: Sequence[int], name: str) -> list[Array | None]:
+        """One array of each experience in its own shape; None where it has none, or it was purged.
+
+        Views of the mapped files, not copies: for use within an hour, after which the bytes of a purged row's segment are overwritten.
+
+        Raises:
+            QueryError: no such experience.
+        """
+        rows = self.database.fetch("experience_addresses", experience_ids=list(experience_ids))
+        place = {row["experience_id"]: (row["segment_id"], row["segment_row"]) for row in rows}
+        missing = [i for i in experience_ids if i not in place]
+        if missing:
+            raise QueryError("no such experience", value=missing[0])
+        places = [place[i] for i in experience_ids]
+        gone = set(self.reader.purged(places))
+        readers = self.reader.columns(sorted({segment_id for segment_id, _ in places}), name, needed=False)
+        found = [(i, readers[segment_id], row) for i, (segment_id, row) in enumerate(places)]
+        return [None if reader is None or i in gone else reader.row(row) for i, reader, row in found]
 
     def verify(self) -> Iterator[str]:
         """Check every segment's checksum, every reference to it and every purge of it; yields one sentence per problem.

@@ -80,7 +80,7 @@ def _preview_experiences(config: RunConfig, buffer: Buffer, row: Row, rows: int,
     chain = build_pipeline(config)
     table = preview.sample(buffer, row, chain, rows, seed).table
     policy = Policy(config, buffer.database, row["run_id"])
-    chain.prepare(stage_context(config, policy, RunUsage(buffer.database, row["run_id"]), buffer.database))
+    chain.prepare(stage_context(config, policy, RunUsage(buffer.database, row["run_id"]), buffer))
     known = known_scores(buffer.database, chain.score_keys, table["experience_id"].to_pylist())
     result = preview.preview(chain, table, known)
     chain.close()

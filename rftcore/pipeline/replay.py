@@ -100,7 +100,7 @@ def replay(
         if not fetch(lock, "lock_replay", version=name, run_id=run["run_id"])[0]["locked"]:
             raise ConflictError(f"another process replays the version {name!r} of this run", todo="wait for its end")
         worker.says(f"replays version {name}")
-        chain.prepare(stage_context(config, policy, RunUsage(buffer.database, run["run_id"]), buffer.database))
+        chain.prepare(stage_context(config, policy, RunUsage(buffer.database, run["run_id"]), buffer))
         register(buffer.database, chain, name)
         after = 0
         while group_ids := _next(buffer, run["run_id"], name, after, config.pipelines.batch_groups):

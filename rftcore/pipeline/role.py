@@ -23,6 +23,7 @@ from rftcore.pipeline.deciding import decide
 from rftcore.pipeline.patience import Patience
 from rftcore.pipeline.policy import Policy
 from rftdata import wake
+from rftdata.buffer import Buffer
 from rftdata.claims import SealedQueue, give_back
 from rftdata.compaction import BackgroundCompaction
 from rftdata.database import Database, storable
@@ -63,7 +64,7 @@ def _work(joined: JoinedRun, worker: Worker, compaction: BackgroundCompaction, w
     worker.says("loads the operator chain")
     chain = build_pipeline(config)
     policy = Policy(config, buffer.database, worker.run_id)
-    chain.prepare(stage_context(config, policy, RunUsage(buffer.database, worker.run_id), buffer.database))
+    chain.prepare(stage_context(config, policy, RunUsage(buffer.database, worker.run_id), buffer))
     register(buffer.database, chain)
     _check_version(buffer.database, worker.run_id, chain)
     listener = wake.Listener(buffer.database, wake.SEALED, wake.RUN)
@@ -113,12 +114,13 @@ def _check_version(database: Database, run_id: int, chain: Chain) -> None:
         check_pipeline(connection, run_id, chain.version)
 
 
-def stage_context(config: RunConfig, policy: Policy, usage: UsageLedger, database: Database) -> StageContext:
+def stage_context(config: RunConfig, policy: Policy, usage: UsageLedger, buffer: Buffer) -> StageContext:
     """What the stages of a run may use."""
-    read = functools.partial(taskset_texts, database)
+    read = functools.partial(taskset_texts, buffer.database)
     return StageContext(
-        config.base_dir, policy, config.model.path, usage, read_taskset=read, policy_version=policy.version
-    )
+        config.base_dir, policy, config.model.path, usage, read_taskset=read, policy_version=policy.version,
+        read_arrays=buffer.arrays,
+    )  # fmt: skip
 
 
 def register(database: Database, chain: Chain, version: str | None = None) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from operators.data_juicer_index import operator_names
-from operators.data_juicer_runtime import version
+from operators.data_juicer.index import operator_names
+from operators.data_juicer.runtime import version
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "data-juicer.md"
 

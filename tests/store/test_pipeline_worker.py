@@ -391,7 +391,7 @@ def test_stages_are_told_which_weights_the_policy_answers_with(buffer: Buffer) -
     )  # fmt: skip
     roles = Roles(buffer)
     policy = Policy(config, buffer.database, roles.run_id)
-    context = stage_context(config, policy, RunUsage(buffer.database, roles.run_id), buffer.database)
+    context = stage_context(config, policy, RunUsage(buffer.database, roles.run_id), buffer)
     assert context.policy_version is not None
     before = context.policy_version()
     with roles.attempt(publish=False) as attempt:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from operators.data_juicer_index import index
-from operators.data_juicer_source import DECIDING, facts, stat_type
+from operators.data_juicer.arguments import _adapter, _wrong, check_types
+from operators.data_juicer.index import index
+from operators.data_juicer.source import DECIDING, facts, stat_type
 
 
 @pytest.mark.parametrize(
@@ -55,3 +56,35 @@ def test_every_operator_can_be_read() -> None:
     assert {name for name, one in found.items() if one.asks} > {"llm_quality_score_filter", "extract_keyword_mapper"}
     assert found["extract_keyword_mapper"].metas == (("keyword_key", "keyword"),)
     assert found["nlpaug_en_mapper"].draws and not found["text_length_filter"].draws
+
+
+def test_arguments_that_fit_their_types_pass() -> None:
+    check_types(facts("text_length_filter"), {"min_len": 10, "max_len": None, "text_key": "prompt", "batch_size": 4})
+    check_types(facts("text_length_filter"), {"min_len": 10.0})
+    check_types(facts("special_characters_filter"), {"max_ratio": 1})
+    check_types(facts("remove_words_with_incorrect_substrings_mapper"), {"substrings": ["http"]})
+
+
+def test_nearly_all_arguments_can_be_checked_and_no_default_is_refused() -> None:
+    checked, unknown = 0, []
+    for name in index():
+        known = facts(name)
+        for key in known.arguments or ():
+            adapter = _adapter(known.annotations[key]) if known.annotations[key] else None
+            default = known.defaults.get(key)
+            if adapter is None or (default is not None and _wrong(adapter, default)):
+                unknown.append(f"{name}.{key}")
+            else:
+                checked += 1
+        check_types(known, known.defaults)
+    assert checked > 1200 and len(unknown) < checked / 15, unknown
+
+
+def test_mappers_that_make_rows() -> None:
+    assert {name for name in index() if facts(name).makes_rows} == {
+        "extract_event_mapper", "generate_qa_from_text_mapper", "image_captioning_mapper", "image_diffusion_mapper",
+        "latex_figure_context_extractor_mapper", "nlpaug_en_mapper", "nlpcda_zh_mapper", "optimize_prompt_mapper", "text_chunk_mapper",
+        "video_captioning_from_audio_mapper", "video_captioning_from_frames_mapper", "video_captioning_from_summarizer_mapper",
+        "video_captioning_from_video_mapper", "video_captioning_from_vlm_mapper", "video_split_by_duration_mapper",
+        "video_split_by_key_frame_mapper",
+    }  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ import pyarrow as pa
 import pytest
 
 from operators.build import build_chain
-from operators.data_juicer_index import index
-from operators.data_juicer_runtime import missing_package_named
+from operators.data_juicer.index import index
+from operators.data_juicer.runtime import missing_package_named
 from operators.stage import StageError
 from rftdata.errors import ConfigError, PluginError
 from tests.batches import batch_of_groups, replaced
@@ -228,9 +229,15 @@ def test_the_same_filter_twice_reports_its_scores_once() -> None:
 
 def test_a_mapper_that_makes_new_rows_is_refused_on_experiences() -> None:
     with pytest.raises(
-        StageError, match=r"text_chunk_mapper made \d+ rows of 3; allowed: on experiences, mappers that"
+        ConfigError, match=r"text_chunk_mapper\): it makes several rows of one; allowed: on experiences, "
     ):
-        reasons({"text_chunk_mapper": {"max_len": 5}})
+        build_chain([{"text_chunk_mapper": {"max_len": 5}}])
+    # Code of one's own is known when it has run.
+    twice = {
+        "python_lambda_mapper": {"lambda_str": "lambda batch: {k: v * 2 for k, v in batch.items()}", "batched": True}
+    }
+    with pytest.raises(StageError, match=r"python_lambda_mapper made 8 rows of 4; allowed: on experiences, mappers"):
+        reasons(twice)
 
 
 def test_on_tasks_every_new_row_is_a_task_and_the_old_one_is_dropped() -> None:
@@ -251,6 +258,18 @@ def test_a_deduplicator_keeps_the_first_of_equal_rows() -> None:
         same,
         same,
     ]
+
+
+def test_the_logging_of_the_process_stays_as_it_is() -> None:
+    program = """
+import logging
+from operators.build import build_chain
+
+build_chain([{"text_length_filter": {}}]).prepare()
+print(logging.getLogger().level == logging.WARNING, logging.getLogger().handlers)
+"""
+    found = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert found.stdout == "True []\n"
 
 
 def test_a_selector_chooses_the_same_rows_every_time_and_leaves_the_generators_alone() -> None:
@@ -425,8 +444,29 @@ def test_commands_that_install_are_refused_while_an_operator_works(command: Any)
         ({"text_length_filter": {"text_key": "reward"}}, r"text_key is not a column of text"),
         ({"text_length_filter": {"prefix": "1-"}}, r"prefix does not start a column's name"),
         ({"text_length_filter": {"mode": "spark"}}, r"there is no such mode \(got 'spark'\)"),
+        (
+            {"text_length_filter": {"min_len": "ten"}},
+            r"stage 1 .*\(text_length_filter\): the argument 'min_len' is of the wrong type: .* valid integer \(got 'ten'\); allowed: int",
+        ),
+        ({"text_length_filter": {"min_len": [1, 2]}}, r"'min_len' is of the wrong type"),
+        (
+            {"text_length_filter": {"text_key": 3}},
+            r"'text_key' is of the wrong type: .* string \(got 3\); allowed: str",
+        ),
+        (
+            {"text_length_filter": {"reversed_range": "no"}},
+            r"'reversed_range' .* valid boolean \(got 'no'\); allowed: bool",
+        ),
+        ({"word_repetition_filter": {"rep_len": 0}}, r"'rep_len' .* greater than 0 \(got 0\); allowed: PositiveInt"),
+        ({"image_aspect_ratio_filter": {"min_ratio": "1:2"}}, r"'min_ratio' .* \(got '1:2'\); allowed: float"),
+        ({"replace_content_mapper": {"pattern": {"a": 1}}}, r"'pattern' .*; allowed: Union\[str, List\[str\], None\]"),
+        (
+            {"llm_quality_score_filter": {"sampling_params": "hot"}},
+            r"'sampling_params' .* object \(got 'hot'\); allowed: Dict",
+        ),
+        ({"data_juicer": {"process": [{"text_length_filter": {"max_len": "x"}}]}}, r"'max_len' is of the wrong type"),
         ({"text_length_filter": [1]}, r"arguments are not a mapping"),
-        ({"naive_grouper": {}}, r"'naive_grouper' is one of those that make other rows"),
+        ({"naive_grouper": {}}, r"on experiences a group must lie within one rollout group"),
         (
             {"specified_field_filter": {"field_key": "colour"}},
             r"a column that the batch does not have \(got 'colour'\)",

@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 
 from operators.base import CreatedTask
-from operators.data_juicer_columns import Plan
-from operators.data_juicer_runtime import Samples
-from operators.data_juicer_source import DATA_KEYS
+from operators.data_juicer.columns import Plan, plain
+from operators.data_juicer.runtime import META, Samples
+from operators.data_juicer.source import DATA_KEYS
 
 
 def reasons_of(op: Any, name: str, args: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], str]:
@@ -70,6 +70,7 @@ def made_tasks(
     kept = {source.name: list(samples[source.name]) for source in sources}
     reasons: list[str | None] = [None] * table.num_rows
     created: list[CreatedTask] = []
+    metas: Sequence[Mapping[str, Any]] = result.get(META) or ()
     for row, positions in made.items():
         if len(positions) == 1:
             for key in kept:
@@ -79,13 +80,15 @@ def made_tasks(
         given = table.slice(row, 1).to_pylist()[0]
         for number, position in enumerate(positions):
             values = {source.column: result[source.name][position] for source in sources if not source.path}
-            created.append(_task({**given, **values}, f"{given['task_key']}/{name}/{number}"))
+            tags = {tag: plain(value) for tag, value in metas[position].items() if tag in plan.made} if metas else {}
+            created.append(_task({**given, **values}, f"{given['task_key']}/{name}/{number}", tags))
     changed = [source for source in sources if kept[source.name] != samples[source.name]]
     return reasons, {source.column: source.write(table, kept[source.name]) for source in changed}, created
 
 
-def _task(row: Mapping[str, Any], key: str) -> CreatedTask:
+def _task(row: Mapping[str, Any], key: str, tags: Mapping[str, Any]) -> CreatedTask:
+    """A task like the one it was made of; its metadata has the tags that the operator gave this row of several."""
     payload = {name: row[name] for name in ("prompt", "answer") if row.get(name) is not None}
-    if row.get("metadata"):
-        payload["metadata"] = json.loads(row["metadata"])
+    if row.get("metadata") or tags:
+        payload["metadata"] = {**json.loads(row.get("metadata") or "{}"), **tags}
     return CreatedTask(str(row.get("taskset") or ""), key, payload, row["experience_id"])

@@ -13,6 +13,7 @@ import contextlib
 import functools
 import importlib
 import importlib.metadata
+import logging
 import random
 import re
 import sys
@@ -24,10 +25,12 @@ import numpy as np
 
 from rftdata.errors import ConfigError, OperatorError, PluginError
 
-STATS, META, CONTEXT = "__dj__stats__", "__dj__meta__", "__dj__context__"
+STATS, META, BATCH_META, CONTEXT = "__dj__stats__", "__dj__meta__", "__dj__batch_meta__", "__dj__context__"
 ROW = "__rft_row__"
 SEED = 0
 PACKAGE = "py-data-juicer"
+_TOKENIZER = "pretrained_model_name_or_path"
+_NO_TOKENIZER = "Failed to initialize the processor"
 
 Samples = dict[str, list[Any]]
 
@@ -64,6 +67,38 @@ def make_operator(name: str, arguments: Mapping[str, Any]) -> Any:
             raise ConfigError(f"Data-Juicer refuses the arguments of {name}: {error}", value=dict(arguments)) from error
 
 
+def make_aggregator(name: str, arguments: Mapping[str, Any], model_path: str | None) -> Any:
+    """An aggregator. It wants a tokenizer to count by: of its own model, else of the run's, unless `model_params` names one.
+
+    Raises:
+        PluginError, ConfigError: as `make_operator`.
+    """
+    op = make_operator(name, arguments)
+    if _has_tokenizer(op):
+        return op
+    if model_path is None:
+        raise ConfigError(
+            f"{name} finds no tokenizer for its model", value=arguments.get("api_model"),
+            todo="name one: model_params: {processor_config: {pretrained_model_name_or_path: FOLDER}}",
+        )  # fmt: skip
+    params = {**(arguments.get("model_params") or {}), "processor_config": {_TOKENIZER: model_path}}
+    return make_operator(name, {**arguments, "model_params": params})
+
+
+def _has_tokenizer(op: Any) -> bool:
+    """Whether an operator that asks an endpoint can count tokens; its model is opened to see it."""
+    from data_juicer.utils.model_utils import get_model
+
+    try:
+        with missing_package_named():
+            get_model(op.model_key)
+    except ValueError as error:
+        if _NO_TOKENIZER not in str(error):
+            raise
+        return False
+    return True
+
+
 @functools.cache
 def _registry() -> Mapping[str, Callable[..., Any]]:
     """Data-Juicer's registry, with its installer stopped and its log and progress bars silenced."""
@@ -76,7 +111,8 @@ def _registry() -> Mapping[str, Callable[..., Any]]:
     sys.addaudithook(_refuse_to_start)
     # Stopped before the operators are imported, since some check for packages at import.
     LazyLoader._install_package = staticmethod(_refuse_to_install)
-    operators = importlib.import_module("data_juicer.ops")
+    with _logging_as_it_is():
+        operators = importlib.import_module("data_juicer.ops")
     from datasets import disable_progress_bars
     from loguru import logger
 
@@ -85,6 +121,18 @@ def _registry() -> Mapping[str, Callable[..., Any]]:
     _without_access_log()
     modules: Mapping[str, Callable[..., Any]] = operators.OPERATORS.modules
     return modules
+
+
+@contextlib.contextmanager
+def _logging_as_it_is() -> Iterator[None]:
+    """Some operators set up logging for the whole process at INFO when they are imported: every request would be a line on the terminal."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
 
 
 def _without_access_log() -> None:
@@ -229,8 +277,10 @@ def select(op: Any, kind: str, samples: Samples, num_samples: int) -> tuple[set[
 
     columns: Samples = dict(samples)
     if kind == "deduplicator":
-        rows = [dict(op.compute_hash(row)) for row in rows_of(samples, num_samples)]
-        columns = {key: [row[key] for row in rows] for key in rows[0]}
+        # The number comes first: a row of nothing but lists of one image each is taken for a batch.
+        rows = [dict(op.compute_hash({ROW: number, **row})) for number, row in enumerate(rows_of(samples, num_samples))]
+        # Hashes are made: a data set need not carry the images.
+        columns = {key: [row[key] for row in rows] for key in rows[0] if key not in (ROW, "image_bytes")}
     dataset = NestedDataset(Dataset.from_dict({**columns, ROW: list(range(num_samples))}))
     result = op.process(dataset)
     left = (result[0] if isinstance(result, tuple) else result).to_dict()

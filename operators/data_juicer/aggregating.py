@@ -1,0 +1,273 @@
+"""Aggregators: what an operator finds out about a whole group of rows, as columns; on tasks, a new task of every group.
+
+What is found out (`dj_entity_attribute`, the same for all rows of a group) is a score: stored, and not asked for again while the group is the
+same. On tasks the last aggregator of a grouping drops the rows of a group and makes one task of them, with its finding as the prompt;
+the metadata has what all aggregators of the grouping found. `meta_tags_aggregator` finds nothing out about a group: it changes the
+tags of its rows, which go on. On experiences rows always go on.
+
+These operators swallow what an endpoint raises and leave a part out, or all: such a group has no finding, and is asked about again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pyarrow as pa
+
+from operators.base import CreatedTask, StageContext, StageOutcome
+from operators.data_juicer import runtime
+from operators.data_juicer.base import JuicerOperator, with_columns
+from operators.data_juicer.columns import Source, column_name, column_of, plain, reference_source, unpacked
+from operators.data_juicer.filtering import NO_ANSWER, no_answer
+from operators.data_juicer.grouping import FOUND, GROUP, found_about, group_position, grouping, on_tasks
+from operators.data_juicer.runtime import BATCH_META, META
+from rftdata.errors import ConfigError, OperatorError
+
+_TAGS = "meta_tag_key"
+_OF_TASKS = frozenset({"task_key", "taskset"})
+
+
+class AggregatorStage(JuicerOperator):
+    """One aggregator.
+
+    Attributes:
+        is_on_tasks: whether batches are of tasks.
+        ends: whether it makes a task of every group (`operators.data_juicer.grouping.close_groupings`).
+    """
+
+    is_on_tasks = False
+    ends = False
+
+    def __init__(self, name: str, args: object) -> None:
+        super().__init__(name, args)
+        self.group_column = self.prefix + GROUP
+        self._why_column = self.error_column = f"{self.prefix}{name}_error"
+        self._input: Source | None = None
+        self._besides: Sequence[str] = ()
+
+    @property
+    def may_make(self) -> bool:
+        """Whether it finds something out about a group; the other kind changes the rows' tags."""
+        return _TAGS not in (self.facts.arguments or ())
+
+    @property
+    def _input_name(self) -> str:
+        """The name under which the operator looks for its input in a row's tags."""
+        argument = "input_key" if self.may_make else _TAGS
+        return str(self.args.get(argument, self.facts.defaults.get(argument)) or self.args.get("text_key") or "text")
+
+    @property
+    def _output_name(self) -> str:
+        return str(self.args.get("output_key") or self.facts.defaults.get("output_key") or self._input_name)
+
+    @property
+    def _found_column(self) -> str:
+        if not self.may_make:
+            return self.input.column
+        return column_name(self.prefix, re.sub(r"\W+", "_", self._output_name))
+
+    @property
+    def input(self) -> Source:
+        """Where it finds what it aggregates; known once the schema is."""
+        assert self._input is not None
+        return self._input
+
+    def validate_schema(self, schema: pa.Schema) -> pa.Schema:
+        group_position(schema, self.prefix)
+        self.is_on_tasks = on_tasks(schema)
+        self._input = found = reference_source(self._input_name, self.prefix, schema)
+        if found is None:
+            argument = "input_key" if self.may_make else _TAGS
+            raise ConfigError(
+                f"{argument} is neither a column of the batch nor a tag that an earlier stage finds", value=self._input_name,
+                allowed=", ".join(schema.names), todo=f"set {argument} to what is to be aggregated",
+            )  # fmt: skip
+        if not self.may_make and (found.path or not pa.types.is_string(schema.field(found.column).type)):
+            raise ConfigError(f"{_TAGS} is no column of tags", value=self._input_name, allowed="a column of text")
+        if self.may_make and self._found_column in schema.names:
+            raise ConfigError(
+                "an earlier stage makes the column that it would", value=self._found_column, todo="set its output_key"
+            )
+        self._besides = found_about(schema, self.prefix) if self.is_on_tasks else ()
+        self.reads = frozenset({found.column, self.group_column, *self._besides}) | (_OF_TASKS & set(schema.names))
+        self.writes = frozenset()
+        self.scores = {self._found_column: pa.string(), self._why_column: pa.string()}
+        return self._noted(with_columns(schema, self.scores))
+
+    def _noted(self, schema: pa.Schema) -> pa.Schema:
+        """The schema, which says of its finding that it is about the groups of this grouping."""
+        if not self.may_make:
+            return schema
+        position = schema.get_field_index(self._found_column)
+        return schema.set(position, schema.field(position).with_metadata({FOUND: grouping(schema, self.prefix)}))
+
+    def score_spec(self) -> dict[str, Any]:
+        return {**self.spec(), "columns": [self.input.column, *self.input.path]}
+
+    def prepare(self, context: StageContext) -> None:
+        if self.op is None:
+            folder = context.base_dir / (context.model_path or "")
+            model_path = str(folder) if context.model_path and folder.is_dir() else context.model_path
+            self.op = runtime.make_aggregator(self.name, self.args, model_path)
+            _count_lost(self.op)
+
+    def apply(self, table: pa.Table) -> StageOutcome:
+        if self.op is None:
+            self.prepare(StageContext())
+        values = self._values(table)
+        groups = [rows for rows in _groups(table[self.group_column]).values() if any(values[row] for row in rows)]
+        workers = self.args.get("num_proc")
+        with runtime.missing_package_named():
+            if isinstance(workers, int) and workers > 1 and len(groups) > 1:
+                with ThreadPoolExecutor(workers, thread_name_prefix=self.name) as pool:
+                    found = list(pool.map(lambda rows: self._aggregated(values, rows), groups))
+            else:
+                found = [self._aggregated(values, rows) for rows in groups]
+        asked = [one for one, was_asked in found if was_asked]
+        if asked and all(one is None for one in asked):
+            raise no_answer(self, f"{len(asked)} groups")
+        results: list[Any] = [None] * table.num_rows if self.may_make else list(values)
+        errors: list[str | None] = [None] * table.num_rows
+        for rows, (one, _) in zip(groups, found):
+            for place, row in enumerate(rows):
+                if one is None:
+                    errors[row] = NO_ANSWER
+                elif self.may_make:
+                    results[row] = one[0]
+                elif values[row]:
+                    results[row] = one[place]
+        return StageOutcome.keep_all(
+            table.num_rows,
+            {self._found_column: column_of(results, pa.string()), self._why_column: pa.array(errors, pa.string())},
+        )
+
+    def _values(self, table: pa.Table) -> list[Any]:
+        """What it reads of every row: a text, for tags a list of texts, too; None where there is nothing.
+
+        Raises:
+            OperatorError: it is something else.
+        """
+        values = self.input.read(table)
+        if not self.may_make:
+            values = [unpacked(value) for value in values]
+        for value in values:
+            texts = value if isinstance(value, list) and not self.may_make else [value]
+            if any(text is not None and not isinstance(text, str) for text in texts):
+                raise OperatorError(
+                    f"{self._input_name} holds something that {self.name} cannot aggregate", value=value,
+                    allowed="a text" if self.may_make else "a text, or a list of texts",
+                )  # fmt: skip
+        return values
+
+    def _aggregated(self, values: Sequence[Any], rows: Sequence[int]) -> tuple[list[Any] | None, bool]:
+        """What the operator made of a group: one finding, or the tags of its rows; None where a call was lost. And whether it asked."""
+        name = self._input_name
+        # It insists on a tag in every row of a group; a row without any has an empty list.
+        sample = {META: [{name: values[row] or []} for row in rows], BATCH_META: {}}
+        if self.may_make:
+            sample[META] = [{name: values[row]} for row in rows if values[row]]
+        _CALLS.made = _CALLS.lost = _CALLS.in_vain = 0
+        result = self.op.process_single(sample)
+        asked = _CALLS.made > 0
+        if _CALLS.lost:
+            return None, asked
+        if not self.may_make:
+            return [plain(tags[name]) for tags in result[META]], asked
+        found = plain(result[BATCH_META].get(self._output_name))
+        return ([found] if found else None), asked
+
+    def decide(self, table: pa.Table) -> pa.Array:
+        """Where it ends a grouping, every row is dropped: for the task that is made of its group, or because none can be."""
+        if not self.ends:
+            return pa.nulls(table.num_rows, pa.string())
+        values, found = self._values(table), table[self._found_column].to_pylist()
+        reasons: list[str | None] = []
+        sizes = {
+            name: sum(1 for row in rows if values[row]) for name, rows in _groups(table[self.group_column]).items()
+        }
+        for value, text, why, name in zip(
+            values, found, table[self._why_column].to_pylist(), table[self.group_column].to_pylist()
+        ):
+            if not value:
+                reasons.append(f"{self._input_name} is empty, which {self.name} cannot aggregate")
+            elif text is None:
+                reasons.append(f"{self.name} made nothing of its group" + (f": {why}" if why else ""))
+            else:
+                reasons.append(f"{self.name} made one task of its group of {sizes[name]}")
+        return pa.array(reasons, pa.string())
+
+    def make_tasks(self, table: pa.Table) -> Sequence[CreatedTask]:
+        """One task of every group, where it ends a grouping."""
+        if not self.ends:
+            return []
+        values, found = self._values(table), table[self._found_column].to_pylist()
+        return [
+            self._task(table, name, [row for row in rows if values[row]], values, unpacked(found[rows[0]]))
+            for name, rows in _groups(table[self.group_column]).items()
+            if found[rows[0]] is not None
+        ]
+
+    def _task(self, table: pa.Table, group: str, rows: Sequence[int], values: Sequence[Any], found: Any) -> CreatedTask:
+        parents = table["experience_id"].take(pa.array(rows)).to_pylist()
+        keys = table["task_key"].take(pa.array(rows)).to_pylist()
+        given = json.dumps([self.score_spec(), group, sorted(zip(keys, (values[row] for row in rows)))], sort_keys=True)
+        key = f"{self.name}/{hashlib.sha256(given.encode()).hexdigest()[:16]}"
+        prompt = ", ".join(str(one) for one in found) if isinstance(found, list) else str(found)
+        besides = {name.removeprefix(self.prefix): unpacked(table[name][rows[0]].as_py()) for name in self._besides}
+        metadata = {GROUP: unpacked(group), **besides, self._found_column.removeprefix(self.prefix): found}
+        return CreatedTask(
+            str(table["taskset"][rows[0]]), key, {"prompt": prompt, "metadata": metadata}, parents[0],
+            {"parent_task_ids": parents},
+        )  # fmt: skip
+
+
+def _groups(names: pa.ChunkedArray) -> dict[str, list[int]]:
+    """The rows of every group, in the order of the table."""
+    found: dict[str, list[int]] = {}
+    for row, name in enumerate(names.to_pylist()):
+        found.setdefault(name, []).append(row)
+    return found
+
+
+class _Calls(threading.local):
+    """Of the group at work in this thread: calls, parts that none gave an answer for, and how often the last was tried in vain."""
+
+    made = 0
+    lost = 0
+    in_vain = 0
+
+
+_CALLS = _Calls()
+
+
+def _count_lost(op: Any) -> None:
+    """Notice parts of a group that an operator gave up on: it goes on without, and says nothing.
+
+    It tries a part `try_num` times until `parse_output` makes something of the answer, which is empty where the call failed.
+    """
+    for one in _with_parsers(op):
+        one.parse_output = _counting(one.parse_output, int(one.try_num))
+
+
+def _with_parsers(op: Any) -> Iterable[Any]:
+    yield op
+    if hasattr(op, "nested_sum"):
+        yield op.nested_sum
+
+
+def _counting(parse: Any, tries: int) -> Any:
+    def counted(response: Any) -> Any:
+        found = parse(response)
+        _CALLS.made += 1
+        _CALLS.in_vain = 0 if len(found) else _CALLS.in_vain + 1
+        if _CALLS.in_vain == tries:
+            _CALLS.lost, _CALLS.in_vain = _CALLS.lost + 1, 0
+        return found
+
+    return counted

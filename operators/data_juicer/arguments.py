@@ -1,0 +1,79 @@
+"""Whether arguments are of the types that an operator's constructor is annotated with: found before anything runs.
+
+Data-Juicer's operators take what they are given and fail on the first batch, or compare a number with a text. Annotations are read from
+their source like everything else. One that names a class of Data-Juicer's own, or that the operator's own default does not fit,
+proves nothing: such arguments are not checked. Null is always allowed, as in Data-Juicer: it stands for no bound.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+import pydantic
+
+from operators.data_juicer.source import Facts
+from rftdata.errors import ConfigError
+
+_NAMES: Mapping[str, Any] = {
+    **{name: getattr(typing, name) for name in ("Any", "Dict", "List", "Literal", "Optional", "Sequence", "Set", "Tuple", "Union")},
+    **{name: getattr(pydantic, name) for name in ("Field", "NonNegativeFloat", "NonNegativeInt", "PositiveFloat", "PositiveInt")},
+    "Annotated": typing.Annotated,
+    "ClosedUnitInterval": typing.Annotated[float, pydantic.Field(ge=0, le=1)],
+    "bool": bool, "dict": dict, "float": float, "int": int, "list": list, "set": set, "str": str, "tuple": tuple,
+}  # fmt: skip
+
+
+def check_types(facts: Facts, args: Mapping[str, Any]) -> None:
+    """Refuse an argument of the wrong type.
+
+    Raises:
+        ConfigError: names it, with its value and the type.
+    """
+    for key, value in args.items():
+        annotation = facts.annotations.get(key)
+        if not annotation or value is None:
+            continue
+        adapter = _adapter(annotation)
+        if adapter is None or (key in facts.defaults and _wrong(adapter, facts.defaults[key])):
+            continue
+        wrong = _wrong(adapter, value)
+        if wrong:
+            raise ConfigError(f"the argument {key!r} is of the wrong type: {wrong}", value=value, allowed=annotation)
+
+
+@functools.cache
+def _adapter(annotation: str) -> pydantic.TypeAdapter[Any] | None:
+    """What checks values of a type; None where the annotation is not of known names."""
+    try:
+        return pydantic.TypeAdapter(eval(annotation, {"__builtins__": {}}, dict(_NAMES)))
+    except (NameError, TypeError, AttributeError, pydantic.PydanticUserError):
+        return None
+
+
+def _wrong(adapter: pydantic.TypeAdapter[Any], value: Any) -> str:
+    """What is wrong with a value; empty where it fits, or cannot be told."""
+    try:
+        # As JSON: strict, but a list of YAML may stand for a tuple or set.
+        adapter.validate_json(json.dumps(_whole(value)), strict=True)
+    except pydantic.ValidationError as error:
+        messages = list(dict.fromkeys(str(one["msg"]) for one in error.errors()))
+        return " or ".join(message[:1].lower() + message[1:] for message in messages[:3])
+    except TypeError:
+        return ""
+    return ""
+
+
+def _whole(value: Any) -> Any:
+    """Whole numbers as such: 10.0 is as good as 10 where an operator counts."""
+    if isinstance(value, float) and math.isfinite(value) and value.is_integer():
+        return int(value)
+    if isinstance(value, list | tuple):
+        return [_whole(inner) for inner in value]
+    if isinstance(value, Mapping):
+        return {key: _whole(inner) for key, inner in value.items()}
+    return value

@@ -1,0 +1,112 @@
+"""What all stages that stand for a Data-Juicer operator share: its arguments, what they determine, and the operator itself once it is made."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from operators.base import CreatedTask, Operator, StageConfig, unknown_key
+from operators.data_juicer import runtime
+from operators.data_juicer.arguments import check_types
+from operators.data_juicer.columns import Plan
+from operators.data_juicer.source import DATA_KEYS, RUNNING, Facts, facts
+from rftdata.errors import ConfigError
+
+MODES = ("default", "ray")
+OWN_ARGUMENTS = ("prefix", "mode")
+
+
+@dataclass
+class Found:
+    """What an operator made of a table whose texts are all there: what `StageOutcome` holds, before nulls are put back."""
+
+    reasons: list[str | None] | None = None
+    columns: dict[str, pa.Array] = field(default_factory=dict)
+    created: list[CreatedTask] = field(default_factory=list)
+
+
+class JuicerOperator(Operator):
+    """One Data-Juicer operator by its own name, with its own arguments, `prefix` and `mode`.
+
+    Attributes:
+        facts: what its source says.
+        args: its own arguments, as they are given to it.
+        op: the operator, once `prepare` has made it.
+    """
+
+    def __init__(self, name: str, args: object) -> None:
+        super().__init__(StageConfig())
+        if not isinstance(args, Mapping | None):
+            raise ConfigError("its arguments are not a mapping", value=args)
+        self.name = name
+        self.facts: Facts = facts(name)
+        self.args: dict[str, Any] = {str(key): value for key, value in (args or {}).items()}
+        self.mode = self.args.pop("mode", "default")
+        self.prefix = self.args.pop("prefix", "dj_")
+        self._check()
+        self.reads = None
+        self.writes = None
+        self.op: Any = None
+        self._plan: Plan | None = None
+        self._schema: pa.Schema | None = None
+
+    def _check(self) -> None:
+        known = self.facts.known_arguments
+        for key in self.args if known is not None else ():
+            if known is not None and key not in known:
+                raise unknown_key(key, [*(self.facts.arguments or ()), "text_key", *OWN_ARGUMENTS])
+        check_types(self.facts, self.args)
+        if self.mode not in MODES:
+            raise ConfigError("there is no such mode", value=self.mode, allowed=", ".join(MODES))
+        if not isinstance(self.prefix, str) or not re.fullmatch(r"[A-Za-z_]\w*", self.prefix):
+            raise ConfigError(
+                "prefix does not start a column's name", value=self.prefix, allowed="letters, digits and _"
+            )
+
+    def spec(self) -> dict[str, Any]:
+        args = {key: _without_secrets(value) for key, value in self.args.items() if key not in RUNNING}
+        return {"args": args, "prefix": self.prefix, runtime.PACKAGE: runtime.version()}
+
+    def make(self) -> Any:
+        """The operator, which finds its columns under Data-Juicer's own names."""
+        keys = {key: DATA_KEYS[key] for key in self.facts.data_keys}
+        return runtime.make_operator(self.name, {**self.args, **keys})
+
+    def close(self) -> None:
+        self.op = None
+
+    @property
+    def whole_schema(self) -> pa.Schema:
+        """The columns of the batches of its chain at this place."""
+        assert self._schema is not None
+        return self._schema
+
+    @property
+    def plan(self) -> Plan:
+        """The columns it reads and makes; known once the schema is."""
+        assert self._plan is not None
+        return self._plan
+
+    def unreadable(self, column: str) -> str:
+        """Why a row is dropped whose text is null."""
+        return f"{column} is null, which {self.name} cannot read"
+
+
+def with_columns(schema: pa.Schema, found: Mapping[str, pa.DataType]) -> pa.Schema:
+    """The schema with these columns, in place of those of the same name."""
+    for name, kind in found.items():
+        position = schema.get_field_index(name)
+        added = pa.field(name, kind)
+        schema = schema.append(added) if position < 0 else schema.set(position, added)
+    return schema
+
+
+def _without_secrets(value: Any) -> Any:
+    """An argument as it may be stored with a pipeline's version."""
+    if isinstance(value, Mapping):
+        return {key: _without_secrets(inner) for key, inner in value.items() if key != "api_key"}
+    return value

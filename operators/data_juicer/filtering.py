@@ -1,0 +1,108 @@
+"""A filter at work: its statistics as columns, and its own decision on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from operators.base import StageContext
+from operators.data_juicer import runtime
+from operators.data_juicer.base import Found, JuicerOperator
+from operators.data_juicer.columns import column_name, column_of
+from operators.data_juicer.making import reasons_of
+from operators.data_juicer.runtime import STATS, Samples
+from operators.data_juicer.source import stat_type
+from rftdata.errors import OperatorError
+
+
+def statistics(stage: JuicerOperator, samples: Samples, num_rows: int) -> Found:
+    """The columns that a filter computes; reasons where it does not decide on its statistics alone."""
+    given = samples.pop(STATS, None)
+    samples = runtime.compute_stats(stage.op, samples, num_rows, given)
+    if not stage.facts.splits:
+        kept = runtime.keeps(stage.op, samples, num_rows)
+        reason = reasons_of(stage.op, stage.name, stage.args)
+        return Found([None if keep else reason(stats) for keep, stats in zip(kept, samples[STATS])])
+    stats = samples[STATS]
+    columns: dict[str, pa.Array] = {}
+    if stage.facts.asks:
+        stats, errors = _answered(stage, stats)
+        columns[str(stage.error_column)] = pa.array(errors, pa.string())
+    for name in stage.facts.stats:
+        kind = stat_type(name)
+        columns[column_name(stage.prefix, name)] = column_of([row.get(name) for row in stats], kind)
+    return Found(None, columns)
+
+
+def _answered(stage: JuicerOperator, stats: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str | None]]:
+    """Statistics without those that stand for a call that failed, and what to say of these.
+
+    Data-Juicer's operators swallow what an endpoint raises and give zero or false.
+    """
+    failed = [not _has_answer(row) for row in stats]
+    if stats and all(failed):
+        raise no_answer(stage, f"{len(stats)} rows")
+    errors = [NO_ANSWER if bad else None for bad in failed]
+    return [{} if bad else dict(row) for row, bad in zip(stats, failed)], errors
+
+
+NO_ANSWER = "the endpoint gave no answer that the operator understands"
+
+
+def no_answer(stage: JuicerOperator, what: str) -> OperatorError:
+    """The error where not a single call gave anything."""
+    model = (
+        stage.args.get("api_or_hf_model") or stage.args.get("api_model") or stage.facts.defaults.get("api_or_hf_model")
+    )
+    return OperatorError(
+        f"{stage.name} got no answer that it understands for any of {what}", value=model,
+        todo="check that the endpoint runs and knows the model (api_endpoint, model_params.base_url, OPENAI_BASE_URL)",
+    )  # fmt: skip
+
+
+def _has_answer(stats: Mapping[str, Any]) -> bool:
+    """Whether a model's answer stands behind statistics: there is a record of it, or tokens were counted."""
+    records = [value for name, value in stats.items() if name.endswith("_record")]
+    usage = stats.get("llm_semantic_usage")
+    if isinstance(usage, Mapping):
+        return bool(usage.get("total_tokens"))
+    return any(records) if records else bool(stats)
+
+
+def decisions(stage: JuicerOperator, table: pa.Table) -> pa.Array:
+    """A filter's own decision on its statistics, as stored; rows without are dropped."""
+    if stage.op is None:
+        stage.prepare(StageContext())
+    values = {name: table[column_name(stage.prefix, name)] for name in stage.facts.stats}
+    found = {name: column for name, column in values.items() if column.null_count < table.num_rows}
+    if len(found) == 1 and not next(iter(found.values())).null_count:
+        ((name, column),) = found.items()
+        stats = [{name: value} for value in column.to_pylist()]
+    else:
+        rows = {name: column.to_pylist() for name, column in found.items()}
+        stats = [
+            {name: column[row] for name, column in rows.items() if column[row] is not None}
+            for row in range(table.num_rows)
+        ]
+    scored = [row for row in stats if row]
+    with runtime.missing_package_named():
+        kept = runtime.keeps(stage.op, {STATS: scored}, len(scored)) if scored else []
+    reason = reasons_of(stage.op, stage.name, stage.args)
+    if len(scored) == table.num_rows:
+        return pa.array([None if keep else reason(row) for keep, row in zip(kept, stats)], pa.string())
+    answers = iter(kept)
+    reasons = [
+        (None if next(answers) else reason(row)) if row else _unscored(stage, table, position)
+        for position, row in enumerate(stats)
+    ]
+    return pa.array(reasons, pa.string())
+
+
+def _unscored(stage: JuicerOperator, table: pa.Table, position: int) -> str:
+    for name in stage.plan.texts:
+        if not table[name][position].is_valid:
+            return stage.unreadable(name)
+    why = table[stage.error_column][position].as_py() if stage.error_column else None
+    return f"{stage.name} has no statistic for it" + (f": {why}" if why else "")

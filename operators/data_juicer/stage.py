@@ -1,0 +1,246 @@
+"""Any Data-Juicer operator by its own name as a stage, with its own arguments.
+
+    - text_length_filter: {min_len: 10, max_len: 2000}
+    - clean_links_mapper: {}
+    - document_deduplicator: {lowercase: true, text_key: prompt}
+    - image_aspect_ratio_filter: {image_key: metadata.images}
+
+`text_key`, `query_key`, `image_key` and so on name the columns to read; by default a text is the `response` (of a task the `prompt`).
+The operator's own methods are called on the batch as it stands, without JSON or a Hugging Face data set in between.
+
+A filter's statistics become columns (`dj_text_len`; `prefix: prompt_` makes it `prompt_text_len`) that later stages read. They are
+scores: stored, and not computed again when only the bounds change, since bounds are looked at in `decide`. So are the tags of
+a mapper that only tags. Other mappers change columns for the later stages only: what was sampled stays as it is in the
+buffer. A deduplicator or selector decides within the batch it is given. A mapper that makes several rows of one is refused on
+experiences; on tasks each becomes a new task, and the old one is dropped. Groupers, aggregators and pipelines are refused.
+
+`mode: ray` spreads a stage over a Ray cluster (`operators.data_juicer.over_ray`). Whole recipes: `operators.data_juicer.recipe`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from operators.base import ReadArrays, StageContext, StageOutcome
+from operators.data_juicer import runtime
+from operators.data_juicer.aggregating import AggregatorStage
+from operators.data_juicer.base import Found, JuicerOperator, with_columns
+from operators.data_juicer.columns import TEXT_KEYS, Plan, column_name, make_plan
+from operators.data_juicer.filtering import decisions, statistics
+from operators.data_juicer.grouping import GrouperStage, ReverseGrouperStage, on_tasks
+from operators.data_juicer.images import check_arrays
+from operators.data_juicer.index import index
+from operators.data_juicer.mapping import mapped
+from operators.data_juicer.runtime import ROW, Samples
+from operators.data_juicer.source import meta_type, stat_type
+from rftdata.errors import ConfigError, PluginError
+
+_INSTEAD = {
+    "ray_repartition_pipeline": "leave it out: a stage with mode: ray cuts its rows itself, one part per CPU",
+}
+_OF_NEW_TASKS = frozenset({"task_key", "taskset", "prompt", "answer", "metadata"})
+
+
+def juicer_stage(name: str, args: object) -> JuicerOperator:
+    """The stage for an operator.
+
+    Raises:
+        ConfigError: its arguments are wrong.
+        PluginError: it is of a kind that cannot be a stage.
+    """
+    kind = index()[name].kind
+    if kind == "grouper":
+        return (ReverseGrouperStage if name == "naive_reverse_grouper" else GrouperStage)(name, args)
+    if kind == "aggregator":
+        return AggregatorStage(name, args)
+    if kind == "pipeline":
+        raise PluginError(
+            f"the Data-Juicer operator {name!r} works on a whole data set of Ray's, not on a batch of rows ({kind})",
+            allowed="filters, mappers, deduplicators, selectors, groupers and aggregators",
+            todo=_INSTEAD.get(name, "run it in a Data-Juicer job of its own before the tasks are loaded"),
+        )
+    return DataJuicerStage(name, args)
+
+
+class DataJuicerStage(JuicerOperator):
+    """A filter, mapper, deduplicator or selector; see the module's text for what each does."""
+
+    def __init__(self, name: str, args: object) -> None:
+        super().__init__(name, args)
+        self._read_arrays: ReadArrays | None = None
+        self.rowwise = self.facts.kind in ("filter", "mapper") and not self.facts.draws and not name.startswith("ray_")
+
+    def depends_on(self) -> str | None:
+        """Where it draws, the other rows of the batch, too: such scores are not used again."""
+        return None if self.facts.draws else ""
+
+    def score_spec(self) -> dict[str, Any]:
+        spec = self.spec()
+        spec["args"] = {key: value for key, value in spec["args"].items() if key not in self.facts.bounds}
+        columns = self._plan.sources if self._plan and not self.facts.reads_all else ()
+        return {**spec, "columns": [source.place for source in columns]}
+
+    def validate_schema(self, schema: pa.Schema) -> pa.Schema:
+        self._refuse_to_make_rows(schema)
+        self._schema = schema
+        self._plan = plan = make_plan(self.facts, self.args, self.prefix, schema)
+        if any(source.array for source in plan.sources):
+            check_arrays(self.facts, self.mode, is_task=on_tasks(schema))
+        self.reads = None if self.facts.reads_all else plan.reads
+        if self.facts.kind == "mapper" and "task_key" in schema.names and self.reads is not None:
+            self.reads |= _OF_NEW_TASKS & set(schema.names)
+        found = self._found_columns(plan)
+        if self.facts.splits or (self.facts.metas and not self._rewrites and not self.facts.makes_rows):
+            self.scores = found
+            self.writes = frozenset()
+        elif self.facts.kind in ("filter", "selector"):
+            self.writes = frozenset()
+        elif self.facts.kind == "mapper" and (self.facts.reads_all or self.facts.data_keys - TEXT_KEYS):
+            self.writes = None
+        else:
+            self.writes = plan.columns | frozenset(found)
+        return with_columns(schema, found)
+
+    def _refuse_to_make_rows(self, schema: pa.Schema) -> None:
+        """Experiences are what was sampled: no stage makes several of one.
+
+        Some mappers make one row of one when they leave the original out; whether they do is seen when they run.
+        """
+        if self.facts.makes_rows and not on_tasks(schema) and self.args.get("keep_original_sample") is not False:
+            raise ConfigError(
+                "it makes several rows of one", allowed="on experiences, mappers that give one row for one row",
+                todo="use it on tasks (pipelines.task), where each becomes a task",
+            )  # fmt: skip
+
+    @property
+    def _rewrites(self) -> bool:
+        return self.facts.rewrites or bool(self.args.get("drop_text"))
+
+    def _found_columns(self, plan: Plan) -> dict[str, pa.DataType]:
+        """Columns of what the operator finds out about a row, with their types."""
+        if self.facts.splits:
+            found = {column_name(self.prefix, name): stat_type(name) for name in self.facts.stats}
+            if self.facts.asks:
+                self.error_column = f"{self.prefix}{self.name}_error"
+                found[self.error_column] = pa.string()
+            return found
+        given = {column for _, _, column in plan.nested}
+        found = {column: meta_type(name) for name, column in plan.made.items() if column not in given or self._rewrites}
+        if found and self.facts.asks and not self._rewrites and not self.facts.makes_rows:
+            self.error_column = f"{self.prefix}{self.name}_error"
+            found[self.error_column] = pa.string()
+        return found
+
+    def prepare(self, context: StageContext) -> None:
+        self._read_arrays = context.read_arrays
+        if self.op is None:
+            self.op = self.make()
+            self._probe()
+
+    def _probe(self) -> None:
+        """Run one line of text through, so that a missing package is found before the first batch."""
+        known = self.facts
+        if known.data_keys != {"text_key"} or known.asks or known.reads_all or self.name.startswith("ray_"):
+            return
+        try:
+            samples: Samples = {"text": ["Two plain sentences. This is the second one."]}
+            with runtime.missing_package_named():
+                if known.kind == "filter":
+                    runtime.compute_stats(self.op, samples, 1)
+                elif known.kind == "mapper":
+                    runtime.process(self.op, samples, 1, tags=known.tags)
+                else:
+                    runtime.select(self.op, known.kind, samples, 1)
+        except PluginError:
+            raise
+        except Exception:  # noqa: BLE001 - whatever else a line of plain text provokes says nothing about real batches
+            return
+
+    def apply(self, table: pa.Table) -> StageOutcome:
+        if self._plan is None:
+            self.validate_schema(table.schema)
+        if self.op is None:
+            self.prepare(StageContext())
+        unread = [name for name in self.plan.texts if table[name].null_count]
+        if not unread:
+            found = self._compute(table)
+            reasons = (
+                pa.nulls(table.num_rows, pa.string()) if found.reasons is None else pa.array(found.reasons, pa.string())
+            )
+            return StageOutcome(reasons, found.columns, created=found.created)
+        readable = pc.is_valid(table[unread[0]].combine_chunks())
+        for name in unread[1:]:
+            readable = pc.and_(readable, pc.is_valid(table[name].combine_chunks()))
+        part = table.filter(readable)
+        found = self._compute(part) if part.num_rows else Found()
+        return self._with_unread(table, readable, found, unread[0])
+
+    def _with_unread(self, table: pa.Table, readable: pa.Array, found: Found, unread: str) -> StageOutcome:
+        """The outcome for all rows: those with a null text are kept by a mapper, unscored by a filter, else dropped."""
+        mask = readable.to_numpy(zero_copy_only=False)
+        place = pa.array(np.cumsum(mask) - 1, mask=~mask)
+        keeps = self.facts.kind == "mapper" or bool(self.scores)
+        reasons = np.full(table.num_rows, None if keeps else self.unreadable(unread), object)
+        reasons[mask] = found.reasons
+        columns = {}
+        for name, kind in self.scores.items():
+            columns[name] = found.columns[name].take(place) if name in found.columns else pa.nulls(table.num_rows, kind)
+        for name, values in found.columns.items():
+            if name in columns:
+                continue
+            columns[name] = values.take(place)
+            if name in table.column_names:
+                columns[name] = pc.if_else(readable, columns[name], table[name].combine_chunks())
+        return StageOutcome(pa.array(reasons, pa.string()), columns, created=found.created)
+
+    def _compute(self, table: pa.Table) -> Found:
+        """What the operator makes of rows that it can read."""
+        if self.mode == "ray" and self.rowwise:
+            from operators.data_juicer.over_ray import spread
+
+            return spread(self, table)
+        if self.name.startswith("ray_"):
+            from operators.data_juicer.over_ray import keeps_first
+
+            return Found(keeps_first(self.make(), self.name, self.plan.samples(table), table.num_rows))
+        return self.compute_here(table)
+
+    def compute_here(self, table: pa.Table) -> Found:
+        """The same, in this process."""
+        samples = self.plan.samples(table, self._read_arrays)
+        with runtime.missing_package_named():
+            if self.facts.asks or self.facts.plain:
+                return self._decided(samples, table)
+            with runtime.repeatable():
+                return self._decided(samples, table)
+
+    def _decided(self, samples: Samples, table: pa.Table) -> Found:
+        num_rows = table.num_rows
+        if self.facts.kind == "filter":
+            return statistics(self, samples, num_rows)
+        if self.facts.kind == "mapper":
+            return mapped(self, samples, table)
+        kept, left = runtime.select(self.op, self.facts.kind, samples, num_rows)
+        reason = f"not selected by {self.name}"
+        if self.facts.kind == "deduplicator":
+            reason = f"duplicate of an earlier row of the batch ({self.name})"
+        found = Found([None if row in kept else reason for row in range(num_rows)])
+        if self.facts.kind == "deduplicator":
+            rows = left.get(ROW, [])
+            for source in self.plan.sources:
+                values = list(samples[source.name])
+                for row, value in zip(rows, left.get(source.name, [])):
+                    values[row] = value
+                if values != samples[source.name]:
+                    found.columns[source.column] = source.write(table, values)
+        return found
+
+    def decide(self, table: pa.Table) -> pa.Array:
+        """A filter's own decision on its statistics. A tagging mapper keeps all."""
+        if self.facts.kind != "filter":
+            return pa.nulls(table.num_rows, pa.string())
+        return decisions(self, table)
