@@ -22,8 +22,9 @@ from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from operators import BUILTINS, data_juicer_recipe, expression
+from operators import BUILTINS, expression
 from operators.base import IDENTITY_COLUMNS, Operator
+from operators.data_juicer import recipe as data_juicer_recipe
 from operators.stage import RunOptions
 
 ROOT = Path(__file__).resolve().parent.parent
