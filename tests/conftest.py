@@ -21,6 +21,7 @@ from rftdata.server import EmbeddedServer
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
+@pytest.hookimpl(tryfirst=True)  # before the plugin looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of one file stay together when several processes share the work, and those with engines all do.
 
