@@ -6,7 +6,7 @@ BIN := .venv/bin
 # Tests share small machines with the engines they start; threads that spin while waiting would starve them.
 export OMP_WAIT_POLICY ?= PASSIVE
 # Tests wait for engines and servers half of the time; which ones keep each other company: tests/conftest.py.
-SIDE_BY_SIDE := -n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+SIDE_BY_SIDE := -n logical --maxprocesses 4 --dist loadscope --no-loadscope-reorder
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'

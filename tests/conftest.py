@@ -9,9 +9,11 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 import rftdata
 from rftdata.config import BufferConfig
@@ -20,17 +22,22 @@ from rftdata.server import EmbeddedServer
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+ENGINES = "tests/acceptance/"
 
-@pytest.hookimpl(tryfirst=True)  # before the plugin looks at the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+
+class EnginesInOneProcess(LoadScopeScheduling):
     """Tests of one file stay together when several processes share the work, and those with engines all do.
 
     Two engines at a time would take each other's cores and memory.
     """
-    for item in items:
-        folder = item.path.parent
-        together = folder.name if folder.name == "acceptance" else item.path.name
-        item.add_marker(pytest.mark.xdist_group(together))
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return ENGINES if file.startswith(ENGINES) else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> EnginesInOneProcess:
+    return EnginesInOneProcess(config, log)
 
 
 @pytest.fixture(scope="session")
