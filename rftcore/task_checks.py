@@ -13,10 +13,10 @@ from typing import Any
 from operators.chain import Chain
 from operators.stage import at
 from rftcore.config import RunConfig
+from rftdata.buffer import exists
 from rftdata.config import TasksetConfig
 from rftdata.database import Database
 from rftdata.errors import OperatorError, RftError, TaskSourceError
-from rftdata.server import EmbeddedServer
 from rftdata.tasks.loading import is_current
 from rftdata.tasks.query import asks_buffer
 from rftdata.tasks.rows import read_tasks
@@ -34,8 +34,7 @@ def check_before_buffer(config: RunConfig, chain: Chain) -> None:
     Raises:
         TaskSourceError, OperatorError: see `check_tasks`.
     """
-    uri = config.buffer.uri
-    if "://" not in uri and not EmbeddedServer(Path(uri)).exists():
+    if not exists(config.buffer):
         check_tasks(config, chain)
 
 

@@ -30,7 +30,7 @@ from rftcore.task_checks import check_tasks, of_taskset
 from rftcore.task_embeddings import TaskEmbeddings
 from rftdata.config import TasksetConfig
 from rftdata.database import Database
-from rftdata.errors import OperatorError, TaskSourceError
+from rftdata.errors import OperatorError, RftError, TaskSourceError
 from rftdata.tasks.loading import load_taskset, taskset_texts
 from rftdata.tasks.rows import read_tasks
 from rftdata.tasks.verdicts import (
@@ -77,7 +77,10 @@ def build_task_chain(config: RunConfig) -> Chain:
     Raises:
         PluginError, ConfigError: a stage that does not exist, load or fit tasks.
     """
-    return build_chain(config.pipelines.task, config.base_dir, schema=TASK_BATCH_SCHEMA, require_reward=False)
+    try:
+        return build_chain(config.pipelines.task, config.base_dir, schema=TASK_BATCH_SCHEMA, require_reward=False)
+    except RftError as error:
+        raise error.about("pipelines.task") from error
 
 
 def load_tasks(config: RunConfig, database: Database, *, again: bool = False) -> list[TasksDecided]:

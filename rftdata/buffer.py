@@ -300,6 +300,11 @@ class Buffer:
         return int(run["run_id"] if isinstance(run, dict) else self.find_run(run)["run_id"])
 
 
+def exists(config: BufferConfig) -> bool:
+    """Whether there is a buffer in the folder; a server is not asked."""
+    return config.uri.startswith(_SERVER_SCHEMES) or EmbeddedServer(Path(config.uri)).exists()
+
+
 def open(
     uri: str | BufferConfig = "./buffer",
     *,
@@ -330,7 +335,7 @@ def open(
         database = Database(config.uri, application=application, patience_s=patience_s)
     else:
         server = EmbeddedServer(Path(config.uri), config.listen)
-        if not create and not server.exists():
+        if not create and not exists(config):
             raise BufferUnavailableError(
                 "there is no buffer here",
                 value=str(server.folder),

@@ -34,6 +34,10 @@ class RftError(Exception):
         text = "; ".join(part.rstrip(".") for part in parts)
         super().__init__(text if text.endswith("?") else text + ".")
 
+    def about(self, subject: str) -> RftError:
+        """The same error, which begins with what it is about."""
+        return _rebuild(type(self), f"{subject}: {self.what}", self.value, self.allowed, self.todo)
+
     def __reduce__(self) -> tuple[object, ...]:
         # The default would call the class with the finished message; Ray and multiprocessing carry errors this way.
         return _rebuild, (type(self), self.what, self.value, self.allowed, self.todo)

@@ -99,18 +99,13 @@ def _describe_tasks(config: RunConfig, taskset: TasksetConfig, features: Feature
 def _stored(config: RunConfig) -> Iterator[Database | None]:
     """The database of the configuration's buffer; None where that is still to be made."""
     import rftdata
+    from rftdata.buffer import exists
 
-    if not _exists(config):
+    if not exists(config.buffer):
         yield None
         return
     with rftdata.open(config.buffer, create=False, application="rft check") as found:
         yield found.database
-
-
-def _exists(config: RunConfig) -> bool:
-    from rftdata.server import EmbeddedServer
-
-    return "://" in config.buffer.uri or EmbeddedServer(Path(config.buffer.uri)).exists()
 
 
 def _describe_selection(config: RunConfig) -> str:
@@ -142,11 +137,12 @@ def _describe_model(config: RunConfig) -> str:
 
 def _describe_database(config: RunConfig) -> str:
     import rftdata
+    from rftdata.buffer import exists
     from rftdata.database import schema_version
     from rftdata.sampling import checked_formula
 
     buffer, formula = config.buffer, config.sampling.priority.formula
-    if not _exists(config):
+    if not exists(buffer):
         later = "; sampling.priority.formula is checked there when the run starts" if formula else ""
         return f"buffer: {_makeable(Path(buffer.uri).resolve())} will be made{later}"
     with rftdata.open(buffer, create=False, application="rft check") as found:

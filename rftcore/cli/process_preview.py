@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rftdata.errors import OperatorError
@@ -20,10 +24,9 @@ _MAX_VALUE = 70
 
 def show_preview(config: RunConfig, run: str | None, rows: int, seed: int, limit: int, as_json: bool) -> None:
     """Show what the stages of a configuration would do to `rows` tasks of each set and experiences of a run."""
-    import rftdata
     from rftcore.cli.output import print_json, warn
 
-    with rftdata.open(config.buffer, create=False, application="rft process") as found:
+    with _buffer(config) as found:
         tasks = _preview_tasks(config, found, rows) if config.pipelines.task else {}
         experiences, row = None, None
         # Before the first run there are tasks to look at, and no experiences.
@@ -41,6 +44,26 @@ def show_preview(config: RunConfig, run: str | None, rows: int, seed: int, limit
         _show(experiences, what, "experience", limit)
     if not tasks and experiences is None:
         warn(f"{config.run.name} has no stages under pipelines")
+
+
+@contextmanager
+def _buffer(config: RunConfig) -> Iterator[Buffer]:
+    """The configuration's buffer. Before there is one, tasks are looked at in an empty one, which goes again."""
+    import rftdata
+    from rftdata.buffer import exists
+    from rftdata.config import BufferConfig
+    from rftdata.server import EmbeddedServer
+
+    if exists(config.buffer) or not config.pipelines.task:
+        with rftdata.open(config.buffer, create=False, application="rft process") as found:
+            yield found
+        return
+    with tempfile.TemporaryDirectory(prefix="rft-preview-") as folder:
+        try:
+            with rftdata.open(BufferConfig(uri=folder, min_free_bytes=0), application="rft process") as found:
+                yield found
+        finally:
+            EmbeddedServer(Path(folder)).stop()
 
 
 def _preview_tasks(config: RunConfig, buffer: Buffer, rows: int) -> dict[str, Preview]:

@@ -31,7 +31,7 @@ from rftdata import plugins
 from rftdata.buffer import Buffer
 from rftdata.config import config_error
 from rftdata.database import Row
-from rftdata.errors import ConfigError
+from rftdata.errors import ConfigError, RftError
 from rftdata.sampling import checked_formula
 from rftdata.selection import Selection, num_steps, select
 from rftdata.selectors import check_selector
@@ -88,8 +88,16 @@ def check_selectors(config: RunConfig) -> None:
 
 
 def build_pipeline(config: RunConfig) -> Chain:
-    """The chain between explorer and trainer."""
-    return build_chain(config.pipelines.experience, config.base_dir, min_group_size=config.algorithm.smallest_group)
+    """The chain between explorer and trainer.
+
+    Raises:
+        PluginError, ConfigError: a stage that does not exist, load or fit experiences.
+    """
+    smallest = config.algorithm.smallest_group
+    try:
+        return build_chain(config.pipelines.experience, config.base_dir, min_group_size=smallest)
+    except RftError as error:
+        raise error.about("pipelines.experience") from error
 
 
 def engine_config(config: RunConfig, worker_index: int) -> EngineConfig:

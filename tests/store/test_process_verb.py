@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import rftdata
 from rftcore.cli import run_command
@@ -215,6 +216,30 @@ def test_a_version_name_stands_for_one_list_of_stages(
     assert rft(capsys, "process", config(SHAPED), "--replay", "--version", "mine")[0] == 0
     code, _, err = rft(capsys, "process", config("[{drop_truncated: {}}]"), "--replay", "--version", "mine")
     assert code != 0 and "stands for other stages already" in err
+
+
+def test_tasks_are_previewed_before_there_is_a_buffer_and_none_is_made(
+    config: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "none.jsonl").write_text('{"question": "1 + 1"}\n{"question": "a much longer question than that"}\n')
+    raw = yaml.safe_load(Path(config("[]")).read_text())
+    raw["buffer"] = {"uri": str(tmp_path / "buffer")}
+    file = tmp_path / "first.yaml"
+    raw["pipelines"] = {"task": ["usage_frequency", {"text_length_filter": {"min_len": 1, "max_len": 10}}]}
+    file.write_text(json.dumps(raw))
+    code, out, err = rft(capsys, "process", str(file), "--preview", "5", "--json")
+    assert code == 0, err
+    stages = json.loads(out)["tasks"]["sums"]["stages"]
+    assert [(stage["rows_in"], stage["rows_kept"]) for stage in stages] == [(2, 2), (2, 1)]
+    assert not (tmp_path / "buffer").exists()
+    raw["pipelines"]["task"] = [{"text_length_filter": {"max_len": "ten"}}]
+    file.write_text(json.dumps(raw))
+    code, _, err = rft(capsys, "process", str(file), "--preview", "5")
+    assert code == 2 and "pipelines.task: stage 1 of the pipeline (text_length_filter): the argument 'max_len'" in err
+    raw["pipelines"] = {"experience": ["drop_truncated"]}
+    file.write_text(json.dumps(raw))
+    code, _, err = rft(capsys, "process", str(file), "--preview", "5")
+    assert code == 1 and "there is no buffer here" in err
 
 
 def test_a_preview_shows_task_stages_too_before_any_run(
