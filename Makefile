@@ -5,8 +5,8 @@
 BIN := .venv/bin
 # Tests share small machines with the engines they start; threads that spin while waiting would starve them.
 export OMP_WAIT_POLICY ?= PASSIVE
-# Tests wait for engines and servers half of the time; which ones keep each other company: tests/conftest.py.
-SIDE_BY_SIDE := -n logical --maxprocesses 4 --dist loadscope --no-loadscope-reorder
+# Tests wait for engines and servers half of the time. Those of a file stay together, since they share what they start.
+SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'

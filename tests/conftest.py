@@ -9,11 +9,9 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
-from xdist.scheduler import LoadScopeScheduling
 
 import rftdata
 from rftdata.config import BufferConfig
@@ -21,23 +19,6 @@ from rftdata.database import Database, migrate
 from rftdata.server import EmbeddedServer
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
-ENGINES = "tests/acceptance/"
-
-
-class EnginesInOneProcess(LoadScopeScheduling):
-    """Tests of one file stay together when several processes share the work, and those with engines all do.
-
-    Two engines at a time would take each other's cores and memory.
-    """
-
-    def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        return ENGINES if file.startswith(ENGINES) else file
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> EnginesInOneProcess:
-    return EnginesInOneProcess(config, log)
 
 
 @pytest.fixture(scope="session")
