@@ -72,7 +72,7 @@ class Judge:
         return str(reply["choices"][0]["message"]["content"])
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judge]:
     log = tmp_path_factory.mktemp("vllm") / "log"
     with socket.socket() as probe:
