@@ -117,10 +117,10 @@ class Worker:
                 # What is ours first: after a pause longer than the lease it is still ours unless somebody took it.
                 self._database.run("renew_claims", worker_id=self.worker_id, run_id=self.run_id, lease_s=self._lease_s)
                 self._beat()
-                self._tell_waiting()
                 if time.monotonic() - looked_at >= self._lease_s / 4:
                     release_lost_claims(self._database, self.run_id)
                     looked_at = time.monotonic()
+                self._tell_waiting()
             except _FAILURES as error:
                 # The server restarts, its disk is full, …: the lease is longer than that, and the thread must outlive it.
                 what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

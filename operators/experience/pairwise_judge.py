@@ -16,6 +16,7 @@ by rollout: 2 · n · r calls. Only responses to the same prompt are compared: t
 
 It only scores: `pairwise_score` (0 … 1), `pairwise_parts` (JSON: wins, ties, losses and `swayed`, the pairs that the order
 decided) and `pairwise_error`. A row of which a comparison failed has no score: rates over different opponents do not compare.
+One with no other to be compared with has no score either, and no error.
 """
 
 from __future__ import annotations
@@ -129,8 +130,8 @@ class _Tally:
         if self.errors:
             num_pairs = len(self.points) + len(self.errors)
             return None, json.dumps(counts), f"{len(self.errors)} of {num_pairs} comparisons failed: {self.errors[0]}"
-        if not self.points:
-            return None, None, "there is no other response to the same prompt in the group"
+        if not self.points:  # not an error: that would be asked about again, and with it the rest of the group
+            return None, json.dumps(counts), None
         return sum(self.points) / len(self.points), json.dumps(counts), None
 
 

@@ -14,8 +14,8 @@ the first or the last place cancels out; a response has the mean of its k scores
 Only responses to the same prompt are compared: turns of other lengths stay without a score.
 
 It only scores: `ruler_score` (0 … 1), `ruler_reason` (of the first order) and `ruler_error`. Where a call fails, or an answer lacks one of
-the responses, the whole group has no score: scores of different calls do not compare. The judge must have room for all responses of a
-group in its context.
+the responses, the whole group has no score: scores of different calls do not compare. A response with none beside it has no score either, and
+no error. The judge must have room for all responses of a group in its context.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ class Ruler(Judge):
             for texts in orders
         ]
         answers = iter(self.ask(asked))
-        found: list[Judged] = [(None, None, _ALONE)] * len(rows)
+        # Not an error: that would be asked about again, and with it the rest of the group.
+        found: list[Judged] = [(None, _ALONE, None)] * len(rows)
         for places, orders in zip(groups, shown, strict=True):
             of_text = _of_texts(orders, [next(answers) for _ in orders])
             for place in places:

@@ -27,12 +27,13 @@ def status(
     from rich.console import Console
 
     from rftcore.cli.output import print_json
+    from rftcore.launch.closing import buffer_option
     from rftcore.launch.people import waits_for_people
     from rftcore.launch.progress import Progress, block, open_view, worker_table
     from rftcore.launch.stacks import read_stacks
 
     with opened(buffer, "rft status") as found:
-        row = found.find_run(run)
+        row, option = found.find_run(run), buffer_option(found.location)
         progress = Progress(found, row["run_id"])
         snapshot = progress.snapshot()
         if watch:
@@ -59,9 +60,9 @@ def status(
     )
     console.print(block({**snapshot, "workers": []} if everyone else snapshot, console.width))
     if snapshot["status"] == "running" and not any(worker["liveness"] == "alive" for worker in snapshot["workers"]):
-        console.print(f"nobody works for it now; go on with `rft run --resume {snapshot['run']}`", markup=False)
+        console.print(f"nobody works for it now; go on with `rft run --resume {snapshot['run']}{option}`", markup=False)
     if snapshot["open_reviews"]:
-        console.print(waits_for_people(snapshot["open_reviews"], snapshot["run"]), markup=False)
+        console.print(waits_for_people(snapshot["open_reviews"], snapshot["run"], option), markup=False)
     if everyone:
         console.print(worker_table(snapshot["workers"], everyone=True))
     for worker in pids.values():

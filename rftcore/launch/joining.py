@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import rftdata
 from rftcore.config import RunConfig
+from rftcore.launch.closing import buffer_option
 from rftcore.launch.prepare import check_run, prepare_run, runs_of_name
 from rftcore.launch.stacks import answer_requests
 from rftdata.buffer import Buffer
@@ -82,7 +83,7 @@ def _named(config: RunConfig, buffer: Buffer, run: str, by_hand: str | None) -> 
     # A trainer takes an interrupted run up again; the other roles follow.
     goes_on = row["status"] in _OPEN or (by_hand == "trainer" and row["status"] != "finished")
     if by_hand is not None and not goes_on:
-        raise _ended(config, row, by_hand)
+        raise _ended(buffer, row, by_hand)
     return row, False
 
 
@@ -94,26 +95,27 @@ def _of_name(config: RunConfig, buffer: Buffer, by_hand: str | None) -> tuple[Ro
             if row["status"] in _OPEN:
                 return row, False
         if found and by_hand is not None:
-            raise _ended(config, found[0], by_hand)
+            raise _ended(buffer, found[0], by_hand)
         return prepare_run(config, buffer), True
 
 
-def _ended(config: RunConfig, row: Row, role: str) -> ConfigError:
+def _ended(buffer: Buffer, row: Row, role: str) -> ConfigError:
+    name, option = row["name"], buffer_option(buffer.location)
     verb = f"rft {_VERBS[role]} CONFIG"
     ways = []
     if row["status"] == "finished":
         how = f"has finished its {row['planned_steps']} step{'' if row['planned_steps'] == 1 else 's'}"
-        ways.append(f"go on with more steps: rft run CONFIG --resume --set steps={2 * row['planned_steps']}")
+        ways.append(f"go on with more steps: rft run CONFIG --resume {name} --set steps={2 * row['planned_steps']}")
     else:
         how = f"has ended ({row['status']})"
         ways.append(
-            f"go on with it: rft run --resume {row['name']}, or by hand with rft train CONFIG --run {row['name']} first"
+            f"go on with it: rft run --resume {name}{option}, or by hand with rft train CONFIG --run {name} first"
         )
     if role == "pipeline":
-        ways.append(f"decide on what it stored: {verb} --replay")
+        ways.append(f"decide on what it stored: {verb} --replay --run {name}")
     ways.append(f"start a new run: rft run CONFIG, or {verb} --set run.name=NAME for every role")
     return ConfigError(
-        f"the run {row['name']!r} {how}: there is nothing to do in it for {'an' if role == 'explorer' else 'a'} {role}",
+        f"the run {name!r} {how}: there is nothing to do in it for {'an' if role == 'explorer' else 'a'} {role}",
         allowed="a run that is at work or has not begun, or a name that no run has yet", todo="; ".join(ways),
     )  # fmt: skip
 
@@ -128,6 +130,7 @@ class Companions:
     role: str
     _said: str = field(default="", init=False)
     _said_at: float = field(default=0.0, init=False)
+    _heard: bool = field(default=True, init=False)
 
     def waiting(self, what: str) -> None:
         """The role waits; said once, again when something about it has changed, and every minute."""
@@ -142,11 +145,11 @@ class Companions:
 
     def farewell(self) -> None:
         """How the run stands when the role leaves it."""
-        row = self.buffer.find_run(self.row["run_id"])
+        row, option = self.buffer.find_run(self.row["run_id"]), buffer_option(self.buffer.location)
         if row["status"] in _OPEN:
-            how = f"was asked to stop; it goes on with rft run --resume {row['name']}"
+            how = f"was asked to stop; it goes on with rft run --resume {row['name']}{option}"
         else:
-            how = f"has ended ({row['status']}: {row['outcome']}); rft report {row['name']} shows its results"
+            how = f"has ended ({row['status']}: {row['outcome']}); rft report {row['name']}{option} shows its results"
         self.say(f"the {self.role} leaves: the run {row['name']} {how}")
 
     def missing(self) -> list[str]:
@@ -161,4 +164,9 @@ class Companions:
         return [role for role, is_needed in needed.items() if is_needed and role not in there and role != self.role]
 
     def say(self, text: str) -> None:
-        print(text, flush=True)
+        """Tell the person; nobody is told any more once the terminal or pipe is gone, and the role works on."""
+        if self._heard:
+            try:
+                print(text, flush=True)
+            except (OSError, ValueError):
+                self._heard = False

@@ -31,7 +31,7 @@ from rftdata import retention, wake
 from rftdata.buffer import Buffer
 from rftdata.config import RetentionConfig
 from rftdata.database import Row
-from rftdata.errors import BufferUnavailableError, FencedError, RftError, RoleFailedError
+from rftdata.errors import BufferUnavailableError, DiskFullError, FencedError, RftError, RoleFailedError
 from rftdata.worker import Worker, mark_dead_workers
 
 _STOP_GRACE_S = 60.0
@@ -92,6 +92,9 @@ def run(
         view.message(f"{cluster.start_cluster()} places {_roles(config)}; they load what they need now")
         try:
             stopped = _supervise(config, buffer, row, view)
+        except DiskFullError as error:  # it was here that the full disk was met first, and not in a role
+            todo = f"{error.todo}; then go on with rft run --resume {row['name']}"
+            raise DiskFullError(error.what, value=error.value, allowed=error.allowed, todo=todo) from error
         finally:
             cluster.stop_cluster()
         return _conclude(buffer, row, view, stopped, time.monotonic() - started)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from pathlib import Path
 
@@ -83,7 +85,7 @@ def test_a_role_started_by_hand_makes_no_run_beside_one_that_has_finished(
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(configured("exp", buffer, tmp_path).model_dump(mode="json")))
     assert run_command([verb, str(tmp_path / "run.yaml"), *named]) == 2
     said = capsys.readouterr().err
-    assert "the run 'exp' has finished its 1 step:" in said and "rft run CONFIG --resume --set steps=2" in said
+    assert "the run 'exp' has finished its 1 step:" in said and "rft run CONFIG --resume exp --set steps=2" in said
     assert ("--replay" in said) == (verb == "process")
     assert runs(buffer) == ["exp"]
 
@@ -117,6 +119,22 @@ def test_a_role_joins_the_run_that_is_open_beside_one_that_has_ended(
     assert capsys.readouterr().out.startswith("joins the run exp-2 in the buffer")
 
 
+def test_a_role_whose_terminal_is_gone_works_on(
+    buffer: Buffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store(buffer, "exp")
+    companions = Companions(buffer, configured("exp", buffer, tmp_path), buffer.find_run("exp"), "pipeline")
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w", buffering=1) as pipe:
+        monkeypatch.setattr("sys.stdout", pipe)
+        companions.say("nobody reads this")
+        companions.waiting("waits for sealed groups")
+        monkeypatch.undo()
+        with contextlib.suppress(BrokenPipeError):
+            pipe.close()
+
+
 def test_a_role_that_waits_says_for_what_and_who_is_missing(
     buffer: Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,13 +162,15 @@ def test_a_role_that_waits_says_for_what_and_who_is_missing(
 def test_a_role_that_leaves_says_why(buffer: Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store(buffer, "exp")
     companions = Companions(buffer, configured("exp", buffer, tmp_path), buffer.find_run("exp"), "explorer")
+    option = buffer_option(buffer.location)
     companions.farewell()
     assert capsys.readouterr().out == (
-        "the explorer leaves: the run exp was asked to stop; it goes on with rft run --resume exp\n"
+        f"the explorer leaves: the run exp was asked to stop; it goes on with rft run --resume exp{option}\n"
     )
+    assert buffer.location in option
     end(buffer, "exp", "finished")
     companions.farewell()
-    assert "the run exp has ended (finished: it ended); rft report exp shows its results" in capsys.readouterr().out
+    assert "the run exp has ended (finished: it ended); rft report exp --buffer" in capsys.readouterr().out
 
 
 def test_a_run_that_has_finished_stays_so(buffer: Buffer) -> None:

@@ -20,7 +20,7 @@ from operators.experience.rubric import weighted_score
 from operators.resolve import resolve_stage
 from rftdata.errors import ConfigError
 from rftdata.tasks.verdicts import TASK_BATCH_SCHEMA
-from tests.batches import batch_of_groups, batch_of_tasks, replaced
+from tests.batches import batch_of_groups, batch_of_tasks, replaced, stored
 
 Policy = Callable[[str], str]
 
@@ -275,7 +275,7 @@ def test_what_cannot_be_compared_has_no_score_and_says_why() -> None:
     table = batch([0], [0, 0], prompt=["p", "p", "another prompt"])
     rows = scores(prepared("pairwise_judge", longest_wins).run(table))
     assert [row["pairwise_score"] for row in rows] == [None] * 3
-    assert {row["pairwise_error"] for row in rows} == {"there is no other response to the same prompt in the group"}
+    assert [(row["pairwise_error"], json.loads(row["pairwise_parts"])["wins"]) for row in rows] == [(None, 0)] * 3
 
 
 def test_a_failed_comparison_takes_the_score_of_both_and_of_no_other() -> None:
@@ -378,7 +378,26 @@ def test_an_answer_of_a_ruler_that_cannot_be_read_takes_the_scores_of_its_group_
 def test_a_ruler_needs_two_responses_to_the_same_prompt() -> None:
     table = batch([0], [0, 0], prompt=["p", "p", "another prompt"])
     rows = scores(prepared("ruler", by_length).run(table))
-    assert {row["ruler_error"] for row in rows} == {"there is no other response to the same prompt in the group"}
+    assert [row["ruler_score"] for row in rows] == [None] * 3
+    assert {row["ruler_reason"] for row in rows} == {"there is no other response to the same prompt in the group"}
+
+
+@pytest.mark.parametrize(("stage", "judge"), [("ruler", by_length), ("pairwise_judge", longest_wins)])
+def test_a_group_with_a_row_that_has_nothing_beside_it_is_not_judged_again(stage: str, judge: Policy) -> None:
+    asked: list[str] = []
+    table = batch([0, 0, 0], response=["a", "bb", "c"], prompt=["p", "p", "another prompt"])
+    first = prepared(stage, judge, asked).run(table)
+    scored = [row[f"{stage.removesuffix('_judge')}_score"] is not None for row in scores(first)]
+    assert asked and scored == [True, True, False]
+    asked.clear()
+    chain = prepared(stage, judge, asked)
+    error = chain.stages[0].operator.error_column
+    known = {
+        key: {number: score for number, score in rows.items() if score.scores[error] is None}
+        for key, rows in stored(first.scores).items()
+    }
+    assert chain.run(table, known=known).scores == []
+    assert asked == []
 
 
 def test_a_group_of_equal_responses_scores_the_same_from_one_call() -> None:
