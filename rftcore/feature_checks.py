@@ -1,6 +1,7 @@
 """Whether tasks will have the features that selectors choose by, before a run finds out that they have not.
 
-A feature comes from the source's column `features`, from a stage of `pipelines.task`, or from whoever set it in the buffer.
+A feature comes from the source's column `features`, from a stage of `pipelines.task`, or from whoever set it in the buffer, until the
+source changes.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from rftdata.config import TasksetConfig
 from rftdata.database import Database
 from rftdata.errors import ConfigError
 from rftdata.selectors import check_selector
+from rftdata.tasks.loading import is_current
 
 
 class FeatureCheck:
@@ -36,7 +38,10 @@ class FeatureCheck:
         added = _added(chain)
         self._lacking: dict[str, int] = {}
         if added is not None:
-            self._lacking = {key: 0 for key in keys if key not in added and not _is_stored(database, taskset, key)}
+            # What somebody set holds for as long as the source stays as it is: with a changed one tasks have its features alone.
+            stands = database is not None and is_current(database, taskset, config.base_dir)
+            stored = database if stands else None
+            self._lacking = {key: 0 for key in keys if key not in added and not _is_stored(stored, taskset, key)}
         self._num_tasks = 0
         self._there: set[str] = set(added or ())
 

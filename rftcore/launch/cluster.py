@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -64,8 +65,9 @@ def start_cluster() -> str:
     )
     # "local", not None: None joins whatever cluster somebody left running on this machine.
     try:
+        _knock(address)
         ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
-    except (ConnectionError, AuthenticationError) as error:
+    except (OSError, AuthenticationError) as error:
         if not address:
             raise
         raise ConfigError(
@@ -75,6 +77,13 @@ def start_cluster() -> str:
             "~/.ray/auth_token or RAY_AUTH_TOKEN; without RAY_ADDRESS `rft run` starts a cluster of its own",
         ) from error
     return f"Ray cluster at {address}" if address else "a local Ray cluster"
+
+
+def _knock(address: str | None) -> None:
+    """Raise an OSError where nobody answers at an address: Ray itself tries for minutes."""
+    host, _, port = (address or "").rpartition(":")
+    if port.isdigit() and "://" not in host:
+        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def start_roles(config: RunConfig, run: str, threads: Threads) -> list[RoleProcess]:

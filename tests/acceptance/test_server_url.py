@@ -197,10 +197,14 @@ def test_pipeline_workers_are_spread_over_the_nodes_and_both_decide(finished: Fi
     assert len({finished.parents[pid] for pid in pids}) == 2, "each has the raylet of a node as its parent"
 
 
-def test_a_cluster_that_cannot_be_joined_is_one_paragraph(cluster: RayCluster, warm: Warm, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_cluster_that_cannot_be_joined_is_one_paragraph(
+    cluster: RayCluster, warm: Warm, tmp_path: Path, is_there: bool
+) -> None:
+    address = cluster.address if is_there else f"127.0.0.1:{free_port()}"
     process = subprocess.run(
         rft_command("run", EXAMPLE / "grpo.yaml", "--plain", "--buffer", tmp_path / "buffer", *settings(warm)),
-        env={**rft_environment(), "RAY_ADDRESS": cluster.address, "RAY_AUTH_MODE": "disabled"},
+        env={**rft_environment(), "RAY_ADDRESS": address, "RAY_AUTH_MODE": "disabled"},
         capture_output=True,
         text=True,
         timeout=200,
@@ -208,7 +212,7 @@ def test_a_cluster_that_cannot_be_joined_is_one_paragraph(cluster: RayCluster, w
     )
     assert process.returncode == 2, process.stderr
     (said,) = [line for line in process.stderr.splitlines() if line.startswith("rft: ")]
-    assert cluster.address in said and "RAY_AUTH_MODE=token" in said and "Traceback" not in process.stderr
+    assert address in said and "RAY_AUTH_MODE=token" in said and "Traceback" not in process.stderr
 
 
 def test_nothing_that_ps_shows_holds_the_password(finished: Finished) -> None:

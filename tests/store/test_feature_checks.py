@@ -95,3 +95,7 @@ def test_features_that_somebody_set_in_the_buffer_count(
     assert run_command(command) == 2
     buffer.sql("UPDATE rft.task SET features = features || '{\"hardness\": 1}'")
     assert run_command(command) == 0
+    with (tmp_path / "sums.jsonl").open("a") as source:  # the next load gives every task the source's features again
+        source.write('{"question": "9 + 9", "answer": "18"}\n')
+    assert run_command(command) == 2
+    assert "needs the feature 'hardness'" in capsys.readouterr().err
