@@ -38,7 +38,7 @@ class AggregatorStage(JuicerOperator):
 
     Attributes:
         is_on_tasks: whether batches are of tasks.
-        ends: whether it makes a task of every group (`operators.data_juicer.grouping.close_groupings`).
+        ends: whether it makes a task of every group (`operators.data_juicer.closing.close_groupings`).
     """
 
     is_on_tasks = False
@@ -71,6 +71,11 @@ class AggregatorStage(JuicerOperator):
         if not self.may_make:
             return self.input.column
         return column_name(self.prefix, re.sub(r"\W+", "_", self._output_name))
+
+    @property
+    def names_of_made(self) -> list[str]:
+        """What the metadata of the tasks that it makes of groups has."""
+        return [GROUP, *(name.removeprefix(self.prefix) for name in (*self._besides, self._found_column))]
 
     @property
     def input(self) -> Source:
