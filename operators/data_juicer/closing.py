@@ -86,6 +86,6 @@ def _validated(stage: Stage, operator: Operator, schema: pa.Schema, end: Stage) 
             f"{error.what}; rows end at stage {end.index} ({end.name}), and the tasks made there pass this stage "
             "without the columns of the grouping",
             value=error.value, allowed=error.allowed,
-            todo=f"read what those tasks have instead: {there}; naive_reverse_grouper instead of an end keeps the rows",
+            todo=f"read what those tasks have instead: {there}; or keep the rows with naive_reverse_grouper",
         )  # fmt: skip
         raise at(stage.index, stage.name, behind) from error
