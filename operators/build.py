@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from operators.base import BATCH_SCHEMA, Operator, parse_config
 from operators.chain import Chain
-from operators.data_juicer.grouping import close_groupings
+from operators.data_juicer.closing import close_groupings
 from operators.data_juicer.recipe import expand
 from operators.resolve import resolve_stage
 from operators.stage import RunOptions, Stage, at, identify
@@ -39,6 +39,7 @@ def build_chain(
         ConfigError: wrong arguments or a column that does not exist; names the stage's place (from 1) and name.
     """
     stages: list[Stage] = []
+    given = schema
     for place, entry in enumerate(_entries(spec), start=1):
         name, args = _name_and_args(place, entry)
         try:
@@ -57,8 +58,7 @@ def build_chain(
             except RftError as error:
                 raise at(index, name, error) from error
             stages.append(identify(index, name, operator, options, stages))
-    close_groupings(stages)
-    return Chain(stages, min_group_size, require_reward)
+    return Chain(close_groupings(stages, given), min_group_size, require_reward)
 
 
 def _options(args: object) -> tuple[object, RunOptions]:

@@ -85,6 +85,10 @@ class WaitingRow:
     review: Review
 
 
+class SilentEndpointError(OperatorError):
+    """An endpoint said nothing at all, so no smaller batch would help."""
+
+
 class StageError(OperatorError):
     """A stage raised.
 

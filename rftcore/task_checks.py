@@ -47,10 +47,11 @@ def check_tasks(config: RunConfig, chain: Chain, database: Database | None = Non
 
     Raises:
         TaskSourceError: a source that cannot be read, or whose rows are no tasks.
-        OperatorError: a stage looks for a number that the tasks do not have.
+        OperatorError: a stage looks for a number that the tasks do not have, as far as that can be told.
     """
     trained = {taskset.name for taskset in config.tasks}
     wants_numbers = any(stage.operator.keys for stage in chain.stages)
+    rowwise = all(stage.operator.rowwise for stage in chain.stages)
     for taskset in (*config.tasks, *config.eval.tasks, *config.eval.test):
         if database is None and asks_buffer(taskset):
             continue
@@ -61,7 +62,8 @@ def check_tasks(config: RunConfig, chain: Chain, database: Database | None = Non
         # A query on the buffer may ask for what the sets before it are about to store.
         if not first and not asks_buffer(taskset):
             raise no_task(taskset)
-        if is_decided and first:
+        # Where stages compare tasks the whole set is one batch: a number may first appear in any row of it.
+        if is_decided and first and (rowwise or len(first) < _FIRST_BATCH):
             _check_numbers(chain, taskset, first)
 
 

@@ -5,8 +5,9 @@ decides row by row only new ones go through it, in batches; where one compares t
 there is something new. `again` decides on all of them, since what runs observed may have changed their scores.
 
 A batch on which a stage raises is halved until the task is found that does it; that task is excluded with the error as its
-reason. Where every task raises, or all are excluded, the run is refused: nothing could be selected. A task that a stage makes of
-another becomes a task of the set, and passes the other stages.
+reason. Where every task raises, or all are excluded, the run is refused: nothing could be selected. So it is where an aggregator's
+endpoint says nothing at all: the tasks stay undecided. A task that a stage makes of another becomes a task of the set, and
+passes the other stages.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import pyarrow as pa
 from operators.base import CreatedGroup, StageContext
 from operators.build import build_chain
 from operators.chain import Chain, ChainResult
-from operators.stage import StageError
+from operators.stage import SilentEndpointError, StageError
 from rftcore.config import RunConfig
 from rftcore.task_changes import Changes
 from rftcore.task_checks import check_tasks, of_taskset
@@ -256,7 +257,14 @@ class _Decided:
 
 def _decide(chain: Chain, database: Database, batch: TaskBatch, decided: _Decided) -> None:
     changes = Changes(batch)
-    result = chain.run(batch.table, 1, known=known_scores(database, batch, chain.score_keys), watch=changes.watch)
+    known = known_scores(database, batch, chain.score_keys)
+    try:
+        result = chain.run(batch.table, 1, known=known, watch=changes.watch)
+    except StageError as error:
+        if not isinstance(error.__cause__, SilentEndpointError):
+            raise
+        # No task does it. Halves would be asked about in vain, and all be excluded.
+        raise SilentEndpointError(error.what, value=error.value, todo=error.todo) from error
     _refuse(result)
     decided.decisions += changes.decisions(result)
     decided.stages += [_count(run) for run in result.stages]

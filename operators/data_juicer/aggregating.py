@@ -16,7 +16,7 @@ import re
 import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -38,7 +38,7 @@ class AggregatorStage(JuicerOperator):
 
     Attributes:
         is_on_tasks: whether batches are of tasks.
-        ends: whether it makes a task of every group (`operators.data_juicer.grouping.close_groupings`).
+        ends: whether it makes a task of every group (`operators.data_juicer.closing.close_groupings`).
     """
 
     is_on_tasks = False
@@ -71,6 +71,11 @@ class AggregatorStage(JuicerOperator):
         if not self.may_make:
             return self.input.column
         return column_name(self.prefix, re.sub(r"\W+", "_", self._output_name))
+
+    @property
+    def names_of_made(self) -> list[str]:
+        """What the metadata of the tasks that it makes of groups has."""
+        return [GROUP, *(name.removeprefix(self.prefix) for name in (*self._besides, self._found_column))]
 
     @property
     def input(self) -> Source:
@@ -129,19 +134,19 @@ class AggregatorStage(JuicerOperator):
                     found = list(pool.map(lambda rows: self._aggregated(values, rows), groups))
             else:
                 found = [self._aggregated(values, rows) for rows in groups]
-        asked = [one for one, was_asked in found if was_asked]
-        if asked and all(one is None for one in asked):
-            raise no_answer(self, f"{len(asked)} groups")
+        asked = [one for one in found if one.asked]
+        if asked and all(one.values is None for one in asked):
+            raise no_answer(self, f"{len(asked)} groups", is_silent=not any(one.heard for one in asked))
         results: list[Any] = [None] * table.num_rows if self.may_make else list(values)
         errors: list[str | None] = [None] * table.num_rows
-        for rows, (one, _) in zip(groups, found):
+        for rows, one in zip(groups, found):
             for place, row in enumerate(rows):
-                if one is None:
+                if one.values is None:
                     errors[row] = NO_ANSWER
                 elif self.may_make:
-                    results[row] = one[0]
+                    results[row] = one.values[0]
                 elif values[row]:
-                    results[row] = one[place]
+                    results[row] = one.values[place]
         return StageOutcome.keep_all(
             table.num_rows,
             {self._found_column: column_of(results, pa.string()), self._why_column: pa.array(errors, pa.string())},
@@ -165,22 +170,22 @@ class AggregatorStage(JuicerOperator):
                 )  # fmt: skip
         return values
 
-    def _aggregated(self, values: Sequence[Any], rows: Sequence[int]) -> tuple[list[Any] | None, bool]:
-        """What the operator made of a group: one finding, or the tags of its rows; None where a call was lost. And whether it asked."""
+    def _aggregated(self, values: Sequence[Any], rows: Sequence[int]) -> _Finding:
+        """What the operator made of a group."""
         name = self._input_name
         # It insists on a tag in every row of a group; a row without any has an empty list.
         sample = {META: [{name: values[row] or []} for row in rows], BATCH_META: {}}
         if self.may_make:
             sample[META] = [{name: values[row]} for row in rows if values[row]]
-        _CALLS.made = _CALLS.lost = _CALLS.in_vain = 0
+        _CALLS.made = _CALLS.heard = _CALLS.lost = _CALLS.in_vain = 0
         result = self.op.process_single(sample)
-        asked = _CALLS.made > 0
-        if _CALLS.lost:
-            return None, asked
-        if not self.may_make:
-            return [plain(tags[name]) for tags in result[META]], asked
-        found = plain(result[BATCH_META].get(self._output_name))
-        return ([found] if found else None), asked
+        found: list[Any] | None = None
+        if not _CALLS.lost and not self.may_make:
+            found = [plain(tags[name]) for tags in result[META]]
+        elif not _CALLS.lost:
+            one = plain(result[BATCH_META].get(self._output_name))
+            found = [one] if one else None
+        return _Finding(found, _CALLS.made > 0, _CALLS.heard > 0)
 
     def decide(self, table: pa.Table) -> pa.Array:
         """Where it ends a grouping, every row is dropped: for the task that is made of its group, or because none can be."""
@@ -227,6 +232,14 @@ class AggregatorStage(JuicerOperator):
         )  # fmt: skip
 
 
+class _Finding(NamedTuple):
+    """About a group: one value, or the tags of its rows, None where a call was lost; whether calls were made, and any gave a text."""
+
+    values: list[Any] | None
+    asked: bool
+    heard: bool
+
+
 def _groups(names: pa.ChunkedArray) -> dict[str, list[int]]:
     """The rows of every group, in the order of the table."""
     found: dict[str, list[int]] = {}
@@ -236,9 +249,10 @@ def _groups(names: pa.ChunkedArray) -> dict[str, list[int]]:
 
 
 class _Calls(threading.local):
-    """Of the group at work in this thread: calls, parts that none gave an answer for, and how often the last was tried in vain."""
+    """Of the group at work in this thread: calls, those that gave a text, parts without an answer, vain tries of the last part."""
 
     made = 0
+    heard = 0
     lost = 0
     in_vain = 0
 
@@ -265,6 +279,7 @@ def _counting(parse: Any, tries: int) -> Any:
     def counted(response: Any) -> Any:
         found = parse(response)
         _CALLS.made += 1
+        _CALLS.heard += bool(response)
         _CALLS.in_vain = 0 if len(found) else _CALLS.in_vain + 1
         if _CALLS.in_vain == tries:
             _CALLS.lost, _CALLS.in_vain = _CALLS.lost + 1, 0

@@ -2,7 +2,8 @@
 
 Data-Juicer's operators take what they are given and fail on the first batch, or compare a number with a text. Annotations are read from
 their source like everything else. One that names a class of Data-Juicer's own, or that the operator's own default does not fit,
-proves nothing: such arguments are not checked. Null is always allowed, as in Data-Juicer: it stands for no bound.
+proves nothing: such arguments are not checked. Null is always allowed, as in Data-Juicer: it stands for no bound; so does infinity
+where an argument is only compared with.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import sys
 import typing
 from collections.abc import Mapping
 from typing import Any
@@ -41,7 +43,7 @@ def check_types(facts: Facts, args: Mapping[str, Any]) -> None:
         adapter = _adapter(annotation)
         if adapter is None or (key in facts.defaults and _wrong(adapter, facts.defaults[key])):
             continue
-        wrong = _wrong(adapter, value)
+        wrong = _wrong(adapter, _finite(value) if key in facts.bounds else value)
         if wrong:
             raise ConfigError(f"the argument {key!r} is of the wrong type: {wrong}", value=value, allowed=annotation)
 
@@ -66,6 +68,11 @@ def _wrong(adapter: pydantic.TypeAdapter[Any], value: Any) -> str:
     except TypeError:
         return ""
     return ""
+
+
+def _finite(value: Any) -> Any:
+    """Infinity as the largest whole number: what a bound is only compared with may be infinite where it is a whole number."""
+    return int(math.copysign(sys.maxsize, value)) if isinstance(value, float) and math.isinf(value) else value
 
 
 def _whole(value: Any) -> Any:

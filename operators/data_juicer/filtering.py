@@ -14,6 +14,7 @@ from operators.data_juicer.columns import column_name, column_of
 from operators.data_juicer.making import reasons_of
 from operators.data_juicer.runtime import STATS, Samples
 from operators.data_juicer.source import stat_type
+from operators.stage import SilentEndpointError
 from rftdata.errors import OperatorError
 
 
@@ -51,12 +52,13 @@ def _answered(stage: JuicerOperator, stats: Sequence[dict[str, Any]]) -> tuple[l
 NO_ANSWER = "the endpoint gave no answer that the operator understands"
 
 
-def no_answer(stage: JuicerOperator, what: str) -> OperatorError:
-    """The error where not a single call gave anything."""
+def no_answer(stage: JuicerOperator, what: str, *, is_silent: bool = False) -> OperatorError:
+    """The error where not a single call gave anything; `is_silent`: not even a text that cannot be understood."""
     model = (
         stage.args.get("api_or_hf_model") or stage.args.get("api_model") or stage.facts.defaults.get("api_or_hf_model")
     )
-    return OperatorError(
+    kind = SilentEndpointError if is_silent else OperatorError
+    return kind(
         f"{stage.name} got no answer that it understands for any of {what}", value=model,
         todo="check that the endpoint runs and knows the model (api_endpoint, model_params.base_url, OPENAI_BASE_URL)",
     )  # fmt: skip

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,6 @@ from operators.data_juicer import runtime
 from operators.data_juicer.base import JuicerOperator
 from operators.data_juicer.columns import make_plan, plain
 from operators.data_juicer.runtime import ROW
-from operators.stage import Stage
 from rftdata.errors import ConfigError
 
 GROUP = "group"
@@ -149,37 +148,6 @@ def found_about(schema: pa.Schema, prefix: str) -> list[str]:
         for field in schema
         if field.name != prefix + GROUP and this and (field.metadata or {}).get(FOUND) == this
     ]
-
-
-def close_groupings(stages: Sequence[Stage]) -> None:
-    """Tell the aggregator that ends a grouping on tasks so, and the others of it whose tasks pass them no more."""
-    from operators.data_juicer.aggregating import AggregatorStage
-
-    open_: dict[str, list[Stage]] = {}
-    for stage in stages:
-        operator = stage.operator
-        if isinstance(operator, ReverseGrouperStage):
-            open_.pop(operator.prefix, None)
-        elif isinstance(operator, GrouperStage):
-            _close(open_.pop(operator.prefix, []))
-            open_[operator.prefix] = [stage]
-        elif isinstance(operator, AggregatorStage):
-            open_[operator.prefix].append(stage)
-    for grouping in open_.values():
-        _close(grouping)
-
-
-def _close(grouping: Sequence[Stage]) -> None:
-    from operators.data_juicer.aggregating import AggregatorStage
-
-    makers = [stage for stage in grouping if isinstance(stage.operator, AggregatorStage) and stage.operator.may_make]
-    if not makers or not makers[0].operator.is_on_tasks:  # type: ignore[attr-defined]
-        return
-    *_, last = makers
-    assert isinstance(last.operator, AggregatorStage)
-    last.operator.ends = True
-    for stage in grouping:
-        stage.operator.part_of = last.name
 
 
 def _value(row: Mapping[str, Any], path: str) -> Any:

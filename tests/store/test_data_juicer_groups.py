@@ -11,7 +11,8 @@ import pytest
 from rftcore.config import RunConfig
 from rftcore.task_pipeline import load_tasks
 from rftdata import Buffer
-from tests.chat_server import Body, ChatServer
+from rftdata.errors import OperatorError
+from tests.chat_server import Body, ChatServer, Says
 from tests.models import make_tiny_model
 from tests.store.test_task_pipeline import configuration, write
 
@@ -99,3 +100,22 @@ def test_a_group_that_grows_becomes_another_task_and_the_others_stay(
     ]
     assert done.num_active == 3  # what was made of the smaller group was decided on, and stays
     assert len(chat.requests) == 3  # the other group is as it was: nobody was asked about it
+
+
+def test_a_silent_endpoint_is_told_at_once_and_its_tasks_wait_for_the_next_load(buffer: Buffer, tmp_path: Path) -> None:
+    is_up = False
+    server = ChatServer(lambda number, body: "A story." if is_up else Says("busy", 500))
+    write(tmp_path, ROWS)
+    stages = config(tmp_path, server)
+    try:
+        with pytest.raises(
+            OperatorError, match=r"'sums': stage 3 .*nested_aggregator got no answer .* for any of 2 groups"
+        ):
+            load_tasks(stages, buffer.database)
+        assert len(server.requests) == 2 * 3  # both groups, as often as try_num says
+        assert {row["status"] for row in tasks(buffer)} == {"pending"}
+        is_up = True
+        (done,) = load_tasks(stages, buffer.database)
+        assert done.num_active == 2
+    finally:
+        server.close()

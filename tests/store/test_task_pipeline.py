@@ -343,6 +343,17 @@ def test_a_set_that_cannot_be_decided_on_keeps_no_other_waiting(
     assert statuses(buffer) == {"pending": 1, "active": 20}
 
 
+def test_where_stages_compare_tasks_a_number_may_first_appear_in_any_row(buffer: Buffer, tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"question": f"q{n}", "answer": "1"} for n in range(4_100)]
+    write(tmp_path, rows[:-4] + [{**row, "level": 1} for row in rows[-4:]])
+    stages = ["naive_grouper", {"task_priority": {"weights": {"level": 1}}}]
+    (done,) = load_tasks(configuration(tmp_path, stages), buffer.database)
+    assert (done.num_active, done.num_excluded) == (4_100, 0)
+    # A name that no row has is found by the load itself.
+    with pytest.raises(OperatorError, match=r"no task has the number 'hardness'"):
+        load_tasks(configuration(tmp_path, [stages[0], {"task_priority": {"weights": {"hardness": 1}}}]), buffer.database)
+
+
 def test_a_stored_set_is_not_read_again_to_be_checked(buffer: Buffer, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from pathlib import Path\ndef make():\n"

@@ -314,6 +314,8 @@ def test_what_a_mapper_finds_in_a_row_of_several_is_metadata_of_the_task_that_it
 
 
 NESTED: dict[str, Any] = {"nested_aggregator": {"input_key": "prompt"}}
+STORY: dict[str, Any] = {"nested_aggregator": {"input_key": "prompt", "output_key": "story"}}
+READS_STORY: dict[str, Any] = {"sql": "SELECT * FROM batch WHERE dj_story <> ''"}
 
 
 @pytest.mark.parametrize(
@@ -332,12 +334,33 @@ NESTED: dict[str, Any] = {"nested_aggregator": {"input_key": "prompt"}}
             r"a column that the batch does not have \(got 'colour'\)",
         ),
         ([{"key_value_grouper": {"keys": ["prompt"]}}], r"there is no key 'keys'; allowed: group_by_keys"),
+        (
+            [BY_TOPIC, STORY, READS_STORY],
+            r"stage 3 .*\(sql\).*dj_story.*rows end at stage 2 \(nested_aggregator\).*metadata.group, metadata.story",
+        ),
+        (
+            [BY_TOPIC, {"sql": "SELECT * FROM batch WHERE dj_group <> ''"}, STORY],
+            r"stage 2 .*\(sql\).*dj_group.*rows end at stage 3 \(nested_aggregator\)",
+        ),
         (["ray_repartition_pipeline"], r"works on a whole data set of Ray's.*leave it out"),
     ],
 )
 def test_what_cannot_be_grouped_is_refused_when_the_chain_is_built(stages: list[Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         task_chain(*stages)
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [
+        [BY_TOPIC, STORY, "naive_reverse_grouper", READS_STORY],
+        [BY_TOPIC, STORY, {"sql": "SELECT * FROM batch WHERE metadata ->> 'story' <> ''"}],
+        [BY_TOPIC, STORY, {"meta_tags_aggregator": {"meta_tag_key": "dj_story"}}, {"words_num_filter": {}}],
+        [{"words_num_filter": {}}, BY_TOPIC, STORY, BY_TOPIC, NESTED, {"sql": "SELECT * FROM batch WHERE dj_num_words > 1"}],
+    ],
+)  # fmt: skip
+def test_what_the_tasks_of_groups_have_can_be_read_behind_them(stages: list[Any]) -> None:
+    assert [stage.index for stage in task_chain(*stages).stages] == list(range(1, len(stages) + 1))
 
 
 @pytest.mark.parametrize("stage", ["naive_grouper", {"key_value_grouper": {"group_by_keys": ["taskset"]}}])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import subprocess
 import sys
@@ -457,6 +458,10 @@ def test_commands_that_install_are_refused_while_an_operator_works(command: Any)
             {"text_length_filter": {"reversed_range": "no"}},
             r"'reversed_range' .* valid boolean \(got 'no'\); allowed: bool",
         ),
+        # What is only compared with may be infinite, what is counted with may not; nor may a share of more than one.
+        ({"word_repetition_filter": {"rep_len": math.inf}}, r"'rep_len' is of the wrong type"),
+        ({"text_length_filter": {"reversed_range": math.inf}}, r"'reversed_range' .* valid boolean"),
+        ({"text_length_filter": {"max_len": math.nan}}, r"'max_len' is of the wrong type"),
         ({"word_repetition_filter": {"rep_len": 0}}, r"'rep_len' .* greater than 0 \(got 0\); allowed: PositiveInt"),
         ({"image_aspect_ratio_filter": {"min_ratio": "1:2"}}, r"'min_ratio' .* \(got '1:2'\); allowed: float"),
         ({"replace_content_mapper": {"pattern": {"a": 1}}}, r"'pattern' .*; allowed: Union\[str, List\[str\], None\]"),
@@ -478,6 +483,18 @@ def test_commands_that_install_are_refused_while_an_operator_works(command: Any)
 def test_wrong_arguments_are_refused_when_the_chain_is_built(stage: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_chain([stage])
+
+
+def test_a_bound_that_is_a_whole_number_may_be_infinite() -> None:
+    table = batch_of_groups([1.0] * 2, response=["", "four"])
+    for args, kept in (
+        ({"min_len": 2, "max_len": math.inf}, [False, True]),
+        ({"min_len": -math.inf}, [True, True]),
+        ({"min_len": math.inf}, [False, False]),
+    ):
+        found = build_chain([{"text_length_filter": {"text_key": "response", **args}}]).run(table)
+        assert found.decisions["kept"].to_pylist() == kept
+    assert found.decisions["reason"].to_pylist() == ["text_len 0 < min_len inf", "text_len 4 < min_len inf"]
 
 
 def test_arguments_that_data_juicer_refuses_are_a_configuration_error() -> None:
