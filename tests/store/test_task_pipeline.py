@@ -351,7 +351,9 @@ def test_where_stages_compare_tasks_a_number_may_first_appear_in_any_row(buffer:
     assert (done.num_active, done.num_excluded) == (4_100, 0)
     # A name that no row has is found by the load itself.
     with pytest.raises(OperatorError, match=r"no task has the number 'hardness'"):
-        load_tasks(configuration(tmp_path, [stages[0], {"task_priority": {"weights": {"hardness": 1}}}]), buffer.database)
+        load_tasks(
+            configuration(tmp_path, [stages[0], {"task_priority": {"weights": {"hardness": 1}}}]), buffer.database
+        )
 
 
 def test_a_stored_set_is_not_read_again_to_be_checked(buffer: Buffer, tmp_path: Path) -> None:
