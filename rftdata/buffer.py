@@ -236,12 +236,7 @@ class Buffer:
             QueryError: no such experience, or none of them has such an array.
             PurgedError: the arrays of one are gone.
         """
-        rows = self.database.fetch("experience_addresses", experience_ids=list(experience_ids))
-        place = {row["experience_id"]: (row["segment_id"], row["segment_row"]) for row in rows}
-        missing = [i for i in experience_ids if i not in place]
-        if missing:
-            raise QueryError("no such experience", value=missing[0])
-        places = [place[i] for i in experience_ids]
+        places = self._places(experience_ids)
         if purged == "refuse":
             for i in self.reader.purged(places):
                 raise PurgedError(
@@ -259,16 +254,20 @@ class Buffer:
         Raises:
             QueryError: no such experience.
         """
+        places = self._places(experience_ids)
+        gone = set(self.reader.purged(places))
+        readers = self.reader.columns(sorted({segment_id for segment_id, _ in places}), name, needed=False)
+        found = [(i, readers[segment_id], row) for i, (segment_id, row) in enumerate(places)]
+        return [None if reader is None or i in gone else reader.row(row) for i, reader, row in found]
+
+    def _places(self, experience_ids: Sequence[int]) -> list[tuple[int, int]]:
+        """(segment, row in it) of each experience."""
         rows = self.database.fetch("experience_addresses", experience_ids=list(experience_ids))
         place = {row["experience_id"]: (row["segment_id"], row["segment_row"]) for row in rows}
         missing = [i for i in experience_ids if i not in place]
         if missing:
             raise QueryError("no such experience", value=missing[0])
-        places = [place[i] for i in experience_ids]
-        gone = set(self.reader.purged(places))
-        readers = self.reader.columns(sorted({segment_id for segment_id, _ in places}), name, needed=False)
-        found = [(i, readers[segment_id], row) for i, (segment_id, row) in enumerate(places)]
-        return [None if reader is None or i in gone else reader.row(row) for i, reader, row in found]
+        return [place[i] for i in experience_ids]
 
     def verify(self) -> Iterator[str]:
         """Check every segment's checksum, every reference to it and every purge of it; yields one sentence per problem.

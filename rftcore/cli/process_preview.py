@@ -38,7 +38,8 @@ def show_preview(config: RunConfig, run: str | None, rows: int, seed: int, limit
         print_json({"tasks": plain, "experiences": asdict(experiences) if experiences else None})
         return
     for name, shown in tasks.items():
-        _show(shown, f"{shown.num_experiences} tasks of {name}", "task", limit)
+        number = shown.num_experiences
+        _show(shown, f"{number} task{'' if number == 1 else 's'} of {name}", "task", limit)
     if experiences is not None and row is not None:
         what = f"{experiences.num_experiences} experiences of {experiences.num_groups} groups of run {row['name']}"
         _show(experiences, what, "experience", limit)
