@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rftcore.sync.base import Publication, Publisher
 from rftcore.sync.weights_file import prune, write_atomically
+from rftdata.errors import FencedError
 
 SHARED_MEMORY = Path("/dev/shm")
 _PREFIX = "attempt-"
@@ -48,7 +49,14 @@ class FolderPublisher(Publisher):
         return self.folders[0]
 
     def publish(self, name: str, export: Callable[[Path], object], in_use: Collection[str] = ()) -> Publication:
-        publication = write_atomically(self._folder_with_room() / f"{name}.safetensors", export)
+        folder = self._folder_with_room()
+        try:
+            publication = write_atomically(folder / f"{name}.safetensors", export)
+        except Exception as error:
+            if folder.is_dir():
+                raise
+            # Only a later attempt removes it: this trainer was stopped for so long that another took its place.
+            raise FencedError("another trainer has taken the run over, and removed this one's weights") from error
         prune(self.folders, self.keep, in_use)
         return publication
 

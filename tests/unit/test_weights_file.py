@@ -25,7 +25,7 @@ from rftcore.sync.weights_file import (
     write_atomically,
     write_weights,
 )
-from rftdata.errors import DiskFullError, ModelError
+from rftdata.errors import DiskFullError, FencedError, ModelError
 
 EMBEDDING = "model.embed_tokens.weight"
 
@@ -257,3 +257,20 @@ def test_what_a_killed_trainer_left_in_shared_memory_is_removed_by_the_next(tmp_
     assert names(in_shared_memory(run_name)) == ["attempt-10/step-2.safetensors"]
     last.close()
     assert not in_shared_memory(run_name).exists()
+
+
+def test_a_trainer_whose_weights_its_successor_removed_is_told_that_it_was_replaced(tmp_path: Path) -> None:
+    slow = FolderPublisher(tmp_path, "run", 1, num_bytes=8)
+
+    def export(path: Path) -> None:
+        FolderPublisher(tmp_path, "run", 2, num_bytes=8)  # while the first one stood still
+        write_weights({EMBEDDING: torch.zeros(2)}, path)
+
+    with pytest.raises(FencedError, match="another trainer has taken the run over"):
+        slow.publish("step-1", export)
+
+    def broken(path: Path) -> None:
+        raise ModelError("of its own")
+
+    with pytest.raises(ModelError, match="of its own"):
+        slow.publish("step-2", broken)
