@@ -222,9 +222,8 @@ def _names(node: Any) -> Iterator[str]:
 
 def _parse(connection: duckdb.DuckDBPyConnection, text: str) -> dict[str, Any]:
     """DuckDB's tree of `SELECT (text) FROM batch`."""
-    found = connection.execute("SELECT json_serialize_sql(?)", [f"SELECT ({text}\n) AS value FROM batch"]).fetchone()
-    assert found is not None
-    tree: dict[str, Any] = json.loads(found[0])
+    query = duckdb.ConstantExpression(f"SELECT ({text}\n) AS value FROM batch")
+    tree: dict[str, Any] = json.loads(_called(connection, "json_serialize_sql", query))
     if tree.get("error") or not text:
         raise ConfigError(
             f"this is no expression: {tree.get('error_message', 'it is empty')}", value=text, allowed=_LANGUAGE
@@ -241,9 +240,13 @@ def _parse(connection: duckdb.DuckDBPyConnection, text: str) -> dict[str, Any]:
 
 def _written(connection: duckdb.DuckDBPyConnection, tree: dict[str, Any]) -> str:
     """`SELECT … AS value` as text again."""
-    answer = connection.execute("SELECT json_deserialize_sql(?::JSON)", [json.dumps(tree)]).fetchone()
-    assert answer is not None
-    return str(answer[0]).removesuffix(" FROM batch")
+    given = duckdb.ConstantExpression(json.dumps(tree)).cast("JSON")
+    return _called(connection, "json_deserialize_sql", given).removesuffix(" FROM batch")
+
+
+def _called(connection: duckdb.DuckDBPyConnection, function: str, argument: duckdb.Expression) -> str:
+    """What a function of DuckDB returns."""
+    return str(connection.values((duckdb.FunctionExpression(function, argument),)).fetchall()[0][0])
 
 
 def _query(select: str, found: _References, row: str | None) -> str:
