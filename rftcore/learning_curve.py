@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from rftdata.errors import QueryError
 
 if TYPE_CHECKING:
     from rftcore.report import Point, Report
@@ -16,14 +19,21 @@ def write_learning_curve(report: Report, path: Path) -> None:
     """Draw reward against steps: training as sampled, validation with error bars, test before and after.
 
     Args:
-        path: the PNG; its folder is made.
+        path: the picture, of the kind that its name ends in (png, svg, pdf…); its folder is made.
+
+    Raises:
+        QueryError: there is no such kind of picture, or it cannot be written there; what was there before still is.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     # Without pyplot: no global state, no display, safe in any thread.
     figure = Figure(figsize=(8, 4.8), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
+    kinds = FigureCanvasAgg(figure).get_supported_filetypes()
+    if path.suffix.removeprefix(".").lower() not in kinds:
+        raise QueryError(
+            "no kind of picture has names that end so", value=str(path), allowed=", ".join(f".{kind}" for kind in kinds)
+        )
     axes = figure.add_subplot()
     _draw_training(axes, report.train_curve)
     for number, curve in enumerate(c for c in report.evaluation_curves if c.purpose == "validation"):
@@ -52,8 +62,18 @@ def write_learning_curve(report: Report, path: Path) -> None:
     axes.set_ylim(max(low, -0.02) if low > -0.2 else low, min(high, 1.02) if high < 1.3 else high)
     if axes.has_data():
         axes.legend(fontsize=8, frameon=False, loc="best")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    draft = path.with_name(f".unfinished-{path.name}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(draft)
+        draft.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise QueryError(
+            f"the picture {path} cannot be written: {error.strerror or error}",
+            todo="choose another place, or free some space",
+        ) from error
 
 
 def _draw_training(axes: Any, curve: list[Point]) -> None:

@@ -82,7 +82,7 @@ class SchemaVersionError(RftError):
 
 
 class QueryError(RftError):
-    """A user's SQL that the engine refused."""
+    """What a user asked for cannot be done so: SQL that the engine refused, a file that cannot be written."""
 
     exit_code = 2
 

@@ -9,21 +9,28 @@ from pathlib import Path
 from rftcore.launch.progress import View
 from rftdata.buffer import Buffer
 from rftdata.database import Row
+from rftdata.errors import QueryError
 
 
 def show_results(buffer: Buffer, row: Row, view: View) -> None:
-    """Print the final table and the next commands; write the learning curve beside the run's checkpoints."""
+    """Print the final table and the next commands; write the learning curve beside the run's checkpoints.
+
+    A picture that cannot be written is a warning: the results are in the buffer.
+    """
     from rftcore.cli.report import print_report
     from rftcore.learning_curve import write_learning_curve
     from rftcore.report import build_report
 
     report = build_report(buffer, row["name"])
-    picture = buffer.run_folder(row) / "learning_curve.png"
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    write_learning_curve(report, picture)
+    option = buffer_option(buffer.location)
+    picture = str(buffer.run_folder(row) / "learning_curve.png")
+    try:
+        write_learning_curve(report, Path(picture))
+    except QueryError as error:
+        view.message(f"warning: {error}")
+        picture = f"rft report {row['name']}{option} --png FILE"
     view.close()
     print_report([report])
-    option = buffer_option(buffer.location)
     print(f"""
 buffer          {buffer.location}
 learning curve  {picture}

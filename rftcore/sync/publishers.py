@@ -1,24 +1,19 @@
 """Publishers that hand weights over as files: in shared memory on one host, or in a folder that all hosts see.
 
 Every attempt of a run has a folder of its own, so a trainer that was replaced cannot touch the weights of the one that
-replaced it, however late it wakes. A new attempt removes the folders of earlier ones: what a killed trainer left in shared
-memory would stay there for ever.
+replaced it, however late it wakes. A new attempt removes the folders of earlier ones.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
 
 from rftcore.sync.base import Publication, Publisher
-from rftcore.sync.weights_file import prune, write_atomically
+from rftcore.sync.shared_memory import SHARED_MEMORY, HeldFolder, hold_folder
+from rftcore.sync.weights_file import folder_of_attempt, prune, write_atomically
 from rftdata.errors import FencedError
-
-SHARED_MEMORY = Path("/dev/shm")
-_PREFIX = "attempt-"
 
 
 class FolderPublisher(Publisher):
@@ -43,7 +38,7 @@ class FolderPublisher(Publisher):
     def _choose_folders(self, run_folder: Path, run_name: str, attempt_id: int) -> list[Path]:
         """Where sets may go, the preferred folder first."""
         del run_name
-        return [_folder_of_attempt(run_folder / "weights", attempt_id)]
+        return [folder_of_attempt(run_folder / "weights", attempt_id)]
 
     def _folder_with_room(self) -> Path:
         return self.folders[0]
@@ -67,44 +62,19 @@ class FolderPublisher(Publisher):
 class MemoryPublisher(FolderPublisher):
     """The same in shared memory (no disk is touched), as long as there is room; else in the run's folder."""
 
+    _held: HeldFolder | None
+
     def _choose_folders(self, run_folder: Path, run_name: str, attempt_id: int) -> list[Path]:
-        memory = shared_memory_folder(run_name, attempt_id, self.num_bytes * (self.keep + 1))
-        return [*([memory] if memory else []), *super()._choose_folders(run_folder, run_name, attempt_id)]
+        self._held = hold_folder(run_name, attempt_id, self.num_bytes * (self.keep + 1))
+        in_memory = [self._held.path] if self._held else []
+        return in_memory + super()._choose_folders(run_folder, run_name, attempt_id)
 
     def _folder_with_room(self) -> Path:
         # Sets that evaluations still need stay beside the newest ones: shared memory may fill while a run goes on.
-        full = len(self.folders) > 1 and shutil.disk_usage(SHARED_MEMORY).free < self.num_bytes
+        full = self._held is not None and shutil.disk_usage(SHARED_MEMORY).free < self.num_bytes
         return self.folders[-1] if full else self.folders[0]
 
     def close(self) -> None:
-        if self.folders[0].is_relative_to(SHARED_MEMORY):
-            shutil.rmtree(self.folders[0], ignore_errors=True)
-            with contextlib.suppress(OSError):  # a later attempt is in there already
-                self.folders[0].parent.rmdir()
-
-
-def shared_memory_folder(run_name: str, attempt_id: int, num_bytes: int, root: Path = SHARED_MEMORY) -> Path | None:
-    """A folder of this user and attempt in shared memory, or None without `num_bytes` of room there.
-
-    What earlier attempts of the run left there is removed.
-    """
-    if not (root.is_dir() and os.access(root, os.W_OK)):
-        return None
-    parent = root / f"rftdata-{os.getuid()}"
-    parent.mkdir(mode=0o700, exist_ok=True)
-    if parent.stat().st_uid != os.getuid():
-        return None
-    folder = _folder_of_attempt(parent / run_name.replace("/", "_"), attempt_id)
-    if shutil.disk_usage(root).free < num_bytes:
-        return None
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder
-
-
-def _folder_of_attempt(parent: Path, attempt_id: int) -> Path:
-    """The attempt's own folder in `parent`; those of earlier attempts go. Later ones may have replaced this one: they stay."""
-    for path in parent.glob(f"{_PREFIX}*"):
-        number = path.name.removeprefix(_PREFIX)
-        if number.isdecimal() and int(number) < attempt_id:
-            shutil.rmtree(path, ignore_errors=True)
-    return parent / f"{_PREFIX}{attempt_id}"
+        if self._held is not None:
+            self._held.release()
+            self._held = None

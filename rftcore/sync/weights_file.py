@@ -16,6 +16,7 @@ import errno
 import json
 import mmap
 import os
+import shutil
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -29,6 +30,7 @@ from rftdata.errors import DiskFullError, ModelError
 if TYPE_CHECKING:
     from torch import Tensor
 
+ATTEMPT_PREFIX = "attempt-"
 OUTPUT_HEAD = "lm_head.weight"
 _EMBEDDING = "embed_tokens.weight"
 _HEADER_LIMIT = 100_000_000  # the safetensors format's own
@@ -215,6 +217,15 @@ def prune(folders: Iterable[Path], keep: int, in_use: Collection[str] = ()) -> l
     for path in removed:
         path.unlink(missing_ok=True)
     return removed
+
+
+def folder_of_attempt(parent: Path, attempt_id: int) -> Path:
+    """The attempt's own folder in `parent`; those of earlier attempts go. Later ones may have replaced this one: they stay."""
+    for path in parent.glob(f"{ATTEMPT_PREFIX}*"):
+        number = path.name.removeprefix(ATTEMPT_PREFIX)
+        if number.isdecimal() and int(number) < attempt_id:
+            shutil.rmtree(path, ignore_errors=True)
+    return parent / f"{ATTEMPT_PREFIX}{attempt_id}"
 
 
 def _is_alive(pid: str) -> bool:

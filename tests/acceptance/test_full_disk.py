@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import tempfile
 import time
@@ -19,7 +20,7 @@ from tests.acceptance.small_runs import RUN, settings, start
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-STEPS = 12
+STEPS = 24
 MIB = 2**20
 
 
@@ -33,10 +34,10 @@ class SmallDisk:
         subprocess.run(["mount", "-o", f"remount,size={num_bytes}", self.folder], check=True, capture_output=True)
 
     def fill(self) -> None:
-        """Take what is left."""
-        with contextlib.suppress(OSError), (self.folder / "ballast").open("wb", buffering=0) as file:
-            while True:
-                file.write(b"\0" * 4096)
+        """Take what is left, at once: a file that grows to the end would give a short run the time to finish."""
+        while (disk := os.statvfs(self.folder)).f_bavail:
+            with contextlib.suppress(subprocess.CalledProcessError):  # more is used by now
+                self.resize((disk.f_blocks - disk.f_bavail) * disk.f_frsize)
 
 
 @pytest.fixture
@@ -177,6 +178,14 @@ def test_the_disk_of_the_checkpoints(
     disk.resize(1024 * MIB)
     assert_resumed_to_the_end(rft, buffer)
     assert_nothing_is_half_written(buffer)
+
+    # What a run has reached is in the buffer: a picture that cannot be drawn takes nothing from it.
+    disk.fill()
+    output = rft("run", "--resume", "--plain", "--buffer", buffer).stdout
+    assert "warning: the picture" in output and "cannot be written: No space left on device" in output
+    assert f"rft report {RUN} --buffer {buffer} --png FILE" in output
+    picture = buffer / "runs" / RUN / "learning_curve.png"
+    assert picture.read_bytes().startswith(b"\x89PNG") and not list(picture.parent.glob(".unfinished*"))
 
 
 def test_the_disk_of_the_database(

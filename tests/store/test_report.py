@@ -13,6 +13,7 @@ from rftcore.cli.report import print_report
 from rftcore.launch.progress import Progress
 from rftcore.learning_curve import write_learning_curve
 from rftcore.report import Gain, build_report, compare
+from rftdata.errors import QueryError
 from tests.stored_run import StoredRun
 
 
@@ -203,3 +204,19 @@ def test_a_picture_of_nothing_is_still_a_picture(buffer: rftdata.Buffer, tmp_pat
     StoredRun(buffer, "empty")
     write_learning_curve(build_report(buffer), tmp_path / "curve.png")
     assert (tmp_path / "curve.png").exists()
+
+
+def test_a_picture_that_cannot_be_written_is_said_so(buffer: rftdata.Buffer, tmp_path: Path) -> None:
+    StoredRun(buffer, "empty")
+    report = build_report(buffer)
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    with pytest.raises(QueryError, match=r"names that end so \(got '.*curve.txt'\); allowed: .*\.png"):
+        write_learning_curve(report, folder / "curve.txt")
+    (folder / "file").write_text("")
+    with pytest.raises(QueryError, match=r"cannot be written: (File exists|Not a directory)"):
+        write_learning_curve(report, folder / "file" / "curve.png")
+    (folder / "curve.png").mkdir()
+    with pytest.raises(QueryError, match="cannot be written: Is a directory"):
+        write_learning_curve(report, folder / "curve.png")
+    assert sorted(path.name for path in folder.iterdir()) == ["curve.png", "file"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +14,8 @@ import pytest
 import torch
 
 from rftcore.sync.base import Publication
-from rftcore.sync.publishers import SHARED_MEMORY, FolderPublisher, MemoryPublisher, shared_memory_folder
+from rftcore.sync.publishers import FolderPublisher, MemoryPublisher
+from rftcore.sync.shared_memory import SHARED_MEMORY, hold_folder
 from rftcore.sync.weights_file import (
     check_complete,
     checksum_file,
@@ -230,9 +233,40 @@ def test_shared_memory_that_fills_during_a_run_sends_later_weights_to_the_run_fo
 
 
 def test_the_folder_in_shared_memory_is_private(tmp_path: Path) -> None:
-    folder = shared_memory_folder("a/run", 1, 1, root=tmp_path)
-    assert folder is not None and folder.is_dir()
+    held = hold_folder("a/run", 1, 1, root=tmp_path)
+    assert held is not None and held.path.is_dir()
     assert (tmp_path / f"rftdata-{os.getuid()}").stat().st_mode & 0o777 == 0o700
+
+
+def test_the_next_of_any_run_removes_what_a_killed_process_left_in_shared_memory(tmp_path: Path) -> None:
+    publishes = """
+import sys, time
+from pathlib import Path
+from rftcore.sync.shared_memory import hold_folder
+
+held = hold_folder(sys.argv[1], 1, 1, root=Path(sys.argv[2]))
+(held.path / "step-1.safetensors").write_bytes(b"weights")
+print(held.path, flush=True)
+time.sleep(600)
+"""
+    publishers = [
+        subprocess.Popen([sys.executable, "-c", publishes, name, tmp_path], stdout=subprocess.PIPE, text=True)
+        for name in ("killed", "alive")
+    ]
+    try:
+        left, kept = (Path(process.stdout.readline().strip()) for process in publishers if process.stdout)
+        publishers[0].kill()
+        publishers[0].wait()
+        mine = hold_folder("mine", 1, 1, root=tmp_path)
+        assert mine is not None and mine.path.is_dir()
+        assert not left.parent.exists()
+        assert (kept / "step-1.safetensors").read_bytes() == b"weights"
+        mine.release()
+        assert not mine.path.exists()
+    finally:
+        for process in publishers:
+            process.kill()
+            process.communicate()
 
 
 @pytest.mark.parametrize("kind", [FolderPublisher, MemoryPublisher])

@@ -1,0 +1,103 @@
+"""Folders for weights in shared memory, each held by the process that publishes there.
+
+Shared memory outlives a process that is killed, and counts as used memory of the machine until somebody removes it. So whoever
+publishes holds a lock on its folder, which the system lets go of with the process, and removes the folders that nobody holds,
+those of other runs too: a killed run may never be resumed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rftcore.sync.weights_file import ATTEMPT_PREFIX, folder_of_attempt
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class HeldFolder:
+    """A folder that stays until it is released, or this process ends.
+
+    Attributes:
+        path: the folder.
+        lock: descriptor of the locked folder.
+    """
+
+    path: Path
+    lock: int
+
+    def release(self) -> None:
+        """Remove the folder and what is in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another attempt is in there already
+            self.path.parent.rmdir()
+        os.close(self.lock)
+
+
+def hold_folder(run_name: str, attempt_id: int, num_bytes: int, root: Path = SHARED_MEMORY) -> HeldFolder | None:
+    """A private folder of this user and attempt in shared memory, or None without `num_bytes` of room there.
+
+    What earlier attempts of the run, and killed processes of any run of this user, left there is removed.
+    """
+    if not (root.is_dir() and os.access(root, os.W_OK)):
+        return None
+    parent = root / f"rftdata-{os.getuid()}"
+    parent.mkdir(mode=0o700, exist_ok=True)
+    if parent.stat().st_uid != os.getuid():
+        return None
+    _remove_abandoned(parent)
+    folder = folder_of_attempt(parent / run_name.replace("/", "_"), attempt_id)
+    if shutil.disk_usage(root).free < num_bytes:
+        return None
+    while True:
+        # Whoever removes folders that nobody holds may come between any two of these lines.
+        with contextlib.suppress(FileNotFoundError):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = _lock(folder, fcntl.LOCK_SH)
+            if _is_folder(folder, lock):
+                return HeldFolder(folder, lock)
+            os.close(lock)
+
+
+def _remove_abandoned(parent: Path) -> None:
+    for folder in parent.glob(f"*/{ATTEMPT_PREFIX}*"):
+        with _unheld(folder) as unheld:
+            if unheld:
+                shutil.rmtree(folder, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    folder.parent.rmdir()
+
+
+@contextlib.contextmanager
+def _unheld(folder: Path) -> Iterator[bool]:
+    """Whether no process holds the folder; none takes it meanwhile."""
+    try:
+        lock = _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # held, or gone
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        os.close(lock)
+
+
+def _lock(folder: Path, operation: int) -> int:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, operation)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _is_folder(folder: Path, descriptor: int) -> bool:
+    found, held = folder.stat(), os.fstat(descriptor)
+    return (found.st_dev, found.st_ino) == (held.st_dev, held.st_ino)
