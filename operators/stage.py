@@ -14,7 +14,9 @@ from pydantic import Field
 
 from operators.base import CreatedGroup, CreatedTask, Operator, Review, StageConfig
 from rftdata.errors import ConfigError, OperatorError, RftError
-from rftdata.verdicts import KnownScore
+from rftdata.verdicts import STAGE_FAILED, KnownScore
+
+_MAX_REASON = 500
 
 Known = Mapping[str, Mapping[int, KnownScore]]
 """Scores stored already: score key -> experience_id -> what was scored, and the score."""
@@ -112,6 +114,11 @@ class StageError(OperatorError):
         self.run = run
         self.stages = list(stages)
         self.scores: list[StageScores] = []
+
+    @property
+    def reason(self) -> str:
+        """Why a row is dropped on which the stage raised."""
+        return f"{STAGE_FAILED}{self.what}"[:_MAX_REASON]
 
     def __reduce__(self) -> tuple[object, ...]:
         options: dict[str, Any] = {

@@ -5,9 +5,9 @@ decides row by row only new ones go through it, in batches; where one compares t
 there is something new. `again` decides on all of them, since what runs observed may have changed their scores.
 
 A batch on which a stage raises is halved until the task is found that does it; that task is excluded with the error as its
-reason. Where every task raises, or all are excluded, the run is refused: nothing could be selected. So it is where an aggregator's
-endpoint says nothing at all: the tasks stay undecided. A task that a stage makes of another becomes a task of the set, and
-passes the other stages.
+reason, and tried again when the set is next loaded. Where every task raises, or all are excluded, the run is refused: nothing could be
+selected. So it is where an aggregator's endpoint says nothing at all: the tasks stay undecided. A task that a stage makes of another
+becomes a task of the set, and passes the other stages.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ from rftdata.tasks.verdicts import (
 from rftdata.verdicts import StageCount
 
 _BATCH_TASKS = 4096
+_PROBES = 8
+"""So many tasks of a batch are tried alone before it is halved: a stage that is down would be asked about every one in vain."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ def decide_tasks(chain: Chain, database: Database, taskset: TasksetConfig, *, ag
     """
     name, num_decided = taskset.name, 0
     with taskset_lock(database, name):
-        ids = undecided_tasks(database, name, chain.version, again=again)
+        ids = undecided_tasks(database, name, chain.version, again=again, failed_too=_is_rowwise(chain))
         if ids:
             reader = TaskReader(database, name, _columns(chain))
             # What a stage makes of a task is decided on next, and passes that stage no more: this ends.
@@ -193,6 +195,10 @@ def _prepare(chain: Chain, config: RunConfig, database: Database, *, keep_vector
     chain.prepare(StageContext(config.base_dir, model_path=config.model.path, embed=embed, read_taskset=read))
 
 
+def _is_rowwise(chain: Chain) -> bool:
+    return all(stage.operator.rowwise for stage in chain.stages)
+
+
 def _columns(chain: Chain) -> frozenset[str]:
     """What the stages read; everything where one may read anything."""
     reads = [stage.operator.reads for stage in chain.stages]
@@ -203,7 +209,7 @@ def _columns(chain: Chain) -> frozenset[str]:
 
 def _decide_all(chain: Chain, database: Database, taskset: str, reader: TaskReader, ids: list[int]) -> int:
     """Decide on these tasks, or on the whole set where stages compare tasks; how many."""
-    rowwise = all(stage.operator.rowwise for stage in chain.stages)
+    rowwise = _is_rowwise(chain)
     everything = decidable_tasks(database, taskset)
     is_new = len(ids) == len(everything)
     asked = set(ids)
@@ -250,7 +256,7 @@ class _Decided:
     def fail(self, task_id: int, error: StageError) -> None:
         """Exclude a task on which a stage raised."""
         stage = error.run.stage if error.run else "chain"
-        self.decisions.append(TaskDecision(task_id, False, stage, f"the stage failed: {error.what}"[:500]))
+        self.decisions.append(TaskDecision(task_id, False, stage, error.reason))
         self.stages += [_count(run) for run in (*error.stages, error.run) if run]
         self.num_failed += 1
 
@@ -274,8 +280,9 @@ def _decide(chain: Chain, database: Database, batch: TaskBatch, decided: _Decide
 
 def _divide(chain: Chain, database: Database, batch: TaskBatch, decided: _Decided, error: StageError) -> None:
     """Both halves of a batch that fails; a task that fails alone is the one that does it, and is excluded."""
-    if batch.table.num_rows == 1:
-        decided.fail(batch.table["experience_id"][0].as_py(), error)
+    if _each_fails(chain, database, batch):
+        for task_id in batch.table["experience_id"].to_pylist():
+            decided.fail(task_id, error)
         return
     for half in _halves(batch):
         try:
@@ -304,18 +311,33 @@ def _failing(chain: Chain, database: Database, batch: TaskBatch) -> Iterator[tup
     try:
         _decide(chain, database, batch, _Decided())
     except StageError as error:
-        if batch.table.num_rows == 1:
-            yield batch.table["experience_id"][0].as_py(), error
+        if _each_fails(chain, database, batch):
+            yield from ((task_id, error) for task_id in batch.table["experience_id"].to_pylist())
         else:
             for half in _halves(batch):
                 yield from _failing(chain, database, half)
 
 
+def _each_fails(chain: Chain, database: Database, batch: TaskBatch) -> bool:
+    """Whether every task of a batch that fails does it alone; of many tasks, every one of some that are spread over them."""
+    rows = batch.table.num_rows
+    return rows == 1 or (
+        rows > 2 * _PROBES
+        and all(
+            any(_failing(chain, database, _part(batch, place, place + 1)))
+            for place in range(0, rows, -(-rows // _PROBES))
+        )
+    )
+
+
 def _halves(batch: TaskBatch) -> Iterator[TaskBatch]:
     rows = batch.table.num_rows
-    for start, end in ((0, rows // 2), (rows // 2, rows)):
-        table = batch.table.slice(start, end - start).combine_chunks()
-        yield TaskBatch(table, batch.is_text[start:end])
+    yield _part(batch, 0, rows // 2)
+    yield _part(batch, rows // 2, rows)
+
+
+def _part(batch: TaskBatch, start: int, end: int) -> TaskBatch:
+    return TaskBatch(batch.table.slice(start, end - start).combine_chunks(), batch.is_text[start:end])
 
 
 def _refuse(result: ChainResult) -> None:

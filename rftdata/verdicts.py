@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from rftdata.claims import SealedBatch
     from rftdata.database import Database
 
+STAGE_FAILED = "the stage failed: "
+"""How the reason of a verdict begins that was made because a stage raised."""
 _TRIES = 5
 
 

@@ -39,7 +39,7 @@ class Worker:
     Args:
         database: the buffer's.
         run_id: the run it works for.
-        role: explorer, pipeline, trainer or supervisor.
+        role: explorer, pipeline, trainer, supervisor or replay.
         lease_s: how long its claims stand without a heartbeat.
         on_waiting: told with every heartbeat what it has been waiting for, once that takes a few seconds; called from another thread.
     """

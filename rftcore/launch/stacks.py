@@ -21,7 +21,8 @@ def answer_requests(run_folder: Path) -> None:
     """From now on this process writes its stacks when it is asked to."""
     path = _path(run_folder, os.getpid())
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = path.open("w", encoding="utf-8")
+    # A descriptor that nothing closes: the handler writes to it as long as the process lives.
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
     atexit.register(path.unlink, missing_ok=True)
 

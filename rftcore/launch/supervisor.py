@@ -70,7 +70,7 @@ def run(
         if resume:
             stored = find_resumable(config, buffer, name)
             if go_back is None or go_back.fork is None:
-                _await_departure(buffer, stored, view)
+                await_departure(buffer, stored, view)
             stored = buffer.find_run(stored["run_id"])
             if go_back is not None:
                 config, stored = take_back(config, buffer, stored, go_back)
@@ -124,7 +124,7 @@ def _roles(config: RunConfig) -> str:
     return "explorer (for evaluations) and trainer" if config.has_explorer else "the trainer"
 
 
-def _await_departure(buffer: Buffer, row: Row, view: View) -> None:
+def await_departure(buffer: Buffer, row: Row, view: View) -> None:
     """Let the processes of an earlier life of the run end: after a kill of its supervisor they take a few seconds.
 
     Raises:
@@ -134,7 +134,8 @@ def _await_departure(buffer: Buffer, row: Row, view: View) -> None:
     told = False
     while True:
         mark_dead_workers(buffer.database, row["run_id"])
-        alive = [worker for worker in buffer.database.fetch("live_workers", run_id=row["run_id"]) if worker["beats"]]
+        workers = buffer.database.fetch("live_workers", run_id=row["run_id"])
+        alive = [worker for worker in workers if worker["beats"] and worker["role"] != "replay"]
         if not alive:
             return
         who = ", ".join(f"{worker['role']} {worker['pid']} on {worker['host']}" for worker in alive)

@@ -22,7 +22,6 @@ from operators.stage import Known, StageError, StageRun, StageScores
 from rftdata.claims import SealedBatch
 from rftdata.verdicts import Decision, KnownScore, NewTask, Question, Score, StageCount, Verdicts
 
-_MAX_REASON = 500
 
 
 @dataclass
@@ -74,10 +73,9 @@ class _Collected:
 
     def set_aside(self, table: pa.Table, error: StageError) -> None:
         stage = error.run.stage if error.run else "chain"
-        reason = f"the stage failed: {error.what}"[:_MAX_REASON]
         ids = list(zip(table["experience_id"].to_pylist(), table["group_id"].to_pylist(), strict=True))
         self.failed.update(key for key, _ in ids)
-        self.decisions += [Decision(key, group_id, False, stage, reason) for key, group_id in ids]
+        self.decisions += [Decision(key, group_id, False, stage, error.reason) for key, group_id in ids]
 
 
 def decide(chain: Chain, batch: SealedBatch, known: Known | None = None, *, patient: bool = False) -> Decided:

@@ -94,7 +94,7 @@ def replay(
     done = Replayed(name)
     policy = Policy(config, buffer.database, run["run_id"])
     with (
-        Worker(buffer.database, run["run_id"], "pipeline") as worker,
+        Worker(buffer.database, run["run_id"], "replay") as worker,
         contextlib.closing(buffer.database.dedicated()) as lock,  # held as long as this process lives
     ):
         if not fetch(lock, "lock_replay", version=name, run_id=run["run_id"])[0]["locked"]:

@@ -19,7 +19,7 @@ from psycopg.types.json import Jsonb
 
 from rftdata.database import Connection, Database, Row, copy_rows, execute, fetch, storable
 from rftdata.errors import ConfigError, OperatorError
-from rftdata.verdicts import KnownScore, StageCount
+from rftdata.verdicts import STAGE_FAILED, KnownScore, StageCount
 
 TASK_BATCH_SCHEMA = pa.schema(
     [
@@ -115,9 +115,19 @@ def taskset_lock(database: Database, taskset: str) -> Iterator[None]:
         connection.close()
 
 
-def undecided_tasks(database: Database, taskset: str, pipeline_version: str, *, again: bool = False) -> list[int]:
-    """Ids of the tasks whose standing verdict is of another version, ascending; of all with `again`."""
-    row = database.fetch("undecided_tasks", taskset=taskset, pipeline_version=pipeline_version, again=again)[0]
+def undecided_tasks(
+    database: Database, taskset: str, pipeline_version: str, *, again: bool = False, failed_too: bool = False
+) -> list[int]:
+    """Ids of the tasks whose standing verdict is of another version, ascending.
+
+    Args:
+        again: all tasks.
+        failed_too: also those that are excluded because a stage failed on them.
+    """
+    row = database.fetch(
+        "undecided_tasks", taskset=taskset, pipeline_version=pipeline_version, again=again,
+        failure=f"{STAGE_FAILED}%" if failed_too else None,
+    )[0]  # fmt: skip
     return list(row["task_ids"])
 
 

@@ -92,11 +92,12 @@ SELECT DISTINCT f.key FROM (SELECT features FROM rft.task WHERE taskset = %(task
 CROSS JOIN LATERAL jsonb_each(t.features) f WHERE jsonb_typeof(f.value) = 'number' ORDER BY 1;
 
 -- name: undecided_tasks
--- Tasks whose standing verdict is not of this pipeline version; all of them when `again`. A purged task has nothing to decide on.
+-- Tasks whose standing verdict is not of this pipeline version, or has a reason like `failure`; all of them when `again`. A purged task
+-- has nothing to decide on.
 SELECT coalesce(array_agg(t.task_id ORDER BY t.task_id), '{}') AS task_ids
 FROM rft.task t LEFT JOIN rft.task_verdict v ON v.task_verdict_id = t.task_verdict_id
 WHERE t.taskset = %(taskset)s AND t.payload ? 'prompt'
-  AND (%(again)s OR v.pipeline_version IS DISTINCT FROM %(pipeline_version)s);
+  AND (%(again)s OR v.pipeline_version IS DISTINCT FROM %(pipeline_version)s OR v.reason LIKE %(failure)s);
 
 -- name: decidable_tasks
 SELECT coalesce(array_agg(task_id ORDER BY task_id), '{}') AS task_ids FROM rft.task

@@ -15,7 +15,8 @@ from rftcore.config import RunConfig, parse_config
 from rftcore.launch.closing import buffer_option
 from rftcore.launch.joining import Companions, join_run
 from rftcore.launch.prepare import find_resumable, stored_config
-from rftcore.launch.supervisor import _reachable
+from rftcore.launch.progress import LineView
+from rftcore.launch.supervisor import _reachable, await_departure
 from rftdata import Buffer
 from rftdata.errors import ConfigError, QueryError
 from rftdata.worker import Worker
@@ -157,6 +158,17 @@ def test_a_role_that_waits_says_for_what_and_who_is_missing(
     with Worker(buffer.database, row["run_id"], "explorer"):
         companions.waiting("waits for sealed groups")
         assert "no trainer is at work in the run exp (start with rft train CONFIG)" in capsys.readouterr().out
+
+
+def test_a_replay_is_no_companion_and_keeps_no_run_from_being_resumed(
+    buffer: Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store(buffer, "exp")
+    row, config = buffer.find_run("exp"), configured("exp", buffer, tmp_path)
+    with Worker(buffer.database, row["run_id"], "replay"):
+        assert Companions(buffer, config, row, "trainer").missing() == ["explorer", "pipeline"]
+        await_departure(buffer, row, LineView())
+    assert capsys.readouterr().out == ""
 
 
 def test_a_role_that_leaves_says_why(buffer: Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

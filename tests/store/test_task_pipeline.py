@@ -255,6 +255,46 @@ def test_one_new_task_that_fails_does_not_refuse_the_set(buffer: Buffer, tmp_pat
     assert (done.num_decided, done.num_active, done.num_excluded) == (1, 3, 1)
 
 
+@pytest.mark.parametrize("whole_set", [False, True])
+def test_tasks_on_which_a_stage_failed_are_tried_again(buffer: Buffer, tmp_path: Path, whole_set: bool) -> None:
+    """A service that is away while a set grows: it is not asked about every new task, and they are not lost to the run."""
+    (tmp_path / "mine.py").write_text(
+        """
+from pathlib import Path
+
+here = Path(__file__).parent
+
+
+def asks(row):
+    with open(here / "asked.txt", "a") as file:
+        file.write("x")
+    if row["task_id"] > 20 and not (here / "up").exists():
+        raise ConnectionError("refused")
+    return True
+"""
+    )
+    compares = {"sql": "SELECT *, count(*) OVER () AS together FROM batch"}
+    config = configuration(tmp_path, ["./mine.py:asks", *([compares] if whole_set else [])])
+    write(tmp_path, ROWS)
+    load_tasks(config, buffer.database)
+    more = [{"question": f"And {number}?", "answer": str(number)} for number in range(400)]
+    write(tmp_path, [*ROWS, *more])
+    asked = tmp_path / "asked.txt"
+    asked.unlink()
+    (done,) = load_tasks(config, buffer.database)
+    assert (done.num_active, done.num_excluded) == (20, 400)
+    assert len(asked.read_text()) < (500 if whole_set else 20)
+    reasons = buffer.sql("SELECT DISTINCT reason FROM rft.v_task WHERE NOT kept")["reason"].to_pylist()
+    assert all(reason.startswith("the stage failed: ") and "ConnectionError" in reason for reason in reasons)
+    (tmp_path / "up").touch()
+    if whole_set:  # it is decided on again when there is something new
+        write(tmp_path, [*ROWS, *more, {"question": "One more?", "answer": "1"}])
+    (done,) = load_tasks(config, buffer.database)
+    assert (done.num_active, done.num_excluded) == (421 if whole_set else 420, 0)
+    (done,) = load_tasks(config, buffer.database)
+    assert done.num_decided == 0
+
+
 @pytest.mark.parametrize(
     ("stages", "message"),
     [
