@@ -23,7 +23,6 @@ from rftdata.claims import SealedBatch
 from rftdata.verdicts import Decision, KnownScore, NewTask, Question, Score, StageCount, Verdicts
 
 
-
 @dataclass
 class Decided:
     """What is to be stored: verdicts and what goes with them, and groups that stages made.
