@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +14,11 @@ import typer
 from rftcore.cli.roles import ConfigArgument
 from rftcore.cli.run import SetOption, configuration
 from rftcore.cli.session import ConfigBufferOption, JsonOption
-from rftdata.errors import BufferUnavailableError, ModelError
+from rftdata.errors import BufferUnavailableError, ConfigError, ModelError, RftError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from rftcore.config import RunConfig
     from rftcore.feature_checks import FeatureCheck
     from rftdata.config import TasksetConfig
@@ -26,7 +29,7 @@ def check(
     config: ConfigArgument,
     overrides: SetOption = None,
     deep: Annotated[
-        bool, typer.Option("--deep", help="Also open the model, the task sources and the database.")
+        bool, typer.Option("--deep", help="Also open the model, the task sources, the database, and what stages need.")
     ] = False,
     buffer: ConfigBufferOption = None,
     as_json: JsonOption = False,
@@ -47,7 +50,7 @@ def check(
         print_json(plain)
     else:
         print(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), end="")
-    warn(f"{config} is valid" + ("" if deep else "; --deep also opens model, tasks and database"))
+    warn(f"{config} is valid" + ("" if deep else "; --deep also opens model, tasks, database and what stages need"))
 
 
 def _open_inputs(config: RunConfig) -> Iterator[str]:
@@ -55,6 +58,7 @@ def _open_inputs(config: RunConfig) -> Iterator[str]:
 
     Raises:
         ModelError, TaskSourceError, BufferUnavailableError: what cannot be opened.
+        PluginError, ConfigError: what a stage needs is not there, or refuses the stage's arguments.
         QueryError, ConfigError: a priority formula that the database does not take, a selection that cannot be trained on, tasks without
             what their selector chooses by.
     """
@@ -68,6 +72,7 @@ def _open_inputs(config: RunConfig) -> Iterator[str]:
             yield from _describe_tasks(config, taskset, FeatureCheck(config, taskset, chain, database))
         for taskset in (*config.eval.tasks, *config.eval.test):
             yield from _describe_tasks(config, taskset)
+        yield from _describe_stages(config, database)
     yield _describe_database(config)
     if config.sampling.source is not None:
         yield _describe_selection(config)
@@ -93,6 +98,52 @@ def _describe_tasks(config: RunConfig, taskset: TasksetConfig, features: Feature
     yield f"taskset {taskset.name}: {num_tasks:,} tasks, the first prompt is {prompt[:80]!r}"
     if features is not None:
         yield from features.verdict()
+
+
+def _describe_stages(config: RunConfig, database: Database | None) -> Iterator[str]:
+    """Make every stage ready for its first batch, as the processes of a run do when they start."""
+    from operators.base import StageContext
+    from rftcore.launch.prepare import build_pipeline
+    from rftcore.task_pipeline import build_task_chain
+
+    context = StageContext(
+        config.base_dir, model_path=config.model.path, generate=_ask_nobody,
+        read_taskset=functools.partial(_task_texts, config, database),
+    )  # fmt: skip
+    for name, chain in {"task": build_task_chain(config), "experience": build_pipeline(config)}.items():
+        try:
+            chain.prepare(context)
+        except RftError as error:
+            raise error.about(f"pipelines.{name}") from error
+        finally:
+            chain.close()
+        if chain.stages:
+            yield f"pipelines.{name}: {', '.join(stage.name for stage in chain.stages)}: ready"
+
+
+def _ask_nobody(*_: object) -> list[str]:
+    raise AssertionError("a stage asks the policy before its first batch")
+
+
+def _task_texts(config: RunConfig, database: Database | None, name: str) -> pa.Table:
+    """The tasks of a set from its source where the configuration has one of that name, else from the buffer.
+
+    Raises:
+        ConfigError: neither has.
+    """
+    from rftdata.tasks import read_tasks
+    from rftdata.tasks.loading import taskset_texts
+    from rftdata.tasks.verdicts import source_batch
+
+    tasksets = (*config.tasks, *config.eval.tasks, *config.eval.test)
+    for taskset in tasksets:
+        if taskset.name == name:
+            table: pa.Table = source_batch(name, list(read_tasks(taskset, config.base_dir, database)))
+            return table.select(["task_key", "prompt", "answer"])
+    if database is None:
+        known = ", ".join(taskset.name for taskset in tasksets)
+        raise ConfigError("there is no buffer yet that could hold this set", value=name, allowed=known)
+    return taskset_texts(database, name)
 
 
 @contextmanager
