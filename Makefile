@@ -1,6 +1,6 @@
 # The two commands of the README are `make demo` and `make test`; each sets up what it needs. `make` alone lists all.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast crash-test lint format docs
+.PHONY: help setup demo test test-fast crash-test bench lint format docs
 
 BIN := .venv/bin
 # Tests share small machines with the engines they start; threads that spin while waiting would starve them.
@@ -25,6 +25,10 @@ test-fast: setup  ## the tests without the slow ones
 
 crash-test: setup  ## kills processes at random and looks for what is lost; KILLS=1000, SEED=n repeats a schedule
 	$(BIN)/python -m tests.crash.storm --kills $(or $(KILLS),1000) $(if $(SEED),--seed $(SEED))
+
+bench: setup  ## the speed of buffer and pipelines beside peers, as in the README; wants a machine with nothing else to do
+	$(BIN)/rft bench buffer
+	$(BIN)/rft bench pipeline --rounds 5
 
 lint: setup  ## ruff, mypy (strict on rftdata and operators), the import contracts, spelling
 	$(BIN)/ruff check .
