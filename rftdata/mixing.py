@@ -57,9 +57,9 @@ def mix(
     left = dict(room)
     chosen: list[str] = []
     for step in steps:
-        weights = {
-            t.name: _weight(t, step, mixing, sizes[t.name]) for t in tasksets if left[t.name] is None or left[t.name]
-        }
+        still = [t for t in tasksets if left[t.name] is None or left[t.name]]
+        largest = max((sizes[t.name] for t in still), default=1)
+        weights = {t.name: _weight(t, step, mixing, sizes[t.name] / largest) for t in still}
         total = sum(weights.values())
         if total <= 0:
             break
@@ -75,6 +75,7 @@ def mix(
     return chosen
 
 
-def _weight(taskset: TasksetConfig, step: int, mixing: MixingConfig, size: int) -> float:
+def _weight(taskset: TasksetConfig, step: int, mixing: MixingConfig, size: float) -> float:
+    """`size`: as a share of the largest set's, whose powers no number is too large for."""
     by_size = 1.0 if mixing.temperature is None else size ** (1 / mixing.temperature)
     return weight_at(taskset.weight, step) * by_size

@@ -101,6 +101,10 @@ class Planner:
                 return 0
             execute(connection, "insert_selector_snapshot", run_id=self._run_id, policy_step=steps[0]["policy_step"])
             planned = self._insert(connection, steps[0], lacking)
+            if not planned:
+                if lacking[0][0] == steps[0]["explore_step"]:
+                    raise refuse_exhausted(self._config.tasksets)
+                return 0  # the steps before those that lack groups go on
             failpoint("planner.inserted")
         wake.notify(self._database, wake.PLANNED)
         return planned
@@ -132,7 +136,7 @@ class Planner:
         ordinal = fetch(connection, "next_ordinal", run_id=self._run_id)[0]["ordinal"]
         chosen = self._selectors.choose(connection, [step for step, _ in lacking], ordinal)
         if not chosen:
-            raise refuse_exhausted(self._config.tasksets)
+            return 0
         places = lacking[: len(chosen)]
         execute(
             connection, "insert_groups", run_id=self._run_id, attempt_id=state["current_attempt_id"], ordinal=ordinal,

@@ -39,6 +39,7 @@ def rewind(database: Database, run_id: int, step: int, *, keep_rollouts: bool = 
         checkpoint = _checkpoint(connection, run, step)
         attempt_id = _insert_ended_attempt(connection, run_id, parent, checkpoint, f"the run went back to step {step}")
         if not keep_rollouts:
+            fetch(connection, "lock_groups_to_leave", run_id=run_id, step=step)
             execute(connection, "leave_groups", run_id=run_id, step=step, attempt_id=attempt_id)
             found = fetch(connection, "snapshot_from_step", run_id=run_id, step=step)
             if found:

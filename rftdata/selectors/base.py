@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,11 @@ class Observation:
     group: int | None = None
     seq: int = 0
     corrects: int | None = None
+
+
+def changed_outcome(old: Observation, change: Observation) -> Observation:
+    """An outcome as it is after a correction, or after a person's change."""
+    return replace(old, successes=old.successes + change.successes, trials=old.trials + change.trials)
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from rftdata.errors import ConfigError
 
 
 def number(selector: str, name: str, value: Any, low: float, high: float) -> None:
-    """Refuse what is no number from `low` to `high`."""
+    """Refuse what is no finite number from `low` to `high`."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not low <= value <= high:
+    if not is_number or not math.isfinite(value) or not low <= value <= high:
         allowed = f"{low:g} to {high:g}" if math.isfinite(high) else f"{low:g} or more"
         raise _error(selector, name, value, f"a number, {allowed}")
 

@@ -14,8 +14,10 @@ of all tasks then become, with S and F the successes and failures in the batch a
 f is `forgetting` (the paper's lambda) and k `implicit` (rho). Chosen are the tasks whose pass rate, drawn from the posterior (Thompson
 sampling) or its mean, lies nearest to `target_pass_rate`; with a `temperature`, in proportion to exp(-distance / temperature).
 
-Outcomes do not always come in whole batches. One of n groups counts as n / B of an update, B being the groups of a trainer step:
-(1 - f), 0.9 and the evidence k m p of tasks not in J are taken to that power or share. With n = B this is the paper's update.
+Outcomes do not always come in whole batches of B, the groups of a trainer step. What n groups say of their own tasks counts at once, and (1 - f)
+is taken to the power n / B. What they say of other tasks waits until B groups are there: C of a few groups is the quotient of two differences near
+zero. With n = B this is the paper's update; 0.9 and the evidence k m p of tasks not in J are taken to the power or share n / B where more came
+together.
 
 A correction counts as if the outcome had been so from the start: it has been forgotten as far as that has. What a person says
 counts in full.
@@ -86,6 +88,7 @@ class Difficulty(Selector):
         self._temperature, self._thompson = temperature, thompson
         self._pseudo_trials, self._adaptive = pseudo_trials, adaptive_implicit
         self._anchor: float | None = None  # C
+        self._batch: list[tuple[int, float, float]] = []  # rows, successes and trials until B groups are there
         self._draws = 0
         self._forgotten = 0.0  # logarithm of what is left of evidence from before the first update
         self._forgotten_at: dict[int, float] = {}
@@ -132,10 +135,10 @@ class Difficulty(Selector):
         return self._alpha[rows], self._beta[rows]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"draws": self._draws, "anchor": self._anchor, "implicit": self._implicit}
+        return {"draws": self._draws}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._draws, self._anchor, self._implicit = state["draws"], state["anchor"], state["implicit"]
+        self._draws = state["draws"]
 
     def metrics(self) -> dict[str, float]:
         found = {"tried": float(self._num_rows - self._num_classes), "chosen_pass_rate": self._chosen_rate}
@@ -201,43 +204,51 @@ class Difficulty(Selector):
     # Learning
 
     def _update(self, tried: Sequence[Observation], rows_J: Ids) -> None:
-        """One batch of outcomes; `rows_J` has the row of each."""
-        share = len(tried) / self.groups_per_step if self.groups_per_step else 1.0
-        rows, which = np.unique(rows_J, return_inverse=True)
-        successes = np.bincount(which, weights=[o.successes for o in tried])
-        trials = np.bincount(which, weights=[o.trials for o in tried])
-        rates = np.clip(successes / trials, 0.0, 1.0)
-        n = self._num_rows
-        alpha, beta = self._alpha[:n], self._beta[:n]
+        """Outcomes that came together; `rows_J` has the row of each."""
+        share = self._share(len(tried))
+        rows, successes, trials = _by_row(rows_J, [o.successes for o in tried], [o.trials for o in tried])
+        alpha, beta = self._alpha[: self._num_rows], self._beta[: self._num_rows]
         kept = (1 - self._forgetting) ** share
-        alpha *= kept
-        beta *= kept
-        alpha += 1 - kept
-        beta += 1 - kept
-        implicit = self._implicit
-        if implicit > 0:
-            pseudo = (
-                self._pseudo_trials if self._pseudo_trials is not None else float(np.mean([o.trials for o in tried]))
-            )
-            thought, weight = self._inferred(rows, rates, share), np.full(n, share * implicit * pseudo)
-            thought[rows], weight[rows] = rates, implicit * pseudo
-            alpha += weight * thought
-            beta += weight * (1 - thought)
-        alpha[rows] += (1 - implicit) * successes
-        beta[rows] += (1 - implicit) * (trials - successes)
+        for evidence in (alpha, beta):
+            evidence *= kept
+            evidence += 1 - kept
+        alpha[rows] += (1 - self._implicit) * successes
+        beta[rows] += (1 - self._implicit) * (trials - successes)
         self._forgotten += share * math.log(max(1 - self._forgetting, 1e-300))
+        if self._implicit > 0:
+            rates = np.clip(successes / trials, 0.0, 1.0)
+            weight = self._implicit * self._pseudo_of([o.trials for o in tried])
+            alpha[rows] += weight * rates
+            beta[rows] += weight * (1 - rates)
+            self._batch += [(row, o.successes, o.trials) for row, o in zip(rows_J.tolist(), tried)]
+            if self._share(len(self._batch)) >= 1:
+                self._infer(*map(np.array, zip(*self._batch)))
+                self._batch = []
 
-    def _inferred(self, rows: Ids, rates: Floats, share: float) -> Floats:
-        """p of every row, from where the batch stands between the reference models."""
+    def _share(self, num_groups: int) -> float:
+        """How much of an update so many groups are."""
+        return num_groups / self.groups_per_step if self.groups_per_step else 1.0
+
+    def _pseudo_of(self, trials: Sequence[float] | Floats) -> float:
+        return self._pseudo_trials if self._pseudo_trials is not None else float(np.mean(trials))
+
+    def _infer(self, rows_J: Ids, successes_J: Floats, trials_J: Floats) -> None:
+        """What a batch says of all other tasks, from where it stands between the reference models."""
+        share = self._share(len(rows_J))
+        rows, successes, trials = _by_row(rows_J, successes_J, trials_J)
+        rates = np.clip(successes / trials, 0.0, 1.0)
         weaker, stronger = self._weaker[: self._num_rows], self._stronger[: self._num_rows]
         low, high = weaker[rows].mean(), stronger[rows].mean()
         stands = float((rates.mean() - low) / (high - low + 1e-6))
         kept = _SMOOTHING**share
         self._anchor = stands if self._anchor is None else kept * self._anchor + (1 - kept) * stands
-        thought: Floats = np.clip(weaker + self._anchor * (stronger - weaker), 0.0, 1.0)
+        thought = np.clip(weaker + self._anchor * (stronger - weaker), 0.0, 1.0)
+        weight = np.full(self._num_rows, share * self._implicit * self._pseudo_of(trials_J))
+        weight[rows] = 0.0  # their own outcomes have spoken
+        self._alpha[: self._num_rows] += weight * thought
+        self._beta[: self._num_rows] += weight * (1 - thought)
         if self._adaptive and float(np.abs(thought[rows] - rates).mean()) >= _SURPRISE:
             self._implicit /= 2
-        return thought
 
     def _add(self, o: Observation, row: int) -> None:
         weight = 1.0
@@ -278,6 +289,15 @@ class Difficulty(Selector):
             segment = None if self._members is None else self._members[begin:end]
             chosen.append(draw_distinct(rng, segment, self._in_class, int(count)))
         return np.concatenate(chosen)
+
+
+def _by_row(
+    rows: Ids, successes: Sequence[float] | Floats, trials: Sequence[float] | Floats
+) -> tuple[Ids, Floats, Floats]:
+    """Different rows, with the sums of their successes and of their trials."""
+    different, which = np.unique(rows, return_inverse=True)
+    sums = [np.bincount(which, weights=column).astype(np.float64) for column in (successes, trials)]
+    return different, sums[0], sums[1]
 
 
 def _largest(rng: np.random.Generator, keys: Floats, count: int) -> Ids:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from rftdata.selectors.base import Ids, TaskIds
 from rftdata.selectors.checks import feature_list
@@ -20,8 +21,17 @@ class EasyToHard(EpochSelector):
     def __init__(self, task_ids: TaskIds, seed: int, *, features: Sequence[str]) -> None:
         super().__init__(task_ids, seed)
         names = feature_list("easy_to_hard", features)
+        self._features = list(names)
         self._signs = [1.0 if name.startswith("-") else -1.0 for name in names]
         self.feature_keys = [name.removeprefix("-") for name in names]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "features": self._features}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        # A place among other features says nothing: the epoch begins anew.
+        same = state.get("features") == self._features
+        super().load_state_dict(state if same else {**state, "last": None, "put_off": []})
 
     def places(self, positions: Ids, epoch: int) -> Places:
         # Equal features: in loading order.

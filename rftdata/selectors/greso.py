@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rftdata.selectors.base import Floats, Ids, Observation, TaskIds
+from rftdata.selectors.base import Floats, Ids, Observation, TaskIds, changed_outcome
 from rftdata.selectors.checks import number
 from rftdata.selectors.shuffle import Shuffle, split_mix
 from rftdata.selectors.table import Flags
@@ -99,12 +99,14 @@ class Greso(Shuffle):
         if o.kind == "correction":
             for i, old in enumerate(known):
                 if old.group == o.group:
-                    known[i] = Observation(
-                        o.task_id, old.successes + o.successes, old.trials + o.trials, old.kind, old.group, old.seq
-                    )
+                    known[i] = changed_outcome(old, o)
                     return
             if o.trials <= 0:
                 return  # of an outcome that is no longer remembered
+        elif o.kind == "manual" and known:
+            # By how much a person changed what is known of the task.
+            known[-1] = changed_outcome(known[-1], o)
+            return
         known.append(o)
         del known[:-_LONGEST]
 

@@ -79,7 +79,7 @@ class PrioritizedLevelReplay(Selector):
         for o, position in zip(observations, places.tolist()):
             if position < 0:
                 continue
-            if o.kind == "correction":
+            if o.kind == "correction" or (o.kind == "manual" and position in self._slot):
                 self._correct(position, o)
             elif o.trials > 0:
                 self._clock += 1
@@ -128,7 +128,8 @@ class PrioritizedLevelReplay(Selector):
             self._tried_at[slot] = self._clock
             self._newest[slot] = (o.group, 0.0, 0.0)
         group, successes, trials = self._newest[slot]
-        if group == o.group:  # an older outcome counts no more, whatever it was
+        # An older outcome counts no more, whatever it was; a person's change is one of what is known of the task.
+        if group == o.group or o.kind == "manual":
             self._newest[slot] = (group, successes + o.successes, trials + o.trials)
             self._score(slot)
 

@@ -9,6 +9,12 @@ SELECT c.* FROM rft.v_history h
 JOIN rft.checkpoint c ON c.attempt_id = h.attempt_id AND (h.last_step IS NULL OR c.trainer_step <= h.last_step)
 WHERE h.history_id = %(attempt_id)s AND c.deleted_at IS NULL AND c.trainer_step = %(step)s ORDER BY c.checkpoint_id DESC LIMIT 1;
 
+-- name: lock_groups_to_leave
+-- In a statement of its own: what whoever held them did meanwhile, a relabel for one, is to be seen by the next.
+SELECT count(*) AS n FROM (
+    SELECT FROM rft.rollout_group
+    WHERE run_id = %(run_id)s AND planned_policy_step >= %(step)s AND left_by IS NULL ORDER BY group_id FOR UPDATE) locked;
+
 -- name: leave_groups
 -- Groups planned after the step that the run goes back to: they stay stored, nobody claims, decides on or draws them.
 WITH locked AS (

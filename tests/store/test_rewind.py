@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from rftdata import Buffer
@@ -114,6 +117,31 @@ def test_statistics_and_selectors_are_those_of_the_step(roles: Roles) -> None:
     assert learned(roles) != then
     roles.buffer.rewind(roles.run, 2)
     assert learned(roles) == then
+
+
+def test_a_relabel_under_way_while_a_run_goes_back_teaches_selectors_nothing(roles: Roles) -> None:
+    trained(roles, 1, 2, checkpoints={1})
+    row = roles.buffer.sql(
+        "SELECT e.experience_id, g.task_id FROM rft.experience e JOIN rft.rollout_group g USING (group_id)"
+        " WHERE g.planned_policy_step >= 1 ORDER BY 1 LIMIT 1"
+    ).to_pylist()[0]
+    with psycopg.connect(roles.database.uri) as person:
+        person.execute(
+            "UPDATE rft.experience SET reward = 1 - coalesce(reward, 0) WHERE experience_id = %s",
+            [row["experience_id"]],
+        )
+        going_back = threading.Thread(target=roles.buffer.rewind, args=(roles.run, 1))
+        going_back.start()
+        time.sleep(1)
+        assert going_back.is_alive()  # it waits for the person's transaction
+        person.commit()
+    going_back.join(30)
+    left = roles.buffer.sql(
+        "SELECT o.kind::text AS kind, o.applied, o.applied_seq FROM rft.task_observation o"
+        " JOIN rft.rollout_group g USING (run_id, attempt_id, ordinal) WHERE g.left_by IS NOT NULL"
+    ).to_pylist()
+    assert {"explicit", "correction"} == {one["kind"] for one in left}
+    assert all(one["applied"] and one["applied_seq"] is None for one in left)
 
 
 def test_what_was_left_stays_stored_and_is_used_no_more(roles: Roles) -> None:

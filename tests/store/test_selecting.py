@@ -320,6 +320,20 @@ def test_a_run_whose_tasks_are_used_up_ends_with_a_clear_error(buffer: Buffer) -
     assert len(set(roles.task_order())) == len(roles.task_order()) == 6
 
 
+def test_tasks_that_are_used_up_early_do_not_end_steps_that_have_their_groups(buffer: Buffer) -> None:
+    roles = learning_run(buffer, "shuffle", {}, num_tasks=6)
+    set_tasksets(roles, {"max_repeats": 1})
+    roles.planner._config = replace(roles.planner._config, interval=2)
+    with roles.attempt() as attempt:
+        assert roles.plan() == 6  # of two steps of four
+        assert roles.plan() == 0
+        roles.insert(*[roles.result(group, rewards(group)) for group in roles.claim(6)])
+        roles.decide()
+        roles.train(attempt, 1)
+        with pytest.raises(TaskSourceError, match="tried as often as it may be"):
+            roles.plan()
+
+
 def test_a_group_that_was_screened_out_is_dropped_whole_and_its_place_refilled(buffer: Buffer) -> None:
     roles = learning_run(buffer, "speed", {"screen_rollouts": 2}, max_refill=4)
     why = "screened out: 0 of 2 first rollouts succeeded, a pass rate not above 0"

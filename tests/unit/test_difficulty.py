@@ -108,6 +108,48 @@ def test_posteriors_are_those_of_the_plain_recurrence(kinds: int) -> None:
     np.testing.assert_allclose(beta, plain.beta, rtol=1e-12)
 
 
+@pytest.mark.parametrize("size", [1, 3, 5, 16])
+def test_outcomes_that_come_in_parts_say_of_other_tasks_what_their_batch_says(size: int) -> None:
+    """C is that of the recurrence; posteriors differ by what is forgotten within a batch only."""
+    rng = np.random.default_rng(6)
+    weak = rng.integers(0, 9, 300) / 16
+    strong = weak + rng.integers(0, 8, 300) / 16  # often equal: C of one group alone would be anything
+    selector, plain = bots(300, weak, strong, forgetting=0.1, implicit=0.3), Plain(weak, strong, 0.1, 0.3)
+    selector.groups_per_step = 16
+    seq = 0
+    for _ in range(12):
+        chosen = selector.select(16)
+        successes = rng.binomial(8, weak[np.array(chosen) - 1] * 0.7 + 0.1).astype(float)
+        found = list(zip(chosen, successes, strict=True))
+        for start in range(0, 16, size):
+            seq += 1
+            selector.observe([outcome(i, s, 8, seq) for i, s in found[start : start + size]])
+        plain.update([i - 1 for i in chosen], successes, 8)
+        assert selector.metrics()["between_references"] == pytest.approx(plain.c, rel=1e-12)
+    alpha, beta = selector.posteriors(range(1, 301))
+    assert np.abs(alpha / (alpha + beta) - plain.alpha / (plain.alpha + plain.beta)).max() < 0.03
+
+
+def test_one_group_of_a_task_that_both_references_find_equally_hard_says_nothing_of_others() -> None:
+    weak, strong = np.full(100, 0.2), np.full(100, 0.8)
+    weak[0] = strong[0] = 0.5
+    selector = bots(100, weak, strong)
+    selector.groups_per_step = 32
+    selector.observe([outcome(i, 4, 8) for i in range(2, 34)])
+    assert selector.metrics()["between_references"] == pytest.approx(0.5, abs=1e-4)
+    selector.observe([outcome(1, 6, 8, 2)])
+    assert selector.metrics()["between_references"] == pytest.approx(0.5, abs=1e-4)
+    assert posterior(selector, 1)[0] > 6  # its own outcome counts at once
+
+
+def test_the_weight_of_references_is_decided_on_by_whole_batches() -> None:
+    selector = bots(64, [0.2] * 64, [0.8] * 64, implicit=0.4, adaptive_implicit=True)
+    selector.groups_per_step = 32
+    for seq in range(1, 65):
+        selector.observe([outcome(seq, 8 if seq % 2 else 0, 8, seq)])  # each alone surprises, their mean does not
+    assert selector.metrics()["implicit"] == 0.1
+
+
 def _alike(ours: list[float], plain: list[float]) -> None:
     """Two samples with one mean, as far as four standard errors say."""
     error = np.sqrt(np.var(ours) / len(ours) + np.var(plain) / len(plain))
@@ -268,6 +310,7 @@ def test_a_restart_goes_on_the_same() -> None:
         ({"target_pass_rate": 2}, "0 to 1"),
         ({"features": ["weak"]}, "a list of 0 or 2 keys"),
         ({"implicit": 0.2}, "has no features"),
+        ({"features": FEATURES, "pseudo_trials": float("inf")}, "pseudo_trials"),
         ({"thompson": "no"}, "true or false"),
     ],
 )

@@ -54,6 +54,8 @@ def test_temperature_mixes_by_size() -> None:
         names = mixed([0] * 1000, 1.0, 1.0, sizes=[400, 100], temperature=temperature)
         assert names.count("set0") == pytest.approx(expected, abs=1)
     assert mixed([0] * 90, 2.0, 1.0, sizes=[100, 100], temperature=1).count("set0") == 60
+    assert mixed([0] * 9, 1.0, 1.0, sizes=[2000, 1000], temperature=0.01) == ["set0"] * 9
+    assert mixed([0] * 3, 1.0, 1.0, sizes=[2000, 1], temperature=0.001, room={"set0": 1}) == ["set0", "set1", "set1"]
     assert mixed([0] * 100, 1.0, 1.0, sizes=[400, 100]).count("set0") == 50
 
 

@@ -35,6 +35,24 @@ def test_greso_skips_by_the_streak_of_groups_that_taught_nothing() -> None:
     assert selector.skip_probability(np.array([3])) == pytest.approx([1 - 0.4**2])
 
 
+@pytest.mark.parametrize("name", ["greso", "plr"])
+def test_what_a_person_says_changes_what_is_known_of_a_task(name: str) -> None:
+    """A pass rate of one half instead of 0 of 8 is eight more successes in eight more trials."""
+    selector = built(name, 4, **({"adjust": 0.0} if name == "greso" else {}))
+
+    def worth(task_id: int) -> float:
+        if isinstance(selector, Greso):
+            return float(1 - selector.skip_probability(np.array([task_id]))[0])
+        return float(selector._scores[selector._slot[task_id]])
+
+    selector.observe([outcome(1, 0, 8), outcome(2, 4, 8, group=1)])
+    selector.observe([Observation(1, 8, 8, "manual", None, 2), Observation(2, -4, -4, "manual", None, 2)])
+    assert worth(1) == (1.0 if name == "greso" else 0.5)  # as good as any
+    assert worth(2) == (0.5 if name == "greso" else 0.0)  # 0 of 4
+    selector.observe([Observation(3, 8, 8, "manual", None, 3)])
+    assert worth(3) == (0.5 if name == "greso" else 0.0)
+
+
 def test_greso_passes_over_as_many_as_it_says() -> None:
     selector: Greso = built("greso", 4000, adjust=0.0)
     selector.observe([outcome(i, 0, group=i) for i in range(4000)])
@@ -106,6 +124,19 @@ def test_easy_tasks_come_first_by_the_first_feature_then_by_the_second() -> None
     assert selector.select(7) == [1, 2, 0, 4, 3, 1, 2]
     with pytest.raises(ConfigError, match="a list of one or more keys"):
         built("easy_to_hard", 5, features=[])
+
+
+def test_an_order_by_other_features_begins_anew() -> None:
+    numbers = {"rate": np.array([0.5, 0.9, 0.5, 0.1, 0.5]), "length": np.array([7.0, 9, 3, 1, 7])}
+    selector = built("easy_to_hard", 5, features=["rate"])
+    selector.set_features(numbers)
+    assert selector.select(2) == [1, 0]
+    for features in (["rate", "length"], ["-length"], ["rate"]):
+        resumed = built("easy_to_hard", 5, features=features)
+        resumed.set_features(numbers)
+        resumed.load_state_dict(selector.state_dict())
+        expected = {2: [1, 0], 1: [3, 2]}[len(features)] if features != ["rate"] else [2, 4]
+        assert resumed.select(2) == expected
 
 
 @pytest.mark.parametrize("name", ["shuffle", "random", "difficulty", "greso", "plr"])
