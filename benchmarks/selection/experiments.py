@@ -1,7 +1,8 @@
 """What is run: four experiments, the selectors with their arguments, and one run of one of them with one seed.
 
-Targets and budgets were fixed with uniform choice alone, on seed 100, before any other selector ran: the gap to make up is a round
-share that uniform choice makes up well before its curve flattens, the budget about three times the rollouts that this takes.
+Targets and budgets were fixed in pilot runs: of the synthetic learner with `shuffle` on seed 100, of the real model with the uniform selectors
+and `easy_to_hard`, partly on seed 0; no other selector had run by then. The gap to make up is a round share that uniform choice makes up well
+before its curve flattens, the budget about three times the rollouts that this takes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 from benchmarks.selection import synthetic, training
 from benchmarks.selection.training import Learner, Plan, train
-from rftdata import plugins
+from rftdata import plugins, selectors
 from rftdata.selectors import SELECTORS, build_selector
 
 
@@ -107,9 +108,9 @@ class Job:
     def file(self) -> Path:
         """Where its result is kept; another name when the experiment, the selector or the code that decides changed."""
         cls = plugins.load("selector", COMPARED[self.selector].selector, SELECTORS)
-        sources = sorted(
-            {inspect.getsourcefile(c) or "" for c in cls.__mro__ if c.__module__ not in ("abc", "builtins")}
-        )
+        mine = {inspect.getsourcefile(c) or "" for c in cls.__mro__ if c.__module__ not in ("abc", "builtins")}
+        shared = {str(path) for path in Path(selectors.__file__).parent.glob("*.py")}
+        sources = sorted(mine | shared)
         sources += [training.__file__, str(Path(__file__).with_name(f"{_module(self.name)}.py"))]
         digest = hashlib.sha256(repr((self.experiment, COMPARED[self.selector])).encode())
         for source in sources:
