@@ -1,7 +1,6 @@
 """Whether tasks will have the features that selectors choose by, before a run finds out that they have not.
 
-A feature comes from the source's column `features`, from a stage of `pipelines.task`, or from whoever set it in the buffer, until the
-source changes.
+A feature comes from the source's column `features`, from a stage of `pipelines.task`, or from whoever set it in the buffer.
 """
 
 from __future__ import annotations
@@ -38,10 +37,11 @@ class FeatureCheck:
         added = _added(chain)
         self._lacking: dict[str, int] = {}
         if added is not None:
-            # What somebody set holds for as long as the source stays as it is: with a changed one tasks have its features alone.
+            # Stored tasks are looked at where no load will change them; of others what a person set lasts.
             stands = database is not None and is_current(database, taskset, config.base_dir)
             stored = database if stands else None
             self._lacking = {key: 0 for key in keys if key not in added and not _is_stored(stored, taskset, key)}
+        self._by_hand = {key: _by_hand(database, taskset, key) for key in self._lacking}
         self._num_tasks = 0
         self._there: set[str] = set(added or ())
 
@@ -51,7 +51,8 @@ class FeatureCheck:
         features = task["features"]
         self._there.update(features)
         for key in self._lacking:
-            self._lacking[key] += not _is_number(features.get(key))
+            by_hand = self._by_hand[key].get(task["task_key"])
+            self._lacking[key] += not (_is_number(features.get(key)) if by_hand is None else by_hand)
 
     def verdict(self) -> list[str]:
         """A sentence for each feature that only some tasks lack and a stage may drop those.
@@ -92,6 +93,14 @@ def _is_stored(database: Database | None, taskset: TasksetConfig, key: str) -> b
         return False
     numbers = database.fetch("task_numbers", taskset=taskset.name, key=key)[0]["numbers"]
     return bool(numbers) and all(number is not None for number in numbers)
+
+
+def _by_hand(database: Database | None, taskset: TasksetConfig, key: str) -> dict[str, bool]:
+    """Keys of the tasks whose feature a person set, and whether it is a number."""
+    if database is None:
+        return {}
+    found: dict[str, bool] = database.fetch("features_by_hand", taskset=taskset.name, key=key)[0]["are_numbers"]
+    return found
 
 
 def _is_number(value: Any) -> bool:

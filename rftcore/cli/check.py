@@ -82,13 +82,14 @@ def _describe_tasks(config: RunConfig, taskset: TasksetConfig, features: Feature
     from rftcore.task_checks import no_task
     from rftdata.tasks import read_tasks
     from rftdata.tasks.query import asks_buffer
+    from rftdata.tasks.rows import Repeats
 
     if asks_buffer(taskset):
         yield f"taskset {taskset.name}: its query on the buffer is asked when it is loaded"
         return
     # To the end: the run reads every row, and refuses the source for any of them.
-    num_tasks, first = 0, None
-    for task in read_tasks(taskset, config.base_dir):
+    num_tasks, first, repeats = 0, None, Repeats()
+    for task in read_tasks(taskset, config.base_dir, repeats=repeats):
         num_tasks, first = num_tasks + 1, first or task
         if features is not None:
             features.see(task)
@@ -96,6 +97,8 @@ def _describe_tasks(config: RunConfig, taskset: TasksetConfig, features: Feature
         raise no_task(taskset)
     prompt = str(first["payload"].get("prompt") or first["payload"].get("messages"))
     yield f"taskset {taskset.name}: {num_tasks:,} tasks, the first prompt is {prompt[:80]!r}"
+    if repeats.rows:
+        yield f"taskset {taskset.name}: {repeats.sentence()}"
     if features is not None:
         yield from features.verdict()
 

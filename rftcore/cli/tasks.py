@@ -99,7 +99,17 @@ def show(
     with opened(buffer, "rft tasks") as found:
         rows = tasks.show_tasks(found.database, taskset, order=order, limit=limit, status=status)
     shown = [{**row, "dropped": row["reason"] and f"{row['stage']}: {row['reason']}"} for row in rows]
-    columns = ("task_id", "task_key", "status", "prompt", "answer", "features", "dropped", "pipeline_version")
+    columns = (
+        "task_id",
+        "task_key",
+        "status",
+        "prompt",
+        "answer",
+        "features",
+        "manual_features",
+        "dropped",
+        "pipeline_version",
+    )
     print_rows(shown, columns, as_json=as_json)
 
 

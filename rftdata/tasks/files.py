@@ -177,11 +177,13 @@ def _csv_rows(path: Path) -> Iterator[dict[str, Any]]:
     # Every value stays the text it is: an answer 0.50 must not become 0.5.
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file)
+        names = list(reader.fieldnames or ())
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"its header has the column {twice[0]!r} twice; give every column a name of its own")
         for row in reader:
             if None in row or None in row.values():
-                raise ValueError(
-                    f"line {reader.line_num} has not the {len(reader.fieldnames or ())} fields of the header"
-                )
+                raise ValueError(f"line {reader.line_num} has not the {len(names)} fields of the header")
             yield row
 
 
@@ -191,5 +193,7 @@ def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
             if line.strip():
                 try:
                     yield json.loads(line)
-                except json.JSONDecodeError as error:
+                except RecursionError:
+                    raise ValueError(f"line {number} is nested too deeply") from None
+                except ValueError as error:  # a number of thousands of digits is one, too
                     raise ValueError(f"line {number} is not JSON: {error}") from error

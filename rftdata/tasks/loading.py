@@ -2,12 +2,14 @@
 
 A source is read again when it may have changed (see `sources.Fingerprint`). What is stored stays comparable: once a group was
 planned on a task of the set, or the set was part of an evaluation, a task whose content differs is refused, never silently kept
-nor changed. Rows go from the source to the database one after another (COPY), whatever their number.
+nor changed. What a task pipeline or a person added to a task is no part of that content. A task that left its source stays, and
+`limit` is never exceeded by one that came. Rows go from the source to the database one after another (COPY), whatever their number.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,14 +20,14 @@ from psycopg.types.json import Jsonb
 from rftdata.config import TasksetConfig
 from rftdata.database import Connection, Database, Row, copy_rows, execute, fetch
 from rftdata.errors import ConfigError, TaskSourceError
-from rftdata.tasks.rows import read_tasks
+from rftdata.tasks.rows import Repeats, read_tasks
 from rftdata.tasks.sources import Fingerprint, fingerprint
 
 _COLUMNS = [("position", "int8"), ("task_key", "text"), ("payload", "jsonb"), ("features", "jsonb")]
 
 
 def load_taskset(database: Database, config: TasksetConfig, base_dir: Path, *, pending: bool = False) -> int:
-    """Load a taskset; how many tasks it has.
+    """Load a taskset; how many tasks it has. Says on stderr what of the source is left out, and what left it.
 
     Args:
         base_dir: folder that relative paths in the source start from.
@@ -42,9 +44,10 @@ def load_taskset(database: Database, config: TasksetConfig, base_dir: Path, *, p
         if not pending:
             database.run("activate_pending_tasks", taskset=config.name)
         return int(known["num_tasks"])
+    repeats = Repeats()
     with database.transaction() as connection:
         execute(connection, "stage_tasks")
-        tasks = _Counted(read_tasks(config, base_dir, database))
+        tasks = _Counted(read_tasks(config, base_dir, database, repeats))
         copy_rows(connection, "staged_task", _COLUMNS, tasks.rows())
         if not tasks.number:
             raise TaskSourceError(
@@ -56,15 +59,48 @@ def load_taskset(database: Database, config: TasksetConfig, base_dir: Path, *, p
         # Whoever decides on the set has finished, or waits until these rows are there.
         execute(connection, "lock_taskset", taskset=config.name)
         _replace_changed(connection, config.name)
-        execute(connection, "merge_tasks", taskset=config.name, status="pending" if pending else "active")
+        num_over = _merge(connection, config, "pending" if pending else "active")
         if not pending:
             execute(connection, "activate_pending_tasks", taskset=config.name)
-        num_tasks = fetch(connection, "count_tasks", taskset=config.name)[0]["n"]
+        whole = config.limit is None or tasks.number < config.limit
+        execute(connection, "note_left_tasks", taskset=config.name, whole=whole)
+        counts = fetch(connection, "count_tasks", taskset=config.name)[0]
+        num_tasks = int(counts["n"])
         execute(
             connection, "save_taskset", taskset=config.name, source=config.source,
             args=Jsonb({**_arguments(config), "digest": now.digest}), num_tasks=num_tasks,
         )  # fmt: skip
-    return int(num_tasks)
+    for sentence in _sentences(config, repeats, num_over, counts["num_left"]):
+        print(f"tasks: {config.name}: {sentence}", file=sys.stderr, flush=True)
+    return num_tasks
+
+
+def _merge(connection: Connection, config: TasksetConfig, status: str) -> int:
+    """Add what is new, up to the set's limit; how many rows are left out for it."""
+    if config.limit is None:
+        execute(connection, "merge_tasks", taskset=config.name, status=status, room=None)
+        return 0
+    counts = fetch(connection, "count_room", taskset=config.name)[0]
+    room = max(config.limit - int(counts["num_stored"]), 0)
+    execute(connection, "merge_tasks", taskset=config.name, status=status, room=room)
+    return max(int(counts["num_new"]) - room, 0)
+
+
+def _sentences(config: TasksetConfig, repeats: Repeats, num_over: int, num_left: int) -> Iterator[str]:
+    """What a person should know of a load."""
+    if repeats.rows:
+        yield repeats.sentence()
+    if num_over:
+        yield (
+            f"with the tasks that are stored already its limit of {config.limit:,} is reached; new rows at the head of its source that are "
+            f"left out: {num_over:,}"
+        )
+    if num_left:
+        name = config.name.replace("'", "''")
+        yield (
+            f"tasks that are not in its source (any more): {num_left:,}; they stay, and may be selected until you exclude them: "
+            f"UPDATE rft.task SET status = 'excluded' WHERE taskset = '{name}' AND left_source_at IS NOT NULL"
+        )
 
 
 def is_current(database: Database, config: TasksetConfig, base_dir: Path) -> bool:

@@ -6,9 +6,10 @@ WHERE status IN ('sealed', 'ready', 'abandoned') AND (%(run_ids)s::bigint[] IS N
 ORDER BY run_id, ordinal;
 
 -- name: export_rows
--- All of some groups, a row per sequence or rollout without one. What was imported is exported as what it was at first.
+-- All of some groups, a row per sequence or rollout without one. What was imported is exported as what it was at first. Features of a
+-- task are those of its source and of a person.
 SELECT r.run_id, r.name AS run, g.group_id, g.group_size, coalesce(go.explore_step, g.explore_step) AS explore_step,
-       t.taskset, t.task_key, t.payload::text AS task_payload, coalesce(t.source_features, t.features)::text AS task_features,
+       t.taskset, t.task_key, t.payload::text AS task_payload, (coalesce(t.source_features, t.features) || t.manual_features)::text AS task_features,
        o.rollout_index, o.outcome::text AS outcome, o.reward AS rollout_reward, o.seconds, o.error,
        e.experience_id, e.turn_index, coalesce(eo.source, e.source)::text AS source, e.parent_id, e.prompt, e.response,
        e.messages::text AS messages, e.reward_sampled, e.reward, e.reward_final, e.reward_parts::text AS reward_parts,
@@ -61,11 +62,13 @@ JOIN rft.group_origin go USING (group_id)
 WHERE go.run_id = %(run_id)s AND go.buffer_id = %(buffer_id)s::text::uuid AND eo.origin_experience_id = ANY (%(origin_ids)s);
 
 -- name: tasks_that_differ
--- Tasks of these names that say something else. Scores of a task pipeline are no difference.
+-- Tasks of these names that say something else. Scores of a task pipeline are no difference, nor is what a person set here.
 SELECT t.taskset, t.task_key
 FROM unnest(%(tasksets)s::text[], %(task_keys)s::text[], %(payloads)s::jsonb[], %(features)s::jsonb[]) AS n (taskset, task_key, payload, features)
 JOIN rft.task t USING (taskset, task_key)
-WHERE (t.payload, coalesce(t.source_features, t.features)) IS DISTINCT FROM (n.payload, n.features) ORDER BY t.task_id LIMIT 1;
+CROSS JOIN LATERAL (SELECT ARRAY(SELECT jsonb_object_keys(t.manual_features)) AS names) by_hand
+WHERE (t.payload, coalesce(t.source_features, t.features) - by_hand.names) IS DISTINCT FROM (n.payload, n.features - by_hand.names)
+ORDER BY t.task_id LIMIT 1;
 
 -- name: import_tasks
 INSERT INTO rft.task (taskset, task_key, payload, features)

@@ -20,13 +20,15 @@ CREATE TEMPORARY TABLE staged_task (position bigint, task_key text, payload json
 ANALYZE staged_task;
 
 -- name: changed_tasks
--- How many stored tasks have another content in the source by now, and the first of them. What a task pipeline made of a task is
--- no change of its source.
+-- How many stored tasks have another content in the source by now, and the first of them. What a task pipeline made of a task, and
+-- what a person set, is no change of its source; a purged one is not compared.
 SELECT count(*) AS n, (array_agg(t.task_key ORDER BY t.task_id))[1] AS task_key,
-       (array_agg(jsonb_build_object('payload', t.payload, 'features', t.features) ORDER BY t.task_id))[1] AS stored,
+       (array_agg(jsonb_build_object('payload', coalesce(t.source_payload, t.payload), 'features', coalesce(t.source_features, t.features))
+                  ORDER BY t.task_id))[1] AS stored,
        (array_agg(jsonb_build_object('payload', s.payload, 'features', s.features) ORDER BY t.task_id))[1] AS now
 FROM staged_task s JOIN rft.task t ON t.taskset = %(taskset)s AND t.task_key = s.task_key
-WHERE (coalesce(t.source_payload, t.payload), coalesce(t.source_features, t.features)) IS DISTINCT FROM (s.payload, s.features);
+WHERE t.payload <> '{"purged": true}'
+  AND (coalesce(t.source_payload, t.payload), coalesce(t.source_features, t.features)) IS DISTINCT FROM (s.payload, s.features);
 
 -- name: taskset_is_used
 -- Whether rollouts or answers speak of its tasks.
@@ -34,27 +36,50 @@ SELECT EXISTS (SELECT FROM rft.rollout_group g JOIN rft.task t USING (task_id) W
     OR EXISTS (SELECT FROM rft.evaluation WHERE taskset = %(taskset)s) AS used;
 
 -- name: replace_tasks
--- With another content a task has no verdict; the one it had stays stored, and its status until the next one.
+-- With another content a task has no verdict; the one it had stays stored, and its status until the next one. What a person set
+-- stays. That source_features changes tells a trigger that it is the source that speaks.
 UPDATE rft.task t
-SET payload = s.payload, features = s.features, source_payload = NULL, source_features = NULL, task_verdict_id = NULL
+SET payload = s.payload, features = s.features || t.manual_features, source_payload = NULL, source_features = s.features,
+    task_verdict_id = NULL
 FROM staged_task s
-WHERE t.taskset = %(taskset)s AND t.task_key = s.task_key
+WHERE t.taskset = %(taskset)s AND t.task_key = s.task_key AND t.payload <> '{"purged": true}'
   AND (coalesce(t.source_payload, t.payload), coalesce(t.source_features, t.features)) IS DISTINCT FROM (s.payload, s.features);
 
+-- name: count_room
+-- Rows of the source that are stored, those that left it included, and staged ones that are not stored.
+SELECT (SELECT count(*) FROM rft.task
+        WHERE taskset = %(taskset)s AND NOT coalesce(source_features, features) ?| ARRAY['made_by', 'parent_experience_id']) AS num_stored,
+       (SELECT count(*) FROM staged_task s
+        WHERE NOT EXISTS (SELECT FROM rft.task t WHERE t.taskset = %(taskset)s AND t.task_key = s.task_key)) AS num_new;
+
 -- name: merge_tasks
--- Known ones are left out beforehand: a conflict would cost an id and a dead row.
+-- Known ones are left out beforehand: a conflict would cost an id and a dead row. At most `room` new ones.
 INSERT INTO rft.task (taskset, task_key, payload, features, status)
 SELECT %(taskset)s, task_key, payload, features, %(status)s::rft.task_status FROM staged_task s
 WHERE NOT EXISTS (SELECT FROM rft.task t WHERE t.taskset = %(taskset)s AND t.task_key = s.task_key)
-ORDER BY position
+ORDER BY position LIMIT %(room)s::bigint
 ON CONFLICT (taskset, task_key) DO NOTHING;
 
 -- name: activate_pending_tasks
 -- Nobody decides on them any more.
 UPDATE rft.task SET status = 'active' WHERE taskset = %(taskset)s AND status = 'pending';
 
+-- name: note_left_tasks
+-- Which stored tasks the source has no more, where all of it was read (`whole`), and which it has again. Tasks that stages made have
+-- no place in it.
+UPDATE rft.task t
+SET left_source_at = CASE WHEN n.is_there THEN NULL ELSE clock_timestamp() END
+FROM (
+    SELECT t.task_id, s.task_key IS NOT NULL AS is_there
+    FROM rft.task t LEFT JOIN staged_task s USING (task_key)
+    WHERE t.taskset = %(taskset)s AND (t.left_source_at IS NULL) = (s.task_key IS NULL) AND (s.task_key IS NOT NULL OR %(whole)s)
+      AND NOT coalesce(t.source_features, t.features) ?| ARRAY['made_by', 'parent_experience_id']) n
+WHERE t.task_id = n.task_id;
+
 -- name: count_tasks
-SELECT count(*) AS n FROM rft.task WHERE taskset = %(taskset)s;
+-- And those of them that their source has no more and that may still be selected.
+SELECT count(*) AS n, count(*) FILTER (WHERE left_source_at IS NOT NULL AND status <> 'excluded') AS num_left
+FROM rft.task WHERE taskset = %(taskset)s;
 
 -- name: list_tasksets
 -- With the means of the scores that active tasks have.
@@ -79,7 +104,7 @@ ORDER BY s.taskset;
 
 -- name: show_tasks
 -- Tasks of a set with their verdict; in the order of a number among their features, or of their ids.
-SELECT task_id, task_key, status, status_pinned, features, source_features, prompt, answer, kept, stage, reason, pipeline_version, decided_at
+SELECT task_id, task_key, status, status_pinned, features, source_features, manual_features, left_source_at, prompt, answer, kept, stage, reason, pipeline_version, decided_at
 FROM rft.v_task
 WHERE taskset = %(taskset)s AND (%(status)s::text IS NULL OR status::text = %(status)s)
 ORDER BY CASE WHEN jsonb_typeof(features -> %(feature)s::text) = 'number'
@@ -90,6 +115,11 @@ LIMIT %(limit)s;
 -- Numbers among the features of a set's tasks.
 SELECT DISTINCT f.key FROM (SELECT features FROM rft.task WHERE taskset = %(taskset)s ORDER BY task_id LIMIT 1000) t
 CROSS JOIN LATERAL jsonb_each(t.features) f WHERE jsonb_typeof(f.value) = 'number' ORDER BY 1;
+
+-- name: features_by_hand
+-- Tasks whose feature of this name a person set, and whether it is a number.
+SELECT coalesce(jsonb_object_agg(task_key, jsonb_typeof(manual_features -> %(key)s::text) = 'number'), '{}') AS are_numbers
+FROM rft.task WHERE taskset = %(taskset)s AND manual_features ? %(key)s::text;
 
 -- name: undecided_tasks
 -- Tasks whose standing verdict is not of this pipeline version, or has a reason like `failure`; all of them when `again`. A purged task
@@ -117,7 +147,8 @@ WHERE t.taskset = %(taskset)s AND p.payload ? 'prompt'
 ORDER BY t.task_id;
 
 -- name: task_batch
--- What stages see of a task: as its source gave it, whatever an earlier pipeline made of it. A chat is shown as its contents.
+-- What stages see of a task: as its source gave it and a person set it, whatever an earlier pipeline made of it. A chat is shown as its
+-- contents.
 SELECT t.task_id, t.taskset, t.task_key,
        CASE WHEN 'prompt' = ANY (%(columns)s) THEN
            CASE jsonb_typeof(p.payload -> 'prompt')
@@ -128,7 +159,7 @@ SELECT t.task_id, t.taskset, t.task_key,
        jsonb_typeof(p.payload -> 'prompt') = 'string' AS is_text,
        p.payload ->> 'answer' AS answer,
        CASE WHEN 'metadata' = ANY (%(columns)s) THEN (p.payload -> 'metadata')::text END AS metadata,
-       CASE WHEN 'features' = ANY (%(columns)s) THEN coalesce(t.source_features, t.features)::text END AS features
+       CASE WHEN 'features' = ANY (%(columns)s) THEN (coalesce(t.source_features, t.features) || t.manual_features)::text END AS features
 FROM unnest(%(task_ids)s::bigint[]) WITH ORDINALITY AS i (task_id, place)
 JOIN rft.task t USING (task_id)
 CROSS JOIN LATERAL (SELECT coalesce(t.source_payload, t.payload) AS payload) p
@@ -207,7 +238,7 @@ WHERE EXISTS (SELECT FROM rft.rollout_group g WHERE g.task_id = c.task_id);
 
 -- name: save_task_verdicts
 -- New opinions beside the old ones, and the tasks as the newest have it. What repeats the standing verdict is not written again.
--- A status that a person set stays.
+-- A status and features that a person set stay.
 WITH news AS (
     SELECT s.* FROM staged_verdict s JOIN rft.task t USING (task_id)
     LEFT JOIN rft.task_verdict v ON v.task_verdict_id = t.task_verdict_id
@@ -221,8 +252,8 @@ made AS (
 UPDATE rft.task t
 SET task_verdict_id = m.task_verdict_id,
     status = CASE WHEN t.status_pinned THEN t.status WHEN m.kept THEN 'active' ELSE 'excluded' END::rft.task_status,
-    source_features = CASE WHEN m.features = '{}' THEN NULL ELSE coalesce(t.source_features, t.features) END,
-    features = coalesce(t.source_features, t.features) || m.features,
+    source_features = CASE WHEN m.features || t.manual_features = '{}' THEN NULL ELSE coalesce(t.source_features, t.features) END,
+    features = coalesce(t.source_features, t.features) || m.features || t.manual_features,
     source_payload = CASE WHEN m.prompt IS NULL AND NOT m.answer_changed THEN NULL ELSE coalesce(t.source_payload, t.payload) END,
     payload = rft.changed_payload(coalesce(t.source_payload, t.payload), m.prompt, m.answer, m.answer_changed)
 FROM made m WHERE t.task_id = m.task_id;

@@ -95,7 +95,25 @@ def test_features_that_somebody_set_in_the_buffer_count(
     assert run_command(command) == 2
     buffer.sql("UPDATE rft.task SET features = features || '{\"hardness\": 1}'")
     assert run_command(command) == 0
-    with (tmp_path / "sums.jsonl").open("a") as source:  # the next load gives every task the source's features again
-        source.write('{"question": "9 + 9", "answer": "18"}\n')
+    # A new row has what its source gives it, stored ones keep what was set.
+    with (tmp_path / "sums.jsonl").open("a") as source:
+        source.write('{"question": "9 + 9", "answer": "18", "features": {"hardness": 3}}\n')
+    assert run_command(command) == 0
+    with (tmp_path / "sums.jsonl").open("a") as source:
+        source.write('{"question": "8 + 9", "answer": "17"}\n')
+    capsys.readouterr()
     assert run_command(command) == 2
-    assert "needs the feature 'hardness'" in capsys.readouterr().err
+    assert "needs the feature 'hardness', which is no number at 1 of its 10 tasks" in capsys.readouterr().err
+    buffer.sql("UPDATE rft.task SET features = features || '{\"hardness\": null}' WHERE task_id = 1")
+    (tmp_path / "sums.jsonl").write_text(
+        "".join(json.dumps({**row, "features": {"hardness": 1}}) + "\n" for row in ROWS)
+    )
+    assert run_command(command) == 2
+    assert "no number at 1 of its 8 tasks" in capsys.readouterr().err
+
+
+def test_rows_that_repeat_a_prompt_are_told_of(tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path, tiny, [*ROWS, {**ROWS[2], "answer": "five"}], by("level"), [])
+    assert run_command(["check", "--deep", file]) == 0
+    said = capsys.readouterr().err
+    assert "taskset sums: 8 tasks" in said and "such as row 9, which repeats row 3" in said

@@ -63,7 +63,7 @@ def test_text_and_arrays_are_gone_and_the_rest_stays(stored: Buffer) -> None:
 def test_with_its_tasks_no_row_of_the_database_holds_the_text(stored: Buffer) -> None:
     task = stored.sql("SELECT task_id FROM rft.task WHERE task_key = 'secret'")["task_id"].to_pylist()
     for statement in (
-        "UPDATE rft.task SET source_payload = payload, source_features = payload WHERE task_id = %s",
+        "UPDATE rft.task SET source_payload = payload, source_features = payload, manual_features = payload WHERE task_id = %s",
         (
             "INSERT INTO rft.task_verdict (task_id, pipeline_version, kept, stage, reason, prompt, answer, features)"
             " SELECT task_id, 'p', false, 's', payload::text, payload::text, payload::text, payload FROM rft.task WHERE task_id = %s"

@@ -164,6 +164,27 @@ def ragged_csv(path: Path) -> str:
     return "t.csv"
 
 
+def named_twice(path: Path) -> str:
+    (path / "t.csv").write_text("question,answer,answer\na,1,2\n")
+    return "t.csv"
+
+
+def nested(depth: int) -> Callable[[Path], str]:
+    def make(path: Path) -> str:
+        (path / "t.jsonl").write_text(f'{{"question": "a"}}\n{{"question": "b", "x": {"[" * depth + "]" * depth}}}\n')
+        return "t.jsonl"
+
+    return make
+
+
+def row(**columns: Any) -> Callable[[Path], str]:
+    def make(path: Path) -> str:
+        write(path / "t.jsonl", [columns])
+        return "t.jsonl"
+
+    return make
+
+
 def not_parquet(path: Path) -> str:
     (path / "t.parquet").write_text("no parquet")
     return "t.parquet"
@@ -197,6 +218,19 @@ BAD_SOURCES: list[tuple[Callable[[Path], str], str]] = [
     (not_an_object, "row 2 of the taskset 't' is no mapping"),
     (not_utf8, "cannot be read: 'utf-8' codec"),
     (ragged_csv, "line 3 has not the 2 fields of the header"),
+    (named_twice, "its header has the column 'answer' twice; give every column a name of its own"),
+    (nested(100_000), "cannot be read: line 2 is nested too deeply"),
+    (nested(900), "2 .*is nested too deeply"),
+    (
+        row(question="a", task_key="k" * 9000),
+        "row 1 of the taskset 't' has a task_key of 9,000 characters.*allowed: up to 1,000 bytes; give it a shorter one",
+    ),
+    (
+        row(question=["x"]),
+        "row 1 of the taskset 't' has a list in its column 'question' that is no chat.*role and content",
+    ),
+    (row(question=[{"role": "user", "content": "a"}, {"content": "b"}]), "that is no chat"),
+    (row(question=[]), "row 1 of the taskset 't' has no prompt in its column 'question'"),
     (not_parquet, "cannot be read"),
     (wrong_column, r"no column 'question' \(row 1\); allowed: prompt, target; name the column"),
     (no_rows, "has no task"),
@@ -307,6 +341,23 @@ def test_another_source_under_the_same_name_is_refused(buffer: Buffer, tmp_path:
 def test_shares_that_do_not_add_up_are_refused(shares: tuple[float, float, float]) -> None:
     with pytest.raises(ValidationError, match="must add up to 1"):
         TasksetConfig(name="t", source="t.jsonl", split_shares=shares)
+
+
+@pytest.mark.parametrize(
+    ("answer", "stored"),
+    [
+        ({"x": ["ü", 1]}, '{"x": ["ü", 1]}'),
+        ([1, None], "[1, null]"),
+        (True, "true"),
+        (0, "0"),
+        (1.5, "1.5"),
+        ("True", "True"),
+    ],
+)
+def test_an_answer_that_is_no_text_is_kept_as_its_json(tmp_path: Path, answer: Any, stored: str) -> None:
+    write(tmp_path / "t.jsonl", [{"question": "a", "answer": answer}])
+    (task,) = read_tasks(TasksetConfig(name="t", source="t.jsonl"), tmp_path)
+    assert task["payload"]["answer"] == stored
 
 
 def test_text_that_sql_cannot_hold_is_replaced(tmp_path: Path, buffer: Buffer) -> None:

@@ -137,3 +137,24 @@ def test_an_upgraded_buffer_works(old: Database, tmp_path: Path) -> None:
         with roles.attempt() as attempt:
             roles.work()
             assert len(roles.train(attempt, 1)) == 2
+
+
+def test_features_that_a_person_set_are_told_from_what_a_pipeline_gave(server: EmbeddedServer) -> None:
+    with psycopg.connect(server.uri, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE before_manual_features")
+    database = Database(server.uri.replace("/rft?", "/before_manual_features?"))
+    _upgrade_to(database, "0011")
+    with database.connection() as opened:
+        opened.execute(
+            "INSERT INTO rft.task (taskset, task_key, payload, features, source_features, task_verdict_id) VALUES"
+            """ ('t', '1', '{}', '{"n": 1, "q": 0.5, "level": 3}', '{"n": 1}', 1), ('t', '2', '{}', '{"n": 1}', NULL, NULL)"""
+        )
+        opened.execute(
+            "INSERT INTO rft.task_verdict (task_verdict_id, task_id, pipeline_version, kept, features)"
+            " VALUES (1, 1, 'v', true, '{\"q\": 0.5}')"
+        )
+    migrate(database)
+    with database.connection() as opened:
+        rows = opened.execute("SELECT manual_features AS m FROM rft.task ORDER BY task_id").fetchall()
+    assert [row["m"] for row in rows] == [{"level": 3}, {}]
+    database.close()
