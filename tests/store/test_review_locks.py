@@ -89,13 +89,13 @@ def test_answers_and_labels_do_not_deadlock_with_questions_that_are_asked_again(
     assert states == [{"state": "waiting", "question": "Is this reward right?"}] * 4
 
 
-def wait_for_waiting(buffer: Buffer, count: int) -> None:
-    """Until so many sessions wait for locks of others."""
+def wait_for_waiting(buffer: Buffer, count: int, behind: int | None = None) -> None:
+    """Until so many sessions wait for locks of others; `behind`: of the session of this process id, directly."""
     deadline = time.monotonic() + 30
-    while rows(
-        buffer,
-        "SELECT count(*) AS n FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'",
-    ) != [{"n": count}]:
+    waiting = "SELECT count(*) AS n FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    if behind is not None:
+        waiting += f" AND {behind} = ANY (pg_blocking_pids(pid))"
+    while rows(buffer, waiting) != [{"n": count}]:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -118,8 +118,9 @@ def test_a_question_that_came_while_a_label_or_a_purge_waited_can_be_answered_at
             changed = pool.submit(change)
             wait_for_waiting(buffer, 1)  # has seen what was asked before, and waits for the first group
             ask(connection, asked.run_id, [Question(1, 1, "tone", "Polite?", 60.0, "pass")])
+        wait_for_waiting(buffer, 1, behind=other.info.backend_pid)  # has the first group, and waits for the second
         answered = pool.submit(buffer.sql, "UPDATE rft.review SET answer = 'drop' WHERE name = 'tone'")
-        wait_for_waiting(buffer, 2)  # has the first group, and waits for the second; the answer waits for the first
+        wait_for_waiting(buffer, 2)  # the answer waits for the first
         other.commit()
         answered.result()
         changed.result()
