@@ -36,7 +36,7 @@ _MAX_KEY_BYTES = 1000
 
 @dataclass
 class Repeats:
-    """Rows that were left out because an earlier one has their prompt, though they say something else besides.
+    """Rows that were left out because an earlier one has their prompt, though they have another answer.
 
     Attributes:
         rows: how many.
@@ -50,7 +50,7 @@ class Repeats:
         """For people."""
         number, first, prompt = self.example
         return (
-            f"rows left out that have an earlier row's prompt and another answer or other columns: {self.rows:,}, such as row {number}, "
+            f"rows left out that have an earlier row's prompt and another answer: {self.rows:,}, such as row {number}, "
             f"which repeats row {first} ({prompt[:60]!r}); with a task_key of their own they would stay"
         )
 
@@ -63,7 +63,7 @@ def read_tasks(
     Args:
         base_dir: folder that relative paths in the source start from.
         database: what a `sql:` source without a URL asks.
-        repeats: is told of rows that are left out though they are not the same as an earlier one.
+        repeats: is told of rows that are left out though they have another answer than an earlier one.
 
     Raises:
         TaskSourceError: the source cannot be read, a row of it is no task, or two rows of one `task_key` differ.
@@ -106,8 +106,10 @@ class _Seen:
         Raises:
             TaskSourceError: it has the `task_key` of an earlier row and says something else.
         """
-        content = json.dumps([task["payload"], task["features"]], sort_keys=True).encode()
-        digest = xxhash.xxh3_64_intdigest(content)
+        payload = task["payload"]
+        # Rows of one prompt may differ in where they come from; two answers to it contradict each other.
+        content = [payload, task["features"]] if is_named else payload["answer"]
+        digest = xxhash.xxh3_64_intdigest(json.dumps(content, sort_keys=True).encode())
         known = self._rows.setdefault(xxhash.xxh3_128_intdigest(task["task_key"].encode()), number << 64 | digest)
         first, first_digest = known >> 64, known & (1 << 64) - 1
         if first == number:
@@ -121,7 +123,7 @@ class _Seen:
             )  # fmt: skip
         self._repeats.rows += 1
         if self._repeats.rows == 1:
-            prompt = task["payload"]["prompt"]
+            prompt = payload["prompt"]
             self._repeats.example = (number, first, prompt if isinstance(prompt, str) else json.dumps(prompt))
         return False
 

@@ -122,7 +122,7 @@ def test_rows_of_one_prompt_are_one_task_and_those_that_say_something_else_are_t
     others = [{"question": "q", "answer": "2", "from": "a"}, {"question": "q", "answer": "1", "from": "b"}]
     assert load(buffer, tmp_path, [*same, *others]) == 1
     said = capsys.readouterr().err
-    assert "or other columns: 2, such as row 3, which repeats row 1 ('q')" in said and said.count("\n") == 1
+    assert "and another answer: 1, such as row 3, which repeats row 1 ('q')" in said and said.count("\n") == 1
     assert buffer.sql("SELECT payload ->> 'answer' AS p FROM rft.task")["p"].to_pylist() == ["1"]
 
 
