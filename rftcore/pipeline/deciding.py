@@ -1,8 +1,8 @@
 """What an operator chain decides on a batch of sealed groups, and what becomes of rows on which a stage fails.
 
-When a stage raises, a few groups of the batch are tried by themselves. If none passes, the stage is taken to be broken (a server
-that is away, a full disk), nothing is decided, and the caller tries again later. Otherwise the batch is halved until the groups
-are found that do it. In a group that fails alone the rows are tried one by one: those that fail alone are set aside, dropped with
+When a stage raises, a few groups of the batch are tried by themselves, and if none passes, the rows of these groups. If no row
+passes either, the stage is taken to be broken (a server that is away, a full disk), nothing is decided, and the caller tries again
+later. Otherwise the batch is halved until the groups are found that do it. In a group that fails alone the rows are tried one by one: those that fail alone are set aside, dropped with
 the error as their reason, and the rest of the group is decided without them. A group that fails only as a whole is set aside as a
 whole.
 """
@@ -125,12 +125,13 @@ def new_task(made: CreatedTask) -> NewTask:
 
 
 def _any_passes(chain: Chain, table: pa.Table, known: Known) -> bool:
-    """Whether one of a few groups gets through by itself; of a batch of one group, one of its rows."""
+    """Whether one of a few groups gets through by itself, or one of their rows: every group may have a row that fails."""
     groups = np.unique(table["group_id"].to_numpy())
-    if len(groups) == 1:
-        return any(_error_of(chain, table.slice(row, 1), known, 1) is None for row in range(table.num_rows))
     tried = groups[sorted({0, len(groups) // 2, len(groups) - 1})]
-    return any(_error_of(chain, _groups(table, [group]), known, None) is None for group in tried)
+    if len(groups) > 1 and any(_error_of(chain, _groups(table, [group]), known, None) is None for group in tried):
+        return True
+    rows = _groups(table, tried)
+    return any(_error_of(chain, rows.slice(row, 1), known, 1) is None for row in range(rows.num_rows))
 
 
 def _decide_halves(chain: Chain, table: pa.Table, found: _Collected, error: StageError) -> None:

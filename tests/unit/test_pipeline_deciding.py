@@ -62,7 +62,7 @@ def test_a_stage_that_fails_on_everything_decides_nothing() -> None:
     away = True
     with pytest.raises(StageError, match="no answer"):
         decide(chain(), batch(64), patient=True)
-    assert len(calls) <= 4  # the batch, and a few groups of it, each until its first row
+    assert len(calls) <= 16  # the batch, a few groups of it, each until its first row, and their rows
 
 
 def test_rows_that_fail_are_set_aside_where_others_pass() -> None:
@@ -73,6 +73,13 @@ def test_rows_that_fail_are_set_aside_where_others_pass() -> None:
     assert all("no answer" in str(decision.reason) for decision in dropped)
     assert len(verdicts.decisions) == 256
     assert len(calls) < 6 * 256
+
+
+def test_a_row_that_fails_in_every_group_is_set_aside_and_the_others_go_on() -> None:
+    poison.update(range(101, 356, 4))
+    verdicts = decide(chain(), batch(64), patient=True).verdicts
+    assert {d.experience_id for d in verdicts.decisions if not d.kept} == poison
+    assert len(verdicts.decisions) == 256
 
 
 def test_what_was_scored_before_a_stage_failed_is_not_scored_again() -> None:
