@@ -187,6 +187,26 @@ def test_a_replay_counts_rows_on_which_a_stage_failed_apart_from_dropped_ones(
     )
 
 
+@pytest.mark.parametrize(("bad", "decided"), [("> 4", {"kept": 4, "set aside": 4}), ("< 5", {})])
+def test_a_replay_goes_on_past_a_group_that_fails_alone_where_others_passed(
+    run: StoredRun, config: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], bad: str, decided: dict[str, int]
+) -> None:
+    """Where the first thing that is tried fails the stage is to blame: the replay ends with its error and stores nothing."""
+    (tmp_path / "mine.py").write_text(
+        f"def fragile(row):\n    assert not row['experience_id'] {bad}, 'no answer'\n    return True\n"
+    )
+    file = Path(config("['./mine.py:fragile']"))
+    file.write_text(file.read_text().replace("pipelines:\n", "pipelines:\n  batch_groups: 1\n"))
+    code, _, err = rft(capsys, "process", str(file), "--replay", "--version", "one")
+    assert (code == 0) == bool(decided), err
+    assert decided or "no answer" in err
+    found = run.buffer.sql(
+        "SELECT CASE WHEN kept THEN 'kept' ELSE 'set aside' END AS what, count(*) AS n FROM rft.verdict"
+        " WHERE pipeline_version = 'one' GROUP BY 1"
+    )  # fmt: skip
+    assert dict(zip(found["what"].to_pylist(), found["n"].to_pylist())) == decided
+
+
 def test_a_replay_of_a_run_without_groups_says_so(
     buffer: rftdata.Buffer, config: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
