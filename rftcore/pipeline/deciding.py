@@ -1,10 +1,10 @@
 """What an operator chain decides on a batch of sealed groups, and what becomes of rows on which a stage fails.
 
 When a stage raises, a few groups of the batch are tried by themselves, and if none passes, the rows of these groups. If no row
-passes either, the stage is taken to be broken (a server that is away, a full disk), nothing is decided, and the caller tries again
-later. Otherwise the batch is halved until the groups are found that do it. In a group that fails alone the rows are tried one by one: those that fail alone are set aside, dropped with
-the error as their reason, and the rest of the group is decided without them. A group that fails only as a whole is set aside as a
-whole.
+passes either, the stage is taken to be broken (a server that is away, a full disk), nothing is decided, and the caller tries
+again later. Otherwise the batch is halved until the groups are found that do it. In a group that fails alone the rows are tried
+one by one: those that fail alone are set aside, dropped with the error as their reason, and the rest of the group is decided
+without them. A group that fails only as a whole is set aside as a whole.
 """
 
 from __future__ import annotations
