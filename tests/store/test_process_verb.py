@@ -12,6 +12,7 @@ import yaml
 
 import rftdata
 from rftcore.cli import run_command
+from rftdata import labels
 from tests.stored_run import StoredRun
 
 CONFIG = """
@@ -116,6 +117,17 @@ def test_a_replay_decides_beside_the_verdicts_and_the_two_are_compared(
     code, out, err = rft(capsys, "lineage", "4", "--pipeline", "--json")
     told = [(row["version"], row["what"], row["stage"]) for row in json.loads(out)]
     assert told == [("v1", "kept", "all stages"), ("shaped", "dropped", "reward_threshold")]
+
+
+def test_versions_do_not_differ_by_what_they_made_of_a_reward_that_is_final(
+    run: StoredRun, config: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    labels.set_rewards(run.buffer, {1: 0.25}, author="me", final=True)
+    assert rft(capsys, "process", config(SHAPED), "--replay", "--version", "shaped")[0] == 0
+    difference = json.loads(rft(capsys, "process", "--diff", "v1", "shaped", "--json")[1])
+    kept = next(row for row in difference["counts"] if row["after"] == "kept")
+    assert (kept["num_experiences"], kept["num_rewards_changed"]) == (3, 2)
+    assert 1 not in [row["experience_id"] for row in difference["rows"]]
 
 
 def test_a_replay_takes_unanswered_questions_for_answered(
