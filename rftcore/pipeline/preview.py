@@ -54,6 +54,8 @@ class Preview:
 def sample(buffer: Buffer, run: Row, chain: Chain, rows: int, seed: int = 0) -> SealedBatch:
     """Whole groups of a run with at least `rows` experiences together, or all there are; the same for the same seed.
 
+    As in a replay, staleness is that of the time when a group was sealed.
+
     Raises:
         QueryError: the run has none.
     """
@@ -69,7 +71,7 @@ def sample(buffer: Buffer, run: Row, chain: Chain, rows: int, seed: int = 0) -> 
             f"run {run['name']!r} has no whole group of experiences yet",
             todo="wait until it has, or name another with --run",
         )
-    return read_groups(buffer.database, chosen, chain.columns)
+    return read_groups(buffer.database, chosen, chain.columns, as_sealed=True)
 
 
 def preview(chain: Chain, table: pa.Table, known: Known | None = None) -> Preview:

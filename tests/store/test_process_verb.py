@@ -228,7 +228,9 @@ def test_a_replay_of_a_run_without_groups_says_so(
     assert buffer.sql("SELECT count(*) AS n FROM rft.pipeline")["n"].to_pylist() == [0]
 
 
-def test_a_replay_judges_staleness_as_of_then(run: StoredRun, config: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_replay_and_a_preview_judge_staleness_as_of_then(
+    run: StoredRun, config: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     first = run.policy(0)
     run.buffer.sql("ALTER TABLE rft.experience DISABLE TRIGGER USER")
     run.buffer.sql("UPDATE rft.experience SET policy_version_min = %s", [first])
@@ -239,7 +241,7 @@ def test_a_replay_judges_staleness_as_of_then(run: StoredRun, config: Any, capsy
     done = json.loads(rft(capsys, "process", config(stages), "--replay", "--version", "fresh", "--json")[1])
     assert (done["num_kept"], done["dropped_by"]) == (8, {})
     shown = json.loads(rft(capsys, "process", config(stages), "--preview", "8", "--json")[1])["experiences"]
-    assert all(not row["kept"] for row in shown["decisions"])  # now they are
+    assert all(row["kept"] for row in shown["decisions"])
 
 
 def test_a_version_name_stands_for_one_list_of_stages(
