@@ -70,7 +70,12 @@ class _Collected:
         ]  # fmt: skip
         self.created += result.created
 
+    def halve(self, error: StageError) -> None:
+        """Note the failure of what is tried again in parts. What other stages did is noted with the parts: rows count once."""
+        self.runs += [error.run] if error.run else []
+
     def set_aside(self, table: pa.Table, error: StageError) -> None:
+        self.runs += [run for run in (*error.stages, error.run) if run]
         stage = error.run.stage if error.run else "chain"
         ids = list(zip(table["experience_id"].to_pylist(), table["group_id"].to_pylist(), strict=True))
         self.failed.update(key for key, _ in ids)
@@ -94,7 +99,6 @@ def decide(chain: Chain, batch: SealedBatch, known: Known | None = None, *, pati
         found.keep(error.scores, chain)
         if patient and not _any_passes(chain, batch.table, found.known):
             raise
-        found.runs += [run for run in (*error.stages, error.run) if run]
         _decide_halves(chain, batch.table, found, error)
     tasks = [made for made in found.created if isinstance(made, CreatedTask)]
     return Decided(
@@ -140,13 +144,13 @@ def _decide_halves(chain: Chain, table: pa.Table, found: _Collected, error: Stag
     if len(groups) == 1:
         _without_poison(chain, table, found, error)
         return
+    found.halve(error)
     for half in np.array_split(groups, 2):
         part = _groups(table, half)
         try:
             found.add(part, chain.run(part, known=found.known), chain)
         except StageError as failed:
             found.keep(failed.scores, chain)
-            found.runs += [run for run in (*failed.stages, failed.run) if run]
             _decide_halves(chain, part, found, failed)
 
 
@@ -162,11 +166,9 @@ def _without_poison(chain: Chain, table: pa.Table, found: _Collected, error: Sta
         found.set_aside(table, error)
         return
     try:
-        result = chain.run(rest, known=found.known)
+        found.add(rest, chain.run(rest, known=found.known), chain)
     except StageError as other:
-        found.set_aside(table, other)
-        return
-    found.add(rest, result, chain)
+        found.set_aside(rest, other)
     for row, failure in enumerate(fails):
         if failure is not None:
             found.set_aside(table.slice(row, 1), failure)

@@ -92,6 +92,17 @@ def test_what_was_scored_before_a_stage_failed_is_not_scored_again() -> None:
     assert sorted(d.experience_id for d in verdicts.decisions if not d.kept) == [101, 130]
 
 
+@pytest.mark.parametrize("bad", [{101}, {101, 130}, {100, 101, 102, 103}])
+def test_the_counts_of_stages_that_did_not_fail_add_up_to_the_rows(bad: set[int]) -> None:
+    poison.update(bad)
+    both = build_chain([{"drop_truncated": {}}, {f"{__name__}:fails": {}}], min_group_size=2)
+    stages = decide(both, batch(16), patient=True).verdicts.stages
+    assert sum(run.rows_in for run in stages if run.stage == "drop_truncated") == 64
+    passed = [run for run in stages if run.stage != "drop_truncated" and run.error is None]
+    assert sum(run.rows_kept for run in passed) == 64 - len(bad)
+    assert any("no answer" in str(run.error) for run in stages)
+
+
 def test_a_group_of_which_nothing_is_left_is_set_aside_as_a_whole() -> None:
     poison.update({100, 101, 102})
     verdicts = decide(chain(), batch(8), patient=True).verdicts
