@@ -61,11 +61,12 @@ class CreatedTask:
 
 @dataclass(frozen=True)
 class CreatedAnswer:
-    """One answer of a created group: a chat without its last turn, the response, and its reward."""
+    """One answer of a created group: a chat without its last turn, the response, its reward, and numbers to be stored with it."""
 
     messages: Sequence[Mapping[str, Any]]
     response: str
     reward: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -73,13 +74,15 @@ class CreatedGroup:
     """New experiences, answers to one task; stored as a group of source `synthesis` that goes through the pipeline itself.
 
     Attributes:
-        task: what they answer.
+        task: what they answer; None: the task of the experience they were made of.
         parent_id: the experience they were made of.
+        key: stable, for a group without a task of its own: of one parent and key there is one group.
     """
 
-    task: CreatedTask
+    task: CreatedTask | None
     parent_id: int
     answers: Sequence[CreatedAnswer]
+    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -184,6 +187,7 @@ class Operator(ABC):
         keys: numbers that it looks for among the features and metadata of tasks, since the batch has no column of that name.
         asks: names of the questions it asks people; None: not known before, so the answers are read for it in any case.
         group_column: whose rows of one value are scored together, where it is not `rowwise`.
+        answers: how many answers a group has that it creates; None: it creates none, or what it creates says.
         part_of: name of the stage that makes tasks of what this one prepares: those tasks do not pass this one, either.
         base_dir: folder that relative paths in the arguments start from, the configuration file's; set before anything else is asked.
     """
@@ -197,6 +201,7 @@ class Operator(ABC):
     keys: frozenset[str] = frozenset()
     asks: frozenset[str] | None = None
     group_column: str = "group_id"
+    answers: int | None = None
     part_of: str | None = None
     base_dir: Path = Path()
 

@@ -89,6 +89,14 @@ def finite(values: pa.Array) -> Floats:
     return np.where(np.isfinite(numbers), numbers, np.nan)
 
 
+def extremes(values: Floats, sets: Ints, num_sets: int) -> tuple[Floats, Floats]:
+    """Least and greatest value of each set; +inf and -inf of one without any."""
+    lowest, highest = np.full(num_sets, np.inf), np.full(num_sets, -np.inf)
+    np.minimum.at(lowest, sets, values)
+    np.maximum.at(highest, sets, values)
+    return lowest, highest
+
+
 def fewest_first(order_N: npt.NDArray[np.generic], members_N: Ints) -> Ints:
     """Place of each row among those of its set when they are sorted by `order_N` (from 0)."""
     sort = np.lexsort((order_N, members_N))

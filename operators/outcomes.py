@@ -76,11 +76,13 @@ def check_created(made: object) -> None:
     if not isinstance(made, CreatedTask | CreatedGroup):
         raise OperatorError("made something that is neither a task nor a group", value=type(made).__name__)
     task = made.task if isinstance(made, CreatedGroup) else made
-    answers = [[list(answer.messages), answer.response, answer.reward] for answer in getattr(made, "answers", ())]
+    answers = [
+        [list(one.messages), one.response, one.reward, dict(one.metrics)] for one in getattr(made, "answers", ())
+    ]
     try:
-        json.dumps([dict(task.payload), dict(task.features), answers])
+        json.dumps([[dict(task.payload), dict(task.features)] if task else None, answers])
     except (TypeError, ValueError) as error:
         raise OperatorError(
-            f"made a task that JSON cannot hold: {error}", value=task.task_key,
+            f"made a task that JSON cannot hold: {error}", value=task.task_key if task else made.parent_id,
             allowed="texts, numbers, true, false, null, lists and mappings of these",
         ) from error  # fmt: skip

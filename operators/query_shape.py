@@ -62,13 +62,13 @@ def shape(query: str, batch: pa.Schema, result: pa.Schema) -> QueryShape | None:
 
 
 def refuse_changing(query: str, columns: Collection[str]) -> None:
-    """Refuse a query whose result depends on more than its tables; random numbers are seeded, and may be used.
+    """Refuse a query whose result depends on more than its tables; random numbers are seeded, and may be used, samples with a seed.
 
     Args:
         columns: of its tables.
 
     Raises:
-        OperatorError: it asks for the time, a setting or the like, or cannot be looked into.
+        OperatorError: it asks for the time, a setting, a sample without a seed or the like, or cannot be looked into.
     """
     tree = _tree(query)
     if tree["error"]:
@@ -84,6 +84,12 @@ def refuse_changing(query: str, columns: Collection[str]) -> None:
             raise OperatorError(
                 f"{word} would give another answer the next time", value=query,
                 todo="use columns of the batch and of reference tables only, so that the same batch is decided the same",
+            )  # fmt: skip
+        sample = node.get("sample")
+        if isinstance(sample, dict) and not sample["repeatable"]:
+            raise OperatorError(
+                "a sample without a seed would be another one the next time", value=query,
+                todo="add REPEATABLE (7) to TABLESAMPLE, write USING SAMPLE 20 PERCENT (bernoulli, 7), or use the stage sample",
             )  # fmt: skip
 
 

@@ -12,7 +12,8 @@ dropped. Its other columns replace those of the batch or are added for later sta
 they were. A query that fails, or names a wrong column, is refused when the chain is built: it is run on an empty table.
 
 Sandboxed: one SELECT, no files, no network, no extensions, no settings, no Python variables, 2 GB of memory. The same batch gives the
-same answer: one thread, a fixed seed before every query, times in UTC, and no function that asks for the time or a setting.
+same answer: one thread, a fixed seed before every query, times in UTC, samples only with a seed of their own, and no function that asks for
+the time or a setting.
 
 Reference tables are read before the first batch and given to the query as tables; it does not see the files. `allow` opens files (or
 folders) and the network to the query itself. The content of files is part of the pipeline's version; what the network says may change without anybody knowing.

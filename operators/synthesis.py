@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from operators.templates import Template, question_of
 
 SOURCE = "synthesis"
 """What `source` says of a synthesised experience, and the key in a task's metadata."""
+GENERATION = "generation"
+"""The metric of a synthesised experience, and the key in what a task's metadata say of its synthesis."""
 
 _FORM = 'Reply with a JSON object and nothing else: {"question": "…"'
 TEMPLATES: Mapping[str, str] = {
@@ -53,9 +56,14 @@ class Parent:
     def question(self) -> str:
         return question_of(self.chat)
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What is stored with an answer that has this parent."""
+        return {GENERATION: float(self.generation + 1)}
+
     def task(self, kind: str, taskset: str | None, made: Mapping[str, Any], number: int = 0) -> CreatedTask:
         """A task with this parent; `made` has prompt, answer, metadata, features."""
-        origin = {"kind": kind, "generation": self.generation + 1, "parent_id": self.row["experience_id"]}
+        origin = {"kind": kind, GENERATION: self.generation + 1, "parent_id": self.row["experience_id"]}
         payload = {
             "prompt": made["prompt"],
             "answer": made.get("answer"),
@@ -69,9 +77,15 @@ class Parent:
 
 
 def generation_of(row: Mapping[str, Any], metadata: Mapping[str, Any]) -> int:
-    """How often something was synthesised to come to this row; 0: it came from outside."""
-    noted = metadata.get(SOURCE)
-    generation = noted.get("generation") if isinstance(noted, Mapping) else None
+    """How often something was synthesised to come to this row; 0: it came from outside.
+
+    A synthesised answer says so itself, since it belongs to the task of the answer it was made of.
+    """
+    own = json.loads(row.get("metrics") or "null") if row.get("source") == SOURCE else None
+    noted = own if own and GENERATION in own else metadata.get(SOURCE)
+    generation = noted.get(GENERATION) if isinstance(noted, Mapping) else None
+    if isinstance(generation, float):
+        return int(generation)
     if isinstance(generation, int):
         return generation
     return 1 if row.get("source") == SOURCE else 0

@@ -288,6 +288,13 @@ def ask(connection: Connection, run_id: int, questions: Sequence[Question]) -> N
     execute(connection, "wait_for_answers", run_id=run_id, group_ids=sorted({q.group_id for q in questions}))
 
 
+def add_features(connection: Connection, task: NewTask) -> None:
+    """Give a task that exists the features of a new one."""
+    execute(
+        connection, "add_features", taskset=task.taskset, task_key=storable(task.task_key), features=Jsonb(storable(dict(task.features)))
+    )  # fmt: skip
+
+
 def make_tasks(connection: Connection, tasks: Sequence[NewTask]) -> None:
     """Store new tasks; those whose keys exist stay as they are."""
     if tasks:

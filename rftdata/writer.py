@@ -293,12 +293,15 @@ class Writer:
 
     def _seal(self, connection: Connection, groups: list[Group], given: _Ids, *, direct: bool) -> None:
         """No more facts: the groups go to the pipeline, or where there is none and nothing is missing, to the trainer."""
-        seen = [successes_and_trials(group) for group in groups]
         group_ids = [given.groups[id(group)] for group in groups]
+        # What a stage wrote on a task says nothing about how well the policy does on it.
+        tried = [group for group in groups if group.source != "synthesis"]
+        seen = [successes_and_trials(group) for group in tried]
         ready = [i for i, group in zip(group_ids, groups, strict=True) if direct and is_complete(group)]
         sealed = sorted(set(group_ids) - set(ready))
         send(
-            connection, "observe_groups", group_ids=group_ids, successes=[float(s) for s, _ in seen], trials=[t for _, t in seen]
+            connection, "observe_groups", group_ids=[given.groups[id(group)] for group in tried],
+            successes=[float(s) for s, _ in seen], trials=[t for _, t in seen],
         )  # fmt: skip
         if sealed:
             send(connection, "seal_groups", group_ids=sealed)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from operators.base import ReadArrays
 from operators.data_juicer.images import ARRAYS, array_name, read_images
@@ -60,6 +61,17 @@ class Source:
         """Its name and where it comes from, as plain values."""
         return [self.name, ARRAYS, self.array] if self.array else [self.name, self.column, *self.path]
 
+    @property
+    def written(self) -> str:
+        """Where it comes from, as an argument says it."""
+        return ".".join((self.column, *self.path))
+
+    def is_there(self, table: pa.Table) -> pa.Array:
+        """For each row, whether it is not null: the column, or what the path leads to."""
+        if not self.path:
+            return pc.is_valid(table[self.column].combine_chunks())
+        return pa.array([value is not None for value in self.read(table)], pa.bool_())
+
     def read(self, table: pa.Table) -> list[Any]:
         """Its values, one per row; a missing list of files is empty."""
         values: list[Any] = table[self.column].to_pylist()
@@ -94,13 +106,13 @@ class Plan:
 
     Attributes:
         sources: what it reads, in order.
-        texts: columns it cannot read where they are null.
+        texts: those of the sources that it cannot read where they are null.
         nested: statistics and tags of earlier stages that it reads: `STATS` or `META`, the name there, our column.
         made: tags it finds out: the name in Data-Juicer, our column.
     """
 
     sources: tuple[Source, ...]
-    texts: tuple[str, ...]
+    texts: tuple[Source, ...]
     nested: tuple[tuple[str, str, str], ...]
     made: Mapping[str, str]
 
@@ -148,7 +160,7 @@ def make_plan(facts: Facts, args: Mapping[str, Any], prefix: str, schema: pa.Sch
         source = _data_source(key, args.get(key), schema)
         if source is not None:
             sources[source.name] = source
-    texts = tuple(sources[DATA_KEYS[key]].column for key in sorted(TEXT_KEYS & NEEDED) if DATA_KEYS[key] in sources)
+    texts = tuple(sources[DATA_KEYS[key]] for key in sorted(TEXT_KEYS & NEEDED) if DATA_KEYS[key] in sources)
     nested: list[tuple[str, str, str]] = []
     for reference, must in _references(facts, args):
         _add_reference(reference, must, prefix, schema, sources, nested)

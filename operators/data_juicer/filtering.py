@@ -103,8 +103,8 @@ def decisions(stage: JuicerOperator, table: pa.Table) -> pa.Array:
 
 
 def _unscored(stage: JuicerOperator, table: pa.Table, position: int) -> str:
-    for name in stage.plan.texts:
-        if not table[name][position].is_valid:
-            return stage.unreadable(name)
+    for source in stage.plan.texts:
+        if not source.is_there(table.slice(position, 1))[0].as_py():
+            return stage.unreadable(source.written)
     why = table[stage.error_column][position].as_py() if stage.error_column else None
     return f"{stage.name} has no statistic for it" + (f": {why}" if why else "")

@@ -19,6 +19,7 @@ experiences; on tasks each becomes a new task, and the old one is dropped. Group
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -165,16 +166,15 @@ class DataJuicerStage(JuicerOperator):
             self.validate_schema(table.schema)
         if self.op is None:
             self.prepare(StageContext())
-        unread = [name for name in self.plan.texts if table[name].null_count]
+        there = {source.written: source.is_there(table) for source in self.plan.texts}
+        unread = [name for name, is_there in there.items() if is_there.false_count]
         if not unread:
             found = self._compute(table)
             reasons = (
                 pa.nulls(table.num_rows, pa.string()) if found.reasons is None else pa.array(found.reasons, pa.string())
             )
             return StageOutcome(reasons, found.columns, created=found.created)
-        readable = pc.is_valid(table[unread[0]].combine_chunks())
-        for name in unread[1:]:
-            readable = pc.and_(readable, pc.is_valid(table[name].combine_chunks()))
+        readable = functools.reduce(pc.and_, (there[name] for name in unread))
         part = table.filter(readable)
         found = self._compute(part) if part.num_rows else Found()
         return self._with_unread(table, readable, found, unread[0])

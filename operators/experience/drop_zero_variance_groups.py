@@ -10,17 +10,19 @@ equal every advantage is 0, so the group costs a forward and a backward pass and
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pydantic import Field
 
 from operators.base import Operator, StageConfig, StageOutcome
+from operators.groups import Groups, extremes, finite
 
 
 class DropZeroVarianceGroups(Operator):
-    """Drops each group in which max(reward) − min(reward) ≤ `tolerance`, so groups of one too.
+    """Drops each group in which max(reward) − min(reward) over its rollouts is ≤ `tolerance`, so groups of one too.
 
-    Rows without a finite reward (null, NaN, ±inf) are not compared; a group with no finite reward at all is dropped.
+    A rollout of several turns counts once, with the mean of its turns, as in advantages. Rows without a finite reward (null, NaN, ±inf)
+    are not counted; a group with no finite reward at all is dropped.
     """
 
     class Config(StageConfig):
@@ -31,28 +33,16 @@ class DropZeroVarianceGroups(Operator):
     reads = frozenset({"group_id", "rollout_index", "reward"})
 
     def apply(self, table: pa.Table) -> StageOutcome:
-        reward = table["reward"].combine_chunks()
-        finite = pc.if_else(pc.is_finite(reward), reward, pa.scalar(None, reward.type))
-        groups = (
-            pa.table({"group_id": table["group_id"], "rollout_index": table["rollout_index"], "reward": finite})
-            .group_by("group_id", use_threads=False)
-            .aggregate([("reward", "min"), ("reward", "max"), ("rollout_index", "count_distinct")])
-        )
-        texts = pa.array(
-            [
-                self._reason(*group)
-                for group in zip(
-                    groups["reward_min"].to_pylist(),
-                    groups["reward_max"].to_pylist(),
-                    groups["rollout_index_count_distinct"].to_pylist(),
-                )
-            ],
-            pa.string(),
-        )
-        return StageOutcome(texts.take(pc.index_in(table["group_id"].combine_chunks(), value_set=groups["group_id"])))
+        groups = Groups.of(table)
+        reward_R = groups.rollout_means(finite(table["reward"].combine_chunks()))
+        known_R = ~np.isnan(reward_R)
+        lowest_G, highest_G = extremes(reward_R[known_R], groups.group_R[known_R], groups.num_groups)
+        size_G = np.bincount(groups.group_R, minlength=groups.num_groups)
+        texts = [self._reason(*group) for group in zip(lowest_G.tolist(), highest_G.tolist(), size_G.tolist())]
+        return StageOutcome(pa.array(texts, pa.string()).take(pa.array(groups.group_N)))
 
-    def _reason(self, lowest: float | None, highest: float | None, num_rollouts: int) -> str | None:
-        if lowest is None or highest is None:
+    def _reason(self, lowest: float, highest: float, num_rollouts: int) -> str | None:
+        if lowest > highest:
             return "no rollout of the group has a reward"
         if highest - lowest > self.config.tolerance:
             return None

@@ -24,7 +24,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from operators.base import Operator, StageConfig, StageOutcome
-from operators.groups import Floats, Groups, Ints, finite
+from operators.groups import Floats, Groups, Ints, extremes, finite
 
 
 class NormalizeReward(Operator):
@@ -62,12 +62,12 @@ class NormalizeReward(Operator):
         squares = np.bincount(sets, weights=centred**2, minlength=num_sets)
         deviation = np.sqrt(squares / np.maximum(counts - 1, 1))
         # Rounding in the mean of equal rewards, divided by eps, would be a score of random sign.
-        lowest, highest = _extremes(rewards, sets, num_sets)
+        lowest, highest = extremes(rewards, sets, num_sets)
         denominator = (deviation + self.config.eps)[sets]
         return np.where((highest > lowest)[sets], centred / np.where(denominator > 0, denominator, 1.0), 0.0)
 
     def _min_max(self, rewards: Floats, sets: Ints, num_sets: int) -> Floats:
-        lowest, highest = _extremes(rewards, sets, num_sets)
+        lowest, highest = extremes(rewards, sets, num_sets)
         spread = (highest - lowest)[sets]
         return np.where(spread > 0, (rewards - lowest[sets]) / np.where(spread > 0, spread, 1.0), 0.5)
 
@@ -82,10 +82,3 @@ class NormalizeReward(Operator):
         ranks[order] = np.repeat(starts + (lengths - 1) / 2, lengths) - first_of_set[of]
         counts = np.bincount(sets, minlength=num_sets)[sets]
         return np.where(counts > 1, ranks / np.maximum(counts - 1, 1), 0.5)
-
-
-def _extremes(values: Floats, sets: Ints, num_sets: int) -> tuple[Floats, Floats]:
-    lowest, highest = np.full(num_sets, np.inf), np.full(num_sets, -np.inf)
-    np.minimum.at(lowest, sets, values)
-    np.maximum.at(highest, sets, values)
-    return lowest, highest

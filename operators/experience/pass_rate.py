@@ -19,6 +19,7 @@ from pydantic import Field
 from operators.base import StageConfig, StageOutcome
 from operators.formula import FormulaOperator
 from operators.groups import Correct, Groups
+from rftdata.errors import ConfigError
 
 
 class PassRate(FormulaOperator):
@@ -34,6 +35,11 @@ class PassRate(FormulaOperator):
 
     def __init__(self, config: StageConfig) -> None:
         super().__init__(config)
+        if not self.formula.rowwise:
+            raise ConfigError(
+                "the formula looks at other rows than its own, so what it counts cannot be kept", value=self.formula.text,
+                allowed="an expression over the columns of one row", todo="compare with a number, or use `sql` or `priority`",
+            )  # fmt: skip
         self.scores = {"pass_rate": pa.float64(), "num_correct": pa.int64()}
         self.reads = self.formula.columns | {"group_id", "rollout_index"}
         self.rowwise = False

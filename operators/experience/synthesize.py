@@ -8,14 +8,20 @@
 
 `rephrase`, `harder` and `easier` make one new task of a task, whatever the number of its rollouts in the batch, and pick by the
 mean reward of the group; a harder or easier one gets a new answer, which the model must find again without having seen it
-(`verify`), or the task is not made. `self_correct` shows the model its own wrong answer and makes an experience of the right one:
-the answer to the original chat, with the reward that the function `reward(row, response)` gives it (none: awaited from later
-stages or people). A function of your own gets a row as a dict and `args`, and returns a list of mappings: with `prompt` (and
+(`verify`), or the task is not made. `self_correct` shows the model its own wrong answer and makes an experience of the right one, on
+the row's own task: the answer to the original chat, with the reward that the function `reward(row, response)` gives it (none: awaited
+from later stages or people). A function of your own gets a row as a dict and `args`, and returns a list of mappings: with `prompt` (and
 `answer`, `metadata`, `features`) a new task, with `response` (and `reward`) an experience on the row's own task.
 
-A new task's key is a digest of what it was made from and how, so the same input makes the same key, and what exists is not
-made twice. Its metadata say where it comes from under `synthesis`: kind, generation and parent, the experience (in `pipelines.task` the task).
-What was itself synthesised is used up to `max_generations`: 1 uses only what came from outside. `fraction` picks by digest too, not by chance.
+An experience that was made is one of a group of its own (a function's: of all answers to one row), and no policy sampled it. So it is
+for algorithms that learn from single answers, whoever wrote them: `algorithm: {name: sft, min_group_size: 1}`. Those that compare the
+rollouts of a group, or weigh tokens by the policy that sampled them (`grpo`), are refused with `self_correct`; what a function makes
+for them is not stored, and `operator_run` says why. Give these algorithms new tasks.
+
+A new task's key is a digest of what it was made from and how, so the same input makes the same key, and what exists is not made
+twice. Its metadata say where it comes from under `synthesis`: kind, generation and parent, the experience (in `pipelines.task`
+the task). An experience has the metric `generation`. What was itself synthesised is used up to `max_generations`: 1 uses only
+what came from outside. `fraction` picks by digest too, not by chance.
 
 A call that fails makes nothing and leaves its reason in the column `synthesis_error`.
 """
@@ -86,11 +92,13 @@ class Synthesize(AskingOperator):
                 raise ValueError("a function of your own asks no endpoint")
             if self.reward is not None and self.kind != "self_correct":
                 raise ValueError("reward is for kind self_correct")
+            if self.taskset is not None and self.kind == "self_correct":
+                raise ValueError("kind self_correct makes no tasks, so there is no taskset to put them into")
             return self
 
     reads = frozenset(
-        {"group_id", "task_id", "taskset", "answer", "prompt", "messages", "response", "reward", "source", "metadata"}
-    )
+        {"group_id", "task_id", "taskset", "answer", "prompt", "messages", "response", "reward", "source", "metadata", "metrics"}
+    )  # fmt: skip
     writes = frozenset({"synthesis_error"})
 
     def __init__(self, config: Synthesize.Config) -> None:
@@ -100,13 +108,15 @@ class Synthesize(AskingOperator):
         self._template = Template(text, ["question", "answer"])
         self._function: Callable[..., Any] | None = None
         self._reward: Callable[..., Any] | None = None
+        self.answers = 1 if config.kind == "self_correct" else None
         self._max_reward = 0.0 if config.kind == "self_correct" and config.max_reward is None else config.max_reward
 
     def validate_schema(self, schema: pa.Schema) -> pa.Schema:
         self._load()
-        if self.config.kind != "self_correct" and "response" not in schema.names:
+        if "response" not in schema.names:
             # Tasks: every one is a group of its own.
-            self.reads = (self.reads or frozenset()) - {"response"}
+            lacking = {"metrics"} if self.config.kind == "self_correct" else {"metrics", "response"}
+            self.reads = (self.reads or frozenset()) - lacking
             self.rowwise = True
         schema = super().validate_schema(schema)
         added = "synthesis_error" not in schema.names
@@ -193,9 +203,8 @@ class Synthesize(AskingOperator):
             if "prompt" in new:
                 tasks.append(parent.task(self.config.kind, self.config.taskset, new, number))
             else:
-                answers.append(
-                    CreatedAnswer(new.get("messages") or list(parent.chat), new["response"], new.get("reward"))
-                )
+                chat = new.get("messages") or list(parent.chat)
+                answers.append(CreatedAnswer(chat, new["response"], new.get("reward"), parent.metrics))
         return [*tasks, self._group(parent, answers)] if answers else tasks
 
     def _retold(self, parents: Sequence[Parent], errors: list[str | None]) -> list[CreatedTask | CreatedGroup]:
@@ -238,7 +247,8 @@ class Synthesize(AskingOperator):
             errors[parent.place] = answer.error
             if answer.error is None:
                 reward = None if self._reward is None else self._rewarded(parent, answer.value)
-                created.append(self._group(parent, [CreatedAnswer(list(parent.chat), answer.value, reward)]))
+                made = CreatedAnswer(list(parent.chat), answer.value, reward, parent.metrics)
+                created.append(self._group(parent, [made]))
         return created
 
     def _rewarded(self, parent: Parent, response: str) -> float:
@@ -253,10 +263,8 @@ class Synthesize(AskingOperator):
         return reward
 
     def _group(self, parent: Parent, answers: Sequence[CreatedAnswer]) -> CreatedGroup:
-        own = {"prompt": parent.question, "answer": parent.row["answer"], "metadata": parent.metadata}
-        return CreatedGroup(
-            parent.task(self.config.kind, self.config.taskset, own), parent.row["experience_id"], answers
-        )
+        name = self.config.kind.rpartition(":")[2]
+        return CreatedGroup(None, parent.row["experience_id"], answers, f"{name}-{parent.key}")
 
 
 def _payload(parent: Parent, made: Mapping[str, str]) -> dict[str, Any]:

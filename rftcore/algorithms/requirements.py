@@ -96,6 +96,42 @@ def check_selected(algorithm: Rule, kind: str) -> None:
         )  # fmt: skip
 
 
+def check_answers(algorithm: Rule, smallest: int, answers: int) -> None:
+    """Whether a group of answers that a stage makes, and that no policy sampled, can be trained on.
+
+    Args:
+        smallest: the group size below which a group is dropped.
+
+    Raises:
+        ConfigError: the algorithm weighs tokens by the policy that sampled them, or the group is too small.
+    """
+    todo = "train on them with algorithm: {name: sft, min_group_size: 1}, or make new tasks instead, or leave the stage out"
+    if algorithm.uses_behavior_logprobs:
+        raise ConfigError(
+            f"it makes answers that no policy sampled, and {algorithm.name} needs the log-probabilities of samples",
+            todo=todo,
+        )
+    if answers < smallest:
+        raise ConfigError(
+            "it makes groups that the run would drop, since they have too few answers", value=answers,
+            allowed=f"{smallest} or more: algorithm.min_group_size, by default 2 (1 where group_size is 1)", todo=todo,
+        )  # fmt: skip
+
+
+def check_made(algorithm: Rule, smallest: int, chain: Chain) -> None:
+    """Whether the experiences that stages make of experiences can be trained on.
+
+    Raises:
+        ConfigError: which stage makes others.
+    """
+    for stage in chain.stages:
+        if stage.operator.answers is not None:
+            try:
+                check_answers(algorithm, smallest, stage.operator.answers)
+            except ConfigError as error:
+                raise error.about(f"pipelines.experience: stage {stage.index} ({stage.name})") from error
+
+
 def _may_set_rewards(operator: Operator) -> bool:
     # Only these name every column they write; a query and a user's own code need not.
     declares_all = type(operator).__module__.startswith(("operators.experience.", "operators.data_juicer"))

@@ -150,6 +150,7 @@ def _show_stage(console: Console, stage: StagePreview, noun: str, limit: int) ->
 
     made = f", {stage.num_created} made" if stage.num_created else ""
     asked = f", {len(stage.waiting)} ask a person" if stage.waiting else ""
+    asked += f", {len(stage.undecided)} undecided with them" if stage.undecided else ""
     console.print(
         f"\n[bold]{stage.index}. {stage.stage}[/bold]: {stage.rows_in} in, {stage.rows_kept} kept, {len(stage.dropped)} dropped{asked}{made}"
     )

@@ -16,7 +16,7 @@ import rftdata
 from operators.build import build_chain
 from operators.chain import Chain
 from rftcore.algorithms import build_algorithm
-from rftcore.algorithms.requirements import check_rollouts, check_sampling, check_selected, check_source
+from rftcore.algorithms.requirements import check_made, check_rollouts, check_sampling, check_selected, check_source
 from rftcore.config import RunConfig
 from rftcore.environment import check_torchvision
 from rftcore.explorer.engines import ENGINES
@@ -66,6 +66,7 @@ def check_plugins(config: RunConfig) -> Chain:
     check_source(algorithm, config.sampling.source is not None)
     if config.run.mode == "both" and config.sampling.source is None:
         check_rollouts(algorithm, config.explorer, chain)
+        check_made(algorithm, config.algorithm.smallest_group, chain)
     return chain
 
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from operators.base import CreatedGroup
+from rftcore.algorithms import build_algorithm
+from rftcore.algorithms.requirements import check_answers
 from rftcore.config import RunConfig
 from rftcore.explorer.task import written_sequence
 from rftcore.launch.prepare import model_folder
@@ -14,7 +16,7 @@ from rftcore.pipeline.deciding import new_task
 from rftdata.buffer import Buffer
 from rftdata.errors import BufferUnavailableError, DiskFullError, RftError
 from rftdata.groups import Group, Rollout
-from rftdata.verdicts import StageCount, make_tasks
+from rftdata.verdicts import StageCount, add_features
 from rftdata.writer import Writer
 
 _SYNTHESIS = uuid.UUID("5f0c7f5e-6a3b-4b3f-9d57-0f6f6d2c1f11")
@@ -28,18 +30,22 @@ class Created:
         self._buffer = buffer
         self._writer = writer
         self._tokenizer: Any = None
+        self._algorithm: Any = None
 
     def store(self, created: Sequence[CreatedGroup]) -> list[StageCount]:
         """Store groups; one that cannot be stored is noted as an error of its own, and the others go on."""
         refused = []
         for made in created:
             # Of one parent and key there is one group, however often a worker comes to make it.
-            key = f"{self._writer.run_id}/{made.parent_id}/{made.task.taskset}/{made.task.task_key}"
+            name = made.key if made.task is None else f"{made.task.taskset}/{made.task.task_key}"
+            receipt = uuid.uuid5(_SYNTHESIS, f"{self._writer.run_id}/{made.parent_id}/{name}")
             try:
-                group = self._group(made)
-                with self._buffer.database.transaction() as connection:
-                    make_tasks(connection, [new_task(made.task)])
-                self._writer.insert(group, receipt=uuid.uuid5(_SYNTHESIS, key))
+                self._writer.insert(self._group(made), receipt=receipt)
+                if made.task is not None:
+                    # The task is there, made with its group: one whose group cannot be stored is never tried.
+                    task = new_task(made.task)
+                    with self._buffer.database.transaction() as connection:
+                        add_features(connection, task)
             except (BufferUnavailableError, DiskFullError):
                 raise
             except (RftError, TypeError, ValueError) as error:
@@ -52,14 +58,25 @@ class Created:
             from transformers import AutoTokenizer
 
             self._tokenizer = AutoTokenizer.from_pretrained(model_folder(self._config))
+            self._algorithm = build_algorithm(self._config.algorithm, self._config.base_dir)
+        check_answers(self._algorithm, self._config.algorithm.smallest_group, len(made.answers))
         rollouts = []
         for index, answer in enumerate(made.answers):
             sequence = written_sequence(
                 self._tokenizer, [dict(message) for message in answer.messages], answer.response
             )
             sequence.reward, sequence.parent_id = answer.reward, made.parent_id
+            sequence.metrics = dict(answer.metrics)
             rollouts.append(Rollout(index, "ok", answer.reward, [sequence]))
         task = made.task
+        if task is None:
+            return Group(rollouts, source="synthesis", **self._task_of(made.parent_id))
         return Group(
             rollouts, source="synthesis", taskset=task.taskset, task_key=task.task_key, payload=dict(task.payload)
         )
+
+    def _task_of(self, experience_id: int) -> dict[str, Any]:
+        found = self._buffer.database.fetch("task_of_experience", experience_id=experience_id)
+        if not found:
+            raise RftError("it is gone, and its task is not known any more", value=experience_id)
+        return dict(found[0])

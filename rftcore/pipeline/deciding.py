@@ -1,10 +1,10 @@
 """What an operator chain decides on a batch of sealed groups, and what becomes of rows on which a stage fails.
 
-When a stage raises, a few groups of the batch are tried by themselves. If none passes, the stage is taken to be broken (a server
-that is away, a full disk), nothing is decided, and the caller tries again later. Otherwise the batch is halved until the groups
-are found that do it. In a group that fails alone the rows are tried one by one: those that fail alone are set aside, dropped with
-the error as their reason, and the rest of the group is decided without them. A group that fails only as a whole is set aside as a
-whole.
+When a stage raises, a few groups of the batch are tried by themselves, and if none passes, the rows of these groups. If no row
+passes either, the stage is taken to be broken (a server that is away, a full disk), nothing is decided, and the caller tries
+again later. Otherwise the batch is halved until the groups are found that do it. In a group that fails alone the rows are tried
+one by one: those that fail alone are set aside, dropped with the error as their reason, and the rest of the group is decided
+without them. A group that fails only as a whole is set aside as a whole.
 """
 
 from __future__ import annotations
@@ -70,7 +70,12 @@ class _Collected:
         ]  # fmt: skip
         self.created += result.created
 
+    def halve(self, error: StageError) -> None:
+        """Note the failure of what is tried again in parts. What other stages did is noted with the parts: rows count once."""
+        self.runs += [error.run] if error.run else []
+
     def set_aside(self, table: pa.Table, error: StageError) -> None:
+        self.runs += [run for run in (*error.stages, error.run) if run]
         stage = error.run.stage if error.run else "chain"
         ids = list(zip(table["experience_id"].to_pylist(), table["group_id"].to_pylist(), strict=True))
         self.failed.update(key for key, _ in ids)
@@ -94,7 +99,6 @@ def decide(chain: Chain, batch: SealedBatch, known: Known | None = None, *, pati
         found.keep(error.scores, chain)
         if patient and not _any_passes(chain, batch.table, found.known):
             raise
-        found.runs += [run for run in (*error.stages, error.run) if run]
         _decide_halves(chain, batch.table, found, error)
     tasks = [made for made in found.created if isinstance(made, CreatedTask)]
     return Decided(
@@ -125,12 +129,13 @@ def new_task(made: CreatedTask) -> NewTask:
 
 
 def _any_passes(chain: Chain, table: pa.Table, known: Known) -> bool:
-    """Whether one of a few groups gets through by itself; of a batch of one group, one of its rows."""
+    """Whether one of a few groups gets through by itself, or one of their rows: every group may have a row that fails."""
     groups = np.unique(table["group_id"].to_numpy())
-    if len(groups) == 1:
-        return any(_error_of(chain, table.slice(row, 1), known, 1) is None for row in range(table.num_rows))
     tried = groups[sorted({0, len(groups) // 2, len(groups) - 1})]
-    return any(_error_of(chain, _groups(table, [group]), known, None) is None for group in tried)
+    if len(groups) > 1 and any(_error_of(chain, _groups(table, [group]), known, None) is None for group in tried):
+        return True
+    rows = _groups(table, tried)
+    return any(_error_of(chain, rows.slice(row, 1), known, 1) is None for row in range(rows.num_rows))
 
 
 def _decide_halves(chain: Chain, table: pa.Table, found: _Collected, error: StageError) -> None:
@@ -139,13 +144,13 @@ def _decide_halves(chain: Chain, table: pa.Table, found: _Collected, error: Stag
     if len(groups) == 1:
         _without_poison(chain, table, found, error)
         return
+    found.halve(error)
     for half in np.array_split(groups, 2):
         part = _groups(table, half)
         try:
             found.add(part, chain.run(part, known=found.known), chain)
         except StageError as failed:
             found.keep(failed.scores, chain)
-            found.runs += [run for run in (*failed.stages, failed.run) if run]
             _decide_halves(chain, part, found, failed)
 
 
@@ -161,11 +166,9 @@ def _without_poison(chain: Chain, table: pa.Table, found: _Collected, error: Sta
         found.set_aside(table, error)
         return
     try:
-        result = chain.run(rest, known=found.known)
+        found.add(rest, chain.run(rest, known=found.known), chain)
     except StageError as other:
-        found.set_aside(table, other)
-        return
-    found.add(rest, result, chain)
+        found.set_aside(rest, other)
     for row, failure in enumerate(fails):
         if failure is not None:
             found.set_aside(table.slice(row, 1), failure)

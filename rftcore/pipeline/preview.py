@@ -29,7 +29,12 @@ class Change:
 
 @dataclass
 class StagePreview:
-    """What one stage did to the sample."""
+    """What one stage did to the sample: of the rows that came in, it kept and dropped some, and the others wait for a person.
+
+    Attributes:
+        waiting: rows that a person is asked about, with the question.
+        undecided: the other rows of their groups, which are decided on with them.
+    """
 
     index: int
     stage: str
@@ -37,6 +42,7 @@ class StagePreview:
     rows_kept: int
     dropped: list[tuple[int, str]] = field(default_factory=list)
     waiting: list[tuple[int, str]] = field(default_factory=list)
+    undecided: list[int] = field(default_factory=list)
     changed: list[Change] = field(default_factory=list)
     num_created: int = 0
 
@@ -54,6 +60,8 @@ class Preview:
 def sample(buffer: Buffer, run: Row, chain: Chain, rows: int, seed: int = 0) -> SealedBatch:
     """Whole groups of a run with at least `rows` experiences together, or all there are; the same for the same seed.
 
+    As in a replay, staleness is that of the time when a group was sealed.
+
     Raises:
         QueryError: the run has none.
     """
@@ -69,7 +77,7 @@ def sample(buffer: Buffer, run: Row, chain: Chain, rows: int, seed: int = 0) -> 
             f"run {run['name']!r} has no whole group of experiences yet",
             todo="wait until it has, or name another with --run",
         )
-    return read_groups(buffer.database, chosen, chain.columns)
+    return read_groups(buffer.database, chosen, chain.columns, as_sealed=True)
 
 
 def preview(chain: Chain, table: pa.Table, known: Known | None = None) -> Preview:
@@ -83,8 +91,10 @@ def preview(chain: Chain, table: pa.Table, known: Known | None = None) -> Previe
         StageError: a stage raised.
     """
     stages: list[StagePreview] = []
+    came_in: set[int] = set()
 
     def watch(stage: Stage, before: pa.Table, after: pa.Table, outcome: StageOutcome) -> None:
+        came_in.update(before["experience_id"].to_pylist())
         stages.append(_stage(stage, before, after, outcome))
 
     result = chain.run(table, known=known, watch=watch)
@@ -96,23 +106,34 @@ def preview(chain: Chain, table: pa.Table, known: Known | None = None) -> Previe
             (row["experience_id"], row["reason"])
             for row in decisions if row["stage"] == seen.stage and row["experience_id"] not in known_ids
         ]  # fmt: skip
+    ran = {(seen.index, seen.stage): seen for seen in stages}
     for run in result.stages:
-        if not any(seen.index == run.index for seen in stages):
-            dropped = [(row["experience_id"], row["reason"]) for row in decisions if row["stage"] == run.stage]
-            stages.append(StagePreview(run.index, run.stage, run.rows_in, run.rows_kept, dropped))
-        else:
-            (seen,) = (seen for seen in stages if seen.index == run.index)
-            seen.rows_kept = run.rows_kept
+        if (run.index, run.stage) in ran:
+            ran[run.index, run.stage].rows_kept = run.rows_kept
+            continue
+        # The chain's own rules: that of the group size holds before the first stage (index 0) and after the last.
+        dropped = [
+            (row["experience_id"], row["reason"])
+            for row in decisions if row["stage"] == run.stage and (row["experience_id"] in came_in) == (run.index > 0)
+        ]  # fmt: skip
+        stages.append(StagePreview(run.index, run.stage, run.rows_in, run.rows_kept, dropped))
     stages.sort(key=lambda seen: seen.index)
     return Preview(table.num_rows, pc.count_distinct(table["group_id"]).as_py(), stages, decisions)
 
 
 def _stage(stage: Stage, before: pa.Table, after: pa.Table, outcome: StageOutcome) -> StagePreview:
-    ids = before["experience_id"].to_pylist()
+    ids, groups = before["experience_id"].to_pylist(), before["group_id"].to_pylist()
+    open_groups = {groups[row] for row in outcome.waiting}
     reasons = outcome.reasons.to_pylist()
     stays = outcome.reasons.is_null().to_pylist()
     seen = StagePreview(stage.index, stage.name, before.num_rows, before.num_rows)
-    seen.dropped = [(key, reason) for key, reason in zip(ids, reasons, strict=True) if reason is not None]
+    seen.dropped = [
+        (key, reason)
+        for key, group, reason in zip(ids, groups, reasons, strict=True) if reason is not None and group not in open_groups
+    ]  # fmt: skip
+    seen.undecided = [
+        key for row, (key, group) in enumerate(zip(ids, groups, strict=True)) if group in open_groups and row not in outcome.waiting
+    ]  # fmt: skip
     seen.waiting = [(ids[row], review.question) for row, review in sorted(outcome.waiting.items())]
     seen.num_created = len(outcome.created)
     for name in sorted(set(outcome.columns) - IDENTITY_COLUMNS):
@@ -129,7 +150,7 @@ def _stage(stage: Stage, before: pa.Table, after: pa.Table, outcome: StageOutcom
 def _same(before: pa.Table, after: pa.Table, name: str) -> list[bool]:
     """Per row, whether a column kept its value; null equals null, NaN equals NaN."""
     old, new = before[name].combine_chunks(), after[name].combine_chunks()
-    if old.type != new.type:
+    if old.type != new.type or pa.types.is_nested(old.type):  # Arrow compares no lists
         return [a == b for a, b in zip(old.to_pylist(), new.to_pylist(), strict=True)]
     both_null = pc.and_(pc.is_null(old, nan_is_null=True), pc.is_null(new, nan_is_null=True))
     same: list[bool] = pc.or_(both_null, pc.fill_null(pc.equal(old, new), False)).to_pylist()

@@ -72,7 +72,7 @@ def replay(
     Raises:
         ConfigError: a name that a run could train on, one that stands for other stages, or one that is no name.
         QueryError: the run has no sealed group.
-        StageError: a stage fails on everything.
+        StageError: a stage fails on everything: on a batch of several groups, or on one that is alone where nothing passed before it.
         ConflictError: somebody else replays it at the moment.
     """
     name = f"replay-{chain.version}" if version is None else version
@@ -102,11 +102,13 @@ def replay(
         worker.says(f"replays version {name}")
         chain.prepare(stage_context(config, policy, RunUsage(buffer.database, run["run_id"]), buffer))
         register(buffer.database, chain, name)
-        after = 0
+        after, passed = 0, False
         while group_ids := _next(buffer, run["run_id"], name, after, config.pipelines.batch_groups):
             batch = read_groups(buffer.database, group_ids, chain.columns, as_sealed=True)
             known = known_scores(buffer.database, chain.score_keys, batch.table["experience_id"].to_pylist())
-            decided = without_people(chain, batch, known)
+            # A group that is alone in its batch and fails is to blame where the batch before it passed, and else the stage.
+            decided = without_people(chain, batch, known, patient=len(group_ids) > 1 or not passed)
+            passed = len(decided.failed) < len(decided.verdicts.decisions)
             _store(buffer, run["run_id"], worker.worker_id, name, batch, decided)
             _note(done, batch, decided)
             tell(done)
@@ -116,9 +118,9 @@ def replay(
     return done
 
 
-def without_people(chain: Chain, batch: SealedBatch, known: Known) -> Decided:
-    """What the chain decides when every open question is answered with its `otherwise`."""
-    decided = decide(chain, batch, known, patient=True)
+def without_people(chain: Chain, batch: SealedBatch, known: Known, *, patient: bool = True) -> Decided:
+    """What the chain decides when every open question is answered with its `otherwise`; `patient` as in `decide`."""
+    decided = decide(chain, batch, known, patient=patient)
     answers: dict[int, dict[str, str]] = {}
     computed, known = list(decided.verdicts.scores), {key: dict(scores) for key, scores in known.items()}
     while decided.verdicts.questions:
@@ -126,7 +128,7 @@ def without_people(chain: Chain, batch: SealedBatch, known: Known) -> Decided:
         for question in decided.verdicts.questions:
             answers.setdefault(question.experience_id, {})[question.name] = question.otherwise
         batch.table = _answered(batch.table, answers)
-        decided = decide(chain, batch, known, patient=True)
+        decided = decide(chain, batch, known, patient=patient)
         computed += decided.verdicts.scores
     decided.verdicts.scores = newest(computed)
     return decided

@@ -134,6 +134,13 @@ SELECT * FROM unnest(%(tasksets)s::text[], %(task_keys)s::text[], %(payloads)s::
 ORDER BY taskset, task_key
 ON CONFLICT (taskset, task_key) DO NOTHING;
 
+-- name: add_features
+UPDATE rft.task SET features = features || %(features)s WHERE taskset = %(taskset)s AND task_key = %(task_key)s;
+
+-- name: task_of_experience
+SELECT t.taskset, t.task_key FROM rft.experience e JOIN rft.rollout_group g USING (group_id) JOIN rft.task t USING (task_id)
+WHERE e.experience_id = %(experience_id)s;
+
 -- name: register_pipeline
 INSERT INTO rft.pipeline AS p (pipeline_version, digest, stages) VALUES (%(version)s, %(digest)s, %(stages)s)
 ON CONFLICT (pipeline_version) DO UPDATE SET digest = p.digest RETURNING p.digest;

@@ -12,6 +12,7 @@ import yaml
 
 import rftdata
 from rftcore.cli import run_command
+from rftdata import labels
 from tests.stored_run import StoredRun
 
 CONFIG = """
@@ -118,6 +119,17 @@ def test_a_replay_decides_beside_the_verdicts_and_the_two_are_compared(
     assert told == [("v1", "kept", "all stages"), ("shaped", "dropped", "reward_threshold")]
 
 
+def test_versions_do_not_differ_by_what_they_made_of_a_reward_that_is_final(
+    run: StoredRun, config: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    labels.set_rewards(run.buffer, {1: 0.25}, author="me", final=True)
+    assert rft(capsys, "process", config(SHAPED), "--replay", "--version", "shaped")[0] == 0
+    difference = json.loads(rft(capsys, "process", "--diff", "v1", "shaped", "--json")[1])
+    kept = next(row for row in difference["counts"] if row["after"] == "kept")
+    assert (kept["num_experiences"], kept["num_rewards_changed"]) == (3, 2)
+    assert 1 not in [row["experience_id"] for row in difference["rows"]]
+
+
 def test_a_replay_takes_unanswered_questions_for_answered(
     run: StoredRun, config: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -187,6 +199,26 @@ def test_a_replay_counts_rows_on_which_a_stage_failed_apart_from_dropped_ones(
     )
 
 
+@pytest.mark.parametrize(("bad", "decided"), [("> 4", {"kept": 4, "set aside": 4}), ("< 5", {})])
+def test_a_replay_goes_on_past_a_group_that_fails_alone_where_others_passed(
+    run: StoredRun, config: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], bad: str, decided: dict[str, int]
+) -> None:
+    """Where the first thing that is tried fails the stage is to blame: the replay ends with its error and stores nothing."""
+    (tmp_path / "mine.py").write_text(
+        f"def fragile(row):\n    assert not row['experience_id'] {bad}, 'no answer'\n    return True\n"
+    )
+    file = Path(config("['./mine.py:fragile']"))
+    file.write_text(file.read_text().replace("pipelines:\n", "pipelines:\n  batch_groups: 1\n"))
+    code, _, err = rft(capsys, "process", str(file), "--replay", "--version", "one")
+    assert (code == 0) == bool(decided), err
+    assert decided or "no answer" in err
+    found = run.buffer.sql(
+        "SELECT CASE WHEN kept THEN 'kept' ELSE 'set aside' END AS what, count(*) AS n FROM rft.verdict"
+        " WHERE pipeline_version = 'one' GROUP BY 1"
+    )  # fmt: skip
+    assert dict(zip(found["what"].to_pylist(), found["n"].to_pylist())) == decided
+
+
 def test_a_replay_of_a_run_without_groups_says_so(
     buffer: rftdata.Buffer, config: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -196,7 +228,9 @@ def test_a_replay_of_a_run_without_groups_says_so(
     assert buffer.sql("SELECT count(*) AS n FROM rft.pipeline")["n"].to_pylist() == [0]
 
 
-def test_a_replay_judges_staleness_as_of_then(run: StoredRun, config: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_replay_and_a_preview_judge_staleness_as_of_then(
+    run: StoredRun, config: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     first = run.policy(0)
     run.buffer.sql("ALTER TABLE rft.experience DISABLE TRIGGER USER")
     run.buffer.sql("UPDATE rft.experience SET policy_version_min = %s", [first])
@@ -207,7 +241,7 @@ def test_a_replay_judges_staleness_as_of_then(run: StoredRun, config: Any, capsy
     done = json.loads(rft(capsys, "process", config(stages), "--replay", "--version", "fresh", "--json")[1])
     assert (done["num_kept"], done["dropped_by"]) == (8, {})
     shown = json.loads(rft(capsys, "process", config(stages), "--preview", "8", "--json")[1])["experiences"]
-    assert all(not row["kept"] for row in shown["decisions"])  # now they are
+    assert all(row["kept"] for row in shown["decisions"])
 
 
 def test_a_version_name_stands_for_one_list_of_stages(

@@ -160,6 +160,23 @@ def test_an_answer_after_the_deadline_changes_nothing(buffer: Buffer, asked: Rol
         ]
 
 
+def test_a_reward_corrected_after_the_deadline_brings_back_no_row_that_was_dropped(
+    buffer: Buffer, asked: Roles
+) -> None:
+    answer(buffer, "drop", "experience_id = 1")
+    with later(buffer, GONE_S) as then:
+        with pytest.raises(Exception, match="a corrected reward does not bring it back"):
+            answer(then, "pass", "experience_id = 1")
+        labels.set_rewards(then, {1: 0.75}, author="ada")
+        batch = claim_sealed_groups(then.database, asked.run_id, asked.worker_id, count=9, lease_s=60)
+        assert batch is not None
+        decided = {
+            row.experience_id: (row.kept, row.reason) for row in decide(build_chain(ASKS), batch).verdicts.decisions
+        }
+        assert decided == {1: (False, "review 'review': drop"), 2: (True, None)}
+        assert dict(zip(*(batch.table[name].to_pylist() for name in ("experience_id", "reward"))))[1] == 0.75
+
+
 def test_nobody_waits_longer_than_ten_years_and_what_was_asked_stays_as_it_was(buffer: Buffer, roles: Roles) -> None:
     with buffer.database.transaction() as connection:
         for timeout in (float("inf"), 1e18):

@@ -154,3 +154,17 @@ def test_algorithms_are_refused_where_they_cannot_learn_from_what_is_drawn() -> 
         check_plugins(stored("grpo"))
     with pytest.raises(ConfigError, match=r"dpo learns from preference pairs.*rft pairs build"):
         check_plugins(config(algorithm={"name": "dpo"}))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        ({"name": "grpo"}, "that no policy sampled, and grpo needs the log-probabilities"),
+        ({"name": "sft", "group_size": 4}, "too few answers"),
+    ],
+)
+def test_a_stage_whose_answers_the_run_could_not_train_on_is_refused(algorithm: dict[str, Any], message: str) -> None:
+    stages = {"experience": [{"drop_truncated": {}}, {"synthesize": {"kind": "self_correct", "endpoint": "policy"}}]}
+    with pytest.raises(ConfigError, match=rf"stage 2 \(synthesize\): .*{message}.*min_group_size: 1"):
+        check_plugins(config(algorithm=algorithm, pipelines=stages))
+    check_plugins(config(algorithm={"name": "sft", "group_size": 4, "min_group_size": 1}, pipelines=stages))

@@ -90,6 +90,19 @@ def test_a_path_leads_into_the_metadata_of_the_task() -> None:
     assert kept([stage], metadata=metadata) == [False, False, True, True]
 
 
+def test_a_row_that_a_path_leads_nowhere_in_is_treated_like_a_null() -> None:
+    metadata = ['{"note": "abc"}', "{}", None, '{"note": null}']
+    stage = {"text_length_filter": {"text_key": "metadata.note", "min_len": 4}}
+    null = "metadata.note is null, which text_length_filter cannot read"
+    assert reasons(stage, metadata=metadata) == ["text_len 3 < min_len 4", null, null, null]
+
+
+def test_a_mapper_leaves_a_row_alone_that_its_path_leads_nowhere_in() -> None:
+    metadata = ['{"note": "see http://a.b/c"}', "{}", None, "null"]
+    stage = {"clean_links_mapper": {"text_key": "metadata.note"}}
+    assert after(stage, "metadata", metadata=metadata) == ['{"note": "see "}', "{}", None, "null"]
+
+
 def test_a_filter_on_other_columns_sees_them() -> None:
     stage = {"specified_numeric_field_filter": {"field_key": "num_response_tokens", "min_value": 4}}
     found = reasons(stage, response=["a"] * 4, num_response_tokens=[1, 4, 9, 5])

@@ -51,6 +51,11 @@ def test_groups_without_spread_are_dropped_whole(rewards: Sequence[float | None]
     assert reasons("drop_zero_variance_groups", {}, table) == [None, None, *[reason] * len(rewards)]
 
 
+def test_rollouts_are_compared_and_not_their_turns() -> None:
+    table = batch_of_groups([0, 1, 0, 1], rollout_index=[0, 0, 1, 1], turn_index=[0, 1, 0, 1])
+    assert reasons("drop_zero_variance_groups", {}, table) == ["reward is 0.5 in all 2 rollouts of the group"] * 4
+
+
 def test_rows_of_a_group_need_not_be_neighbours() -> None:
     table = batch_of_groups([0, 1], [1, 1]).take([2, 0, 3, 1])
     same = "reward is 1 in all 2 rollouts of the group"

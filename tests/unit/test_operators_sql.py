@@ -338,6 +338,26 @@ def test_what_differs_the_next_time_cannot_be_asked_for(word: str, named: str) -
         build_chain([{"sql": query}])
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT * FROM batch USING SAMPLE 20% (bernoulli)",
+        "SELECT * FROM batch USING SAMPLE 10 ROWS",
+        "SELECT * FROM batch WHERE experience_id IN (SELECT experience_id FROM batch TABLESAMPLE 30%)",
+    ],
+)
+def test_a_sample_without_a_seed_is_refused(query: str) -> None:
+    with pytest.raises(ConfigError, match="a sample without a seed would be another one the next time"):
+        build_chain([{"sql": query}])
+
+
+@pytest.mark.parametrize("sample", ["USING SAMPLE 30% (bernoulli, 7)", "TABLESAMPLE reservoir(30%) REPEATABLE (7)"])
+def test_a_sample_with_a_seed_is_the_same_every_time(sample: str) -> None:
+    chain = build_chain([{"sql": f"SELECT * FROM batch {sample}"}])
+    kept = [chain.run(batch_of_groups(*[[0.0, 1.0]] * 100)).decisions["kept"].to_pylist() for _ in range(5)]
+    assert 20 < sum(kept[0]) < 120 and kept == [kept[0]] * 5
+
+
 def test_random_numbers_are_seeded_and_a_column_may_have_the_name_of_a_time() -> None:
     query = "SELECT *, uuid()::VARCHAR AS a, random() AS b, age(TIMESTAMP '2001-01-01', TIMESTAMP '2000-01-01')::VARCHAR AS c FROM batch"
     chain = build_chain([{"sql": query}, {"tag": {"columns": {"x": "a || b || c"}}}])

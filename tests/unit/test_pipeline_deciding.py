@@ -62,7 +62,7 @@ def test_a_stage_that_fails_on_everything_decides_nothing() -> None:
     away = True
     with pytest.raises(StageError, match="no answer"):
         decide(chain(), batch(64), patient=True)
-    assert len(calls) <= 4  # the batch, and a few groups of it, each until its first row
+    assert len(calls) <= 16  # the batch, a few groups of it, each until its first row, and their rows
 
 
 def test_rows_that_fail_are_set_aside_where_others_pass() -> None:
@@ -75,6 +75,13 @@ def test_rows_that_fail_are_set_aside_where_others_pass() -> None:
     assert len(calls) < 6 * 256
 
 
+def test_a_row_that_fails_in_every_group_is_set_aside_and_the_others_go_on() -> None:
+    poison.update(range(101, 356, 4))
+    verdicts = decide(chain(), batch(64), patient=True).verdicts
+    assert {d.experience_id for d in verdicts.decisions if not d.kept} == poison
+    assert len(verdicts.decisions) == 256
+
+
 def test_what_was_scored_before_a_stage_failed_is_not_scored_again() -> None:
     poison.update({101, 130})
     scored.clear()
@@ -83,6 +90,17 @@ def test_what_was_scored_before_a_stage_failed_is_not_scored_again() -> None:
     assert sorted(scored) == list(range(100, 356))
     assert sorted(score.experience_id for score in verdicts.scores) == list(range(100, 356))
     assert sorted(d.experience_id for d in verdicts.decisions if not d.kept) == [101, 130]
+
+
+@pytest.mark.parametrize("bad", [{101}, {101, 130}, {100, 101, 102, 103}])
+def test_the_counts_of_stages_that_did_not_fail_add_up_to_the_rows(bad: set[int]) -> None:
+    poison.update(bad)
+    both = build_chain([{"drop_truncated": {}}, {f"{__name__}:fails": {}}], min_group_size=2)
+    stages = decide(both, batch(16), patient=True).verdicts.stages
+    assert sum(run.rows_in for run in stages if run.stage == "drop_truncated") == 64
+    passed = [run for run in stages if run.stage != "drop_truncated" and run.error is None]
+    assert sum(run.rows_kept for run in passed) == 64 - len(bad)
+    assert any("no answer" in str(run.error) for run in stages)
 
 
 def test_a_group_of_which_nothing_is_left_is_set_aside_as_a_whole() -> None:

@@ -180,8 +180,16 @@ def test_a_wrong_answer_becomes_an_experience_with_the_corrected_one(tmp_path: P
     assert asked[0][2]["content"] == "5"
     (answer,) = group.answers
     assert (answer.messages, answer.response, answer.reward) == (chat, "1", 1.0)
-    assert group.parent_id == group.task.parent_id == 100
-    assert group.task.payload["prompt"] == "What is 0 + 1?"
+    assert (group.parent_id, group.task, answer.metrics) == (100, None, {"generation": 1.0})
+
+
+def test_a_correction_is_corrected_up_to_the_generation_allowed() -> None:
+    chain = prepared(lambda _: "better", kind="self_correct", max_generations=2)
+    generations = [json.dumps({"generation": n}) for n in (1.0, 2.0)]
+    table = batch([0], [0], [0], source=["explorer", "synthesis", "synthesis"], metrics=["{}", *generations])
+    made = sorted((group.parent_id, group.answers[0].metrics["generation"]) for group in groups(chain.run(table)))
+    assert made == [(100, 1.0), (101, 2.0)]
+    assert len({group.key for group in groups(chain.run(table))}) == 2
 
 
 def test_without_a_reward_function_the_reward_is_awaited() -> None:
@@ -268,6 +276,7 @@ def test_an_edited_function_is_another_pipeline_version(tmp_path: Path) -> None:
             ConfigError,
             "reward is for kind self_correct",
         ),
+        ({"kind": "self_correct", "endpoint": "policy", "taskset": "t"}, ConfigError, "makes no tasks"),
         ({"kind": "harder", "endpoint": "policy", "template": "{prompt}"}, ConfigError, "unknown placeholder {prompt}"),
         ({"kind": "harder", "endpoint": "policy", "fraction": 0}, ConfigError, "fraction"),
     ],
