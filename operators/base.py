@@ -147,7 +147,8 @@ class StageContext:
 
     Attributes:
         base_dir: folder that relative paths start from: the configuration file's.
-        generate: answers chats with the run's policy: (chats, max_tokens, temperature) -> texts; None where there is none.
+        generate: answers chats with the run's policy: (chats, max_tokens, temperature) -> a text for each, or the error that it met
+            alone; None where there is no policy.
         model_path: the run's model, for a tokenizer or hidden states.
         usage: counts what stages spend on model calls against their budgets; None: in this process only.
         embed: gives the vectors of tasks' texts, computed once and stored; None where no tasks are decided on.
@@ -157,7 +158,7 @@ class StageContext:
     """
 
     base_dir: Path = field(default_factory=Path.cwd)
-    generate: Callable[[Sequence[Messages], int, float], list[str]] | None = None
+    generate: Callable[[Sequence[Messages], int, float], Sequence[str | Exception]] | None = None
     model_path: str | None = None
     usage: UsageLedger | None = None
     embed: Embed | None = None

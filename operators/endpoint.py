@@ -273,15 +273,19 @@ class PolicyEndpoint:
 
     def _answers(self, granted: Sequence[tuple[int, Chat, Usage]]) -> list[Reply]:
         sampling = self._sampling
+        found: Sequence[str | Exception]
         try:
-            texts = self._generate([chat.messages for _, chat, _ in granted], sampling.max_tokens, sampling.temperature)
+            found = self._generate([chat.messages for _, chat, _ in granted], sampling.max_tokens, sampling.temperature)
         except Exception as error:  # noqa: BLE001 - whatever ails the engine, a call that failed is data
-            for _, _, held in granted:
-                self._meter.settle(held, 0, 0)
-            return [Reply(error=f"the policy did not answer: {type(error).__name__}: {error}"[:500]) for _ in granted]
-        for (_, chat, held), text in zip(granted, texts, strict=True):
-            self._meter.settle(held, estimated_tokens(chat), tokens_of(text))
-        return [Reply(text) for text in texts]
+            found = [error] * len(granted)
+        return [self._settled(chat, held, one) for (_, chat, held), one in zip(granted, found, strict=True)]
+
+    def _settled(self, chat: Chat, held: Usage, found: str | Exception) -> Reply:
+        if isinstance(found, Exception):
+            self._meter.settle(held, 0, 0)
+            return Reply(error=f"the policy did not answer: {type(found).__name__}: {found}"[:500])
+        self._meter.settle(held, estimated_tokens(chat), tokens_of(found))
+        return Reply(found)
 
 
 def open_endpoint(
