@@ -206,10 +206,10 @@ class AskingOperator(Operator):
     """A stage that asks a model; `ask` works between `prepare` and `close`.
 
     Attributes:
-        budget_name: what its spending is counted under, unless the budget has a name.
+        counted_as: what its spending is counted under, below its name in the chain and unless the budget has a name.
     """
 
-    budget_name = ""
+    counted_as = ""
     _asker: Asker | None = None
     _context: StageContext | None = None
 
@@ -221,7 +221,8 @@ class AskingOperator(Operator):
         self._context = context
         if self._asker is None and self.config.endpoint is not None:
             sampling = Sampling(self.config.max_tokens, self.config.temperature, self.config.seed)
-            meter = Meter(self.budget_name, self.config.budget, context.usage, self.config.max_tokens)
+            name = f"{self.shown}/{self.counted_as}"
+            meter = Meter(name, self.config.budget, context.usage, self.config.max_tokens)
             self._asker = Asker(open_endpoint(self.config.endpoint, context, sampling, meter))
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from rftdata import claims
 from rftdata.config import allowed_keys
 from rftdata.errors import ConfigError
-from rftdata.usage import UsageLedger
+from rftdata.usage import MemoryUsage, UsageLedger
 
 if TYPE_CHECKING:
     import numpy as np
@@ -150,7 +150,7 @@ class StageContext:
         generate: answers chats with the run's policy: (chats, max_tokens, temperature) -> a text for each, or the error that it met
             alone; None where there is no policy.
         model_path: the run's model, for a tokenizer or hidden states.
-        usage: counts what stages spend on model calls against their budgets; None: in this process only.
+        usage: counts what stages spend on model calls against their budgets; by default in this process only.
         embed: gives the vectors of tasks' texts, computed once and stored; None where no tasks are decided on.
         read_taskset: the tasks of a set of the buffer, with the columns task_key, prompt and answer; None without a buffer.
         policy_version: names the weights that `generate` answers with now; None: nobody knows, and scores by them are not kept.
@@ -160,7 +160,7 @@ class StageContext:
     base_dir: Path = field(default_factory=Path.cwd)
     generate: Callable[[Sequence[Messages], int, float], Sequence[str | Exception]] | None = None
     model_path: str | None = None
-    usage: UsageLedger | None = None
+    usage: UsageLedger = field(default_factory=MemoryUsage)
     embed: Embed | None = None
     read_taskset: Callable[[str], pa.Table] | None = None
     policy_version: Callable[[], str] | None = None
@@ -185,6 +185,7 @@ class Operator(ABC):
         keys: numbers that it looks for among the features and metadata of tasks, since the batch has no column of that name.
         asks: names of the questions it asks people; None: not known before, so the answers are read for it in any case.
         group_column: whose rows of one value are scored together, where it is not `rowwise`.
+        shown: its name in verdicts and reports, such as `llm_judge#2`; set by the chain.
         part_of: name of the stage that makes tasks of what this one prepares: those tasks do not pass this one, either.
         base_dir: folder that relative paths in the arguments start from, the configuration file's; set before anything else is asked.
     """
@@ -198,6 +199,7 @@ class Operator(ABC):
     keys: frozenset[str] = frozenset()
     asks: frozenset[str] | None = None
     group_column: str = "group_id"
+    shown: str = ""
     part_of: str | None = None
     base_dir: Path = Path()
 

@@ -99,7 +99,6 @@ class LlmJudge(Judge):
                 raise ValueError(f"scale {self.scale} is not [least, greatest]")
             return self
 
-    stage = "llm_judge"
     behind = "reason"
     rowwise = True
 

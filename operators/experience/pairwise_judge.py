@@ -76,7 +76,6 @@ class PairwiseJudge(Judge):
         column: ColumnWord = "pairwise"
         rounds: int | None = Field(default=None, ge=1)
 
-    stage = "pairwise_judge"
     behind = "parts"
 
     def __init__(self, config: PairwiseJudge.Config) -> None:

@@ -91,7 +91,6 @@ class Rubric(Judge):
                 raise ValueError("no criterion has a positive weight")
             return criteria
 
-    stage = "rubric"
     behind = "parts"
     rowwise = True
 

@@ -82,7 +82,6 @@ class Ruler(Judge):
         orders: int = Field(default=1, ge=1, le=16)
         max_tokens: int = Field(default=2048, ge=1)
 
-    stage = "ruler"
     behind = "reason"
 
     def __init__(self, config: Ruler.Config) -> None:

@@ -32,7 +32,7 @@ from typing import Any
 import pyarrow as pa
 from pydantic import Field, model_validator
 
-from operators.asking import Answer, AskingConfig, AskingOperator, finite
+from operators.asking import Answer, AskingConfig, AskingOperator, chat, finite
 from operators.base import CreatedAnswer, CreatedGroup, CreatedTask, StageOutcome, source_digest
 from operators.endpoint import AnyEndpoint
 from operators.synthesis import (
@@ -95,9 +95,12 @@ class Synthesize(AskingOperator):
 
     def __init__(self, config: Synthesize.Config) -> None:
         super().__init__(config)
-        self.budget_name = f"synthesize/{config.kind}"
+        self.counted_as = config.kind
         text = config.template or TEMPLATES.get(config.kind, "")
         self._template = Template(text, ["question", "answer"])
+        if config.endpoint is not None:
+            nothing = self._template.fill({"question": "", "answer": ""})
+            config.budget.check_allows(chat(None, nothing), config.max_tokens)
         self._function: Callable[..., Any] | None = None
         self._reward: Callable[..., Any] | None = None
         self._max_reward = 0.0 if config.kind == "self_correct" and config.max_reward is None else config.max_reward
