@@ -16,6 +16,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import inspect
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -128,9 +129,9 @@ class StageOutcome:
 
 
 class StageConfig(BaseModel):
-    """Base of every operator's `Config`: unknown keys are errors."""
+    """Base of every operator's `Config`: unknown keys are errors, and so are NaN and infinite numbers."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 Messages = Sequence[Mapping[str, Any]]
@@ -303,6 +304,22 @@ def parse_config(config_class: type[StageConfig], args: object) -> StageConfig:
         if place:  # the message says what the value may be; keys are not values
             raise ConfigError(f"the key {place!r} is wrong: {message}", value=first["input"]) from error
         raise ConfigError(message, value=first["input"], allowed=f"the keys {allowed}") from error
+
+
+def check_plain(args: Mapping[str, object]) -> None:
+    """Refuse arguments of a function that a pipeline's version could not tell apart, or JSON not hold: dates, NaN, sets.
+
+    Raises:
+        ConfigError: names the argument.
+    """
+    for key, value in args.items():
+        try:
+            json.dumps(value, sort_keys=True, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"the argument {str(key)!r} is neither a finite number, a text, true or false nor a list or mapping of them: {error}",
+                value=str(value), todo="write a date as a text, in quotes",
+            ) from error  # fmt: skip
 
 
 def unknown_key(key: str, known: list[str]) -> ConfigError:

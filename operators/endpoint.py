@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from operators.base import Messages, StageConfig, StageContext, parse_config
+from operators.base import Messages, StageConfig, StageContext, check_plain, parse_config
 from rftdata.errors import ConfigError
 from rftdata.usage import Limits, Usage, UsageLedger
 
@@ -117,6 +117,7 @@ class EndpointConfig(StageConfig):
         ours = sorted({"model", "messages", "stream", "n", "response_format"} & extra.keys())
         if ours:
             raise ValueError(f"{ours[0]!r} is set by the stage itself")
+        check_plain(extra)
         return extra
 
     def identity(self) -> dict[str, Any]:

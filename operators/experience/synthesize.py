@@ -33,7 +33,7 @@ import pyarrow as pa
 from pydantic import Field, model_validator
 
 from operators.asking import Answer, AskingConfig, AskingOperator, chat, finite
-from operators.base import CreatedAnswer, CreatedGroup, CreatedTask, StageOutcome, source_digest
+from operators.base import CreatedAnswer, CreatedGroup, CreatedTask, StageOutcome, check_plain, source_digest
 from operators.endpoint import AnyEndpoint
 from operators.synthesis import (
     TEMPLATES,
@@ -119,6 +119,7 @@ class Synthesize(AskingOperator):
         """The functions that the arguments name, from files beside the configuration."""
         if self.config.kind not in TEMPLATES:
             self._function = _loaded("synthesis function", self.config.kind, self.base_dir)
+            check_plain(self.config.args)
             _check_arguments(self._function, self.config.args)
         if self.config.reward is not None:
             self._reward = _loaded("reward", self.config.reward, self.base_dir)
