@@ -25,7 +25,8 @@ The answer is read by `pattern`, where that is given; else as the JSON object wi
 as the last "score: 7" or "score: 7/10", else as "7/10" or a number and nothing else. A score outside `scale`, or of another
 maximum, is malformed: a judge that leaves its scale is not to be believed by clipping.
 
-A response is the policy's own text, so it may try to talk to the judge. The default template fences it off and says so; that
+A response is the policy's own text, so it may try to talk to the judge. The default template fences it off by marks and says so; of
+the same marks in what stands between marks, also of a template of your own, the `<` becomes `&lt;`. That
 helps against accidents, and is no proof against a policy that learns to flatter its judge: look at `judge_reason` in the
 best-scored rows. (Zheng et al. 2023, arXiv 2306.05685, on what judges are prone to: length, order, their own style.)
 """
