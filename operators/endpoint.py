@@ -114,7 +114,8 @@ class EndpointConfig(StageConfig):
     @field_validator("extra")
     @classmethod
     def _leaves_ours_alone(cls, extra: dict[str, Any]) -> dict[str, Any]:
-        ours = sorted({"model", "messages", "stream", "n", "response_format"} & extra.keys())
+        # max_tokens, too: by the stage's own the budget reserves.
+        ours = sorted({"model", "messages", "stream", "n", "response_format", "max_tokens"} & extra.keys())
         if ours:
             raise ValueError(f"{ours[0]!r} is set by the stage itself")
         check_plain(extra)

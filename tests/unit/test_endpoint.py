@@ -434,6 +434,7 @@ def test_a_variable_that_is_not_set_is_found_before_the_first_batch() -> None:
         ({"endpoint": {"url": "http://here/v1", "modl": "m"}}, "did you mean 'model'"),
         ({"endpoint": {"url": "here", "model": "m"}}, "not an http"),
         ({"endpoint": {"url": "http://here", "model": "m", "extra": {"stream": True}}}, "'stream' is set by the stage"),
+        ({"endpoint": {"url": "http://here", "model": "m", "extra": {"max_tokens": 9}}}, "'max_tokens' is set by the"),
         ({"endpoint": "policy", "budget": {"max_cost": 1}}, "max_cost needs prompt_price"),
         ({"endpoint": "policy", "budget": {"max_call": 1}}, "did you mean 'max_calls'"),
         ({"endpoint": "policy", "scale": [5, 5]}, "not .least, greatest."),
