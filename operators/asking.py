@@ -166,17 +166,23 @@ def without_thoughts(text: str) -> str:
 
 
 def json_object(text: str, key: str) -> dict[str, Any] | None:
-    """The last JSON object in a text that has `key`; None where there is none."""
+    """The JSON object that a text is or ends with, where it has `key`; None otherwise.
+
+    An object with other words after it may be one that the answer speaks of, and one inside another is a part of it.
+    """
     decoder = json.JSONDecoder()
-    found = None
-    for match in re.finditer(r"\{", text):
+    end = len(text.rstrip("`*. \t\r\n"))  # a code fence, or a point, may close the answer
+    place = text.find("{")
+    while place >= 0:
         try:
-            value, _ = decoder.raw_decode(text, match.start())
+            value, after = decoder.raw_decode(text, place)
         except (ValueError, RecursionError):
-            continue
-        if isinstance(value, dict) and key in value:
-            found = value
-    return found
+            after = place + 1
+        else:
+            if after >= end:
+                return value if key in value else None
+        place = text.find("{", after)
+    return None
 
 
 def finite(value: object) -> float | None:
@@ -200,10 +206,10 @@ class AskingOperator(Operator):
     """A stage that asks a model; `ask` works between `prepare` and `close`.
 
     Attributes:
-        budget_name: what its spending is counted under, unless the budget has a name.
+        counted_as: what its spending is counted under, below its name in the chain and unless the budget has a name.
     """
 
-    budget_name = ""
+    counted_as = ""
     _asker: Asker | None = None
     _context: StageContext | None = None
 
@@ -215,7 +221,8 @@ class AskingOperator(Operator):
         self._context = context
         if self._asker is None and self.config.endpoint is not None:
             sampling = Sampling(self.config.max_tokens, self.config.temperature, self.config.seed)
-            meter = Meter(self.budget_name, self.config.budget, context.usage, self.config.max_tokens)
+            name = f"{self.shown}/{self.counted_as}"
+            meter = Meter(name, self.config.budget, context.usage, self.config.max_tokens)
             self._asker = Asker(open_endpoint(self.config.endpoint, context, sampling, meter))
 
     def close(self) -> None:

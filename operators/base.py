@@ -16,6 +16,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import inspect
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from rftdata import claims
 from rftdata.config import allowed_keys
 from rftdata.errors import ConfigError
-from rftdata.usage import UsageLedger
+from rftdata.usage import MemoryUsage, UsageLedger
 
 if TYPE_CHECKING:
     import numpy as np
@@ -131,9 +132,9 @@ class StageOutcome:
 
 
 class StageConfig(BaseModel):
-    """Base of every operator's `Config`: unknown keys are errors."""
+    """Base of every operator's `Config`: unknown keys are errors, and so are NaN and infinite numbers."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 Messages = Sequence[Mapping[str, Any]]
@@ -150,9 +151,10 @@ class StageContext:
 
     Attributes:
         base_dir: folder that relative paths start from: the configuration file's.
-        generate: answers chats with the run's policy: (chats, max_tokens, temperature) -> texts; None where there is none.
+        generate: answers chats with the run's policy: (chats, max_tokens, temperature) -> a text for each, or the error that it met
+            alone; None where there is no policy.
         model_path: the run's model, for a tokenizer or hidden states.
-        usage: counts what stages spend on model calls against their budgets; None: in this process only.
+        usage: counts what stages spend on model calls against their budgets; by default in this process only.
         embed: gives the vectors of tasks' texts, computed once and stored; None where no tasks are decided on.
         read_taskset: the tasks of a set of the buffer, with the columns task_key, prompt and answer; None without a buffer.
         policy_version: names the weights that `generate` answers with now; None: nobody knows, and scores by them are not kept.
@@ -160,9 +162,9 @@ class StageContext:
     """
 
     base_dir: Path = field(default_factory=Path.cwd)
-    generate: Callable[[Sequence[Messages], int, float], list[str]] | None = None
+    generate: Callable[[Sequence[Messages], int, float], Sequence[str | Exception]] | None = None
     model_path: str | None = None
-    usage: UsageLedger | None = None
+    usage: UsageLedger = field(default_factory=MemoryUsage)
     embed: Embed | None = None
     read_taskset: Callable[[str], pa.Table] | None = None
     policy_version: Callable[[], str] | None = None
@@ -188,6 +190,7 @@ class Operator(ABC):
         asks: names of the questions it asks people; None: not known before, so the answers are read for it in any case.
         group_column: whose rows of one value are scored together, where it is not `rowwise`.
         answers: how many answers a group has that it creates; None: it creates none, or what it creates says.
+        shown: its name in verdicts and reports, such as `llm_judge#2`; set by the chain.
         part_of: name of the stage that makes tasks of what this one prepares: those tasks do not pass this one, either.
         base_dir: folder that relative paths in the arguments start from, the configuration file's; set before anything else is asked.
     """
@@ -202,6 +205,7 @@ class Operator(ABC):
     asks: frozenset[str] | None = None
     group_column: str = "group_id"
     answers: int | None = None
+    shown: str = ""
     part_of: str | None = None
     base_dir: Path = Path()
 
@@ -305,6 +309,22 @@ def parse_config(config_class: type[StageConfig], args: object) -> StageConfig:
         if place:  # the message says what the value may be; keys are not values
             raise ConfigError(f"the key {place!r} is wrong: {message}", value=first["input"]) from error
         raise ConfigError(message, value=first["input"], allowed=f"the keys {allowed}") from error
+
+
+def check_plain(args: Mapping[str, object]) -> None:
+    """Refuse arguments of a function that a pipeline's version could not tell apart, or JSON not hold: dates, NaN, sets.
+
+    Raises:
+        ConfigError: names the argument.
+    """
+    for key, value in args.items():
+        try:
+            json.dumps(value, sort_keys=True, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"the argument {str(key)!r} is neither a finite number, a text, true or false nor a list or mapping of them: {error}",
+                value=str(value), todo="write a date as a text, in quotes",
+            ) from error  # fmt: skip
 
 
 def unknown_key(key: str, known: list[str]) -> ConfigError:

@@ -58,6 +58,7 @@ def build_chain(
             except RftError as error:
                 raise at(index, name, error) from error
             stages.append(identify(index, name, operator, options, stages))
+            operator.shown = stages[-1].name
     return Chain(close_groupings(stages, given), min_group_size, require_reward)
 
 

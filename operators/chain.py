@@ -122,9 +122,10 @@ class Chain:
         Raises:
             PluginError: a stage's package is missing; names the stage and what to install.
         """
+        context = context or StageContext()
         for stage in self.stages if not self._prepared else ():
             try:
-                stage.operator.prepare(context or StageContext())
+                stage.operator.prepare(context)
             except RftError as error:
                 raise at(stage.index, stage.name, error) from error
         self._prepared = True

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol
@@ -19,9 +20,9 @@ from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from operators.base import Messages, StageConfig, StageContext, parse_config
+from operators.base import Messages, StageConfig, StageContext, check_plain, parse_config
 from rftdata.errors import ConfigError
-from rftdata.usage import Limits, MemoryUsage, Usage, UsageLedger
+from rftdata.usage import Limits, Usage, UsageLedger
 
 _CHARACTERS_PER_TOKEN = 3
 """Fewer than tokenizers need for most texts: an estimate of tokens that is rather too high."""
@@ -113,9 +114,11 @@ class EndpointConfig(StageConfig):
     @field_validator("extra")
     @classmethod
     def _leaves_ours_alone(cls, extra: dict[str, Any]) -> dict[str, Any]:
-        ours = sorted({"model", "messages", "stream", "n", "response_format"} & extra.keys())
+        # max_tokens, too: by the stage's own the budget reserves.
+        ours = sorted({"model", "messages", "stream", "n", "response_format", "max_tokens"} & extra.keys())
         if ours:
             raise ValueError(f"{ours[0]!r} is set by the stage itself")
+        check_plain(extra)
         return extra
 
     def identity(self) -> dict[str, Any]:
@@ -128,7 +131,8 @@ class BudgetConfig(StageConfig):
     """The most that a stage may spend in a run, across restarts and workers.
 
     `max_calls`: requests, repeated ones too; `max_tokens`: of prompts and answers; `max_cost`: by `prompt_price` and
-    `response_price`, both per million tokens; `name`: stages that give the same name share one budget.
+    `response_price`, both per million tokens; `name`: stages that give the same name share one budget, others count by
+    their own name in the pipeline (`llm_judge#2`).
     """
 
     max_calls: int | None = Field(default=None, ge=0)
@@ -147,6 +151,26 @@ class BudgetConfig(StageConfig):
     def cost(self, prompt_tokens: int, response_tokens: int) -> float:
         """Of one call."""
         return (prompt_tokens * self.prompt_price + response_tokens * self.response_price) / 1e6
+
+    def most(self, chat: Chat, max_tokens: int) -> Usage:
+        """What a call may take at most, and reserves."""
+        tokens = estimated_tokens(chat)
+        return Usage(1, tokens + max_tokens, self.cost(tokens, max_tokens))
+
+    def check_allows(self, chat: Chat, max_tokens: int) -> None:
+        """Refuse limits that no call keeps, not even this one with nothing filled in.
+
+        Raises:
+            ConfigError: they would refuse every call.
+        """
+        call = self.most(chat, max_tokens)
+        for key, limit, takes in (("max_tokens", self.max_tokens, call.tokens), ("max_cost", self.max_cost, call.cost)):
+            if limit is not None and limit < takes:
+                raise ConfigError(
+                    f"budget.{key} allows no call: each reserves what it may take, {takes:.10g} before anything is filled in"
+                    f" ({call.tokens - max_tokens} tokens of the prompt, max_tokens {max_tokens} of the answer)",
+                    value=limit, todo=f"raise budget.{key}, or lower the stage's max_tokens",
+                )  # fmt: skip
 
 
 def _policy_or_server(value: object) -> object:
@@ -197,17 +221,16 @@ class Meter:
         max_tokens: of an answer.
     """
 
-    def __init__(self, name: str, budget: BudgetConfig, ledger: UsageLedger | None, max_tokens: int) -> None:
+    def __init__(self, name: str, budget: BudgetConfig, ledger: UsageLedger, max_tokens: int) -> None:
         self.name = budget.name or name
         self._budget = budget
-        self._ledger = ledger or MemoryUsage()
+        self._ledger = ledger
         self._limits = Limits(budget.max_calls, budget.max_tokens, budget.max_cost)
         self._max_tokens = max_tokens
 
     def reserve(self, chat: Chat) -> Usage | None:
         """What the call may cost at most, now spent; None where the budget does not allow it."""
-        tokens = estimated_tokens(chat)
-        amount = Usage(1, tokens + self._max_tokens, self._budget.cost(tokens, self._max_tokens))
+        amount = self._budget.most(chat, self._max_tokens)
         return amount if self._ledger.reserve(self.name, amount, self._limits) else None
 
     def settle(self, reserved: Usage, prompt_tokens: int, response_tokens: int) -> None:
@@ -215,18 +238,22 @@ class Meter:
         cost = self._budget.cost(prompt_tokens, response_tokens)
         self._ledger.settle(self.name, reserved, Usage(1, prompt_tokens + response_tokens, cost))
 
-    def used_up(self) -> str:
-        """Why nothing more is asked, for people."""
-        spent, limits = self._ledger.spent(self.name), self._limits
-        parts = [
-            f"{used:g} of {limit:g} {unit}"
-            for used, limit, unit in (
-                (spent.calls, limits.max_calls, "calls"), (spent.tokens, limits.max_tokens, "tokens"),
-                (spent.cost, limits.max_cost, "cost"),
+    def used_up(self, chat: Chat) -> str:
+        """Why a call is not made, for people."""
+        spent, limits, call = self._ledger.spent(self.name), self._limits, self._budget.most(chat, self._max_tokens)
+        counted = [
+            (used, limit, takes, unit)
+            for used, limit, takes, unit in (
+                (spent.calls, limits.max_calls, 1, "calls"), (spent.tokens, limits.max_tokens, call.tokens, "tokens"),
+                (spent.cost, limits.max_cost, call.cost, "cost"),
             )
             if limit is not None
         ]  # fmt: skip
-        return f"the budget {self.name!r} allows no further call: {', '.join(parts)} are spent"
+        gone = ", ".join(f"{used:.10g} of {limit:.10g} {unit}" for used, limit, _, unit in counted)
+        takes = ", ".join(f"{takes:.10g} {unit}" for _, _, takes, unit in counted if unit != "calls")
+        return f"the budget {self.name!r} allows no further call: {gone} are spent" + (
+            f", and such a call may take {takes}" if takes else ""
+        )
 
 
 def estimated_tokens(chat: Chat) -> int:
@@ -240,7 +267,7 @@ def tokens_of(text: str) -> int:
 
 
 class PolicyEndpoint:
-    """The run's policy, through `StageContext.generate`; it tells no token counts, so tokens are estimated."""
+    """The run's policy, through `StageContext.generate`; it tells no token counts, so tokens are estimated. For several threads."""
 
     def __init__(self, context: StageContext, sampling: Sampling, meter: Meter) -> None:
         if context.generate is None:
@@ -251,37 +278,59 @@ class PolicyEndpoint:
         self._generate = context.generate
         self._sampling = sampling
         self._meter = meter
+        self._num_flying = 0
+        self._landed = threading.Condition()
 
     def ask(self, chats: Sequence[Chat]) -> list[Reply]:
         replies: dict[int, Reply] = {}
         waiting = list(enumerate(chats))
         # What is settled gives back the rest of its reservation, so that calls refused at first may fit.
         while waiting:
-            granted = [
-                (place, chat, held) for place, chat in waiting if (held := self._meter.reserve(chat)) is not None
-            ]
+            granted = self._reserve(waiting)
             if not granted:
                 break
-            for (place, _, _), reply in zip(granted, self._answers(granted), strict=True):
+            try:
+                answers = self._answers(granted)
+            finally:
+                with self._landed:
+                    self._num_flying -= len(granted)
+                    self._landed.notify_all()
+            for (place, _, _), reply in zip(granted, answers, strict=True):
                 replies[place] = reply
             waiting = [(place, chat) for place, chat in waiting if place not in replies]
-        refused = Reply(error=self._meter.used_up()) if waiting else Reply()
+        refused = Reply(error=self._meter.used_up(waiting[0][1])) if waiting else Reply()
         return [replies.get(place, refused) for place in range(len(chats))]
 
     def close(self) -> None:
         """Nothing is held: the run owns its model."""
 
+    def _reserve(self, waiting: Sequence[tuple[int, Chat]]) -> list[tuple[int, Chat, Usage]]:
+        """Those that the budget allows now. Where it allows none it waits for what calls of other threads give back."""
+        with self._landed:
+            while True:
+                granted = [
+                    (place, chat, held) for place, chat in waiting if (held := self._meter.reserve(chat)) is not None
+                ]
+                self._num_flying += len(granted)
+                if granted or not self._num_flying:
+                    return granted
+                self._landed.wait()
+
     def _answers(self, granted: Sequence[tuple[int, Chat, Usage]]) -> list[Reply]:
         sampling = self._sampling
+        found: Sequence[str | Exception]
         try:
-            texts = self._generate([chat.messages for _, chat, _ in granted], sampling.max_tokens, sampling.temperature)
+            found = self._generate([chat.messages for _, chat, _ in granted], sampling.max_tokens, sampling.temperature)
         except Exception as error:  # noqa: BLE001 - whatever ails the engine, a call that failed is data
-            for _, _, held in granted:
-                self._meter.settle(held, 0, 0)
-            return [Reply(error=f"the policy did not answer: {type(error).__name__}: {error}"[:500]) for _ in granted]
-        for (_, chat, held), text in zip(granted, texts, strict=True):
-            self._meter.settle(held, estimated_tokens(chat), tokens_of(text))
-        return [Reply(text) for text in texts]
+            found = [error] * len(granted)
+        return [self._settled(chat, held, one) for (_, chat, held), one in zip(granted, found, strict=True)]
+
+    def _settled(self, chat: Chat, held: Usage, found: str | Exception) -> Reply:
+        if isinstance(found, Exception):
+            self._meter.settle(held, 0, 0)
+            return Reply(error=f"the policy did not answer: {type(found).__name__}: {found}"[:500])
+        self._meter.settle(held, estimated_tokens(chat), tokens_of(found))
+        return Reply(found)
 
 
 def open_endpoint(

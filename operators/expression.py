@@ -9,7 +9,8 @@ A point looks into a JSON column. In `metrics`, `reward_parts` and `features` it
 Names with other signs than letters are quoted: `metrics."reward/accuracy"`. The column without a point is its JSON text.
 
 Null in, null out, as in SQL: `reward + metrics.quality` is null where the metric is missing, and a stage says what it does
-with that; `coalesce(metrics.quality, 0)` is how a formula says it itself. NaN is above every number and equal to itself.
+with that; `coalesce(metrics.quality, 0)` is how a formula says it itself. By zero, `/` gives an infinite number, `//` and `%` null.
+NaN is above every number and equal to itself.
 """
 
 from __future__ import annotations
@@ -168,7 +169,8 @@ class _References:
             self._function(node, kind)
         if kind == "LAMBDA":
             bound = bound | set(_names(node["lhs"]))
-        return {key: self.visit(child, bound) for key, child in node.items()}
+        visited = {key: self.visit(child, bound) for key, child in node.items()}
+        return _null_by_zero(visited) if kind == "FUNCTION" else visited
 
     def _function(self, node: dict[str, Any], kind: str) -> None:
         name = str(node["function_name"]).lower()
@@ -177,6 +179,8 @@ class _References:
                 f"{name}() would give another value the next time",
                 todo="use columns only, so that the same row gives the same",
             )
+        if name in _ROW_MAKING:
+            raise ConfigError(f"{name}() makes several rows of one", allowed=_LANGUAGE)
         if kind == "WINDOW":
             self.has_window = True
         elif name in aggregate_functions() and not node.get("is_operator"):
@@ -200,6 +204,8 @@ class _References:
         return {**node, "column_names": path}
 
 
+_ROW_MAKING = frozenset({"unnest", "unlist", "generate_subscripts"})
+_RAISING_BY_ZERO = frozenset({"//", "divide", "%", "mod"})
 _REFUSED = {
     "SUBQUERY": "a subquery",
     "STAR": "*",
@@ -207,6 +213,17 @@ _REFUSED = {
     "POSITIONAL_REFERENCE": "the number of a column",
     "DEFAULT": "DEFAULT",
 }
+
+
+def _null_by_zero(node: dict[str, Any]) -> dict[str, Any]:
+    """x // y as x // nullif(y, 0): one row that divides by zero is a row without a value, and no failed batch."""
+    if str(node["function_name"]).lower() not in _RAISING_BY_ZERO or len(node["arguments"]) != 2:
+        return node
+    zero = {"class": "CONSTANT", "type": "VALUE_CONSTANT", "alias": "", "literal": {"kind": "INTEGER", "text": "0"}}
+    dividend, divisor = node["arguments"]
+    name = {"function_name": "nullif", "qualified_name": {"path": ["nullif"]}, "is_operator": False, "alias": ""}
+    known = {**node, **name, "arguments": [divisor, {"name": "", "expression": zero}]}
+    return {**node, "arguments": [dividend, {"name": "", "expression": known}]}
 
 
 def _names(node: Any) -> Iterator[str]:
@@ -259,7 +276,9 @@ def _query(select: str, found: _References, row: str | None) -> str:
 def _extract(column: str, name: str) -> str:
     place = "'$.\"" + name.replace("'", "''") + "\"'"
     if column in NUMBER_COLUMNS:
-        return f"TRY_CAST(json_extract({column}, {place}) AS DOUBLE)"
+        # A text is none, whatever is written in it. DuckDB extracts once.
+        value = f"json_extract({column}, {place})"
+        return f"CASE WHEN NOT starts_with({value}::VARCHAR, '\"') THEN TRY_CAST({value} AS DOUBLE) END"
     return f"json_extract_string({column}, {place})"
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 import pyarrow as pa
 from pydantic import Field
 
-from operators.asking import AskingConfig, AskingOperator
+from operators.asking import AskingConfig, AskingOperator, chat
 from operators.base import StageOutcome
 from operators.templates import Template, columns_of
 
@@ -30,11 +30,9 @@ class Judge(AskingOperator):
     """A judge with a `JudgeConfig`: its scores are `<column>_score`, `<column>_<behind>` and `<column>_error`.
 
     Attributes:
-        stage: its name in a chain, which its spending is counted under.
         behind: what its second column is called.
     """
 
-    stage: ClassVar[str]
     behind: ClassVar[str]
 
     def __init__(self, config: Any, template: Template, reads: Iterable[str] = ()) -> None:
@@ -49,7 +47,9 @@ class Judge(AskingOperator):
             f"{word}_{self.behind}": pa.string(),
             self.error_column: pa.string(),
         }
-        self.budget_name = f"{self.stage}/{word}"
+        self.counted_as = word
+        nothing = template.fill(dict.fromkeys(template.names, ""))
+        config.budget.check_allows(chat(config.system, nothing), config.max_tokens)
 
     def judged(self, rows: Sequence[Judged]) -> StageOutcome:
         """All rows stay, with these columns."""

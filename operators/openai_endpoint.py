@@ -114,7 +114,7 @@ class OpenAIEndpoint:
                 await self._pause()
                 reserved = await self._reserve(chat)
                 if reserved is None:
-                    return Reply(error=await asyncio.to_thread(self._meter.used_up))
+                    return Reply(error=await asyncio.to_thread(self._meter.used_up, chat))
                 found = await self._fly(chat, reserved)
                 if isinstance(found, _Answer):
                     return found.reply

@@ -10,8 +10,10 @@ import pyarrow as pa
 
 from operators.base import StageOutcome
 from operators.stage import Stage
+from rftdata.errors import ConfigError, PluginError
 
 _RETRY_AFTER_S = 0.2
+_LONGEST_PAUSE_S = 10.0
 
 
 def in_parts(stage: Stage, table: pa.Table) -> StageOutcome:
@@ -56,8 +58,10 @@ def _try(stage: Stage, table: pa.Table) -> StageOutcome:
     for number in range(stage.options.retries + 1):
         try:
             return stage.operator.apply(table)
+        except (ConfigError, PluginError):
+            raise  # a wrong argument or a missing package is there the next time, too
         except Exception:
             if number == stage.options.retries:
                 raise
-            time.sleep(_RETRY_AFTER_S * 2**number)
+            time.sleep(min(_LONGEST_PAUSE_S, _RETRY_AFTER_S * 2**number))
     raise AssertionError("unreachable")

@@ -17,9 +17,10 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from operators.base import Operator, StageConfig, StageOutcome, source_digest, unknown_key
+from operators.base import Operator, StageConfig, StageOutcome, check_plain, source_digest, unknown_key
 from rftdata.errors import ConfigError, OperatorError
 
 
@@ -36,6 +37,7 @@ class RowFunction(Operator):
         self.name = name
         self.function = function
         self.args = dict(args or {})
+        check_plain(self.args)
         declared = getattr(function, "reads", None)
         self.reads = None if declared is None else frozenset(declared)
         self._check_arguments()
@@ -66,6 +68,8 @@ class RowFunction(Operator):
         changes: dict[int, Mapping[str, object]] = {}
         for position, row in enumerate(table.select(columns).to_pylist()):
             answer = self._answer(row, table, position)
+            if isinstance(answer, np.bool_):
+                answer = bool(answer)
             if answer is True or (isinstance(answer, Mapping) and not answer):
                 reasons.append(None)
             elif isinstance(answer, Mapping):

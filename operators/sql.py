@@ -136,6 +136,7 @@ class Sql(Operator):
             position = schema.get_field_index(field.name)
             if field.name in IDENTITY_COLUMNS:
                 continue
+            _require_number(field)
             field = pa.field(field.name, _stored_type(field))
             schema = schema.append(field) if position < 0 else schema.set(position, field)
         return schema
@@ -244,6 +245,18 @@ def _require_experience_id(schema: pa.Schema) -> None:
             value=repeated[0],
             todo="use SELECT * REPLACE (… AS name) instead of SELECT *, … AS name",
         )
+
+
+def _require_number(field: pa.Field) -> None:
+    kinds = pa.types
+    if field.name in ("reward", "priority") and not (
+        kinds.is_integer(field.type)
+        or kinds.is_floating(field.type)
+        or kinds.is_decimal(field.type)
+        or kinds.is_boolean(field.type)
+        or kinds.is_null(field.type)
+    ):
+        raise ConfigError(f"the query makes {field.name} something else than a number", value=str(field.type))
 
 
 def _refuse_new_rows(given: pa.Array, returned: pa.Array) -> None:

@@ -27,7 +27,9 @@ class RunOptions(StageConfig):
 
     batch_rows: int | None = Field(default=None, ge=1, description="Most rows of a part; the batch is cut into parts.")
     concurrency: int = Field(default=1, ge=1, le=256, description="Parts that run at the same time.")
-    retries: int = Field(default=0, ge=0, le=20, description="Further tries of a part that failed.")
+    retries: int = Field(
+        default=0, ge=0, le=20, description="Further tries of a part that failed; pauses double up to 10 s."
+    )
 
 
 @dataclass(frozen=True)

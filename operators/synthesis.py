@@ -127,7 +127,8 @@ def correction(parent: Parent, request: str) -> Question:
 
 def _read_retelling(text: str, new_answer: bool) -> dict[str, str]:
     found = json_object(text, "question") or {}
-    made = {"prompt": str(found.get("question") or "").strip()}
+    question = found.get("question")
+    made = {"prompt": question.strip() if isinstance(question, str) else ""}
     if new_answer:
         made["answer"] = str(found.get("answer") if found.get("answer") is not None else "").strip()
     missing = [name for name, value in made.items() if not value]

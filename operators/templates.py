@@ -11,10 +11,18 @@ from operators.base import Messages
 from rftdata.errors import ConfigError
 
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
+_MARK = r"<([A-Za-z][\w-]*(?: \d+)?)>"
+_FENCED = re.compile(rf"{_MARK}(.*?)</\1>", re.DOTALL)
 
 
 class Template:
     """A text with placeholders `{name}`; other braces, as of JSON, stay as they are.
+
+    What is filled in between marks, as in `<answer>{response}</answer>`, cannot end them: see `fenced`.
+
+    Attributes:
+        names: of the placeholders in it.
+        marks: names of the marks in it.
 
     Args:
         text: the template.
@@ -28,6 +36,8 @@ class Template:
     def __init__(self, text: str, allowed: Sequence[str], required: Sequence[str] = ()) -> None:
         self.text = text
         self.names = frozenset(_PLACEHOLDER.findall(text))
+        self.marks = frozenset(mark.partition(" ")[0] for mark in re.findall(_MARK, text) if f"</{mark}>" in text)
+        self._fenced = frozenset(name for _, within in _FENCED.findall(text) for name in _PLACEHOLDER.findall(within))
         unknown = sorted(self.names - set(allowed))
         shown = ", ".join(f"{{{name}}}" for name in allowed)
         if unknown:
@@ -38,7 +48,18 @@ class Template:
 
     def fill(self, values: Mapping[str, object]) -> str:
         """The text with values in the placeholders' places; a value's own braces are left alone."""
-        return _PLACEHOLDER.sub(lambda match: str(values[match[1]]), self.text)
+
+        def value(match: re.Match[str]) -> str:
+            text = str(values[match[1]])
+            return fenced(text, self.marks) if match[1] in self._fenced else text
+
+        return _PLACEHOLDER.sub(value, self.text)
+
+
+def fenced(text: str, marks: Iterable[str]) -> str:
+    """A text that stands between marks with `&lt;` for the `<` of the same marks in it; with or without a number, opening or closing."""
+    names = "|".join(sorted(marks))
+    return re.sub(rf"<(?=\s*/?\s*(?:{names})(?:\s+\d+)?\s*>)", "&lt;", text, flags=re.IGNORECASE) if names else text
 
 
 PROMPT_COLUMNS = frozenset({"prompt", "messages"})

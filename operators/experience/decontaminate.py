@@ -98,7 +98,7 @@ class Decontaminate(Operator):
                     allowed=", ".join(table.column_names),
                     todo="name it in against_column",
                 )
-            texts = table[column].cast(pa.string())
+            texts = _texts(file, column, table[column])
             names += [f"{file} row {row}: {_shown(text)}" for row, text in enumerate(texts.to_pylist(), start=1)]
             parts.append(texts)
         hashes, texts, _ = _ngrams_or_whole(pa.chunked_array(parts, pa.string()).combine_chunks(), self.config.n)
@@ -138,6 +138,17 @@ class Decontaminate(Operator):
             some = f"{hits[row]} of {total[row]} {self.config.n}-grams of {name} are"
             reasons[row] = f"{f'all of {name} is' if row in whole else some} in {self._index.names[first[row]]}"
         return reasons
+
+
+def _texts(file: str, column: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
+    try:
+        return values.cast(pa.string())
+    except pa.ArrowException as error:
+        raise ConfigError(
+            f"the column {column!r} of {file} holds no texts",
+            value=str(values.type),
+            todo="name another in against_column",
+        ) from error
 
 
 def _ngrams_or_whole(texts: pa.Array, n: int) -> tuple[Hashes, Rows, frozenset[int]]:

@@ -21,10 +21,12 @@ reward, and which rows go, is for stages after it to say; so a threshold changes
 answer that cannot be read twice in a row and a budget that is used up leave the score null and say why in `judge_error`; such
 rows are asked about again the next time their group is decided on.
 
-The answer is read as a JSON object with `score` and `reason`, else by `pattern`, else as "score: 7", "7/10" or a number and
-nothing else. A score outside `scale` is malformed: a judge that leaves its scale is not to be believed by clipping.
+The answer is read by `pattern`, where that is given; else as the JSON object with `score` and `reason` that it is or ends with, else
+as the last "score: 7" or "score: 7/10", else as "7/10" or a number and nothing else. A score outside `scale`, or of another
+maximum, is malformed: a judge that leaves its scale is not to be believed by clipping.
 
-A response is the policy's own text, so it may try to talk to the judge. The default template fences it off and says so; that
+A response is the policy's own text, so it may try to talk to the judge. The default template fences it off by marks and says so; of
+the same marks in what stands between marks, also of a template of your own, the `<` becomes `&lt;`. That
 helps against accidents, and is no proof against a policy that learns to flatter its judge: look at `judge_reason` in the
 best-scored rows. (Zheng et al. 2023, arXiv 2306.05685, on what judges are prone to: length, order, their own style.)
 """
@@ -62,7 +64,9 @@ The reference, where there is one, is right. Grade how right and how helpful the
 Reply with a JSON object and nothing else: {"reason": "one short sentence", "score": a number from {min} to {max}}"""
 
 _NUMBER = r"-?\d+(?:\.\d+)?"
-_NAMED = re.compile(rf"score\W{{0,5}}({_NUMBER})", re.IGNORECASE)
+_MARK = rf"{_NUMBER}(?:\s*(?:/|out of)\s*{_NUMBER})?"
+# Neither the minus of the number is taken for a dash, nor the least of a range ("score (1-10)") for the score.
+_NAMED = re.compile(rf"score[^\w-]{{0,5}}({_MARK})(?![\d.]*\d|[ \t]*(?:[-–/]|to|out of)[ \t]*\d)", re.IGNORECASE)
 _LONGEST_REASON = 2000
 
 
@@ -96,7 +100,6 @@ class LlmJudge(Judge):
                 raise ValueError(f"scale {self.scale} is not [least, greatest]")
             return self
 
-    stage = "llm_judge"
     behind = "reason"
     rowwise = True
 
@@ -139,6 +142,7 @@ class LlmJudge(Judge):
         if self.config.pattern is not None:
             match = re.search(self.config.pattern, text)
             return finite(match[1]) if match and match[1] is not None else None
+        text = text.replace("\N{MINUS SIGN}", "-")
         named = _NAMED.findall(text)
         return _of_scale(named[-1] if named else text.strip().rstrip("."), self.config.scale)
 

@@ -76,7 +76,6 @@ class PairwiseJudge(Judge):
         column: ColumnWord = "pairwise"
         rounds: int | None = Field(default=None, ge=1)
 
-    stage = "pairwise_judge"
     behind = "parts"
 
     def __init__(self, config: PairwiseJudge.Config) -> None:
@@ -147,8 +146,9 @@ def _pairs(places: Sequence[int], rounds: int | None) -> Iterator[tuple[int, int
 def _read(text: str) -> float:
     """1 where the first answer wins, 0 where the second does, ½ for a tie."""
     found = json_object(text, "winner")
-    word = str(found["winner"] if found else text)
-    plain = re.sub(r"\W+", " ", word.lower()).strip().removeprefix("winner ").removeprefix("answer ")
+    winner = found["winner"] if found else text
+    word = str(winner) if isinstance(winner, str | int) else ""
+    plain = re.sub(r"[^\w-]+", " ", word.lower()).strip().removeprefix("winner ").removeprefix("answer ")
     if plain not in _FIRST_WINS:
         raise MalformedAnswer('it names no winner: "1", "2" or "tie"')
     return _FIRST_WINS[plain]

@@ -91,7 +91,6 @@ class Rubric(Judge):
                 raise ValueError("no criterion has a positive weight")
             return criteria
 
-    stage = "rubric"
     behind = "parts"
     rowwise = True
 
@@ -119,7 +118,7 @@ class Rubric(Judge):
                 or f"there are no criteria, neither among the arguments nor in the task's metadata ({key})"
             )
         try:
-            criteria = tuple(_criterion(one) for one in (json.loads(own) if isinstance(own, str) else own))
+            criteria = _criteria(json.loads(own) if isinstance(own, str) else own)
         except (ValueError, TypeError) as error:
             return f"{key} in the task's metadata is no list of criteria: {' '.join(str(error).split())[:200]}"
         if not any(one.weight > 0 for one in criteria):
@@ -187,6 +186,13 @@ def weighted_score(weights: Sequence[float], grades: Sequence[float]) -> float:
     """Σ w c / Σ w over positive weights below the line, clipped to 0 … 1 (arXiv 2507.17746, eq. 1)."""
     reached = sum(weight * grade for weight, grade in zip(weights, grades, strict=True))
     return min(1.0, max(0.0, reached / sum(weight for weight in weights if weight > 0)))
+
+
+def _criteria(given: object) -> tuple[Criterion, ...]:
+    if not isinstance(given, list):
+        # Of a mapping of names to weights the judge would see the names alone, and the weights be lost.
+        raise TypeError(f"{given!r} is no list of texts, or of mappings with description and weight")
+    return tuple(_criterion(one) for one in given)
 
 
 def _criterion(value: object) -> Criterion:

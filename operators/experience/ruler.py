@@ -31,7 +31,7 @@ from operators.asking import Answer, MalformedAnswer, Question, chat, finite, js
 from operators.base import StageOutcome
 from operators.groups import same_prompt
 from operators.judging import ColumnWord, Judge, JudgeConfig, Judged
-from operators.templates import ROW_PLACEHOLDERS, Template, row_values
+from operators.templates import ROW_PLACEHOLDERS, Template, fenced, row_values
 
 RUBRIC = """\
 - One that solves the task scores far above one that does not.
@@ -82,7 +82,6 @@ class Ruler(Judge):
         orders: int = Field(default=1, ge=1, le=16)
         max_tokens: int = Field(default=2048, ge=1)
 
-    stage = "ruler"
     behind = "reason"
 
     def __init__(self, config: Ruler.Config) -> None:
@@ -109,10 +108,9 @@ class Ruler(Judge):
         return self.judged(found)
 
     def _question(self, row: dict[str, Any], texts: Sequence[str]) -> Question:
-        values = row_values(row, self._template.names) | {
-            "rubric": self.config.rubric,
-            "responses": "\n\n".join(f"<response {n}>\n{text}\n</response {n}>" for n, text in enumerate(texts, 1)),
-        }
+        marks = self._template.marks | {"response"}
+        shown = (f"<response {n}>\n{fenced(text, marks)}\n</response {n}>" for n, text in enumerate(texts, 1))
+        values = row_values(row, self._template.names) | {"rubric": self.config.rubric, "responses": "\n\n".join(shown)}
         items = {"type": "array", "items": _ENTRY, "minItems": len(texts), "maxItems": len(texts)}
         schema = {
             "type": "object", "properties": {"scores": items}, "required": ["scores"], "additionalProperties": False,

@@ -38,8 +38,8 @@ from typing import Any
 import pyarrow as pa
 from pydantic import Field, model_validator
 
-from operators.asking import Answer, AskingConfig, AskingOperator, finite
-from operators.base import CreatedAnswer, CreatedGroup, CreatedTask, StageOutcome, source_digest
+from operators.asking import Answer, AskingConfig, AskingOperator, chat, finite
+from operators.base import CreatedAnswer, CreatedGroup, CreatedTask, StageOutcome, check_plain, source_digest
 from operators.endpoint import AnyEndpoint
 from operators.synthesis import (
     TEMPLATES,
@@ -103,9 +103,12 @@ class Synthesize(AskingOperator):
 
     def __init__(self, config: Synthesize.Config) -> None:
         super().__init__(config)
-        self.budget_name = f"synthesize/{config.kind}"
+        self.counted_as = config.kind
         text = config.template or TEMPLATES.get(config.kind, "")
         self._template = Template(text, ["question", "answer"])
+        if config.endpoint is not None:
+            nothing = self._template.fill({"question": "", "answer": ""})
+            config.budget.check_allows(chat(None, nothing), config.max_tokens)
         self._function: Callable[..., Any] | None = None
         self._reward: Callable[..., Any] | None = None
         self.answers = 1 if config.kind == "self_correct" else None
@@ -126,6 +129,7 @@ class Synthesize(AskingOperator):
         """The functions that the arguments name, from files beside the configuration."""
         if self.config.kind not in TEMPLATES:
             self._function = _loaded("synthesis function", self.config.kind, self.base_dir)
+            check_plain(self.config.args)
             _check_arguments(self._function, self.config.args)
         if self.config.reward is not None:
             self._reward = _loaded("reward", self.config.reward, self.base_dir)

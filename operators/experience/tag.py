@@ -62,6 +62,8 @@ class Tag(Operator):
 
 def _storable(name: str, kind: pa.DataType) -> pa.DataType:
     kinds = pa.types
+    if kinds.is_uint64(kind):  # hash() gives them, and half of its numbers are too great for the other type
+        return kind
     if kinds.is_integer(kind):
         return pa.int64()
     if kinds.is_floating(kind):

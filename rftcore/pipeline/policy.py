@@ -37,8 +37,8 @@ class Policy:
         self._engine: Engine | None = None
         self._lock = threading.Lock()
 
-    def __call__(self, chats: Sequence[Messages], max_tokens: int, temperature: float) -> list[str]:
-        """One answer per chat, as text.
+    def __call__(self, chats: Sequence[Messages], max_tokens: int, temperature: float) -> list[str | Exception]:
+        """One answer per chat, as text; an error in the place of one that the chat template or the engine refuses.
 
         Raises:
             ModelError: the model does not load.
@@ -80,7 +80,13 @@ class Policy:
             return  # replaced or removed since: those it has still answer, and the next batch looks again
 
 
-async def _answers(engine: Engine, chats: Sequence[Messages], decoding: Decoding) -> list[str]:
-    prompts = [render_chat(engine.tokenizer, [dict(message) for message in chat])[1] for chat in chats]
-    generations = await asyncio.gather(*(engine.generate(prompt, decoding) for prompt in prompts))
-    return [generation.text for generation in generations]
+async def _answers(engine: Engine, chats: Sequence[Messages], decoding: Decoding) -> list[str | Exception]:
+    return await asyncio.gather(*(_answer(engine, chat, decoding) for chat in chats))
+
+
+async def _answer(engine: Engine, chat: Messages, decoding: Decoding) -> str | Exception:
+    try:
+        prompt = render_chat(engine.tokenizer, [dict(message) for message in chat])[1]
+        return (await engine.generate(prompt, decoding)).text
+    except Exception as error:  # noqa: BLE001 - whatever ails one chat, the others have their answers
+        return error

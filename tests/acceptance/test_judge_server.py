@@ -29,7 +29,7 @@ from operators.build import build_chain
 from operators.chain import Chain
 from rftcore.models import resolve_model
 from rftdata.server import EmbeddedServer
-from rftdata.usage import MemoryUsage, RunUsage
+from rftdata.usage import MemoryUsage, RunUsage, UsageLedger
 from tests.acceptance.conftest import CHECKOUT, Rft, rows
 from tests.batches import batch_of_groups
 from tests.stored_run import StoredRun
@@ -112,10 +112,10 @@ def _wait_until_healthy(judge: Judge, process: subprocess.Popen[bytes], log: Pat
     pytest.fail(f"the server did not start:\n{log.read_text()[-3000:]}", pytrace=False)
 
 
-def prepared(judge: Judge, stage: str, *, usage: Any = None, **arguments: Any) -> Chain:
+def prepared(judge: Judge, stage: str, *, usage: UsageLedger | None = None, **arguments: Any) -> Chain:
     endpoint = {"url": judge.url, "model": "judge", **arguments.pop("endpoint", {})}
     chain = build_chain([{stage: {"endpoint": endpoint, "max_tokens": 64, **arguments}}])
-    chain.prepare(StageContext(usage=usage))
+    chain.prepare(StageContext(usage=usage or MemoryUsage()))
     return chain
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from operators.base import StageContext
+from operators.base import Messages, StageContext
 from operators.build import build_chain
 from operators.chain import Chain
 from operators.resolve import resolve_stage
@@ -52,7 +52,7 @@ def judge() -> Iterator[MakeJudge]:
     ) -> Chain:
         where = {"url": url, "model": "judge", "backoff_s": 0.01, **(endpoint or {})}
         chain = build_chain([{"llm_judge": {"endpoint": where, **arguments}}])
-        chain.prepare(StageContext(usage=usage))
+        chain.prepare(StageContext(usage=usage or MemoryUsage()))
         chains.append(chain)
         return chain
 
@@ -302,6 +302,74 @@ def test_a_refused_request_costs_a_call_and_no_tokens_and_a_lost_one_what_it_may
     assert ledger.spent("lost").tokens > 64
 
 
+def test_stages_share_a_budget_by_name_and_only_by_name(serve: Serve) -> None:
+    """Also where there is no run, as for tasks."""
+    server = serve(lambda *_: GOOD)
+    endpoint = {"url": server.url, "model": "judge"}
+
+    def spent(usage: MemoryUsage | None = None, **budget: Any) -> int:
+        before = len(server.requests)
+        stages = [
+            {"llm_judge": {"endpoint": endpoint, "template": f"{word} {{response}}", "budget": {"max_calls": 3, **budget}}}
+            for word in ("first", "second")
+        ]  # fmt: skip
+        chain = build_chain(stages)
+        chain.prepare(None if usage is None else StageContext(usage=usage))
+        chain.run(batch(5))
+        chain.close()
+        return len(server.requests) - before
+
+    assert spent(name="all") == 3
+    usage = MemoryUsage()
+    assert spent(usage) == 6
+    assert [usage.spent(name).calls for name in ("llm_judge/judge", "llm_judge#2/judge")] == [3, 3]
+
+
+def test_parts_that_ask_the_policy_wait_for_what_others_in_flight_give_back() -> None:
+    meet = threading.Barrier(2)
+    waited: list[bool] = []
+
+    def generate(chats: Sequence[Messages], *_: object) -> list[str]:
+        try:  # the other part would come while this one is in flight, if the budget had room for both
+            meet.wait(0.5)
+        except threading.BrokenBarrierError:
+            waited.append(True)
+        return [GOOD] * len(chats)
+
+    budget = {"max_tokens": 700}  # a call reserves about 560 and uses about 60
+    judge = {"endpoint": "policy", "template": "{response}", "budget": budget}
+    chain = build_chain([{"llm_judge": {**judge, "run": {"concurrency": 2, "batch_rows": 1}}}])
+    chain.prepare(StageContext(generate=generate))
+    assert scored(chain, batch(2)) == ([7, 7], [None, None])
+    assert waited == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("stage", "arguments"),
+    [
+        ("llm_judge", {"budget": {"max_tokens": 500}}),
+        ("llm_judge", {"budget": {"max_tokens": 550}}),  # room for the answer, and none for the template
+        ("ruler", {"budget": {"max_tokens": 2000}}),
+        ("synthesize", {"kind": "rephrase", "budget": {"max_cost": 0.5, "response_price": 1000}}),
+    ],
+)
+def test_a_budget_below_a_single_call_is_refused_with_what_one_reserves(stage: str, arguments: dict[str, Any]) -> None:
+    with pytest.raises(
+        ConfigError, match=r"budget.max_\w+ allows no call: each reserves what it may take, [\d.]+ before"
+    ):
+        build_chain([{stage: {"endpoint": "policy", **arguments}}])
+    assert build_chain([{stage: {"endpoint": "policy", **arguments, "max_tokens": 64}}])
+
+
+def test_a_call_that_the_budget_never_allows_says_what_it_would_take() -> None:
+    chain = build_chain(
+        [{"llm_judge": {"endpoint": "policy", "template": "{response}", "budget": {"max_tokens": 600}}}]
+    )
+    chain.prepare(StageContext(generate=lambda chats, *_: [GOOD] * len(chats)))
+    _, (error,) = scored(chain, batch(1, response=["long " * 100]))
+    assert str(error).endswith("0 of 600 tokens are spent, and such a call may take 695 tokens")
+
+
 def test_limits_are_kept_by_threads_that_spend_together() -> None:
     ledger = MemoryUsage()
     taken: list[bool] = []
@@ -366,6 +434,7 @@ def test_a_variable_that_is_not_set_is_found_before_the_first_batch() -> None:
         ({"endpoint": {"url": "http://here/v1", "modl": "m"}}, "did you mean 'model'"),
         ({"endpoint": {"url": "here", "model": "m"}}, "not an http"),
         ({"endpoint": {"url": "http://here", "model": "m", "extra": {"stream": True}}}, "'stream' is set by the stage"),
+        ({"endpoint": {"url": "http://here", "model": "m", "extra": {"max_tokens": 9}}}, "'max_tokens' is set by the"),
         ({"endpoint": "policy", "budget": {"max_cost": 1}}, "max_cost needs prompt_price"),
         ({"endpoint": "policy", "budget": {"max_call": 1}}, "did you mean 'max_calls'"),
         ({"endpoint": "policy", "scale": [5, 5]}, "not .least, greatest."),

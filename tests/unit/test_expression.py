@@ -34,7 +34,7 @@ def values(text: str, type: pa.DataType | None = None) -> list[object]:
         ("reward + 0.1 * num_response_tokens", [0.9, 1.9, None, 2.9, 3.9]),
         ("CASE WHEN reward > 1 THEN 1 ELSE reward END", [0, 1, None, 1, 1]),
         ("coalesce(reward, -1)", [0, 1, -1, 2, 3]),
-        ("metrics.quality", [0.5, None, None, None, 3.0]),
+        ("metrics.quality", [0.5, None, None, None, None]),
         ("metrics.ok", [1.0, None, None, None, None]),
         ('metrics."a b/c" * 2', [None, None, None, None, 4.0]),
         ("reward - avg(reward) OVER (PARTITION BY group_id)", [-0.5, 0.5, None, -0.5, 0.5]),
@@ -45,6 +45,10 @@ def values(text: str, type: pa.DataType | None = None) -> list[object]:
         ("batch.reward -- the reward", [0, 1, None, 2, 3]),
         ("1", [1] * 5),
         ("1.5", [1.5] * 5),
+        ("num_response_tokens // reward::INT", [None, 9, None, 4, 3]),
+        ("num_response_tokens % (reward::INT - 1)", [0, None, None, 0, 1]),
+        ("mod(7, 0)", [None] * 5),
+        ("list_sum(list_transform([0, 2], lambda x: 7 // x))", [3] * 5),
     ],
 )
 def test_what_a_formula_gives(text: str, expected: list[float | None]) -> None:
@@ -55,6 +59,22 @@ def test_texts_are_taken_as_they_are_written() -> None:
     assert values("metadata.kind = 'sum'") == [True, None, None, None, None]
     assert values("'two  spaces'") == ["two  spaces"] * 5
     assert values("json_extract_string(metrics, '$.quality')") == ["0.5", "good", None, None, "3"]
+
+
+def test_a_text_in_a_column_of_numbers_is_no_number() -> None:
+    metrics = [
+        '{"x": "0.5"}',
+        '{"x": "NaN"}',
+        '{"x": "true"}',
+        '{"x": -0.5}',
+        '{"x": false}',
+        '{"x": [1]}',
+        '{"x": null}',
+    ]
+    table = batch_of_groups([0] * len(metrics), metrics=metrics)
+    expression = Expression("metrics.x", pa.float64())
+    expression.bind(table.schema)
+    assert expression.evaluate(table).to_pylist() == [None, None, None, -0.5, 0.0, None, None]
 
 
 def test_numbers_and_truth_values_become_the_type_asked_for() -> None:
@@ -84,6 +104,8 @@ def test_a_formula_says_which_columns_it_needs_and_whether_rows_stand_alone() ->
         ("COLUMNS(*)", None, r"\* cannot be used"),
         ("$1", None, r"a parameter cannot be used"),
         ("max(reward)", None, r"over which rows; write max\(…\) OVER \(PARTITION BY group_id\)"),
+        ("unnest([reward, 2])", None, r"unnest\(\) makes several rows of one"),
+        ("1 + generate_subscripts([1, 2], 1)", None, r"generate_subscripts\(\) makes several rows"),
         ("random()", None, r"another value the next time"),
         ("now()", None, r"another value the next time"),
         ("getenv('HOME')", None, r"getenv does not exist"),

@@ -9,7 +9,7 @@ import pytest
 
 from operators.build import build_chain
 from rftdata.errors import ConfigError
-from tests.batches import batch_of_groups, replaced
+from tests.batches import batch_of_groups, replaced, stored
 from tests.unit.test_operators_experience import outcome, reasons
 from tests.unit.test_operators_groups import bound
 
@@ -113,6 +113,24 @@ def test_tags_are_scores_that_later_stages_and_queries_see() -> None:
     assert result.scores[0].table.schema.field("words").type == pa.int64()
 
 
+def test_a_row_that_divides_by_zero_has_no_value_and_fails_no_batch() -> None:
+    table = batch_of_groups([0, 1], num_response_tokens=[4, 0])
+    chain = build_chain([{"reward_shaping": {"formula": "7 % num_response_tokens", "missing": "drop"}}])
+    decisions = chain.run(table).decisions
+    assert decisions["reason"].to_pylist() == [None, "the formula 7 % num_response_tokens gives null"]
+    assert decisions["reward"][0].as_py() == 3
+
+
+def test_a_tag_may_be_a_hash_and_is_the_same_when_it_is_stored() -> None:
+    chain = build_chain([{"tag": {"columns": {"h": "hash(response)"}}}, {"sql": "FROM batch WHERE h = hash(response)"}])
+    table = batch_of_groups([0] * 20)
+    first = chain.run(table)
+    assert max(first.scores[0].table["h"].to_pylist()) > 2**63
+    assert first.decisions["kept"].to_pylist() == [True] * 20
+    again = chain.run(table, known=stored(first.scores))
+    assert (again.scores, again.decisions["kept"].to_pylist()) == ([], [True] * 20)
+
+
 def test_tags_that_are_stored_are_not_computed_again() -> None:
     chain = build_chain([{"tag": {"columns": {"words": "len(string_split(response, ' '))"}}}])
     table = batch_of_groups([0, 1])
@@ -132,6 +150,13 @@ def test_tags_that_are_stored_are_not_computed_again() -> None:
             r"'quality', which the batch does not have; allowed: experience_id",
         ),
         ({"threshold": {"column": "response", "min": 0}}, r"'response' is not a number"),
+        ({"threshold": {"column": "reward", "min": math.nan}}, r"'min' is wrong: .*a finite number"),
+        ({"clip_reward": {"max": math.inf}}, r"'max' is wrong: .*a finite number"),
+        ({"reward_threshold": {"min": math.nan}}, r"'min' is wrong: .*a finite number"),
+        ({"pass_rate": {"correct_above": math.nan}}, r"'correct_above' is wrong: .*a finite number"),
+        ({"mix": {"shares": {"a": math.nan}}}, r"'shares.a' is wrong: .*a finite number"),
+        ({"human_review": {"timeout": math.inf}}, r"'timeout' is wrong: .*a finite number"),
+        ({"llm_judge": {"endpoint": "policy", "scale": [0, math.inf]}}, r"'scale.1' is wrong: .*a finite number"),
         ({"clip_reward": {}}, r"give min, max or both"),
         ({"reward_shaping": {"formula": "reward +"}}, r"stage 1 .*no expression: syntax error"),
         (

@@ -70,6 +70,11 @@ def test_whole_numbers_become_rewards() -> None:
         ("SELEC 1", r"stage 1 .*syntax error at or near \"SELEC\""),
         ("SELECT reward FROM batch", r"must have the column experience_id"),
         ("SELECT *, reward * 2 AS reward FROM batch", r"a column twice \(got 'reward'\).*REPLACE"),
+        (
+            "SELECT * REPLACE ('abc' AS reward) FROM batch",
+            r"makes reward something else than a number \(got 'string'\)",
+        ),
+        ("SELECT * REPLACE ([1.0] AS priority) FROM batch", r"makes priority something else than a number"),
         ("SELECT 1; SELECT 2", r"not one SELECT"),
         ("DELETE FROM batch", r"not one SELECT"),
         ("SET threads = 4", r"not one SELECT"),

@@ -275,6 +275,14 @@ def test_the_share_and_the_length_of_ngrams_decide(evaluation: Path) -> None:
     assert decontaminated(evaluation, table, columns=["response"], n=2, max_share=0.25)[1] is None
 
 
+def test_an_evaluation_set_without_texts_is_refused_before_the_first_batch(evaluation: Path) -> None:
+    (evaluation / "test.jsonl").write_text('{"question": ["a", "b"]}\n')
+    stage = {"decontaminate": {"against": ["test.jsonl"], "against_column": "question"}}
+    message = r"the column 'question' of test.jsonl holds no texts \(got 'list.*; name another in against_column"
+    with pytest.raises(ConfigError, match=message):
+        build_chain([stage], evaluation).prepare()
+
+
 def test_another_evaluation_set_is_another_version(evaluation: Path) -> None:
     stage = {"decontaminate": {"against": ["test.jsonl"], "against_column": "question"}}
     before = build_chain([stage], evaluation).version

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
+import math
 import threading
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -184,3 +187,36 @@ def test_a_group_that_waits_for_a_person_is_not_decided_on() -> None:
     assert [(row.experience_id, row.group_id, row.review.name) for row in result.waiting] == [(100, 0, "check")]
     assert result.decisions["experience_id"].to_pylist() == table["experience_id"].to_pylist()[2:]
     assert [(run.rows_in, run.rows_kept) for run in result.stages] == [(2, 2), (2, 2)]
+
+
+def judged_by_numpy(row: dict[str, Any], since: object = None) -> object:
+    return np.mean([row["reward"]]) > 0.5
+
+
+def test_a_function_may_answer_with_a_truth_value_of_numpy() -> None:
+    decisions = build_chain([{f"{__name__}:judged_by_numpy": {}}]).run(batch_of_groups([0, 1])).decisions
+    assert decisions["kept"].to_pylist() == [False, True]
+    assert decisions["reason"][0].as_py().endswith("judged_by_numpy returned False")
+
+
+@pytest.mark.parametrize("value", [datetime.date(2024, 1, 1), math.nan, [{1, 2}]])
+@pytest.mark.parametrize(
+    "stage",
+    [
+        {f"{__name__}:judged_by_numpy": None},
+        {"synthesize": {"kind": f"{__name__}:judged_by_numpy", "args": None}},
+        {"llm_judge": {"endpoint": {"url": "http://x/v1", "model": "m", "extra": None}}},
+    ],
+)
+def test_a_value_that_json_cannot_hold_is_no_argument(stage: dict[str, Any], value: object) -> None:
+    """Two pipelines could not be told apart by it, and none be stored."""
+
+    def filled(given: Any) -> Any:
+        return (
+            {"since": value}
+            if given is None
+            else {k: filled(v) if v is None or isinstance(v, dict) else v for k, v in given.items()}
+        )
+
+    with pytest.raises(ConfigError, match=r"the argument 'since' is neither .*; write a date as a text, in quotes"):
+        build_chain([filled(stage)])

@@ -13,7 +13,7 @@ from operators.base import CreatedAnswer, CreatedGroup, CreatedTask, Operator, R
 from operators.build import build_chain
 from operators.stage import StageError
 from rftcore.pipeline.preview import preview
-from rftdata.errors import ConfigError
+from rftdata.errors import ConfigError, PluginError, RftError
 from tests.batches import batch_of_groups, stored
 
 
@@ -151,3 +151,33 @@ def test_a_column_that_only_some_parts_add_is_null_in_the_others() -> None:
     assert found[0]["mark"].to_pylist() == [None, None, "r1", "r2", None]
     assert found[0]["size"].to_pylist() == [None, None, None, 2, None]
     assert found[0].schema.field("mark").type == pa.string() and found[0].schema.field("size").type == pa.int64()
+
+
+tries: list[str] = []
+
+
+class Refuses(Operator):
+    """Raises what it is told to, at every try."""
+
+    reads = frozenset({"reward"})
+    error: Exception
+
+    def apply(self, table: pa.Table) -> StageOutcome:
+        tries.append("again")
+        raise Refuses.error
+
+
+@pytest.mark.parametrize(
+    ("error", "number"), [(PluginError("no package"), 1), (ConfigError("wrong"), 1), (ConnectionError("away"), 21)]
+)
+def test_a_failed_part_is_tried_again_at_bearable_intervals_where_that_may_help(
+    error: Exception, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("operators.parts.time.sleep", pauses.append)
+    tries.clear()
+    Refuses.error = error
+    with pytest.raises(RftError, match="Refuses"):
+        build_chain([{name(Refuses): {"run": {"retries": 20}}}]).run(batch_of_groups([0, 1]))
+    assert len(tries) == number
+    assert pauses == pytest.approx([min(10.0, 0.2 * 2**n) for n in range(number - 1)])

@@ -209,6 +209,15 @@ def test_a_call_that_fails_makes_nothing_and_says_why() -> None:
     assert "there is no question in it" in str(errors(chain, batch([1]))[0])
 
 
+@pytest.mark.parametrize(
+    "answer", ['{"question": {"text": "1 + 1?"}}', 'I could not make {"question": "1 + 1?"} any harder, sorry.']
+)
+def test_a_question_is_a_text_and_the_last_word_of_an_answer(answer: str) -> None:
+    chain = prepared(lambda _: answer, kind="rephrase")
+    assert chain.run(batch([1])).created == []
+    assert "there is no question in it" in str(errors(chain, batch([1]))[0])
+
+
 def test_the_error_is_a_column_that_later_stages_may_read() -> None:
     stages = [
         {"synthesize": {"kind": "rephrase", "endpoint": "policy"}},
