@@ -17,7 +17,7 @@ from rftcore.explorer.engines.base import Decoding, EngineConfig
 from rftcore.explorer.task import render_chat
 from rftcore.launch.prepare import model_folder
 from rftdata.database import Database
-from rftdata.errors import ModelError
+from rftdata.errors import EngineStoppedError, ModelError
 
 if TYPE_CHECKING:
     from rftcore.explorer.engines.base import Engine
@@ -49,7 +49,10 @@ class Policy:
         decoding = Decoding(
             temperature=temperature, max_tokens=max_tokens, seed=self._config.run.seed if temperature else None
         )
-        return asyncio.run(_answers(engine, chats, decoding))
+        answers = asyncio.run(_answers(engine, chats, decoding))
+        if any(isinstance(answer, EngineStoppedError) for answer in answers):
+            self._leave(engine)
+        return answers
 
     def version(self) -> str:
         """Names the weights that the next question is answered with, as far as they load."""
@@ -67,6 +70,12 @@ class Policy:
 
         self._engine = TransformersEngine(model_folder(self._config), EngineConfig(seed=self._config.run.seed), 0)
         return self._engine
+
+    def _leave(self, engine: Engine) -> None:
+        """A stopped engine answers nothing any more: the next question starts another."""
+        with self._lock:
+            if self._engine is engine:
+                self.close()
 
     def _take_newest(self, engine: Engine) -> None:
         if self._database is None:

@@ -9,7 +9,7 @@ from operators.base import StageContext
 from operators.endpoint import BudgetConfig, Meter, PolicyEndpoint, Sampling, estimated_tokens, tokens_of
 from rftcore.config import parse_config
 from rftcore.pipeline.policy import Policy
-from rftdata.errors import RftError
+from rftdata.errors import EngineStoppedError, RftError
 from rftdata.usage import MemoryUsage, Usage
 from tests.models import make_tiny_model
 
@@ -45,3 +45,15 @@ def test_each_call_of_a_batch_is_settled_alone(tmp_path: Path) -> None:
     assert "does not fit the engine's context" in str(replies[1].error)
     asked = sum(estimated_tokens(chats[place]) + tokens_of(replies[place].text) for place in (0, 2))
     assert usage.spent("judge") == Usage(3, asked), "the refused one costs no tokens"
+
+
+def test_after_an_engine_has_stopped_the_next_question_starts_another(tmp_path: Path) -> None:
+    policy = tiny_policy(tmp_path)
+    question = [{"role": "user", "content": "1+2="}]
+    (first,) = policy([question], 4, 0.0)
+    assert policy._engine is not None
+    policy._engine.close()  # as one that failed
+    (lost,) = policy([question], 4, 0.0)
+    assert isinstance(lost, EngineStoppedError)
+    assert policy([question], 4, 0.0) == [first]
+    policy.close()
