@@ -168,14 +168,16 @@ class Explorer:
         if self.only_evaluates and self.policy_step is not None:
             return  # an evaluation brings its own weights
         row = self._newest_policy()
-        if row is None or row["policy_version_id"] == self.engine.policy_version_id:
+        if row is None:
             return
         version: int = row["policy_version_id"]
         try:
-            if row["checksum"] == self.policy_checksum:
-                await asyncio.to_thread(self.engine.set_policy_version, version)
-            else:
-                await self._load(row)
+            # The engine may have the newest already: an evaluation brought them.
+            if version != self.engine.policy_version_id:
+                if row["checksum"] == self.policy_checksum:
+                    await asyncio.to_thread(self.engine.set_policy_version, version)
+                else:
+                    await self._load(row)
         except ModelError as error:
             if Path(row["uri"]).exists():
                 raise

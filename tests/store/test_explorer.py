@@ -85,9 +85,9 @@ class Run:
             (self.folder / name).write_text(name)
         return attempt.publish(step, method="memory", uri=str(self.folder / name), num_bytes=1, checksum=name)
 
-    def ask(self, attempt: Attempt, version: int, name: str, *decodings: str) -> None:
+    def ask(self, attempt: Attempt, version: int, name: str, *decodings: str, step: int = 0) -> None:
         plan_evaluations(
-            attempt, policy_version_id=version, trainer_step=0, purpose="validation", tasksets=["validation"],
+            attempt, policy_version_id=version, trainer_step=step, purpose="validation", tasksets=["validation"],
             decodings=decodings or ["greedy"], uri=str(self.folder / name), checksum=name,
         )  # fmt: skip
 
@@ -197,6 +197,27 @@ def test_evaluations_of_one_set_of_weights_load_it_once(run: Run, attempt: Attem
     engine = OneAtATime()
     run.explore(engine, until=lambda: run.all_answered() and engine.loaded[-1] == "new")
     assert engine.loaded == ["new", "old", "new"]
+
+
+def test_an_explorer_to_which_an_evaluation_brought_the_newest_weights_explores_with_them(
+    run: Run, attempt: Attempt
+) -> None:
+    """They were published, and the evaluation asked for, while it answered another."""
+    run.ask(attempt, run.publish(attempt, 0, "a"), "a")
+    engine = OneAtATime(seconds=0.05)
+    published: list[int] = []
+
+    def goes_on() -> bool:
+        if engine.asked and not published:
+            published.append(run.publish(attempt, 1, "b"))
+            run.ask(attempt, published[0], "b", step=1)
+        newest = (
+            "SELECT count(*) AS n FROM rft.rollout_group WHERE run_id = %s AND explore_step = 1 AND status <> 'planned'"
+        )
+        return bool(published) and run.all_answered() and run.rows(newest) != [{"n": 0}]
+
+    run.explore(engine, until=goes_on, changes={"sync": {"offset": 0}})
+    assert engine.loaded == ["a", "b"]
 
 
 def test_weights_that_are_published_again_are_not_loaded_again(run: Run, attempt: Attempt) -> None:
