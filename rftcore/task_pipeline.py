@@ -253,12 +253,13 @@ class _Decided:
     made: list[MadeTask] = field(default_factory=list)
     num_failed: int = 0
 
-    def fail(self, task_id: int, error: StageError) -> None:
-        """Exclude a task on which a stage raised."""
+    def fail(self, batch: TaskBatch, error: StageError) -> None:
+        """Exclude tasks on which a stage raised."""
         stage = error.run.stage if error.run else "chain"
-        self.decisions.append(TaskDecision(task_id, False, stage, error.reason))
+        task_ids = batch.table["experience_id"].to_pylist()
+        self.decisions += [TaskDecision(task_id, False, stage, error.reason) for task_id in task_ids]
         self.stages += [_count(run) for run in (*error.stages, error.run) if run]
-        self.num_failed += 1
+        self.num_failed += len(task_ids)
 
 
 def _decide(chain: Chain, database: Database, batch: TaskBatch, decided: _Decided) -> None:
@@ -281,8 +282,7 @@ def _decide(chain: Chain, database: Database, batch: TaskBatch, decided: _Decide
 def _divide(chain: Chain, database: Database, batch: TaskBatch, decided: _Decided, error: StageError) -> None:
     """Both halves of a batch that fails; a task that fails alone is the one that does it, and is excluded."""
     if _each_fails(chain, database, batch):
-        for task_id in batch.table["experience_id"].to_pylist():
-            decided.fail(task_id, error)
+        decided.fail(batch, error)
         return
     for half in _halves(batch):
         try:
@@ -297,22 +297,23 @@ def _leave_out(chain: Chain, database: Database, batch: TaskBatch, decided: _Dec
     Raises:
         StageError: it fails without them, too.
     """
-    failing = dict(_failing(chain, database, batch))
-    for task_id, error in failing.items():
-        decided.fail(task_id, error)
+    failing: set[int] = set()
+    for part, error in _failing(chain, database, batch):
+        decided.fail(part, error)
+        failing.update(part.table["experience_id"].to_pylist())
     stays = [task_id not in failing for task_id in batch.table["experience_id"].to_pylist()]
     if any(stays):
         table = batch.table.filter(pa.array(stays)).combine_chunks()
         _decide(chain, database, TaskBatch(table, list(itertools.compress(batch.is_text, stays))), decided)
 
 
-def _failing(chain: Chain, database: Database, batch: TaskBatch) -> Iterator[tuple[int, StageError]]:
-    """Tasks on which a stage raises though there is no other."""
+def _failing(chain: Chain, database: Database, batch: TaskBatch) -> Iterator[tuple[TaskBatch, StageError]]:
+    """Tasks on which a stage raises though there is no other, in parts with one error."""
     try:
         _decide(chain, database, batch, _Decided())
     except StageError as error:
         if _each_fails(chain, database, batch):
-            yield from ((task_id, error) for task_id in batch.table["experience_id"].to_pylist())
+            yield batch, error
         else:
             for half in _halves(batch):
                 yield from _failing(chain, database, half)

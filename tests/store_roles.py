@@ -205,3 +205,12 @@ class Roles:
         )
         found: dict[str, Any] = rows.to_pylist()[0]
         return found
+
+
+def two_sealed_groups(buffer: Buffer) -> Roles:
+    """Groups 1 and 2 of two experiences each (1 to 4), sealed."""
+    roles = Roles(buffer, batch_groups=2)
+    with roles.attempt():
+        roles.plan()
+        roles.explore()
+    return roles

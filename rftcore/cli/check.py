@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +19,7 @@ from rftdata.errors import BufferUnavailableError, ConfigError, ModelError, RftE
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from operators.chain import Chain
     from rftcore.config import RunConfig
     from rftcore.feature_checks import FeatureCheck
     from rftdata.config import TasksetConfig
@@ -42,8 +43,8 @@ def check(
     resolved = configuration(config, overrides, buffer)
     from rftcore.launch.prepare import check_plugins
 
-    check_plugins(resolved)
-    for sentence in _open_inputs(resolved) if deep else ():
+    chain = check_plugins(resolved)
+    for sentence in _open_inputs(resolved, chain) if deep else ():
         warn(sentence)
     plain = resolved.model_dump(mode="json")
     if as_json:
@@ -53,7 +54,7 @@ def check(
     warn(f"{config} is valid" + ("" if deep else "; --deep also opens model, tasks, database and what stages need"))
 
 
-def _open_inputs(config: RunConfig) -> Iterator[str]:
+def _open_inputs(config: RunConfig, experience_chain: Chain) -> Iterator[str]:
     """Open what the run will read; a sentence for each.
 
     Raises:
@@ -72,7 +73,7 @@ def _open_inputs(config: RunConfig) -> Iterator[str]:
             yield from _describe_tasks(config, taskset, FeatureCheck(config, taskset, chain, database))
         for taskset in (*config.eval.tasks, *config.eval.test):
             yield from _describe_tasks(config, taskset)
-        yield from _describe_stages(config, database)
+        yield from _describe_stages(config, {"task": chain, "experience": experience_chain}, database)
     yield _describe_database(config)
     if config.sampling.source is not None:
         yield _describe_selection(config)
@@ -103,17 +104,15 @@ def _describe_tasks(config: RunConfig, taskset: TasksetConfig, features: Feature
         yield from features.verdict()
 
 
-def _describe_stages(config: RunConfig, database: Database | None) -> Iterator[str]:
+def _describe_stages(config: RunConfig, chains: Mapping[str, Chain], database: Database | None) -> Iterator[str]:
     """Make every stage ready for its first batch, as the processes of a run do when they start."""
     from operators.base import StageContext
-    from rftcore.launch.prepare import build_pipeline
-    from rftcore.task_pipeline import build_task_chain
 
     context = StageContext(
         config.base_dir, model_path=config.model.path, generate=_ask_nobody,
         read_taskset=functools.partial(_task_texts, config, database),
     )  # fmt: skip
-    for name, chain in {"task": build_task_chain(config), "experience": build_pipeline(config)}.items():
+    for name, chain in chains.items():
         try:
             chain.prepare(context)
         except RftError as error:

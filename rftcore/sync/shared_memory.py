@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,9 +33,7 @@ class HeldFolder:
 
     def release(self) -> None:
         """Remove the folder and what is in it."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        with contextlib.suppress(OSError):  # another attempt is in there already
-            self.path.parent.rmdir()
+        _remove(self.path)
         os.close(self.lock)
 
 
@@ -67,25 +64,18 @@ def hold_folder(run_name: str, attempt_id: int, num_bytes: int, root: Path = SHA
 
 def _remove_abandoned(parent: Path) -> None:
     for folder in parent.glob(f"*/{ATTEMPT_PREFIX}*"):
-        with _unheld(folder) as unheld:
-            if unheld:
-                shutil.rmtree(folder, ignore_errors=True)
-                with contextlib.suppress(OSError):
-                    folder.parent.rmdir()
-
-
-@contextlib.contextmanager
-def _unheld(folder: Path) -> Iterator[bool]:
-    """Whether no process holds the folder; none takes it meanwhile."""
-    try:
-        lock = _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # held, or gone
-        yield False
-        return
-    try:
-        yield True
-    finally:
+        try:
+            lock = _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # held, or gone
+            continue
+        _remove(folder)
         os.close(lock)
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):  # another attempt is in there
+        folder.parent.rmdir()
 
 
 def _lock(folder: Path, operation: int) -> int:

@@ -12,17 +12,12 @@ from rftcore.config import RunConfig, parse_config
 from rftcore.pipeline.created import Created
 from rftdata import Buffer
 from tests.models import make_tiny_model
-from tests.store_roles import Roles
+from tests.store_roles import Roles, two_sealed_groups
 
 
 @pytest.fixture
 def roles(buffer: Buffer) -> Roles:
-    """Groups 1 and 2 of two experiences each (1 to 4), sealed."""
-    roles = Roles(buffer, batch_groups=2)
-    with roles.attempt():
-        roles.plan()
-        roles.explore()
-    return roles
+    return two_sealed_groups(buffer)
 
 
 def rows(buffer: Buffer, query: str) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from rftdata.planning import Planner
 from rftdata.usage import RunUsage
 from rftdata.verdicts import NewTask, Verdicts, commit_verdicts, known_scores
 from rftdata.worker import release_lost_claims
-from tests.store_roles import Roles, own_group
+from tests.store_roles import Roles, own_group, two_sealed_groups
 
 calls: list[list[int]] = []
 
@@ -85,12 +85,7 @@ def rows(buffer: Buffer, query: str) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def roles(buffer: Buffer) -> Roles:
-    """Groups 1 and 2 of two experiences each (1 to 4), sealed."""
-    roles = Roles(buffer, batch_groups=2)
-    with roles.attempt():
-        roles.plan()
-        roles.explore()
-    return roles
+    return two_sealed_groups(buffer)
 
 
 def test_a_score_is_kept_and_one_that_failed_is_made_again(buffer: Buffer, roles: Roles) -> None:

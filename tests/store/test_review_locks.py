@@ -16,7 +16,7 @@ from rftdata.labels import Opinion
 from rftdata.purge import purge
 from rftdata.verdicts import Question, ask
 from tests.store.test_pipeline_worker import rows, run_pipeline
-from tests.store_roles import Roles
+from tests.store_roles import Roles, two_sealed_groups
 
 ASKS = [{"human_review": {"timeout": "1 h", "otherwise": "pass"}}]
 ROUNDS = 60
@@ -27,10 +27,7 @@ def asked(buffer: Buffer) -> Roles:
     """Groups 1 and 2 of two experiences each (1 to 4), sealed; all four are asked about. A deadlock shows at once."""
     name = rows(buffer, "SELECT current_database() AS name")[0]["name"]
     buffer.sql(f"""ALTER DATABASE "{name}" SET deadlock_timeout = '20 ms'""")
-    roles = Roles(buffer, batch_groups=2)
-    with roles.attempt():
-        roles.plan()
-        roles.explore()
+    roles = two_sealed_groups(buffer)
     assert run_pipeline(roles, build_chain(ASKS)) == []
     return roles
 

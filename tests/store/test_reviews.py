@@ -30,7 +30,7 @@ from rftdata.verdicts import (
     store_scores,
 )
 from tests.store.test_pipeline_worker import opened_again, rows, run_pipeline
-from tests.store_roles import Roles
+from tests.store_roles import Roles, two_sealed_groups
 
 ASKS = [{"human_review": {"timeout": "1 h", "otherwise": "pass"}}]
 GONE_S = "3601 s"
@@ -38,12 +38,7 @@ GONE_S = "3601 s"
 
 @pytest.fixture
 def roles(buffer: Buffer) -> Roles:
-    """Groups 1 and 2 of two experiences each (1 to 4), sealed."""
-    roles = Roles(buffer, batch_groups=2)
-    with roles.attempt():
-        roles.plan()
-        roles.explore()
-    return roles
+    return two_sealed_groups(buffer)
 
 
 @pytest.fixture

@@ -286,6 +286,8 @@ def asks(row):
     assert len(asked.read_text()) < (500 if whole_set else 20)
     reasons = buffer.sql("SELECT DISTINCT reason FROM rft.v_task WHERE NOT kept")["reason"].to_pylist()
     assert all(reason.startswith("the stage failed: ") and "ConnectionError" in reason for reason in reasons)
+    failed = buffer.sql("SELECT sum(rows_in) AS n FROM rft.operator_run WHERE error IS NOT NULL").to_pylist()
+    assert failed == [{"n": 400}]  # each once, not once for each that failed with it
     (tmp_path / "up").touch()
     if whole_set:  # it is decided on again when there is something new
         write(tmp_path, [*ROWS, *more, {"question": "One more?", "answer": "1"}])
