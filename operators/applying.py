@@ -15,6 +15,7 @@ from operators.outcomes import check_created, checked, checked_reasons
 from operators.parts import in_parts
 from operators.stage import Known, Stage, StageScores
 from rftdata.database import storable
+from rftdata.time_limits import call
 from rftdata.verdicts import KnownScore
 
 
@@ -39,10 +40,13 @@ def apply_stage(stage: Stage, table: pa.Table, known: Known) -> Applied:
     for name, values in columns.items():
         position = given.schema.get_field_index(name)
         given = given.append_column(name, values) if position < 0 else given.set_column(position, name, values)
-    made = stage.operator.make_tasks(given)
-    for one in made:
+    outcome = call(
+        lambda: StageOutcome(stage.operator.decide(given), columns, created=stage.operator.make_tasks(given)),
+        stage.timeout_s(given.num_rows), stage.on_rows(given),
+    )  # fmt: skip
+    for one in outcome.created:
         check_created(one)
-    return Applied(checked_reasons(StageOutcome(stage.operator.decide(given), columns, created=made), table), scores)
+    return Applied(checked_reasons(outcome, table), scores)
 
 
 def _scored(

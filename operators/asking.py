@@ -209,6 +209,8 @@ class AskingOperator(Operator):
         counted_as: what its spending is counted under, below its name in the chain and unless the budget has a name.
     """
 
+    # Each of its calls has a limit of its own (`endpoint.timeout_s`); this is for what would still not end.
+    seconds_per_row = 60.0
     counted_as = ""
     _asker: Asker | None = None
     _context: StageContext | None = None

@@ -30,6 +30,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from rftdata import claims
 from rftdata.config import allowed_keys
 from rftdata.errors import ConfigError
+from rftdata.time_limits import DEFAULT_S
 from rftdata.usage import MemoryUsage, UsageLedger
 
 if TYPE_CHECKING:
@@ -191,6 +192,8 @@ class Operator(ABC):
         group_column: whose rows of one value are scored together, where it is not `rowwise`.
         answers: how many answers a group has that it creates; None: it creates none, or what it creates says.
         shown: its name in verdicts and reports, such as `llm_judge#2`; set by the chain.
+        timeout_s: how long one call of `apply` may take, where `run.timeout_s` of the stage does not say.
+        seconds_per_row: added to `timeout_s` for each row of the call, where a model is run or asked.
         part_of: name of the stage that makes tasks of what this one prepares: those tasks do not pass this one, either.
         base_dir: folder that relative paths in the arguments start from, the configuration file's; set before anything else is asked.
     """
@@ -205,6 +208,8 @@ class Operator(ABC):
     asks: frozenset[str] | None = None
     group_column: str = "group_id"
     answers: int | None = None
+    timeout_s: float = DEFAULT_S
+    seconds_per_row: float = 0.0
     shown: str = ""
     part_of: str | None = None
     base_dir: Path = Path()
@@ -264,7 +269,7 @@ class Operator(ABC):
     @property
     def may_ask(self) -> bool:
         """Whether it may let rows wait for a person."""
-        return not _is_ours(self) if self.asks is None else bool(self.asks)
+        return not is_ours(self) if self.asks is None else bool(self.asks)
 
     def depends_on(self) -> str | None:
         """What else its scores depend on, as it is now, such as the weights of a model that learns; None: they are never used again."""
@@ -277,10 +282,11 @@ class Operator(ABC):
     def spec(self) -> dict[str, Any]:
         """Everything that determines what this stage decides, as plain JSON values; part of the chain's version."""
         spec: dict[str, Any] = self.config.model_dump(mode="json")
-        return spec if _is_ours(self) else {"args": spec, "code": source_digest(type(self))}
+        return spec if is_ours(self) else {"args": spec, "code": source_digest(type(self))}
 
 
-def _is_ours(operator: Operator) -> bool:
+def is_ours(operator: Operator) -> bool:
+    """Whether an operator is one of this package, or of Data-Juicer through it."""
     return type(operator).__module__.partition(".")[0] == "operators"
 
 

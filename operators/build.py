@@ -9,11 +9,13 @@ import pyarrow as pa
 
 from operators.base import BATCH_SCHEMA, Operator, parse_config
 from operators.chain import Chain
+from operators.data_juicer.base import JuicerOperator
 from operators.data_juicer.closing import close_groupings
 from operators.data_juicer.recipe import expand
 from operators.resolve import resolve_stage
 from operators.stage import RunOptions, Stage, at, identify
-from rftdata.errors import ConfigError, RftError
+from rftdata.errors import ConfigError, RftError, TimeLimitError
+from rftdata.time_limits import DEFAULT_S, LOADING_S, call
 
 
 def build_chain(
@@ -28,7 +30,7 @@ def build_chain(
 
     Args:
         spec: single-key mappings {stage name: arguments}; None or [] is the chain that keeps everything. The key `run` among the
-            arguments says how a stage is run: batch_rows, concurrency, retries.
+            arguments says how a stage is run: batch_rows, concurrency, retries, timeout_s.
         base_dir: folder that `./file.py:attr` is relative to; the configuration file's.
         min_group_size: see `Chain`.
         require_reward: see `Chain`.
@@ -37,6 +39,7 @@ def build_chain(
     Raises:
         PluginError: a stage name that nobody knows or that does not load.
         ConfigError: wrong arguments or a column that does not exist; names the stage's place (from 1) and name.
+        TimeLimitError: a stage whose file, constructor or query does not end.
     """
     stages: list[Stage] = []
     given = schema
@@ -51,15 +54,31 @@ def build_chain(
             index = len(stages) + 1
             try:
                 args, options = _options(args)
-                operator = resolve_stage(name, args, base_dir)
+                operator = _resolve(index, name, args, base_dir)
                 _check_rowwise(operator, options)
                 _check_questions(operator, stages)
-                schema = operator.validate_schema(schema)
+                schema = _validate(index, name, operator, schema)
+            except TimeLimitError:
+                raise  # it names the stage itself
             except RftError as error:
                 raise at(index, name, error) from error
             stages.append(identify(index, name, operator, options, stages))
             operator.shown = stages[-1].name
     return Chain(close_groupings(stages, given), min_group_size, require_reward)
+
+
+def _resolve(index: int, name: str, args: object, base_dir: Path | None) -> Operator:
+    """The operator; its file is imported and its constructor runs."""
+    what = f"building stage {index} of the pipeline ({name})"
+    return call(lambda: resolve_stage(name, args, base_dir), LOADING_S, what, cap=False)
+
+
+def _validate(index: int, name: str, operator: Operator, schema: pa.Schema) -> pa.Schema:
+    """The columns after the stage. A query is run on an empty table for that, which may not end either."""
+    what = f"checking stage {index} of the pipeline ({name}) on a batch without rows"
+    # Data-Juicer is imported here, which takes long on a busy machine and does end.
+    cap = not isinstance(operator, JuicerOperator)
+    return call(lambda: operator.validate_schema(schema), DEFAULT_S, what, cap=cap)
 
 
 def _options(args: object) -> tuple[object, RunOptions]:
@@ -78,7 +97,7 @@ def _check_rowwise(operator: Operator, options: RunOptions) -> None:
     if not operator.rowwise and (options.concurrency > 1 or options.batch_rows is not None):
         raise ConfigError(
             "this stage sees whole groups, so its batches cannot be cut", value={"run": options.model_dump(exclude_defaults=True)},
-            allowed="run: {retries: N}", todo="leave run.batch_rows and run.concurrency out",
+            allowed="run: {retries: N, timeout_s: SECONDS}", todo="leave run.batch_rows and run.concurrency out",
         )  # fmt: skip
 
 

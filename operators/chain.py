@@ -14,6 +14,7 @@ with smaller batches to find the row that does it. A group with a row that waits
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import time
@@ -26,11 +27,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from operators.applying import Applied, apply_stage
-from operators.base import BATCH_SCHEMA, IDENTITY_COLUMNS, CreatedGroup, CreatedTask, StageContext, StageOutcome
+from operators.base import (
+    BATCH_SCHEMA,
+    IDENTITY_COLUMNS,
+    CreatedGroup,
+    CreatedTask,
+    StageContext,
+    StageOutcome,
+    is_ours,
+)
 from operators.passing import Pass
 from operators.rules import short_groups, spoilt_rewards, without_reward
 from operators.stage import Known, Stage, StageRun, StageScores, WaitingRow, at, failed
-from rftdata.errors import OperatorError, PluginError, RftError
+from rftdata.errors import OperatorError, PluginError, RftError, TimeLimitError
+from rftdata.time_limits import LOADING_S, call
 from rftdata.writer import NO_PIPELINE
 
 MIN_GROUP_SIZE = "min_group_size"
@@ -125,7 +135,9 @@ class Chain:
         context = context or StageContext()
         for stage in self.stages if not self._prepared else ():
             try:
-                stage.operator.prepare(context)
+                _prepare(stage, context)
+            except TimeLimitError:
+                raise  # it names the stage itself
             except RftError as error:
                 raise at(stage.index, stage.name, error) from error
         self._prepared = True
@@ -221,6 +233,16 @@ class Chain:
         found.runs.append(
             StageRun(stage.name, stage.index, came, came - dropped, dropped, seconds, len(outcome.created))
         )
+
+
+def _prepare(stage: Stage, context: StageContext) -> None:
+    """Make a stage ready. Ours may load large models and take as long as they need."""
+    prepare = functools.partial(stage.operator.prepare, context)
+    if is_ours(stage.operator):
+        prepare()
+        return
+    timeout_s = max(LOADING_S, stage.options.timeout_s or 0.0)
+    call(prepare, timeout_s, f"`prepare` of stage {stage.index} of the pipeline ({stage.name})", cap=False)
 
 
 def _without_answered(outcome: StageOutcome, going: Pass) -> StageOutcome:

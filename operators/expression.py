@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from operators.sandbox import aggregate_functions, is_changing, message, open_sandbox, quoted, registered
 from rftdata.errors import ConfigError, OperatorError
+from rftdata.time_limits import interruptible
 
 NUMBER_COLUMNS = frozenset({"metrics", "reward_parts", "features"})
 TEXT_COLUMNS = frozenset({"metadata", "reviews"})
@@ -138,7 +139,7 @@ class Expression:
         if not self.columns or not self.rowwise:
             # A window gives its rows back in its own order, and without any column the number of rows would be lost.
             given = given.append_column(_ROW, pa.array(np.arange(table.num_rows)))
-        with registered(connection, {"batch": given}):
+        with registered(connection, {"batch": given}), interruptible(connection.interrupt):
             result = connection.sql(self._query).to_arrow_table().combine_chunks()
         values = result["value"]
         if not self.rowwise:

@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from operators.base import StageOutcome
 from operators.stage import Stage
-from rftdata.errors import ConfigError, PluginError
+from rftdata.errors import ConfigError, PluginError, TimeLimitError
+from rftdata.time_limits import call
 
 _RETRY_AFTER_S = 0.2
 _LONGEST_PAUSE_S = 10.0
@@ -57,9 +58,9 @@ def _joined(parts: Sequence[pa.Array]) -> pa.Array:
 def _try(stage: Stage, table: pa.Table) -> StageOutcome:
     for number in range(stage.options.retries + 1):
         try:
-            return stage.operator.apply(table)
-        except (ConfigError, PluginError):
-            raise  # a wrong argument or a missing package is there the next time, too
+            return call(lambda: stage.operator.apply(table), stage.timeout_s(table.num_rows), stage.on_rows(table))
+        except (ConfigError, PluginError, TimeLimitError):
+            raise  # a wrong argument, a missing package or an endless loop is there the next time, too
         except Exception:
             if number == stage.options.retries:
                 raise

@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from operators.base import Operator, StageConfig, StageOutcome, check_plain, source_digest, unknown_key
+from rftdata import time_limits
 from rftdata.errors import ConfigError, OperatorError
 
 
@@ -66,7 +67,12 @@ class RowFunction(Operator):
         columns = [name for name in table.column_names if self.reads is None or name in self.reads]
         reasons: list[str | None] = []
         changes: dict[int, Mapping[str, object]] = {}
+        limited = time_limits.current()
+        if limited is not None:
+            limited.noun, limited.items = "experience", table["experience_id"].to_pylist()
         for position, row in enumerate(table.select(columns).to_pylist()):
+            if limited is not None:
+                limited.position = position
             answer = self._answer(row, table, position)
             if isinstance(answer, np.bool_):
                 answer = bool(answer)

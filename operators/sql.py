@@ -37,6 +37,7 @@ from operators.base import IDENTITY_COLUMNS, Operator, StageConfig, StageContext
 from operators.query_shape import refuse_changing, shape
 from operators.sandbox import message, open_sandbox, quoted, registered
 from rftdata.errors import ConfigError, OperatorError
+from rftdata.time_limits import interruptible
 
 MAX_QUERY_IN_REASON = 160
 _OPEN_FILES = (
@@ -225,7 +226,7 @@ def _run(connection: duckdb.DuckDBPyConnection, query: str, tables: Mapping[str,
             allowed="a single SELECT (or FROM …) over batch",
             todo="to drop rows, leave them out with WHERE; to change a column use SELECT * REPLACE (…)",
         )
-    with registered(connection, tables):
+    with registered(connection, tables), interruptible(connection.interrupt):
         connection.execute("SELECT setseed(0.5)").fetchall()
         return connection.sql(query).to_arrow_table()
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from operators.base import CreatedGroup, CreatedTask, Operator, Review, StageConfig
-from rftdata.errors import ConfigError, OperatorError, RftError
+from rftdata.errors import ConfigError, OperatorError, RftError, TimeLimitError
 from rftdata.verdicts import STAGE_FAILED, KnownScore
 
 _MAX_REASON = 500
@@ -29,6 +29,11 @@ class RunOptions(StageConfig):
     concurrency: int = Field(default=1, ge=1, le=256, description="Parts that run at the same time.")
     retries: int = Field(
         default=0, ge=0, le=20, description="Further tries of a part that failed; pauses double up to 10 s."
+    )
+    timeout_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="Longest time of one call; 600 s by default, and more for stages that run or ask a model.",
     )
 
 
@@ -48,6 +53,18 @@ class Stage:
     options: RunOptions = field(default_factory=RunOptions)
     score_key: str = ""
     written: str = ""
+
+    def timeout_s(self, num_rows: int) -> float:
+        """How long one call on so many rows may take."""
+        if self.options.timeout_s is not None:
+            return self.options.timeout_s
+        return self.operator.timeout_s + self.operator.seconds_per_row * num_rows
+
+    def on_rows(self, table: pa.Table) -> str:
+        """The stage and the rows it is called on, as the subject of a sentence."""
+        ids = table["experience_id"]
+        rows = f"{ids[0].as_py()} to {ids[-1].as_py()}" if len(ids) > 1 else ids[0].as_py()
+        return f"stage {self.index} of the pipeline ({self.name}) on {len(ids)} row{'s' * (len(ids) > 1)} ({rows})"
 
 
 @dataclass(frozen=True)
@@ -197,6 +214,8 @@ def failed(stage: Stage, error: Exception, rows_in: int, seconds: float, found: 
 
 def _failed(stage: Stage, error: Exception, rows_in: int, seconds: float, done: Sequence[StageRun]) -> StageError:
     run = StageRun(stage.name, stage.index, rows_in, 0, 0, seconds, error=f"{type(error).__name__}: {error}")
+    if isinstance(error, TimeLimitError):  # it names the stage itself
+        return StageError(error.what, value=error.value, allowed=error.allowed, todo=error.todo, run=run, stages=done)
     what = f"stage {stage.index} of the pipeline ({stage.name}) failed on a batch of {rows_in} rows: "
     if isinstance(error, RftError):
         return StageError(

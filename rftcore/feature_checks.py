@@ -54,8 +54,11 @@ class FeatureCheck:
             by_hand = self._by_hand[key].get(task["task_key"])
             self._lacking[key] += not (_is_number(features.get(key)) if by_hand is None else by_hand)
 
-    def verdict(self) -> list[str]:
+    def verdict(self, *, are_all: bool) -> list[str]:
         """A sentence for each feature that only some tasks lack and a stage may drop those.
+
+        Args:
+            are_all: whether the source has no other tasks than those that were seen.
 
         Raises:
             ConfigError: tasks lack a feature that the selector needs.
@@ -68,7 +71,7 @@ class FeatureCheck:
                 f"the selector {self._selector!r} of the taskset {self._taskset!r} needs the feature {key!r}, "
                 f"which is no number at {number:,} of its {self._num_tasks:,} tasks"
             )
-            if self._may_drop and number < self._num_tasks:
+            if self._may_drop and (number < self._num_tasks or not are_all):
                 found.append(f"{what}: the stages of pipelines.task have to drop those")
                 continue
             raise ConfigError(

@@ -7,7 +7,7 @@ step on questions that chose nothing. Only the run's present history counts, so 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,10 @@ from rftcore.validation import best_step, validation_scores
 if TYPE_CHECKING:
     from rftdata.buffer import Buffer
     from rftdata.database import Row
+
+
+# How the reason of a closed group begins, before those of its rows.
+_CLOSED_BY = "dropped by "
 
 
 class _Fact(BaseModel):
@@ -73,10 +77,11 @@ class Checkpoint(_Fact):
 
 
 class Steps(_Fact):
-    """Trainer steps of the present history; seconds are the trainer's own."""
+    """Trainer steps of the present history; seconds are those of the run's own trainer, without the steps before a fork."""
 
     planned: int
     done: int
+    before_fork: int
     skipped: int
     skipped_because: dict[str, int]
     wait_seconds: float
@@ -111,6 +116,7 @@ class Report(_Fact):
     tokens_per_s: float | None
     num_experiences: int
     rollouts: dict[str, int]
+    failed_because: dict[str, int]
     steps: Steps
     groups: Groups
     dropped: list[Dropped]
@@ -151,6 +157,7 @@ def build_report(buffer: Buffer, run: str | int | Row | None = None) -> Report:
         tokens_per_s=tokens["sampled_tokens"] / time["seconds"] if time["seconds"] else None,
         num_experiences=tokens["num_experiences"],
         rollouts={r["outcome"]: r["num"] for r in database.fetch("report_outcomes", run_id=run_id)},
+        failed_because={r["error"]: r["num"] for r in database.fetch("report_failures", run_id=run_id)},
         steps=_steps(buffer, row, steps), groups=_groups(buffer, run_id, steps["num_groups"]),
         dropped=[Dropped(**d) for d in database.fetch("report_dropped", run_id=run_id)],
         best_step=best, best_checkpoint=next((c for c in checkpoints if c.trainer_step == best), None),
@@ -224,7 +231,8 @@ def _curve(rows: Sequence[Row]) -> EvaluationCurve:
 def _steps(buffer: Buffer, row: Row, steps: dict[str, Any]) -> Steps:
     reasons = buffer.database.fetch("report_skipped", run_id=row["run_id"])
     return Steps(
-        planned=row["planned_steps"], done=steps["trained"] + steps["skipped"], skipped=steps["skipped"],
+        planned=row["planned_steps"], done=steps["trained"] + steps["skipped"], before_fork=steps["before_fork"],
+        skipped=steps["skipped"],
         skipped_because={r["reason"]: r["num_steps"] for r in reasons},
         wait_seconds=steps["wait_seconds"], train_seconds=steps["train_seconds"], publish_seconds=steps["publish_seconds"],
     )  # fmt: skip
@@ -233,4 +241,10 @@ def _steps(buffer: Buffer, row: Row, steps: dict[str, Any]) -> Steps:
 def _groups(buffer: Buffer, run_id: int, trained: int) -> Groups:
     counts = buffer.database.fetch("report_groups", run_id=run_id)[0]
     reasons = buffer.database.fetch("report_closed", run_id=run_id)
-    return Groups(trained=trained, closed_because={r["reason"]: r["num_groups"] for r in reasons}, **counts)
+    closed: Counter[str] = Counter()
+    for r in reasons:
+        # The reasons of a group's rows stand one after the other; those that are the same but for the row are one.
+        by = _CLOSED_BY if r["reason"].startswith(_CLOSED_BY) else ""
+        parts = dict.fromkeys(r["reason"].removeprefix(by).split("; "))
+        closed[by + "; ".join(parts)] += r["num_groups"]
+    return Groups(trained=trained, closed_because=dict(closed.most_common()), **counts)

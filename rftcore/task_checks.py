@@ -13,28 +13,34 @@ from typing import Any
 from operators.chain import Chain
 from operators.stage import at
 from rftcore.config import RunConfig
-from rftdata.buffer import exists
+from rftcore.task_needs import TaskNeeds
 from rftdata.config import TasksetConfig
 from rftdata.database import Database
-from rftdata.errors import OperatorError, RftError, TaskSourceError
-from rftdata.tasks.loading import is_current
+from rftdata.errors import OperatorError, RftError
+from rftdata.opening import exists
+from rftdata.server import check_folder
+from rftdata.tasks.loading import is_current, no_task
 from rftdata.tasks.query import asks_buffer
-from rftdata.tasks.rows import read_tasks
+from rftdata.tasks.rows import Reading, read_tasks
+from rftdata.tasks.sources import reading_for
 
 # Rows of a source that are looked at; where stages look for numbers in them, as many as a first batch has.
 _FIRST_ROWS = 64
 _FIRST_BATCH = 4096
+_LOOKING_S = 60.0
 
 Tasks = Sequence[Mapping[str, Any]]
 
 
 def check_before_buffer(config: RunConfig, chain: Chain) -> None:
-    """Check the sources where the buffer is not made yet, so that a mistake makes none.
+    """Check the buffer's folder and the sources where the buffer is not made yet, so that a mistake makes none.
 
     Raises:
+        BufferUnavailableError: the folder cannot be made.
         TaskSourceError, OperatorError: see `check_tasks`.
     """
     if not exists(config.buffer):
+        check_folder(Path(config.buffer.uri))
         check_tasks(config, chain)
 
 
@@ -46,7 +52,7 @@ def check_tasks(config: RunConfig, chain: Chain, database: Database | None = Non
         database: what is stored there is not looked at again; without it a query on the buffer is not asked.
 
     Raises:
-        TaskSourceError: a source that cannot be read, or whose rows are no tasks.
+        TaskSourceError: a source that cannot be read, whose rows are no tasks, or lack what the rewards and the workflow need.
         OperatorError: a stage looks for a number that the tasks do not have, as far as that can be told.
     """
     trained = {taskset.name for taskset in config.tasks}
@@ -58,32 +64,37 @@ def check_tasks(config: RunConfig, chain: Chain, database: Database | None = Non
         if database is not None and is_current(database, taskset, config.base_dir):
             continue
         is_decided = wants_numbers and taskset.name in trained
-        first = first_tasks(taskset, config.base_dir, database, _FIRST_BATCH if is_decided else _FIRST_ROWS)
+        reading = Reading()
+        count = _FIRST_BATCH if is_decided else _FIRST_ROWS
+        first = first_tasks(taskset, config.base_dir, database, count, reading)
+        are_all = len(first) < count and not reading.was_cut
         # A query on the buffer may ask for what the sets before it are about to store.
-        if not first and not asks_buffer(taskset):
-            raise no_task(taskset)
+        if not first and are_all and not asks_buffer(taskset):
+            raise no_task(taskset, reading)
+        needs = TaskNeeds(config, taskset, chain if taskset.name in trained else None)
+        for task in first[:_FIRST_ROWS]:
+            needs.see(task)
+        if are_all and len(first) <= _FIRST_ROWS:
+            needs.refuse_all()
         # Where stages compare tasks the whole set is one batch: a number may first appear in any row of it.
-        if is_decided and first and (rowwise or len(first) < _FIRST_BATCH):
+        if is_decided and first and (are_all or (rowwise and len(first) == _FIRST_BATCH)):
             _check_numbers(chain, taskset, first)
 
 
-def first_tasks(taskset: TasksetConfig, base_dir: Path, database: Database | None, count: int) -> Tasks:
+def first_tasks(
+    taskset: TasksetConfig, base_dir: Path, database: Database | None, count: int, reading: Reading
+) -> Tasks:
     """Up to `count` tasks of a source.
 
     Raises:
         TaskSourceError: they cannot be read.
     """
-    rows = read_tasks(taskset, base_dir, database)
+    rows = read_tasks(taskset, base_dir, database, reading)
     try:
-        return list(itertools.islice(rows, count))
+        with reading_for(_LOOKING_S):  # a source that repeats its rows for ever gives few tasks
+            return list(itertools.islice(rows, count))
     finally:
         rows.close()  # a query's connection, a generator of somebody's
-
-
-def no_task(taskset: TasksetConfig) -> TaskSourceError:
-    return TaskSourceError(
-        f"the taskset {taskset.name!r} has no task", value=taskset.source, todo="check its split, limit and arguments"
-    )
 
 
 def _check_numbers(chain: Chain, taskset: TasksetConfig, tasks: Tasks) -> None:

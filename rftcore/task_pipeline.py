@@ -5,9 +5,9 @@ decides row by row only new ones go through it, in batches; where one compares t
 there is something new. `again` decides on all of them, since what runs observed may have changed their scores.
 
 A batch on which a stage raises is halved until the task is found that does it; that task is excluded with the error as its
-reason, and tried again when the set is next loaded. Where every task raises, or all are excluded, the run is refused: nothing could be
-selected. So it is where an aggregator's endpoint says nothing at all: the tasks stay undecided. A task that a stage makes of another
-becomes a task of the set, and passes the other stages.
+reason, and tried again when the set is next loaded; one at which a stage blocks the process is not (`task_blocking`). Where every
+task raises, or all are excluded, the run is refused: nothing could be selected. So it is where an aggregator's endpoint says nothing
+at all: the tasks stay undecided. A task that a stage makes of another becomes a task of the set, and passes the other stages.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import functools
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from operators.base import CreatedGroup, StageContext
+from operators.base import StageContext
 from operators.build import build_chain
-from operators.chain import Chain, ChainResult
-from operators.stage import SilentEndpointError, StageError
+from operators.chain import Chain
 from rftcore.config import RunConfig
-from rftcore.task_changes import Changes
+from rftcore.task_blocking import setting_aside
 from rftcore.task_checks import check_tasks, of_taskset
+from rftcore.task_deciding import decide_batch
 from rftcore.task_embeddings import TaskEmbeddings
+from rftcore.task_needs import TaskNeeds
 from rftdata.config import TasksetConfig
 from rftdata.database import Database
 from rftdata.errors import OperatorError, RftError, TaskSourceError
@@ -36,25 +36,18 @@ from rftdata.tasks.loading import load_taskset, taskset_texts
 from rftdata.tasks.rows import read_tasks
 from rftdata.tasks.verdicts import (
     TASK_BATCH_SCHEMA,
-    MadeTask,
-    TaskBatch,
     TaskDecision,
     TaskReader,
-    TaskScore,
     commit_task_verdicts,
     decidable_tasks,
-    known_scores,
     register_task_pipeline,
     source_batch,
     tasks_by_maker,
     taskset_lock,
     undecided_tasks,
 )
-from rftdata.verdicts import StageCount
 
 _BATCH_TASKS = 4096
-_PROBES = 8
-"""So many tasks of a batch are tried alone before it is halved: a stage that is down would be asked about every one in vain."""
 
 
 @dataclass(frozen=True)
@@ -93,17 +86,25 @@ def load_tasks(config: RunConfig, database: Database, *, again: bool = False) ->
     decided on.
 
     Raises:
-        TaskSourceError: a taskset that cannot be loaded, or of which no task is left.
+        TaskSourceError: a taskset that cannot be loaded, of which no task is left, or that lacks what the rewards and the workflow need.
         PluginError, ConfigError, OperatorError, ModelError: a stage that cannot work.
     """
     chain = build_task_chain(config)
     check_tasks(config, chain, database)
+    needs = {taskset.name: TaskNeeds(config, taskset, chain) for taskset in config.tasks}
     for taskset in config.tasks:
-        load_taskset(database, taskset, config.base_dir, pending=bool(chain.stages))
+        load_taskset(database, taskset, config.base_dir, pending=bool(chain.stages), check=needs[taskset.name])
     for taskset in (*config.eval.tasks, *config.eval.test):
-        load_taskset(database, taskset, config.base_dir)
-    if not chain.stages:
-        return []
+        needs[taskset.name] = TaskNeeds(config, taskset, None)
+        load_taskset(database, taskset, config.base_dir, check=needs[taskset.name])
+    decided = _run_chain(config, database, chain, again=again) if chain.stages else []
+    for name, need in needs.items():
+        for sentence in need.stored(database):
+            print(f"tasks: {name}: {sentence}", file=sys.stderr, flush=True)
+    return decided
+
+
+def _run_chain(config: RunConfig, database: Database, chain: Chain, *, again: bool) -> list[TasksDecided]:
     register_task_pipeline(database, chain.version, [{stage.name: stage.operator.spec()} for stage in chain.stages])
     _prepare(chain, config, database)
     try:
@@ -158,7 +159,7 @@ def decide_tasks(chain: Chain, database: Database, taskset: TasksetConfig, *, ag
             # What a stage makes of a task is decided on next, and passes that stage no more: this ends.
             while ids:
                 try:
-                    num_decided += _decide_all(chain, database, name, reader, ids)
+                    num_decided += _decide_all(chain, database, name, reader, ids, again=again)
                 except OperatorError as error:
                     raise of_taskset(name, error) from error
                 ids = undecided_tasks(database, name, chain.version)
@@ -207,13 +208,19 @@ def _columns(chain: Chain) -> frozenset[str]:
     return frozenset().union(*(columns or () for columns in reads))
 
 
-def _decide_all(chain: Chain, database: Database, taskset: str, reader: TaskReader, ids: list[int]) -> int:
+def _decide_all(
+    chain: Chain, database: Database, taskset: str, reader: TaskReader, ids: list[int], *, again: bool
+) -> int:
     """Decide on these tasks, or on the whole set where stages compare tasks; how many."""
     rowwise = _is_rowwise(chain)
-    everything = decidable_tasks(database, taskset)
+    everything = decidable_tasks(database, taskset, leave_out_blocked_by=None if again else chain.version)
     is_new = len(ids) == len(everything)
     asked = set(ids)
     num_decided = 0
+
+    def store_aside(decision: TaskDecision) -> None:
+        commit_task_verdicts(database, taskset, chain.version, [decision], [])
+
     for made_by, members in tasks_by_maker(database, ids if rowwise else everything).items():
         if not asked.intersection(members):
             continue
@@ -222,155 +229,10 @@ def _decide_all(chain: Chain, database: Database, taskset: str, reader: TaskRead
         size = _BATCH_TASKS if rowwise else len(members)
         for start in range(0, len(members), size):
             batch = reader.read(members[start : start + size])
-            decided = _decide_batch(part, database, batch, rowwise=rowwise, is_first=is_new and start == 0)
+            with setting_aside(taskset, batch, store_aside):
+                decided = decide_batch(part, database, batch, rowwise=rowwise, is_first=is_new and start == 0)
             commit_task_verdicts(
                 database, taskset, chain.version, decided.decisions, decided.stages, decided.scores, decided.made
             )
         num_decided += len(members)
     return num_decided
-
-
-def _decide_batch(chain: Chain, database: Database, batch: TaskBatch, *, rowwise: bool, is_first: bool) -> _Decided:
-    """Decide on a batch; `is_first`: this version has decided on no task of the set before."""
-    decided = _Decided()
-    try:
-        _decide(chain, database, batch, decided)
-    except StageError as error:
-        if rowwise:
-            _divide(chain, database, batch, decided, error)
-        else:
-            _leave_out(chain, database, batch, decided)
-        if is_first and decided.num_failed == batch.table.num_rows:
-            raise  # the stage itself is wrong, not a task
-    return decided
-
-
-@dataclass
-class _Decided:
-    decisions: list[TaskDecision] = field(default_factory=list)
-    stages: list[StageCount] = field(default_factory=list)
-    scores: list[TaskScore] = field(default_factory=list)
-    made: list[MadeTask] = field(default_factory=list)
-    num_failed: int = 0
-
-    def fail(self, batch: TaskBatch, error: StageError) -> None:
-        """Exclude tasks on which a stage raised."""
-        stage = error.run.stage if error.run else "chain"
-        task_ids = batch.table["experience_id"].to_pylist()
-        self.decisions += [TaskDecision(task_id, False, stage, error.reason) for task_id in task_ids]
-        self.stages += [_count(run) for run in (*error.stages, error.run) if run]
-        self.num_failed += len(task_ids)
-
-
-def _decide(chain: Chain, database: Database, batch: TaskBatch, decided: _Decided) -> None:
-    changes = Changes(batch)
-    known = known_scores(database, batch, chain.score_keys)
-    try:
-        result = chain.run(batch.table, 1, known=known, watch=changes.watch)
-    except StageError as error:
-        if not isinstance(error.__cause__, SilentEndpointError):
-            raise
-        # No task does it. Halves would be asked about in vain, and all be excluded.
-        raise SilentEndpointError(error.what, value=error.value, todo=error.todo) from error
-    _refuse(result)
-    decided.decisions += changes.decisions(result)
-    decided.stages += [_count(run) for run in result.stages]
-    decided.scores += _scores(chain, result)
-    decided.made += changes.made
-
-
-def _divide(chain: Chain, database: Database, batch: TaskBatch, decided: _Decided, error: StageError) -> None:
-    """Both halves of a batch that fails; a task that fails alone is the one that does it, and is excluded."""
-    if _each_fails(chain, database, batch):
-        decided.fail(batch, error)
-        return
-    for half in _halves(batch):
-        try:
-            _decide(chain, database, half, decided)
-        except StageError as failed:
-            _divide(chain, database, half, decided, failed)
-
-
-def _leave_out(chain: Chain, database: Database, batch: TaskBatch, decided: _Decided) -> None:
-    """Decide on a set whose stages compare tasks without those that fail alone.
-
-    Raises:
-        StageError: it fails without them, too.
-    """
-    failing: set[int] = set()
-    for part, error in _failing(chain, database, batch):
-        decided.fail(part, error)
-        failing.update(part.table["experience_id"].to_pylist())
-    stays = [task_id not in failing for task_id in batch.table["experience_id"].to_pylist()]
-    if any(stays):
-        table = batch.table.filter(pa.array(stays)).combine_chunks()
-        _decide(chain, database, TaskBatch(table, list(itertools.compress(batch.is_text, stays))), decided)
-
-
-def _failing(chain: Chain, database: Database, batch: TaskBatch) -> Iterator[tuple[TaskBatch, StageError]]:
-    """Tasks on which a stage raises though there is no other, in parts with one error."""
-    try:
-        _decide(chain, database, batch, _Decided())
-    except StageError as error:
-        if _each_fails(chain, database, batch):
-            yield batch, error
-        else:
-            for half in _halves(batch):
-                yield from _failing(chain, database, half)
-
-
-def _each_fails(chain: Chain, database: Database, batch: TaskBatch) -> bool:
-    """Whether every task of a batch that fails does it alone; of many tasks, every one of some that are spread over them."""
-    rows = batch.table.num_rows
-    return rows == 1 or (
-        rows > 2 * _PROBES
-        and all(
-            any(_failing(chain, database, _part(batch, place, place + 1)))
-            for place in range(0, rows, -(-rows // _PROBES))
-        )
-    )
-
-
-def _halves(batch: TaskBatch) -> Iterator[TaskBatch]:
-    rows = batch.table.num_rows
-    yield _part(batch, 0, rows // 2)
-    yield _part(batch, rows // 2, rows)
-
-
-def _part(batch: TaskBatch, start: int, end: int) -> TaskBatch:
-    return TaskBatch(batch.table.slice(start, end - start).combine_chunks(), batch.is_text[start:end])
-
-
-def _refuse(result: ChainResult) -> None:
-    if result.waiting:
-        raise OperatorError(
-            f"{_place(result, result.waiting[0].stage)} waits for a person, which tasks cannot",
-            todo="exclude tasks by hand: UPDATE rft.task SET status = 'excluded' WHERE …",
-        )
-    if any(isinstance(made, CreatedGroup) for made in result.created):
-        raise OperatorError(
-            "a stage of pipelines.task makes experiences, which only pipelines.experience stores",
-            todo="move the stage there",
-        )
-
-
-def _place(result: ChainResult, stage: str) -> str:
-    index = next((run.index for run in result.stages if run.stage == stage), 0)
-    return f"stage {index} of pipelines.task ({stage})"
-
-
-def _count(run: Any) -> StageCount:
-    return StageCount(
-        run.index, run.stage, run.rows_in, run.rows_kept, run.rows_dropped, run.rows_created, run.seconds, run.error
-    )
-
-
-def _scores(chain: Chain, result: ChainResult) -> list[TaskScore]:
-    errors = {stage.score_key: stage.operator.error_column for stage in chain.stages if stage.score_key}
-    scores = []
-    for found in result.scores:
-        failed = errors[found.score_key]
-        for row, digest in zip(found.table.to_pylist(), found.input_digests.to_pylist(), strict=True):
-            if failed is None or row.get(failed) is None:  # a call that failed is made again
-                scores.append(TaskScore(row.pop("experience_id"), found.score_key, found.stage, row, digest))
-    return scores

@@ -124,6 +124,7 @@ class Attempt:
     def draw(
         self, step: int, num_groups: int, columns: Sequence[str] = ARRAYS, *, share: tuple[int, int] | None = None,
         timeout_s: float | None = None, stop: Callable[[], bool] = lambda: False,
+        waiting: Callable[[str | None], None] = lambda reason: None,
     ) -> Batch | None:  # fmt: skip
         """The batch of a trainer step: whole ready groups by the run's sampling policy, claimed in one transaction.
 
@@ -133,6 +134,9 @@ class Attempt:
         Waits for groups. When no more can come for this step (every group is decided and the refill is used up) the batch is
         short, and its `short_reason` says why; it may be empty. A step drawn before by this attempt is drawn no second time.
 
+        Where nothing but answers of people can complete the step, ready groups of later explorer steps take the places; the groups that
+        wait are drawn for a later step.
+
         Args:
             step: trainer step, from 1; it draws groups of explorer steps before it.
             num_groups: groups wanted; of a stored selection, rows of it.
@@ -141,6 +145,7 @@ class Attempt:
                 its part of them (`Batch.share`) and reads no other rank's arrays.
             timeout_s: give up after this long; None waits for ever.
             stop: asked between waits; a true answer gives up.
+            waiting: called before each wait; with the groups whose review is waited for, where nothing else is, else with None.
 
         A group with arrays that cannot be served is dropped, whole, with a verdict of the stage `storage` and a `closed_reason`
         that name the segment; another one is drawn in its place.
@@ -154,7 +159,9 @@ class Attempt:
             PurgedError: a row of a stored selection was purged.
             BufferUnavailableError: the folder of the segments cannot be read.
         """
-        return self._drawing.draw(step, num_groups, columns, share=share, timeout_s=timeout_s, stop=stop)
+        return self._drawing.draw(
+            step, num_groups, columns, share=share, timeout_s=timeout_s, stop=stop, waiting=waiting
+        )
 
     def release(self, batch: Batch) -> None:
         """Give a batch back unused: its draws never took place."""

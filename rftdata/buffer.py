@@ -1,7 +1,7 @@
 """The buffer: the one object that roles, the command line and notebooks hold.
 
-It ties a database (embedded or a server's) to a segment store and hands out writers, attempts and queries. Opening
-migrates the schema. A `Buffer` may be shared by threads; each process opens its own.
+It ties a database (embedded or a server's) to a segment store and hands out writers, attempts and queries. `rftdata.open` makes it.
+A `Buffer` may be shared by threads; each process opens its own.
 """
 
 from __future__ import annotations
@@ -23,17 +23,14 @@ from rftdata.arrays import Array, purged_rows
 from rftdata.attempt import Attempt
 from rftdata.batch import SegmentReader
 from rftdata.config import BufferConfig
-from rftdata.database import Database, Row, execute, fetch, migrate, redacted
-from rftdata.errors import BufferUnavailableError, PurgedError, QueryError, SegmentCorruptError
-from rftdata.posix_segments import PosixSegmentStore
+from rftdata.database import Database, Row, execute, fetch, redacted
+from rftdata.errors import PurgedError, QueryError, SegmentCorruptError
 from rftdata.rewind import fork, rewind
 from rftdata.sampling import SamplingConfig
 from rftdata.segments import SegmentStore
 from rftdata.selection import Selection
 from rftdata.server import EmbeddedServer
 from rftdata.writer import Writer
-
-_SERVER_SCHEMES = ("postgresql://", "postgres://")
 
 
 class Buffer:
@@ -129,10 +126,10 @@ class Buffer:
             raise QueryError(f"the buffer {self.location} holds no run", todo="start one with `rft run CONFIG`")
         near = difflib.get_close_matches(str(name_or_id), names, n=1)
         raise QueryError(
-            "no such run",
+            f"the buffer {self.location} holds no such run",
             value=name_or_id,
             allowed=", ".join(names),
-            todo=f"did you mean {near[0]!r}?" if near else "name one of these",
+            todo=f"did you mean {near[0]!r}?" if near else "name one of these, or another buffer by --buffer",
         )
 
     def writer(
@@ -297,55 +294,6 @@ class Buffer:
 
     def _run_id(self, run: str | int | Row) -> int:
         return int(run["run_id"] if isinstance(run, dict) else self.find_run(run)["run_id"])
-
-
-def exists(config: BufferConfig) -> bool:
-    """Whether there is a buffer in the folder; a server is not asked."""
-    return config.uri.startswith(_SERVER_SCHEMES) or EmbeddedServer(Path(config.uri)).exists()
-
-
-def open(
-    uri: str | BufferConfig = "./buffer",
-    *,
-    create: bool = True,
-    application: str = "rft",
-    patience_s: float | None = None,
-) -> Buffer:
-    """Open a buffer, starting the embedded server and migrating the schema where needed.
-
-    Args:
-        uri: folder of an embedded buffer, a postgresql:// URL, or a whole configuration.
-        create: make a missing embedded buffer; otherwise that is an error.
-        application: name shown in `pg_stat_activity`.
-        patience_s: for how long queries that only read are asked again while the database is away; `outage.RIDE_OUT_S` by default.
-
-    Raises:
-        BufferUnavailableError, SchemaVersionError, DiskFullError: see those.
-    """
-    config = uri if isinstance(uri, BufferConfig) else BufferConfig(uri=uri)
-    if config.uri.startswith(_SERVER_SCHEMES):
-        server = None
-        if config.segments is None:
-            raise BufferUnavailableError(
-                "a buffer on a server needs a folder for its arrays",
-                allowed="buffer.segments: a folder all processes see",
-                todo="set buffer.segments",
-            )
-        database = Database(config.uri, application=application, patience_s=patience_s)
-    else:
-        server = EmbeddedServer(Path(config.uri), config.listen)
-        if not create and not exists(config):
-            raise BufferUnavailableError(
-                "there is no buffer here",
-                value=str(server.folder),
-                todo="name one with --buffer or RFT_BUFFER, or start a run: `rft run CONFIG`",
-            )
-        database = Database(server.start(), application=application, patience_s=patience_s)
-    migrate(database)
-    # Absolute: a process started elsewhere (a Ray actor) must find the same files.
-    folder = (Path(config.segments) if config.segments else Path(config.uri) / "segments").resolve()
-    owner = database.fetch("buffer_id")[0]["buffer_id"].hex[:12]
-    return Buffer(config, database, server, PosixSegmentStore(folder, config.min_free_bytes, owner))
 
 
 def unique_names(names: Sequence[str]) -> list[str]:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from rftdata.database import Database, Row
 
 _MAX_LOST = 4
+SET_ASIDE = "pipeline"
+"""Stage name of experiences that were dropped before any stage saw them."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class SealedBatch:
     def set_aside(self, reason: str) -> SealedBatch:
         """The same groups with every experience dropped before any stage sees it."""
         ids = zip(self.table["experience_id"].to_pylist(), self.table["group_id"].to_pylist(), strict=True)
-        dropped = [Decision(key, group_id, False, "pipeline", reason) for key, group_id in ids]
+        dropped = [Decision(key, group_id, False, SET_ASIDE, reason) for key, group_id in ids]
         return replace(self, table=self.table.slice(0, 0), failed=self.failed + dropped)
 
 

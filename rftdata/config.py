@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, field_validator
 
 from rftdata.errors import ConfigError
+from rftdata.time_limits import DEFAULT_S
 
 
 class Section(BaseModel):
@@ -66,7 +67,7 @@ class SelectorConfig(Section):
     type: str = Field(
         "shuffle",
         description="sequential, shuffle, random, easy_to_hard, difficulty, speed, greso, plr, or your own by path; other keys are its"
-        " arguments (docs/how-to/choose-tasks.md).",
+        " arguments (`rft docs choose-tasks`).",
     )
 
     @property
@@ -99,12 +100,26 @@ class TasksetConfig(Section):
     split: Literal["train", "validation", "test"] | None = Field(
         None, description="Take this share of the source only; shares are disjoint by a hash of each task's split key."
     )
+    split_key: str | None = Field(
+        None,
+        description="Column whose value says which tasks `split` keeps together, or numbers:COLUMN for the sorted numbers in it. By default the"
+        " column `split_key` where the source has one, else each task's key.",
+    )
     split_shares: tuple[float, float, float] = Field(
         (0.8, 0.1, 0.1), description="Shares of train, validation and test in the hash space; they must add up to 1."
     )
     limit: int | None = Field(None, gt=0, description="At most this many tasks.")
-    prompt: str = Field("question", description="Column with the prompt.")
-    answer: str = Field("answer", description="Column with the answer; it may be missing from the source.")
+    timeout_s: float = Field(
+        DEFAULT_S, gt=0, allow_inf_nan=False, description="Longest wait for the source's next row, in seconds."
+    )
+    prompt: str | None = Field(
+        None,
+        description="Column with the prompt, a text or a chat; by default `question`, or `messages` where the source has no `question`.",
+    )
+    answer: str | None = Field(
+        None,
+        description="Column with the answer. A column that is named must exist; by default it is `answer`, which the source may lack.",
+    )
     weight: float | WeightSchedule = Field(
         1.0,
         description="Share of this taskset among those a run trains on: above 0, or [[step, weight], …] over explorer steps, with straight"

@@ -196,6 +196,11 @@ def execute(connection: Connection, name: str, /, **parameters: Any) -> int:
     return connection.execute(queries()[name], parameters).rowcount
 
 
+def limit_statements(connection: psycopg.Connection[Any], seconds: float) -> None:
+    """Let the server end every statement of the current transaction that takes longer."""
+    connection.execute("SELECT set_config('statement_timeout', %s, true)", [f"{max(1, round(seconds * 1000))}ms"])
+
+
 def send(connection: Connection, name: str, /, **parameters: Any) -> Cursor:
     """Begin a named query; inside `connection.pipeline()` it only queues it, and the cursor has rows once that block ended."""
     return connection.execute(queries()[name], parameters)
@@ -257,7 +262,7 @@ def jsonb_bytes(value: Any) -> bytes:
 
 @contextmanager
 def translated(uri: str) -> Iterator[None]:
-    """Turn the driver's errors that a user can mend into ours."""
+    """Turn the driver's errors that a user can correct into ours."""
     try:
         yield
     except psycopg.errors.DiskFull as error:
@@ -281,7 +286,7 @@ def translated(uri: str) -> Iterator[None]:
     except psycopg.errors.InsufficientPrivilege as error:
         raise QueryError(
             f"this account may not do that: {_one_line(error)}",
-            todo="connect as one that may: docs/how-to/roles.md says what rft_reader, rft_labeler, rft_worker and the owner may do",
+            todo="connect as one that may: `rft docs roles` says what rft_reader, rft_labeler, rft_worker and the owner may do",
         ) from error
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as error:
         raise QueryError(_one_line(error)) from error
@@ -303,15 +308,46 @@ def run_folder(bind: Any, migration: str) -> None:
         bind.connection.driver_connection.execute(file.read_text(encoding="utf-8"))
 
 
+def newest_version() -> str:
+    """The schema version of this program.
+
+    Revisions are numbered, so the newest is known without Alembic, whose import takes a second that every command would pay.
+    """
+    versions = sql_folder() / "migrations" / "versions"
+    return max(file.name.partition("_")[0] for file in versions.glob("[0-9]*.py"))
+
+
+def check_schema(version: str | None, location: str) -> None:
+    """Refuse a schema of another release.
+
+    Raises:
+        SchemaVersionError: what to do about it.
+    """
+    newest = newest_version()
+    if version is not None and version < newest:
+        raise SchemaVersionError(
+            f"the schema of the buffer {location} is older than this program, and commands that only read do not change it",
+            value=version, allowed=newest,
+            todo=f"end the processes of the earlier release, then run `rft db migrate --buffer {location}` (`rft db backup` first)",
+        )  # fmt: skip
+    if version != newest:
+        raise _newer(version)
+
+
+def _newer(version: str | None) -> SchemaVersionError:
+    return SchemaVersionError(
+        "the database's schema is newer than this program", value=version, allowed=f"up to {newest_version()}",
+        todo="upgrade rftdata",
+    )  # fmt: skip
+
+
 def migrate(database: Database) -> str:
     """Bring the schema to the newest version; return that version. Concurrent callers take turns.
 
     Raises:
         SchemaVersionError: the database was migrated by a newer release.
     """
-    # Revisions are numbered, so the newest is known without Alembic, whose import takes a second that every command would pay.
-    migrations = sql_folder() / "migrations"
-    head = max(file.name.partition("_")[0] for file in (migrations / "versions").glob("[0-9]*.py"))
+    head = newest_version()
     if schema_version(database) == head:
         return head
     from alembic import command
@@ -321,7 +357,7 @@ def migrate(database: Database) -> str:
     from sqlalchemy.exc import ProgrammingError
 
     config = Config()
-    config.set_main_option("script_location", str(migrations))
+    config.set_main_option("script_location", str(sql_folder() / "migrations"))
     engine = create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(database.uri))
     try:
         # Alembic keeps what it works on in globals: threads of this process take turns, whatever their databases.
@@ -337,13 +373,10 @@ def migrate(database: Database) -> str:
             raise
         raise SchemaVersionError(
             f"the schema must be brought to version {head}, which this account may not do", value=schema_version(database),
-            todo="let the schema's owner run any rft command on this buffer once",
+            todo="let the schema's owner run `rft db migrate`",
         ) from error  # fmt: skip
     except CommandError as error:
-        raise SchemaVersionError(
-            "the database's schema is newer than this program", value=schema_version(database), allowed=f"up to {head}",
-            todo="upgrade rftdata",
-        ) from error  # fmt: skip
+        raise _newer(schema_version(database)) from error
     finally:
         engine.dispose()
     return head

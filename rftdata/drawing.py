@@ -41,7 +41,7 @@ class Drawing:
 
     def draw(
         self, step: int, num_groups: int, columns: Sequence[str], *, share: tuple[int, int] | None, timeout_s: float | None,
-        stop: Callable[[], bool],
+        stop: Callable[[], bool], waiting: Callable[[str | None], None],
     ) -> Batch | None:  # fmt: skip
         """See `Attempt.draw`."""
         if "policy_spans" in columns:
@@ -65,6 +65,7 @@ class Drawing:
                 return batch if share is None else batch.share(*share)
             if deadline is not None and time.monotonic() > deadline:
                 return None
+            waiting(drawn["reason"])
             self._listener.wait()
         return None
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import tempfile
 from pathlib import Path
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
@@ -24,6 +26,29 @@ def make_folder(path: Path) -> None:
     for one in reversed(missing):
         one.mkdir(exist_ok=True)
         sync_path(one.parent)
+
+
+def probe_folder(path: Path) -> None:
+    """Find out whether a folder can be made or, where it is there, written; leaves nothing behind.
+
+    Permission bits do not tell: root passes them all, and some file systems take no folders at all.
+
+    Raises:
+        OSError: why not.
+    """
+    missing = [one for one in (path, *path.parents) if not one.exists()]
+    if not missing:
+        os.rmdir(tempfile.mkdtemp(prefix=".rft-probe-", dir=path))
+        return
+    try:
+        missing[-1].mkdir()
+    except FileExistsError:
+        if not missing[-1].is_dir():
+            raise
+        probe_folder(path)  # another process has made it meanwhile
+        return
+    with contextlib.suppress(OSError):  # another process has put something into it meanwhile
+        missing[-1].rmdir()
 
 
 def write_whole(path: Path, text: str, mode: int = 0o644) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 
 class RftError(Exception):
-    """Base of all errors that are somebody's to mend rather than a defect of ours.
+    """Base of all errors that a user can correct, rather than a defect of ours.
 
     Args:
         what: what is wrong, as a sentence without a full stop; name ids and places.
@@ -162,6 +162,71 @@ class FencedError(RftError):
 
 class OperatorError(RftError):
     """A pipeline stage that raised; carries the stage's name."""
+
+
+class RolloutsFailedError(RftError):
+    """Whole explorer steps without a good rollout.
+
+    Attributes:
+        stack: the user's frames of the first failure, as a traceback.
+    """
+
+    def __init__(
+        self, what: str, *, stack: str = "", value: object = None, allowed: str | None = None, todo: str | None = None
+    ) -> None:
+        super().__init__(what, value=value, allowed=allowed, todo=todo)
+        self.stack = stack
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild_rollouts_failed, (self.what, self.stack, self.value, self.allowed, self.todo)
+
+
+def _rebuild_rollouts_failed(
+    what: str, stack: str, value: object, allowed: str | None, todo: str | None
+) -> RolloutsFailedError:
+    return RolloutsFailedError(what, stack=stack, value=value, allowed=allowed, todo=todo)
+
+
+class TimeLimitError(RftError):
+    """A function that did not return within its time limit.
+
+    Attributes:
+        stack: where it was when the limit passed, formatted like a traceback.
+        blocked: it could not be stopped either, so its process has to end.
+        subject: the item that it was working on, where that is known, such as an experience's id.
+        num_done: items that it had finished before.
+    """
+
+    def __init__(
+        self, what: str, *, value: object = None, allowed: str | None = None, todo: str | None = None, stack: str = "",
+        blocked: bool = False, subject: object = None, num_done: int = 0,
+    ) -> None:  # fmt: skip
+        super().__init__(what, value=value, allowed=allowed, todo=todo)
+        self.stack = stack
+        self.blocked = blocked
+        self.subject = subject
+        self.num_done = num_done
+
+    def about(self, subject: str) -> TimeLimitError:
+        copy = _rebuild(TimeLimitError, f"{subject}: {self.what}", self.value, self.allowed, self.todo)
+        copy.__dict__.update(self._place())
+        assert isinstance(copy, TimeLimitError)
+        return copy
+
+    def _place(self) -> dict[str, object]:
+        return {name: getattr(self, name) for name in ("stack", "blocked", "subject", "num_done")}
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.what, self.value, self.allowed, self.todo), self._place()
+
+
+def time_limit_behind(error: BaseException | None) -> TimeLimitError | None:
+    """The time limit that an error was raised for, directly or as its cause."""
+    while error is not None:
+        if isinstance(error, TimeLimitError):
+            return error
+        error = error.__cause__
+    return None
 
 
 class RoleFailedError(RftError):

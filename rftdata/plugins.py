@@ -20,6 +20,10 @@ from types import ModuleType
 from typing import Any
 
 from rftdata.errors import PluginError
+from rftdata.time_limits import LOADING_S, call
+
+_FILE_S = 30.0
+"""What a command that waits little leaves a file of the user's, which may import large packages."""
 
 
 def load(kind: str, name: str, builtins: Mapping[str, str], base_dir: Path | None = None) -> Any:
@@ -35,7 +39,7 @@ def load(kind: str, name: str, builtins: Mapping[str, str], base_dir: Path | Non
         PluginError: unknown name (with the nearest known one), or a file, module or entry point that fails to load.
     """
     if name in builtins:
-        return _from_module(kind, name, builtins[name])
+        return _from_module(kind, name, builtins[name], is_ours=True)
     if ".py:" in name or name.endswith(".py"):
         return _from_file(kind, name, base_dir or Path.cwd())
     for entry_point in importlib.metadata.entry_points(group=f"rftdata.{kind}", name=name):
@@ -56,10 +60,17 @@ def names(kind: str, builtins: Mapping[str, str]) -> list[str]:
     return sorted({*builtins, *installed})
 
 
-def _from_module(kind: str, name: str, target: str) -> Any:
+def _from_module(kind: str, name: str, target: str, *, is_ours: bool = False) -> Any:
+    """Ours have no limit: they may import large packages, and take as long as that takes."""
     module_name, _, attribute = target.partition(":")
+
+    def load_module() -> ModuleType:
+        return importlib.import_module(module_name)
+
     try:
-        return getattr(importlib.import_module(module_name), attribute)
+        what = f"the import of {module_name}"
+        module = load_module() if is_ours else call(load_module, LOADING_S, what, cap=False)
+        return getattr(module, attribute)
     except Exception as error:
         raise PluginError(
             f"the {kind} {name!r} does not load: {type(error).__name__}: {error}",
@@ -69,12 +80,12 @@ def _from_module(kind: str, name: str, target: str) -> Any:
 
 def _from_entry_point(kind: str, name: str, entry_point: importlib.metadata.EntryPoint) -> Any:
     try:
-        return entry_point.load()
+        return call(entry_point.load, LOADING_S, f"the import of {entry_point.value}", cap=False)
     except Exception as error:
         package = entry_point.dist.name if entry_point.dist else entry_point.module
         raise PluginError(
             f"the {kind} {name!r} of the package {package} does not load: {type(error).__name__}: {error}",
-            todo=f"mend or remove the package: it promises {entry_point.value}",
+            todo=f"repair or remove the package: it promises {entry_point.value}",
         ) from error
 
 
@@ -90,10 +101,10 @@ def _from_file(kind: str, name: str, base_dir: Path) -> Any:
             todo="correct the path; it is relative to the configuration file",
         )
     try:
-        module = _import_file(path)
+        module = call(lambda: _import_file(path), LOADING_S, f"the import of {path}", least_s=_FILE_S)
     except Exception as error:
         raise PluginError(
-            f"the {kind} {name!r} does not load: {type(error).__name__}: {error}", todo=f"mend {path}"
+            f"the {kind} {name!r} does not load: {type(error).__name__}: {error}", todo=f"correct {path}"
         ) from error
     if not hasattr(module, attribute):
         public = sorted(n for n in vars(module) if not n.startswith("_"))

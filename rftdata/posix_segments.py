@@ -178,7 +178,7 @@ class PosixSegmentStore(SegmentStore):
         return BufferUnavailableError(
             f"the folder of the segments cannot be read: {why}",
             value=str(self.folder),
-            todo="mount it, mend its permissions, or correct buffer.segments",
+            todo="mount it, correct its permissions, or correct buffer.segments",
         )
 
 
@@ -282,5 +282,5 @@ def _full(folder: Path, error: OSError) -> RftError:
         )
     return BufferUnavailableError(
         f"the segments in {folder} cannot be written: {error.strerror}",
-        todo="mend the disk or the folder's permissions; nothing was half-written",
+        todo="repair the disk or correct the folder's permissions; nothing was half-written",
     )

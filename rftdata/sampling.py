@@ -17,7 +17,7 @@ import psycopg
 from pydantic import Field, model_validator
 
 from rftdata.config import Section
-from rftdata.database import Database, execute, fetch
+from rftdata.database import Database, execute, fetch, limit_statements
 from rftdata.errors import ConfigError
 
 Order = Literal["fifo", "newest", "uniform", "prioritized", "rank"]
@@ -199,6 +199,9 @@ class SamplingConfig(Section):
         }
 
 
+_FORMULA_S = 10.0
+
+
 def checked_formula(database: Database, formula: str | None) -> str | None:
     """A priority formula as PostgreSQL prints it after parsing; nothing of it is executed, and nothing is kept.
 
@@ -215,6 +218,7 @@ def checked_formula(database: Database, formula: str | None) -> str | None:
     alter = f"ALTER TABLE formula_check ADD COLUMN result float8 GENERATED ALWAYS AS (({formula}\n)::float8) STORED"
     with database.connection() as connection, connection.transaction(force_rollback=True):
         execute(connection, "make_formula_table")
+        limit_statements(connection, _FORMULA_S)  # PostgreSQL computes the parts of it that are constant
         known = [row["name"] for row in fetch(connection, "formula_table_columns")]
         try:
             connection.execute(alter, binary=True)

@@ -194,7 +194,7 @@ class RunSelectors:
             if len(chosen) == before:
                 raise ConfigError(
                     f"the selector {self._selector_config(taskset.name).type!r} chooses only tasks that it was told to choose no more",
-                    todo=f"mend it, or remove max_repeats from the taskset {taskset.name!r}",
+                    todo=f"correct it, or remove max_repeats from the taskset {taskset.name!r}",
                 )
         return chosen
 

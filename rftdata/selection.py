@@ -13,6 +13,7 @@ up to the cut, for as long as they take, while people go on labelling.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,8 +24,9 @@ import psycopg
 import psycopg.errors
 from psycopg.rows import tuple_row
 
-from rftdata.database import Connection, Row, execute, fetch, queries
+from rftdata.database import Connection, Row, execute, fetch, limit_statements, queries
 from rftdata.errors import ConflictError, QueryError, SelectionChangedError
+from rftdata.time_limits import lowered
 
 if TYPE_CHECKING:
     from rftdata.database import Database
@@ -144,6 +146,9 @@ def _run(connection: Connection, sql: str) -> tuple[str, list[Any]]:
     # in binary, because that protocol takes one statement only.
     wrapped = f"SELECT * FROM (\n{sql}\n) AS selected"
     connection.execute("SET LOCAL search_path TO rft, public")  # as in `rft sql`
+    limit_s = lowered(math.inf)
+    if limit_s < math.inf:  # of `rft check`; a run waits for it
+        limit_statements(connection, limit_s)
     try:
         with connection.cursor(row_factory=tuple_row, binary=True) as cursor:
             cursor.execute(wrapped.encode())
@@ -156,6 +161,10 @@ def _run(connection: Connection, sql: str) -> tuple[str, list[Any]]:
     except psycopg.errors.ReadOnlySqlTransaction as error:
         raise QueryError(
             f"the query of sampling.source writes: {error.diag.message_primary}", value=sql, allowed="a query that only reads", todo=_TODO
+        ) from error  # fmt: skip
+    except psycopg.errors.QueryCanceled as error:
+        raise QueryError(
+            f"the query of sampling.source did not end within {limit_s:g} s", value=sql, todo="correct it, or start the run: it waits"
         ) from error  # fmt: skip
     except psycopg.OperationalError:
         raise

@@ -33,7 +33,7 @@ from urllib.parse import quote
 import psutil
 from filelock import FileLock
 
-from rftdata.durable import make_folder, sync_path, write_whole
+from rftdata.durable import make_folder, probe_folder, sync_path, write_whole
 from rftdata.errors import BufferUnavailableError, DiskFullError
 from rftdata.programs import binary_dir, open_path_for, run_program, server_account
 
@@ -52,6 +52,26 @@ _SETTINGS = {
     "log_line_prefix": "'%m [%p] %q%a '",
     "jit": "off",
 }
+
+
+def check_folder(folder: Path) -> None:
+    """Find out whether an embedded buffer can be made in a folder; nothing is left behind.
+
+    Raises:
+        BufferUnavailableError: the folder cannot be made or written.
+    """
+    try:
+        probe_folder(folder)
+    except OSError as error:
+        raise _unusable(folder, error) from error
+
+
+def _unusable(folder: Path, error: OSError) -> BufferUnavailableError:
+    where = f" ({error.filename})" if error.filename and Path(error.filename) != folder else ""
+    return BufferUnavailableError(
+        f"the buffer's folder cannot be made or written: {error.strerror}{where}", value=str(folder),
+        todo="correct buffer.uri",
+    )  # fmt: skip
 
 
 class EmbeddedServer:
@@ -182,11 +202,7 @@ class EmbeddedServer:
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise self._full("the buffer") from error
-            raise BufferUnavailableError(
-                f"the buffer's folder cannot be made or written: {error.strerror}",
-                value=str(self.folder),
-                todo="correct buffer.uri",
-            ) from error
+            raise _unusable(self.folder, error) from error
         return self.uri
 
     def was_killed(self) -> bool:

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg.types.json import Jsonb
 
-from rftdata import wake
+from rftdata import blocked, wake
 from rftdata.database import storable
 from rftdata.errors import BufferUnavailableError, RftError
 from rftdata.outage import ride_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from rftdata.database import Database, Row
 
@@ -33,7 +34,7 @@ _FAILURES = (RftError, psycopg.Error)
 class Worker:
     """Registers on entering, beats in a thread of its own, and notes on leaving whether it failed.
 
-    Whoever is left of a run, on whatever machine, goes on with it: a new worker frees at once what processes that died on its
+    The workers that are left of a run, on any machine, go on with it: a new worker frees at once what processes that died on its
     machine held, and every worker's heartbeat what lost workers anywhere hold.
 
     Args:
@@ -114,7 +115,7 @@ class Worker:
         looked_at = time.monotonic()
         while not self._stopped.wait(HEARTBEAT_S):
             try:
-                # What is ours first: after a pause longer than the lease it is still ours unless somebody took it.
+                # What is ours first: after a pause longer than the lease it is still ours unless another worker took it.
                 self._database.run("renew_claims", worker_id=self.worker_id, run_id=self.run_id, lease_s=self._lease_s)
                 self._beat()
                 if time.monotonic() - looked_at >= self._lease_s / 4:
@@ -161,6 +162,20 @@ def mark_dead_workers(database: Database, run_id: int) -> int:
             dead += database.run("stop_worker", worker_id=row["worker_id"], error="the process is gone")
     release_lost_claims(database, run_id)
     return dead
+
+
+def note_blocked_workers(database: Database, run_id: int, run_folder: Path) -> None:
+    """Note what processes of this machine reported that were blocked and are gone, and that nobody watched.
+
+    Called before this process reports to the folder: a container starts each of its processes under the same number.
+    """
+    for host, pid in blocked.reports(run_folder):
+        if host != socket.gethostname() or (pid != os.getpid() and process_lives(pid)):
+            continue
+        report = blocked.read_report(run_folder, pid)
+        if report is not None:
+            text = storable("\n".join(report))
+            database.run("end_worker_of_process", run_id=run_id, host=host, pid=pid, error=text, crashed=True)
 
 
 def release_lost_claims(database: Database, run_id: int) -> int:

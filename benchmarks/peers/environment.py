@@ -1,6 +1,6 @@
 """Environments of the peers: one for each set of requirements, in the user's cache folder, made once.
 
-A package index is whatever pip is set up for; `scripts/set_up.py` translates that for uv.
+A package index is whatever pip is set up for; `rftcore.installation` translates that for uv.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from scripts import set_up
+from rftcore.installation.installer import has_own_source, pip_settings, succeeds, uv_environment
 
 _INSTALL_S = 1800
 
@@ -41,13 +41,11 @@ def python_of(requirements: tuple[str, ...]) -> Path:
     print(f"installing {', '.join(requirements)} into {folder}", file=sys.stderr, flush=True)
     shutil.rmtree(folder, ignore_errors=True)
     _run([sys.executable, "-m", "venv", str(folder)], dict(os.environ))
-    environment = set_up.uv_environment(set_up.pip_settings(Path(sys.executable)), quiet=True)
+    environment = uv_environment(pip_settings(Path(sys.executable)))
     install = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--compile-bytecode", "--python", str(python)]
-    if not set_up.succeeds([sys.executable, "-m", "uv", "--version"]):
+    if not succeeds([sys.executable, "-m", "uv", "--version"]):
         install = [str(python), "-m", "pip", "install", "--quiet"]
-    elif any(requirement.startswith("torch==") for requirement in requirements) and not set_up.has_own_source(
-        environment
-    ):
+    elif any(requirement.startswith("torch==") for requirement in requirements) and not has_own_source(environment):
         install += ["--torch-backend", "cpu"]
     _run([*install, *requirements], environment)
     stamp.write_text("\n".join(requirements) + "\n", encoding="utf-8")

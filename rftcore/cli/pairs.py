@@ -52,7 +52,7 @@ def build(
     arguments = {"margin": margin, "max_pairs": max_pairs, "ties": ties, "max_length_ratio": max_length_ratio}
     builder = PairBuilder.from_args(arguments)
     assert isinstance(builder, PairBuilder)
-    with opened(buffer, "rft pairs") as found:
+    with opened(buffer, "rft pairs", schema="check" if dry_run else "migrate") as found:
         built = build_pairs(found, found.find_run(run), builder, author=by or author(), dry_run=dry_run)
     if as_json:
         print_json(asdict(built))

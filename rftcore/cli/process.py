@@ -88,12 +88,16 @@ def _check_asked(asked: list[str], version: str | None, *, has_config: bool) -> 
 
 def _replay(config: RunConfig, run: str | None, version: str | None, as_json: bool) -> None:
     import rftdata
+    from rftcore import held_lock
     from rftcore.cli.output import print_json, warn
     from rftcore.launch.prepare import build_pipeline
     from rftcore.pipeline.replay import replay
 
     chain = build_pipeline(config)
-    with rftdata.open(config.buffer, create=False, application="rft process") as found:
+    with (
+        rftdata.open(config.buffer, create=False, application="rft process", report=warn) as found,
+        held_lock.printed(),
+    ):
         row = run_of(config, found, run)
         done = replay(config, found, row, chain, version, _tell)
     if as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rftdata.errors import OperatorError
+from rftdata.errors import OperatorError, TimeLimitError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,13 +21,16 @@ if TYPE_CHECKING:
     from rftdata.database import Row
 
 _MAX_VALUE = 70
+_LIMIT_S = 60.0
 
 
 def show_preview(config: RunConfig, run: str | None, rows: int, seed: int, limit: int, as_json: bool) -> None:
     """Show what the stages of a configuration would do to `rows` tasks of each set and experiences of a run."""
+    from rftcore import held_lock
     from rftcore.cli.output import print_json, warn
+    from rftdata.time_limits import at_most
 
-    with _buffer(config) as found:
+    with _buffer(config) as found, held_lock.printed(), at_most(_LIMIT_S, "rft process --preview"):
         tasks = _preview_tasks(config, found, rows) if config.pipelines.task else {}
         experiences, row = None, None
         # Before the first run there are tasks to look at, and no experiences.
@@ -51,17 +55,29 @@ def show_preview(config: RunConfig, run: str | None, rows: int, seed: int, limit
 def _buffer(config: RunConfig) -> Iterator[Buffer]:
     """The configuration's buffer. Before there is one, tasks are looked at in an empty one, which goes again."""
     import rftdata
-    from rftdata.buffer import exists
+    from rftdata.blocked import print_blocked
     from rftdata.config import BufferConfig
+    from rftdata.opening import exists
     from rftdata.server import EmbeddedServer
+    from rftdata.time_limits import when_blocked
 
     if exists(config.buffer) or not config.pipelines.task:
-        with rftdata.open(config.buffer, create=False, application="rft process") as found:
+        with rftdata.open(config.buffer, create=False, schema="check", application="rft process") as found:
             yield found
         return
     with tempfile.TemporaryDirectory(prefix="rft-preview-") as folder:
+
+        def end(error: TimeLimitError) -> None:
+            """Leave no server behind; the process itself is ended by the one who calls."""
+            EmbeddedServer(Path(folder)).stop()
+            shutil.rmtree(folder, ignore_errors=True)
+            print_blocked(error)
+
         try:
-            with rftdata.open(BufferConfig(uri=folder, min_free_bytes=0), application="rft process") as found:
+            with (
+                when_blocked(end),
+                rftdata.open(BufferConfig(uri=folder, min_free_bytes=0), application="rft process") as found,
+            ):
                 yield found
         finally:
             EmbeddedServer(Path(folder)).stop()

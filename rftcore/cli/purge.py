@@ -54,7 +54,7 @@ def purge(
 
     if erase == (where is not None) or (where is not None and reason is None):
         raise QueryError("rft purge needs a condition and a reason", allowed="--where SQL --reason TEXT, or --erase")
-    with opened(buffer, "rft purge") as found:
+    with opened(buffer, "rft purge", schema="check" if dry_run else "migrate") as found:
         done = None
         if where is not None:
             done = purging.purge(

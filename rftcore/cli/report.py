@@ -101,6 +101,7 @@ def _facts(reports: Sequence[Report]) -> Table:
 def _fact_lines(one: Report) -> list[tuple[str, str]]:
     steps, groups = one.steps, one.groups
     skipped = f", {steps.skipped} skipped ({'; '.join(steps.skipped_because)})" if steps.skipped else ""
+    forked = f", {steps.before_fork} of them before the fork" if steps.before_fork else ""
     attempts = f" in {one.num_attempts} attempts" if one.num_attempts > 1 else ""
     rate = "" if one.tokens_per_s is None else f" ({one.tokens_per_s:,.0f} a second over the whole run)"
     planned = f"{groups.planned} planned ({groups.refilled} refills)"
@@ -118,11 +119,12 @@ def _fact_lines(one: Report) -> list[tuple[str, str]]:
     return [
         ("status", one.status + (f": {one.outcome}" if one.outcome else "")),
         ("model", f"{one.model}, {one.algorithm}, seed {one.seed}"),
-        ("steps", f"{steps.done} of {steps.planned}{skipped}{attempts}"),
+        ("steps", f"{steps.done} of {steps.planned}{forked}{skipped}{attempts}"),
         ("time", f"{seconds_text(one.wall_seconds)}; the trainer {trainer}"),
         ("tokens", f"{one.sampled_tokens:,} sampled for training{rate}, {one.evaluated_tokens:,} for evaluation"),
         ("training reward", reward),
         ("experiences", f"{one.num_experiences:,}; rollouts: {_counts(one.rollouts)}"),
+        *([("failed rollouts", "; ".join(f"{num} × {error}" for error, num in one.failed_because.items()))] if one.failed_because else []),
         ("groups", f"{planned}, {groups.trained} trained on, {groups.closed} closed{closed}"),
         ("best checkpoint", _checkpoint(one.best_checkpoint, one.best_step)),
         ("last checkpoint", _checkpoint(one.last_checkpoint, None)),

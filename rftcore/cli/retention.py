@@ -42,7 +42,7 @@ def retention(
     from rftdata import retention as rules
 
     given = {"max_age_days": max_age_days, "max_experiences": max_experiences, "max_bytes": max_bytes}
-    with opened(buffer, "rft db") as found:
+    with opened(buffer, "rft db", schema="check" if dry_run else "migrate") as found:
         wanted = _rules(found, config, {k: v for k, v in given.items() if v is not None}, taskset, labelled_too)
         if dry_run:
             done, erased = rules.apply(found, wanted, author=author(), dry_run=True), None

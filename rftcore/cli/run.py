@@ -56,6 +56,9 @@ def run(
     earlier checkpoint; what came after it stays stored and is used no more, unless `--keep-rollouts` keeps its rollouts. `--fork NAME`
     does the same in a new run.
 
+    Ctrl-C, SIGTERM and SIGHUP interrupt the run in good order (exit codes 130, 143, 129); a second one ends its processes at once.
+    Either way `--resume` goes on from the last checkpoint.
+
     In CONFIG, `buffer.uri` is relative to the current folder (so that later commands find ./buffer); the files of
     tasks, rewards, workflows and models are relative to the file.
     """
@@ -132,7 +135,7 @@ def stored_configuration(
 
     found = find_buffer(buffer_uri)
     _refuse_two_buffers(overrides or [], found)
-    with opened(found, "rft run") as buffer:
+    with opened(found, "rft run", schema="migrate") as buffer:
         row = buffer.find_run(name)
     raw = dict(row["config"])
     base_dir = Path(raw.pop("base_dir", "."))

@@ -16,6 +16,7 @@ from rftdata.errors import BufferUnavailableError
 if TYPE_CHECKING:
     from rftdata.buffer import Buffer
     from rftdata.config import BufferConfig
+    from rftdata.opening import SchemaMode
 
 BufferOption = Annotated[
     str | None,
@@ -42,16 +43,30 @@ def find_buffer(uri: str | None) -> str:
         return "./buffer"
     raise BufferUnavailableError(
         f"no buffer is named and {Path.cwd()} has none in ./buffer",
-        todo="name one with --buffer or the environment variable RFT_BUFFER, or make one with `rft run CONFIG`",
+        todo="name one with --buffer or the environment variable RFT_BUFFER, or make one with `rft db create`",
     )
 
 
-@contextmanager
-def opened(uri: str | None, application: str) -> Iterator[Buffer]:
-    """The existing buffer that `find_buffer` finds, closed at the end."""
-    import rftdata
+def place_name(uri: str) -> str:
+    """A buffer as messages name it: the whole path of a folder, or a URL without its password."""
+    from rftdata.database import redacted
 
-    buffer = rftdata.open(_config(find_buffer(uri), application), create=False, application=application)
+    return redacted(uri) if "://" in uri else str(Path(uri).resolve())
+
+
+@contextmanager
+def opened(uri: str | None, application: str, *, schema: SchemaMode = "check") -> Iterator[Buffer]:
+    """The existing buffer that `find_buffer` finds, closed at the end.
+
+    Args:
+        schema: `check` for a command that only reads: an earlier release's schema is refused. `migrate` for one that writes: it is
+            brought up to date, and stderr says so.
+    """
+    import rftdata
+    from rftcore.cli.output import warn
+
+    config = _config(find_buffer(uri), application)
+    buffer = rftdata.open(config, create=False, schema=schema, application=application, report=warn)
     try:
         yield buffer
     finally:
@@ -61,7 +76,8 @@ def opened(uri: str | None, application: str) -> Iterator[Buffer]:
 def _config(uri: str, application: str) -> BufferConfig:
     """A server's URL does not say where the arrays are: RFT_SEGMENTS does, else the newest run's configuration."""
     from rftdata.config import BufferConfig
-    from rftdata.database import Database
+    from rftdata.database import Database, schema_version
+    from rftdata.opening import no_buffer
 
     if "://" not in uri:
         return BufferConfig(uri=uri)
@@ -69,6 +85,8 @@ def _config(uri: str, application: str) -> BufferConfig:
     if not segments:
         database = Database(uri, application=application)
         try:
+            if schema_version(database) is None:
+                raise no_buffer(place_name(uri))
             found = database.fetch("newest_run")
         finally:
             database.close()

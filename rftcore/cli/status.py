@@ -8,11 +8,13 @@ from typing import Annotated
 
 import typer
 
-from rftcore.cli.session import BufferOption, JsonOption, RunArgument, opened
+from rftcore.cli.session import BufferOption, JsonOption, opened
 
 
 def status(
-    run: RunArgument = None,
+    run: Annotated[
+        str | None, typer.Argument(metavar="RUN", help="Name or id; the run at work by default, else the newest.")
+    ] = None,
     buffer: BufferOption = None,
     as_json: JsonOption = False,
     everyone: Annotated[bool, typer.Option("--all", help="Show processes that have left, too.")] = False,
@@ -33,7 +35,9 @@ def status(
     from rftcore.launch.stacks import read_stacks
 
     with opened(buffer, "rft status") as found:
-        row, option = found.find_run(run), buffer_option(found.location)
+        at_work = found.database.fetch("runs_at_work")
+        row = found.find_run(run) if run is not None or not at_work else at_work[0]
+        option = buffer_option(found.location)
         progress = Progress(found, row["run_id"])
         snapshot = progress.snapshot()
         if watch:
@@ -59,8 +63,13 @@ def status(
         markup=False,
     )
     console.print(block({**snapshot, "workers": []} if everyone else snapshot, console.width))
-    if snapshot["status"] == "running" and not any(worker["liveness"] == "alive" for worker in snapshot["workers"]):
+    if snapshot["status"] == "running" and not any(
+        worker["liveness"] == "alive" and worker["role"] != "replay" for worker in snapshot["workers"]
+    ):
         console.print(f"nobody works for it now; go on with `rft run --resume {snapshot['run']}{option}`", markup=False)
+    for other in at_work if run is None else []:
+        if other["run_id"] != row["run_id"]:
+            console.print(f"also at work: {other['name']}: rft status {other['name']}{option}", markup=False)
     if snapshot["open_reviews"]:
         console.print(waits_for_people(snapshot["open_reviews"], snapshot["run"], option), markup=False)
     if everyone:

@@ -29,24 +29,27 @@ def score(config: ConfigArgument, overrides: SetOption = None, buffer: ConfigBuf
 
 def _load(config: ConfigArgument, overrides: list[str] | None, buffer: str | None, *, again: bool) -> None:
     import rftdata
+    from rftcore.cli.output import warn
     from rftdata.errors import ConfigError
 
     resolved = configuration(config, overrides, buffer)
     if again and not resolved.pipelines.task:
         raise ConfigError("there is nothing to score tasks with: pipelines.task has no stage", todo="add stages to it")
+    from rftcore import held_lock
     from rftcore.task_checks import check_before_buffer
     from rftcore.task_pipeline import build_task_chain, load_tasks
     from rftdata.tasks import list_tasksets
 
-    check_before_buffer(resolved, build_task_chain(resolved))
-
     names = {taskset.name for taskset in (*resolved.tasks, *resolved.eval.tasks, *resolved.eval.test)}
-    with rftdata.open(resolved.buffer, application="rft tasks") as found:
-        load_tasks(resolved, found.database, again=again)
-        for row in list_tasksets(found.database):
-            if row["taskset"] in names:
-                excluded = f", {row['excluded']} of them excluded" if row["excluded"] else ""
-                print(f"{row['taskset']}: {row['num_tasks']} tasks{excluded}")
+    with held_lock.printed():
+        check_before_buffer(resolved, build_task_chain(resolved))
+        with rftdata.open(resolved.buffer, application="rft tasks", report=warn) as found:
+            load_tasks(resolved, found.database, again=again)
+            rows = list_tasksets(found.database)
+    for row in rows:
+        if row["taskset"] in names:
+            excluded = f", {row['excluded']} of them excluded" if row["excluded"] else ""
+            print(f"{row['taskset']}: {row['num_tasks']} tasks{excluded}")
 
 
 @app.command("list")
@@ -136,7 +139,7 @@ def stats(
         raise typer.BadParameter("--check compares and --rebuild writes; give one of them")
     if run is not None and run_option is not None:
         raise typer.BadParameter("RUN and --run name the run twice; give one of them")
-    with opened(buffer, "rft tasks") as found:
+    with opened(buffer, "rft tasks", schema="migrate" if rebuild else "check") as found:
         run_id = found.find_run(run if run is not None else run_option)["run_id"]
         if rebuild:
             print(f"{task_stats.rebuild_task_stats(found.database, run_id)} tasks folded again")

@@ -30,9 +30,33 @@ class ExplorerConfig(Section):
     )
     claim_groups: int = Field(16, ge=1, description="Groups one explorer takes at a time.")
     rollout_timeout_s: float = Field(
-        600.0, gt=0, description="A rollout that takes longer from its start is recorded as timed out."
+        600.0,
+        gt=0,
+        description="A rollout that takes longer from its start is recorded as timed out; calls of plain reward functions have their own limit.",
+    )
+    reward_timeout_s: float = Field(
+        60.0,
+        gt=0,
+        description="A call of a reward function that takes longer is ended; its rollout counts as timed out.",
+    )
+    reward_processes: int = Field(
+        8, ge=1, description="Processes for plain (not async) reward functions, at most; they start while calls wait."
+    )
+    block_timeout_s: float = Field(
+        30.0,
+        gt=0,
+        description="An async workflow or reward that blocks its event loop for longer (a call that does not await) is stopped.",
+    )
+    max_failed_steps: int = Field(
+        1, ge=1, description="Explorer steps in a row without a single good rollout that end the run with an error."
     )
     lease_s: float = Field(60.0, gt=0, description="A silent explorer's groups go to others after this many seconds.")
+
+    @property
+    def reward_limit(self) -> tuple[float, str]:
+        """Seconds that a call of a plain reward may take, and the setting that says so."""
+        name = "reward_timeout_s" if self.reward_timeout_s <= self.rollout_timeout_s else "rollout_timeout_s"
+        return getattr(self, name), f"explorer.{name} = {getattr(self, name):g} s"
 
     @field_validator("reward", mode="before")
     @classmethod

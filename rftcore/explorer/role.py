@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import time
 from dataclasses import replace
@@ -19,14 +20,24 @@ from typing import Any
 from rftcore.config import RunConfig
 from rftcore.explorer.engines import ENGINES
 from rftcore.explorer.engines.base import Decoding, Engine
-from rftcore.explorer.rewards import build_scorer
+from rftcore.explorer.failed_steps import FailedSteps
+from rftcore.explorer.rewards import Scorer
 from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.explorer.task import Task
+from rftcore.explorer.workflow_loop import WorkflowLoop
 from rftcore.explorer.workflows import WORKFLOWS
 from rftcore.launch.joining import JoinedRun, join_run
 from rftcore.launch.prepare import engine_config, model_folder
 from rftdata import plugins, wake
-from rftdata.claims import claim_evaluation, claim_groups, fail_evaluation, finish_evaluation, release_groups
+from rftdata.blocked import end_blocked_process, report_path
+from rftdata.claims import (
+    ClaimedGroup,
+    claim_evaluation,
+    claim_groups,
+    fail_evaluation,
+    finish_evaluation,
+    release_groups,
+)
 from rftdata.database import Row
 from rftdata.errors import FencedError, ModelError
 from rftdata.groups import Group
@@ -89,10 +100,23 @@ class Explorer:
             max_tokens=self.config.max_tokens, stop=tuple(self.config.stop),
         )  # fmt: skip
         source = "import" if self.config.engine == "none" else "explorer"
+        self.failed_steps = FailedSteps(
+            self.database, self.run_id, max(1, int(config.trainer.batch_groups * config.sampling.fresh_share())),
+            min(self.config.max_failed_steps, config.steps or self.config.max_failed_steps),
+        )  # fmt: skip
+        self.scorer = Scorer(
+            self.config.reward, config.base_dir, timeout_s=self.config.reward_limit[0], limit=self.config.reward_limit[1],
+            max_processes=self.config.reward_processes,
+        )  # fmt: skip
         self.runner = RolloutRunner(
             engine, plugins.load("workflow", self.config.workflow, WORKFLOWS, config.base_dir), self.config.workflow_args,
-            build_scorer(self.config.reward, config.base_dir), self.config.rollout_timeout_s, source,
+            self.scorer, self.config.rollout_timeout_s, source,
             asyncio.Semaphore(_ROLLOUTS_PER_SEQUENCE * engine_config(config, worker_index=0).max_num_seqs),
+            self.failed_steps.note,
+        )  # fmt: skip
+        self.workflows = WorkflowLoop(
+            min(self.config.block_timeout_s, self.config.rollout_timeout_s), self._show_blocking, end_blocked_process,
+            report_path(joined.buffer.run_folder(joined.row), os.getpid()),
         )  # fmt: skip
         self.planner = Planner(self.database, self.run_id, PlanConfig(
             tuple(config.tasks), config.selector, config.run.seed, config.trainer.batch_groups, config.algorithm.group_size,
@@ -104,7 +128,8 @@ class Explorer:
             for taskset in config.tasks for selector in [taskset.selector or config.selector]
         }  # fmt: skip
         self.writer = joined.buffer.writer(joined.row)
-        self.in_flight: dict[asyncio.Task[Group], int] = {}  # with the group each works on
+        self.in_flight: dict[asyncio.Task[Group], ClaimedGroup] = {}  # with the group each works on
+        self._has_claimed = False
         self._weights_missing: tuple[int, float] | None = None  # policy version, and when that was first seen
 
     async def run(self) -> None:
@@ -122,6 +147,8 @@ class Explorer:
             for task in self.in_flight:
                 task.cancel()
             await asyncio.gather(*self.in_flight, return_exceptions=True)
+            await asyncio.to_thread(self.workflows.close)
+            await asyncio.to_thread(self.scorer.close)
             self.writer.close()
             release_groups(self.database, self.worker.worker_id)
 
@@ -143,13 +170,14 @@ class Explorer:
         return f"the policy after trainer step {self.policy_step + 1}, or a group to refill"
 
     async def _store_finished(self) -> None:
-        done = [task for task in self.in_flight if task.done()]
-        for task in done:
-            del self.in_flight[task]
+        done = {task: self.in_flight.pop(task) for task in list(self.in_flight) if task.done()}
         errors = [error for task in done if (error := task.exception())]
         await self._store([task.result() for task in done if not task.exception()])
         if errors:
             raise errors[0]
+        self.failed_steps.check(
+            {claimed.explore_step for task, claimed in done.items() if not _any_good(task.result())}
+        )
 
     async def _store(self, groups: list[Group]) -> None:
         if not groups:
@@ -234,15 +262,25 @@ class Explorer:
             last_step=last_step,
             count=room,
             lease_s=self.config.lease_s,
-            held=self.in_flight.values(),
+            held=[claimed.group_id for claimed in self.in_flight.values()],
         )
-        self.in_flight |= {
-            asyncio.create_task(
-                self.runner.group(group, self.decoding, self.screenings.get(group.taskset))
-            ): group.group_id
-            for group in groups
-        }
+        if groups and not self._has_claimed:
+            # Groups that no explorer survived are set aside as failed, and this one may take the place of the last of them.
+            self.failed_steps.check({group.explore_step for group in groups})
+            self._has_claimed = True
+        self.in_flight |= {asyncio.create_task(self._explore(group)): group for group in groups}
         return bool(groups)
+
+    async def _explore(self, claimed: ClaimedGroup) -> Group:
+        screening = self.screenings.get(claimed.taskset)
+        return await self.workflows.run(self.runner.group(claimed, self.decoding, screening))
+
+    def _show_blocking(self, what: str) -> None:
+        """Show in `rft status` which line blocks the workflows; called from another thread."""
+        if what:
+            self.worker.progress["workflows_blocked"] = what
+        else:
+            self.worker.progress.pop("workflows_blocked", None)
 
     def _evaluation_waits(self) -> bool:
         """Whether an evaluation is asked for: no more groups are taken until it has been answered.
@@ -298,6 +336,11 @@ class Explorer:
                 "%d of %d answers on %s (%s, step %d) could not be scored and count 0; the first: %s",
                 len(failed), len(answers), row["taskset"], row["decoding"], row["trainer_step"], failed[0]["error"],
             )  # fmt: skip
+        if self.only_evaluates and len(failed) == len(answers):  # no rollout of such a run would show it
+            raise self.failed_steps.error(
+                f"the {len(answers)} answers on {row['taskset']} ({row['decoding']}, step {row['trainer_step']})",
+                len(failed), failed[0]["error"],
+            )  # fmt: skip
 
     async def _answers(self, tasks: list[Task], decoding: Decoding) -> list[dict[str, Any]] | None:
         """One answer per task; None when asked to stop before the last."""
@@ -317,7 +360,7 @@ class Explorer:
             await asyncio.gather(*running, return_exceptions=True)
 
     async def _answer(self, task: Task, decoding: Decoding) -> dict[str, Any]:
-        rollout = await self.runner.rollout(task, 0, decoding)
+        rollout = await self.workflows.run(self.runner.rollout(task, 0, decoding))
         last = rollout.sequences[-1] if rollout.sequences else None
         return {
             "task_id": task.task_id,
@@ -332,3 +375,7 @@ class Explorer:
         self.worker.progress["num_generated_tokens"] = self.engine.num_generated_tokens
         if tokens and seconds > 0:
             self.worker.progress["tokens_per_s"] = round(tokens / seconds, 1)
+
+
+def _any_good(group: Group) -> bool:
+    return any(rollout.outcome == "ok" for rollout in group.rollouts)

@@ -8,17 +8,26 @@ end in the same way.
 from __future__ import annotations
 
 import asyncio
+import inspect
+import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from rftcore.explorer.engines.base import Decoding, Engine
-from rftcore.explorer.task import Model, Scorer, Task, Workflow
+from rftcore.explorer.failures import FunctionFailedError, describe, user_stack, waited_at
+from rftcore.explorer.plain_workflow import run_plain
+from rftcore.explorer.rollout_clock import RolloutClock
+from rftcore.explorer.task import Model, Score, Scorer, Task, Workflow
+from rftcore.explorer.workflow_loop import BlockedError
 from rftdata.claims import ClaimedGroup
-from rftdata.errors import ConfigError, EngineStoppedError, ModelError
+from rftdata.errors import ConfigError, EngineStoppedError, ModelError, RftError
 from rftdata.groups import Group, Rollout, successes_and_trials
 from rftdata.selectors import Screening
 
+# sys.exit() in a user's code ends its rollout and not the explorer.
+_OF_A_USER = (Exception, BaseExceptionGroup, BlockedError, SystemExit, KeyboardInterrupt)
 _ERRORS_OF_THE_RUN = (ConfigError, ModelError, EngineStoppedError)
 
 
@@ -29,6 +38,7 @@ class RolloutRunner:
     Attributes:
         timeout_s: a rollout that takes longer, from the moment it begins, is recorded as timed out.
         slots: rollouts that may run at the same time; the others wait, and their time does not count.
+        on_failure: is given the description of a failure and the user's stack.
     """
 
     engine: Engine
@@ -38,6 +48,7 @@ class RolloutRunner:
     timeout_s: float
     source: str
     slots: asyncio.Semaphore
+    on_failure: Callable[[str, str], None] = lambda *_: None
 
     async def group(self, claimed: ClaimedGroup, decoding: Decoding, screening: Screening | None = None) -> Group:
         """All rollouts of a claimed group, at the same time; with a screening rule, the others only if the first are neither all bad nor
@@ -83,17 +94,21 @@ class RolloutRunner:
         model = Model(self.engine, decoding)
         started = time.monotonic()
         outcome, error, score = "ok", None, None
-        timeout = asyncio.timeout(self.timeout_s)
+        clock = RolloutClock(self.timeout_s)
         try:
-            async with timeout:
-                score = await self.workflow(task, model, self.scorer, **self.workflow_args)
-        except Exception as raised:  # the boundary: what a user's code raises is data
+            async with clock:
+                score = checked_score(await self._run_workflow(task, model), task)
+        except asyncio.CancelledError as raised:
+            task_now = asyncio.current_task()
+            if task_now is None or task_now.cancelling():
+                raise
+            outcome, error = "failed", describe(raised)  # something that the workflow cancelled itself
+            self.on_failure(error, user_stack(raised))
+        except _OF_A_USER as raised:  # the boundary: what a user's code raises is data
             if _of_the_run(raised):
                 raise
-            if timeout.expired():
-                outcome, error = "timeout", f"took longer than explorer.rollout_timeout_s = {self.timeout_s} s"
-            else:
-                outcome, error = "failed", f"{type(raised).__name__}: {raised}"
+            outcome, error = self._outcome(raised, timed_out=clock.expired)
+            self.on_failure(error, user_stack(raised))
         sequences = [turn.sequence for turn in model.turns]
         for sequence in sequences:
             # The reward of a rollout is given to each of its turns.
@@ -101,8 +116,45 @@ class RolloutRunner:
             sequence.reward_parts = score.parts if score else {}
         return Rollout(index, outcome, score.reward if score else None, sequences, time.monotonic() - started, error)
 
+    async def _run_workflow(self, task: Task, model: Model) -> Any:
+        if not _is_async(self.workflow):
+            return await run_plain(self.workflow, task, model, self.scorer, self.workflow_args)
+        return await self.workflow(task, model, self.scorer, **self.workflow_args)
 
-def _of_the_run(error: Exception) -> bool:
-    if isinstance(error, ExceptionGroup):  # of a workflow with several requests at once
-        return error.subgroup(_ERRORS_OF_THE_RUN) is not None
-    return isinstance(error, _ERRORS_OF_THE_RUN)
+    def _outcome(self, raised: BaseException, *, timed_out: bool) -> tuple[str, str]:
+        if _holds(raised, BlockedError):
+            return "timeout", f"blocked the event loop of the workflows for too long{waited_at(raised)}"
+        if timed_out:
+            return "timeout", f"took longer than explorer.rollout_timeout_s = {self.timeout_s:g} s{waited_at(raised)}"
+        if isinstance(raised, FunctionFailedError) and raised.timed_out:
+            return "timeout", raised.text
+        text = describe(raised)
+        return "failed", f"{text}; an await is missing" if "'coroutine' object" in text else text
+
+
+def checked_score(score: Any, task: Task) -> Score:
+    """What a workflow returned.
+
+    Raises:
+        RftError: it is no Score with a finite reward.
+    """
+    if isinstance(score, Score) and isinstance(score.reward, int | float) and math.isfinite(score.reward):
+        return score
+    raise RftError(
+        f"the workflow returned no score for the task {task.task_key!r} of {task.taskset!r}", value=score,
+        allowed="Score(reward) with a finite number", todo="return what score(turn, task) gives (awaited in an async workflow), or a Score of its own",
+    )  # fmt: skip
+
+
+def _is_async(workflow: Any) -> bool:
+    call = getattr(workflow, "__call__", None)  # noqa: B004 - an object with an async __call__ is an async function, too
+    return inspect.iscoroutinefunction(workflow) or inspect.iscoroutinefunction(call)
+
+
+def _of_the_run(error: BaseException) -> bool:
+    return _holds(error, *_ERRORS_OF_THE_RUN)
+
+
+def _holds(error: BaseException, *kinds: type[BaseException]) -> bool:
+    """Whether an error is of a kind, or, of a workflow with several requests at once, one of a group is."""
+    return isinstance(error, kinds) or (isinstance(error, BaseExceptionGroup) and error.subgroup(kinds) is not None)

@@ -6,10 +6,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from rftcore.explorer.chats import Message, chat_sequence, content_text
 from rftcore.explorer.engines.base import Decoding, Engine
 from rftdata.groups import Sequence
-
-Message = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -102,6 +101,16 @@ class Model:
         return self._record(
             Turn(messages, response, "stop", written_sequence(self._engine.tokenizer, messages, response))
         )
+
+    def write_chat(self, messages: list[Message], *, start: int = 0, turns: str = "all") -> Turn:
+        """Record a chat whose answers are given: a demonstration, see `chat_sequence`. The turn's answer is the last one.
+
+        Raises:
+            ConfigError: the chat template does not fit the chat.
+        """
+        sequence = chat_sequence(self._engine.tokenizer, messages, start=start, turns=turns)
+        *before, last = sequence.messages or []
+        return self._record(Turn(before, content_text(last), "stop", sequence))
 
     def _record(self, turn: Turn) -> Turn:
         self.turns.append(turn)

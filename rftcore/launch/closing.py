@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rftcore.launch.progress import View
 from rftdata.buffer import Buffer
-from rftdata.database import Row
+from rftdata.database import Row, redacted
 from rftdata.errors import QueryError
 
 
@@ -48,5 +48,5 @@ Try next:
 def buffer_option(location: str) -> str:
     """What commands given in this folder need to find the buffer; empty where they find it without."""
     default = os.environ.get("RFT_BUFFER") or "buffer"
-    found = default if "://" in default else str(Path(default).resolve())
+    found = redacted(default) if "://" in default else str(Path(default).resolve())
     return "" if location == found else f" --buffer {shlex.quote(location)}"

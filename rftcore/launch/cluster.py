@@ -6,38 +6,59 @@ started and ends with this process, and so do its actors, however this process e
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import AuthenticationError
+from ray.exceptions import AuthenticationError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rftcore.config import RunConfig
 from rftcore.explorer.engines import ENGINES
 from rftcore.explorer.engines.base import Engine
+from rftcore.launch.deaths import ProcessWatch
 from rftcore.launch.prepare import engine_config
 from rftcore.launch.processors import Threads, thread_environment
 from rftdata import plugins
-from rftdata.errors import ConfigError, RftError
+from rftdata.errors import ConfigError
 
 
 @dataclass
 class RoleProcess:
-    """A started role: what it is called, its actor and the call that ends when the role does."""
+    """A started role.
+
+    Attributes:
+        name: what it is called.
+        role: explorer, pipeline or trainer.
+        start: starts the same role in another process.
+        actor: its actor.
+        identity: the call that answers with its host and process number.
+        done: the call that ends when the role does.
+        watch: sees the end of the process; None until `identity` is answered.
+    """
 
     name: str
+    role: str
+    start: Callable[[], RoleProcess] = field(repr=False)
     actor: Any
+    identity: Any
     done: Any
+    watch: ProcessWatch | None = None
 
 
 @ray.remote(max_restarts=0, max_task_retries=0)
 class RoleActor:
     """The process of one role; it does nothing but run the role's `main`."""
+
+    def identity(self) -> tuple[str, int]:
+        """Host and number of this process."""
+        return socket.gethostname(), os.getpid()
 
     def run(self, role: str, config: RunConfig, run: str, options: dict[str, Any]) -> int:
         """Run a role to its end."""
@@ -63,10 +84,11 @@ def start_cluster() -> str:
             "object_store_memory": 128 * 2**20,
         }
     )
-    # "local", not None: None joins whatever cluster somebody left running on this machine.
+    # "local", not None: None joins any cluster that was left running on this machine.
     try:
         _knock(address)
-        ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
+        with _processes_apart():
+            ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
     except (OSError, AuthenticationError) as error:
         if not address:
             raise
@@ -76,7 +98,16 @@ def start_cluster() -> str:
             todo="see that it runs (`ray status`); if it asks for a token, set RAY_AUTH_MODE=token and put the token into "
             "~/.ray/auth_token or RAY_AUTH_TOKEN; without RAY_ADDRESS `rft run` starts a cluster of its own",
         ) from error
+    _print_no_errors()
     return f"Ray cluster at {address}" if address else "a local Ray cluster"
+
+
+def _print_no_errors() -> None:
+    """Ray prints a paragraph about each process that dies; `rft run` has a sentence for it."""
+    import ray._private.worker as driver
+
+    if hasattr(driver, "print_to_stdstream"):  # nothing else of this process prints by it: log_to_driver is off
+        driver.print_to_stdstream = lambda *_, **__: None
 
 
 def _knock(address: str | None) -> None:
@@ -107,25 +138,47 @@ def start_roles(config: RunConfig, run: str, threads: Threads) -> list[RoleProce
     return processes
 
 
-def failures(processes: list[RoleProcess], *, timeout_s: float) -> tuple[list[RoleProcess], dict[str, BaseException]]:
-    """Wait a little; the roles that still run, and why others failed."""
+def ended_roles(
+    processes: list[RoleProcess], *, timeout_s: float
+) -> tuple[list[RoleProcess], list[tuple[RoleProcess, BaseException | None]]]:
+    """Wait a little; the roles that still run, and those that have ended, with the error of those that failed."""
     ended, _ = ray.wait([process.done for process in processes], num_returns=len(processes), timeout=timeout_s)
-    running, failed = [], {}
+    running: list[RoleProcess] = []
+    errors: list[tuple[RoleProcess, BaseException | None]] = []
     for process in processes:
-        if process.done not in ended:
+        _watch(process)
+        if process.done in ended:
+            errors.append((process, _error(process)))
+        else:
             running.append(process)
-            continue
-        try:
-            ray.get(process.done)
-        except Exception as error:  # noqa: BLE001 - the boundary: whatever ended a role is reported by name
-            failed[process.name] = _cause(error)
-    return running, failed
+    return running, errors
+
+
+def _watch(process: RoleProcess) -> None:
+    """Watch the process of a role as soon as it is known."""
+    if process.watch is None and ray.wait([process.identity], timeout=0)[0]:
+        with contextlib.suppress(RayError):  # it died before it could answer
+            process.watch = ProcessWatch(*ray.get(process.identity))
+
+
+def _error(process: RoleProcess) -> BaseException | None:
+    """What a role that has ended failed with."""
+    try:
+        ray.get(process.done)
+    except RayTaskError as error:
+        return error.cause if isinstance(error.cause, BaseException) else error
+    except RayError as error:
+        return (process.watch or ProcessWatch("", 0)).death(str(error))
+    except Exception as error:  # noqa: BLE001 - the boundary: whatever ended a role is reported by name
+        return error
+    return None
 
 
 def kill(processes: list[RoleProcess]) -> None:
     """End roles that do not end by themselves."""
     for process in processes:
-        ray.kill(process.actor, no_restart=True)
+        with contextlib.suppress(RayError):  # it, or the whole cluster, has ended meanwhile
+            ray.kill(process.actor, no_restart=True)
 
 
 def stop_cluster() -> None:
@@ -140,11 +193,38 @@ def _start(
     # Plug-ins next to the configuration and a checkout that is not installed must be importable there too.
     environment = {**environment, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     placed = "DEFAULT" if node is None else NodeAffinitySchedulingStrategy(node, soft=False)
-    # CPUs are not reserved: on a small machine roles take turns.
-    actor = RoleActor.options(
-        num_cpus=0, num_gpus=gpus, runtime_env={"env_vars": environment}, scheduling_strategy=placed
-    ).remote()
-    return RoleProcess(name, actor, actor.run.remote(role, config, run, options))
+
+    def start() -> RoleProcess:
+        # CPUs are not reserved: on a small machine roles take turns.
+        actor = RoleActor.options(
+            num_cpus=0, num_gpus=gpus, runtime_env={"env_vars": environment}, scheduling_strategy=placed
+        ).remote()
+        return RoleProcess(
+            name, role, start, actor, actor.identity.remote(), actor.run.remote(role, config, run, options)
+        )
+
+    return start()
+
+
+@contextlib.contextmanager
+def _processes_apart() -> Iterator[None]:
+    """Processes that are started here get sessions of their own.
+
+    A signal to the process group of `rft run` (Ctrl-C, `timeout`, a terminal that is closed) is for `rft run`, which asks the roles to
+    stop. Ray's processes would end at once and take the roles along.
+    """
+    apart = True
+
+    def leave_session() -> None:
+        if apart:
+            os.setsid()
+
+    # Called in every process that Ray starts, as Ray gives `subprocess` a function to call there, too.
+    os.register_at_fork(after_in_child=leave_session)
+    try:
+        yield
+    finally:
+        apart = False
 
 
 def _nodes() -> list[str]:
@@ -158,10 +238,3 @@ def _gpu_shares(num_explorers: int) -> tuple[float, float]:
     needed = num_explorers + 1
     share = 1.0 if gpus >= needed else gpus / needed
     return share, share
-
-
-def _cause(error: BaseException) -> BaseException:
-    cause = getattr(error, "cause", None)
-    if isinstance(cause, RftError):
-        return cause
-    return cause if isinstance(cause, BaseException) else error

@@ -7,7 +7,9 @@ joins would wait for ever.
 
 from __future__ import annotations
 
+import functools
 import socket
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,9 +19,11 @@ from rftcore.config import RunConfig
 from rftcore.launch.closing import buffer_option
 from rftcore.launch.prepare import check_run, prepare_run, runs_of_name
 from rftcore.launch.stacks import answer_requests
+from rftdata import blocked
 from rftdata.buffer import Buffer
 from rftdata.database import Row, execute
 from rftdata.errors import ConfigError
+from rftdata.worker import note_blocked_workers
 
 _VERBS = {"explorer": "explore", "pipeline": "process", "trainer": "train"}
 _OPEN = ("created", "running")
@@ -62,13 +66,16 @@ def join_run(config: RunConfig, run: str | None, *, by_hand: str | None = None) 
         ConfigError: a role started by hand would join, or be beside, nothing but runs that have ended.
     """
     check_run(config)
-    buffer = rftdata.open(config.buffer, application=f"rft {socket.gethostname()}")
+    report = functools.partial(print, file=sys.stderr, flush=True)
+    buffer = rftdata.open(config.buffer, application=f"rft {socket.gethostname()}", report=report)
     try:
         row, is_new = _named(config, buffer, run, by_hand) if run is not None else _of_name(config, buffer, by_hand)
     except BaseException:
         buffer.close()
         raise
     answer_requests(buffer.run_folder(row))
+    note_blocked_workers(buffer.database, row["run_id"], buffer.run_folder(row))
+    blocked.report_to(buffer.run_folder(row))
     companions = None
     if by_hand is not None:
         companions = Companions(buffer, config, row, by_hand)

@@ -5,6 +5,8 @@ Everything that can be wrong with a configuration is found here, before a proces
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from operators.chain import Chain
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.requirements import check_made, check_rollouts, check_sampling, check_selected, check_source
 from rftcore.config import RunConfig
-from rftcore.environment import check_torchvision
+from rftcore.environment import check_environment
 from rftcore.explorer.engines import ENGINES
 from rftcore.explorer.engines.base import EngineConfig
 from rftcore.explorer.rewards import REWARDS
@@ -116,15 +118,55 @@ def check_run(config: RunConfig) -> None:
 
     Raises:
         PluginError, ConfigError, ModelError, TaskSourceError, OperatorError: what is wrong.
+        EnvironmentMismatchError: packages that are missing here or break each other.
     """
-    check_torchvision()
+    check_environment(config.explorer.engine)
     check_plugins(config)
     check_before_buffer(config, build_task_chain(config))
-    model_folder(config)  # fetched now: a run whose model does not exist must not be stored
+    folder = model_folder(config)  # fetched now: a run whose model does not exist must not be stored
+    check_max_tokens(config, context_length(config, folder))
 
 
-def prepare_run(config: RunConfig, buffer: Buffer, *, resumed: Row | None = None) -> Row:
+def context_length(config: RunConfig, folder: Path) -> int | None:
+    """Most tokens of prompt and response, by the engine's settings and the model's config.json; None where neither says."""
+    try:
+        model = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        limit = (model.get("text_config") or model).get("max_position_embeddings")
+    except (OSError, ValueError, AttributeError):
+        limit = None  # opening the model says what is wrong with it
+    asked = engine_config(config, worker_index=0).context_length
+    return min((length for length in (asked, limit) if length), default=None)
+
+
+def check_max_tokens(config: RunConfig, context: int | None) -> None:
+    """Refuse explorer.max_tokens that leaves no room for a prompt. With its default the context ends responses sooner.
+
+    Raises:
+        ConfigError: it was set to that.
+    """
+    explorer = config.explorer
+    if context is None or explorer.max_tokens < context or "max_tokens" not in explorer.model_fields_set:
+        return
+    if config.has_explorer and explorer.engine != "none":
+        raise ConfigError(
+            "explorer.max_tokens leaves no room for a prompt in the engine's context", value=explorer.max_tokens,
+            allowed=f"up to {context - 1}, less the prompt (its context is {context} tokens)",
+            todo="lower explorer.max_tokens, or raise explorer.engine_args.context_length if the model allows it",
+        )  # fmt: skip
+
+
+def prepare_run(
+    config: RunConfig,
+    buffer: Buffer,
+    *,
+    resumed: Row | None = None,
+    before_storing: Callable[[], object] = lambda: None,
+) -> Row:
     """Load a checked configuration's tasksets, and store a new run or the changed settings of the one to go on with.
+
+    Args:
+        resumed: the run to go on with; None for a new one.
+        before_storing: called when nothing is left to do but that.
 
     Raises:
         ConfigError: a priority formula that the database does not take.
@@ -136,17 +178,20 @@ def prepare_run(config: RunConfig, buffer: Buffer, *, resumed: Row | None = None
     stored = stored_config(config)
     if resumed is None:
         selected = select_source(config, buffer)
+        steps = planned_steps(config, len(selected.item_ids) if selected else None)
+        before_storing()
         return buffer.create_run(
             name=config.run.name,
             config=stored,
             seed=config.run.seed,
-            steps=planned_steps(config, len(selected.item_ids) if selected else None),
+            steps=steps,
             pipeline_version=chain.version,
             mode="both" if config.has_explorer else "train",
             selected=selected,
             epochs=config.sampling.epochs,
         )
     _refuse_another_source(config, resumed)
+    before_storing()
     buffer.database.run(
         "set_run_config",
         run_id=resumed["run_id"],

@@ -7,11 +7,16 @@ reads the buffer itself.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import os
 import sys
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -44,6 +49,7 @@ class Progress:
         self._database = buffer.database
         self._run_id = run_id
         self._rewards: dict[int, dict[str, Any]] = {}
+        self._failures: dict[tuple[int, str], dict[str, Any]] = {}
 
     def snapshot(self) -> Snapshot:
         """Where the run stands now; plain values, ready for JSON but for the times.
@@ -51,7 +57,8 @@ class Progress:
         Keys: run, run_id, status, outcome, step, planned_steps, num_skipped, seconds, remaining_seconds, mean_reward,
         pass_rate, reward_step (newest explorer step with rewards; the two means are its), rewards (per explorer step),
         tokens_per_s, policy_step (of the engines; the oldest where they differ), published_step, queue, refills,
-        closed_groups, metrics (of the newest step), evaluations, evaluations_open, open_reviews (rows that wait for a person), workers.
+        closed_groups, failures (failed rollouts and their commonest error, or None), metrics (of the newest step), evaluations,
+        evaluations_open, open_reviews (rows that wait for a person), workers.
         """
         run = self._rows("progress_run")[0]
         steps = self._rows("progress_steps", limit=8)
@@ -77,6 +84,7 @@ class Progress:
             "published_step": published[0]["trainer_step"] if published else None,
             "queue": self._rows("progress_queue")[0],
             "refills": groups["refilled"], "closed_groups": groups["closed"],
+            "failures": self._commonest_failure(),
             "metrics": steps[0]["metrics"] if steps else {},
             "evaluations": self._rows("progress_evaluations"),
             "evaluations_open": self._rows("progress_evaluations_open")[0]["num"],
@@ -89,9 +97,39 @@ class Progress:
         for row in self._rows("progress_rewards", from_step=from_step):
             if row["mean_reward"] is not None:
                 self._rewards[row["explore_step"]] = row
+        for row in self._rows("progress_failures", from_step=from_step):
+            self._failures[row["explore_step"], row["kind"]] = row
+
+    def _commonest_failure(self) -> dict[str, Any] | None:
+        counts: Counter[str] = Counter()
+        for (_, kind), row in self._failures.items():
+            counts[kind] += row["num"]
+        if not counts:
+            return None
+        [(commonest, num)] = counts.most_common(1)
+        error = next(row["error"] for (_, kind), row in self._failures.items() if kind == commonest)
+        return {"num_rollouts": counts.total(), "num_commonest": num, "commonest": error}
 
     def _rows(self, name: str, **parameters: Any) -> list[dict[str, Any]]:
         return self._database.fetch(name, run_id=self._run_id, **parameters)
+
+
+V = TypeVar("V", bound="View")
+T = TypeVar("T")
+
+
+def outlives_its_reader(show: Callable[[V, T], None]) -> Callable[[V, T], None]:
+    """Once the terminal is closed or the reader of the pipe has gone, nothing is shown any more and the run goes on."""
+
+    @functools.wraps(show)
+    def guarded(view: V, what: T) -> None:
+        try:
+            show(view, what)
+        except OSError:
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    return guarded
 
 
 class View(ABC):
@@ -131,9 +169,11 @@ class LiveView(View):
         self._live = Live(console=console, auto_refresh=False, transient=False)
         self._started = False
 
+    @outlives_its_reader
     def message(self, text: str) -> None:
         self._console.print(text, markup=False)
 
+    @outlives_its_reader
     def update(self, snapshot: Snapshot) -> None:
         if not self._started:
             self._live.start()
@@ -158,9 +198,11 @@ class LineView(View):
         self._last: tuple[Any, ...] | None = None
         self._at = 0.0
 
+    @outlives_its_reader
     def message(self, text: str) -> None:
         print(text, flush=True)
 
+    @outlives_its_reader
     def update(self, snapshot: Snapshot) -> None:
         state = (
             snapshot["status"],
@@ -208,6 +250,8 @@ def block(snapshot: Snapshot, width: int) -> Group:
     queue = snapshot["queue"]
     facts.add_row("groups", f"{queue['planned']} planned, {queue['claimed']} being sampled, {queue['sealed']} await verdicts, "
                   f"{queue['ready']} ready; {snapshot['closed_groups']} dropped, {snapshot['refills']} refills")  # fmt: skip
+    if snapshot["failures"]:
+        facts.add_row("failures", Text(_failures(snapshot["failures"]), style="red"))
     metrics = _metrics(snapshot["metrics"])
     if metrics:
         facts.add_row("training", metrics)
@@ -248,9 +292,12 @@ def worker_table(workers: list[dict[str, Any]], *, everyone: bool = False) -> Ta
 
 
 def _shown(workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Living workers, and of each role without one the last that ended with an error or fell silent."""
+    """Living workers, and of each role without one the last that ended with an error or fell silent.
+
+    A replay that failed is not among them: it told the person who started it, and the run lacks nothing.
+    """
     alive = [w for w in workers if w["liveness"] == "alive"]
-    roles = {w["role"] for w in alive}
+    roles = {w["role"] for w in alive} | {"replay"}
     ended = {w["role"]: w for w in workers if w["role"] not in roles and (w["error"] or w["liveness"] == "lost")}
     return [*alive, *ended.values()]
 
@@ -259,7 +306,8 @@ def _doing(worker: dict[str, Any]) -> str:
     if worker["liveness"] == "lost":
         return f"silent since it was {worker['state']}"
     if worker["error"]:
-        return f"ended: {worker['error']}"
+        sentence, *_ = str(worker["error"]).splitlines()  # a stack may follow
+        return f"ended: {sentence}"
     return doing(str(worker["state"]), worker["waiting_for"])
 
 
@@ -286,11 +334,22 @@ def _measures(snapshot: Snapshot) -> list[str]:
         f"groups {queue['planned']} planned {queue['claimed']} claimed {queue['sealed']} sealed {queue['ready']} ready"
     )
     parts.append(f"refills {snapshot['refills']}")
+    parts += filter(None, [_failures(snapshot["failures"])])
     parts += [
         f"{evaluation_title(e['purpose'], e['taskset'])} {e['decoding']} {e['mean_reward']:.3f} @{e['trainer_step']}"
+        + (f" ({' '.join(e['error'].split())[:160]})" if e["error"] else "")
         for e in snapshot["evaluations"]
     ]
     return parts
+
+
+def _failures(failures: dict[str, Any] | None) -> str:
+    if failures is None:
+        return ""
+    total, num = failures["num_rollouts"], failures["num_commonest"]
+    share = "all" if num == total else f"{num} of them"
+    which = f"{total:,} rollouts failed, {share} with" if total > 1 else "1 rollout failed with"
+    return f"{which} {' '.join(failures['commonest'].split())[:200]}"
 
 
 def _speed(snapshot: Snapshot) -> str:

@@ -1,43 +1,54 @@
 """`rft run`: prepares the run, places its roles, shows its progress, and reports how it ended.
 
 It takes no part in the work: it reads the buffer for what it shows, and watches the processes. When one ends before its work
-did, the others are asked to stop, and the exit code says so; what is in the buffer stays, and `--resume` goes on. Roles that do
-not stop in time are killed, which is no failure of theirs. Once the run has finished its results are complete: a role that
-fails after that is told of, and the exit code stays 0.
+did, the others are asked to stop, and the exit code says so; what is in the buffer stays, and `--resume` goes on. A role that a
+function of the user blocked is started again (`restarts`). A signal stops the run in good order (`interrupts`). Roles that do not
+stop in time are killed, which is no failure of theirs. Once the run has finished its results are complete: a role that fails
+after that is a warning, and the exit code stays 0.
 
 The embedded database is started again when it was killed: roles ride that out (`rftdata.outage`), and the run goes on. One that
-somebody stopped, and did not start again soon, ends the run.
+was stopped, and is not started again soon, ends the run.
 """
 
 from __future__ import annotations
 
 import contextlib
-import signal
-import threading
 import time
 from pathlib import Path
-from types import FrameType
 
 import rftdata
+from rftcore import held_lock
 from rftcore.config import RunConfig
 from rftcore.launch import cluster
 from rftcore.launch.closing import buffer_option, show_results
+from rftcore.launch.deaths import RoleDiedError
+from rftcore.launch.earlier import earlier_run
+from rftcore.launch.interrupts import Interrupts, StartInterrupted
 from rftcore.launch.people import People
 from rftcore.launch.prepare import GoBack, check_run, find_resumable, has_finished, model_folder, prepare_run, take_back
 from rftcore.launch.processors import divide_threads
 from rftcore.launch.progress import Progress, View
+from rftcore.launch.restarts import Restarts
 from rftcore.launch.stacks import answer_requests
+from rftcore.launch.watching import Roles, failure
 from rftdata import retention, wake
 from rftdata.buffer import Buffer
 from rftdata.config import RetentionConfig
 from rftdata.database import Row
-from rftdata.errors import BufferUnavailableError, DiskFullError, FencedError, RftError, RoleFailedError
+from rftdata.errors import (
+    BufferUnavailableError,
+    DiskFullError,
+    FencedError,
+    RftError,
+    RoleFailedError,
+    RolloutsFailedError,
+)
 from rftdata.worker import Worker, mark_dead_workers
 
 _STOP_GRACE_S = 60.0
 _REFRESH_S = 1.0
 _DEPARTURE_S = 45.0
-# Roles wait for a database that is away; whoever watches them looks at the roles again soon.
+# Roles wait for a database that is away; this process looks at the roles again soon.
 _PATIENCE_S = 4.0
 _MAX_REVIVALS = 10
 _STOPPED_S = 10.0
@@ -56,16 +67,26 @@ def run(
         view: where progress and messages go.
 
     Returns:
-        0 finished, even when a role failed afterwards; 130 stopped by a person.
+        0 finished, even when a role failed afterwards; 128 + its number where a signal stopped the run.
 
     Raises:
         RoleFailedError: a role ended early; what it said.
         RftError: the run could not be started.
     """
-    started = time.monotonic()
+    with Interrupts() as interrupts:
+        try:
+            return _run(config, resume, name, go_back, view, interrupts)
+        except StartInterrupted:
+            view.message(f"{interrupts.reason} before the run began")
+            return interrupts.exit_code
+
+
+def _run(
+    config: RunConfig, resume: bool, name: str | None, go_back: GoBack | None, view: View, interrupts: Interrupts
+) -> int:
     config = _reachable(config)
     check_run(config)  # before a buffer is made: a mistake leaves none behind
-    with rftdata.open(config.buffer, application="rft run", patience_s=_PATIENCE_S) as buffer:
+    with rftdata.open(config.buffer, application="rft run", patience_s=_PATIENCE_S, report=view.message) as buffer:
         stored = None
         if resume:
             stored = find_resumable(config, buffer, name)
@@ -73,6 +94,7 @@ def run(
                 await_departure(buffer, stored, view)
             stored = buffer.find_run(stored["run_id"])
             if go_back is not None:
+                interrupts.defer()  # it stores an attempt, or a run
                 config, stored = take_back(config, buffer, stored, go_back)
                 view.message(f"{stored['name']} begins {_begins(go_back)}")
             elif has_finished(config, stored):
@@ -82,22 +104,35 @@ def run(
                 )
                 show_results(buffer, stored, view)
                 return 0
-        row = prepare_run(config, buffer, resumed=stored)
-        answer_requests(buffer.run_folder(row))
-        view.message(f"run {row['name']} in the buffer {buffer.location}" + (" (resumed)" if resume else ""))
-        apply_retention(config.buffer.retention, buffer, row, view)
-        view.message(f"model {config.model.path}: {model_folder(config)}")
-        threads = divide_threads()
-        view.message(threads.sentence)
-        view.message(f"{cluster.start_cluster()} places {_roles(config)}; they load what they need now")
+        if stored is None and (sentence := earlier_run(config, buffer)) is not None:
+            view.message(sentence)
+        with held_lock.printed():  # it calls sources and stages of the user
+            # A run that is stored ends with a status: from then on the roles are stopped, or not started.
+            row = prepare_run(config, buffer, resumed=stored, before_storing=interrupts.defer)
+        return _work(config, buffer, row, view, interrupts, is_resumed=resume)
+
+
+def _work(config: RunConfig, buffer: Buffer, row: Row, view: View, interrupts: Interrupts, *, is_resumed: bool) -> int:
+    """Start the roles of a stored run and watch them to their end."""
+    started = time.monotonic()
+    answer_requests(buffer.run_folder(row))
+    view.message(f"run {row['name']} in the buffer {buffer.location}" + (" (resumed)" if is_resumed else ""))
+    apply_retention(config.buffer.retention, buffer, row, view)
+    view.message(f"model {config.model.path}: {model_folder(config)}")
+    threads = divide_threads()
+    view.message(threads.sentence)
+    if not interrupts.stop:
         try:
-            stopped = _supervise(config, buffer, row, view)
+            with interrupts.kept():
+                view.message(f"{cluster.start_cluster()} places {_roles(config)}; they load what they need now")
+            if not interrupts.stop:
+                _supervise(config, buffer, row, view, interrupts)
         except DiskFullError as error:  # it was here that the full disk was met first, and not in a role
-            todo = f"{error.todo}; then go on with rft run --resume {row['name']}"
+            todo = f"{error.todo}; then go on with {_resume(buffer, row)}"
             raise DiskFullError(error.what, value=error.value, allowed=error.allowed, todo=todo) from error
         finally:
             cluster.stop_cluster()
-        return _conclude(buffer, row, view, stopped, time.monotonic() - started)
+    return _conclude(buffer, row, view, interrupts, time.monotonic() - started)
 
 
 def apply_retention(rules: RetentionConfig | None, buffer: Buffer, row: Row, view: View) -> None:
@@ -150,39 +185,40 @@ def await_departure(buffer: Buffer, row: Row, view: View) -> None:
         time.sleep(_REFRESH_S)
 
 
-def _supervise(config: RunConfig, buffer: Buffer, row: Row, view: View) -> bool:
-    """Watch the roles until the run ends; whether a person stopped it."""
-    stop = threading.Event()
-    with _Interrupts(stop), Worker(buffer.database, row["run_id"], "supervisor") as worker:
+def _supervise(config: RunConfig, buffer: Buffer, row: Row, view: View, interrupts: Interrupts) -> None:
+    """Watch the roles until the run ends.
+
+    Raises:
+        RoleFailedError: a role failed before anything asked the run to stop.
+    """
+    with Worker(buffer.database, row["run_id"], "supervisor") as worker:
         worker.says("watches")
-        processes = cluster.start_roles(config, row["name"], divide_threads())
+        started = cluster.start_roles(config, row["name"], divide_threads())
+        roles = Roles(started, Restarts(buffer, row), view, interrupts)
         progress, people = Progress(buffer, row["run_id"]), People(view, buffer_option(buffer.location))
-        failed: dict[str, BaseException] = {}
-        killed: set[str] = set()
         asked_at: float | None = None
         revive = _Reviver(buffer, row, view)
-        while processes:
-            processes, newly_failed = cluster.failures(processes, timeout_s=_REFRESH_S)
-            failed |= {name: error for name, error in newly_failed.items() if name not in killed}
+        while roles.running:
+            roles.watch(_REFRESH_S)
             revive()
-            if (stop.is_set() or failed) and asked_at is None:
-                asked_at = time.monotonic()
-                _ask_to_stop(buffer, row, view, failed)
-            if processes and not killed and asked_at is not None and time.monotonic() - asked_at > _STOP_GRACE_S:
-                killed = {process.name for process in processes}
-                view.message(f"{', '.join(sorted(killed))} did not stop within {_STOP_GRACE_S:.0f} s: killed")
-                cluster.kill(processes)
+            if interrupts.stop or roles.failed:
+                if asked_at is None:
+                    asked_at = time.monotonic()
+                    _tell_stop(view, roles.failed)
+                # Again and again: a trainer that begins its attempt now takes the request for one of before.
+                _ask_to_stop(buffer, row)
+            if asked_at is not None and (interrupts.urgent or time.monotonic() - asked_at > _STOP_GRACE_S):
+                roles.kill("did not stop yet" if interrupts.urgent else f"did not stop within {_STOP_GRACE_S:.0f} s")
             _show(progress, view, people)
-    if failed:
-        _fail(buffer, row, failed, view)
-    return stop.is_set()
+    if roles.failed:
+        _fail(buffer, row, roles.failed, view)
 
 
 class _Reviver:
     """Starts the embedded database again when it was killed; not for ever.
 
     Raises:
-        BufferUnavailableError: somebody stopped it.
+        BufferUnavailableError: it was stopped.
     """
 
     def __init__(self, buffer: Buffer, row: Row, view: View) -> None:
@@ -203,7 +239,7 @@ class _Reviver:
                 why = "was killed again and again, or does not start" if killed else "is stopped"
                 raise BufferUnavailableError(
                     f"the database of the buffer {self._buffer.location} {why}: the run ends",
-                    todo=f"go on from the last checkpoint: rft run --resume {self._row['name']} starts it again",
+                    todo=f"go on from the last checkpoint: {_resume(self._buffer, self._row)} starts it again",
                 )
             return
         self._left -= 1
@@ -215,9 +251,12 @@ class _Reviver:
             self._view.message(f"warning: the database does not start: {error}")
 
 
-def _ask_to_stop(buffer: Buffer, row: Row, view: View, failed: dict[str, BaseException]) -> None:
+def _tell_stop(view: View, failed: dict[str, BaseException]) -> None:
     why = f"{', '.join(failed)} ended with an error" if failed else "interrupted"
     view.message(f"{why}: the other processes are asked to stop (up to {_STOP_GRACE_S:.0f} s)")
+
+
+def _ask_to_stop(buffer: Buffer, row: Row) -> None:
     try:
         mark_dead_workers(buffer.database, row["run_id"])
         buffer.database.run("request_stop", run_id=row["run_id"])
@@ -236,31 +275,52 @@ def _show(progress: Progress, view: View, people: People) -> None:
 
 
 def _fail(buffer: Buffer, row: Row, failed: dict[str, BaseException], view: View) -> None:
-    """Note why the run ended and raise it; a warning when it had finished already."""
+    """Record why the run ended and raise it; a warning when it had finished already."""
     name, error = next(iter(failed.items()))
-    why = str(error) if isinstance(error, RftError) else f"{type(error).__name__}: {' '.join(str(error).split())[:600]}"
-    with contextlib.suppress(BufferUnavailableError):  # its status stays `running`; a resume finds that nobody holds it
-        if not buffer.database.run("finish_run", run_id=row["run_id"], status="failed", outcome=f"{name}: {why}"):
-            view.message(
-                f"warning: the run had finished when the {name} failed: {why.rstrip('.')}; its results are complete"
-            )
+    why = failure(error).rstrip(".")
+    with contextlib.suppress(
+        BufferUnavailableError
+    ):  # its status stays `running`; a resume finds that no process holds it
+        ended = buffer.database.run("finish_run", run_id=row["run_id"], status="failed", outcome=f"the {name} {why}")
+        # Where no rollout succeeded, a trainer that skipped all of its steps meanwhile has finished nothing.
+        if not ended and not isinstance(error, RolloutsFailedError):
+            view.message(f"warning: the run had finished when the {name} failed: it {why}; its results are complete")
             return
+    if isinstance(error, RolloutsFailedError) and error.stack:
+        view.message(error.stack)
+    fix = (
+        ""
+        if isinstance(error, RoleDiedError | RolloutsFailedError)
+        else "correct that if it is yours to correct, then "
+    )
     raise RoleFailedError(
-        f"the {name} of the run {row['name']!r} ended before its work did: {why.rstrip('.')}",
-        todo=f"mend that if it is yours to mend, then go on from the last checkpoint: rft run --resume {row['name']}",
+        f"the {name} of the run {row['name']!r} {why}",
+        todo=f"{fix}go on from the last checkpoint: {_resume(buffer, row)}",
     ) from error
 
 
-def _conclude(buffer: Buffer, row: Row, view: View, stopped: bool, seconds: float) -> int:
-    state = buffer.find_run(row["run_id"])
-    if state["status"] != "finished":
-        outcome = "stopped by a person" if stopped else "its roles ended without finishing"
-        buffer.database.run("finish_run", run_id=row["run_id"], status="interrupted", outcome=outcome)
-        view.message(f"{outcome}; go on with: rft run --resume {row['name']}")
-        return 130 if stopped else 1
+def _conclude(buffer: Buffer, row: Row, view: View, interrupts: Interrupts, seconds: float) -> int:
+    try:
+        state = buffer.find_run(row["run_id"])
+        if state["status"] != "finished":
+            outcome = interrupts.reason if interrupts.stop else "its roles ended without finishing"
+            buffer.database.run("finish_run", run_id=row["run_id"], status="interrupted", outcome=outcome)
+            view.message(f"{outcome}; go on with: {_resume(buffer, row)}")
+            return interrupts.exit_code if interrupts.stop else 1
+    except BufferUnavailableError:
+        if not interrupts.stop:
+            raise
+        # The signal stopped the database, too; a resume finds that no process holds the run.
+        view.message(f"{interrupts.reason}, and so was the database; go on with: {_resume(buffer, row)}")
+        return interrupts.exit_code
     view.message(f"finished in {seconds / 60:.1f} minutes: {state['outcome']}")
     show_results(buffer, row, view)
     return 0
+
+
+def _resume(buffer: Buffer, row: Row) -> str:
+    """The command that goes on with a run, as it works in the current folder."""
+    return f"rft run --resume {row['name']}{buffer_option(buffer.location)}"
 
 
 def _reachable(config: RunConfig) -> RunConfig:
@@ -272,24 +332,3 @@ def _reachable(config: RunConfig) -> RunConfig:
     copy = config.model_copy(update={"buffer": config.buffer.model_copy(update=absolute)})
     copy._base_dir = config.base_dir
     return copy
-
-
-class _Interrupts:
-    """Ctrl-C and SIGTERM set an event; a second one ends the process as usual."""
-
-    def __init__(self, stop: threading.Event) -> None:
-        self._stop = stop
-        self._before: dict[int, object] = {}
-
-    def __enter__(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._handle)
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
-
-    def _handle(self, number: int, _: FrameType | None) -> None:
-        if self._stop.is_set():
-            raise KeyboardInterrupt
-        self._stop.set()

@@ -5,6 +5,9 @@ passes either, the stage is taken to be broken (a server that is away, a full di
 again later. Otherwise the batch is halved until the groups are found that do it. In a group that fails alone the rows are tried
 one by one: those that fail alone are set aside, dropped with the error as their reason, and the rest of the group is decided
 without them. A group that fails only as a whole is set aside as a whole.
+
+Where a stage exceeds its time limit and names the row at which it was, that row is set aside at once: to look for it would take the
+limit again and again. For the same reason fewer parts are tried alone before a stage that exceeds its limit is taken to be broken.
 """
 
 from __future__ import annotations
@@ -20,7 +23,11 @@ from operators.base import CreatedGroup, CreatedTask
 from operators.chain import Chain, ChainResult
 from operators.stage import Known, StageError, StageRun, StageScores
 from rftdata.claims import SealedBatch
+from rftdata.errors import time_limit_behind
 from rftdata.verdicts import Decision, KnownScore, NewTask, Question, Score, StageCount, Verdicts
+
+NUM_LATE_FIRST = 3
+"""So many rows are set aside though a stage exceeds its limit on the first of what is left; then it may do so on all."""
 
 
 @dataclass
@@ -75,7 +82,12 @@ class _Collected:
         self.runs += [error.run] if error.run else []
 
     def set_aside(self, table: pa.Table, error: StageError) -> None:
-        self.runs += [run for run in (*error.stages, error.run) if run]
+        self.runs += list(error.stages)
+        self.set_rows_aside(table, error)
+
+    def set_rows_aside(self, table: pa.Table, error: StageError) -> None:
+        """Set aside rows of a table whose other rows pass the stages again, and are counted then."""
+        self.halve(error)
         stage = error.run.stage if error.run else "chain"
         ids = list(zip(table["experience_id"].to_pylist(), table["group_id"].to_pylist(), strict=True))
         self.failed.update(key for key, _ in ids)
@@ -97,9 +109,11 @@ def decide(chain: Chain, batch: SealedBatch, known: Known | None = None, *, pati
         found.add(batch.table, chain.run(batch.table, known=found.known), chain)
     except StageError as error:
         found.keep(error.scores, chain)
-        if patient and not _any_passes(chain, batch.table, found.known):
-            raise
-        _decide_halves(chain, batch.table, found, error)
+        rest, failure = _without_late_rows(chain, batch.table, found, error)
+        if failure is not None:
+            if patient and not _any_passes(chain, rest, found.known, failure):
+                raise failure from failure.__cause__
+            _decide_halves(chain, rest, found, failure)
     tasks = [made for made in found.created if isinstance(made, CreatedTask)]
     return Decided(
         Verdicts(
@@ -128,13 +142,56 @@ def new_task(made: CreatedTask) -> NewTask:
     return NewTask(made.taskset, made.task_key, made.payload, {**made.features, "parent_experience_id": made.parent_id})
 
 
-def _any_passes(chain: Chain, table: pa.Table, known: Known) -> bool:
+def late_row(table: pa.Table, error: StageError) -> int | None:
+    """The row at which a stage exceeded its time limit, where that is known."""
+    limit = time_limit_behind(error)
+    if limit is None or limit.subject is None:
+        return None
+    row: int = pc.index(table["experience_id"], pa.scalar(limit.subject, pa.int64())).as_py()
+    return row if row >= 0 else None
+
+
+def without_row(table: pa.Table, row: int) -> pa.Table:
+    """The table without one of its rows."""
+    return pa.concat_tables([table.slice(0, row), table.slice(row + 1)]).combine_chunks()
+
+
+def _without_late_rows(
+    chain: Chain, table: pa.Table, found: _Collected, error: StageError
+) -> tuple[pa.Table, StageError | None]:
+    """Set aside the rows at which a stage exceeds its time limit, one after the other, and decide on the others.
+
+    Returns:
+        What is not decided on, and the error: where a stage fails otherwise, or on the first row each time, so that it may fail on all.
+    """
+    num_first = 0
+    while (row := late_row(table, error)) is not None and num_first < NUM_LATE_FIRST:
+        limit = time_limit_behind(error)
+        num_first = 0 if limit is not None and limit.num_done else num_first + 1
+        if table.num_rows == 1 and num_first:
+            return table, error
+        found.set_rows_aside(table.slice(row, 1), error)
+        table = without_row(table, row)
+        if not table.num_rows:
+            return table, None
+        try:
+            found.add(table, chain.run(table, known=found.known), chain)
+            return table, None
+        except StageError as other:
+            found.keep(other.scores, chain)
+            error = other
+    return table, error
+
+
+def _any_passes(chain: Chain, table: pa.Table, known: Known, error: StageError) -> bool:
     """Whether one of a few groups gets through by itself, or one of their rows: every group may have a row that fails."""
     groups = np.unique(table["group_id"].to_numpy())
     tried = groups[sorted({0, len(groups) // 2, len(groups) - 1})]
     if len(groups) > 1 and any(_error_of(chain, _groups(table, [group]), known, None) is None for group in tried):
         return True
     rows = _groups(table, tried)
+    if time_limit_behind(error) is not None:  # each row may take the limit
+        rows = pa.concat_tables([_groups(table, [group]).slice(0, 1) for group in tried])
     return any(_error_of(chain, rows.slice(row, 1), known, 1) is None for row in range(rows.num_rows))
 
 

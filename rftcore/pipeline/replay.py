@@ -7,6 +7,7 @@ anywhere it goes on where it stopped, and a second replay of the same version de
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import re
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import pyarrow as pa
 from operators.chain import Chain
 from operators.stage import Known
 from rftcore.config import RunConfig
+from rftcore.pipeline.blocking import setting_aside
 from rftcore.pipeline.deciding import Decided, decide, newest, remember
 from rftcore.pipeline.policy import Policy
 from rftcore.pipeline.role import register, stage_context
@@ -26,7 +28,7 @@ from rftdata.claims import SealedBatch, read_groups
 from rftdata.database import Row, fetch
 from rftdata.errors import ConfigError, ConflictError, QueryError
 from rftdata.usage import RunUsage
-from rftdata.verdicts import insert_operator_runs, insert_verdicts, known_scores, store_scores
+from rftdata.verdicts import Verdicts, insert_operator_runs, insert_verdicts, known_scores, store_scores
 from rftdata.worker import Worker
 from rftdata.writer import NO_PIPELINE
 
@@ -107,7 +109,8 @@ def replay(
             batch = read_groups(buffer.database, group_ids, chain.columns, as_sealed=True)
             known = known_scores(buffer.database, chain.score_keys, batch.table["experience_id"].to_pylist())
             # A group that is alone in its batch and fails is to blame where the batch before it passed, and else the stage.
-            decided = without_people(chain, batch, known, patient=len(group_ids) > 1 or not passed)
+            with setting_aside(batch, functools.partial(_store_aside, buffer, run["run_id"], worker.worker_id, name)):
+                decided = without_people(chain, batch, known, patient=len(group_ids) > 1 or not passed)
             passed = len(decided.failed) < len(decided.verdicts.decisions)
             _store(buffer, run["run_id"], worker.worker_id, name, batch, decided)
             _note(done, batch, decided)
@@ -155,6 +158,11 @@ def _store(buffer: Buffer, run_id: int, worker_id: int, version: str, batch: Sea
         insert_operator_runs(connection, run_id, worker_id, version, verdicts.stages)
 
 
+def _store_aside(buffer: Buffer, run_id: int, worker_id: int, version: str, aside: SealedBatch) -> None:
+    """Before a blocked process ends: the next replay of the version goes on behind the group that is to blame."""
+    _store(buffer, run_id, worker_id, version, aside, Decided(Verdicts(aside.failed)))
+
+
 def _note(done: Replayed, batch: SealedBatch, decided: Decided) -> None:
     done.num_groups += len(batch.group_ids)
     done.num_experiences += len(decided.verdicts.decisions)
@@ -172,8 +180,23 @@ def _note(done: Replayed, batch: SealedBatch, decided: Decided) -> None:
 
 
 def versions(buffer: Buffer, run: Row) -> list[Row]:
-    """Versions that decided on experiences of a run."""
-    return buffer.database.fetch("pipeline_versions", run_id=run["run_id"])
+    """Versions that decided on experiences of a run; `stages` as a person would write them, with their arguments."""
+    rows = buffer.database.fetch("pipeline_versions", run_id=run["run_id"])
+    return [{**row, "stages": row["stages"] and " > ".join(map(_described, row["stages"]))} for row in rows]
+
+
+def _described(stage: dict[str, dict[str, Any]]) -> str:
+    """`threshold {max: 12.0}`; arguments that are not set are left out."""
+    ((name, spec),) = stage.items()
+    # A stage of the user's own also names its code: it is what differs where the arguments are the same.
+    own = set(spec) == {"args", "code"}
+    given = {**(spec["args"] or {}), "code": str(spec["code"])[:12]} if own else spec
+    said = {key: value for key, value in given.items() if value not in (None, [], {})}
+    return name + (f" {{{', '.join(f'{key}: {_value(value)}' for key, value in said.items())}}}" if said else "")
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from dataclasses import replace
 
 from psycopg.types.json import Jsonb
@@ -15,22 +16,24 @@ from psycopg.types.json import Jsonb
 from operators.base import StageContext
 from operators.chain import Chain
 from operators.stage import StageError
+from rftcore import held_lock
 from rftcore.config import RunConfig
 from rftcore.launch.joining import JoinedRun, join_run
 from rftcore.launch.prepare import build_pipeline
+from rftcore.pipeline.blocking import setting_aside, with_report
 from rftcore.pipeline.created import Created
 from rftcore.pipeline.deciding import decide
 from rftcore.pipeline.patience import Patience
 from rftcore.pipeline.policy import Policy
-from rftdata import wake
+from rftdata import blocked, wake
 from rftdata.buffer import Buffer
-from rftdata.claims import SealedQueue, give_back
+from rftdata.claims import SealedBatch, SealedQueue, give_back
 from rftdata.compaction import BackgroundCompaction
 from rftdata.database import Database, storable
 from rftdata.errors import BufferUnavailableError, ConfigError
 from rftdata.tasks import taskset_texts
 from rftdata.usage import RunUsage, UsageLedger
-from rftdata.verdicts import check_pipeline, commit_verdicts, known_scores
+from rftdata.verdicts import Verdicts, check_pipeline, commit_verdicts, known_scores
 from rftdata.worker import Worker
 from rftdata.writer import NO_PIPELINE, Writer
 
@@ -47,6 +50,7 @@ def main(config: RunConfig, run: str | None = None, *, by_hand: bool = False) ->
     joined = join_run(config, run, by_hand="pipeline" if by_hand else None)
     with (
         joined.buffer as buffer,
+        held_lock.written_to(blocked.report_path(buffer.run_folder(joined.row), os.getpid()), is_printed=by_hand),
         Worker(
             buffer.database, joined.row["run_id"], "pipeline", lease_s=_LEASE_S, on_waiting=joined.on_waiting
         ) as worker,
@@ -72,6 +76,14 @@ def _work(joined: JoinedRun, worker: Worker, compaction: BackgroundCompaction, w
         buffer.database, worker.run_id, worker.worker_id, lease_s=_LEASE_S, columns=chain.columns
     )  # fmt: skip
     created, patience, decided = Created(config, buffer, writer), Patience(config.pipelines.patience_s), 0
+    run_folder = buffer.run_folder(joined.row)
+
+    def store_aside(aside: SealedBatch) -> None:
+        """Before a blocked process ends: store what is to blame, and release the other groups as no suspects."""
+        verdicts = Verdicts(aside.failed)
+        commit_verdicts(buffer.database, worker.run_id, worker.worker_id, chain.version, aside, verdicts)
+        give_back(buffer.database, worker.run_id, worker.worker_id)
+
     try:
         while not worker.should_stop():
             batch = queue.claim(config.pipelines.batch_groups)
@@ -81,9 +93,11 @@ def _work(joined: JoinedRun, worker: Worker, compaction: BackgroundCompaction, w
                 listener.wait(1.0)
                 continue
             worker.says(f"decides on {len(batch.group_ids)} groups")
+            batch = with_report(batch, buffer.database, worker.run_id, run_folder)
             known = known_scores(buffer.database, chain.score_keys, batch.table["experience_id"].to_pylist())
             try:
-                result = decide(chain, batch, known, patient=patience.has_more(batch))
+                with setting_aside(batch, store_aside):
+                    result = decide(chain, batch, known, patient=patience.has_more(batch))
             except StageError as error:
                 give_back(buffer.database, worker.run_id, worker.worker_id)
                 seconds = patience.failed(error)

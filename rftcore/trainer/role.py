@@ -22,6 +22,7 @@ import xxhash
 
 from rftcore.algorithms import build_algorithm
 from rftcore.config import RunConfig
+from rftcore.launch.closing import buffer_option
 from rftcore.launch.joining import JoinedRun, join_run
 from rftcore.launch.prepare import model_folder
 from rftcore.monitor import open_monitors
@@ -126,9 +127,10 @@ class TrainerRole:
     def _step(self, step: int) -> bool:
         """One step; False when the run was asked to stop."""
         timing, started = _Timing(), time.monotonic()
-        wanted = "ready groups" if self.config.sampling.source is None else "rows of the stored selection"
-        self.worker.says("waits", f"{self.config.trainer.batch_groups} {wanted} for step {step}")
-        batch = self.attempt.draw(step, self.config.trainer.batch_groups, stop=self.worker.should_stop)
+        self._says_what_it_waits_for(step, None)
+        batch = self.attempt.draw(
+            step, self.config.trainer.batch_groups, stop=self.worker.should_stop, waiting=partial(self._says_what_it_waits_for, step)
+        )  # fmt: skip
         timing.wait = time.monotonic() - started
         if batch is None:
             return False
@@ -155,6 +157,16 @@ class TrainerRole:
         if step % self.config.eval.every == 0 or step == self.planned_steps:
             self._ask_for_validation(step)
         return True
+
+    def _says_what_it_waits_for(self, step: int, reviews: str | None) -> None:
+        """Ready groups, or where nothing else is missing the `reviews` of people."""
+        if reviews is not None:
+            option = buffer_option(self.buffer.location)
+            what = f"{reviews} for step {step}: `rft label queue --run {self.run_name}{option}`"
+        else:
+            kind = "ready groups" if self.config.sampling.source is None else "rows of the stored selection"
+            what = f"{self.config.trainer.batch_groups} {kind} for step {step}"
+        self.worker.says("waits", what)
 
     def _record(self, step: int, batch: Batch, timing: _Timing, metrics: dict[str, float]) -> None:
         if len(batch):

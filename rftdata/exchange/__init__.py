@@ -1,10 +1,11 @@
 """Moving experiences out of a buffer and into one: Parquet, JSON lines, Hugging Face datasets.
 
 `export` writes what a group is made of: task, rollouts (failed ones too), experiences with texts, rewards, labels and arrays, and where
-each came from. `load` reads such a file into a run, once per group, with its origin. See docs/decisions/0015.
+each came from. `check` reads such a file and refuses what cannot be stored; `load` writes it into a run, once per group, with its
+origin. See docs/decisions/0015.
 """
 
 from rftdata.exchange.exporting import Exported, export
-from rftdata.exchange.importing import Imported, load
+from rftdata.exchange.importing import Contents, Imported, check, load
 
-__all__ = ["Exported", "Imported", "export", "load"]
+__all__ = ["Contents", "Exported", "Imported", "check", "export", "load"]

@@ -187,5 +187,5 @@ def _check_columns(names: Iterable[str], place: str) -> None:
     if missing:
         raise QueryError(
             f"{place} lacks {', '.join(missing[:5])}" + (f" and {len(missing) - 5} more" if len(missing) > 5 else ""),
-            todo="import what `rft export` wrote, or give the file the columns of docs/how-to/move-data.md",
+            todo="import what `rft export` wrote, or give the file the columns that `rft docs move-data` lists",
         )

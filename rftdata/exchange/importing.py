@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 _IN_FLIGHT = 64
 _TASKS_AT_ONCE = 1000
+_GROUPS_AT_ONCE = 1000
 
 Origin = tuple[str, int, str]  # buffer, run and its name
 Placed = tuple[str, Row]
@@ -63,49 +64,55 @@ class Imported:
     num_present: int = 0
 
 
-def load(buffer: Buffer, path: Path, *, run: str | None = None, taskset_prefix: str = "") -> Imported:
+def load(buffer: Buffer, file: Path | Contents, *, run: str | None = None, taskset_prefix: str = "") -> Imported:
     """Import what `export` wrote, with labels, arrays and origins.
 
     Args:
+        file: a path, or what `check` found in one.
         run: into this run, which is made when there is none of that name; else into a run of its own for every run in the file,
             the same one at every import.
-        taskset_prefix: put before the name of every taskset, where this buffer has other tasks under the same names.
+        taskset_prefix: put before the name of every taskset, where this buffer has other tasks under the same names; of a checked
+            file, `check` was given it.
 
     Raises:
         QueryError, RftError: the file cannot be read, holds rows that cannot be stored, or names tasks that say something else here;
             nothing was imported.
     """
-    contents = _check(path, taskset_prefix)
-    known = {origin: _known_target(buffer, origin, run) for origin in contents.origins}
+    contents = file if isinstance(file, Contents) else check(file, taskset_prefix=taskset_prefix)
+    known = {origin: _known_target(buffer, origin, run) for origin in contents.groups}
     for origin, target in known.items():
         if target is not None:
             _check_present(buffer, int(target["run_id"]), origin, contents)
     _store_tasks(buffer, contents.tasks)
     done = Imported()
-    for origin in sorted(contents.origins):
+    for origin in sorted(contents.groups):
         target = known[origin] or _known_target(buffer, origin, run) or _make_target(buffer, origin, run)
         done.runs = sorted({*done.runs, str(target["name"])})
-        _write(buffer, path, taskset_prefix, int(target["run_id"]), origin, done)
+        _write(buffer, contents, int(target["run_id"]), origin, done)
     return done
 
 
 @dataclass
-class _Contents:
-    """What a file holds: where it comes from, its groups with their experiences, its tasks."""
+class Contents:
+    """What a checked file holds: its groups with their experiences, by where they come from, and its tasks."""
 
-    origins: set[Origin] = field(default_factory=set)
-    groups: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+    path: Path
+    taskset_prefix: str
+    groups: dict[Origin, dict[int, list[int]]] = field(default_factory=dict)
     tasks: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
 
 
-def _check(path: Path, prefix: str) -> _Contents:
-    """Read everything, and refuse what cannot be stored."""
-    found = _Contents()
+def check(path: Path, *, taskset_prefix: str = "") -> Contents:
+    """Read a whole file, and refuse what cannot be stored; no buffer is needed.
+
+    Raises:
+        QueryError: the file cannot be read, or holds rows that cannot be stored.
+    """
+    found = Contents(path, taskset_prefix)
     for rows in _groups(path):
         place, first = rows[0]
-        group = _group(rows, prefix, {}, {})
-        found.origins.add(_origin(first))
-        found.groups[first["buffer_id"], first["group_id"]] = [
+        group = _group(rows, taskset_prefix, {}, {})
+        found.groups.setdefault(_origin(first), {})[first["group_id"]] = [
             row["experience_id"] for _, row in rows if row["experience_id"] is not None
         ]
         key = (str(group.taskset), str(group.task_key))
@@ -116,14 +123,14 @@ def _check(path: Path, prefix: str) -> _Contents:
                 f"the task {key[1]!r} of {key[0]!r} says something else in an earlier row",
                 "import the files one by one",
             )
-    if not found.origins:
+    if not found.groups:
         raise QueryError("the file holds no rows", value=str(path))
     return found
 
 
-def _check_present(buffer: Buffer, run_id: int, origin: Origin, contents: _Contents) -> None:
-    for group_id, there in _present(buffer, run_id, origin[0]).items():
-        new = set(contents.groups.get((origin[0], group_id), ())) - there
+def _check_present(buffer: Buffer, run_id: int, origin: Origin, contents: Contents) -> None:
+    for group_id, there in _present(buffer, run_id, origin, contents).items():
+        new = set(contents.groups[origin][group_id]) - there
         if new:
             raise QueryError(
                 f"the run has group {group_id} of buffer {origin[0]} already, without experience {min(new)}",
@@ -131,9 +138,17 @@ def _check_present(buffer: Buffer, run_id: int, origin: Origin, contents: _Conte
             )
 
 
-def _present(buffer: Buffer, run_id: int, buffer_id: str) -> dict[int, set[int]]:
-    """A buffer's groups that a run has, with their experiences, by their ids there."""
-    rows = buffer.database.fetch("imported_groups", run_id=run_id, buffer_id=buffer_id)
+def _present(buffer: Buffer, run_id: int, origin: Origin, contents: Contents) -> dict[int, set[int]]:
+    """Groups of the file that a run has already, with their experiences, by their ids at the origin.
+
+    Only the groups of the file are looked up: a small file costs little in a run that holds much.
+    """
+    group_ids = list(contents.groups[origin])
+    rows: list[DatabaseRow] = []
+    for start in range(0, len(group_ids), _GROUPS_AT_ONCE):
+        rows += buffer.database.fetch_by_index(
+            "imported_groups", run_id=run_id, buffer_id=origin[0], group_ids=group_ids[start : start + _GROUPS_AT_ONCE]
+        )
     return {row["origin_group_id"]: set(row["experience_ids"] or ()) for row in rows}
 
 
@@ -148,7 +163,7 @@ def _store_tasks(buffer: Buffer, tasks: dict[tuple[str, str], tuple[str, str]]) 
         for piece in (items[start : start + _TASKS_AT_ONCE] for start in range(0, len(items), _TASKS_AT_ONCE))
     ]  # fmt: skip
     for piece in pieces:
-        for row in buffer.database.fetch("tasks_that_differ", **piece):
+        for row in buffer.database.fetch_by_index("tasks_that_differ", **piece):
             raise QueryError(
                 f"the task {row['task_key']!r} of {row['taskset']!r} says something else in this buffer",
                 todo="import under other names with --taskset-prefix; nothing was imported",
@@ -179,14 +194,14 @@ def _make_target(buffer: Buffer, origin: Origin, name: str | None) -> DatabaseRo
     )
 
 
-def _write(buffer: Buffer, path: Path, prefix: str, run_id: int, origin: Origin, done: Imported) -> None:
+def _write(buffer: Buffer, contents: Contents, run_id: int, origin: Origin, done: Imported) -> None:
     """Write the groups of one origin that a run lacks."""
     batches: dict[int, int] = {}
     pending: collections.deque[Future[list[int]]] = collections.deque()
     with buffer.database.dedicated() as lock, buffer.writer(run_id) as writer:
         execute(lock, "import_lock", run_id=run_id)
-        present = _present(buffer, run_id, origin[0])
-        for rows in _groups(path):
+        present = _present(buffer, run_id, origin, contents)
+        for rows in _groups(contents.path):
             first = rows[0][1]
             if _origin(first) != origin:
                 continue
@@ -195,13 +210,15 @@ def _write(buffer: Buffer, path: Path, prefix: str, run_id: int, origin: Origin,
                 continue
             ids = {row["experience_id"] for _, row in rows} - {None}
             parents = {row["parent_id"] for _, row in rows} - {None} - ids
+            there = []
             if parents:
                 _settle(pending, 0)  # one may be in a group that is still being written
-            there = buffer.database.fetch(
-                "imported_experiences", run_id=run_id, buffer_id=origin[0], origin_ids=sorted(parents)
-            )
+                there = buffer.database.fetch_by_index(
+                    "imported_experiences", run_id=run_id, buffer_id=origin[0], origin_ids=sorted(parents)
+                )
             _number_batches(buffer, rows, batches)
-            group = _group(rows, prefix, {row["origin_experience_id"]: row["experience_id"] for row in there}, batches)
+            here = {row["origin_experience_id"]: row["experience_id"] for row in there}
+            group = _group(rows, contents.taskset_prefix, here, batches)
             pending.append(writer.submit(group))
             _settle(pending, _IN_FLIGHT)
             done.num_groups += 1

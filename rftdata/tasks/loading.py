@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 from psycopg.types.json import Jsonb
@@ -20,23 +20,37 @@ from psycopg.types.json import Jsonb
 from rftdata.config import TasksetConfig
 from rftdata.database import Connection, Database, Row, copy_rows, execute, fetch
 from rftdata.errors import ConfigError, TaskSourceError
-from rftdata.tasks.rows import Repeats, read_tasks
+from rftdata.tasks.rows import Reading, read_tasks
 from rftdata.tasks.sources import Fingerprint, fingerprint
 
+_UNSET = object()
 _COLUMNS = [("position", "int8"), ("task_key", "text"), ("payload", "jsonb"), ("features", "jsonb")]
 
 
-def load_taskset(database: Database, config: TasksetConfig, base_dir: Path, *, pending: bool = False) -> int:
+class TaskCheck(Protocol):
+    """What a caller requires of the tasks of a source; either method raises a TaskSourceError to refuse them."""
+
+    def see(self, task: Mapping[str, Any]) -> None:
+        """Look at the next task of `read_tasks`."""
+
+    def refuse_all(self) -> None:
+        """Refuse the source after its last task, if none of them will do."""
+
+
+def load_taskset(
+    database: Database, config: TasksetConfig, base_dir: Path, *, pending: bool = False, check: TaskCheck | None = None
+) -> int:
     """Load a taskset; how many tasks it has. Says on stderr what of the source is left out, and what left it.
 
     Args:
         base_dir: folder that relative paths in the source start from.
         pending: new tasks wait for the verdict of a task pipeline before they can be selected; without it those that still wait
             for one are selectable from now on.
+        check: sees every task that is read, before any is stored.
 
     Raises:
-        TaskSourceError: unreadable source, wrong column name, no task left, another source under the same name, or tasks that
-            changed after they were used.
+        TaskSourceError: unreadable source, wrong column name, no task left, another source under the same name, tasks that
+            changed after they were used, or what `check` refuses.
     """
     known = _known(database, config)
     now = fingerprint(config, base_dir)
@@ -44,17 +58,15 @@ def load_taskset(database: Database, config: TasksetConfig, base_dir: Path, *, p
         if not pending:
             database.run("activate_pending_tasks", taskset=config.name)
         return int(known["num_tasks"])
-    repeats = Repeats()
+    reading = Reading()
     with database.transaction() as connection:
         execute(connection, "stage_tasks")
-        tasks = _Counted(read_tasks(config, base_dir, database, repeats))
+        tasks = _Counted(read_tasks(config, base_dir, database, reading), check)
         copy_rows(connection, "staged_task", _COLUMNS, tasks.rows())
         if not tasks.number:
-            raise TaskSourceError(
-                f"the taskset {config.name!r} has no task",
-                value=config.source,
-                todo="check its split, limit and arguments",
-            )
+            raise no_task(config, reading)
+        if check is not None:
+            check.refuse_all()
         execute(connection, "analyze_staged_tasks")
         # Whoever decides on the set has finished, or waits until these rows are there.
         execute(connection, "lock_taskset", taskset=config.name)
@@ -70,7 +82,7 @@ def load_taskset(database: Database, config: TasksetConfig, base_dir: Path, *, p
             connection, "save_taskset", taskset=config.name, source=config.source,
             args=Jsonb({**_arguments(config), "digest": now.digest}), num_tasks=num_tasks,
         )  # fmt: skip
-    for sentence in _sentences(config, repeats, num_over, counts["num_left"]):
+    for sentence in _sentences(config, reading, num_over, counts["num_left"]):
         print(f"tasks: {config.name}: {sentence}", file=sys.stderr, flush=True)
     return num_tasks
 
@@ -86,10 +98,19 @@ def _merge(connection: Connection, config: TasksetConfig, status: str) -> int:
     return max(int(counts["num_new"]) - room, 0)
 
 
-def _sentences(config: TasksetConfig, repeats: Repeats, num_over: int, num_left: int) -> Iterator[str]:
+def no_task(config: TasksetConfig, reading: Reading) -> TaskSourceError:
+    """The error of a source that was read and gave no task."""
+    splits = f": {reading.splits.sentence()}" if reading.splits.num_tasks else ""
+    return TaskSourceError(
+        f"the taskset {config.name!r} has no task{splits}",
+        value=config.source,
+        todo="check its split, limit and arguments",
+    )
+
+
+def _sentences(config: TasksetConfig, reading: Reading, num_over: int, num_left: int) -> Iterator[str]:
     """What a person should know of a load."""
-    if repeats.rows:
-        yield repeats.sentence()
+    yield from reading.sentences()
     if num_over:
         yield (
             f"with the tasks that are stored already its limit of {config.limit:,} is reached; new rows at the head of its source that are "
@@ -119,21 +140,45 @@ def _known(database: Database, config: TasksetConfig) -> Row | None:
     if not rows:
         return None
     stored = {key: value for key, value in rows[0]["args"].items() if key != "digest"}
-    if (rows[0]["source"], stored) != (config.source, _arguments(config)):
+    differences = [
+        *_differences("source", rows[0]["source"], config.source), *_differences("", stored, _arguments(config)),
+    ]  # fmt: skip
+    if differences:
         raise TaskSourceError(
-            f"the buffer already holds a taskset {config.name!r} from another source or with other arguments",
-            value=config.source,
-            allowed=f"{rows[0]['source']} with {stored}",
-            todo="give this one another name, or use another buffer",
+            f"the buffer already holds a taskset {config.name!r} from another source or with other arguments "
+            f"(stored -> configured): {', '.join(differences)}",
+            todo="restore what differs, give this one another name, or use another buffer",
         )
     return rows[0]
+
+
+def _differences(key: str, stored: Any, asked: Any) -> Iterator[str]:
+    """`key: stored -> asked` for every argument that differs; arguments of a source by their path."""
+    if isinstance(stored, dict) and isinstance(asked, dict):
+        for name in sorted({*stored, *asked}):
+            # As the configuration calls it.
+            called = "split_shares" if name == "shares" and not key else name
+            yield from _differences(
+                f"{key}.{called}" if key else called, stored.get(name, _UNSET), asked.get(name, _UNSET)
+            )
+    elif stored != asked:
+        yield f"{key}: {_argument(stored)} -> {_argument(asked)}"
+
+
+def _argument(value: Any) -> str:
+    return "not set" if value is _UNSET or value is None else json.dumps(value, ensure_ascii=False)
 
 
 def _arguments(config: TasksetConfig) -> dict[str, Any]:
     """What makes a set besides its source. As stored: without a password, see TasksetConfig."""
     plain = config.model_dump(mode="json")
-    args = {key: plain[key] for key in ("args", "split", "limit", "prompt", "answer")}
-    return {**args, "shares": plain["split_shares"]}
+    args = {key: plain[key] for key in ("args", "split", "limit")}
+    args |= {
+        "prompt": config.prompt or "question",
+        "answer": config.answer or "answer",
+        "shares": plain["split_shares"],
+    }
+    return args | ({"split_key": config.split_key} if config.split_key is not None else {})
 
 
 def _stands(known: Row, now: Fingerprint) -> bool:
@@ -142,14 +187,16 @@ def _stands(known: Row, now: Fingerprint) -> bool:
 
 
 class _Counted:
-    """Tasks on their way into the database, counted."""
+    """Tasks on their way into the database, counted and checked."""
 
-    def __init__(self, tasks: Iterable[dict[str, Any]]) -> None:
-        self._tasks = tasks
+    def __init__(self, tasks: Iterable[dict[str, Any]], check: TaskCheck | None) -> None:
+        self._tasks, self._check = tasks, check
         self.number = 0
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
         for task in self._tasks:
+            if self._check is not None:
+                self._check.see(task)
             yield self.number, task["task_key"], task["payload"], task["features"]
             self.number += 1
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg.rows import dict_row
 
-from rftdata.database import redacted
+from rftdata.database import limit_statements, redacted
 from rftdata.errors import TaskSourceError
+from rftdata.time_limits import lowered
 
 if TYPE_CHECKING:
     from rftdata.config import TasksetConfig
@@ -44,12 +45,20 @@ def rows(config: TasksetConfig, database: Database | None) -> Iterator[dict[str,
     try:
         with psycopg.connect(uri, row_factory=dict_row, connect_timeout=10, application_name="rft tasks") as connection:
             connection.read_only = True
+            # The server stops a query at once and says so; a connection cannot be interrupted from outside.
+            limit_s = lowered(config.timeout_s)
+            limit_statements(connection, limit_s)
             # A cursor on the server takes exactly one statement that returns rows.
             with connection.cursor(name="rft_tasks") as cursor:
                 cursor.itersize = _PORTION
                 cursor.execute(statement)
                 _check_columns(config, [column.name for column in cursor.description or ()])
                 yield from cursor
+    except psycopg.errors.QueryCanceled as error:
+        raise TaskSourceError(
+            f"the query of the taskset {config.name!r} did not give its next rows within {limit_s:g} s", value=statement,
+            todo=f"correct it, or raise timeout_s of the taskset {config.name!r}",
+        ) from error  # fmt: skip
     except psycopg.OperationalError as error:
         raise TaskSourceError(
             f"the database of the taskset {config.name!r} cannot be used: {redacted(' '.join(str(error).split()))}",

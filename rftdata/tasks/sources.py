@@ -12,21 +12,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rftdata import plugins
-from rftdata.errors import TaskSourceError
+from rftdata.errors import TaskSourceError, TimeLimitError
 from rftdata.tasks import files, hub, query
+from rftdata.time_limits import call
 
 if TYPE_CHECKING:
     from rftdata.config import TasksetConfig
     from rftdata.database import Database
 
+_END = object()
 KINDS = f"reasoning_gym:NAME, a file ({', '.join(files.READERS)}), a folder, hf:OWNER/NAME, sql: SELECT …, ./file.py:function"
 
 
@@ -64,12 +69,91 @@ def fingerprint(config: TasksetConfig, base_dir: Path) -> Fingerprint:
     return Fingerprint(files.digest(config, base_dir / name))
 
 
-def source_rows(config: TasksetConfig, base_dir: Path, database: Database | None = None) -> Iterable[Any]:
+@dataclass
+class Reading:
+    """How far sources were read.
+
+    Attributes:
+        seconds: how long a source is read, from its first row on.
+        num_rows: of the source that was read last.
+        was_cut: whether the time was over before that source ended.
+    """
+
+    seconds: float
+    num_rows: int = 0
+    was_cut: bool = False
+
+
+_reading: ContextVar[Reading | None] = ContextVar("reading", default=None)
+
+
+@contextlib.contextmanager
+def reading_for(seconds: float) -> Iterator[Reading]:
+    """End every source within so many seconds after its first row: one that yields rows for ever has been looked at enough."""
+    reading = Reading(seconds)
+    token = _reading.set(reading)
+    try:
+        yield reading
+    finally:
+        _reading.reset(token)
+
+
+def was_cut() -> bool:
+    """Whether `reading_for` ended the source that was read last."""
+    reading = _reading.get()
+    return reading is not None and reading.was_cut
+
+
+def source_rows(config: TasksetConfig, base_dir: Path, database: Database | None = None) -> Iterator[Any]:
     """The rows of a taskset's source, one at a time.
 
     Raises:
-        TaskSourceError: what cannot be read, and why.
+        TaskSourceError: what cannot be read, and why; or it did not give its next row within `timeout_s`.
     """
+    reading = _reading.get()
+    # The hub fetches files first, which takes as long as it takes: a command that waits little does not cut that short.
+    cap = not hub.is_hub(config.source)
+    rows: Iterator[Any] | None = None
+    number, until = 1, float("inf")
+    if reading is not None:
+        reading.num_rows, reading.was_cut = 0, False
+
+    def next_row() -> Any:
+        nonlocal rows
+        if rows is None:
+            rows = iter(_rows(config, base_dir, database))
+        return next(rows, _END)
+
+    try:
+        while time.monotonic() <= until:
+            what = f"row {number} of the task source {config.source!r}"
+            try:
+                row = call(next_row, config.timeout_s, what, cap=cap)
+            except TimeLimitError as error:
+                raise _late(config, error) from error
+            if row is _END:
+                return
+            if reading is not None:
+                reading.num_rows = number
+                # How long the first row takes says nothing on the others: a source may load something first.
+                until = time.monotonic() + reading.seconds if number == 1 else until
+            yield row
+            number += 1
+        if reading is not None:
+            reading.was_cut = True
+    finally:
+        if isinstance(rows, Generator):
+            rows.close()  # a query's connection, a generator of the user's
+
+
+def _late(config: TasksetConfig, error: TimeLimitError) -> TaskSourceError:
+    return TaskSourceError(
+        f"{error.what} (taskset {config.name!r})", allowed=error.allowed,
+        todo=f"correct it, or raise timeout_s of the taskset {config.name!r}",
+    )  # fmt: skip
+
+
+def _rows(config: TasksetConfig, base_dir: Path, database: Database | None) -> Iterable[Any]:
     source = config.source
     if query.is_query(source):
         return query.rows(config, database)

@@ -33,6 +33,9 @@ TASK_BATCH_SCHEMA = pa.schema(
 `attempts` groups were observed over all runs, and `reward` is their mean reward; null before the first. `num_groups` groups were
 tried, and drawn for training `num_draws` times. `priority` is 0 until a stage sets it."""
 
+BLOCKED = "the stage blocks its process: "
+"""How the reason of a task begins that is not decided on again by the same stages."""
+
 _USAGE = {
     "reward": "task_outcomes",
     "attempts": "task_outcomes",
@@ -131,9 +134,10 @@ def undecided_tasks(
     return list(row["task_ids"])
 
 
-def decidable_tasks(database: Database, taskset: str) -> list[int]:
-    """Ids of all tasks of a set but purged ones."""
-    return list(database.fetch("decidable_tasks", taskset=taskset)[0]["task_ids"])
+def decidable_tasks(database: Database, taskset: str, *, leave_out_blocked_by: str | None = None) -> list[int]:
+    """Ids of all tasks of a set but purged ones, and those that block a stage of this pipeline version, ascending."""
+    row = database.fetch("decidable_tasks", taskset=taskset, version=leave_out_blocked_by, blocked=f"{BLOCKED}%")[0]
+    return list(row["task_ids"])
 
 
 def tasks_by_maker(database: Database, task_ids: Sequence[int]) -> dict[tuple[str, ...], list[int]]:

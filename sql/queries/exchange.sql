@@ -46,26 +46,35 @@ ORDER BY run_id LIMIT 1;
 SELECT pg_advisory_lock(hashtext('rft.import'), %(run_id)s::integer);
 
 -- name: imported_groups
--- Which of a buffer's groups a run has, and which of their experiences.
-SELECT go.origin_group_id, go.group_id, array_agg(eo.origin_experience_id) FILTER (WHERE eo.experience_id IS NOT NULL) AS experience_ids
-FROM rft.group_origin go
-LEFT JOIN rft.experience e USING (group_id)
-LEFT JOIN rft.experience_origin eo ON eo.experience_id = e.experience_id
-WHERE go.run_id = %(run_id)s AND go.buffer_id = %(buffer_id)s::text::uuid GROUP BY go.origin_group_id, go.group_id;
+-- Which of these groups of a buffer a run has, and which of their experiences. From the lists to the tables, key by key: what an import
+-- reads must grow with its file and not with what is here already.
+SELECT go.origin_group_id,
+       (SELECT array_agg(eo.origin_experience_id) FROM rft.experience e
+        CROSS JOIN LATERAL (
+            SELECT origin_experience_id FROM rft.experience_origin WHERE experience_id = e.experience_id OFFSET 0) eo
+        WHERE e.group_id = go.group_id) AS experience_ids
+FROM unnest(%(group_ids)s::bigint[]) AS i (group_id)
+CROSS JOIN LATERAL (
+    SELECT origin_group_id, group_id FROM rft.group_origin
+    WHERE run_id = %(run_id)s AND buffer_id = %(buffer_id)s::text::uuid AND origin_group_id = i.group_id OFFSET 0) go;
 
 -- name: imported_experiences
--- Experiences here by their ids in a buffer they came from, of one run.
+-- Experiences here by their ids in a buffer they came from, of one run; key by key, as `imported_groups`.
 SELECT eo.origin_experience_id, eo.experience_id
-FROM rft.experience_origin eo
-JOIN rft.experience e USING (experience_id)
-JOIN rft.group_origin go USING (group_id)
-WHERE go.run_id = %(run_id)s AND go.buffer_id = %(buffer_id)s::text::uuid AND eo.origin_experience_id = ANY (%(origin_ids)s);
+FROM unnest(%(origin_ids)s::bigint[]) AS i (origin_id)
+CROSS JOIN LATERAL (
+    SELECT origin_experience_id, experience_id FROM rft.experience_origin WHERE origin_experience_id = i.origin_id OFFSET 0) eo
+CROSS JOIN LATERAL (SELECT group_id FROM rft.experience WHERE experience_id = eo.experience_id OFFSET 0) e
+CROSS JOIN LATERAL (SELECT run_id, buffer_id FROM rft.group_origin WHERE group_id = e.group_id OFFSET 0) go
+WHERE go.run_id = %(run_id)s AND go.buffer_id = %(buffer_id)s::text::uuid;
 
 -- name: tasks_that_differ
 -- Tasks of these names that say something else. Scores of a task pipeline are no difference, nor is what a person set here.
 SELECT t.taskset, t.task_key
 FROM unnest(%(tasksets)s::text[], %(task_keys)s::text[], %(payloads)s::jsonb[], %(features)s::jsonb[]) AS n (taskset, task_key, payload, features)
-JOIN rft.task t USING (taskset, task_key)
+CROSS JOIN LATERAL (
+    SELECT task_id, taskset, task_key, payload, source_features, features, manual_features FROM rft.task
+    WHERE taskset = n.taskset AND task_key = n.task_key OFFSET 0) t
 CROSS JOIN LATERAL (SELECT ARRAY(SELECT jsonb_object_keys(t.manual_features)) AS names) by_hand
 WHERE (t.payload, coalesce(t.source_features, t.features) - by_hand.names) IS DISTINCT FROM (n.payload, n.features - by_hand.names)
 ORDER BY t.task_id LIMIT 1;

@@ -1,9 +1,25 @@
 -- name: claim_groups
--- Work for an explorer whose engine holds the policy of `policy_step`: groups of steps that may start at that policy.
-WITH picked AS (
+-- Work for an explorer whose engine holds the policy of `policy_step`: groups of steps that may start at that policy. A group that two
+-- explorers crashed on is a suspect and sampled alone, so that it takes no other along: by an explorer that holds nothing, and that takes
+-- nothing while it holds it. So that it gets its turn, explorers take groups of earlier steps only while it waits.
+WITH mine AS MATERIALIZED (
+    SELECT count(*) AS num, bool_or(num_lost >= 2) AS alone FROM rft.rollout_group
+    WHERE run_id = %(run_id)s AND status = 'claimed' AND claimed_by = %(worker_id)s),
+waiting AS MATERIALIZED (
+    SELECT explore_step FROM rft.rollout_group
+    WHERE run_id = %(run_id)s AND status = 'planned' AND trainable AND explore_step <= %(last_step)s AND num_lost >= 2
+    ORDER BY explore_step LIMIT 1),
+others AS (
     SELECT group_id FROM rft.rollout_group
-    WHERE run_id = %(run_id)s AND status = 'planned' AND trainable AND explore_step <= %(last_step)s
-    ORDER BY explore_step, ordinal LIMIT %(count)s FOR UPDATE SKIP LOCKED)
+    WHERE run_id = %(run_id)s AND status = 'planned' AND trainable AND num_lost < 2
+      AND explore_step <= least(%(last_step)s, (SELECT explore_step - 1 FROM waiting)) AND NOT coalesce((SELECT alone FROM mine), false)
+    ORDER BY explore_step, ordinal LIMIT %(count)s FOR UPDATE SKIP LOCKED),
+suspect AS (
+    SELECT group_id FROM rft.rollout_group
+    WHERE run_id = %(run_id)s AND status = 'planned' AND trainable AND explore_step <= %(last_step)s AND num_lost >= 2
+      AND (SELECT num FROM mine) = 0 AND NOT EXISTS (SELECT FROM others)
+    ORDER BY explore_step, ordinal LIMIT 1 FOR UPDATE SKIP LOCKED),
+picked AS (SELECT group_id FROM suspect UNION ALL SELECT group_id FROM others)
 UPDATE rft.rollout_group g
 SET status = 'claimed', claimed_by = %(worker_id)s, claim_token = claim_token + 1, lease_until = rft.clock() + %(lease_s)s * interval '1 s'
 FROM picked p, rft.task t
@@ -96,3 +112,14 @@ CROSS JOIN LATERAL (
 -- What an explorer has not finished: all, when it stops in good order; what it does not know of, after a claim whose answer was lost.
 UPDATE rft.rollout_group SET status = 'planned', claimed_by = NULL, lease_until = NULL, claim_token = claim_token + 1
 WHERE claimed_by = %(worker_id)s AND status = 'claimed' AND group_id <> ALL (%(held)s::bigint[]);
+
+-- name: step_outcomes
+-- How the rollouts of explorer steps ended, of groups that were sealed since the run's present attempt began. Steps without one are missing.
+SELECT g.explore_step, count(DISTINCT g.group_id) AS num_groups, count(*) FILTER (WHERE o.outcome = 'ok') AS num_good,
+       count(*) FILTER (WHERE o.outcome IN ('failed', 'timeout')) AS num_failed,
+       (array_agg(o.error ORDER BY o.rollout_id) FILTER (WHERE o.outcome IN ('failed', 'timeout')))[1] AS first_error
+FROM rft.run r JOIN rft.run_attempt a ON a.attempt_id = r.current_attempt_id
+JOIN rft.rollout_group g ON g.run_id = r.run_id AND g.sealed_at >= a.started_at AND g.left_by IS NULL
+JOIN rft.rollout o ON o.group_id = g.group_id
+WHERE r.run_id = %(run_id)s AND g.explore_step = ANY (%(explore_steps)s)
+GROUP BY g.explore_step ORDER BY g.explore_step;

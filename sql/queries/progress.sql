@@ -19,6 +19,14 @@ FROM rft.rollout_group g JOIN rft.rollout o USING (group_id)
 WHERE g.run_id = %(run_id)s AND g.explore_step >= %(from_step)s
 GROUP BY g.explore_step ORDER BY g.explore_step;
 
+-- name: progress_failures
+-- Failed rollouts by kind of error, from an explorer step on; earlier steps change no more and are kept by the caller. Errors that
+-- differ in numbers and quoted names only are of one kind.
+SELECT g.explore_step, regexp_replace(coalesce(o.error, 'no error recorded'), $re$[0-9]+|'[^']*'$re$, '#', 'g') AS kind, min(coalesce(o.error, 'no error recorded')) AS error, count(*) AS num
+FROM rft.rollout_group g JOIN rft.rollout o USING (group_id)
+WHERE g.run_id = %(run_id)s AND g.explore_step >= %(from_step)s AND o.outcome IN ('failed', 'timeout')
+GROUP BY 1, 2;
+
 -- name: progress_queue
 -- Groups by where they stand; ready ones wait for the trainer.
 SELECT count(*) FILTER (WHERE status = 'planned') AS planned, count(*) FILTER (WHERE status = 'claimed') AS claimed,

@@ -29,38 +29,59 @@ FROM rft.rollout_group g JOIN rft.rollout o USING (group_id)
 WHERE g.run_id = %(run_id)s GROUP BY g.explore_step HAVING count(o.reward) > 0 ORDER BY g.explore_step;
 
 -- name: report_steps
-SELECT count(*) FILTER (WHERE outcome = 'trained') AS trained, count(*) FILTER (WHERE outcome = 'skipped') AS skipped,
-       coalesce(max(trainer_step), 0) AS last_step, coalesce(sum(num_groups), 0)::bigint AS num_groups,
-       coalesce(sum(num_tokens), 0)::bigint AS num_tokens, coalesce(sum(wait_seconds), 0) AS wait_seconds,
-       coalesce(sum(train_seconds), 0) AS train_seconds, coalesce(sum(publish_seconds), 0) AS publish_seconds
-FROM rft.v_train_step WHERE run_id = %(run_id)s;
+-- A fork's history begins with steps of its parent (`before_fork`). Their groups, tokens and seconds are the parent's: the fork's own
+-- add up to no more than the time in which it worked.
+SELECT count(*) FILTER (WHERE s.outcome = 'trained') AS trained, count(*) FILTER (WHERE s.outcome = 'skipped') AS skipped,
+       count(*) FILTER (WHERE NOT o.own) AS before_fork, coalesce(sum(s.num_groups) FILTER (WHERE o.own), 0)::bigint AS num_groups,
+       coalesce(sum(s.num_tokens) FILTER (WHERE o.own), 0)::bigint AS num_tokens,
+       coalesce(sum(s.wait_seconds) FILTER (WHERE o.own), 0) AS wait_seconds,
+       coalesce(sum(s.train_seconds) FILTER (WHERE o.own), 0) AS train_seconds,
+       coalesce(sum(s.publish_seconds) FILTER (WHERE o.own), 0) AS publish_seconds
+FROM rft.v_train_step s
+JOIN rft.run_attempt a ON a.attempt_id = s.attempt_id
+CROSS JOIN LATERAL (SELECT a.run_id = s.run_id AS own) o
+WHERE s.run_id = %(run_id)s;
 
 -- name: report_skipped
 SELECT coalesce(reason, 'no reason given') AS reason, count(*) AS num_steps FROM rft.v_train_step
 WHERE run_id = %(run_id)s AND outcome = 'skipped' GROUP BY 1 ORDER BY 2 DESC;
 
 -- name: report_tokens
+-- A fork's copies have a parent: they were sampled by the run that it was forked from.
 SELECT count(*) AS num_experiences,
-       coalesce(sum(num_response_tokens) FILTER (WHERE source = 'explorer'), 0)::bigint AS sampled_tokens
+       coalesce(sum(num_response_tokens) FILTER (WHERE source = 'explorer' AND parent_id IS NULL), 0)::bigint AS sampled_tokens
 FROM rft.experience WHERE run_id = %(run_id)s;
 
 -- name: report_outcomes
 SELECT o.outcome::text AS outcome, count(*) AS num FROM rft.rollout o JOIN rft.rollout_group g USING (group_id)
 WHERE g.run_id = %(run_id)s GROUP BY o.outcome ORDER BY o.outcome;
 
+-- name: report_failures
+-- Errors of failed rollouts, one of each kind, the commonest kind first. Errors of one kind differ in numbers and quoted names only.
+SELECT min(coalesce(o.error, 'no error recorded')) AS error, count(*) AS num FROM rft.rollout o JOIN rft.rollout_group g USING (group_id)
+WHERE g.run_id = %(run_id)s AND o.outcome IN ('failed', 'timeout')
+GROUP BY regexp_replace(coalesce(o.error, 'no error recorded'), $re$[0-9]+|'[^']*'$re$, '#', 'g') ORDER BY 2 DESC, 1 LIMIT 10;
+
 -- name: report_groups
 SELECT count(*) AS planned, count(*) FILTER (WHERE is_refill) AS refilled, count(*) FILTER (WHERE NOT trainable) AS closed
 FROM rft.rollout_group WHERE run_id = %(run_id)s;
 
 -- name: report_closed
--- Ageing out names steps, which would make every reason its own.
-SELECT regexp_replace(coalesce(closed_reason, 'no reason given'), '^aged out:.*', 'aged out') AS reason, count(*) AS num_groups
+-- Ageing out names steps and errors name rows, which would make every reason its own.
+SELECT regexp_replace(regexp_replace(coalesce(closed_reason, 'no reason given'), '^aged out:.*', 'aged out'),
+                      '\m(experience|rollout|group|task|row|segment)s? [0-9]+([-,] ?[0-9]+)*', '\1 …', 'g') AS reason, count(*) AS num_groups
 FROM rft.rollout_group
 WHERE run_id = %(run_id)s AND NOT trainable GROUP BY 1 ORDER BY 2 DESC, 1;
 
 -- name: report_dropped
-SELECT coalesce(stage, '–') AS stage, coalesce(reason, '–') AS reason, num_experiences, num_groups
-FROM rft.v_dropped WHERE run_id = %(run_id)s ORDER BY num_experiences DESC, stage, reason;
+-- As rft.v_dropped, but reasons that differ only by the rows they name are one.
+SELECT coalesce(stage, '–') AS stage, regexp_replace(coalesce(reason, '–'), '\m(experience|rollout|group|task|row|segment)s? [0-9]+([-,] ?[0-9]+)*', '\1 …', 'g') AS reason,
+       count(*) AS num_experiences, count(DISTINCT group_id) AS num_groups
+FROM (SELECT DISTINCT ON (v.experience_id) v.stage, v.reason, v.group_id, v.kept
+      FROM rft.verdict v JOIN rft.experience e USING (experience_id) JOIN rft.run r USING (run_id)
+      WHERE r.run_id = %(run_id)s AND v.pipeline_version = r.pipeline_version
+      ORDER BY v.experience_id, v.verdict_id DESC) v
+WHERE NOT kept GROUP BY 1, 2 ORDER BY num_experiences DESC, stage, reason;
 
 -- name: report_checkpoints
 -- Checkpoints of the present history whose files are still there.

@@ -20,6 +20,13 @@ SELECT * FROM rft.run WHERE name = %(run)s OR run_id::text = %(run)s ORDER BY na
 -- name: newest_run
 SELECT * FROM rft.run ORDER BY run_id DESC LIMIT 1;
 
+-- name: runs_at_work
+-- Runs with a live process of their own, newest first. A replay looks at a run and does not work for it.
+SELECT r.* FROM rft.run r
+WHERE EXISTS (SELECT FROM rft.worker w
+              WHERE w.run_id = r.run_id AND w.stopped_at IS NULL AND w.role <> 'replay' AND w.heartbeat_at > rft.clock() - interval '15 s')
+ORDER BY r.run_id DESC;
+
 -- name: run_names
 SELECT name FROM rft.run ORDER BY run_id DESC LIMIT 50;
 

@@ -130,8 +130,11 @@ WHERE t.taskset = %(taskset)s AND t.payload ? 'prompt'
   AND (%(again)s OR v.pipeline_version IS DISTINCT FROM %(pipeline_version)s OR v.reason LIKE %(failure)s);
 
 -- name: decidable_tasks
-SELECT coalesce(array_agg(task_id ORDER BY task_id), '{}') AS task_ids FROM rft.task
-WHERE taskset = %(taskset)s AND payload ? 'prompt';
+-- Tasks of a set that are not purged. Left out are those whose standing verdict is of the pipeline `version` and has a reason like `blocked`.
+SELECT coalesce(array_agg(t.task_id ORDER BY t.task_id), '{}') AS task_ids
+FROM rft.task t LEFT JOIN rft.task_verdict v ON v.task_verdict_id = t.task_verdict_id
+WHERE t.taskset = %(taskset)s AND t.payload ? 'prompt'
+  AND (v.pipeline_version = %(version)s AND v.reason LIKE %(blocked)s) IS NOT TRUE;
 
 -- name: taskset_texts
 -- Prompts and answers of a set, as their source gave them. A chat is shown as its contents.
@@ -267,6 +270,15 @@ SELECT count(*) AS num_tasks, count(*) FILTER (WHERE t.status = 'active') AS act
             FROM rft.task x LEFT JOIN rft.task_verdict v ON v.task_verdict_id = x.task_verdict_id AND NOT v.kept
             WHERE x.taskset = %(taskset)s AND x.status = 'excluded' GROUP BY 1) d) AS dropped_by
 FROM rft.task t WHERE t.taskset = %(taskset)s;
+
+-- name: tasks_without_answer
+-- Tasks of a set that can be selected, how many of them have no answer or a blank one, and the keys of the first of these.
+WITH active AS (
+    SELECT t.task_id, t.task_key, coalesce(t.payload ->> 'answer', '') !~ '\S' AS lacks
+    FROM rft.task t WHERE t.taskset = %(taskset)s AND t.status = 'active')
+SELECT count(*) AS num_tasks, count(*) FILTER (WHERE lacks) AS num_lacking,
+       ARRAY(SELECT task_key FROM active WHERE lacks ORDER BY task_id LIMIT %(num_keys)s) AS task_keys
+FROM active;
 
 -- name: known_embeddings
 -- Vectors that are stored for the texts the tasks have now, in the binary form of an array: their text takes ten times as long.

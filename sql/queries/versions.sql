@@ -24,10 +24,8 @@ FROM rft.rollout_group g WHERE g.run_id = %(run_id)s AND g.status IN ('sealed', 
 ORDER BY hashint8extended(g.group_id, %(seed)s), g.group_id LIMIT %(count)s;
 
 -- name: pipeline_versions
--- Versions that decided on experiences of a run. `used`: the one it trains on.
-SELECT v.pipeline_version, v.pipeline_version = r.pipeline_version AS used, v.num_kept, v.num_dropped, p.first_used_at,
-       (SELECT string_agg(k, ' > ' ORDER BY o.place) FROM jsonb_array_elements(p.stages) WITH ORDINALITY AS o (stage, place)
-        CROSS JOIN LATERAL jsonb_object_keys(o.stage) AS k) AS stages
+-- Versions that decided on experiences of a run, with their stages and arguments. `used`: the one it trains on.
+SELECT v.pipeline_version, v.pipeline_version = r.pipeline_version AS used, v.num_kept, v.num_dropped, p.first_used_at, p.stages
 FROM rft.run r
 CROSS JOIN LATERAL (
     SELECT n.pipeline_version, count(*) FILTER (WHERE n.kept) AS num_kept, count(*) FILTER (WHERE NOT n.kept) AS num_dropped

@@ -27,29 +27,73 @@ WHERE (w.consumer, w.item_kind, w.item_id) = (mine.consumer, mine.item_kind, min
 UPDATE rft.worker SET stopped_at = clock_timestamp(), state = 'stopped', waiting_for = NULL, error = %(error)s
 WHERE worker_id = %(worker_id)s AND stopped_at IS NULL;
 
+-- name: end_worker_of_process
+-- Why a process died, by the number it had last; also where another process has found meanwhile that it is gone. crashed: whether what
+-- it held may be the reason.
+UPDATE rft.worker SET stopped_at = coalesce(stopped_at, clock_timestamp()), state = 'stopped', waiting_for = NULL, error = %(error)s,
+    crashed = %(crashed)s
+WHERE worker_id = (SELECT max(worker_id) FROM rft.worker WHERE run_id = %(run_id)s AND host = %(host)s AND pid = %(pid)s)
+  AND (stopped_at IS NULL OR error = 'the process is gone');
+
+-- name: finished_work
+-- How much each role has finished: whether one that is started again gets on. What was set aside, as it took processes along, counts.
+SELECT (SELECT count(*) FROM rft.rollout_group WHERE run_id = %(run_id)s AND sealed_at IS NOT NULL)
+       + (SELECT count(*) FROM rft.evaluation WHERE run_id = %(run_id)s AND status IN ('done', 'failed')) AS explorer,
+       (SELECT count(*) FROM rft.rollout_group WHERE run_id = %(run_id)s AND ready_at IS NOT NULL)
+       + (SELECT count(*) FROM rft.worklist WHERE consumer = 'pipeline/' || %(run_id)s AND num_lost >= 4) AS pipeline,
+       (SELECT count(*) FROM rft.train_step WHERE run_id = %(run_id)s) AS trainer;
+
+-- name: ends_of_pipeline_workers
+-- Why pipeline workers of a run ended early, the newest first.
+SELECT error FROM rft.worker WHERE run_id = %(run_id)s AND role = 'pipeline' AND error IS NOT NULL ORDER BY worker_id DESC LIMIT 100;
+
 -- name: live_workers
 SELECT worker_id, role::text AS role, host, pid, heartbeat_at > rft.clock() - interval '15 s' AS beats
 FROM rft.worker WHERE run_id = %(run_id)s AND stopped_at IS NULL;
 
 -- name: release_lost_claims
--- Work of workers that left or fell silent goes back; a higher claim token fences whoever held it.
-WITH groups AS (
-    UPDATE rft.rollout_group g SET status = 'planned', claimed_by = NULL, lease_until = NULL, claim_token = claim_token + 1
-    WHERE g.group_id IN (
-        SELECT l.group_id FROM rft.rollout_group l JOIN rft.worker w ON w.worker_id = l.claimed_by
-        WHERE l.run_id = %(run_id)s AND l.status = 'claimed' AND (w.stopped_at IS NOT NULL OR l.lease_until < rft.clock())
-        FOR UPDATE OF l SKIP LOCKED)
-    RETURNING 1),
+-- Work of workers that left or fell silent goes back; a higher claim token fences its holder. What three explorers crashed on does not:
+-- a group is sealed, with a failed rollout for each that is missing; an evaluation has failed. A worker that was killed, lost with its
+-- machine or suspended says nothing against what it held.
+WITH lost AS (
+    SELECT l.group_id, w.crashed, w.crashed AND l.num_lost >= 2 AS is_last, split_part(w.error, E'\n', 1) AS error
+    FROM rft.rollout_group l JOIN rft.worker w ON w.worker_id = l.claimed_by
+    WHERE l.run_id = %(run_id)s AND l.status = 'claimed' AND (w.stopped_at IS NOT NULL OR l.lease_until < rft.clock())
+    FOR UPDATE OF l SKIP LOCKED),
+groups AS (
+    UPDATE rft.rollout_group g
+    SET status = CASE WHEN l.is_last THEN 'sealed' ELSE 'planned' END::rft.group_status, num_lost = g.num_lost + l.crashed::integer,
+        sealed_at = CASE WHEN l.is_last THEN clock_timestamp() END, claimed_by = NULL, lease_until = NULL,
+        claim_token = g.claim_token + 1
+    FROM lost l WHERE g.group_id = l.group_id
+    RETURNING g.group_id, g.run_id, g.attempt_id, g.task_id, g.explore_step, g.ordinal, g.group_size, g.status, g.num_lost, l.error),
+sealed AS (SELECT * FROM groups WHERE status = 'sealed'),
+failed AS (
+    INSERT INTO rft.rollout (group_id, rollout_index, outcome, num_turns, seconds, error)
+    SELECT s.group_id, i, 'failed', 0, 0, format('the explorer did not survive this group %%s times: %%s', s.num_lost, s.error)
+    FROM sealed s CROSS JOIN generate_series(0, s.group_size - 1) AS i
+    WHERE NOT EXISTS (SELECT FROM rft.rollout o WHERE o.group_id = s.group_id AND o.rollout_index = i)),
+observed AS (
+    INSERT INTO rft.task_observation (run_id, attempt_id, ordinal, task_id, successes, trials)
+    SELECT run_id, attempt_id, ordinal, task_id, 0, 0 FROM sealed),
+queued AS (
+    INSERT INTO rft.worklist (consumer, item_kind, item_id, sort_key)
+    SELECT 'pipeline/' || run_id, 'group', group_id, explore_step::bigint << 32 | ordinal FROM sealed),
 evaluations AS (
-    UPDATE rft.evaluation e SET status = 'planned', claimed_by = NULL, lease_until = NULL
+    UPDATE rft.evaluation e
+    SET status = CASE WHEN w.crashed AND e.num_lost >= 2 THEN 'failed' ELSE 'planned' END::rft.evaluation_status,
+        num_lost = e.num_lost + w.crashed::integer,
+        error = CASE WHEN w.crashed AND e.num_lost >= 2 THEN format('the explorer did not survive this evaluation %%s times: %%s',
+            e.num_lost + 1, split_part(w.error, E'\n', 1)) END,
+        finished_at = CASE WHEN w.crashed AND e.num_lost >= 2 THEN clock_timestamp() END, claimed_by = NULL, lease_until = NULL
     FROM rft.worker w
     WHERE e.run_id = %(run_id)s AND e.status = 'claimed' AND w.worker_id = e.claimed_by
       AND (w.stopped_at IS NOT NULL OR e.lease_until < rft.clock())
     RETURNING 1),
 items AS (
-    UPDATE rft.worklist l SET available = true, claimed_by = NULL, lease_until = NULL, num_lost = l.num_lost + 1
+    UPDATE rft.worklist l SET available = true, claimed_by = NULL, lease_until = NULL, num_lost = l.num_lost + lost.crashed::integer
     FROM (
-        SELECT i.consumer, i.item_kind, i.item_id FROM rft.worklist i JOIN rft.worker w ON w.worker_id = i.claimed_by
+        SELECT i.consumer, i.item_kind, i.item_id, w.crashed FROM rft.worklist i JOIN rft.worker w ON w.worker_id = i.claimed_by
         WHERE i.consumer = 'pipeline/' || %(run_id)s AND NOT i.available AND (w.stopped_at IS NOT NULL OR i.lease_until < rft.clock())
         FOR UPDATE OF i SKIP LOCKED) lost
     WHERE (l.consumer, l.item_kind, l.item_id) = (lost.consumer, lost.item_kind, lost.item_id)

@@ -134,6 +134,10 @@ WRONG = {
         tasks_from("tasks.jsonl", prompt="quest"),
         ["no column 'quest'", "allowed: answer, question", "prompt: …"],
     ),
+    "task file with another answer": (
+        tasks_from("tasks.jsonl", answer="solution"),
+        ["no column 'solution'", "rows 1-30", "allowed: answer, question", "did you mean 'answer'?"],
+    ),
     "task file that is empty": (tasks_from("empty.jsonl"), ["'letters' has no task", "empty.jsonl", "check its"]),
     "task source of an unknown kind": (
         tasks_from("tasks.txt"),
@@ -165,7 +169,7 @@ WRONG = {
     ),
     "reward file that raises": (
         "explorer.reward=./raises.py:score",
-        ["'./raises.py:score'", "RuntimeError: no licence for the judge", "mend"],
+        ["'./raises.py:score'", "RuntimeError: no licence for the judge", "correct"],
     ),
     "reward without the function": (
         "explorer.reward=./other_name.py:score",

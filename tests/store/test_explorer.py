@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -15,11 +16,14 @@ import rftdata
 from rftcore.config import parse_config
 from rftcore.explorer import role
 from rftcore.explorer.engines.base import Decoding, Engine, Generation
+from rftcore.explorer.failed_steps import FailedSteps
 from rftcore.explorer.role import Explorer
 from rftcore.launch.joining import JoinedRun
+from rftcore.launch.progress import Progress, line
+from rftcore.report import build_report
 from rftdata.attempt import Attempt
 from rftdata.claims import plan_evaluations
-from rftdata.errors import EngineStoppedError, ModelError
+from rftdata.errors import EngineStoppedError, ModelError, RolloutsFailedError
 from rftdata.worker import Worker
 from tests.models import make_character_tokenizer
 
@@ -250,3 +254,132 @@ def test_weights_that_a_trainer_took_along_are_waited_for(run: Run, monkeypatch:
         run.publish(attempt, 0, "gone", exists=False)
     ends = time.monotonic() + 2
     run.explore(OneAtATime(), until=lambda: time.monotonic() > ends)
+
+
+BAD_REWARD = "def score(turn, task):\n    return grade(turn)\n\ndef grade(turn):\n    return float(turn.answr == '2')\n"
+
+
+def outcomes(run: Run) -> dict[str, int]:
+    rows = run.rows(
+        "SELECT o.outcome::text AS outcome, count(*) AS n FROM rft.rollout o JOIN rft.rollout_group g USING (group_id)"
+        " WHERE run_id = %s GROUP BY 1"
+    )
+    return {row["outcome"]: row["n"] for row in rows}
+
+
+def test_a_reward_that_fails_on_every_rollout_ends_the_run_with_the_users_stack(run: Run, attempt: Attempt) -> None:
+    (run.folder / "bad.py").write_text(BAD_REWARD)
+    run.publish(attempt, 0, "a")
+    with pytest.raises(
+        RolloutsFailedError, match="not one of the rollouts of explorer step 0 succeeded: 4 failed"
+    ) as caught:
+        run.explore(OneAtATime(), until=lambda: False, reward="./bad.py:score")
+    text = "AttributeError: 'Turn' object has no attribute 'answr' (bad.py, line 5, in grade)"
+    assert text in str(caught.value)
+    assert "line 2, in score\n    return grade(turn)" in caught.value.stack
+    assert outcomes(run) == {"failed": 4}, "what failed is stored, and no refill was tried"
+    assert run.rows(
+        "SELECT DISTINCT error FROM rft.rollout JOIN rft.rollout_group USING (group_id) WHERE run_id = %s"
+    ) == [{"error": text}]
+    snapshot = Progress(run.buffer, run.run_id).snapshot()
+    assert snapshot["failures"] == {"num_rollouts": 4, "num_commonest": 4, "commonest": text}
+    assert f"4 rollouts failed, all with {text}" in line(snapshot)
+    report = build_report(run.buffer, run.run_id)
+    assert report.rollouts == {"failed": 4} and report.failed_because == {text: 4}
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value), "it comes from another process"
+
+
+def test_a_run_may_be_allowed_more_failed_steps(run: Run, attempt: Attempt) -> None:
+    """Two steps may start at once; both fail."""
+    (run.folder / "bad.py").write_text(BAD_REWARD)
+    run.publish(attempt, 0, "a")
+    with pytest.raises(RolloutsFailedError, match="of the explorer steps 0 to 1 succeeded"):
+        run.explore(
+            OneAtATime(),
+            until=lambda: False,
+            reward="./bad.py:score",
+            max_failed_steps=2,
+            changes={"sync": {"offset": 1}},
+        )
+
+
+def test_failed_steps_are_counted_in_whatever_order_they_end(run: Run, attempt: Attempt) -> None:
+    seal = (
+        "WITH g AS (INSERT INTO rft.rollout_group (run_id, attempt_id, ordinal, task_id, explore_step, group_size, status, sealed_at)"
+        " VALUES (%s, %s, %s, 1, %s, 1, 'sealed', clock_timestamp()) RETURNING group_id)"
+        " INSERT INTO rft.rollout (group_id, rollout_index, outcome, num_turns, seconds, error) SELECT group_id, 0, 'failed', 0, 0, %s FROM g"
+    )
+    steps = FailedSteps(run.buffer.database, run.run_id, 1, 2)
+    steps.note("TimeoutError: long ago", "an old stack")
+    steps.note("KeyError: 'answer'", "the stack")
+    run.buffer.sql(seal, [run.run_id, attempt.attempt_id, 1, 1, "KeyError: 'answer'"])
+    steps.check({1})
+    run.buffer.sql(seal, [run.run_id, attempt.attempt_id, 0, 0, "KeyError: 'answer'"])
+    with pytest.raises(RolloutsFailedError, match="2 failed, the first with KeyError: 'answer'") as caught:
+        steps.check({0})
+    assert caught.value.stack == "the stack"
+
+
+def test_an_evaluation_of_which_every_answer_fails_ends_a_run_that_samples_for_nothing_else(
+    run: Run, attempt: Attempt
+) -> None:
+    (run.folder / "bad.py").write_text(BAD_REWARD)
+    run.ask(attempt, run.publish(attempt, 0, "a"), "a")
+    stored = {"tasks": [], "sampling": {"source": {"sql": "select 1"}}, "algorithm": {"name": "sft", "group_size": 1}}
+    with pytest.raises(
+        RolloutsFailedError, match=r"not one of the 8 answers on validation \(greedy, step 0\) succeeded"
+    ) as caught:
+        run.explore(OneAtATime(), until=lambda: False, reward="./bad.py:score", changes=stored)
+    assert "return grade(turn)" in caught.value.stack
+
+
+def test_a_step_with_one_good_rollout_goes_on(run: Run, attempt: Attempt) -> None:
+    source = BAD_REWARD.replace("return grade(turn)", "return 1.0 if task.task_key == '1' else grade(turn)")
+    (run.folder / "bad.py").write_text(source)
+    run.publish(attempt, 0, "a")
+    everyone = {"trainer": {"batch_groups": 8}}
+    run.explore(
+        OneAtATime(), until=lambda: sum(outcomes(run).values()) >= 16, reward="./bad.py:score", changes=everyone
+    )
+    assert outcomes(run)["ok"] >= 2 and outcomes(run)["failed"] >= 14
+
+
+def test_a_run_resumed_with_a_corrected_reward_does_not_count_what_failed_before(run: Run) -> None:
+    (run.folder / "bad.py").write_text(BAD_REWARD)
+    with run.buffer.attempt(run.row) as attempt:
+        run.publish(attempt, 0, "a")
+        with pytest.raises(RolloutsFailedError):
+            run.explore(OneAtATime(), until=lambda: False, reward="./bad.py:score")
+    run.buffer.sql("UPDATE rft.run SET stop_requested = false WHERE run_id = %s", [run.run_id])
+    (run.folder / "bad.py").write_text(BAD_REWARD.replace("return grade(turn)", "return 1.0"))
+    with run.buffer.attempt(run.row) as attempt:
+        run.publish(attempt, 1, "b")  # the places of the first step are taken until a pipeline drops its groups
+        run.explore(OneAtATime(), until=lambda: outcomes(run).get("ok", 0) >= 4, reward="./bad.py:score")
+
+
+def test_a_reward_that_never_returns_times_out_and_the_run_goes_on(run: Run, attempt: Attempt) -> None:
+    source = "def score(turn, task):\n    while int(task.task_key) % 2:\n        pass\n    return 1.0\n"
+    (run.folder / "endless.py").write_text(source)
+    run.publish(attempt, 0, "a")
+    run.explore(
+        OneAtATime(), until=lambda: sum(outcomes(run).values()) >= 16, reward="./endless.py:score", rollout_timeout_s=1.0,
+        reward_processes=3, changes={"trainer": {"batch_groups": 8}},
+    )  # fmt: skip
+    errors = run.rows(
+        "SELECT DISTINCT error FROM rft.rollout JOIN rft.rollout_group USING (group_id) WHERE run_id = %s AND outcome = 'timeout'"
+    )
+    assert outcomes(run) == {"ok": 8, "timeout": 8}, "those that only waited for a free process are good"
+    assert all("(endless.py, line" in row["error"] for row in errors), errors
+
+
+def test_rewards_that_take_long_do_not_stop_sampling(run: Run, attempt: Attempt) -> None:
+    """64 rollouts, whose reward takes a second each and keeps the processor busy: the engine is asked for all of them at once."""
+    source = "import time\ndef score(turn, task):\n    ends = time.monotonic() + 1\n    while time.monotonic() < ends: pass\n    return 1.0\n"
+    (run.folder / "slow.py").write_text(source)
+    run.publish(attempt, 0, "a")
+    engine, ends = OneAtATime(), time.monotonic() + 8
+    run.explore(
+        engine, until=lambda: engine.asked >= 64 or time.monotonic() > ends, reward="./slow.py:score",
+        engine_args={"max_num_seqs": 64}, changes={"algorithm": {"name": "grpo", "group_size": 8}, "trainer": {"batch_groups": 8}},
+    )  # fmt: skip
+    assert engine.asked == 64, "none of them waited for a reward"

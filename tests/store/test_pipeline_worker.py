@@ -312,7 +312,9 @@ def test_a_group_that_no_worker_survives_is_set_aside(buffer: Buffer) -> None:
             "worker_id"
         ]
         batch = claim_sealed_groups(roles.database, roles.run_id, worker, count=9, lease_s=60)
-        roles.database.run("stop_worker", worker_id=worker, error="killed")
+        roles.database.run(
+            "end_worker_of_process", run_id=roles.run_id, host="there", pid=2, error="blocked", crashed=True
+        )
         release_lost_claims(roles.database, roles.run_id)
         return batch.group_ids if batch else []
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 import pytest
 
 import rftdata
-from rftdata import Buffer
+from rftdata import Buffer, exchange, labels
 from rftdata.config import BufferConfig
 from rftdata.sampling import SamplingConfig
-from tests.store_roles import Roles, own_group
+from tests.store_roles import Roles, own_group, tokens
 
 NUM_GROUPS = 4000
 BATCH = 50
@@ -151,3 +153,61 @@ def test_verdicts_on_a_long_queue_read_no_more_rows_from_batch_to_batch(hasty: B
         decide()
     late = rows_read(hasty, decide)
     assert 0 < late < 1.5 * early, (early, late)
+
+
+def _export(options: BufferConfig, num: int, file: Path) -> pyarrow.Table:
+    """An export of groups of one experience each; for every fourth there is one made of it, every fifth is labelled."""
+    with rftdata.open(options, application="rft export") as buffer:
+        buffer.create_run(name="source", config={}, seed=1, steps=1, pipeline_version="none")
+        with buffer.writer("source") as writer:
+            writer.insert(*groups(0, num))
+            ids = buffer.sql("SELECT experience_id FROM rft.experience ORDER BY 1")["experience_id"].to_pylist()
+            made = [own_group([0.5], task_key=f"made-{key}") for key in range(0, num, 4)]
+            for group, parent_id in zip(made, ids[::4], strict=True):
+                group.rollouts[0].sequences[0] = tokens(0.5, parent_id=parent_id)
+            writer.insert(*made)
+        labels.set_rewards(buffer, dict.fromkeys(ids[::5], 0.25), author="ada")
+        exchange.export(buffer, file)
+    table = pyarrow.parquet.read_table(file)
+    # Each beside what it was made of, so that a slice has both.
+    first = [
+        row["parent_id"] or row["experience_id"] for row in table.select(["parent_id", "experience_id"]).to_pylist()
+    ]
+    return table.take(sorted(range(table.num_rows), key=lambda row: (first[row], row)))
+
+
+def _rows_of_import(buffer: Buffer, file: Path, run: str) -> int:
+    """Rows of tables that an import fetched. Sessions report when they end, so whatever reads much has a buffer of its own."""
+
+    def read() -> int:
+        while buffer.sql(
+            "SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name <> 'rft'"
+        ).num_rows:
+            time.sleep(0.05)  # a session that was closed ends soon
+        rows = buffer.sql(
+            "SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::bigint AS n FROM pg_stat_user_tables WHERE schemaname = 'rft'"
+        )
+        return int(rows["n"][0].as_py())
+
+    before = read()
+    with rftdata.open(buffer.config, application="rft import") as opened:
+        exchange.load(opened, file, run=run)
+    return read() - before
+
+
+def test_an_import_reads_rows_in_proportion_to_its_file_whatever_is_there_already(
+    hasty: Buffer, tmp_path: Path
+) -> None:
+    table = _export(hasty.config, 560, tmp_path / "all.parquet")
+    files = {"small": table.slice(0, 100), "large": table.slice(0, 600), "further": table.slice(600, 100)}
+    for name, part in files.items():
+        pyarrow.parquet.write_table(part, tmp_path / f"{name}.parquet")
+    small = _rows_of_import(hasty, tmp_path / "small.parquet", "a")
+    large = _rows_of_import(hasty, tmp_path / "large.parquet", "b")
+    further = _rows_of_import(hasty, tmp_path / "further.parquet", "b")
+    assert 0 < large < 1.3 * 6 * small, (small, large)
+    assert 0 < further < 1.5 * small, (small, further)
+    (counts,) = hasty.sql(
+        "SELECT count(*) AS experiences, count(e.parent_id) AS made FROM rft.experience e JOIN rft.run USING (run_id) WHERE name = 'b'"
+    ).to_pylist()
+    assert counts == {"experiences": 700, "made": 140}

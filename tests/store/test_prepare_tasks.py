@@ -36,12 +36,33 @@ def test_every_source_of_the_page_loads(buffer: Buffer, tmp_path: Path) -> None:
     shutil.copy(EXAMPLE / "problems.jsonl", tmp_path / "data" / "train-00000.jsonl")
     (tmp_path / "data" / "test-00000.jsonl").write_text("not read")
     (tmp_path / "tasks.py").write_text(
-        "def make(count):\n    yield from ({'question': str(i)} for i in range(count))\n"
+        "def make(count):\n    yield from ({'question': str(i), 'answer': str(i)} for i in range(count))\n"
     )
-    (block,) = [block for block in BLOCKS if "tasks" in block]
+    block = next(block for block in BLOCKS if "tasks" in block)
     load_tasks(configuration(tmp_path, [], tasks=block["tasks"]), buffer.database)
     found = {row["taskset"]: row["num_tasks"] for row in list_tasksets(buffer.database)}
     assert found == {"file": 39, "folder": 39, "sums": 100, "own": 20, "failed": 39}
+
+
+def test_the_splits_of_the_page_are_disjoint_and_counted(
+    buffer: Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(EXAMPLE / "problems.jsonl", tmp_path)
+    rows = [{"question": f"{n} + {n % 9} =", "answer": str(n), "book": n % 40} for n in range(200)]
+    (tmp_path / "books.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "sums.csv").write_text(
+        "question,answer\n" + "".join(f"{row['question']},{row['answer']}\n" for row in rows)
+    )
+    split, keyed = [block for block in BLOCKS if "tasks" in block][1:]
+    load_tasks(configuration(tmp_path, [], **split), buffer.database)
+    found = {row["taskset"]: row["num_tasks"] for row in list_tasksets(buffer.database)}
+    said = capsys.readouterr().err
+    for taskset in found:
+        counts = "train {train}, validation {validation}, test {test}".format(**found)
+        assert f"tasks: {taskset}: tasks of its source by split: {counts}; it takes {taskset}" in said
+    load_tasks(configuration(tmp_path, [], tasks=keyed["tasks"]), buffer.database)
+    books = buffer.sql("SELECT DISTINCT payload -> 'metadata' -> 'book' AS book FROM rft.task WHERE taskset = 'books'")
+    assert {row["taskset"]: row["num_tasks"] for row in list_tasksets(buffer.database)}["books"] == 5 * books.num_rows
 
 
 @pytest.mark.parametrize("number", [1, 2])

@@ -102,7 +102,9 @@ def test_a_replay_decides_beside_the_verdicts_and_the_two_are_compared(
     code, out, err = rft(capsys, "process", "--versions", "--json")
     versions = {row["pipeline_version"]: row for row in json.loads(out)}
     assert versions["v1"]["used"] and not versions["shaped"]["used"]
-    assert versions["shaped"]["stages"] == "sql > reward_threshold"
+    assert versions["shaped"]["stages"] == (
+        "sql {query: SELECT * REPLACE (reward + 0.5 AS reward) FROM batch} > reward_threshold {max: 1.2}"
+    )
 
     code, out, err = rft(capsys, "process", "--diff", "v1", "shaped", "--json")
     assert code == 0, err
@@ -242,6 +244,26 @@ def test_a_replay_and_a_preview_judge_staleness_as_of_then(
     assert (done["num_kept"], done["dropped_by"]) == (8, {})
     shown = json.loads(rft(capsys, "process", config(stages), "--preview", "8", "--json")[1])["experiences"]
     assert all(row["kept"] for row in shown["decisions"])
+
+
+def test_versions_that_differ_by_an_argument_are_told_apart(
+    run: StoredRun, config: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text("def mine(row, least):\n    return row['reward'] >= least\n")
+    for least in (12, 6):
+        stages = f"[{{reward_threshold: {{max: {least}}}}}, {{./mine.py:mine: {{least: {least}}}}}, {{drop_truncated: {{}}}}]"
+        code, _, err = rft(capsys, "process", config(stages), "--replay", "--version", f"at-{least}")
+        assert code == 0, err
+    rows = json.loads(rft(capsys, "process", "--versions", "--json")[1])
+    found = {row["pipeline_version"]: row["stages"].split(" > ") for row in rows if row["stages"]}
+    assert set(found) == {"at-12", "at-6"}
+    for least in (12, 6):
+        threshold, own, truncated = found[f"at-{least}"]
+        assert threshold == f"reward_threshold {{max: {least}.0}}"
+        assert re.fullmatch(rf".*mine {{least: {least}, code: [0-9a-f]{{12}}}}", own), own
+        assert truncated.startswith("drop_truncated")
+    out = rft(capsys, "process", "--versions")[1]
+    assert "max: 12.0" in out and "max: 6.0" in out
 
 
 def test_a_version_name_stands_for_one_list_of_stages(

@@ -101,6 +101,19 @@ def test_rows_that_wait_for_a_person_are_told_once_and_when_their_number_changes
     assert told() == "no experience waits for a person any more\n"
 
 
+def test_a_replay_that_failed_is_no_part_of_the_run(buffer: rftdata.Buffer, run: StoredRun) -> None:
+    run.worker("trainer", state="training")
+    run.worker("replay", seconds_ago=300, seconds=5, error="StageError: stage 2")
+    text = drawn(buffer, run)
+    assert "training" in text and "replay" not in text and "StageError" not in text
+    assert "replay" not in line(Progress(buffer, run.run_id).snapshot())
+    run.worker("replay", state="replays version strict")  # one at work is shown
+    assert "replays version strict" in drawn(buffer, run)
+    snapshot = Progress(buffer, run.run_id).snapshot()
+    # `rft status --all` and `--json` have it.
+    assert [w["error"] for w in snapshot["workers"] if w["error"]] == ["StageError: stage 2"]
+
+
 def test_a_process_that_fell_silent_is_shown_as_such(buffer: rftdata.Buffer, run: StoredRun) -> None:
     run.worker("trainer", state="training", seconds_ago=60)
     buffer.sql("UPDATE rft.worker SET heartbeat_at = now() - interval '40 s'")

@@ -152,6 +152,61 @@ def test_rows_and_groups_are_counted_by_what_became_of_them(buffer: rftdata.Buff
     assert (report.num_experiences, report.sampled_tokens) == (5, 25)
 
 
+def test_errors_of_a_stage_that_differ_only_by_the_rows_they_name_are_one_line(
+    buffer: rftdata.Buffer, run: StoredRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.train_step(1)
+    for number in range(3):
+        errors = [f"a stage failed: mine raised for experience {2 * number + i}: KeyError: 'x'" for i in range(2)]
+        reasons = "; ".join(f"mine: {error}" for error in errors[: 1 + number % 2])
+        group = run.group(0, [0.0, 1.0], trainable=False, closed_reason=f"dropped by {reasons}")
+        ids = run.experiences()[-2:]
+        for experience_id, error in zip(ids, errors, strict=True):
+            buffer.sql(
+                "INSERT INTO rft.verdict (experience_id, group_id, pipeline_version, kept, stage, reason) VALUES (%s, %s, 'v1', false, 'mine', %s)",
+                [experience_id, group, error],
+            )
+    other = run.group(0, [0.0], trainable=False)
+    run.drop(other, "mine", "a stage failed: mine raised for experience 7: ValueError: 7")
+    report = build_report(buffer)
+    assert [(d.reason, d.num_experiences, d.num_groups) for d in report.dropped] == [
+        ("a stage failed: mine raised for experience …: KeyError: 'x'", 6, 3),
+        ("a stage failed: mine raised for experience …: ValueError: 7", 1, 1),
+    ]
+    assert next(iter(report.groups.closed_because.values())) == 3 and report.groups.closed == 4
+    assert all("raised for experience …" in reason for reason in report.groups.closed_because if "mine" in reason)
+    print_report([report])
+    assert capsys.readouterr().out.count("KeyError") == 2  # once for the rows, once for their groups
+
+
+def test_times_and_groups_of_a_fork_are_its_own(
+    buffer: rftdata.Buffer, run: StoredRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.worker("trainer", seconds_ago=1000, seconds=900)
+    for step in (1, 2):
+        run.group(step, [0.0, 1.0])
+        run.train_step(step)
+    checkpoint = run.checkpoint(2)
+    parent_attempt, first = run.attempt_id, run.experiences()[0]
+    fork = StoredRun(buffer, "fork")
+    fork.worker("trainer", seconds_ago=60, seconds=5)
+    fork.attempt(parent=parent_attempt, checkpoint=checkpoint)
+    fork.group(3, [0.0, 1.0])  # one of them is a copy of the parent's
+    buffer.sql("ALTER TABLE rft.experience DISABLE TRIGGER USER")
+    buffer.sql("UPDATE rft.experience SET parent_id = %s WHERE experience_id = %s", [first, fork.experiences()[0]])
+    buffer.sql("ALTER TABLE rft.experience ENABLE TRIGGER USER")
+    fork.train_step(3)
+    report = build_report(buffer, "fork")
+    steps = report.steps
+    assert (steps.done, steps.before_fork, report.groups.planned, report.groups.trained) == (3, 2, 1, 2)
+    assert (steps.wait_seconds, steps.train_seconds, steps.publish_seconds) == (1.5, 2, 0.5)
+    assert steps.wait_seconds + steps.train_seconds + steps.publish_seconds <= report.wall_seconds == pytest.approx(5)
+    assert (report.num_experiences, report.sampled_tokens, report.trained_tokens) == (2, 5, 100)
+    print_report([report])
+    assert "3 of 4, 2 of them before the fork" in capsys.readouterr().out
+    assert build_report(buffer, "sums").steps.before_fork == 0
+
+
 def test_the_training_curve_has_dropped_groups_in_it(buffer: rftdata.Buffer, run: StoredRun) -> None:
     run.group(0, [1.0, 0.0])
     run.group(0, [0.0, 0.0], trainable=False)

@@ -19,7 +19,7 @@ import pytest
 import rftdata
 from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError
-from rftdata.server import EmbeddedServer
+from rftdata.server import EmbeddedServer, check_folder
 
 
 @pytest.fixture(scope="module")
@@ -230,6 +230,22 @@ def test_a_folder_that_cannot_be_made_or_written_is_a_clear_error(tmp_path: Path
     for place in (tmp_path / "file", tmp_path / "file" / "buffer", Path("/proc/rft-buffer")):
         with pytest.raises(BufferUnavailableError, match=r"cannot be made or written.*correct buffer\.uri"):
             rftdata.open(str(place))
+
+
+def test_a_folder_is_probed_by_making_it_and_nothing_stays(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "absent" / "folder")
+    before = sorted(tmp_path.rglob("*"))
+    check_folder(tmp_path)
+    check_folder(tmp_path / "a" / "deep" / "buffer")
+    for place in ("file", "file/buffer", "nowhere/buffer"):
+        with pytest.raises(BufferUnavailableError, match=rf"cannot be made or written: .*{place}.*correct buffer\.uri"):
+            check_folder(tmp_path / place)
+    # Root passes every permission bit, and still no folder can be made here.
+    for place in ("/proc/rft-buffer", "/proc/rft/deep/buffer", "/proc/self"):
+        with pytest.raises(BufferUnavailableError, match=rf"cannot be made or written: .*{place}"):
+            check_folder(Path(place))
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_missing_buffer_is_not_made_when_it_should_exist(tmp_path: Path) -> None:

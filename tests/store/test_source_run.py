@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 
 from rftcore.cli import run_command
 from rftcore.config import RunConfig, parse_config
+from rftcore.launch.interrupts import Interrupts, StartInterrupted
 from rftcore.launch.prepare import has_finished, prepare_run
 from rftdata import Buffer
 from rftdata.errors import ConfigError, QueryError
@@ -61,6 +64,32 @@ def test_the_algorithm_must_learn_from_what_is_selected(stored: Buffer) -> None:
         prepare_run(configured("select pair_id from rft.v_pair", algorithm={"name": "dpo"}), stored)["source_kind"]
         == "pair"
     )
+
+
+@pytest.mark.parametrize("resumes", [False, True], ids=["new", "resumed"])
+def test_a_signal_stops_a_start_before_the_run_is_stored_or_leaves_it_stored(stored: Buffer, resumes: bool) -> None:
+    row = prepare_run(configured(), stored) if resumes else None
+
+    def runs() -> list[tuple[str, int]]:
+        found = stored.sql("SELECT name, planned_steps FROM rft.run ORDER BY run_id").to_pylist()
+        return [(run["name"], run["planned_steps"]) for run in found]
+
+    before = runs()
+    with Interrupts() as interrupts:
+        with pytest.raises(StartInterrupted):
+            prepare_run(
+                configured(steps=2), stored, resumed=row, before_storing=lambda: os.kill(os.getpid(), signal.SIGTERM)
+            )
+        assert runs() == before
+    with Interrupts() as interrupts:
+
+        def interrupted() -> None:
+            interrupts.defer()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        prepare_run(configured(steps=2), stored, resumed=row, before_storing=interrupted)
+        assert interrupts.first is signal.SIGTERM
+    assert runs() == [run for run in before if run[0] != "again"] + [("again", 2)]
 
 
 def test_a_resumed_run_keeps_its_selection(stored: Buffer) -> None:

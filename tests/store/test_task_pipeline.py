@@ -29,7 +29,7 @@ def write(folder: Path, rows: list[dict[str, Any]], name: str = "sums.jsonl") ->
 
 def configuration(folder: Path, stages: list[Any], **changes: Any) -> RunConfig:
     raw: dict[str, Any] = {
-        "run": {"name": "r"}, "model": {"path": "./model"}, "algorithm": {"name": "grpo"}, "explorer": {"reward": ["exact_match"]},
+        "run": {"name": "r"}, "model": {"path": "./model"}, "algorithm": {"name": "grpo"}, "explorer": {},
         "trainer": {"batch_groups": 2, "learning_rate": 0.001}, "steps": 1, "tasks": [{"name": "sums", "source": "sums.jsonl"}],
         "pipelines": {"task": stages},
     }  # fmt: skip
@@ -363,7 +363,7 @@ def test_a_mistake_in_a_set_makes_no_buffer(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path, ROWS)
-    raw = configuration(tmp_path, [], tasks=[TWO_SETS[0], TWO_SETS[1]]).model_dump(mode="json")
+    raw = configuration(tmp_path, [], tasks=TWO_SETS, explorer={"reward": "exact_match"}).model_dump(mode="json")
     for name in ("config.json", "model.safetensors", "tokenizer.json"):  # a model's folder, not opened here
         (tmp_path / name).touch()
     (tmp_path / "run.json").write_text(json.dumps({**raw, "model": {"path": str(tmp_path)}}))

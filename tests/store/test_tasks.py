@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from rftdata import Buffer
 from rftdata.config import TasksetConfig
 from rftdata.errors import PluginError, TaskSourceError
-from rftdata.tasks import default_split_key, list_tasksets, load_taskset, read_tasks, split_of
+from rftdata.tasks import list_tasksets, load_taskset, numbers_key, read_tasks, split_of
 
 ROWS = [{"question": f"What is {i} + {i + 1}?", "answer": f"{2 * i + 1}.0", "level": i % 3} for i in range(30)]
 GENERATOR = """
@@ -140,8 +140,8 @@ def test_every_key_lies_in_exactly_one_split(key: str, a: float, b: float) -> No
 
 
 def test_the_same_numbers_in_another_order_stay_together() -> None:
-    assert default_split_key("3 + 14 =") == default_split_key("What is 14 - 3?") != default_split_key("3 + 41 =")
-    assert default_split_key("Why  Not?") == default_split_key("why not?")
+    assert numbers_key("3 + 14 =") == numbers_key("What is 14 - 3?") != numbers_key("3 + 41 =")
+    assert numbers_key("Why  Not?") == numbers_key("why not?")
 
 
 def broken_jsonl(path: Path) -> str:
@@ -327,6 +327,7 @@ def test_an_edited_generator_is_read_again_an_unchanged_one_is_not(buffer: Buffe
 @pytest.mark.parametrize(
     "change",
     [{"source": "other.jsonl"}, {"limit": 5}, {"split": "test"}, {"prompt": "answer"}, {"answer": "level"}],
+    ids=lambda change: next(iter(change)),
 )
 def test_another_source_under_the_same_name_is_refused(buffer: Buffer, tmp_path: Path, change: dict[str, Any]) -> None:
     write(tmp_path / "sums.jsonl", ROWS)
@@ -335,6 +336,28 @@ def test_another_source_under_the_same_name_is_refused(buffer: Buffer, tmp_path:
     load_taskset(buffer.database, config, tmp_path)
     with pytest.raises(TaskSourceError, match=r"already holds a taskset 'sums'.*give this one another name"):
         load_taskset(buffer.database, config.model_copy(update=change), tmp_path)
+
+
+def test_a_refused_source_is_shown_by_what_differs(buffer: Buffer, tmp_path: Path) -> None:
+    (tmp_path / "gen.py").write_text(GENERATOR)
+    config = TasksetConfig(name="sums", source="./gen.py:sums", args={"count": 2, "level": 1}, split="train")
+    load_taskset(buffer.database, config, tmp_path)
+    changed = config.model_copy(
+        update={"args": {"count": 3, "level": 1}, "split": None, "split_shares": (0.5, 0.25, 0.25)}
+    )
+    with pytest.raises(TaskSourceError) as refused:
+        load_taskset(buffer.database, changed, tmp_path)
+    assert (
+        '(stored -> configured): args.count: 2 -> 3, split_shares: [0.8, 0.1, 0.1] -> [0.5, 0.25, 0.25], split: "train" -> not set;'
+    ) in str(refused.value)
+    with pytest.raises(
+        TaskSourceError, match=r'configured\): source: "./gen.py:sums" -> "./gen.py:odd", args.count: 2 -> 3'
+    ):
+        load_taskset(
+            buffer.database,
+            config.model_copy(update={"source": "./gen.py:odd", "args": {"count": 3, "level": 1}}),
+            tmp_path,
+        )
 
 
 @pytest.mark.parametrize("shares", [(0.5, 0.3, 0.1), (1.2, -0.1, -0.1)])

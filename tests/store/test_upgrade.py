@@ -41,14 +41,14 @@ def old(server: EmbeddedServer, request: pytest.FixtureRequest) -> Database:
     with psycopg.connect(server.uri, autocommit=True) as connection:
         connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
     database = Database(server.uri.replace("/rft?", f"/{name}?"))
-    _upgrade_to(database, FIRST)
+    upgrade_to(database, FIRST)
     with database.connection() as connection:
         for table in _tables(connection):
             _insert_a_row(connection, table)
     return database
 
 
-def _upgrade_to(database: Database, revision: str) -> None:
+def upgrade_to(database: Database, revision: str) -> None:
     from alembic import command
     from alembic.config import Config
     from sqlalchemy import create_engine
@@ -143,7 +143,7 @@ def test_features_that_a_person_set_are_told_from_what_a_pipeline_gave(server: E
     with psycopg.connect(server.uri, autocommit=True) as connection:
         connection.execute("CREATE DATABASE before_manual_features")
     database = Database(server.uri.replace("/rft?", "/before_manual_features?"))
-    _upgrade_to(database, "0011")
+    upgrade_to(database, "0011")
     with database.connection() as opened:
         opened.execute(
             "INSERT INTO rft.task (taskset, task_key, payload, features, source_features, task_verdict_id) VALUES"

@@ -9,7 +9,7 @@ import pytest
 
 from rftcore.config import RunConfig, load_config
 from rftcore.launch.prepare import check_plugins
-from rftdata.tasks import default_split_key, read_tasks, split_of
+from rftdata.tasks import numbers_key, read_tasks, split_of
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 CONFIGS = sorted(path for path in EXAMPLES.rglob("*.yaml"))
@@ -21,10 +21,11 @@ def test_example_configuration_is_valid_and_everything_it_names_loads(path: Path
 
 
 def questions(config: RunConfig, split: str) -> tuple[set[str], set[str]]:
-    """Prompts and split keys of one split of a configuration."""
+    """Prompts and their numbers, of one split of a configuration."""
     tasksets = {"train": config.tasks, "validation": config.eval.tasks, "test": config.eval.test}[split]
     tasks = [task for taskset in tasksets for task in read_tasks(taskset, config.base_dir)]
-    return {task["payload"]["prompt"] for task in tasks}, {task["split_key"] for task in tasks}
+    prompts = {task["payload"]["prompt"] for task in tasks}
+    return prompts, {numbers_key(prompt) for prompt in prompts}
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "gpu.yaml"])
@@ -40,4 +41,4 @@ def test_train_validation_and_test_of_the_main_job_share_no_question_and_no_numb
 def test_the_solved_example_in_the_prompt_is_a_training_question() -> None:
     config = load_config(EXAMPLES / "grpo_reasoning" / "config.yaml")
     for example in config.explorer.workflow_args["examples"]:
-        assert split_of(default_split_key(example["prompt"]), config.tasks[0].split_shares) == "train"
+        assert split_of(numbers_key(example["prompt"]), config.tasks[0].split_shares) == "train"

@@ -8,6 +8,7 @@ import pytest
 
 from rftdata import plugins
 from rftdata.errors import PluginError
+from rftdata.time_limits import at_most
 
 BUILTINS = {"own": "json:loads"}
 
@@ -29,9 +30,29 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("name", ["no_module", "no_object"])
 def test_an_entry_point_that_does_not_load_is_a_clear_error(installed: Path, name: str) -> None:
     with pytest.raises(
-        PluginError, match=f"the reward '{name}' of the package their-rewards does not load.*mend or remove"
+        PluginError, match=f"the reward '{name}' of the package their-rewards does not load.*repair or remove"
     ):
         plugins.load("reward", name, BUILTINS)
+
+
+def test_an_import_that_does_not_return_is_ended(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the object is named by a dotted path, an entry point, or a file, which `rft check` waits for less long than a run."""
+    (tmp_path / "never_loads.py").write_text("while True:\n    pass\n")
+    entry_points = tmp_path / "their_rewards-1.0.dist-info" / "entry_points.txt"
+    entry_points.write_text(f"{entry_points.read_text()}endless = never_loads:reward\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(plugins, "LOADING_S", 0.3)
+        for name in ("never_loads:reward", "endless"):
+            with pytest.raises(PluginError, match=r"the import of never_loads.* did not return within 0\.3 s"):
+                plugins.load("reward", name, BUILTINS)
+    monkeypatch.setattr(plugins, "_FILE_S", 0.3)
+    with (
+        at_most(0.1, "rft check"),
+        pytest.raises(PluginError, match=r"rft check waits 0\.3 s at most, and a run 300 s"),
+    ):
+        plugins.load("reward", "./never_loads.py:reward", BUILTINS, tmp_path)
 
 
 def test_names_are_looked_up_among_built_ins_then_entry_points_then_as_dotted_paths(installed: Path) -> None:
@@ -55,5 +76,5 @@ def test_an_edited_file_is_read_again_an_unchanged_one_is_one_module(tmp_path: P
 
 def test_a_file_that_raises_says_what_and_where(tmp_path: Path) -> None:
     (tmp_path / "reward.py").write_text("1 / 0\n")
-    with pytest.raises(PluginError, match=r"does not load: ZeroDivisionError: division by zero; mend .*reward\.py"):
+    with pytest.raises(PluginError, match=r"does not load: ZeroDivisionError: division by zero; correct .*reward\.py"):
         plugins.load("reward", "./reward.py:reward", {}, tmp_path)

@@ -1,50 +1,213 @@
-"""Several rewards are one: every value counts, and every part keeps a name."""
+"""Several rewards are one, what they return is checked, and a function that hangs or ends its process takes nothing along."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from rftcore.explorer.rewards import build_scorer
+from rftcore.explorer.failures import FunctionFailedError
+from rftcore.explorer.rewards import Scorer
 from rftcore.explorer.task import Score, Task, Turn
-from rftdata.errors import RftError
+from rftdata.errors import PluginError, RftError
 from rftdata.groups import Sequence
+from rftdata.worker import process_lives
 
 TASK = Task(1, "sums", "one", "1+1=", "2")
 TURN = Turn([], "2", "stop", Sequence("1+1=", "2", [1, 2], 1, "stop"))
 
-
-def scored(folder: Path, names: list[str], **files: str) -> Score:
-    for name, text in files.items():
-        (folder / f"{name}.py").write_text(text)
-    return asyncio.run(build_scorer(names, folder)(TURN, TASK))
+Make = Callable[..., Scorer]
 
 
-def test_values_of_functions_and_mappings_are_summed(tmp_path: Path) -> None:
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """A scorer of functions in files, ended after the test."""
+    made = []
+
+    def build(names: list[str], *, timeout_s: float = 30.0, max_processes: int = 2, **files: str) -> Scorer:
+        for name, text in files.items():
+            (tmp_path / f"{name}.py").write_text(text)
+        made.append(Scorer(names, tmp_path, timeout_s=timeout_s, max_processes=max_processes))
+        return made[-1]
+
+    yield build
+    for scorer in made:
+        scorer.close()
+
+
+def scored(scorer: Scorer) -> Score:
+    return asyncio.run(scorer(TURN, TASK))
+
+
+def test_values_of_functions_and_mappings_are_summed(make: Make) -> None:
     a = "def score(turn, task):\n    return {'length': 0.25, 'form': 0.5}"
-    found = scored(tmp_path, ["exact_match", "./a.py:score"], a=a)
+    found = scored(make(["exact_match", "./a.py:score"], a=a))
     assert found == Score(1.75, {"exact_match": 1.0, "length": 0.25, "form": 0.5})
 
 
-def test_two_functions_of_one_name_both_count(tmp_path: Path) -> None:
+def test_two_functions_of_one_name_both_count(make: Make) -> None:
     a, b = "def score(turn, task):\n    return 1", "async def score(turn, task):\n    return 2"
-    found = scored(tmp_path, ["./a.py:score", "./b.py:score"], a=a, b=b)
+    found = scored(make(["./a.py:score", "./b.py:score"], a=a, b=b))
     assert found == Score(3.0, {"score": 1.0, "./b.py:score": 2.0})
 
 
-def test_two_parts_of_one_name_both_count(tmp_path: Path) -> None:
+def test_two_parts_of_one_name_both_count(make: Make) -> None:
     a, b = "def f(turn, task):\n    return {'form': 1}", "def g(turn, task):\n    return {'form': 2}"
-    found = scored(tmp_path, ["./a.py:f", "./b.py:g"], a=a, b=b)
+    found = scored(make(["./a.py:f", "./b.py:g"], a=a, b=b))
     assert found == Score(3.0, {"form": 1.0, "./b.py:g.form": 2.0})
 
 
-def test_no_reward_is_zero(tmp_path: Path) -> None:
-    assert scored(tmp_path, []) == Score(0.0, {})
+def test_no_reward_is_zero(make: Make) -> None:
+    assert scored(make([])) == Score(0.0, {})
 
 
-@pytest.mark.parametrize("value", ["nan", "inf"])
-def test_a_value_that_is_not_finite_is_refused(value: str, tmp_path: Path) -> None:
-    with pytest.raises(RftError, match="not finite"):
-        scored(tmp_path, ["./a.py:score"], a=f"def score(turn, task):\n    return float('{value}')")
+def test_numbers_of_numpy_count(make: Make) -> None:
+    a = "import numpy\ndef score(turn, task):\n    return {'a': numpy.float32(0.5), 'b': numpy.int64(2)}"
+    assert scored(make(["./a.py:score"], a=a)) == Score(2.5, {"a": 0.5, "b": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        ("None", "returned nothing"),
+        ("'1.0'", r"returned '1\.0', a value of type str"),
+        ("True", "of type bool"),
+        ("float('nan')", "not finite"),
+        ("float('-inf')", "not finite"),
+        ("[1.0]", "of type list"),
+        ("turn.sequence.__reduce_ex__", "of type builtin_function_or_method"),  # what cannot be sent
+        ("{'form': None}", "part 'form', returned nothing"),
+    ],
+)
+def test_what_is_no_finite_number_is_refused_with_the_task(value: str, what: str, make: Make) -> None:
+    # Half of them in the event loop, half in a process.
+    a = f"{'async ' if len(value) % 2 else ''}def score(turn, task):\n    return {value}"
+    with pytest.raises(RftError, match=f"{what}.*allowed: a finite number") as raised:
+        scored(make(["./a.py:score"], a=a))
+    assert "the task 'one' of 'sums'" in str(raised.value) and "./a.py:score" in str(raised.value)
+
+
+def test_what_a_plain_function_raises_names_its_line_and_its_callers(make: Make) -> None:
+    a = "def score(turn, task):\n    return check(turn)\n\ndef check(turn):\n    return turn.answr == 1\n"
+    with pytest.raises(FunctionFailedError) as raised:
+        scored(make(["./a.py:score"], a=a))
+    assert raised.value.text == "AttributeError: 'Turn' object has no attribute 'answr' (a.py, line 5, in check)"
+    assert "line 2, in score\n    return check(turn)" in raised.value.stack
+    assert "reward_process" not in raised.value.stack, "only the user's frames"
+
+
+def test_plain_functions_run_in_the_main_thread_of_another_process(make: Make) -> None:
+    a = "import os, threading\ndef score(turn, task):\n    return {'pid': os.getpid(), 'main': int(threading.current_thread() is threading.main_thread())}"
+    parts = scored(make(["./a.py:score"], a=a)).parts
+    assert parts["pid"] != os.getpid() and parts["main"] == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        ("while True: pass", 4),
+        ("time.sleep(1000)", 4),
+        ("re.match('(a+)+$', 'a' * 40 + 'b')", 4),  # C code that keeps the interpreter's lock
+    ],
+)
+def test_a_plain_function_that_hangs_is_ended_and_named_and_the_next_call_answers(
+    body: str, line: int, make: Make
+) -> None:
+    a = f"import re, time\ndef score(turn, task):\n    if task.task_key == 'one':\n        {body}\n    return 1.0\n"
+    scorer = make(["./a.py:score"], timeout_s=1.0, a=a)
+    with pytest.raises(FunctionFailedError, match=r"explorer\.reward_timeout_s = 1 s") as raised:
+        scored(scorer)
+    assert raised.value.timed_out and f"(a.py, line {line}, in score)" in raised.value.text
+    assert "on task 'one'" in raised.value.text
+    assert asyncio.run(scorer(TURN, Task(2, "sums", "two", "", None))).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("body", "how"), [("os._exit(3)", "exit code 3"), ("os.kill(os.getpid(), 11)", "Segmentation fault")]
+)
+def test_a_function_that_ends_its_process_fails_alone(body: str, how: str, make: Make) -> None:
+    a = f"import os\ndef score(turn, task):\n    if task.task_key == 'one':\n        {body}\n    return 1.0\n"
+    scorer = make(["./a.py:score"], a=a)
+    with pytest.raises(FunctionFailedError, match=how) as raised:
+        scored(scorer)
+    assert not raised.value.timed_out
+    assert asyncio.run(scorer(TURN, Task(2, "sums", "two", "", None))).reward == 1.0
+
+
+def test_a_process_that_was_ended_between_two_calls_is_replaced(make: Make) -> None:
+    a = "import os\ndef score(turn, task):\n    return os.getpid()\n"
+    scorer = make(["./a.py:score"], a=a)
+    first = int(scored(scorer).reward)
+    os.kill(first, signal.SIGKILL)
+    time.sleep(1.0)  # until all of its threads have ended
+    pids = [int(scored(scorer).reward) for _ in range(3)]
+    assert first not in pids and len(set(pids)) == 1
+
+
+def test_what_a_function_started_ends_with_its_time_limit(make: Make, tmp_path: Path) -> None:
+    a = f"import subprocess\ndef score(turn, task):\n    subprocess.run(['sh', '-c', 'echo $$ > {tmp_path}/pid; sleep 1000'])\n"
+    with pytest.raises(FunctionFailedError, match="reward_timeout_s"):
+        scored(make(["./a.py:score"], timeout_s=1.5, a=a))
+    pid, deadline = int((tmp_path / "pid").read_text()), time.monotonic() + 10
+    while process_lives(pid):
+        assert time.monotonic() < deadline, "it runs on"
+        time.sleep(0.05)
+
+
+def test_a_file_named_like_a_module_does_not_take_its_place(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "random.py").write_text("raise ValueError('the wrong random')")
+    monkeypatch.chdir(tmp_path)
+    assert scored(make(["./a.py:score"], a="def score(turn, task):\n    return 1.0")).reward == 1.0
+
+
+def test_the_first_call_that_hangs_is_named_even_long_after_loading(make: Make) -> None:
+    a = "def score(turn, task):\n    while True:\n        pass\n"
+    with pytest.raises(FunctionFailedError, match=r"\(a\.py, line [23], in score\)"):
+        scored(make(["./a.py:score"], timeout_s=8.0, a=a))
+
+
+def test_slow_functions_get_several_processes_and_quick_ones_do_with_one(make: Make) -> None:
+    a = (
+        "import os, time\n"
+        "def slow(turn, task):\n    time.sleep(0.5)\n    return os.getpid()\n"
+        "def quick(turn, task):\n    return os.getpid()\n"
+    )
+
+    async def pids(name: str) -> set[float]:
+        scorer = make([f"./a.py:{name}"], max_processes=3, a=a)
+        return {score.reward for score in await asyncio.gather(*(scorer(TURN, TASK) for _ in range(12)))}
+
+    assert len(asyncio.run(pids("slow"))) > 1
+    assert len(asyncio.run(pids("quick"))) == 1
+
+
+def test_a_function_that_does_not_load_is_refused(make: Make) -> None:
+    with pytest.raises(PluginError, match="does not load"):
+        make(["./a.py:score"], a="import nothing_of_this_name")
+
+
+def test_processes_end_with_the_scorer_even_when_they_hang(make: Make, tmp_path: Path) -> None:
+    a = f"import os, time\ndef score(turn, task):\n    open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n    time.sleep(1000)\n"
+    scorer = make(["./a.py:score"], a=a)
+
+    def call() -> None:
+        with pytest.raises(FunctionFailedError):
+            scored(scorer)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        time.sleep(0.05)
+    scorer.close()
+    thread.join(timeout=20)
+    assert not thread.is_alive()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)

@@ -3,30 +3,57 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rftcore.explorer import workflow_loop
 from rftcore.explorer.engines.base import Decoding
+from rftcore.explorer.plain_workflow import PlainModel
 from rftcore.explorer.rollouts import RolloutRunner
-from rftcore.explorer.task import Model, Score, Scorer, Task
+from rftcore.explorer.task import Model, Score, Scorer, Task, Turn
+from rftcore.explorer.workflow_loop import WorkflowLoop
+from rftdata.blocked import read_report
 from rftdata.claims import ClaimedGroup
 from rftdata.errors import EngineStoppedError, ModelError
 from rftdata.groups import Group, Rollout, successes_and_trials
 from rftdata.selectors import Screening
+from tests.models import make_character_tokenizer
 
 TASK = Task(1, "sums", "one", "1+1=", "2")
 
 
-def tried(workflow: Any, *, timeout_s: float = 10.0, slots: int = 8, count: int = 1) -> list[Rollout]:
-    """Rollouts of a workflow that needs neither engine nor reward."""
+async def no_score(*_: object) -> Score:
+    raise AssertionError("not asked for")
+
+
+class Writer:
+    """What of an engine a workflow needs that samples nothing."""
+
+    tokenizer = make_character_tokenizer()
+
+
+def tried(
+    workflow: Any,
+    *,
+    timeout_s: float = 10.0,
+    slots: int = 8,
+    count: int = 1,
+    engine: Any = None,
+    scorer: Any = no_score,
+) -> list[Rollout]:
+    """Rollouts of a workflow, by default of one that needs neither engine nor reward."""
 
     async def run() -> list[Rollout]:
-        async def no_score(*_: object) -> Score:
-            raise AssertionError("not asked for")
-
-        runner = RolloutRunner(None, workflow, {}, no_score, timeout_s, "explorer", asyncio.Semaphore(slots))  # type: ignore[arg-type]
+        runner = RolloutRunner(engine, workflow, {}, scorer, timeout_s, "explorer", asyncio.Semaphore(slots))
         return await asyncio.gather(*(runner.rollout(TASK, index, Decoding()) for index in range(count)))
 
     return asyncio.run(run())
@@ -46,7 +73,8 @@ async def slow(task: Task, model: Model, score: Scorer) -> Score:
 
 def test_what_a_workflow_raises_is_the_rollouts_outcome() -> None:
     (rollout,) = tried(raising(KeyError("answer")))
-    assert (rollout.outcome, rollout.reward, rollout.error) == ("failed", None, "KeyError: 'answer'")
+    assert (rollout.outcome, rollout.reward) == ("failed", None)
+    assert re.fullmatch(r"KeyError: 'answer' \(test_rollouts\.py, line \d+, in workflow\)", str(rollout.error))
 
 
 def test_a_rollout_that_takes_too_long_is_timed_out() -> None:
@@ -56,7 +84,228 @@ def test_a_rollout_that_takes_too_long_is_timed_out() -> None:
 
 def test_a_timeout_of_the_users_own_is_not_reported_as_ours() -> None:
     (rollout,) = tried(raising(TimeoutError("the sandbox did not answer")))
-    assert (rollout.outcome, rollout.error) == ("failed", "TimeoutError: the sandbox did not answer")
+    assert rollout.outcome == "failed" and "TimeoutError: the sandbox did not answer" in str(rollout.error)
+
+
+def test_a_time_out_names_where_the_rollout_was() -> None:
+    (rollout,) = tried(slow, timeout_s=0.05)
+    assert "(test_rollouts.py, line" in str(rollout.error) and "in slow)" in str(rollout.error)
+
+
+@pytest.mark.parametrize("returned", [None, 1.0, Score(float("nan")), Score(None)])  # type: ignore[arg-type]
+def test_a_workflow_that_returns_no_score_fails_its_rollout(returned: Any) -> None:
+    async def workflow(task: Task, model: Model, score: Scorer) -> Any:
+        return returned
+
+    (rollout,) = tried(workflow)
+    assert rollout.outcome == "failed" and "returned no score for the task 'one' of 'sums'" in str(rollout.error)
+
+
+def test_a_plain_workflow_runs_in_a_thread_and_calls_model_and_score_without_await() -> None:
+    threads = set()
+
+    def workflow(task: Task, model: PlainModel, score: Any) -> Score:
+        threads.add(threading.current_thread())
+        turn = model.write([{"role": "user", "content": "1+1="}], "2")
+        assert model.turns == [turn]
+        found: Score = score(turn, task)
+        return found
+
+    async def two(turn: Turn, task: Task) -> Score:
+        await asyncio.sleep(0)
+        return Score(2.0)
+
+    rollouts = tried(workflow, engine=Writer(), scorer=two, count=3)
+    assert [(r.outcome, r.reward, len(r.sequences)) for r in rollouts] == [("ok", 2.0, 1)] * 3
+    assert len(threads) == 3
+
+
+def test_plain_workflows_that_wait_do_not_wait_for_each_other() -> None:
+    begun = threading.Barrier(8, timeout=20)
+
+    def workflow(task: Task, model: PlainModel, score: Any) -> Score:
+        begun.wait()  # broken unless all eight are here at the same time
+        return Score(1.0)
+
+    assert [rollout.outcome for rollout in tried(workflow, count=8)] == ["ok"] * 8
+
+
+def test_a_plain_workflow_that_never_returns_is_ended_and_named() -> None:
+    ended = threading.Event()
+
+    def workflow(task: Task, model: PlainModel, score: Any) -> Score:
+        try:
+            while True:
+                with contextlib.suppress(Exception):  # as a careless loop does
+                    sum(range(1000))
+        finally:
+            ended.set()
+
+    (rollout,) = tried(workflow, timeout_s=0.3)
+    assert rollout.outcome == "timeout" and "in workflow)" in str(rollout.error)
+    assert ended.wait(10), "its thread computes no more"
+
+
+def test_an_async_workflow_that_blocks_is_ended_and_the_others_go_on() -> None:
+    said: list[str] = []
+
+    async def workflow(task: Task, model: Model, score: Scorer) -> Score:
+        if task.task_key == "endless":
+            while True:
+                pass
+        await asyncio.sleep(0.1)
+        return Score(1.0)
+
+    loop = WorkflowLoop(block_timeout_s=2.5, on_blocking=said.append)
+    runner = RolloutRunner(None, workflow, {}, None, 60.0, "explorer", asyncio.Semaphore(8))  # type: ignore[arg-type]
+
+    async def run() -> list[Rollout]:
+        tasks = [Task(1, "sums", key, "1+1=", "2") for key in ("endless", "one")]
+        return await asyncio.gather(*(loop.run(runner.rollout(task, 0, Decoding())) for task in tasks))
+
+    try:
+        endless, one = asyncio.run(run())
+        deadline = time.monotonic() + 10
+        while said[-1:] != [""] and time.monotonic() < deadline:
+            time.sleep(0.05)
+    finally:
+        loop.close()
+    assert endless.outcome == "timeout" and "blocked the event loop" in str(endless.error)
+    assert "(test_rollouts.py, line" in str(endless.error)
+    assert (one.outcome, one.reward) == ("ok", 1.0)
+    assert said and "in workflow)" in said[0] and said[-1] == "", "it was shown while it lasted"
+
+
+def test_an_async_workflow_that_no_exception_reaches_is_reported_with_its_stack() -> None:
+    stuck: list[tuple[str, str]] = []
+    released = threading.Event()
+
+    async def workflow(task: Task, model: Model, score: Scorer) -> Score:
+        while not released.wait(30):  # in C code
+            pass
+        return Score(1.0)
+
+    def report(sentence: str, stack: str) -> None:
+        stuck.append((sentence, stack))
+        released.set()
+
+    loop = WorkflowLoop(block_timeout_s=2.0, on_stuck=report)
+    runner = RolloutRunner(None, workflow, {}, None, 60.0, "explorer", asyncio.Semaphore(8))  # type: ignore[arg-type]
+    try:
+        asyncio.run(loop.run(runner.rollout(TASK, 0, Decoding())))
+    finally:
+        loop.close()
+    assert "cannot be stopped" in stuck[0][0] and "while not released.wait(30)" in stuck[0][1]
+
+
+def test_a_cancelled_caller_cancels_what_runs_in_the_loop() -> None:
+    cancelled = threading.Event()
+
+    async def wait() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cancelled.set()
+
+    loop = WorkflowLoop(block_timeout_s=60)
+
+    async def run() -> None:
+        waiting = asyncio.create_task(loop.run(wait()))
+        await asyncio.sleep(0.1)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+    asyncio.run(run())
+    assert cancelled.wait(10)
+    loop.close()
+
+
+async def _group(task: Task, model: Model, score: Scorer) -> Score:
+    async def loops() -> None:
+        while True:
+            pass
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(loops())
+    raise AssertionError("not reached")
+
+
+async def _exits(task: Task, model: Model, score: Scorer) -> Score:
+    await asyncio.gather(asyncio.to_thread(time.sleep, 0), _exit())
+    raise AssertionError("not reached")
+
+
+async def _exit() -> None:
+    sys.exit("not today")
+
+
+def _exits_plainly(task: Task, model: PlainModel, score: Any) -> Score:
+    sys.exit("not today")
+
+
+async def _cancels(task: Task, model: Model, score: Scorer) -> Score:
+    own = asyncio.create_task(asyncio.sleep(60))
+    own.cancel()
+    await own
+    raise AssertionError("not reached")
+
+
+@pytest.mark.parametrize(
+    ("workflow", "outcome", "error"),
+    [
+        (_group, "timeout", r"blocked the event loop .*\(test_rollouts\.py, line \d+, in loops\)"),
+        (_exits, "failed", r"SystemExit: not today \(test_rollouts\.py, line \d+, in _exit\)"),
+        (_exits_plainly, "failed", r"SystemExit: not today \(test_rollouts\.py, line \d+, in _exits_plainly\)"),
+        (_cancels, "failed", r"CancelledError: .*\(test_rollouts\.py, line \d+, in _cancels\)"),
+    ],
+)
+def test_no_way_to_end_in_a_users_code_ends_more_than_its_rollout(workflow: Any, outcome: str, error: str) -> None:
+    loop = WorkflowLoop(block_timeout_s=2.5)
+    runner = RolloutRunner(None, workflow, {}, no_score, 60.0, "explorer", asyncio.Semaphore(8))  # type: ignore[arg-type]
+    good = RolloutRunner(None, slow, {}, no_score, 60.0, "explorer", asyncio.Semaphore(8))  # type: ignore[arg-type]
+
+    async def run() -> list[Rollout]:
+        first = await loop.run(runner.rollout(TASK, 0, Decoding()))
+        return [first, await loop.run(good.rollout(TASK, 0, Decoding()))]
+
+    try:
+        ended, after = asyncio.run(asyncio.wait_for(run(), 30))
+    finally:
+        loop.close()
+    assert ended.outcome == outcome and re.search(error, str(ended.error)), ended.error
+    assert after.outcome == "ok", "the loop goes on"
+
+
+def test_plain_workflows_that_catch_everything_are_asked_again_and_reported_when_they_are_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(workflow_loop, "_MAX_LEFT", 2)
+    stop, asked, stuck = threading.Event(), [0], []
+
+    def workflow(task: Task, model: PlainModel, score: Any) -> Score:
+        while not stop.is_set():
+            try:
+                sum(range(1000))
+            except BaseException:  # noqa: BLE001 - as a careless loop does
+                asked[0] += 1
+        return Score(1.0)
+
+    loop = WorkflowLoop(60.0, on_stuck=lambda sentence, stack: stuck.append((sentence, stack)))
+    runner = RolloutRunner(None, workflow, {}, no_score, 0.2, "explorer", asyncio.Semaphore(8))  # type: ignore[arg-type]
+
+    async def run() -> list[Rollout]:
+        return await asyncio.gather(*(loop.run(runner.rollout(TASK, index, Decoding())) for index in range(3)))
+
+    try:
+        assert {rollout.outcome for rollout in asyncio.run(run())} == {"timeout"}
+        deadline = time.monotonic() + 20
+        while not stuck or asked[0] < 6:
+            assert time.monotonic() < deadline, (stuck, asked)
+            time.sleep(0.05)
+    finally:
+        stop.set()
+        loop.close()
+    assert "3 rollouts of a plain workflow were timed out and cannot be stopped (test_rollouts.py" in stuck[0][0]
 
 
 def test_time_counts_from_the_moment_a_rollout_begins() -> None:
@@ -107,9 +356,6 @@ def screened(first: list[float | None], rule: Screening, size: int = 6) -> tuple
         return Score(reward)
 
     async def run() -> Group:
-        async def no_score(*_: object) -> Score:
-            raise AssertionError("not asked for")
-
         runner = RolloutRunner(None, workflow, {}, no_score, 10.0, "explorer", asyncio.Semaphore(8))  # type: ignore[arg-type]
         claimed = ClaimedGroup(1, 1, 0, 0, size, 1, "sums", "one", {"prompt": "1+1=", "answer": "2"})
         return await runner.group(claimed, Decoding(), rule)
@@ -138,3 +384,31 @@ def test_a_group_that_is_neither_solved_nor_hopeless_goes_on(first: list[float |
 def test_the_bounds_of_the_pass_rate_are_excluded() -> None:
     assert Screening(4, 0.25, 0.75).refusal(1, 4) and Screening(4, 0.25, 0.75).refusal(3, 4)
     assert Screening(4, 0.25, 0.75).refusal(2, 4) is None and Screening(4, 0.2, 0.8).refusal(1, 4) is None
+
+
+def test_a_workflow_that_keeps_the_interpreters_lock_ends_the_process_with_a_report(
+    tmp_path: Path,
+) -> None:
+    """No thread of the process can run, so only a timer that needs no lock can end it."""
+    script = tmp_path / "flow.py"
+    script.write_text(
+        "import asyncio, os, re, sys\n"
+        "from pathlib import Path\n"
+        "from rftcore.explorer import workflow_loop\n"
+        "from rftdata.blocked import report_path\n"
+        "workflow_loop._LOCK_SLACK_S = 1.0\n"
+        "workflow_loop._PUT_OFF_S = 0.2\n"
+        "async def flow():\n"
+        "    return re.match('(a+)+$', 'a' * 40 + 'b')\n"
+        "loop = workflow_loop.WorkflowLoop(1.0, report=report_path(Path(sys.argv[1]), os.getpid()))\n"
+        "print(os.getpid(), flush=True)\n"
+        "asyncio.run(loop.run(flow()))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, script, tmp_path], capture_output=True, text=True, timeout=60, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    report = read_report(tmp_path, int(done.stdout))
+    assert report is not None and "kept the interpreter's lock" in report[0]
+    assert report[0].endswith("(flow.py, line 8, in flow)") and 'flow.py", line 8 in flow' in report[1]

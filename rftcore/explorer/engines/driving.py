@@ -203,10 +203,9 @@ class DrivenEngine(Engine):
     def _check_length(self, request: Request) -> None:
         if not 0 < len(request.prompt_token_ids) < self._context_length:
             raise RftError(
-                "the prompt does not fit the engine's context",
-                value=f"{len(request.prompt_token_ids)} tokens",
+                f"a prompt of {len(request.prompt_token_ids)} tokens does not fit the engine's context",
                 allowed=f"1 to {self._context_length - 1}",
-                todo="raise the engine's context_length or filter long tasks (text_length_filter)",
+                todo="shorten it, drop long tasks (text_length_filter), or raise explorer.engine_args.context_length if the model allows more",
             )
 
     def _load(self, load: _Load) -> None:

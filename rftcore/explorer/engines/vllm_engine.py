@@ -62,7 +62,7 @@ class VllmEngine(DrivenEngine):
         if vllm_version() is None or importlib.util.find_spec("vllm") is None:
             raise RftError(
                 "the engine 'vllm' is not installed",
-                todo="pip install 'rftdata[cpu]' on a machine without GPU, pip install 'rftdata[cuda]' on one with",
+                todo="run `rft setup cpu` on a machine without GPU, `rft setup cuda` on one with",
             )
         os.environ.update(self.process_environment(config or EngineConfig()))
         super().__init__(model_path, config, policy_version_id)

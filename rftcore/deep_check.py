@@ -1,0 +1,277 @@
+"""What `rft check --deep` opens: the model, task sources, the database, what stages need; and one rollout of each taskset.
+
+Every check yields a sentence for a person and raises what would end a run, or would make all of its rollouts fail.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+import rftdata
+from operators.base import StageContext
+from operators.chain import Chain
+from rftcore.config import RunConfig
+from rftcore.environment import check_environment
+from rftcore.explorer.rehearsal import check_context, rehearse
+from rftcore.explorer.task import Task
+from rftcore.feature_checks import FeatureCheck
+from rftcore.installation.requirements import installed_version
+from rftcore.launch.prepare import (
+    check_max_tokens,
+    context_length,
+    engine_config,
+    model_folder,
+    planned_steps,
+    select_source,
+)
+from rftcore.task_needs import TaskNeeds
+from rftcore.task_pipeline import build_task_chain
+from rftdata.config import TasksetConfig
+from rftdata.database import Database, Row, schema_version
+from rftdata.errors import ConfigError, ModelError, RftError, RolloutsFailedError
+from rftdata.opening import exists
+from rftdata.sampling import checked_formula
+from rftdata.server import check_folder
+from rftdata.tasks import read_tasks
+from rftdata.tasks.loading import no_task, taskset_texts
+from rftdata.tasks.query import asks_buffer
+from rftdata.tasks.rows import Reading
+from rftdata.tasks.sources import reading_for
+from rftdata.tasks.verdicts import source_batch
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+_READING_S = 60.0
+
+
+def open_inputs(config: RunConfig, experience_chain: Chain) -> Iterator[str]:
+    """Open what the run will read; a sentence for each.
+
+    Raises:
+        EnvironmentMismatchError: packages that are missing here or break each other.
+        ModelError, TaskSourceError, BufferUnavailableError: what cannot be opened.
+        PluginError, ConfigError: what a stage needs is not there, or refuses the stage's arguments.
+        QueryError, ConfigError: a priority formula that the database does not take, a selection that cannot be trained on, tasks without
+            what their selector chooses by.
+    """
+    check_environment(config.explorer.engine)
+    chain = build_task_chain(config)
+    model, tokenizer = _open_model(config)
+    yield f"model {config.model.path}: a {model.model_type} with {len(tokenizer):,} tokens, in {tokenizer.name_or_path}"
+    yield from _describe_device(config)
+    samples = []
+    with _stored(config) as database:
+        for taskset in config.tasks:
+            sample = _Sample(taskset, passes_stages=bool(chain.stages))
+            yield from _describe_tasks(config, sample, chain, FeatureCheck(config, taskset, chain, database))
+            samples.append(sample)
+        for taskset in (*config.eval.tasks, *config.eval.test):
+            samples.append(_Sample(taskset))
+            yield from _describe_tasks(config, samples[-1])
+        if config.has_explorer:
+            yield from _describe_rollouts(config, samples, tokenizer)
+        yield from _describe_stages(config, {"task": chain, "experience": experience_chain}, database)
+    yield _describe_database(config)
+    if config.sampling.source is not None:
+        yield _describe_selection(config)
+
+
+@dataclass
+class _Sample:
+    """Tasks of a set on which a rollout is tried.
+
+    Attributes:
+        passes_stages: stages of pipelines.task may still change or drop them.
+        first, longest: the first task and the one with the longest prompt; None where the set is not read here.
+    """
+
+    taskset: TasksetConfig
+    passes_stages: bool = False
+    first: Row | None = None
+    longest: Row | None = None
+    _length: int = -1
+
+    def see(self, task: Row) -> None:
+        """Look at the next task."""
+        self.first = self.first or task
+        prompt = task["payload"]["prompt"]
+        length = len(prompt) if isinstance(prompt, str) else sum(len(str(turn.get("content"))) for turn in prompt)
+        if length > self._length:
+            self.longest, self._length = task, length
+
+
+def _describe_tasks(
+    config: RunConfig, sample: _Sample, chain: Chain | None = None, features: FeatureCheck | None = None
+) -> Iterator[str]:
+    taskset = sample.taskset
+
+    if asks_buffer(taskset):
+        yield f"taskset {taskset.name}: its query on the buffer is asked when it is loaded"
+        return
+    # To the end: the run reads every row, and refuses the source for any of them.
+    num_tasks, reading, needs = 0, Reading(), TaskNeeds(config, taskset, chain)
+    with reading_for(_READING_S) as cut:
+        for task in read_tasks(taskset, config.base_dir, reading=reading):
+            num_tasks += 1
+            sample.see(task)
+            needs.see(task)
+            if features is not None:
+                features.see(task)
+    if sample.first is None and not reading.was_cut:
+        raise no_task(taskset, reading)
+    if reading.was_cut:
+        yield (
+            f"taskset {taskset.name}: its source has not ended after {cut.num_rows:,} rows and {_READING_S:g} s; the rest was not "
+            "looked at, and a run reads all of it unless the taskset has a limit"
+        )
+    first = f", the first prompt is {str(sample.first['payload']['prompt'])[:80]!r}" if sample.first is not None else ""
+    yield f"taskset {taskset.name}: {num_tasks:,} tasks{first}"
+    for sentence in (*reading.sentences(), *needs.sentences(are_all=not reading.was_cut)):
+        yield f"taskset {taskset.name}: {sentence}"
+    if features is not None:
+        yield from features.verdict(are_all=not reading.was_cut)
+
+
+def _describe_stages(config: RunConfig, chains: Mapping[str, Chain], database: Database | None) -> Iterator[str]:
+    """Make every stage ready for its first batch, as the processes of a run do when they start."""
+    context = StageContext(
+        config.base_dir, model_path=config.model.path, generate=_ask_nobody,
+        read_taskset=functools.partial(_task_texts, config, database),
+    )  # fmt: skip
+    for name, chain in chains.items():
+        try:
+            chain.prepare(context)
+        except RftError as error:
+            raise error.about(f"pipelines.{name}") from error
+        finally:
+            chain.close()
+        if chain.stages:
+            yield f"pipelines.{name}: {', '.join(stage.name for stage in chain.stages)}: ready"
+
+
+def _ask_nobody(*_: object) -> list[str]:
+    raise AssertionError("a stage asks the policy before its first batch")
+
+
+def _task_texts(config: RunConfig, database: Database | None, name: str) -> pa.Table:
+    """The tasks of a set from its source where the configuration has one of that name, else from the buffer.
+
+    Raises:
+        ConfigError: neither has.
+    """
+    tasksets = (*config.tasks, *config.eval.tasks, *config.eval.test)
+    for taskset in tasksets:
+        if taskset.name == name:
+            with reading_for(_READING_S):
+                table: pa.Table = source_batch(name, list(read_tasks(taskset, config.base_dir, database)))
+            return table.select(["task_key", "prompt", "answer"])
+    if database is None:
+        known = ", ".join(taskset.name for taskset in tasksets)
+        raise ConfigError("there is no buffer yet that could hold this set", value=name, allowed=known)
+    return taskset_texts(database, name)
+
+
+@contextmanager
+def _stored(config: RunConfig) -> Iterator[Database | None]:
+    """The database of the configuration's buffer; None where that is still to be made."""
+    if not exists(config.buffer):
+        yield None
+        return
+    with rftdata.open(config.buffer, create=False, schema="check", application="rft check") as found:
+        yield found.database
+
+
+def _describe_selection(config: RunConfig) -> str:
+    """What the run would train on if it were made now."""
+    with rftdata.open(config.buffer, create=False, schema="check", application="rft check") as found:
+        selected = select_source(config, found)
+    assert selected is not None
+    steps = planned_steps(config, len(selected.item_ids))
+    return f"sampling.source: {len(selected.item_ids):,} {selected.kind}s, {steps} steps, hash {selected.content_hash[:12]}"
+
+
+def _open_model(config: RunConfig) -> tuple[PretrainedConfig, PreTrainedTokenizerBase]:
+    folder = model_folder(config)
+    from transformers import AutoConfig, AutoTokenizer
+
+    try:
+        return AutoConfig.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:400]
+        raise ModelError(f"the model in {folder} does not open: {reason}", todo="correct model.path") from error
+
+
+def _describe_device(config: RunConfig) -> Iterator[str]:
+    """What of the engine's settings does not fit this machine. On a cluster the roles run elsewhere.
+
+    Raises:
+        ConfigError: a setting or an engine that needs a GPU, on a machine without one.
+    """
+    import torch
+
+    if os.environ.get("RAY_ADDRESS") or torch.cuda.is_available() or not config.has_explorer:
+        return
+    engine = engine_config(config, worker_index=0)
+    if config.explorer.engine == "vllm" and installed_version("vllm"):
+        raise ConfigError(
+            "the installed vLLM is the build for GPUs, and this machine has none that works", value=config.explorer.engine,
+            todo="install the CPU build (`rft setup cpu`), or run on a machine with an NVIDIA GPU and driver",
+        )  # fmt: skip
+    if engine.async_scheduling:
+        raise ConfigError(
+            "explorer.engine_args.async_scheduling needs a GPU, and this machine has none that works", value=True,
+            todo="remove it, or run on a machine with an NVIDIA GPU and driver",
+        )  # fmt: skip
+    if "gpu_memory_utilization" in config.explorer.engine_args:
+        yield "explorer.engine_args.gpu_memory_utilization has no effect on this machine, which has no GPU: kv_cache_gib counts"
+
+
+def _describe_rollouts(config: RunConfig, samples: list[_Sample], tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
+    """Try workflow and rewards on tasks of each set, with a stand-in for the engine.
+
+    Raises:
+        RolloutsFailedError: a rollout fails.
+        ConfigError: a prompt or explorer.max_tokens does not fit the engine's context.
+    """
+    context = context_length(config, Path(tokenizer.name_or_path))
+    check_max_tokens(config, context)
+    for sample in samples:
+        if sample.first is None or sample.longest is None:
+            continue
+        name = sample.taskset.name
+        first, longest = (
+            Task.from_row({"task_id": 0, "taskset": name, **row}) for row in (sample.first, sample.longest)
+        )
+        try:
+            tried = rehearse(config, first, tokenizer)
+            longest_tried = tried if longest == first else rehearse(config, longest, tokenizer)
+        except RolloutsFailedError as error:
+            if not sample.passes_stages:
+                raise
+            yield f"{error.what}; stages of pipelines.task may change or drop that task"
+            continue
+        yield f"taskset {name}: a rollout with a stand-in for the model gets the reward {tried.reward:g}"
+        if context is not None and longest_tried.num_prompt_tokens is not None:
+            sentence = check_context(config, context, longest, longest_tried.num_prompt_tokens)
+            yield from [f"taskset {name}: {sentence}"] if sentence else []
+
+
+def _describe_database(config: RunConfig) -> str:
+    buffer, formula = config.buffer, config.sampling.priority.formula
+    if not exists(buffer):
+        later = "; sampling.priority.formula is checked there when the run starts" if formula else ""
+        folder = Path(buffer.uri).resolve()
+        check_folder(folder)
+        return f"buffer: {folder} will be made{later}"
+    with rftdata.open(buffer, create=False, schema="check", application="rft check") as found:
+        checked_formula(found.database, formula)
+        return f"buffer: {found.location} answers, schema {schema_version(found.database)}"

@@ -1,0 +1,68 @@
+"""Ends a run of which no rollout succeeds: a misspelt name in a reward would otherwise train on nothing to the last step.
+
+A step counts as failed when as many of its groups are sealed as it was planned with, none of their rollouts is good, and some failed
+or timed out. All explorers count together, by what the buffer holds of the run's present attempt: a run that is resumed with a
+corrected function begins anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from rftdata.database import Database
+from rftdata.errors import RolloutsFailedError
+
+_MAX_STACKS = 100
+
+
+@dataclass
+class FailedSteps:
+    """Watches the steps of one run.
+
+    Attributes:
+        groups_per_step: with how many groups a step is planned.
+        max_failed_steps: failed steps in a row that end the run.
+    """
+
+    database: Database
+    run_id: int
+    groups_per_step: int
+    max_failed_steps: int
+    _stacks: dict[str, str] = field(default_factory=dict, init=False)
+
+    def note(self, text: str, stack: str) -> None:
+        """Keep the user's stack of a failure by its description."""
+        if len(self._stacks) >= _MAX_STACKS:
+            self._stacks.clear()
+        self._stacks.setdefault(text, stack)
+
+    def check(self, explore_steps: Collection[int]) -> None:
+        """Look at the steps of which a group without a good rollout was stored.
+
+        Raises:
+            RolloutsFailedError: one of them is the last of too many failed ones in a row.
+        """
+        # Steps may end out of order, so a stored one may be any of those in a row.
+        firsts = {first for step in explore_steps for first in range(step + 1 - self.max_failed_steps, step + 1)}
+        for first in sorted(first for first in firsts if first >= 0):
+            steps = range(first, first + self.max_failed_steps)
+            rows = self.database.fetch("step_outcomes", run_id=self.run_id, explore_steps=list(steps))
+            failed = [row for row in rows if row["num_groups"] >= self.groups_per_step and row["num_failed"] > 0]
+            if len(failed) == self.max_failed_steps and not any(row["num_good"] for row in rows):
+                which = f"explorer step {first}" if len(steps) == 1 else f"the explorer steps {first} to {steps[-1]}"
+                num_failed = sum(row["num_failed"] for row in rows)
+                raise self.error(f"the rollouts of {which}", num_failed, rows[0]["first_error"])
+
+    def error(self, what: str, num_failed: int, first_error: str | None) -> RolloutsFailedError:
+        """None of the rollouts that `what` names succeeded."""
+        text = first_error or "no error was recorded"
+        # At once: a trainer without a group to wait for would skip its steps and finish.
+        self.database.run(
+            "finish_run", run_id=self.run_id, status="failed", outcome=f"not one of {what} succeeded: {text}"
+        )
+        return RolloutsFailedError(
+            f"not one of {what} succeeded: {num_failed} failed, the first with {text.rstrip('.')}",
+            stack=self._stacks.get(text, ""),
+            todo="correct the workflow or the reward; `rft check CONFIG --deep` tries both on one task",
+        )

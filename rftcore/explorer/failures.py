@@ -1,0 +1,102 @@
+"""What a user's function raised, for people: one line with the place in the user's code, and the user's part of the stack.
+
+Frames of these packages above the user's code and below it say nothing to the user and are left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from pathlib import Path
+
+from rftdata.errors import RftError
+from rftdata.user_frames import is_ours, is_standard, is_the_users
+
+_MAX_FRAMES = 20
+
+
+class FunctionFailedError(Exception):
+    """A function of a user failed in another process.
+
+    Attributes:
+        text: type, message and place.
+        stack: the user's frames, as a traceback.
+        timed_out: whether it exceeded its time limit.
+    """
+
+    def __init__(self, text: str, stack: str, *, timed_out: bool = False) -> None:
+        super().__init__(text)
+        self.text = text
+        self.stack = stack
+        self.timed_out = timed_out
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (self.text, self.stack, self.timed_out)
+
+
+def _rebuild(text: str, stack: str, timed_out: bool) -> FunctionFailedError:
+    return FunctionFailedError(text, stack, timed_out=timed_out)
+
+
+def describe(error: BaseException) -> str:
+    """Type, message and place of what a function raised: `KeyError: 'answer' (reward.py, line 3, in score)`."""
+    error = innermost(error)
+    if isinstance(error, FunctionFailedError):
+        return error.text
+    if type(error) is RftError:  # one of ours, which says what to do
+        return str(error)
+    return f"{type(error).__name__}: {error}{place(error_frames(error))}"
+
+
+def user_stack(error: BaseException) -> str:
+    """The user's frames of what a function raised, as a traceback."""
+    error = innermost(error)
+    if isinstance(error, FunctionFailedError):
+        return error.stack
+    return as_traceback(error_frames(error), "".join(traceback.format_exception_only(error)).rstrip())
+
+
+def innermost(error: BaseException) -> BaseException:
+    """The first error of a group (of several requests at once), which says more than the group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def error_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """The user's frames of what a function raised; of a time-out, those in which it waited."""
+    if isinstance(error, TimeoutError) and isinstance(error.__cause__, asyncio.CancelledError):
+        error = error.__cause__
+    return user_frames(traceback.extract_tb(error.__traceback__))
+
+
+def waited_at(error: BaseException) -> str:
+    """Where a rollout was that was ended, in brackets: from its own frames, or as the thread of a plain workflow noted it."""
+    error = innermost(error)
+    cause = error.__cause__
+    notes = getattr(cause, "__notes__", None)
+    return str(notes[0]) if notes else place(error_frames(error))
+
+
+def user_frames(frames: traceback.StackSummary) -> list[traceback.FrameSummary]:
+    """The frames from the first one of the user's code to the last one outside these packages."""
+    theirs = [position for position, frame in enumerate(frames) if not is_ours(frame.filename)]
+    # The interpreter's own frames above: the event loop, the thread, the start of the process.
+    first = next((position for position in theirs if not is_standard(frames[position].filename)), None)
+    return [] if first is None else list(frames[first : theirs[-1] + 1])
+
+
+def as_traceback(frames: list[traceback.FrameSummary], last_line: str) -> str:
+    """Frames and a closing line in the form of a traceback."""
+    if not frames:
+        return last_line
+    shown = "".join(traceback.format_list(frames[-_MAX_FRAMES:]))
+    return f"Traceback (most recent call last):\n{shown}{last_line}"
+
+
+def place(frames: list[traceback.FrameSummary]) -> str:
+    """The user's innermost line, in brackets; nothing where no frame is known."""
+    own = [frame for frame in frames if is_the_users(frame.filename)] or frames
+    if not own:
+        return ""
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno}, in {own[-1].name})"

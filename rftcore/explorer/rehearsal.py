@@ -1,0 +1,144 @@
+"""One rollout of a task with a stand-in for the model: what the workflow and the rewards of a configuration raise, before a run.
+
+The stand-in answers with the task's right answer where it has one: a reward that fails on that fails on everything. It holds no model,
+so a rehearsal takes seconds and needs no GPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rftcore.explorer.engines.base import Decoding, Engine, Generation
+from rftcore.explorer.rewards import Scorer
+from rftcore.explorer.rollouts import RolloutRunner
+from rftcore.explorer.task import Task
+from rftcore.explorer.workflow_loop import TO_UNBLOCK, WorkflowLoop
+from rftcore.explorer.workflows import WORKFLOWS
+from rftdata import plugins, time_limits
+from rftdata.errors import ConfigError, RolloutsFailedError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from rftcore.config import RunConfig
+
+LIMIT_S = 10.0
+"""A run allows more; here a person waits."""
+_WHOLE_S = 120.0
+_ANSWER = "a stand-in answer"
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What a rollout with the stand-in came to.
+
+    Attributes:
+        num_prompt_tokens: of the longest prompt that the workflow asked; None where it asked none.
+        reward: of the rollout.
+    """
+
+    num_prompt_tokens: int | None
+    reward: float
+
+
+class StandIn(Engine):
+    """Answers every prompt with one text.
+
+    Args:
+        tokenizer: of the run's model.
+        answer: the text.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, answer: str) -> None:
+        self.tokenizer = tokenizer
+        self.policy_version_id = 0
+        self.num_generated_tokens = 0
+        self.num_prompt_tokens: int | None = None
+        self._answer = answer
+
+    async def generate(self, prompt_token_ids: list[int], decoding: Decoding) -> Generation:
+        self.num_prompt_tokens = max(self.num_prompt_tokens or 0, len(prompt_token_ids))
+        token_ids = [int(token) for token in self.tokenizer.encode(self._answer, add_special_tokens=False)]
+        return Generation(token_ids, [0.0] * len(token_ids), self._answer, "stop", [(0, 0)] if token_ids else [])
+
+    def load_weights(self, uri: str, policy_version_id: int, checksum: str | None = None) -> float:
+        raise NotImplementedError("a stand-in has no weights")
+
+    def close(self) -> None:
+        pass
+
+
+def rehearse(config: RunConfig, task: Task, tokenizer: PreTrainedTokenizerBase) -> Rehearsal:
+    """Try one task as an explorer would, with the stand-in for the engine and at most `LIMIT_S` for each wait.
+
+    Raises:
+        RolloutsFailedError: the rollout failed; it carries the user's stack.
+        ConfigError, PluginError: what would end a run.
+    """
+    failures: list[tuple[str, str]] = []
+    explorer = config.explorer
+    engine = StandIn(tokenizer, _ANSWER if task.answer is None else task.answer)
+    allowed_s, limit = explorer.reward_limit
+    if allowed_s > LIMIT_S:
+        allowed_s, limit = LIMIT_S, f"{LIMIT_S:g} s (a run allows {limit})"
+    scorer = Scorer(explorer.reward, config.base_dir, timeout_s=allowed_s, limit=limit, max_processes=1)
+    runner = RolloutRunner(
+        engine, plugins.load("workflow", explorer.workflow, WORKFLOWS, config.base_dir), explorer.workflow_args, scorer,
+        min(LIMIT_S, explorer.rollout_timeout_s), "explorer", asyncio.Semaphore(1), lambda *failure: failures.append(failure),
+    )  # fmt: skip
+    loop = WorkflowLoop(min(LIMIT_S, explorer.block_timeout_s), on_stuck=_leave)
+    try:
+        # The limit around it is for code that keeps the interpreter's lock: the limits within need other threads.
+        rollout = time_limits.call(
+            lambda: asyncio.run(loop.run(runner.rollout(task, 0, Decoding(max_tokens=explorer.max_tokens)))),
+            _WHOLE_S, f"a rollout of the task {task.task_key!r} of {task.taskset!r}", cap=False,
+        )  # fmt: skip
+    finally:
+        loop.close()
+        scorer.close()
+    if failures:
+        [(text, stack)] = failures
+        raise RolloutsFailedError(
+            f"a rollout of the task {task.task_key!r} of {task.taskset!r} fails with the answer {engine._answer[:60]!r} in the place of "
+            f"the model's: {text.rstrip('.')}",
+            stack=stack,
+        )  # fmt: skip
+    assert rollout.reward is not None
+    return Rehearsal(engine.num_prompt_tokens, rollout.reward)
+
+
+def check_context(config: RunConfig, context_length: int, longest: Task, num_prompt_tokens: int) -> str | None:
+    """A sentence where answers to the longest prompt would be cut short by the engine's context.
+
+    Args:
+        context_length: most tokens of prompt and response.
+        longest: the task with the longest prompt.
+        num_prompt_tokens: of its prompt.
+
+    Raises:
+        ConfigError: the prompt does not fit.
+    """
+    max_tokens = config.explorer.max_tokens
+    if num_prompt_tokens >= context_length:
+        raise ConfigError(
+            f"the prompt of the task {longest.task_key!r} of {longest.taskset!r} does not fit the engine's context",
+            value=f"{num_prompt_tokens} tokens", allowed=f"up to {context_length - 1}",
+            todo="drop long tasks (pipelines.task: text_length_filter), or raise explorer.engine_args.context_length",
+        )  # fmt: skip
+    room = context_length - num_prompt_tokens
+    if room >= max_tokens:
+        return None
+    return (
+        f"responses to the longest prompt, of the task {longest.task_key!r}, end after {room} tokens: it has {num_prompt_tokens}, the "
+        f"engine's context {context_length}, and explorer.max_tokens is {max_tokens}"
+    )
+
+
+def _leave(sentence: str, stack: str) -> None:
+    """The code that is stuck cannot be stopped, so neither can this process be ended in the ordinary way."""
+    print(f"{stack}\nrft: {sentence}; {TO_UNBLOCK}.", file=sys.stderr, flush=True)
+    os._exit(1)

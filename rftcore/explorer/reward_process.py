@@ -1,0 +1,218 @@
+"""A process of its own for reward functions: one call at a time, ended when a call takes too long.
+
+A plain (not async) function may compute, wait or hang: here it costs neither the explorer's event loops nor the engine a moment,
+and even one inside C code that never returns can be ended. The functions run in the process's main thread, since some libraries
+(signal alarms of math-verify, for one) work in no other.
+
+The child arms a timer of the C library's kind before each call (faulthandler): it needs no help of the interpreter, writes the
+stack and ends the process. The parent reads the stack, reports it, and starts another process for the next call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import faulthandler
+import inspect
+import os
+import pickle
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Awaitable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import IO, Any
+
+from rftcore.explorer.failures import FunctionFailedError, as_traceback, describe, place, user_frames, user_stack
+from rftcore.explorer.task import Task, Turn
+from rftdata import time_limits
+from rftdata.errors import RftError
+
+_START_S = 120.0
+_GRACE_S = 5.0
+_FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)$')
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+
+
+class RewardProcess:
+    """The parent's side. Not for several threads at once; the thread that makes one must live as long as the process.
+
+    Attributes:
+        usable: whether it can be called; not after a call that exceeded its limit or ended the process.
+
+    """
+
+    usable = True
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        self._connection = Connection(ours.detach())
+        self._stacks = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - lives as long as the process
+        fds = (theirs.fileno(), self._stacks.fileno())
+        path = os.pathsep.join(folder for folder in sys.path if folder)
+        # -P: a file in the current folder must not take the place of a module of the same name. A session of its own: what a function
+        # starts ends with it.
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", __name__, *map(str, fds)], pass_fds=fds, stdin=subprocess.DEVNULL, start_new_session=True,
+            env={**os.environ, "PYTHONPATH": path},
+        )  # fmt: skip
+        theirs.close()
+
+    def load(self, names: list[str], base_dir: Path) -> None:
+        """Load the functions; to be called once, before the first call.
+
+        Args:
+            names: rewards as the configuration names them.
+            base_dir: folder of the configuration file.
+
+        Raises:
+            PluginError: a reward does not load.
+            FunctionFailedError: the process does not start.
+        """
+        self._ask((os.getpid(), names, base_dir), _START_S, "loading the reward functions", f"{_START_S:g} s")
+
+    def lives(self) -> bool:
+        """Whether the process has not ended since the last call."""
+        return self._process.poll() is None
+
+    def call(self, name: str, turn: Turn, task: Task, timeout_s: float, limit: str) -> Any:
+        """What the reward returned.
+
+        Args:
+            limit: the setting that `timeout_s` comes from, for people.
+
+        Raises:
+            FunctionFailedError: what it raised; or it took longer, or ended the process: then this object is of no more use.
+            RftError: it raised that itself.
+        """
+        what = f"the reward {name!r} on task {task.task_key!r}"
+        return self._ask((name, turn, task, timeout_s), timeout_s + _GRACE_S, what, limit)
+
+    def kill(self) -> None:
+        """End the process; a call in flight fails in the thread that waits for it."""
+        self.usable = False
+        # Its group outlives it where a function started other processes; the number is free for others once the group is gone.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End the process, and what it has started, and free what belongs to it."""
+        self._connection.close()
+        self.kill()
+        self._process.wait()
+        self._stacks.close()
+
+    def _ask(self, question: object, patience_s: float, what: str, limit: str) -> Any:
+        try:
+            self._connection.send(question)
+            found, value = self._connection.recv() if self._connection.poll(patience_s) else ("silent", None)
+        except (EOFError, OSError):
+            found, value = "ended", None
+        if found == "value":
+            return value
+        if found == "raised":
+            raise value
+        if self.lives() and found == "ended":
+            with contextlib.suppress(
+                subprocess.TimeoutExpired
+            ):  # it is about to end: its own code says more than our signal
+                self._process.wait(_GRACE_S)
+        self.kill()
+        raise self._failure(what, limit, self._process.wait(), found)
+
+    def _failure(self, what: str, limit: str, code: int, found: str) -> FunctionFailedError:
+        """Why the process is gone: its timer ended it and wrote the stack, or a signal ended it."""
+        self._stacks.seek(0)
+        dumped = self._stacks.read().decode(errors="replace")
+        frames = user_frames(_frames_of(dumped))
+        if dumped.startswith("Timeout") or found == "silent":
+            text = f"{what} took longer than {limit}{place(frames)}"
+            return FunctionFailedError(text, as_traceback(frames, text), timed_out=True)
+        how = f"signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"exit code {code}"
+        text = f"{what} ended its process with {how}{place(frames)}"
+        return FunctionFailedError(text, as_traceback(frames, text))
+
+
+def _frames_of(dumped: str) -> traceback.StackSummary:
+    """The main thread's frames as faulthandler wrote them, outermost first."""
+    threads = dumped.split("\n\n")
+    # Threads of the user's have no frame of this module.
+    lines = next((thread for thread in threads if Path(__file__).name in thread), threads[-1]).splitlines()
+    found = [match for line in lines if (match := _FRAME.match(line))]
+    return traceback.StackSummary.from_list([(m["file"], int(m["line"]), m["name"], None) for m in reversed(found)])
+
+
+def main(socket_fd: int, stacks_fd: int) -> None:
+    """The child: answer calls until the parent hangs up."""
+    connection = Connection(socket_fd)
+    with open(stacks_fd, "wb", buffering=0) as stacks:
+        faulthandler.enable(stacks)
+        parent, names, base_dir = connection.recv()
+        _end_with(parent)
+        functions = _load(connection, names, base_dir)
+        time_limits.hand_over_timer()  # from here on it is that of the calls
+        while True:
+            try:
+                name, turn, task, timeout_s = connection.recv()
+            except (EOFError, ConnectionResetError):
+                return
+            connection.send(_answer(functions[name], name, turn, task, timeout_s, stacks))
+
+
+def _load(connection: Connection, names: list[str], base_dir: Path) -> dict[str, Any]:
+    from rftcore.explorer.rewards import load_rewards
+
+    try:
+        functions = load_rewards(names, base_dir)
+    except RftError as error:
+        connection.send(("raised", error))
+        raise SystemExit(1) from error
+    connection.send(("value", None))
+    return functions
+
+
+def _answer(function: Any, name: str, turn: Turn, task: Task, timeout_s: float, stacks: IO[bytes]) -> tuple[str, Any]:
+    from rftcore.explorer.rewards import checked_value
+
+    faulthandler.dump_traceback_later(timeout_s, exit=True, file=stacks)
+    try:
+        value = function(turn, task)
+        if inspect.isawaitable(value):
+            value = asyncio.run(_awaited(value))
+        return "value", checked_value(name, value, task)
+    except RftError as error:
+        return "raised", error if _can_be_sent(error) else FunctionFailedError(describe(error), user_stack(error))
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - the boundary: what a user's code raises is data
+        return "raised", FunctionFailedError(describe(error), user_stack(error))
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _can_be_sent(error: RftError) -> bool:
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # noqa: BLE001 - a value in it may raise anything
+        return False
+    return True
+
+
+async def _awaited(value: Awaitable[Any]) -> Any:
+    return await value
+
+
+def _end_with(parent: int) -> None:
+    """Have the system end this process when its parent ends, however that ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before that
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

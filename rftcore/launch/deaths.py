@@ -1,0 +1,146 @@
+"""Why the process of a role died without an error of its own: the signal or exit code, where this machine can tell.
+
+A process of this machine is watched by a pidfd. When it has ended, the kernel tells its exit status through it (Linux 6.15), else the
+process table does until Ray has collected the process. Kills for lack of memory are counted by the control group. Of a process on
+another machine only what Ray reports is known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import socket
+import struct
+import threading
+import time
+from pathlib import Path
+
+# ioctl PIDFD_GET_INFO: mask (u64), cgroup id (u64), eleven ids (u32), exit code (i32); PIDFD_INFO_EXIT asks for the last.
+_PIDFD_INFO = struct.Struct("=QQ11Ii")
+_PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO.size << 16 | 0xFF << 8 | 11
+_PIDFD_INFO_EXIT = 1 << 3
+_COLLECTED_S = 1.0
+_LOW_MEMORY = "running low on memory"
+
+
+# By these a process ends of itself; others are sent to it.
+_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
+
+
+class RoleDiedError(Exception):
+    """A role's process ended without saying why; the message goes on after the role's name: "was killed by signal 9, …".
+
+    Attributes:
+        crashed: whether it is known to have ended by a fault or for lack of memory, for which its work may be the reason.
+    """
+
+    def __init__(self, message: str, *, crashed: bool = False) -> None:
+        super().__init__(message)
+        self.crashed = crashed
+
+
+class ProcessWatch:
+    """The end of one process, seen from another one.
+
+    Args:
+        host, pid: of the process; where the host is another one, nothing is known of its end.
+    """
+
+    def __init__(self, host: str, pid: int) -> None:
+        self.host, self.pid = host, pid
+        self._status: int | None = None
+        self._oom_kills = _count_oom_kills()
+        self._ended: threading.Thread | None = None
+        if host == socket.gethostname():
+            with contextlib.suppress(OSError):
+                self._pidfd = os.pidfd_open(pid)
+                self._ended = threading.Thread(target=self._await_end, name=f"watches {pid}", daemon=True)
+                self._ended.start()
+
+    def death(self, reported: str) -> RoleDiedError:
+        """How the process ended.
+
+        Args:
+            reported: what Ray says about it.
+        """
+        if self._ended is not None:
+            self._ended.join(timeout=2.0)
+        if _LOW_MEMORY in reported:
+            return RoleDiedError("was killed by Ray because its machine ran low on memory", crashed=True)
+        status = self._status
+        if status is None:
+            if "SIGTERM" in reported:
+                return RoleDiedError("was ended by SIGTERM")
+            if "node has" in reported:
+                return RoleDiedError("was lost with its machine, which left the Ray cluster")
+            return RoleDiedError("died without an error, possibly killed for lack of memory")
+        if not os.WIFSIGNALED(status):
+            ended = "was ended by SIGTERM" if "SIGTERM" in reported else f"exited with code {os.WEXITSTATUS(status)}"
+            return RoleDiedError(f"{ended} (process {self.pid})")
+        number = os.WTERMSIG(status)
+        if number != signal.SIGKILL:
+            name = signal.strsignal(number) or "unknown"  # Signals(number) knows no real-time signals
+            return RoleDiedError(
+                f"was killed by signal {number} ({name}, process {self.pid})",
+                crashed=number in _FAULTS,
+            )
+        if self._oom_kills is not None and (_count_oom_kills() or 0) > self._oom_kills:
+            why = f"was killed by the kernel for lack of memory (signal 9, process {self.pid})"
+            return RoleDiedError(why, crashed=True)
+        return RoleDiedError(f"was killed by signal 9, possibly for lack of memory (process {self.pid})")
+
+    def _await_end(self) -> None:
+        """Wait for the end, and read the status at once: Ray collects the process in a moment."""
+        ended = select.poll()
+        ended.register(self._pidfd, select.POLLIN)
+        ended.poll()
+        deadline = time.monotonic() + _COLLECTED_S
+        try:
+            while self._status is None and time.monotonic() < deadline:
+                self._status = _collected_status(self._pidfd)
+                if self._status is None:
+                    self._status = _zombie_status(self.pid)
+                time.sleep(0.001)  # the kernel knows the first only once the process is collected
+        finally:
+            os.close(self._pidfd)
+
+
+def _collected_status(pidfd: int) -> int | None:
+    """The wait status of a process that its parent has collected; None before, and where the kernel is older."""
+    request = bytearray(_PIDFD_INFO.pack(_PIDFD_INFO_EXIT, *[0] * 13))
+    try:
+        fcntl.ioctl(pidfd, _PIDFD_GET_INFO, request)
+    except OSError:
+        return None
+    mask, *_, status = _PIDFD_INFO.unpack(request)
+    return int(status) if mask & _PIDFD_INFO_EXIT else None
+
+
+def _zombie_status(pid: int) -> int | None:
+    """The wait status of a process that has ended and is not collected yet."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return int(fields[49]) if fields[0] == "Z" else None
+
+
+def _count_oom_kills() -> int | None:
+    """Processes of this control group that the kernel has killed for lack of memory; None where it does not tell."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+            _, controllers, place = line.split(":", 2)
+            if controllers == "":
+                counts = Path(f"/sys/fs/cgroup{place}") / "memory.events"
+            elif controllers == "memory":
+                counts = Path(f"/sys/fs/cgroup/memory{place}") / "memory.oom_control"
+            else:
+                continue
+            with contextlib.suppress(OSError):
+                values = dict(entry.split(None, 1) for entry in counts.read_text(encoding="utf-8").splitlines())
+                if "oom_kill" in values:
+                    return int(values["oom_kill"])
+    return None

@@ -1,0 +1,94 @@
+"""Roles whose process died: recorded in the buffer, and started again where a function of the user had blocked the process.
+
+Such a process leaves a report (`rftdata.blocked`). Its first sentence is shown, the whole of it becomes the error of its worker, and
+what it had claimed is released at once. A role is started again `MAX_RESTARTS` times in a life of the run, and `MAX_FUTILE` times within
+`FUTILE_S` seconds while the role finishes nothing; then the run ends with the sentence. Groups and evaluations on which
+several processes crashed are set aside by the buffer itself (`release_lost_claims`), so one bad task does not use the restarts up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass, field
+
+from rftcore.launch.cluster import RoleProcess
+from rftcore.launch.deaths import RoleDiedError
+from rftdata import blocked
+from rftdata.buffer import Buffer
+from rftdata.database import Row, storable
+from rftdata.errors import BufferUnavailableError
+from rftdata.worker import mark_dead_workers
+
+MAX_RESTARTS = 10
+MAX_FUTILE = 3
+FUTILE_S = 60.0
+
+
+@dataclass
+class _History:
+    """Restarts of one role: how many, and when those were after which it has finished nothing."""
+
+    num_restarts: int = 0
+    futile: list[float] = field(default_factory=list)
+    finished: int = -1
+
+
+class Restarts:
+    """Decides which roles of a run are started again.
+
+    Args:
+        buffer, row: of the run.
+    """
+
+    def __init__(self, buffer: Buffer, row: Row) -> None:
+        self._database = buffer.database
+        self._folder = buffer.run_folder(row)
+        self._run_id: int = row["run_id"]
+        self._histories: dict[str, _History] = {}
+
+    def record(self, process: RoleProcess, error: RoleDiedError) -> str | None:
+        """Record the end of a process and release what it had claimed.
+
+        Returns:
+            What blocked it; None where it died of something else.
+        """
+        if process.watch is None:  # it died before it was known
+            return None
+        report = blocked.read_report(self._folder, process.watch.pid, process.watch.host)
+        text = f"the process {error}" if report is None else "\n".join(report)
+        with contextlib.suppress(BufferUnavailableError):  # its lease releases the claims
+            self._database.run(
+                "end_worker_of_process", run_id=self._run_id, host=process.watch.host, pid=process.watch.pid, error=storable(text),
+                crashed=report is not None or error.crashed,
+            )  # fmt: skip
+            mark_dead_workers(self._database, self._run_id)
+        if report is None:
+            return None
+        with contextlib.suppress(OSError):
+            blocked.report_path(self._folder, process.watch.pid, process.watch.host).unlink()
+        return report[0]
+
+    def allows(self, process: RoleProcess) -> bool:
+        """Whether a role that was blocked is started once more; counts the restart."""
+        history = self._histories.setdefault(process.name, _History())
+        now, finished = time.monotonic(), self._num_finished(process.role)
+        if finished != history.finished:
+            history.futile.clear()
+        history.finished = finished
+        history.futile = [at for at in history.futile if now - at < FUTILE_S]
+        if history.num_restarts >= MAX_RESTARTS or len(history.futile) >= MAX_FUTILE:
+            return False
+        history.num_restarts += 1
+        history.futile.append(now)
+        return True
+
+    def count(self, process: RoleProcess) -> int:
+        """How often a role was started again."""
+        return self._histories.setdefault(process.name, _History()).num_restarts
+
+    def _num_finished(self, role: str) -> int:
+        try:
+            return int(self._database.fetch("finished_work", run_id=self._run_id)[0][role])
+        except BufferUnavailableError:
+            return -1  # not known: as if nothing had been finished

@@ -1,0 +1,85 @@
+"""The running roles of a run: which have ended, which are started again, and which failed.
+
+A role that fails once a signal has asked the run to stop does not make it a failed run: signals that reach every process of a machine
+or a job end roles, and Ray, too. The run is interrupted and can be resumed; what a role had to say is shown as a warning.
+"""
+
+from __future__ import annotations
+
+import time
+
+from ray.exceptions import RayError
+
+from rftcore.launch import cluster
+from rftcore.launch.cluster import RoleProcess
+from rftcore.launch.deaths import RoleDiedError
+from rftcore.launch.interrupts import Interrupts
+from rftcore.launch.progress import View
+from rftcore.launch.restarts import Restarts
+from rftdata.errors import RftError
+
+# A signal that ended a role may be on its way to this process, too.
+_SIGNAL_S = 0.3
+
+
+class Roles:
+    """The roles of a run.
+
+    Attributes:
+        running: those that have not ended.
+        failed: why roles failed, by name, before a signal asked the run to stop.
+    """
+
+    def __init__(self, running: list[RoleProcess], restarts: Restarts, view: View, interrupts: Interrupts) -> None:
+        self.running = running
+        self.failed: dict[str, BaseException] = {}
+        self._restarts, self._view, self._interrupts = restarts, view, interrupts
+        self._killed = False
+
+    def watch(self, timeout_s: float) -> None:
+        """Wait a little for roles that end, and see to them."""
+        try:
+            self.running, ended = cluster.ended_roles(self.running, timeout_s=timeout_s)
+        except RayError as error:
+            lost = RoleDiedError(f"was lost with the Ray cluster: {' '.join(str(error).split())[:200]}")
+            self.running, ended = [], [(process, lost) for process in self.running]
+        for process, why in ended:
+            if self._killed and isinstance(why, RoleDiedError):
+                self._restarts.record(process, RoleDiedError("did not stop and was killed"))
+            elif why is not None:
+                self._see_to(process, why)
+
+    def kill(self, why: str) -> None:
+        """End the roles that still run; that is no failure of theirs."""
+        if self._killed or not self.running:
+            return
+        self._killed = True
+        self._view.message(f"{', '.join(sorted(process.name for process in self.running))} {why}: killed")
+        cluster.kill(self.running)
+
+    def _see_to(self, process: RoleProcess, error: BaseException) -> None:
+        sentence = None
+        if isinstance(error, RoleDiedError):
+            sentence = self._restarts.record(process, error)
+            if sentence is None and not self._interrupts.stop:
+                time.sleep(_SIGNAL_S)
+        if self._interrupts.stop:
+            self._view.message(f"warning: the {process.name} {failure(error)}")
+        elif sentence is None:
+            self.failed[process.name] = error
+        elif self.failed:  # the run is ending
+            self._view.message(f"{sentence}; the {process.name} is not started again: the run ends")
+        elif self._restarts.allows(process):
+            self._view.message(f"{sentence}; the {process.name} is started again ({self._restarts.count(process)})")
+            self.running.append(process.start())
+        else:
+            times = self._restarts.count(process)
+            self.failed[process.name] = RoleDiedError(f"was blocked again after {times} restarts: {sentence}")
+
+
+def failure(error: BaseException) -> str:
+    """Why a role failed, to be read after its name."""
+    if isinstance(error, RoleDiedError):
+        return str(error)
+    why = str(error) if isinstance(error, RftError) else f"{type(error).__name__}: {' '.join(str(error).split())[:600]}"
+    return f"ended before its work did: {why.rstrip('.')}"

@@ -1,0 +1,23 @@
+"""A trainer goes on past groups that wait for a person, and work that explorers do not survive is set aside.
+
+The DDL is in the folder of the same name.
+"""
+
+from __future__ import annotations
+
+from alembic import op
+
+from rftdata.database import run_folder
+
+revision = "0014"
+down_revision = "0013"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    run_folder(op.get_bind(), __file__)
+
+
+def downgrade() -> None:
+    raise NotImplementedError("facts are never dropped: restore a back-up instead")

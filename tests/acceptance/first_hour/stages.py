@@ -1,0 +1,18 @@
+"""A stage of five lines: no questions back, and short answers are better."""
+
+
+def to_the_point(row, cost=0.01):
+    if "?" in row["response"]:
+        return "asks back"
+    return {"reward": row["reward"] - cost * row["num_response_tokens"]}
+
+
+to_the_point.reads = {"response", "reward", "num_response_tokens"}
+
+
+def endless(row):
+    while True:
+        pass
+
+
+endless.reads = {"response"}

@@ -1,0 +1,167 @@
+"""A role that user code blocks is started again; a process that is killed is reported in a line; reviews that are waited for are named."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rftcore.launch.restarts import MAX_FUTILE
+from rftdata.server import EmbeddedServer
+from tests.acceptance.conftest import Rft, rft_command, rft_environment, rows
+from tests.models import make_tiny_model
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+CONFIG = """
+run: {{name: blocked, seed: 1}}
+model: {{path: {model}}}
+tasks: [{{name: t, source: "./tasks.py:questions"}}]
+selector: {{type: shuffle}}
+pipelines:
+  experience: [{stage}]
+algorithm: {{name: sft, group_size: 1}}
+explorer: {{engine: none, workflow: "{workflow}", max_refill: 64, claim_groups: 4, block_timeout_s: 1}}
+trainer: {{batch_groups: 4, checkpoint_every: 100, autocast: none}}
+sampling: {{max_staleness: 100}}
+steps: {steps}
+"""
+TASKS = """
+def questions():
+    return ({"question": f"{n} + 1 =", "answer": str(n + 1)} for n in range(1000))
+"""
+# The workflow waits inside C code, where no exception reaches it; the stages report as a time limit does.
+BLOCKING = """
+import time
+from pathlib import Path
+
+from operators.base import Operator, StageOutcome
+from rftcore.explorer.workflows import WORKFLOWS
+from rftdata import plugins
+from rftdata.blocked import end_blocked_process
+
+HERE = Path(__file__).parent
+demonstration = plugins.load("workflow", "demonstration", WORKFLOWS, HERE)
+
+
+def is_first(what, value):
+    try:
+        with open(HERE / what, "x") as file:
+            file.write(value)
+    except FileExistsError:
+        return (HERE / what).read_text() == value
+    return True
+
+
+async def walk(task, model, scorer, **arguments):
+    if is_first("task", task.task_key):  # the first task that is tried, whenever it is tried
+        time.sleep(3600)
+    return await demonstration(task, model, scorer, **arguments)
+
+
+def once(row):
+    if not (HERE / "row").exists() and is_first("row", str(row["experience_id"])):
+        end_blocked_process("the stage 'once' blocks on 4 experiences", "File once.py, line 3")
+    return True
+
+
+class Stuck(Operator):
+    def prepare(self, context):
+        end_blocked_process("the stage 'stuck' blocks while it is prepared", "File stuck.py, line 5")
+
+    def apply(self, table):
+        return StageOutcome.keep_all(table.num_rows)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    make_tiny_model(tmp_path / "model", num_layers=1)
+    (tmp_path / "tasks.py").write_text(TASKS)
+    (tmp_path / "blocking.py").write_text(BLOCKING)
+    yield tmp_path
+    if (tmp_path / "buffer" / "postgres").exists():
+        EmbeddedServer(tmp_path / "buffer").stop()
+
+
+def start(folder: Path, stage: str, *, steps: int, workflow: str = "demonstration") -> subprocess.Popen[str]:
+    (folder / "config.yaml").write_text(
+        CONFIG.format(model=folder / "model", stage=stage, steps=steps, workflow=workflow)
+    )
+    return subprocess.Popen(
+        rft_command("run", folder / "config.yaml", "--plain", "--buffer", folder / "buffer"), env=rft_environment(),
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def workers(folder: Path, role: str) -> list[dict[str, Any]]:
+    return rows(folder / "buffer", f"select pid, error from rft.worker where role = '{role}' order by worker_id")
+
+
+def test_a_role_that_user_code_blocks_is_started_again_and_the_run_finishes(folder: Path, rft: Rft) -> None:
+    process = start(folder, "./blocking.py:once: {}", steps=3, workflow="./blocking.py:walk")
+    output, _ = process.communicate(timeout=400)
+    assert process.returncode == 0, output
+    task = (folder / "task").read_text()
+    sentence = r"a workflow blocks its event loop for \d+ s and cannot be stopped \(blocking\.py, line 25, in walk\)"
+    for number in (1, 2, 3):
+        assert re.search(rf"{sentence}; the explorer is started again \({number}\)", output), output
+    assert "the stage 'once' blocks on 4 experiences; the pipeline is started again (1)" in output
+    assert "raylet" not in output and "3 of 3" in output
+
+    # The group that took three explorers along ended with failed rollouts; the stacks are with the workers.
+    failed = rows(
+        folder / "buffer",
+        "select distinct error, task_key from rft.rollout join rft.rollout_group using (group_id) join rft.task using (task_id)"
+        " where outcome = 'failed'",
+    )
+    assert [row["task_key"] for row in failed] == [task]
+    assert re.fullmatch(f"the explorer did not survive this group 3 times: {sentence}", failed[0]["error"])
+    *ended, newest = [worker["error"] for worker in workers(folder, "explorer")]
+    assert len(ended) == 3 and newest is None
+    assert all(re.match(sentence, error) and "    time.sleep(3600)\n" in error for error in ended), "with the stack"
+    assert not list((folder / "buffer" / "runs" / "blocked" / "stacks").glob("*.blocked.txt"))
+    assert re.search(sentence, " ".join(rft("status", "--all", "--buffer", folder / "buffer").stdout.split()))
+
+
+def test_a_role_that_is_blocked_again_and_again_ends_the_run(folder: Path) -> None:
+    process = start(folder, "./blocking.py:Stuck: {}", steps=3)
+    output, _ = process.communicate(timeout=400)
+    assert process.returncode == 1, output
+    sentence = "the stage 'stuck' blocks while it is prepared"
+    assert (
+        f"the pipeline of the run 'blocked' was blocked again after {MAX_FUTILE} restarts: {sentence}; "
+        "go on from the last checkpoint: rft run --resume blocked" in output
+    )
+    assert len(workers(folder, "pipeline")) == MAX_FUTILE + 1
+    (run,) = rows(folder / "buffer", "select status::text as status, outcome from rft.run")
+    assert run["status"] == "failed" and sentence in run["outcome"]
+
+
+def test_a_wait_for_reviews_is_named_and_a_killed_process_is_reported_in_a_line(folder: Path, rft: Rft) -> None:
+    process = start(folder, "human_review: {timeout: 1 h, otherwise: pass}", steps=3)
+    assert process.stdout is not None
+    wanted = "trainer waits for the review of groups 1, 2, 3 and 1 more for step 1: `rft label queue --run blocked"
+    read = ""
+    for line in process.stdout:
+        read += line
+        if wanted in line:
+            break
+    assert wanted in read
+    shown = " ".join(rft("status", "--buffer", folder / "buffer").stdout.split())
+    assert "waits for the review of groups 1, 2, 3 and 1 more for step 1: `rft label queue" in shown
+
+    os.kill(workers(folder, "trainer")[0]["pid"], signal.SIGKILL)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 1
+    (told,) = [line for line in output.splitlines() if line.startswith("rft: ")]
+    assert "the trainer of the run 'blocked' was killed by signal 9, possibly for lack of memory (process " in told
+    assert "rft run --resume blocked" in told and len(told) < 400
+    assert "raylet" not in output and "ActorDied" not in output
+    assert workers(folder, "trainer")[0]["error"].startswith("the process was killed by signal 9")

@@ -1,0 +1,234 @@
+"""A signal to `rft run`, alone or to its whole process group, always leaves an interrupted run that can be resumed."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import termios
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rftcore.launch.interrupts import SAME_S
+from rftdata.server import EmbeddedServer
+from tests.acceptance.conftest import rft_command, rft_environment, rows
+from tests.models import make_tiny_model
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+CONFIG = """
+run: {{name: supervised, seed: 1}}
+model: {{path: {model}}}
+tasks: [{{name: t, source: "./tasks.py:questions"}}]
+selector: {{type: shuffle}}
+algorithm: {{name: sft, group_size: 1}}
+explorer: {{engine: none, workflow: demonstration, max_refill: 0, claim_groups: 64}}
+trainer: {{batch_groups: 4, checkpoint_every: 2000, autocast: none}}
+sync: {{offset: 8}}
+sampling: {{max_staleness: 100}}
+steps: 20000
+"""
+TASKS = """
+import time
+
+
+def questions():
+    return ({"question": f"{n} + 1 =", "answer": str(n + 1)} for n in range(100_000))
+
+
+def slow():
+    print("the tasks are read", flush=True)
+    time.sleep(600)
+    yield {}
+"""
+ENGINES = """
+import time
+
+from rftcore.explorer.engines.no_engine import NoEngine
+
+
+class Stubborn(NoEngine):
+    def close(self):
+        time.sleep(600)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("signals")
+    make_tiny_model(folder / "model", num_layers=1)
+    (folder / "config.yaml").write_text(CONFIG.format(model=folder / "model"))
+    (folder / "tasks.py").write_text(TASKS)
+    (folder / "engines.py").write_text(ENGINES)
+    yield folder
+    if (folder / "buffer" / "postgres").exists():
+        EmbeddedServer(folder / "buffer").stop()
+
+
+def command(folder: Path, *more: object) -> list[str]:
+    """`rft run`; resumed once there is a run."""
+    resumed = ["--resume"] if (folder / "buffer" / "postgres").exists() else []
+    return rft_command("run", folder / "config.yaml", *resumed, "--buffer", folder / "buffer", *more)
+
+
+def start(folder: Path, *more: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command(folder, "--plain", *more), env=rft_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def num_steps(folder: Path) -> int:
+    if not (folder / "buffer" / "postgres" / "postmaster.pid").exists():
+        return 0
+    return int(rows(folder / "buffer", "select count(*) as n from rft.train_step")[0]["n"])
+
+
+def wait_for_steps(folder: Path, process: subprocess.Popen[str]) -> None:
+    """Until it has done two steps more."""
+    before = num_steps(folder)
+    while num_steps(folder) < before + 2:
+        assert process.poll() is None, process.stdout.read() if process.stdout else ""
+        time.sleep(0.3)
+
+
+def wait_for_line(process: subprocess.Popen[str], part: str) -> str:
+    """What it prints up to a line."""
+    assert process.stdout is not None
+    read = ""
+    for line in process.stdout:
+        read += line
+        if part in line:
+            return read
+    raise AssertionError(f"it ended without {part!r}:\n{read}")
+
+
+def assert_interrupted(folder: Path, process: subprocess.Popen[str], number: signal.Signals) -> str:
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 128 + number, output
+    for unwanted in ("Traceback", "ActorDied", "raylet", "warning"):
+        assert unwanted not in output, output
+    outcome = "stopped by a person" if number is signal.SIGINT else f"stopped by {number.name}"
+    state = rows(folder / "buffer", "select status::text as status, outcome from rft.run")
+    assert state == [{"status": "interrupted", "outcome": outcome}]
+    assert rows(folder / "buffer", "select * from rft.worker where stopped_at is null") == []
+    return output
+
+
+def assert_kept(folder: Path) -> None:
+    """Stopped in good order: no role failed, and the trainer kept what it had trained."""
+    trained = (
+        "select max(trainer_step) as step, (select max(trainer_step) from rft.checkpoint) as kept from rft.train_step"
+    )
+    assert len({*rows(folder / "buffer", trained)[0].values()}) == 1
+    assert rows(folder / "buffer", "select error from rft.worker where error is not null") == []
+
+
+@pytest.mark.parametrize(
+    ("number", "whole_group"),
+    [(signal.SIGTERM, True), (signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGINT, False)],
+)
+def test_a_signal_interrupts_the_run_in_good_order(folder: Path, number: signal.Signals, whole_group: bool) -> None:
+    process = start(folder)
+    wait_for_steps(folder, process)
+    os.kill(process.pid, number)
+    if whole_group:  # `timeout`, too, signals the process and then its group
+        os.killpg(process.pid, number)
+    output = assert_interrupted(folder, process, number)
+    assert "go on with: rft run --resume supervised" in output
+    assert_kept(folder)
+
+
+def test_a_terminal_that_is_closed_interrupts_the_run_in_good_order(folder: Path) -> None:
+    terminal, end = os.openpty()
+    process = subprocess.Popen(
+        command(folder), env=rft_environment(), stdin=end, stdout=end, stderr=end, start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )  # fmt: skip
+    os.close(end)
+    drain = threading.Thread(target=drain_terminal, args=(terminal,), daemon=True)
+    drain.start()
+    wait_for_steps(folder, process)  # type: ignore[arg-type]
+    os.close(terminal)
+    assert process.wait(timeout=120) == 128 + signal.SIGHUP
+    state = rows(folder / "buffer", "select status::text as status, outcome from rft.run")
+    assert state == [{"status": "interrupted", "outcome": "stopped by SIGHUP"}]
+    assert_kept(folder)
+
+
+def drain_terminal(terminal: int) -> None:
+    """Read what a terminal shows, so that the writer does not wait."""
+    with contextlib.suppress(OSError):
+        while os.read(terminal, 65536):
+            pass
+
+
+def test_a_signal_before_the_roles_are_placed_interrupts_the_run(folder: Path) -> None:
+    process = start(folder)
+    read = wait_for_line(process, "threads")  # what follows is the start of the cluster
+    os.killpg(process.pid, signal.SIGTERM)
+    output = assert_interrupted(folder, process, signal.SIGTERM)
+    assert "go on with: rft run --resume supervised" in read + output
+
+
+def test_a_signal_before_the_run_is_stored_leaves_none(folder: Path) -> None:
+    before = rows(folder / "buffer", "select count(*) as n from rft.run")
+    change = "tasks=[{name: slow, source: './tasks.py:slow'}]"
+    arguments = ["run", folder / "config.yaml", "--plain", "--buffer", folder / "buffer", "--set", change]
+    process = subprocess.Popen(
+        rft_command(*arguments, "--set", "run.name=slow"), env=rft_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    wait_for_line(process, "the tasks are read")
+    os.killpg(process.pid, signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert output.strip() == "stopped by SIGTERM before the run began"
+    assert rows(folder / "buffer", "select count(*) as n from rft.run") == before
+
+
+def test_a_signal_to_every_process_ray_included_interrupts_the_run(folder: Path) -> None:
+    process = start(folder)
+    wait_for_steps(folder, process)
+    for pid in [*descendants(process.pid), process.pid]:  # as systemd and batch systems do
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 143, output
+    assert "Traceback" not in output and "go on with: rft run --resume supervised" in output, output
+    state = rows(folder / "buffer", "select status::text as status, outcome from rft.run")
+    assert state == [{"status": "interrupted", "outcome": "stopped by SIGTERM"}]
+
+
+def descendants(pid: int) -> list[int]:
+    """Children of a process, and theirs."""
+    children = [
+        int(folder.name)
+        for folder in Path("/proc").iterdir()
+        if folder.name.isdecimal() and (stat := read_stat(folder)) and int(stat[1]) == pid
+    ]
+    return [found for child in children for found in (child, *descendants(child))]
+
+
+def read_stat(folder: Path) -> list[str]:
+    try:
+        return (folder / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def test_a_second_signal_ends_the_roles_at_once(folder: Path) -> None:
+    process = start(folder, "--set", "explorer.engine=./engines.py:Stubborn")
+    wait_for_steps(folder, process)
+    os.killpg(process.pid, signal.SIGTERM)
+    wait_for_line(process, "asked to stop")
+    time.sleep(SAME_S + 0.5)
+    os.killpg(process.pid, signal.SIGTERM)
+    output = assert_interrupted(folder, process, signal.SIGTERM)
+    assert "explorer did not stop yet: killed" in output

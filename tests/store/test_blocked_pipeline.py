@@ -1,0 +1,188 @@
+"""A stage that blocks its process for good: the process reports it and ends, and the worker that follows does not end in the same way."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rftcore.cli import run_command
+from rftcore.config import load_config
+from rftcore.launch.prepare import build_pipeline
+from rftcore.pipeline.blocking import with_report
+from rftdata import Buffer, blocked
+from tests.store_roles import Roles, own_group, two_sealed_groups
+
+# Sleeps in C for one experience, loops in Python for another, and holds the interpreter's lock for a third.
+RULES = """
+import ctypes
+import re
+
+
+def stuck(row, sleeps_on=0, loops_on=0, backtracks_on=0):
+    if row["experience_id"] == backtracks_on:
+        re.match(r"(a+)+$", "a" * 80 + "b")
+    if row["experience_id"] == sleeps_on:
+        ctypes.CDLL(None).sleep(600)
+    while row["experience_id"] == loops_on:
+        pass
+    return True
+"""
+WORKER = "from rftdata import time_limits; time_limits.GRACE_S = 0.5; time_limits._SLACK_S = 0.5; from rftcore.cli import main; main()"
+
+
+@pytest.fixture
+def roles(buffer: Buffer) -> Roles:
+    """Groups 1 to 4 of two experiences each (1 to 8), sealed."""
+    roles = two_sealed_groups(buffer)
+    with buffer.writer(roles.run) as writer:
+        writer.insert(*[own_group(task_key=key) for key in ("two", "three")])
+    return roles
+
+
+@pytest.fixture
+def config(buffer: Buffer, roles: Roles, tmp_path: Path) -> Any:
+    """Write the run's configuration with one stage; the run trains on its verdicts."""
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):  # a model's folder that nothing opens
+        (tmp_path / name).touch()
+    (tmp_path / "rules.py").write_text(RULES)
+
+    def write(**args: Any) -> Path:
+        raw = {
+            "run": {"name": "roles"}, "buffer": {"uri": buffer.config.uri, "segments": buffer.config.segments},
+            "model": {"path": str(tmp_path)}, "tasks": [{"name": "t", "source": "t.jsonl"}], "explorer": {"reward": ["exact_match"]},
+            "pipelines": {"experience": [{"./rules.py:stuck": {**args, "run": {"timeout_s": 1}}}]},
+            "algorithm": {"name": "grpo", "group_size": 2}, "trainer": {"batch_groups": 2, "learning_rate": 0.001}, "steps": 4,
+        }  # fmt: skip
+        path = tmp_path / "config.yaml"
+        path.write_text(yaml.safe_dump(raw))
+        version = build_pipeline(load_config(path)).version
+        buffer.sql("UPDATE rft.run SET pipeline_version = %s", [version])
+        return path
+
+    return write
+
+
+def start(config: Path, *options: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", WORKER, "process", str(config), *options],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(os.environ),
+    )  # fmt: skip
+
+
+def verdicts(buffer: Buffer) -> dict[int, tuple[bool, str | None]]:
+    rows = buffer.sql("SELECT experience_id, kept, reason FROM rft.verdict ORDER BY 1").to_pylist()
+    return {row["experience_id"]: (row["kept"], row["reason"]) for row in rows}
+
+
+@pytest.mark.timeout(240)
+def test_a_worker_ends_with_a_report_and_the_next_decides_on_what_is_left(
+    buffer: Buffer, roles: Roles, config: Any
+) -> None:
+    path = config(sleeps_on=3, loops_on=6)
+    first = start(path)
+    said, _ = first.communicate(timeout=120)
+    assert first.returncode == blocked.EXIT_CODE, said
+    report = blocked.read_report(buffer.run_folder(roles.run), first.pid)
+    assert report is not None
+    sentence, stack = report
+    assert (
+        "stage 1 of the pipeline (./rules.py:stuck) on 8 rows (1 to 8) did not return for experience 3 within 1 s"
+        in sentence
+    )
+    assert "could not be stopped" in sentence and "in stuck" in stack
+    # The group of the row is set aside, and the others are no suspects.
+    found = verdicts(buffer)
+    assert {key: kept for key, (kept, _) in found.items()} == {3: False, 4: False}
+    assert "did not return for experience 3" in str(found[3][1]) and "rules.py, line 10, in stuck" in str(found[3][1])
+    assert buffer.sql("SELECT max(num_lost) AS n FROM rft.worklist")["n"].to_pylist() == [0]
+
+    second = start(path)
+    deadline = time.monotonic() + 120
+    while len(verdicts(buffer)) < 8 and time.monotonic() < deadline and second.poll() is None:
+        time.sleep(0.2)
+    buffer.database.run("finish_run", run_id=roles.run_id, status="finished", outcome="the test is over")
+    said, _ = second.communicate(timeout=60)
+    assert second.returncode == 0, said
+    found = verdicts(buffer)
+    # A loop in Python takes its own row alone, and no process.
+    assert {key for key, (kept, _) in found.items() if kept} >= {1, 2, 7, 8} and not found[6][0]
+    assert "did not return for experience 6 within 1 s" in str(found[6][1])
+    # A process that was not blocked leaves no report.
+    assert not blocked.report_path(buffer.run_folder(roles.run), second.pid).exists()
+
+
+@pytest.mark.timeout(240)
+def test_a_preview_and_a_replay_end_with_the_stack_and_the_next_replay_goes_on(
+    buffer: Buffer, roles: Roles, config: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = config(sleeps_on=3)
+    replays = start(path, "--replay", "--version", "other")
+    said, _ = replays.communicate(timeout=120)
+    assert replays.returncode != 0
+    assert "did not return for experience 3 within 1 s and could not be stopped" in said and "in stuck" in said
+    assert set(verdicts(buffer)) == {3, 4}
+    assert run_command(["process", str(path), "--replay", "--version", "other", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_kept"] == 6
+
+    path = config(loops_on=3)
+    assert run_command(["process", str(path), "--preview", "8", "--run", "roles"]) == 1
+    error = capsys.readouterr().err
+    assert "did not return for experience 3 within 1 s" in error and "Stack of the function" in error
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("verb", [["--preview", "8", "--run", "roles"], []], ids=["preview", "worker"])
+def test_a_regular_expression_that_holds_the_interpreters_lock_ends_the_process_with_sentence_and_stack(
+    buffer: Buffer, roles: Roles, config: Any, verb: list[str]
+) -> None:
+    process = start(config(backtracks_on=3), *verb)
+    said, _ = process.communicate(timeout=200)
+    assert process.returncode == 1
+    assert (
+        "rft: stage 1 of the pipeline (./rules.py:stuck) on 8 rows (1 to 8) did not return within 1 s, and no other thread"
+        in said
+    )
+    assert "rules.py" in said and "in stuck" in said
+    report = blocked.read_report(buffer.run_folder(roles.run), process.pid)
+    assert (report is None) == bool(verb)  # a worker keeps it for the one that follows, and for `rft run`
+    assert verdicts(buffer) == {}
+
+
+def test_a_group_that_several_workers_did_not_survive_is_set_aside_with_what_one_reported(
+    buffer: Buffer, roles: Roles
+) -> None:
+    buffer.sql("UPDATE rft.worklist SET num_lost = 4 WHERE item_id = 2 AND consumer LIKE 'pipeline/%%'")
+    buffer.sql("UPDATE rft.worklist SET available = false WHERE item_id <> 2 AND consumer LIKE 'pipeline/%%'")
+    batch = roles.claim_sealed()
+    assert batch is not None and batch.group_ids == [2]
+    folder = buffer.run_folder(roles.run)
+    given = (buffer.database, roles.run_id, folder)
+    assert {one.reason for one in with_report(batch, *given).failed} == {
+        "4 pipeline workers ended while they decided on it"
+    }
+
+    # Of a role by hand; then of one of `rft run`, which moves the report into the database. Those on other rows are of no use.
+    report = blocked.report_path(folder, 4711, "another-host")
+    report.parent.mkdir(parents=True, exist_ok=True)
+    report.write_text(
+        "stage 1 of the pipeline (slow) on 2 rows (3 to 4) did not return within 9 s".ljust(200) + "\nThread 1\n"
+    )
+    (reason,) = {str(one.reason) for one in with_report(batch, *given).failed}
+    assert reason.endswith("stage 1 of the pipeline (slow) on 2 rows (3 to 4) did not return within 9 s")
+    for rows in ("4 to 3) in the newest", "1 to 8) in a batch"):
+        worker = buffer.database.fetch("insert_worker", run_id=roles.run_id, role="pipeline", host="here", pid=1)[0]
+        buffer.database.run(
+            "stop_worker",
+            worker_id=worker["worker_id"],
+            error=f"stage 1 of the pipeline (slow) on 2 rows ({rows}\nstack",
+        )
+    (reason,) = {str(one.reason) for one in with_report(batch, *given).failed}
+    assert reason.endswith("in the newest")

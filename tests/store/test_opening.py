@@ -1,0 +1,253 @@
+"""Making a buffer, importing into one that is not there yet, and schemas of earlier releases."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+import rftdata
+from rftcore.cli import run_command
+from rftdata import Buffer, exchange
+from rftdata.config import BufferConfig
+from rftdata.database import Database, newest_version, schema_version
+from rftdata.errors import BufferUnavailableError, QueryError, SchemaVersionError
+from rftdata.server import EmbeddedServer
+from tests.models import make_tiny_model
+from tests.store.test_process_verb import CONFIG
+from tests.store_roles import own_group
+
+Said = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def rft(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Said:
+    """Run one command line; its exit code, stdout and stderr."""
+    for name in ("RFT_BUFFER", "RFT_SEGMENTS", "RFT_DEBUG"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = run_command(list(arguments))
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+@pytest.fixture
+def place(server_folders: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """Where an embedded buffer can be made; its server is stopped at the end."""
+    folder = server_folders / f"made-{abs(hash(request.node.nodeid)):x}" / "new"
+    yield folder
+    EmbeddedServer(folder).stop()
+
+
+@pytest.fixture
+def empty_uri(server: EmbeddedServer, request: pytest.FixtureRequest) -> Iterator[str]:
+    """An empty database of a server."""
+    name = f"empty_{abs(hash(request.node.nodeid)):x}"
+    with psycopg.connect(server.uri, autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"')
+    yield server.uri.replace("/rft?", f"/{name}?")
+    with psycopg.connect(server.uri, autocommit=True) as connection:
+        connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+@pytest.fixture
+def exported(buffer: Buffer, tmp_path: Path) -> Path:
+    """A file with two experiences."""
+    buffer.create_run(name="words", config={}, seed=1, steps=1, pipeline_version="none")
+    with buffer.writer("words") as writer:
+        writer.insert(own_group())
+    exchange.export(buffer, tmp_path / "good.parquet")
+    return tmp_path / "good.parquet"
+
+
+@pytest.fixture
+def old(buffer: Buffer) -> Buffer:
+    """A buffer whose schema says that it is of an earlier release."""
+    buffer.sql("UPDATE rft.schema_version SET version_num = '0001'")
+    return buffer
+
+
+def test_a_file_is_imported_into_a_folder_where_no_buffer_is_yet(exported: Path, place: Path, rft: Said) -> None:
+    bad = exported.with_name("bad.jsonl")
+    bad.write_text("no json\n")
+    code, out, err = rft("import", str(bad), "--buffer", str(place))
+    assert (code, out) == (2, "") and "line 1" in err
+    assert not place.parent.exists()  # a bad file makes no buffer
+    code, out, err = rft("import", str(exported), "--buffer", str(place))
+    assert code == 0 and out == "2 experiences in 1 groups imported into words\n"
+    assert err == f"rft: made the buffer {place}\n"
+    code, _, err = rft("import", str(exported), "--buffer", str(place))
+    assert (code, err) == (0, "")
+
+
+def test_an_import_that_fails_in_the_buffer_it_made_says_what_is_left(exported: Path, place: Path, rft: Said) -> None:
+    place.mkdir(parents=True)
+    (place / "segments").write_text("a file where the arrays should be")
+    code, out, err = rft("import", str(exported), "--buffer", str(place))
+    assert code != 0 and out == "" and f"the new buffer {place} stays" in err
+
+
+def test_create_makes_a_buffer_once(place: Path, rft: Said) -> None:
+    assert rft("db", "create", "--buffer", str(place)) == (0, f"made the buffer {place}\n", "")
+    code, out, _ = rft("sql", "select count(*) as n from rft.run", "--buffer", str(place), "--json")
+    assert code == 0 and '"n": 0' in out
+    code, out, err = rft("db", "create", "--buffer", str(place))
+    assert (code, out) == (2, "") and "there is a buffer already" in err and "choose another folder" in err
+
+
+def test_create_that_fails_leaves_nothing(place: Path, rft: Said) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        code, _, err = rft("db", "create", "--buffer", str(place), "--listen", address)
+        assert code == 1 and "does not start" in err
+        assert not place.parent.exists()
+        place.mkdir(parents=True)
+        assert rft("db", "create", "--buffer", str(place), "--listen", address)[0] == 1
+    assert list(place.iterdir()) == []
+    place.rmdir()
+    (place.parent / "new").write_text("a file")
+    code, _, err = rft("db", "create", "--buffer", str(place))
+    assert code == 1 and "cannot be made" in err and place.read_text() == "a file"
+    place.unlink()
+
+
+def test_create_keeps_what_else_is_in_the_folder(place: Path) -> None:
+    place.mkdir(parents=True)
+    (place / "notes").write_text("mine")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(BufferUnavailableError, match="does not start"):
+            rftdata.create(BufferConfig(uri=str(place), listen=f"127.0.0.1:{taken.getsockname()[1]}"))
+    assert (place / "notes").read_text() == "mine"
+    assert rftdata.create(str(place))  # what the first try left is completed
+    assert not rftdata.create(str(place), exist_ok=True)
+    with pytest.raises(QueryError, match="there is a buffer already"):
+        rftdata.create(str(place))
+
+
+def test_create_fills_an_empty_database_of_a_server(
+    exported: Path, empty_uri: str, tmp_path: Path, rft: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, _, err = rft("label", "set", "1", "0.5", "--buffer", empty_uri)
+    assert code == 1 and "the database holds no buffer" in err and "rft db create" in err
+    code, out, _ = rft("db", "create", "--buffer", empty_uri)
+    assert code == 0 and out.startswith("made the buffer postgresql://")
+    code, _, err = rft("db", "create", "--buffer", empty_uri)
+    assert code == 2 and "there is a buffer already" in err
+    code, _, err = rft("import", str(exported), "--buffer", empty_uri)
+    assert code == 1 and "RFT_SEGMENTS" in err
+    monkeypatch.setenv("RFT_SEGMENTS", str(tmp_path / "arrays"))
+    code, out, err = rft("import", str(exported), "--buffer", empty_uri)
+    assert code == 0 and "2 experiences" in out and err == ""
+
+
+READING = [
+    ["status"],
+    ["report"],
+    ["sql", "select 1"],
+    ["query", "select 1"],
+    ["lineage", "1"],
+    ["export", "x.parquet"],
+    ["tasks", "list"],
+    ["tasks", "show", "mine"],
+    ["tasks", "stats"],
+    ["label", "history", "1"],
+    ["label", "queue"],
+    ["pairs", "export", "x.jsonl"],
+    ["pairs", "build", "--dry-run"],
+    ["process", "--versions"],
+    ["purge", "--where", "true", "--reason", "test", "--dry-run"],
+    ["db", "retention", "--max-experiences", "1", "--dry-run"],
+]
+
+
+@pytest.mark.parametrize("arguments", READING, ids=" ".join)
+def test_a_command_that_reads_refuses_an_older_schema_and_leaves_it(
+    old: Buffer, rft: Said, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RFT_SEGMENTS", str(old.config.segments))
+    code, out, err = rft(*arguments, "--buffer", old.config.uri)
+    assert (code, out) == (1, "") and "older than this program" in err and "rft db migrate" in err, err
+    assert schema_version(old.database) == "0001"
+
+
+@pytest.mark.parametrize("arguments", [["process", "--preview", "1"], ["check", "--deep"]], ids=" ".join)
+def test_looking_at_a_configuration_refuses_an_older_schema_and_leaves_it(
+    old: Buffer, rft: Said, tmp_path: Path, arguments: list[str]
+) -> None:
+    make_tiny_model(tmp_path / "tiny")
+    (tmp_path / "tasks.jsonl").write_text('{"question": "1 + 1 =", "answer": "2"}\n')
+    places = {"uri": old.config.uri, "segments": old.config.segments, "stages": "[{drop_truncated: {}}]"}
+    config = (CONFIG % places).replace("none.jsonl", "tasks.jsonl").replace("path: tiny", "path: ./tiny")
+    (tmp_path / "config.yaml").write_text(config.replace("engine: none", "engine: transformers, reward: exact_match"))
+    verb, *options = arguments
+    code, _, err = rft(verb, str(tmp_path / "config.yaml"), *options)
+    assert code == 1 and "older than this program" in err and "rft db migrate" in err, err
+    assert schema_version(old.database) == "0001"
+
+
+def test_the_doctor_finds_an_older_schema(old: Buffer, rft: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RFT_SEGMENTS", str(old.config.segments))
+    code, out, _ = rft("doctor", "--buffer", old.config.uri)
+    assert code == 1 and "older than this program" in out
+    assert schema_version(old.database) == "0001"
+
+
+def test_a_back_up_is_taken_before_an_upgrade(
+    old: Buffer, rft: Said, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RFT_SEGMENTS", str(old.config.segments))
+    code, _, err = rft("db", "backup", str(tmp_path / "backup"), "--buffer", old.config.uri)
+    assert (code, err) == (0, "")
+    assert schema_version(old.database) == "0001"
+
+
+def test_commands_that_write_and_migrate_say_that_they_migrate(
+    first_release: str, tmp_path: Path, rft: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RFT_SEGMENTS", str(tmp_path / "arrays"))
+    code, _, err = rft("db", "compact", "--buffer", first_release)
+    assert code == 0
+    assert err.startswith("rft: brings the schema of the buffer ") and err.endswith(
+        f" from version 0001 to {newest_version()}\n"
+    )
+    assert rft("db", "compact", "--buffer", first_release)[2] == ""
+
+
+def test_migrate_says_from_which_version_to_which(first_release: str, rft: Said) -> None:
+    code, out, _ = rft("db", "migrate", "--buffer", first_release)
+    assert code == 0 and out.endswith(f"went from version 0001 to {newest_version()}\n")
+    code, out, _ = rft("db", "migrate", "--buffer", first_release)
+    assert code == 0 and out.endswith(f"is at version {newest_version()} already\n")
+
+
+def test_a_schema_of_a_later_release_is_refused_by_all(old: Buffer, rft: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    old.sql("UPDATE rft.schema_version SET version_num = '9999'")
+    monkeypatch.setenv("RFT_SEGMENTS", str(old.config.segments))
+    for arguments in (["tasks", "list"], ["db", "compact"], ["db", "migrate"]):
+        code, _, err = rft(*arguments, "--buffer", old.config.uri)
+        assert code == 1 and "newer than this program" in err, arguments
+    for schema in ("migrate", "check"):
+        with pytest.raises(SchemaVersionError, match="newer than this program"):
+            rftdata.open(old.config, schema=schema)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def first_release(empty_uri: str) -> str:
+    """A database with the schema of the first release."""
+    from tests.store.test_upgrade import FIRST, upgrade_to
+
+    database = Database(empty_uri)
+    upgrade_to(database, FIRST)
+    database.close()
+    return empty_uri

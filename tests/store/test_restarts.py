@@ -1,0 +1,134 @@
+"""How often a role that was blocked is started again, and what is recorded of its process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rftcore.launch.cluster import RoleProcess
+from rftcore.launch.deaths import ProcessWatch, RoleDiedError
+from rftcore.launch.restarts import MAX_FUTILE, MAX_RESTARTS, Restarts
+from rftdata import Buffer, blocked
+from rftdata.worker import note_blocked_workers
+from tests.store.test_pipeline_worker import rows
+from tests.store_roles import Roles
+
+HOST = os.uname().nodename
+
+
+def role(name: str, watch: ProcessWatch | None = None) -> RoleProcess:
+    """What the supervisor knows of a role; none of Ray is asked."""
+
+    def start() -> RoleProcess:
+        return role(name)
+
+    return RoleProcess(name, name.split()[0], start, None, None, None, watch)
+
+
+@pytest.fixture
+def roles(buffer: Buffer) -> Roles:
+    return Roles(buffer, num_tasks=100, steps=100, batch_groups=1)
+
+
+def ended_process() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_a_role_that_finishes_nothing_is_started_again_three_times(buffer: Buffer, roles: Roles) -> None:
+    restarts = Restarts(buffer, roles.run)
+    allowed = [restarts.allows(role("explorer 0")) for _ in range(MAX_FUTILE + 1)]
+    assert allowed == [True] * MAX_FUTILE + [False]
+    assert restarts.allows(role("explorer 1"))  # each role for itself
+    assert restarts.count(role("explorer 0")) == MAX_FUTILE
+
+
+def test_a_role_that_gets_on_is_started_again_ten_times(buffer: Buffer, roles: Roles) -> None:
+    restarts = Restarts(buffer, roles.run)
+    allowed = []
+    with roles.attempt() as attempt:
+        for step in range(1, MAX_RESTARTS + 2):
+            allowed.append(restarts.allows(role("explorer")))
+            roles.work()
+            roles.train(attempt, step)
+    assert allowed == [True] * MAX_RESTARTS + [False]
+
+
+def test_the_report_becomes_the_error_of_the_worker_and_its_claims_are_free_at_once(
+    buffer: Buffer, roles: Roles
+) -> None:
+    pid = ended_process()
+    buffer.sql(f"UPDATE rft.worker SET host = '{HOST}', pid = {pid}")
+    folder = buffer.run_folder(roles.run)
+    report = blocked.report_path(folder, pid)
+    report.parent.mkdir(parents=True)
+    report.write_text("the workflow 'walk' blocks on task t/1\nFile walk.py, line 7\n")
+    with roles.attempt():
+        roles.plan()
+        assert len(roles.claim()) == 1
+        restarts = Restarts(buffer, roles.run)
+        # Another process may have found the worker gone before.
+        buffer.sql("UPDATE rft.worker SET stopped_at = now(), error = 'the process is gone'")
+        sentence = restarts.record(role("explorer", ProcessWatch(HOST, pid)), RoleDiedError("exited with code 86"))
+        assert sentence == "the workflow 'walk' blocks on task t/1"
+        assert roles.planned("status = 'planned'") == [(0, 1)]
+    stored = rows(buffer, "SELECT error, state, crashed FROM rft.worker")
+    assert stored == [{"error": f"{sentence}\nFile walk.py, line 7\n", "state": "stopped", "crashed": True}]
+    assert not Path(report).exists()
+
+
+def test_the_report_of_a_process_of_the_same_number_on_another_host_is_not_taken(buffer: Buffer, roles: Roles) -> None:
+    folder = buffer.run_folder(roles.run)
+    for host in ("here", "there"):
+        report = blocked.report_path(folder, 7, host)
+        report.parent.mkdir(parents=True, exist_ok=True)
+        report.write_text(f"the workflow of {host} blocks\nFile walk.py, line 7\n")
+    said = Restarts(buffer, roles.run).record(role("explorer", ProcessWatch("there", 7)), RoleDiedError("exited"))
+    assert said == "the workflow of there blocks"
+    assert list(blocked.reports(folder)) == [("here", 7)]
+
+
+def test_a_process_that_died_of_something_else_is_recorded_and_no_reason_to_start_again(
+    buffer: Buffer, roles: Roles
+) -> None:
+    pid = ended_process()
+    buffer.sql(f"UPDATE rft.worker SET host = '{HOST}', pid = {pid}")
+    process = role("explorer", ProcessWatch(HOST, pid))
+    assert Restarts(buffer, roles.run).record(process, RoleDiedError("was killed by signal 9")) is None
+    stored = rows(buffer, "SELECT error, crashed FROM rft.worker")
+    assert stored == [{"error": "the process was killed by signal 9", "crashed": False}]
+
+
+def test_a_fault_counts_for_the_group_that_the_process_held(buffer: Buffer, roles: Roles) -> None:
+    pid = ended_process()
+    buffer.sql(f"UPDATE rft.worker SET host = '{HOST}', pid = {pid}")
+    with roles.attempt():
+        roles.plan()
+        assert len(roles.claim()) == 1
+        died = RoleDiedError("was killed by signal 11", crashed=True)
+        assert Restarts(buffer, roles.run).record(role("explorer", ProcessWatch(HOST, pid)), died) is None
+    assert rows(buffer, "SELECT status::text, num_lost FROM rft.rollout_group") == [
+        {"status": "planned", "num_lost": 1}
+    ]
+
+
+def test_a_role_by_hand_notes_what_an_earlier_one_reported_before_it_reports_itself(
+    buffer: Buffer, roles: Roles
+) -> None:
+    folder, gone = buffer.run_folder(roles.run), ended_process()
+    living = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    for host, pid in ((HOST, gone), (HOST, os.getpid()), (HOST, living.pid), ("another-host", 3)):
+        roles.database.fetch("insert_worker", run_id=roles.run_id, role="explorer", host=host, pid=pid)
+        report = blocked.report_path(folder, pid, host)
+        report.parent.mkdir(parents=True, exist_ok=True)
+        report.write_text("the workflow 'walk' blocks\nFile walk.py, line 7\n")
+    note_blocked_workers(roles.database, roles.run_id, folder)
+    living.communicate()
+    crashed = rows(buffer, "SELECT host, pid, error FROM rft.worker WHERE crashed ORDER BY worker_id")
+    error = "the workflow 'walk' blocks\nFile walk.py, line 7\n"
+    assert crashed == [{"host": HOST, "pid": pid, "error": error} for pid in (gone, os.getpid())]

@@ -1,0 +1,201 @@
+"""Tasks that lack what the rewards and the workflow need are named or refused: by `rft check --deep`, before a buffer is made, and at loading."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rftcore.config import RunConfig
+from rftcore.deep_check import open_inputs
+from rftcore.launch.prepare import check_plugins
+from rftcore.task_checks import check_before_buffer
+from rftcore.task_pipeline import build_task_chain, load_tasks
+from rftdata import Buffer
+from rftdata.errors import BufferUnavailableError, ConfigError, TaskSourceError
+from tests.models import make_tiny_model
+from tests.store import test_task_pipeline
+
+OWN = """
+def score(turn, task):
+    return float(turn.response == task.answer)
+score.needs_answer = True
+def any_answer(turn, task):
+    return 1.0
+"""
+SFT: dict[str, Any] = {
+    "algorithm": {"name": "sft", "group_size": 1},
+    "explorer": {"engine": "none", "workflow": "demonstration"},
+}
+CHAT = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]
+
+
+def configuration(folder: Path, stages: list[Any], **changes: Any) -> RunConfig:
+    """With a reward that needs answers, unless another one is named."""
+    return test_task_pipeline.configuration(folder, stages, **{"explorer": {"reward": ["exact_match"]}, **changes})
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def place(tmp_path: Path, tiny: Path) -> Path:
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "model").symlink_to(tiny)
+    return tmp_path
+
+
+def write(folder: Path, answers: list[Any]) -> None:
+    rows = [{"question": f"q{n}", "answer": answer, "task_key": f"k{n}"} for n, answer in enumerate(answers)]
+    (folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_chats(folder: Path, chats: list[Any]) -> None:
+    (folder / "sums.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+
+
+def opened(config: RunConfig, folder: Path) -> list[str]:
+    """What `rft check --deep` says where no buffer is."""
+    found = config.model_copy(update={"buffer": config.buffer.model_copy(update={"uri": str(folder / "none")})})
+    found._base_dir = folder
+    return list(open_inputs(found, check_plugins(found)))
+
+
+def stored(buffer: Buffer) -> int:
+    return int(buffer.sql("SELECT count(*) AS n FROM rft.task")["n"].to_pylist()[0])
+
+
+@pytest.mark.parametrize("reward", ["exact_match", "./own.py:score"])
+def test_tasks_without_an_answer_are_counted_and_named(
+    buffer: Buffer, place: Path, capsys: pytest.CaptureFixture[str], reward: str
+) -> None:
+    write(place, ["1", None, "", " ", "2", None])
+    config = configuration(place, [], explorer={"reward": [reward]})
+    words = f"4 of 6 tasks have no answer, which the reward {reward!r} needs: task keys k1, k2, k3, …; add"
+    assert any(sentence.startswith(f"taskset sums: {words}") for sentence in opened(config, place))
+    for _ in range(2):  # when it is loaded, and when it is stored already
+        load_tasks(config, buffer.database)
+        assert f"tasks: sums: {words}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("reward", ["exact_match", "./own.py:score"])
+@pytest.mark.parametrize("count", [3, 100])
+def test_a_set_in_which_no_task_has_an_answer_is_refused_and_not_stored(
+    buffer: Buffer, place: Path, reward: str, count: int
+) -> None:
+    write(place, [None] * count)
+    config = configuration(place, [], explorer={"reward": [reward]})
+    words = f"no task of the taskset 'sums' has an answer \\(column 'answer'\\), which the reward '{reward}' needs.*`answer: …`"
+    with pytest.raises(TaskSourceError, match=words):
+        opened(config, place)
+    with pytest.raises(TaskSourceError, match=words):
+        load_tasks(config, buffer.database)
+    assert stored(buffer) == 0
+
+
+def test_a_reward_that_needs_no_answer_asks_for_none(
+    buffer: Buffer, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(place, [None] * 3)
+    load_tasks(configuration(place, [], explorer={"reward": ["./own.py:any_answer"]}), buffer.database)
+    assert stored(buffer) == 3 and "answer" not in capsys.readouterr().err
+
+
+def test_a_set_that_was_stored_for_another_reward_is_checked_too(buffer: Buffer, place: Path) -> None:
+    write(place, [None] * 3)
+    load_tasks(configuration(place, [], explorer={"reward": ["./own.py:any_answer"]}), buffer.database)
+    with pytest.raises(TaskSourceError, match="no task of the taskset 'sums' has an answer"):
+        load_tasks(configuration(place, []), buffer.database)
+
+
+def test_an_evaluation_set_needs_answers_too(buffer: Buffer, place: Path) -> None:
+    write(place, ["1"])
+    (place / "held.jsonl").write_text('{"question": "a", "solution": "1"}\n')
+    held: dict[str, Any] = {"every": 20, "tasks": [{"name": "held", "source": "held.jsonl"}]}
+    with pytest.raises(
+        TaskSourceError, match=r"'held' has an answer .*allowed: other columns: solution; name the column"
+    ):
+        load_tasks(configuration(place, [], eval=held), buffer.database)
+    held["tasks"][0]["answer"] = "solution"
+    load_tasks(configuration(place, [], eval=held), buffer.database)
+    assert stored(buffer) == 2
+
+
+def test_stages_may_write_answers_and_drop_tasks_without_one(
+    buffer: Buffer, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(place, [None, "", None])
+    (place / "fill.py").write_text("def fill(row):\n    return {'answer': '1'}\n")
+    load_tasks(configuration(place, ["./fill.py:fill"]), buffer.database)
+    assert stored(buffer) == 3 and "no answer" not in capsys.readouterr().err
+    write(place, ["1", None, "2"])
+    tasks = [{"name": "other", "source": "sums.jsonl"}]
+    load_tasks(
+        configuration(place, [{"sql": "SELECT * FROM batch WHERE answer IS NOT NULL"}], tasks=tasks), buffer.database
+    )
+    assert "no answer" not in capsys.readouterr().err
+
+
+def test_a_chat_without_an_answer_is_refused_with_its_row_before_anything_is_made(buffer: Buffer, place: Path) -> None:
+    write_chats(place, [CHAT, CHAT + CHAT, CHAT[:1]])
+    config = configuration(place, [], **SFT)
+    words = r"row 3 of the taskset 'sums': task .* has a chat without a turn of the assistant; add a message .*or remove the row"
+    for check in (
+        lambda: opened(config, place),
+        lambda: check_before_buffer(config, build_task_chain(config)),
+        lambda: load_tasks(config, buffer.database),
+    ):
+        with pytest.raises(TaskSourceError, match=words):
+            check()
+    assert stored(buffer) == 0
+
+
+def test_a_chat_deep_in_a_file_is_looked_at_too(buffer: Buffer, place: Path) -> None:
+    chats = [[{"role": "user", "content": f"{n}"}, *CHAT] for n in range(150)]
+    write_chats(place, [*chats, CHAT[:1]])
+    with pytest.raises(TaskSourceError, match="row 151 of the taskset 'sums'"):
+        load_tasks(configuration(place, [], **SFT), buffer.database)
+    assert stored(buffer) == 0
+    write_chats(place, chats)
+    load_tasks(configuration(place, [], **SFT), buffer.database)
+    assert stored(buffer) == 150
+
+
+def test_a_template_that_does_not_fit_is_found_before_the_run(buffer: Buffer, place: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    strict = AutoTokenizer.from_pretrained(place / "model")
+    strict.chat_template = (
+        "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}{{ 'think:' }}{% endif %}"
+    )
+    (place / "model").unlink()
+    for file in make_tiny_model(tmp_path / "other").iterdir():
+        file.rename(place / file.name)
+    strict.save_pretrained(place)
+    write_chats(place, [CHAT])
+    config = configuration(place, [], **SFT, model={"path": "."})
+    for check in (lambda: opened(config, place), lambda: load_tasks(config, buffer.database)):
+        with pytest.raises(TaskSourceError, match=r"row 1 .*before message 2 in another way once that answer is there"):
+            check()
+
+
+def test_arguments_that_the_workflow_does_not_take_are_refused(buffer: Buffer, place: Path) -> None:
+    write_chats(place, [CHAT])
+    config = configuration(place, [], **{**SFT, "explorer": {**SFT["explorer"], "workflow_args": {"turn": "last"}}})
+    with pytest.raises(ConfigError, match=r"unexpected keyword argument 'turn'.*allowed: column, .*turns"):
+        load_tasks(config, buffer.database)
+
+
+@pytest.mark.parametrize("uri", ["/proc/rft/buffer", "/dev/null"])
+def test_a_buffer_folder_that_cannot_be_made_is_refused_by_check_and_by_run(place: Path, uri: str) -> None:
+    write(place, ["1"])
+    config = configuration(place, [], buffer={"uri": uri})
+    words = f"the buffer's folder cannot be made or written: .*{uri}.*; correct buffer.uri"
+    with pytest.raises(BufferUnavailableError, match=words):
+        list(open_inputs(config, check_plugins(config)))
+    with pytest.raises(BufferUnavailableError, match=words):
+        check_before_buffer(config, build_task_chain(config))

@@ -1,0 +1,28 @@
+"""A run outlives the pipe that it prints to; a terminal that is closed: tests/acceptance/test_signals.py."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import sys
+from rftcore.launch.progress import LineView
+
+view = LineView()
+for number in range(2000):
+    view.message(f"line {number} " + "." * 100)
+print("what is printed at the end", flush=True)
+sys.stderr.write("it goes on")
+"""
+
+
+def test_messages_end_where_nothing_reads_them() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline().startswith("line 0")
+        process.stdout.close()
+        assert process.stderr.read() == "it goes on"
+    assert process.returncode == 0

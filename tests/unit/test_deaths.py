@@ -1,0 +1,85 @@
+"""How the end of a process that is not our child is described."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from rftcore.launch.deaths import ProcessWatch, _collected_status
+
+# A parent that collects its child at once, as Ray does, and prints the child's number.
+PARENT = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdin=sys.stdin)
+print(child.pid, flush=True)
+child.wait()
+"""
+RAY_SAYS = "Worker unexpectedly exits with a connection error code 2. End of file."
+
+
+@contextmanager
+def grandchild(program: str) -> Iterator[tuple[int, subprocess.Popen[str]]]:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None and parent.stdin is not None
+    with parent:
+        yield int(parent.stdout.readline()), parent
+        parent.stdin.close()
+
+
+def kernel_tells() -> bool:
+    """Whether this kernel tells the status of a process that its parent has collected."""
+    child = subprocess.Popen(["true"])
+    pidfd = os.pidfd_open(child.pid)
+    try:
+        child.wait()
+        return _collected_status(pidfd) is not None
+    finally:
+        os.close(pidfd)
+
+
+needs_status = pytest.mark.skipif(not kernel_tells(), reason="this kernel does not tell how other processes ended")
+
+
+@needs_status
+@pytest.mark.parametrize(
+    ("number", "sentence", "crashed"),
+    [
+        (signal.SIGKILL, "was killed by signal 9, possibly for lack of memory (process {pid})", False),
+        (signal.SIGSEGV, "was killed by signal 11 (Segmentation fault, process {pid})", True),
+        (signal.SIGRTMIN + 3, "was killed by signal 37 (Real-time signal 3, process {pid})", False),
+    ],
+)
+def test_the_signal_is_named(number: int, sentence: str, crashed: bool) -> None:
+    with grandchild("input()") as (pid, _):
+        watch = ProcessWatch(os.uname().nodename, pid)
+        os.kill(pid, number)
+        death = watch.death(RAY_SAYS)
+        assert (str(death), death.crashed) == (sentence.format(pid=pid), crashed)
+
+
+@needs_status
+def test_the_exit_code_is_named() -> None:
+    with grandchild("input(); import os; os._exit(7)") as (pid, parent):
+        watch = ProcessWatch(os.uname().nodename, pid)
+        assert parent.stdin is not None
+        parent.stdin.write("\n")
+        parent.stdin.flush()
+        assert str(watch.death(RAY_SAYS)) == f"exited with code 7 (process {pid})"
+
+
+def test_what_ray_knows_better_is_said() -> None:
+    elsewhere = ProcessWatch("another-host", 1)
+    assert str(elsewhere.death("... 1 worker(s) were killed due to the node running low on memory ...")) == (
+        "was killed by Ray because its machine ran low on memory"
+    )
+    assert str(elsewhere.death("The process receives a SIGTERM.")) == "was ended by SIGTERM"
+    assert str(elsewhere.death("The actor died because its node has died.")).startswith("was lost with its machine")
+    assert str(elsewhere.death(RAY_SAYS)) == "died without an error, possibly killed for lack of memory"
