@@ -74,7 +74,9 @@ def test_a_reward_that_raises_is_a_recorded_outcome(finished: Path) -> None:
     failed = rows(
         finished, "select outcome::text, error, count(*) as n from rft.rollout where outcome <> 'ok' group by 1, 2"
     )
-    assert [row["error"] for row in failed] == ["ValueError: this verifier does not like zeros (my_reward.py, line 5, in score)"]
+    assert [row["error"] for row in failed] == [
+        "ValueError: this verifier does not like zeros (my_reward.py, line 5, in score)"
+    ]
     assert rows(finished, "select count(*) as n from rft.v_dropped where stage = 'outcome'")[0]["n"] >= 1
     trained = rows(
         finished,
