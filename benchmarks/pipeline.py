@@ -39,9 +39,9 @@ from benchmarks.peers import TRINITY_REQUIREMENTS
 from benchmarks.peers.environment import InstallationError, python_of
 from benchmarks.workload import GROUP_SIZE, Sample, make_samples
 from operators.base import BATCH_SCHEMA, Operator, StageOutcome
-from operators.build import build_chain
-from operators.chain import Chain
-from operators.stage import Stage
+from operators.chain.build import build_chain
+from operators.chain.chain import Chain
+from operators.chain.stage import Stage
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PEER_LIMIT_S = 600.0

@@ -81,7 +81,7 @@ def bare(op: Any, texts: list[str]) -> None:
 
 def measure(rounds: int = ROUNDS) -> dict[str, Any]:
     """Milliseconds per batch of `NUM_ROWS` rows and ratios, per operator; `worst_ratio` over all."""
-    from operators.build import build_chain
+    from operators.chain.build import build_chain
     from operators.data_juicer.runtime import make_operator
 
     table = make_table()

@@ -22,7 +22,7 @@ import rftdata
 from benchmarks.peers.rftdata_buffer import as_groups
 from benchmarks.workload import make_samples
 from rftdata.config import BufferConfig
-from rftdata.server import EmbeddedServer
+from rftdata.postgres.embedded import EmbeddedServer
 
 STAGES: list[dict[str, Any]] = [
     {"drop_truncated": {}},
@@ -79,10 +79,10 @@ def _work(
     config: tuple[str, str | None], run_id: int, stages: list[dict[str, Any]], barrier: Any, seconds: Any
 ) -> None:
     """One worker until the queue is empty."""
-    from operators.build import build_chain
-    from rftcore.pipeline.deciding import decide
-    from rftdata.claims import SealedQueue
-    from rftdata.verdicts import commit_verdicts, known_scores
+    from operators.chain.build import build_chain
+    from rftcore.pipeline.decide import decide
+    from rftdata.pipeline.queue import SealedQueue
+    from rftdata.pipeline.verdicts import commit_verdicts, known_scores
 
     chain = build_chain(stages, min_group_size=2)
     chain.prepare()

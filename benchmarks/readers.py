@@ -34,9 +34,9 @@ import rftdata
 from benchmarks.workload import make_samples
 from rftdata import Buffer, Group, Rollout
 from rftdata import Sequence as Experience
-from rftdata.claims import SealedQueue
-from rftdata.database import queries
-from rftdata.verdicts import Decision, Verdicts, commit_verdicts
+from rftdata.pipeline.queue import SealedQueue
+from rftdata.pipeline.verdicts import Decision, Verdicts, commit_verdicts
+from rftdata.postgres.database import queries
 
 READERS = ("nobody", "snapshot", "select", "update")
 _GROUPS, _GROUP_SIZE = 64, 4

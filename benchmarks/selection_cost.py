@@ -27,11 +27,11 @@ import numpy as np
 
 import rftdata
 from rftdata import Buffer
-from rftdata.attempt import Attempt
 from rftdata.config import SelectorConfig, TasksetConfig
-from rftdata.database import Row
-from rftdata.planning import PlanConfig, Planner
+from rftdata.planning.planner import PlanConfig, Planner
+from rftdata.postgres.database import Row
 from rftdata.selectors import Observation, Selector, build_selector
+from rftdata.training.attempt import Attempt
 
 _ROLLOUTS = 8
 _REFERENCES = {"features": ["weak", "strong"]}

@@ -16,13 +16,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from rftcore.explorer.engines.base import Decoding, EngineConfig, Generation
-from rftcore.explorer.engines.transformers_engine import TransformersEngine
-from rftcore.explorer.rewards import Scorer
+from rftcore.engines.base import Decoding, EngineConfig, Generation
+from rftcore.engines.transformers_engine import TransformersEngine
 from rftcore.explorer.rollouts import RolloutRunner
-from rftcore.explorer.task import Task
 from rftcore.explorer.workflow_loop import WorkflowLoop
-from rftcore.explorer.workflows.single_turn import single_turn
+from rftcore.rewards import Scorer
+from rftcore.workflows.single_turn import single_turn
+from rftcore.workflows.task import Task
 from tests.models import make_tiny_model
 
 NUM_ROLLOUTS = 64

@@ -29,11 +29,12 @@ from typing import Any
 import rftdata
 from benchmarks.peers.rftdata_buffer import COLUMNS, as_groups
 from benchmarks.workload import GROUP_SIZE, make_samples
-from rftdata import Buffer, retention
-from rftdata.claims import claim_sealed_groups
+from rftdata import Buffer
 from rftdata.config import BufferConfig, RetentionConfig
-from rftdata.verdicts import Decision, Verdicts, commit_verdicts
-from rftdata.writer import NO_PIPELINE
+from rftdata.maintenance import retention
+from rftdata.pipeline.queue import claim_sealed_groups
+from rftdata.pipeline.verdicts import Decision, Verdicts, commit_verdicts
+from rftdata.writing.writer import NO_PIPELINE
 
 RUNS = ("left", "right")
 _PRODUCERS_A_RUN = 2

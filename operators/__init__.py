@@ -1,6 +1,6 @@
 """Pipeline stages: what stands between rollouts and training, one operator per file.
 
-`operators.build.build_chain` turns the YAML list into a `Chain`; `Chain.run` decides on a batch of whole groups. A
+`operators.chain.build.build_chain` turns the YAML list into a `Chain`; `Chain.run` decides on a batch of whole groups. A
 stage's name is one of `BUILTINS`, any Data-Juicer operator's own name, an entry point of group `rftdata.operator`,
 `./file.py:attr` or a dotted path to an `Operator` subclass or to a plain function of one row.
 """
@@ -36,7 +36,7 @@ BUILTINS: dict[str, str] = {
     "rubric": "operators.experience.rubric:Rubric",
     "ruler": "operators.experience.ruler:Ruler",
     "sample": "operators.experience.sample:Sample",
-    "sql": "operators.sql:Sql",
+    "sql": "operators.sql.stage:Sql",
     "synthesize": "operators.experience.synthesize:Synthesize",
     "tag": "operators.experience.tag:Tag",
     "task_priority": "operators.task.task_priority:TaskPriority",

@@ -1,7 +1,7 @@
 """What a pipeline stage is: a pure function from a batch of whole groups to one decision per row.
 
 A stage gets an Arrow table with one row per experience, groups whole, and says for every row whether it stays, why not
-if not, and which columns change. It never filters, reorders or mutates the table itself: `operators.chain` does that in
+if not, and which columns change. It never filters, reorders or mutates the table itself: `operators.chain.chain` does that in
 one place, so that counting, reasons and group rules are the same for every stage. Same table in, same outcome out.
 
 Scoring and deciding are separate stages. A stage that scores names its columns in `scores`: what it computed for an
@@ -27,17 +27,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from rftdata import claims
 from rftdata.config import allowed_keys
 from rftdata.errors import ConfigError
-from rftdata.time_limits import DEFAULT_S
-from rftdata.usage import MemoryUsage, UsageLedger
+from rftdata.pipeline import queue
+from rftdata.pipeline.budget import MemoryUsage, UsageLedger
+from rftdata.user_code.time_limits import DEFAULT_S
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-BATCH_SCHEMA = claims.BATCH_SCHEMA.append(pa.field("priority", pa.float64()))
+BATCH_SCHEMA = queue.BATCH_SCHEMA.append(pa.field("priority", pa.float64()))
 """The columns of a batch. `metrics` is JSON text; `priority` is added by the chain when the caller leaves it out."""
 
 IDENTITY_COLUMNS = frozenset({"experience_id", "group_id", "rollout_index"})

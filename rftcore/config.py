@@ -25,8 +25,8 @@ from rftdata.config import (
     config_error,
 )
 from rftdata.errors import ConfigError
-from rftdata.mixing import check_weights
-from rftdata.sampling import SamplingConfig
+from rftdata.planning.mixing import check_weights
+from rftdata.training.sampling import SamplingConfig
 
 
 class RunSection(Section):

@@ -17,14 +17,12 @@ import pyarrow as pa
 
 import rftdata
 from operators.base import StageContext
-from operators.chain import Chain
+from operators.chain.chain import Chain
 from rftcore.config import RunConfig
-from rftcore.environment import check_environment
 from rftcore.explorer.rehearsal import check_context, rehearse
-from rftcore.explorer.task import Task
-from rftcore.feature_checks import FeatureCheck
+from rftcore.installation.packages import check_environment
 from rftcore.installation.requirements import installed_version
-from rftcore.launch.prepare import (
+from rftcore.run.prepare import (
     check_max_tokens,
     context_length,
     engine_config,
@@ -32,20 +30,22 @@ from rftcore.launch.prepare import (
     planned_steps,
     select_source,
 )
-from rftcore.task_needs import TaskNeeds
-from rftcore.task_pipeline import build_task_chain
+from rftcore.tasks.features import FeatureCheck
+from rftcore.tasks.needs import TaskNeeds
+from rftcore.tasks.pipeline import build_task_chain
+from rftcore.workflows.task import Task
 from rftdata.config import TasksetConfig
-from rftdata.database import Database, Row, schema_version
+from rftdata.connection import exists
 from rftdata.errors import ConfigError, ModelError, RftError, RolloutsFailedError
-from rftdata.opening import exists
-from rftdata.sampling import checked_formula
-from rftdata.server import check_folder
+from rftdata.pipeline.tasks import source_batch
+from rftdata.postgres.database import Database, Row, schema_version
+from rftdata.postgres.embedded import check_folder
 from rftdata.tasks import read_tasks
 from rftdata.tasks.loading import no_task, taskset_texts
 from rftdata.tasks.query import asks_buffer
 from rftdata.tasks.rows import Reading
 from rftdata.tasks.sources import reading_for
-from rftdata.tasks.verdicts import source_batch
+from rftdata.training.sampling import checked_formula
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase

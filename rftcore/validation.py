@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rftdata.database import Database
+    from rftdata.postgres.database import Database
 
 
 def validation_scores(database: Database, run_id: int, tasksets: Sequence[str], decoding: str) -> dict[int, float]:

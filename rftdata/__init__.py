@@ -5,8 +5,8 @@ transformers: a notebook or a labeller's laptop needs only it.
 """
 
 from rftdata.buffer import Buffer
+from rftdata.connection import create, open
 from rftdata.errors import RftError
-from rftdata.groups import Group, Rollout, Sequence
-from rftdata.opening import create, open
+from rftdata.experience import Group, Rollout, Sequence
 
 __all__ = ["Buffer", "Group", "RftError", "Rollout", "Sequence", "create", "open"]

@@ -18,19 +18,19 @@ import pyarrow as pa
 from psycopg.rows import tuple_row
 from psycopg.types.json import Jsonb
 
-from rftdata import selection
-from rftdata.arrays import Array, purged_rows
-from rftdata.attempt import Attempt
-from rftdata.batch import SegmentReader
 from rftdata.config import BufferConfig
-from rftdata.database import Database, Row, execute, fetch, redacted
 from rftdata.errors import PurgedError, QueryError, SegmentCorruptError
-from rftdata.rewind import fork, rewind
-from rftdata.sampling import SamplingConfig
-from rftdata.segments import SegmentStore
-from rftdata.selection import Selection
-from rftdata.server import EmbeddedServer
-from rftdata.writer import Writer
+from rftdata.postgres.database import Database, Row, execute, fetch, redacted
+from rftdata.postgres.embedded import EmbeddedServer
+from rftdata.segments.base import SegmentStore
+from rftdata.segments.codec import Array, purged_rows
+from rftdata.training import stored_selection
+from rftdata.training.attempt import Attempt
+from rftdata.training.batch import SegmentReader
+from rftdata.training.rewind import fork, rewind
+from rftdata.training.sampling import SamplingConfig
+from rftdata.training.stored_selection import Selection
+from rftdata.writing.writer import Writer
 
 
 class Buffer:
@@ -97,7 +97,7 @@ class Buffer:
         """Store a new run; a taken name gets a number. Returns the row.
 
         Args:
-            selected: what the run trains on instead of groups of its own; from `rftdata.selection.select`.
+            selected: what the run trains on instead of groups of its own; from `rftdata.training.stored_selection.select`.
             epochs: how often each row of it is drawn.
         """
         with self.database.transaction() as connection:
@@ -106,7 +106,7 @@ class Buffer:
                 connection, "insert_run", name=name, mode=mode, config=Jsonb(config), seed=seed, planned_steps=steps,
                 pipeline_version=pipeline_version,
             )[0]  # fmt: skip
-            return row if selected is None else selection.store(connection, row["run_id"], selected, epochs)
+            return row if selected is None else stored_selection.store(connection, row["run_id"], selected, epochs)
 
     def find_run(self, name_or_id: str | int | None = None) -> Row:
         """A run by name or id; the newest when None.

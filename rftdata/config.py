@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, field_validator
 
 from rftdata.errors import ConfigError
-from rftdata.time_limits import DEFAULT_S
+from rftdata.user_code.time_limits import DEFAULT_S
 
 
 class Section(BaseModel):
@@ -207,8 +207,8 @@ def _is_number(value: Any) -> bool:
 
 def _address(url: str) -> str:
     """A connection string without its password."""
-    from rftdata.database import redacted
-    from rftdata.programs import without_password
+    from rftdata.postgres.database import redacted
+    from rftdata.postgres.programs import without_password
 
     try:
         return without_password(url)[0]

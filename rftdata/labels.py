@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from rftdata.database import Connection, Row, execute, fetch, storable
 from rftdata.errors import QueryError
+from rftdata.postgres.database import Connection, Row, execute, fetch, storable
 
 if TYPE_CHECKING:
     from rftdata.buffer import Buffer

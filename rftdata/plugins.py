@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from rftdata.errors import PluginError
-from rftdata.time_limits import LOADING_S, call
+from rftdata.user_code.time_limits import LOADING_S, call
 
 _FILE_S = 30.0
 """What a command that waits little leaves a file of the user's, which may import large packages."""

@@ -22,7 +22,7 @@ from typing import Any
 
 from data_juicer_trials import make_batch, try_in_process
 
-from operators.build import build_chain
+from operators.chain.build import build_chain
 from operators.data_juicer.columns import column_name
 from operators.data_juicer.index import index
 from operators.data_juicer.runtime import version

@@ -26,12 +26,12 @@ from typing import Any
 import pyarrow as pa
 
 from operators.base import BATCH_SCHEMA
-from operators.build import build_chain
-from operators.chain import Chain
+from operators.chain.build import build_chain
+from operators.chain.chain import Chain
 from operators.data_juicer.index import index
 from operators.data_juicer.source import facts
 from rftdata.errors import ConfigError, PluginError
-from rftdata.tasks.verdicts import TASK_BATCH_SCHEMA
+from rftdata.pipeline.tasks import TASK_BATCH_SCHEMA
 
 LIMIT_S = 90.0
 

@@ -22,10 +22,11 @@ from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from operators import BUILTINS, expression
+from operators import BUILTINS
 from operators.base import IDENTITY_COLUMNS, Operator
+from operators.chain.stage import RunOptions
 from operators.data_juicer import recipe as data_juicer_recipe
-from operators.stage import RunOptions
+from operators.sql import expression
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "stages.md"
@@ -152,7 +153,7 @@ def _recipe() -> str:
 def _expressions() -> str:
     """The language of expressions, in the words of the module that reads them."""
     paragraphs = (expression.__doc__ or "").strip().split("\n\n")[1:]
-    text = "\n\n".join(paragraphs).replace("the sandbox of\n`operators.sandbox`", "a sandbox")
+    text = "\n\n".join(paragraphs).replace("the sandbox of\n`operators.sql.sandbox`", "a sandbox")
     return f"## Expressions\n\n{text}\n"
 
 

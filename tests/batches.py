@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from operators.base import BATCH_SCHEMA
-from operators.chain import Chain
-from operators.stage import StageScores
-from rftdata.database import storable
-from rftdata.tasks.verdicts import TASK_BATCH_SCHEMA
-from rftdata.verdicts import KnownScore
+from operators.chain.chain import Chain
+from operators.chain.stage import StageScores
+from rftdata.pipeline.tasks import TASK_BATCH_SCHEMA
+from rftdata.pipeline.verdicts import KnownScore
+from rftdata.postgres.database import storable
 
 
 def batch_of_groups(*groups: Sequence[float | None], **columns: Sequence[object]) -> pa.Table:

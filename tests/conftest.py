@@ -15,8 +15,8 @@ import pytest
 
 import rftdata
 from rftdata.config import BufferConfig
-from rftdata.database import Database, migrate
-from rftdata.server import EmbeddedServer
+from rftdata.postgres.database import Database, migrate
+from rftdata.postgres.embedded import EmbeddedServer
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.config import TrainerConfig
 from rftcore.trainer.learner import Learner
-from rftcore.trainer.packing import TrainBatch
 
 VOCABULARY = 50
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rftdata import Buffer, Group, Rollout, purge
+from rftdata import Buffer, Group, Rollout
+from rftdata.maintenance import purge
 from tests.store_roles import own_group, tokens
 
 SECRET = "the patient's name is Mallory"

@@ -6,15 +6,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rftdata import Buffer, Group, Rollout, selection
+from rftdata import Buffer, Group, Rollout
 from rftdata import Sequence as Tokens
-from rftdata.attempt import Attempt
-from rftdata.claims import ClaimedGroup, SealedBatch, claim_groups, claim_sealed_groups
 from rftdata.config import SelectorConfig, TasksetConfig
-from rftdata.database import Row
-from rftdata.planning import PlanConfig, Planner, last_startable_step
-from rftdata.sampling import SamplingConfig
-from rftdata.verdicts import Decision, Verdicts, commit_verdicts
+from rftdata.pipeline.queue import ClaimedGroup, SealedBatch, claim_groups, claim_sealed_groups
+from rftdata.pipeline.verdicts import Decision, Verdicts, commit_verdicts
+from rftdata.planning.planner import PlanConfig, Planner, last_startable_step
+from rftdata.postgres.database import Row
+from rftdata.training import stored_selection
+from rftdata.training.attempt import Attempt
+from rftdata.training.sampling import SamplingConfig
 
 Rewards = Callable[[ClaimedGroup], Sequence[float | None]]
 Keep = Callable[[dict[str, Any]], bool]
@@ -49,7 +50,7 @@ def selecting(buffer: Buffer, sql: str, name: str) -> Row:
     """A run that trains on what a query selects."""
     return buffer.create_run(
         name=name, config={}, seed=1, steps=9, pipeline_version="none", mode="train",
-        selected=selection.select(buffer.database, sql),
+        selected=stored_selection.select(buffer.database, sql),
     )  # fmt: skip
 
 

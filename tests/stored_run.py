@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import rftdata
-from rftdata.database import Connection
+from rftdata.postgres.database import Connection
 
 
 class StoredRun:

@@ -27,9 +27,9 @@ from benchmarks.selection.training import Group
 from rftcore.algorithms.base import Rule
 from rftcore.algorithms.grpo import GRPO
 from rftcore.algorithms.sft import SFT
+from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.config import TrainerConfig
 from rftcore.trainer.learner import Learner
-from rftcore.trainer.packing import TrainBatch
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "sort_from_scratch"
 LENGTHS = (3, 4, 5, 6, 8, 12)

@@ -2,7 +2,7 @@
 
 The selector is the production class, driven through its five methods in production's order. A step wants `batch_groups` groups whose
 rewards differ; a group of equal rewards is dropped and its place planned again, `max_refill` times a step at most (DAPO's dynamic
-sampling, arXiv 2503.14476, and the refill rule of `rftdata.planning`). What was learned is observed as soon as it was sampled.
+sampling, arXiv 2503.14476, and the refill rule of `rftdata.planning.planner`). What was learned is observed as soon as it was sampled.
 Every rollout counts, of dropped groups and of screening too.
 """
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rftcore.explorer.rewards.reasoning_gym import verify
-from rftcore.explorer.task import Task, Turn
+from rftcore.rewards.reasoning_gym import verify
+from rftcore.workflows.task import Task, Turn
 
 
 def score(turn: Turn, task: Task) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rftcore.explorer.task import Task, Turn
+from rftcore.workflows.task import Task, Turn
 
 
 def right_at_the_end(turn: Turn, task: Task) -> float:

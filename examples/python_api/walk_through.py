@@ -11,8 +11,8 @@ import numpy as np
 
 import rftdata
 from rftdata import Buffer, Group, Rollout, Sequence
-from rftdata.claims import claim_sealed_groups
-from rftdata.verdicts import Decision, Verdicts, commit_verdicts
+from rftdata.pipeline.queue import claim_sealed_groups
+from rftdata.pipeline.verdicts import Decision, Verdicts, commit_verdicts
 
 PIPELINE = "keep-everything"
 

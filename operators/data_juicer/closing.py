@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from operators.base import Operator
+from operators.chain.stage import Stage, at, identify
 from operators.data_juicer.aggregating import AggregatorStage
 from operators.data_juicer.grouping import GrouperStage, ReverseGrouperStage
-from operators.stage import Stage, at, identify
 from rftdata.errors import ConfigError, RftError
 
 

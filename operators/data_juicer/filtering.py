@@ -8,13 +8,13 @@ from typing import Any
 import pyarrow as pa
 
 from operators.base import StageContext
+from operators.chain.stage import SilentEndpointError
 from operators.data_juicer import runtime
 from operators.data_juicer.base import Found, JuicerOperator
 from operators.data_juicer.columns import column_name, column_of
 from operators.data_juicer.making import reasons_of
 from operators.data_juicer.runtime import STATS, Samples
 from operators.data_juicer.source import stat_type
-from operators.stage import SilentEndpointError
 from rftdata.errors import OperatorError
 
 

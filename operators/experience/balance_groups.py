@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 from pydantic import Field, model_validator
 
 from operators.base import StageConfig, StageOutcome
-from operators.formula import FormulaOperator
 from operators.groups import Correct, Groups, fewest_first
+from operators.sql.formula import FormulaOperator
 
 
 class BalanceGroups(FormulaOperator):

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from pydantic import Field, model_validator
 
 from operators.base import Operator, StageConfig, StageOutcome
-from operators.bounds import check_bounds
+from operators.thresholds import check_bounds
 
 
 class ClipReward(Operator):

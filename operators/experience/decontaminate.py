@@ -23,9 +23,9 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import Field
 
-from operators import reference_files
 from operators.base import Operator, StageConfig, StageContext, StageOutcome
-from operators.ngrams import Hashes, Rows, ngrams
+from operators.sql import reference_files
+from operators.text.ngrams import Hashes, Rows, ngrams
 from rftdata.errors import ConfigError
 
 _SHOWN = 60

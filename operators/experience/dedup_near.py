@@ -25,8 +25,8 @@ from pydantic import Field
 from operators.base import Operator, StageConfig, StageOutcome
 from operators.experience.dedup_exact import best_first
 from operators.groups import Groups
-from operators.minhash import band_size, bands, signatures
-from operators.ngrams import Unit, distinct, ngrams
+from operators.text.minhash import band_size, bands, signatures
+from operators.text.ngrams import Unit, distinct, ngrams
 
 
 class DedupNear(Operator):

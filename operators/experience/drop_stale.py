@@ -13,7 +13,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from operators.base import Operator, StageConfig, StageOutcome
-from operators.bounds import outside
+from operators.thresholds import outside
 
 
 class DropStale(Operator):

@@ -23,7 +23,7 @@ import xxhash
 from pydantic import Field, field_validator
 
 from operators.base import Operator, Review, StageConfig, StageOutcome
-from operators.expression import Expression
+from operators.sql.expression import Expression
 
 _TEN_YEARS_S = 10 * 365.25 * 86400.0
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}

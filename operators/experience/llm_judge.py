@@ -39,10 +39,10 @@ from typing import Any
 import pyarrow as pa
 from pydantic import field_validator, model_validator
 
-from operators.asking import MalformedAnswer, Question, chat, finite, json_object
 from operators.base import StageOutcome
-from operators.judging import ColumnWord, Judge, JudgeConfig
-from operators.templates import ROW_PLACEHOLDERS, Template, row_values
+from operators.llm.client import MalformedAnswer, Question, chat, finite, json_object
+from operators.llm.judge import ColumnWord, Judge, JudgeConfig
+from operators.llm.templates import ROW_PLACEHOLDERS, Template, row_values
 from rftdata.errors import ConfigError
 
 TEMPLATE = """\

@@ -17,8 +17,8 @@ import pyarrow as pa
 from pydantic import Field
 
 from operators.base import StageConfig, StageOutcome
-from operators.formula import FormulaOperator
 from operators.groups import Correct, Groups
+from operators.sql.formula import FormulaOperator
 from rftdata.errors import ConfigError
 
 

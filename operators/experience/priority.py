@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from operators.base import StageConfig, StageOutcome
-from operators.formula import FormulaOperator
+from operators.sql.formula import FormulaOperator
 
 
 class Priority(FormulaOperator):

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from operators.base import BATCH_SCHEMA, Operator, StageConfig, StageOutcome
-from operators.ngrams import Unit, distinct, ngrams
+from operators.text.ngrams import Unit, distinct, ngrams
 from rftdata.errors import ConfigError
 
 

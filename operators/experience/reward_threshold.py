@@ -12,7 +12,7 @@ import pyarrow as pa
 from pydantic import Field, model_validator
 
 from operators.base import Operator, StageConfig, StageOutcome
-from operators.bounds import check_bounds, outside
+from operators.thresholds import check_bounds, outside
 
 
 class RewardThreshold(Operator):

@@ -31,10 +31,10 @@ from typing import Any, Literal
 import pyarrow as pa
 from pydantic import Field, field_validator
 
-from operators.asking import Answer, MalformedAnswer, Question, chat, finite, json_object
 from operators.base import StageConfig, StageOutcome
-from operators.judging import ColumnWord, Judge, JudgeConfig, Judged
-from operators.templates import ROW_PLACEHOLDERS, Template, row_values
+from operators.llm.client import Answer, MalformedAnswer, Question, chat, finite, json_object
+from operators.llm.judge import ColumnWord, Judge, JudgeConfig, Judged
+from operators.llm.templates import ROW_PLACEHOLDERS, Template, row_values
 
 TEMPLATE = """\
 Check the answer to the question below against the numbered criteria. What stands between the marks is material to grade;

@@ -27,11 +27,11 @@ from typing import Any
 import pyarrow as pa
 from pydantic import Field
 
-from operators.asking import Answer, MalformedAnswer, Question, chat, finite, json_object
 from operators.base import StageOutcome
 from operators.groups import same_prompt
-from operators.judging import ColumnWord, Judge, JudgeConfig, Judged
-from operators.templates import ROW_PLACEHOLDERS, Template, fenced, row_values
+from operators.llm.client import Answer, MalformedAnswer, Question, chat, finite, json_object
+from operators.llm.judge import ColumnWord, Judge, JudgeConfig, Judged
+from operators.llm.templates import ROW_PLACEHOLDERS, Template, fenced, row_values
 
 RUBRIC = """\
 - One that solves the task scores far above one that does not.

@@ -38,10 +38,10 @@ from typing import Any
 import pyarrow as pa
 from pydantic import Field, model_validator
 
-from operators.asking import Answer, AskingConfig, AskingOperator, chat, finite
 from operators.base import CreatedAnswer, CreatedGroup, CreatedTask, StageOutcome, check_plain, source_digest
-from operators.endpoint import AnyEndpoint
-from operators.synthesis import (
+from operators.llm.client import Answer, AskingConfig, AskingOperator, chat, finite
+from operators.llm.endpoint import AnyEndpoint
+from operators.llm.synthesis import (
     TEMPLATES,
     Parent,
     correction,
@@ -51,7 +51,7 @@ from operators.synthesis import (
     same_answer,
     solving,
 )
-from operators.templates import Template, chat_before
+from operators.llm.templates import Template, chat_before
 from rftdata import plugins
 from rftdata.errors import ConfigError, OperatorError
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from operators.base import BATCH_SCHEMA, Operator, StageConfig, StageOutcome
-from operators.expression import Expression
+from operators.sql.expression import Expression
 from rftdata.errors import ConfigError
 
 

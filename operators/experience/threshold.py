@@ -16,8 +16,8 @@ import pyarrow as pa
 from pydantic import Field, model_validator
 
 from operators.base import StageConfig, StageOutcome
-from operators.bounds import check_bounds, outside
-from operators.formula import FormulaOperator
+from operators.sql.formula import FormulaOperator
+from operators.thresholds import check_bounds, outside
 
 
 class Threshold(FormulaOperator):

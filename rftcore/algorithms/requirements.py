@@ -8,7 +8,7 @@ from rftdata.errors import ConfigError
 
 if TYPE_CHECKING:
     from operators.base import Operator
-    from operators.chain import Chain
+    from operators.chain.chain import Chain
     from rftcore.algorithms.base import Rule
     from rftcore.explorer.config import ExplorerConfig
 

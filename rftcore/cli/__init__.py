@@ -39,7 +39,7 @@ from rftcore.cli import (
     tasks,
 )
 from rftdata.errors import RftError, time_limit_behind
-from rftdata.user_frames import has_users_frame
+from rftdata.user_code.frames import has_users_frame
 
 EXIT_DEFECT = 70
 EXIT_INTERRUPTED = 130
@@ -137,7 +137,7 @@ def run_command(arguments: list[str]) -> int:
 
 def explain(error: Exception) -> tuple[str, int]:
     """One paragraph and the exit code for an error that reached the edge."""
-    from rftcore.environment import missing_packages, missing_training_module
+    from rftcore.installation.packages import missing_packages, missing_training_module
 
     if (missing := missing_training_module(error)) is not None:
         error = missing_packages([missing])

@@ -19,7 +19,7 @@ def backup(
 ) -> None:
     """Write database and arrays into a folder, both of one moment, while everybody works on."""
     from rftcore.cli.output import print_json
-    from rftdata.backup import back_up
+    from rftdata.maintenance.backup import back_up
 
     with opened(buffer, "rft db backup", schema="any") as found:  # before an upgrade, too
         manifest = back_up(found, folder)
@@ -38,8 +38,8 @@ def restore(
     ] = None,
 ) -> None:
     """Make a new buffer of a back-up: --buffer names a new folder, or the URL of an empty database."""
-    from rftdata.backup import restore as restored
     from rftdata.config import BufferConfig
+    from rftdata.maintenance.backup import restore as restored
 
     if buffer is None:
         raise QueryError(

@@ -33,10 +33,10 @@ def check(
     from rftcore.cli.output import print_json, warn
 
     resolved = configuration(config, overrides, buffer)
-    from rftcore import held_lock
     from rftcore.deep_check import open_inputs
-    from rftcore.launch.prepare import check_plugins
-    from rftdata.time_limits import at_most
+    from rftcore.run.prepare import check_plugins
+    from rftdata.user_code import held_lock
+    from rftdata.user_code.time_limits import at_most
 
     with held_lock.printed(), at_most(_LIMIT_S, "rft check"):
         chain = check_plugins(resolved)

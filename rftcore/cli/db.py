@@ -12,7 +12,7 @@ from rftcore.cli.session import BufferOption, JsonOption, find_buffer, opened, p
 from rftdata.errors import BufferUnavailableError, ConfigError
 
 if TYPE_CHECKING:
-    from rftdata.server import EmbeddedServer
+    from rftdata.postgres.embedded import EmbeddedServer
 
 app = typer.Typer(
     help="The PostgreSQL of a buffer: the embedded server, segment files, roles, retention, back-up.",
@@ -46,7 +46,7 @@ def create(
 def migrate(buffer: BufferOption = None) -> None:
     """Bring the schema of a buffer to this release. Commands that write do the same; those that only read refuse an older schema."""
     from rftdata.config import BufferConfig
-    from rftdata.opening import upgrade
+    from rftdata.connection import upgrade
 
     uri = find_buffer(buffer)
     before, now = upgrade(BufferConfig(uri=uri), "rft db")
@@ -134,7 +134,7 @@ def compact(
     from dataclasses import asdict
 
     from rftcore.cli.output import print_json
-    from rftdata.compaction import Compactor
+    from rftdata.segments.compaction import Compactor
 
     with opened(buffer, "rft db compact", schema="migrate") as found:
         grace_s = found.config.compaction_grace_s if grace is None else grace
@@ -162,7 +162,7 @@ def roles(buffer: BufferOption = None, as_json: JsonOption = False) -> None:
     CREATE ROLE ada LOGIN IN ROLE rft_labeler, and \\password ada.
     """
     from rftcore.cli.output import print_json, warn
-    from rftdata.database import grant_roles
+    from rftdata.postgres.database import grant_roles
 
     with opened(buffer, "rft db", schema="migrate") as found:
         made, held = grant_roles(found.database)
@@ -182,7 +182,7 @@ app.command("restore")(backup.restore)
 
 
 def _server(uri: str | None, listen: str | None = None) -> EmbeddedServer:
-    from rftdata.server import EmbeddedServer
+    from rftdata.postgres.embedded import EmbeddedServer
 
     found = find_buffer(uri)
     if "://" in found:
@@ -206,7 +206,7 @@ def _sessions(server: EmbeddedServer) -> list[dict[str, Any]]:
     import psycopg
     from psycopg.rows import dict_row
 
-    from rftdata.database import queries, translated
+    from rftdata.postgres.database import queries, translated
 
     with (
         translated(server.uri),

@@ -18,7 +18,7 @@ def docs(
 ) -> None:
     """List the pages of the documentation, or print one as Markdown (`rft docs install`)."""
     from rftcore.cli.output import print_json, print_rows
-    from rftcore.pages import find_page, pages
+    from rftcore.installation.pages import find_page, pages
 
     if page is None:
         rows = [{"page": one.name, "title": one.title, "path": str(one.path)} for one in pages()]

@@ -62,7 +62,7 @@ def _examine(uri: str | None, installation_only: bool) -> Iterator[Finding]:
 
 def _installation() -> Iterator[Finding]:
     yield True, f"Python {sys.version.split()[0]}, {_versions(_BASE)}"
-    from rftcore.environment import examine_training_stack
+    from rftcore.installation.packages import examine_training_stack
 
     yield from examine_training_stack()
 
@@ -78,7 +78,7 @@ def _versions(names: tuple[str, ...]) -> str:
 
 
 def _buffer(buffer: Buffer) -> Iterator[Finding]:
-    from rftdata.database import schema_version
+    from rftdata.postgres.database import schema_version
 
     with buffer.database.connection() as connection:
         server = connection.info.parameter_status("server_version")

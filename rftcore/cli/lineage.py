@@ -11,7 +11,7 @@ from rftdata.errors import QueryError
 
 if TYPE_CHECKING:
     from rftdata.buffer import Buffer
-    from rftdata.database import Database, Row
+    from rftdata.postgres.database import Database, Row
 
 _STEPS = (
     "run", "attempt_id", "trainer_step", "reward_used", "reward_now", "corrected_since", "checkpoint_step", "checkpoint_uri",

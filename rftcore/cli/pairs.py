@@ -11,7 +11,7 @@ import typer
 from rftcore.cli.session import BufferOption, JsonOption, RunArgument, author, opened
 
 if TYPE_CHECKING:
-    from rftcore.pairs import BuiltPairs
+    from rftcore.pipeline.pairs import BuiltPairs
 
 app = typer.Typer(help="Preference pairs: which of two answers to one prompt is the better one.", no_args_is_help=True)
 
@@ -47,7 +47,7 @@ def build(
     """
     from operators.experience.pair_builder import PairBuilder
     from rftcore.cli.output import print_json
-    from rftcore.pairs import build_pairs
+    from rftcore.pipeline.pairs import build_pairs
 
     arguments = {"margin": margin, "max_pairs": max_pairs, "ties": ties, "max_length_ratio": max_length_ratio}
     builder = PairBuilder.from_args(arguments)
@@ -67,7 +67,7 @@ def export(
     buffer: BufferOption = None,
 ) -> None:
     """Write the pairs of RUN that stand to FILE, with columns prompt, chosen, rejected and where they come from."""
-    from rftcore.pairs import export_pairs
+    from rftcore.pipeline.pairs import export_pairs
 
     with opened(buffer, "rft pairs") as found:
         row = found.find_run(run)

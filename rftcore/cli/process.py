@@ -88,10 +88,10 @@ def _check_asked(asked: list[str], version: str | None, *, has_config: bool) -> 
 
 def _replay(config: RunConfig, run: str | None, version: str | None, as_json: bool) -> None:
     import rftdata
-    from rftcore import held_lock
     from rftcore.cli.output import print_json, warn
-    from rftcore.launch.prepare import build_pipeline
     from rftcore.pipeline.replay import replay
+    from rftcore.run.prepare import build_pipeline
+    from rftdata.user_code import held_lock
 
     chain = build_pipeline(config)
     with (

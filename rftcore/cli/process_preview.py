@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rftcore.config import RunConfig
     from rftcore.pipeline.preview import Preview, StagePreview
     from rftdata.buffer import Buffer
-    from rftdata.database import Row
+    from rftdata.postgres.database import Row
 
 _MAX_VALUE = 70
 _LIMIT_S = 60.0
@@ -26,9 +26,9 @@ _LIMIT_S = 60.0
 
 def show_preview(config: RunConfig, run: str | None, rows: int, seed: int, limit: int, as_json: bool) -> None:
     """Show what the stages of a configuration would do to `rows` tasks of each set and experiences of a run."""
-    from rftcore import held_lock
     from rftcore.cli.output import print_json, warn
-    from rftdata.time_limits import at_most
+    from rftdata.user_code import held_lock
+    from rftdata.user_code.time_limits import at_most
 
     with _buffer(config) as found, held_lock.printed(), at_most(_LIMIT_S, "rft process --preview"):
         tasks = _preview_tasks(config, found, rows) if config.pipelines.task else {}
@@ -55,11 +55,11 @@ def show_preview(config: RunConfig, run: str | None, rows: int, seed: int, limit
 def _buffer(config: RunConfig) -> Iterator[Buffer]:
     """The configuration's buffer. Before there is one, tasks are looked at in an empty one, which goes again."""
     import rftdata
-    from rftdata.blocked import print_blocked
     from rftdata.config import BufferConfig
-    from rftdata.opening import exists
-    from rftdata.server import EmbeddedServer
-    from rftdata.time_limits import when_blocked
+    from rftdata.connection import exists
+    from rftdata.postgres.embedded import EmbeddedServer
+    from rftdata.user_code.blocked import print_blocked
+    from rftdata.user_code.time_limits import when_blocked
 
     if exists(config.buffer) or not config.pipelines.task:
         with rftdata.open(config.buffer, create=False, schema="check", application="rft process") as found:
@@ -85,8 +85,8 @@ def _buffer(config: RunConfig) -> Iterator[Buffer]:
 
 def _preview_tasks(config: RunConfig, buffer: Buffer, rows: int) -> dict[str, Preview]:
     from rftcore.pipeline.preview import preview
-    from rftcore.task_checks import of_taskset
-    from rftcore.task_pipeline import build_task_chain, task_batches
+    from rftcore.tasks.checks import of_taskset
+    from rftcore.tasks.pipeline import build_task_chain, task_batches
 
     chain = build_task_chain(config)
     shown: dict[str, Preview] = {}
@@ -110,12 +110,12 @@ def run_of(config: RunConfig, buffer: Buffer, run: str | None) -> Row:
 
 
 def _preview_experiences(config: RunConfig, buffer: Buffer, row: Row, rows: int, seed: int) -> Preview:
-    from rftcore.launch.prepare import build_pipeline
     from rftcore.pipeline import preview
-    from rftcore.pipeline.policy import Policy
+    from rftcore.pipeline.policy_endpoint import Policy
     from rftcore.pipeline.role import stage_context
-    from rftdata.usage import RunUsage
-    from rftdata.verdicts import known_scores
+    from rftcore.run.prepare import build_pipeline
+    from rftdata.pipeline.budget import RunUsage
+    from rftdata.pipeline.verdicts import known_scores
 
     chain = build_pipeline(config)
     table = preview.sample(buffer, row, chain, rows, seed).table

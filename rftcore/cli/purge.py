@@ -12,7 +12,7 @@ from rftcore.cli.session import BufferOption, JsonOption, author, opened
 from rftdata.errors import QueryError
 
 if TYPE_CHECKING:
-    from rftdata.purge import Erased, Purged
+    from rftdata.maintenance.purge import Erased, Purged
 
 
 def purge(
@@ -50,7 +50,7 @@ def purge(
     Back-ups and the write-ahead log keep what they have until they are replaced.
     """
     from rftcore.cli.output import print_json
-    from rftdata import purge as purging
+    from rftdata.maintenance import purge as purging
 
     if erase == (where is not None) or (where is not None and reason is None):
         raise QueryError("rft purge needs a condition and a reason", allowed="--where SQL --reason TEXT, or --erase")

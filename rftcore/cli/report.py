@@ -16,7 +16,7 @@ from rftcore.cli.session import BufferOption, JsonOption, opened
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rftcore.report import Checkpoint, Gain, Report
+    from rftcore.reporting.report import Checkpoint, Gain, Report
 
 
 def report(
@@ -29,13 +29,13 @@ def report(
     ] = None,
 ) -> None:
     """Print the results of a run: held-out score before and after, steps, tokens, what was dropped and why."""
-    from rftcore import report as reports
+    from rftcore.reporting import report as reports
 
     with opened(buffer, "rft report") as found:
         built = [reports.build_report(found, name) for name in ([run] if other is None else [run, other])]
         between = reports.compare(found, built[0].run_id, built[1].run_id) if other is not None else []
     if png is not None:
-        from rftcore.learning_curve import write_learning_curve
+        from rftcore.reporting.learning_curve import write_learning_curve
 
         write_learning_curve(built[0], png)
     if as_json and other is None:
@@ -71,7 +71,7 @@ def print_report(reports: Sequence[Report], between: Sequence[Gain] = (), consol
 
 
 def _gains(gains: Sequence[Gain], title: str, before: str, after: str) -> Table:
-    from rftcore.report import evaluation_title
+    from rftcore.reporting.report import evaluation_title
 
     table = _titled(title)
     table.add_column("taskset")

@@ -39,7 +39,7 @@ def retention(
     trained on, stays.
     """
     from rftcore.cli.output import print_json
-    from rftdata import retention as rules
+    from rftdata.maintenance import retention as rules
 
     given = {"max_age_days": max_age_days, "max_experiences": max_experiences, "max_bytes": max_bytes}
     with opened(buffer, "rft db", schema="check" if dry_run else "migrate") as found:

@@ -70,8 +70,8 @@ def run(
         config = configuration(file, overrides, buffer)
     # Imported when the configuration is known to be right: a mistake in it is told at once.
     from rftcore.launch import supervisor
-    from rftcore.launch.prepare import GoBack
     from rftcore.launch.progress import open_view
+    from rftcore.run.prepare import GoBack
 
     go_back = GoBack(at_step, keep_rollouts, fork) if at_step is not None or fork is not None else None
     with open_view(plain=plain) as view:
@@ -149,7 +149,7 @@ def stored_configuration(
 def _refuse_two_buffers(overrides: list[str], uri: str) -> None:
     """Refuse a --set that names another buffer than `uri`: one of the two answers would be ignored."""
     from rftcore.config import apply_override
-    from rftdata.database import redacted
+    from rftdata.postgres.database import redacted
 
     changes: dict[str, Any] = {}
     for override in overrides:

@@ -16,7 +16,7 @@ from rftdata.errors import BufferUnavailableError
 if TYPE_CHECKING:
     from rftdata.buffer import Buffer
     from rftdata.config import BufferConfig
-    from rftdata.opening import SchemaMode
+    from rftdata.connection import SchemaMode
 
 BufferOption = Annotated[
     str | None,
@@ -49,7 +49,7 @@ def find_buffer(uri: str | None) -> str:
 
 def place_name(uri: str) -> str:
     """A buffer as messages name it: the whole path of a folder, or a URL without its password."""
-    from rftdata.database import redacted
+    from rftdata.postgres.database import redacted
 
     return redacted(uri) if "://" in uri else str(Path(uri).resolve())
 
@@ -76,8 +76,8 @@ def opened(uri: str | None, application: str, *, schema: SchemaMode = "check") -
 def _config(uri: str, application: str) -> BufferConfig:
     """A server's URL does not say where the arrays are: RFT_SEGMENTS does, else the newest run's configuration."""
     from rftdata.config import BufferConfig
-    from rftdata.database import Database, schema_version
-    from rftdata.opening import no_buffer
+    from rftdata.connection import no_buffer
+    from rftdata.postgres.database import Database, schema_version
 
     if "://" not in uri:
         return BufferConfig(uri=uri)

@@ -64,7 +64,7 @@ def _install(installer: Installer, extra: str, *, dry_run: bool) -> bool:
     Raises:
         InstallError: the installer failed.
     """
-    from rftcore.environment import conflicting_distributions
+    from rftcore.installation.packages import conflicting_distributions
     from rftcore.installation.requirements import requirements_of, unmet_requirements
 
     unmet, conflicting = unmet_requirements(extra), conflicting_distributions(extra)
@@ -95,7 +95,7 @@ def _remove_broken(installer: Installer, *, dry_run: bool) -> bool:
     Raises:
         InstallError: the installer failed.
     """
-    from rftcore.environment import broken_companions
+    from rftcore.installation.packages import broken_companions
 
     broken = broken_companions()
     if broken:

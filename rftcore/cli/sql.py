@@ -62,7 +62,7 @@ def run_query(buffer: Buffer, query: str) -> list[tuple[Columns | None, list[dic
     from psycopg.rows import tuple_row
 
     from rftdata.buffer import query_error, unique_names
-    from rftdata.database import execute
+    from rftdata.postgres.database import execute
 
     results: list[tuple[Columns | None, list[dict[str, Any]], str | None]] = []
     with buffer.database.connection() as connection:
@@ -101,7 +101,7 @@ def _refused(error: QueryError, sqlstate: str | None) -> QueryError:
 
 def psql_command(buffer: Buffer) -> tuple[str, list[str], dict[str, str]]:
     """Program, arguments and environment of psql on the buffer; the password travels in the environment only."""
-    from rftdata.programs import client_program, without_password
+    from rftdata.postgres.programs import client_program, without_password
 
     address, password = without_password(buffer.database.uri)
     quoted = author().replace("\\", "\\\\").replace(" ", "\\ ")

@@ -29,10 +29,10 @@ def status(
     from rich.console import Console
 
     from rftcore.cli.output import print_json
-    from rftcore.launch.closing import buffer_option
-    from rftcore.launch.people import waits_for_people
     from rftcore.launch.progress import Progress, block, open_view, worker_table
-    from rftcore.launch.stacks import read_stacks
+    from rftcore.launch.reviews import waits_for_people
+    from rftcore.launch.summary import buffer_option
+    from rftcore.run.stacks import read_stacks
 
     with opened(buffer, "rft status") as found:
         at_work = found.database.fetch("runs_at_work")

@@ -35,10 +35,10 @@ def _load(config: ConfigArgument, overrides: list[str] | None, buffer: str | Non
     resolved = configuration(config, overrides, buffer)
     if again and not resolved.pipelines.task:
         raise ConfigError("there is nothing to score tasks with: pipelines.task has no stage", todo="add stages to it")
-    from rftcore import held_lock
-    from rftcore.task_checks import check_before_buffer
-    from rftcore.task_pipeline import build_task_chain, load_tasks
+    from rftcore.tasks.checks import check_before_buffer
+    from rftcore.tasks.pipeline import build_task_chain, load_tasks
     from rftdata.tasks import list_tasksets
+    from rftdata.user_code import held_lock
 
     names = {taskset.name for taskset in (*resolved.tasks, *resolved.eval.tasks, *resolved.eval.test)}
     with held_lock.printed():
@@ -133,7 +133,7 @@ def stats(
 ) -> None:
     """Show what a run knows of its tasks: posterior, attempts, mean reward."""
     from rftcore.cli.output import print_rows, warn
-    from rftdata import task_stats
+    from rftdata.tasks import stats
 
     if check and rebuild:
         raise typer.BadParameter("--check compares and --rebuild writes; give one of them")
@@ -142,16 +142,16 @@ def stats(
     with opened(buffer, "rft tasks", schema="migrate" if rebuild else "check") as found:
         run_id = found.find_run(run if run is not None else run_option)["run_id"]
         if rebuild:
-            print(f"{task_stats.rebuild_task_stats(found.database, run_id)} tasks folded again")
+            print(f"{stats.rebuild_task_stats(found.database, run_id)} tasks folded again")
             return
         if check:
-            rows = task_stats.check_task_stats(found.database, run_id)
-            print_rows(rows, task_stats.DIFFERENCE_COLUMNS, as_json=as_json)
+            rows = stats.check_task_stats(found.database, run_id)
+            print_rows(rows, stats.DIFFERENCE_COLUMNS, as_json=as_json)
             warn(
                 "they differ; `rft tasks stats --rebuild` folds again"
                 if rows
                 else "every task is the fold of its outcomes"
             )
             raise typer.Exit(int(bool(rows)))
-        rows = task_stats.task_stats(found.database, run_id, taskset=taskset, limit=limit)
-        print_rows(rows, task_stats.STAT_COLUMNS, as_json=as_json)
+        rows = stats.task_stats(found.database, run_id, taskset=taskset, limit=limit)
+        print_rows(rows, stats.STAT_COLUMNS, as_json=as_json)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from rftdata.database import Database
 from rftdata.errors import RolloutsFailedError
+from rftdata.postgres.database import Database
 
 _MAX_STACKS = 100
 

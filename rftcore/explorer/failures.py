@@ -10,7 +10,7 @@ import traceback
 from pathlib import Path
 
 from rftdata.errors import RftError
-from rftdata.user_frames import is_ours, is_standard, is_the_users
+from rftdata.user_code.frames import is_ours, is_standard, is_the_users
 
 _MAX_FRAMES = 20
 

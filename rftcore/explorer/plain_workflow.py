@@ -11,8 +11,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from rftcore.explorer.failures import place, user_frames
-from rftcore.explorer.task import Message, Model, Score, Scorer, Task, Turn
 from rftcore.explorer.workflow_loop import BlockedError, leave_behind, raise_in, thread_stack
+from rftcore.workflows.task import Message, Model, Score, Scorer, Task, Turn
 
 
 class PlainModel:

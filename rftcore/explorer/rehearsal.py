@@ -12,14 +12,15 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rftcore.explorer.engines.base import Decoding, Engine, Generation
-from rftcore.explorer.rewards import Scorer
+from rftcore.engines.base import Decoding, Engine, Generation
 from rftcore.explorer.rollouts import RolloutRunner
-from rftcore.explorer.task import Task
 from rftcore.explorer.workflow_loop import TO_UNBLOCK, WorkflowLoop
-from rftcore.explorer.workflows import WORKFLOWS
-from rftdata import plugins, time_limits
+from rftcore.rewards import Scorer
+from rftcore.workflows import WORKFLOWS
+from rftcore.workflows.task import Task
+from rftdata import plugins
 from rftdata.errors import ConfigError, RolloutsFailedError
+from rftdata.user_code import time_limits
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

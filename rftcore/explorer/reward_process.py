@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from rftcore.explorer.failures import FunctionFailedError, as_traceback, describe, place, user_frames, user_stack
-from rftcore.explorer.task import Task, Turn
-from rftdata import time_limits
+from rftcore.workflows.task import Task, Turn
 from rftdata.errors import RftError
+from rftdata.user_code import time_limits
 
 _START_S = 120.0
 _GRACE_S = 5.0
@@ -166,7 +166,7 @@ def main(socket_fd: int, stacks_fd: int) -> None:
 
 
 def _load(connection: Connection, names: list[str], base_dir: Path) -> dict[str, Any]:
-    from rftcore.explorer.rewards import load_rewards
+    from rftcore.rewards import load_rewards
 
     try:
         functions = load_rewards(names, base_dir)
@@ -178,7 +178,7 @@ def _load(connection: Connection, names: list[str], base_dir: Path) -> dict[str,
 
 
 def _answer(function: Any, name: str, turn: Turn, task: Task, timeout_s: float, stacks: IO[bytes]) -> tuple[str, Any]:
-    from rftcore.explorer.rewards import checked_value
+    from rftcore.rewards import checked_value
 
     faulthandler.dump_traceback_later(timeout_s, exit=True, file=stacks)
     try:

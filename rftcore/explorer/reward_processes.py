@@ -15,7 +15,7 @@ from typing import Any
 
 from rftcore.explorer.reward_process import RewardProcess
 from rftcore.explorer.rollout_clock import clock_stands_still
-from rftcore.explorer.task import Task, Turn
+from rftcore.workflows.task import Task, Turn
 from rftdata.errors import EngineStoppedError
 
 _CROWDED_S = 0.3

@@ -18,19 +18,20 @@ from pathlib import Path
 from typing import Any
 
 from rftcore.config import RunConfig
-from rftcore.explorer.engines import ENGINES
-from rftcore.explorer.engines.base import Decoding, Engine
+from rftcore.engines import ENGINES
+from rftcore.engines.base import Decoding, Engine
 from rftcore.explorer.failed_steps import FailedSteps
-from rftcore.explorer.rewards import Scorer
 from rftcore.explorer.rollouts import RolloutRunner
-from rftcore.explorer.task import Task
 from rftcore.explorer.workflow_loop import WorkflowLoop
-from rftcore.explorer.workflows import WORKFLOWS
-from rftcore.launch.joining import JoinedRun, join_run
-from rftcore.launch.prepare import engine_config, model_folder
-from rftdata import plugins, wake
-from rftdata.blocked import end_blocked_process, report_path
-from rftdata.claims import (
+from rftcore.rewards import Scorer
+from rftcore.run.join import JoinedRun, join_run
+from rftcore.run.prepare import engine_config, model_folder
+from rftcore.workflows import WORKFLOWS
+from rftcore.workflows.task import Task
+from rftdata import plugins
+from rftdata.errors import FencedError, ModelError
+from rftdata.experience import Group
+from rftdata.pipeline.queue import (
     ClaimedGroup,
     claim_evaluation,
     claim_groups,
@@ -38,12 +39,12 @@ from rftdata.claims import (
     finish_evaluation,
     release_groups,
 )
-from rftdata.database import Row
-from rftdata.errors import FencedError, ModelError
-from rftdata.groups import Group
-from rftdata.planning import PlanConfig, Planner, last_startable_step
+from rftdata.planning.planner import PlanConfig, Planner, last_startable_step
+from rftdata.postgres import notify
+from rftdata.postgres.database import Row
 from rftdata.selectors import check_selector
-from rftdata.worker import Worker
+from rftdata.user_code.blocked import end_blocked_process, report_path
+from rftdata.workers import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +135,7 @@ class Explorer:
 
     async def run(self) -> None:
         """Explore until the run ends or asks to stop."""
-        listener = wake.Listener(self.database, wake.PLANNED, wake.POLICY, wake.READY, wake.RUN)
+        listener = notify.Listener(self.database, notify.PLANNED, notify.POLICY, notify.READY, notify.RUN)
         try:
             while not self.worker.should_stop():
                 await self._store_finished()
@@ -152,7 +153,7 @@ class Explorer:
             self.writer.close()
             release_groups(self.database, self.worker.worker_id)
 
-    async def _sleep(self, listener: wake.Listener) -> None:
+    async def _sleep(self, listener: notify.Listener) -> None:
         if self.in_flight:
             self.worker.says(f"samples {len(self.in_flight)} groups")
             started, before = time.monotonic(), self.engine.num_generated_tokens

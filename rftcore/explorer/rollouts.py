@@ -15,15 +15,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rftcore.explorer.engines.base import Decoding, Engine
+from rftcore.engines.base import Decoding, Engine
 from rftcore.explorer.failures import FunctionFailedError, describe, user_stack, waited_at
 from rftcore.explorer.plain_workflow import run_plain
 from rftcore.explorer.rollout_clock import RolloutClock
-from rftcore.explorer.task import Model, Score, Scorer, Task, Workflow
 from rftcore.explorer.workflow_loop import BlockedError
-from rftdata.claims import ClaimedGroup
+from rftcore.workflows.task import Model, Score, Scorer, Task, Workflow
 from rftdata.errors import ConfigError, EngineStoppedError, ModelError, RftError
-from rftdata.groups import Group, Rollout, successes_and_trials
+from rftdata.experience import Group, Rollout, successes_and_trials
+from rftdata.pipeline.queue import ClaimedGroup
 from rftdata.selectors import Screening
 
 # sys.exit() in a user's code ends its rollout and not the explorer.

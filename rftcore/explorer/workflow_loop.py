@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rftcore.explorer.failures import as_traceback, place, user_frames
-from rftdata import time_limits
+from rftdata.user_code import time_limits
 
 T = TypeVar("T")
 

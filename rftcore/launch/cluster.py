@@ -20,11 +20,11 @@ from ray.exceptions import AuthenticationError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rftcore.config import RunConfig
-from rftcore.explorer.engines import ENGINES
-from rftcore.explorer.engines.base import Engine
+from rftcore.engines import ENGINES
+from rftcore.engines.base import Engine
 from rftcore.launch.deaths import ProcessWatch
-from rftcore.launch.prepare import engine_config
-from rftcore.launch.processors import Threads, thread_environment
+from rftcore.launch.threads import Threads, thread_environment
+from rftcore.run.prepare import engine_config
 from rftdata import plugins
 from rftdata.errors import ConfigError
 

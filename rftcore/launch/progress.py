@@ -24,8 +24,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rftcore.report import evaluation_title
-from rftdata.worker import doing
+from rftcore.reporting.report import evaluation_title
+from rftdata.workers import doing
 
 if TYPE_CHECKING:
     from rftdata.buffer import Buffer

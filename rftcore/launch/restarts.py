@@ -1,6 +1,6 @@
 """Roles whose process died: recorded in the buffer, and started again where a function of the user had blocked the process.
 
-Such a process leaves a report (`rftdata.blocked`). Its first sentence is shown, the whole of it becomes the error of its worker, and
+Such a process leaves a report (`rftdata.user_code.blocked`). Its first sentence is shown, the whole of it becomes the error of its worker, and
 what it had claimed is released at once. A role is started again `MAX_RESTARTS` times in a life of the run, and `MAX_FUTILE` times within
 `FUTILE_S` seconds while the role finishes nothing; then the run ends with the sentence. Groups and evaluations on which
 several processes crashed are set aside by the buffer itself (`release_lost_claims`), so one bad task does not use the restarts up.
@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 from rftcore.launch.cluster import RoleProcess
 from rftcore.launch.deaths import RoleDiedError
-from rftdata import blocked
 from rftdata.buffer import Buffer
-from rftdata.database import Row, storable
 from rftdata.errors import BufferUnavailableError
-from rftdata.worker import mark_dead_workers
+from rftdata.postgres.database import Row, storable
+from rftdata.user_code import blocked
+from rftdata.workers import mark_dead_workers
 
 MAX_RESTARTS = 10
 MAX_FUTILE = 3

@@ -6,7 +6,7 @@ function of the user blocked is started again (`restarts`). A signal stops the r
 stop in time are killed, which is no failure of theirs. Once the run has finished its results are complete: a role that fails
 after that is a warning, and the exit code stays 0.
 
-The embedded database is started again when it was killed: roles ride that out (`rftdata.outage`), and the run goes on. One that
+The embedded database is started again when it was killed: roles ride that out (`rftdata.postgres.retry`), and the run goes on. One that
 was stopped, and is not started again soon, ends the run.
 """
 
@@ -17,24 +17,21 @@ import time
 from pathlib import Path
 
 import rftdata
-from rftcore import held_lock
 from rftcore.config import RunConfig
 from rftcore.launch import cluster
-from rftcore.launch.closing import buffer_option, show_results
 from rftcore.launch.deaths import RoleDiedError
-from rftcore.launch.earlier import earlier_run
 from rftcore.launch.interrupts import Interrupts, StartInterrupted
-from rftcore.launch.people import People
-from rftcore.launch.prepare import GoBack, check_run, find_resumable, has_finished, model_folder, prepare_run, take_back
-from rftcore.launch.processors import divide_threads
 from rftcore.launch.progress import Progress, View
 from rftcore.launch.restarts import Restarts
-from rftcore.launch.stacks import answer_requests
-from rftcore.launch.watching import Roles, failure
-from rftdata import retention, wake
+from rftcore.launch.reviews import People
+from rftcore.launch.roles import Roles, failure
+from rftcore.launch.summary import buffer_option, show_results
+from rftcore.launch.threads import divide_threads
+from rftcore.run.earlier import earlier_run
+from rftcore.run.prepare import GoBack, check_run, find_resumable, has_finished, model_folder, prepare_run, take_back
+from rftcore.run.stacks import answer_requests
 from rftdata.buffer import Buffer
 from rftdata.config import RetentionConfig
-from rftdata.database import Row
 from rftdata.errors import (
     BufferUnavailableError,
     DiskFullError,
@@ -43,7 +40,11 @@ from rftdata.errors import (
     RoleFailedError,
     RolloutsFailedError,
 )
-from rftdata.worker import Worker, mark_dead_workers
+from rftdata.maintenance import retention
+from rftdata.postgres import notify
+from rftdata.postgres.database import Row
+from rftdata.user_code import held_lock
+from rftdata.workers import Worker, mark_dead_workers
 
 _STOP_GRACE_S = 60.0
 _REFRESH_S = 1.0
@@ -260,7 +261,7 @@ def _ask_to_stop(buffer: Buffer, row: Row) -> None:
     try:
         mark_dead_workers(buffer.database, row["run_id"])
         buffer.database.run("request_stop", run_id=row["run_id"])
-        wake.notify(buffer.database, wake.RUN)
+        notify.notify(buffer.database, notify.RUN)
     except BufferUnavailableError:
         return  # the database itself is what failed; roles notice by themselves
 

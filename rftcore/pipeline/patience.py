@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from operators.stage import StageError
-from rftdata.claims import SealedBatch
+from operators.chain.stage import StageError
+from rftdata.pipeline.queue import SealedBatch
 
 _PATIENCE_ALONE_S = 30.0
 _LONGEST_WAIT_S = 60.0

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from operators.base import IDENTITY_COLUMNS, StageOutcome
-from operators.chain import Chain
-from operators.stage import Known, Stage
+from operators.chain.chain import Chain
+from operators.chain.stage import Known, Stage
 from rftdata.buffer import Buffer
-from rftdata.claims import SealedBatch, read_groups
-from rftdata.database import Row
 from rftdata.errors import QueryError
+from rftdata.pipeline.queue import SealedBatch, read_groups
+from rftdata.postgres.database import Row
 
 
 @dataclass(frozen=True)

@@ -16,21 +16,21 @@ from typing import Any
 
 import pyarrow as pa
 
-from operators.chain import Chain
-from operators.stage import Known
+from operators.chain.chain import Chain
+from operators.chain.stage import Known
 from rftcore.config import RunConfig
-from rftcore.pipeline.blocking import setting_aside
-from rftcore.pipeline.deciding import Decided, decide, newest, remember
-from rftcore.pipeline.policy import Policy
+from rftcore.pipeline.blocked import setting_aside
+from rftcore.pipeline.decide import Decided, decide, newest, remember
+from rftcore.pipeline.policy_endpoint import Policy
 from rftcore.pipeline.role import register, stage_context
 from rftdata.buffer import Buffer
-from rftdata.claims import SealedBatch, read_groups
-from rftdata.database import Row, fetch
 from rftdata.errors import ConfigError, ConflictError, QueryError
-from rftdata.usage import RunUsage
-from rftdata.verdicts import Verdicts, insert_operator_runs, insert_verdicts, known_scores, store_scores
-from rftdata.worker import Worker
-from rftdata.writer import NO_PIPELINE
+from rftdata.pipeline.budget import RunUsage
+from rftdata.pipeline.queue import SealedBatch, read_groups
+from rftdata.pipeline.verdicts import Verdicts, insert_operator_runs, insert_verdicts, known_scores, store_scores
+from rftdata.postgres.database import Row, fetch
+from rftdata.workers import Worker
+from rftdata.writing.writer import NO_PIPELINE
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _NEW = ""  # the version that has decided on nothing

@@ -14,28 +14,28 @@ from dataclasses import replace
 from psycopg.types.json import Jsonb
 
 from operators.base import StageContext
-from operators.chain import Chain
-from operators.stage import StageError
-from rftcore import held_lock
+from operators.chain.chain import Chain
+from operators.chain.stage import StageError
 from rftcore.config import RunConfig
-from rftcore.launch.joining import JoinedRun, join_run
-from rftcore.launch.prepare import build_pipeline
-from rftcore.pipeline.blocking import setting_aside, with_report
+from rftcore.pipeline.blocked import setting_aside, with_report
 from rftcore.pipeline.created import Created
-from rftcore.pipeline.deciding import decide
+from rftcore.pipeline.decide import decide
 from rftcore.pipeline.patience import Patience
-from rftcore.pipeline.policy import Policy
-from rftdata import blocked, wake
+from rftcore.pipeline.policy_endpoint import Policy
+from rftcore.run.join import JoinedRun, join_run
+from rftcore.run.prepare import build_pipeline
 from rftdata.buffer import Buffer
-from rftdata.claims import SealedBatch, SealedQueue, give_back
-from rftdata.compaction import BackgroundCompaction
-from rftdata.database import Database, storable
 from rftdata.errors import BufferUnavailableError, ConfigError
+from rftdata.pipeline.budget import RunUsage, UsageLedger
+from rftdata.pipeline.queue import SealedBatch, SealedQueue, give_back
+from rftdata.pipeline.verdicts import Verdicts, check_pipeline, commit_verdicts, known_scores
+from rftdata.postgres import notify
+from rftdata.postgres.database import Database, storable
+from rftdata.segments.compaction import BackgroundCompaction
 from rftdata.tasks import taskset_texts
-from rftdata.usage import RunUsage, UsageLedger
-from rftdata.verdicts import Verdicts, check_pipeline, commit_verdicts, known_scores
-from rftdata.worker import Worker
-from rftdata.writer import NO_PIPELINE, Writer
+from rftdata.user_code import blocked, held_lock
+from rftdata.workers import Worker
+from rftdata.writing.writer import NO_PIPELINE, Writer
 
 _LEASE_S = 60.0
 
@@ -71,7 +71,7 @@ def _work(joined: JoinedRun, worker: Worker, compaction: BackgroundCompaction, w
     chain.prepare(stage_context(config, policy, RunUsage(buffer.database, worker.run_id), buffer))
     register(buffer.database, chain)
     _check_version(buffer.database, worker.run_id, chain)
-    listener = wake.Listener(buffer.database, wake.SEALED, wake.RUN)
+    listener = notify.Listener(buffer.database, notify.SEALED, notify.RUN)
     queue = SealedQueue(
         buffer.database, worker.run_id, worker.worker_id, lease_s=_LEASE_S, columns=chain.columns
     )  # fmt: skip

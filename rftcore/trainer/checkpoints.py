@@ -22,7 +22,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rftdata.durable import make_folder, sync_path
+from rftdata.durable_files import make_folder, sync_path
 from rftdata.errors import DiskFullError, ModelError
 
 FORMAT_VERSION = 1

@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rftcore.algorithms.base import Rule, TokenBatch, aggregation_weights, kl_k3
+from rftcore.trainer.batches import MicroBatch, TrainBatch, split_batch
 from rftcore.trainer.checkpoints import copy_tokenizer, read_training_state, write_folder, write_training_state
 from rftcore.trainer.config import TrainerConfig
-from rftcore.trainer.packing import MicroBatch, TrainBatch, split_batch
 from rftdata.errors import ConfigError, ModelError, RftError
 
 logger = logging.getLogger(__name__)

@@ -22,24 +22,25 @@ import xxhash
 
 from rftcore.algorithms import build_algorithm
 from rftcore.config import RunConfig
-from rftcore.launch.closing import buffer_option
-from rftcore.launch.joining import JoinedRun, join_run
-from rftcore.launch.prepare import model_folder
+from rftcore.launch.summary import buffer_option
 from rftcore.monitor import open_monitors
+from rftcore.run.join import JoinedRun, join_run
+from rftcore.run.prepare import model_folder
 from rftcore.sync import METHODS
 from rftcore.sync.base import Publication, Publisher
+from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.checkpoints import folder_name, remove_abandoned
 from rftcore.trainer.learner import Learner
-from rftcore.trainer.packing import TrainBatch
 from rftcore.trainer.publish import Export, export_folder, export_learner, folder_bytes
 from rftcore.validation import best_step, validation_scores
-from rftdata import plugins, wake
-from rftdata.attempt import Attempt
-from rftdata.batch import Batch
-from rftdata.claims import plan_evaluations
+from rftdata import plugins
 from rftdata.errors import RoleFailedError
 from rftdata.failpoints import failpoint
-from rftdata.worker import Worker
+from rftdata.pipeline.queue import plan_evaluations
+from rftdata.postgres import notify
+from rftdata.training.attempt import Attempt
+from rftdata.training.batch import Batch
+from rftdata.workers import Worker
 
 
 def main(config: RunConfig, run: str | None = None, *, by_hand: bool = False) -> int:
@@ -341,7 +342,7 @@ class TrainerRole:
 
     def _wait_for_evaluations(self, what: str) -> bool:
         """False when the run was asked to stop instead."""
-        listener = wake.Listener(self.buffer.database, wake.RUN)
+        listener = notify.Listener(self.buffer.database, notify.RUN)
         self.worker.says("waits", f"the explorer to answer {what}")
         try:
             while self.buffer.database.fetch("open_evaluations", run_id=self.attempt.run_id)[0]["open"]:

@@ -5,7 +5,7 @@ each came from. `check` reads such a file and refuses what cannot be stored; `lo
 origin. See docs/decisions/0015.
 """
 
-from rftdata.exchange.exporting import Exported, export
-from rftdata.exchange.importing import Contents, Imported, check, load
+from rftdata.exchange.export import Exported, export
+from rftdata.exchange.import_ import Contents, Imported, check, load
 
 __all__ = ["Contents", "Exported", "Imported", "check", "export", "load"]

@@ -7,10 +7,10 @@ it decided, `embeddings` keeps their vectors.
 
 from __future__ import annotations
 
+from rftdata.pipeline.tasks import show_tasks
 from rftdata.tasks.loading import list_tasksets, load_taskset, taskset_texts
 from rftdata.tasks.rows import read_tasks
 from rftdata.tasks.splits import numbers_key, split_of
-from rftdata.tasks.verdicts import show_tasks
 
 __all__ = [
     "list_tasksets",

@@ -8,7 +8,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from rftdata.database import Database, copy_rows, execute, fetch
+from rftdata.postgres.database import Database, copy_rows, execute, fetch
 
 _PORTION = 5_000
 

@@ -18,8 +18,8 @@ import pyarrow as pa
 from psycopg.types.json import Jsonb
 
 from rftdata.config import TasksetConfig
-from rftdata.database import Connection, Database, Row, copy_rows, execute, fetch
 from rftdata.errors import ConfigError, TaskSourceError
+from rftdata.postgres.database import Connection, Database, Row, copy_rows, execute, fetch
 from rftdata.tasks.rows import Reading, read_tasks
 from rftdata.tasks.sources import Fingerprint, fingerprint
 

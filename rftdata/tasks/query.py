@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg.rows import dict_row
 
-from rftdata.database import limit_statements, redacted
 from rftdata.errors import TaskSourceError
-from rftdata.time_limits import lowered
+from rftdata.postgres.database import limit_statements, redacted
+from rftdata.user_code.time_limits import lowered
 
 if TYPE_CHECKING:
     from rftdata.config import TasksetConfig
-    from rftdata.database import Database
+    from rftdata.postgres.database import Database
 
 _PREFIX = "sql:"
 _PORTION = 4096

@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from rftdata.config import TasksetConfig
-from rftdata.database import storable
 from rftdata.errors import TaskSourceError, ranges
+from rftdata.postgres.database import storable
 from rftdata.tasks.sources import source_rows, was_cut
 from rftdata.tasks.splits import SplitCounts, Splitter, key_column, key_of_value
 
 if TYPE_CHECKING:
-    from rftdata.database import Database
+    from rftdata.postgres.database import Database
 
 # Columns that a source is likely to mean where the one that is asked for is missing.
 _USUAL_PROMPTS = ("question", "prompt", "problem", "instruction", "query", "input", "messages", "conversations", "text")

@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any
 from rftdata import plugins
 from rftdata.errors import TaskSourceError, TimeLimitError
 from rftdata.tasks import files, hub, query
-from rftdata.time_limits import call
+from rftdata.user_code.time_limits import call
 
 if TYPE_CHECKING:
     from rftdata.config import TasksetConfig
-    from rftdata.database import Database
+    from rftdata.postgres.database import Database
 
 _END = object()
 KINDS = f"reasoning_gym:NAME, a file ({', '.join(files.READERS)}), a folder, hf:OWNER/NAME, sql: SELECT …, ./file.py:function"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import rftdata
-from rftdata.server import EmbeddedServer
+from rftdata.postgres.embedded import EmbeddedServer
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 EXAMPLE = CHECKOUT / "examples" / "sort_from_scratch"

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 import rftdata
-from rftdata.server import EmbeddedServer
+from rftdata.postgres.embedded import EmbeddedServer
 from tests.acceptance.conftest import EXAMPLE, Rft, rft_command, rft_environment, rows
 
 # Each starts processes that import the training stack, which adds up.

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rftcore.launch.restarts import MAX_FUTILE
-from rftdata.server import EmbeddedServer
+from rftdata.postgres.embedded import EmbeddedServer
 from tests.acceptance.conftest import Rft, rft_command, rft_environment, rows
 from tests.models import make_tiny_model
 
@@ -42,9 +42,9 @@ import time
 from pathlib import Path
 
 from operators.base import Operator, StageOutcome
-from rftcore.explorer.workflows import WORKFLOWS
+from rftcore.workflows import WORKFLOWS
 from rftdata import plugins
-from rftdata.blocked import end_blocked_process
+from rftdata.user_code.blocked import end_blocked_process
 
 HERE = Path(__file__).parent
 demonstration = plugins.load("workflow", "demonstration", WORKFLOWS, HERE)

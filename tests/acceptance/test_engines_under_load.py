@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from rftcore.explorer.engines import ENGINES
-from rftcore.explorer.engines.base import Decoding, Engine, EngineConfig, Generation
+from rftcore.engines import ENGINES
+from rftcore.engines.base import Decoding, Engine, EngineConfig, Generation
 from rftcore.sync.weights_file import write_atomically, write_weights
 from rftdata import plugins
 from rftdata.errors import RftError

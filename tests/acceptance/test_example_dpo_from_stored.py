@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rftdata.server import EmbeddedServer
+from rftdata.postgres.embedded import EmbeddedServer
 from tests.acceptance.conftest import CHECKOUT, EXAMPLE, Warm, rft_environment, rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

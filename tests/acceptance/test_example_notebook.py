@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rftdata.server import EmbeddedServer
+from rftdata.postgres.embedded import EmbeddedServer
 from tests.acceptance.conftest import rows
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook" / "read_a_buffer.ipynb"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rftcore.config import load_config
-from rftcore.pipeline.policy import Policy
-from rftdata.server import EmbeddedServer
+from rftcore.pipeline.policy_endpoint import Policy
+from rftdata.postgres.embedded import EmbeddedServer
 from tests.acceptance.conftest import CHECKOUT, Rft, Warm, report, rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rftdata.server import EmbeddedServer
+from rftdata.postgres.embedded import EmbeddedServer
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "python_api"
 

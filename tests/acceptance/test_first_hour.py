@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from rftdata.server import EmbeddedServer
+from rftdata.postgres.embedded import EmbeddedServer
 from tests.acceptance.conftest import CHECKOUT, rft_environment, rows
 from tests.models import make_tiny_model
 

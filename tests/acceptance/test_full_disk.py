@@ -14,7 +14,7 @@ import pytest
 
 import rftdata
 from rftdata.config import BufferConfig
-from rftdata.server import EmbeddedServer
+from rftdata.postgres.embedded import EmbeddedServer
 from tests.acceptance.conftest import Rft, Warm, report
 from tests.acceptance.small_runs import RUN, settings, start
 

@@ -12,8 +12,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
 
 def test_the_engine_on_a_gpu_follows_weight_updates(tmp_path: Path) -> None:
-    from rftcore.explorer.engines.base import Decoding, EngineConfig, Generation
-    from rftcore.explorer.engines.vllm_engine import VllmEngine
+    from rftcore.engines.base import Decoding, EngineConfig, Generation
+    from rftcore.engines.vllm_engine import VllmEngine
 
     config = EngineConfig(dtype="bfloat16", context_length=256, max_num_seqs=64, gpu_memory_utilization=0.3)
     os.environ.update(VllmEngine.process_environment(config))

@@ -25,11 +25,11 @@ import yaml
 
 import rftdata
 from operators.base import StageContext
-from operators.build import build_chain
-from operators.chain import Chain
+from operators.chain.build import build_chain
+from operators.chain.chain import Chain
 from rftcore.models import resolve_model
-from rftdata.server import EmbeddedServer
-from rftdata.usage import MemoryUsage, RunUsage, UsageLedger
+from rftdata.pipeline.budget import MemoryUsage, RunUsage, UsageLedger
+from rftdata.postgres.embedded import EmbeddedServer
 from tests.acceptance.conftest import CHECKOUT, Rft, rows
 from tests.batches import batch_of_groups
 from tests.stored_run import StoredRun

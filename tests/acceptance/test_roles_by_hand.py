@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import rftdata
-from rftdata.server import EmbeddedServer
+from rftdata.postgres.embedded import EmbeddedServer
 from tests.acceptance.conftest import EXAMPLE, Rft, Warm, report, rows
 from tests.acceptance.small_runs import RUN, STEPS, settings, start
 

@@ -28,8 +28,8 @@ from psycopg import sql
 
 import rftdata
 from rftdata.config import BufferConfig
-from rftdata.programs import binary_dir
-from rftdata.server import EmbeddedServer
+from rftdata.postgres.embedded import EmbeddedServer
+from rftdata.postgres.programs import binary_dir
 from tests.acceptance.conftest import EXAMPLE, Rft, Warm, rft_command, rft_environment
 from tests.acceptance.small_runs import RUN, STEPS, settings
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from rftcore.launch.interrupts import SAME_S
-from rftdata.server import EmbeddedServer
+from rftdata.postgres.embedded import EmbeddedServer
 from tests.acceptance.conftest import rft_command, rft_environment, rows
 from tests.models import make_tiny_model
 
@@ -50,7 +50,7 @@ def slow():
 ENGINES = """
 import time
 
-from rftcore.explorer.engines.no_engine import NoEngine
+from rftcore.engines.no_engine import NoEngine
 
 
 class Stubborn(NoEngine):

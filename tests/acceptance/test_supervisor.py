@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rftdata.server import EmbeddedServer
+from rftdata.postgres.embedded import EmbeddedServer
 from tests.acceptance.conftest import Rft, rft_environment, rows
 from tests.models import make_tiny_model
 
@@ -38,7 +38,7 @@ def questions():
 ENGINES = """
 import time
 
-from rftcore.explorer.engines.no_engine import NoEngine
+from rftcore.engines.no_engine import NoEngine
 
 
 class Stubborn(NoEngine):

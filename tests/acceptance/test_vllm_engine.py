@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from rftcore.explorer.engines.base import Decoding, EngineConfig, Generation
-from rftcore.explorer.engines.vllm_engine import VllmEngine
+from rftcore.engines.base import Decoding, EngineConfig, Generation
+from rftcore.engines.vllm_engine import VllmEngine
 from rftcore.sync.weights_file import write_atomically, write_weights
 from rftdata.errors import ModelError
 from tests.models import make_tiny_model

@@ -62,7 +62,7 @@ heavy = {"torch", "ray", "vllm", "transformers"} & sys.modules.keys()
 assert not heavy, heavy
 print("read back", len(found), "experiences")
 """
-RESOLVE = "import sys; from rftcore.pages import find_page; [find_page(name) for name in sys.argv[1:]]"
+RESOLVE = "import sys; from rftcore.installation.pages import find_page; [find_page(name) for name in sys.argv[1:]]"
 
 
 class Terminal:

@@ -22,12 +22,12 @@ import psycopg
 import rftdata
 from rftcore.config import RunConfig, load_config
 from rftcore.explorer import role as explorer
-from rftcore.launch.prepare import check_run, prepare_run
 from rftcore.pipeline import role as pipeline
+from rftcore.run.prepare import check_run, prepare_run
 from rftcore.trainer import role as trainer
 from rftdata import failpoints
 from rftdata.errors import BufferUnavailableError, ConflictError, FencedError
-from rftdata.server import EmbeddedServer
+from rftdata.postgres.embedded import EmbeddedServer
 from tests.crash.witness import Witness, observe
 
 HERE = Path(__file__).parent

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from rftcore.explorer.engines.base import Decoding, Engine, EngineConfig, Generation
-from rftcore.explorer.task import Task, Turn
+from rftcore.engines.base import Decoding, Engine, EngineConfig, Generation
 from rftcore.sync.weights_file import open_weights
+from rftcore.workflows.task import Task, Turn
 
 NUM_TASKS = 200
 _RESPONSE_BYTES = 12

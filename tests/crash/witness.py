@@ -17,10 +17,10 @@ from rftcore.explorer import role as explorer
 from rftcore.pipeline import role as pipeline
 from rftcore.trainer import role as trainer
 from rftcore.trainer.learner import Learner
-from rftdata.attempt import Attempt
-from rftdata.batch import Batch
-from rftdata.claims import SealedBatch, SealedQueue
-from rftdata.writer import Writer
+from rftdata.pipeline.queue import SealedBatch, SealedQueue
+from rftdata.training.attempt import Attempt
+from rftdata.training.batch import Batch
+from rftdata.writing.writer import Writer
 from tests.crash.plugins import logprobs_of
 
 TRAINED = "trained.npy"

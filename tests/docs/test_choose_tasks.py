@@ -10,7 +10,7 @@ import numpy as np
 import yaml
 
 from rftcore.config import parse_config
-from rftcore.launch.prepare import check_selectors
+from rftcore.run.prepare import check_selectors
 from rftdata.selectors import SELECTORS, Observation, build_selector
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "choose-tasks.md").read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rftcore.cli import run_command
-from rftcore.pages import find_page, pages
+from rftcore.installation.pages import find_page, pages
 from rftdata.errors import ConfigError
 from tests.citations import CHECKOUT, all_cited, cited, cites_a_path, help_texts, messages
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from operators import BUILTINS
-from operators.resolve import resolve_stage
+from operators.chain.resolve import resolve_stage
 from scripts import stages_reference
 
 CHECKOUT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from operators.build import build_chain
+from operators.chain.build import build_chain
 from tests.batches import batch_of_groups
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "write-an-operator.md"

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from rftcore.explorer.engines.base import Decoding
+from rftcore.engines.base import Decoding
 from rftcore.explorer.rehearsal import StandIn
-from rftcore.explorer.rewards import Scorer
 from rftcore.explorer.rollouts import RolloutRunner
-from rftcore.explorer.task import Task, Turn
-from rftcore.explorer.workflows import WORKFLOWS
+from rftcore.rewards import Scorer
+from rftcore.workflows import WORKFLOWS
+from rftcore.workflows.task import Task, Turn
 from rftdata import plugins
-from rftdata.groups import Rollout, Sequence
+from rftdata.experience import Rollout, Sequence
 from tests.models import make_character_tokenizer
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "how-to"

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
 from rftdata import Buffer, Group, RftError, Rollout
-from rftdata.arrays import ColumnReader, encode
-from rftdata.batch import Batch
 from rftdata.errors import QueryError
+from rftdata.segments.codec import ColumnReader, encode
+from rftdata.training.batch import Batch
 from tests.store_roles import tokens
 
 DTYPES = st.one_of(

@@ -17,11 +17,12 @@ import pytest
 
 import rftdata
 from rftcore.cli import run_command
-from rftdata import Buffer, backup, exchange, labels, purge
+from rftdata import Buffer, exchange, labels
 from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError, QueryError, RftError, SegmentCorruptError
-from rftdata.programs import binary_dir
-from rftdata.server import EmbeddedServer
+from rftdata.maintenance import backup, purge
+from rftdata.postgres.embedded import EmbeddedServer
+from rftdata.postgres.programs import binary_dir
 from tests.store_roles import Roles, own_group
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "back-up.md"

@@ -15,9 +15,10 @@ import yaml
 
 from rftcore.cli import run_command
 from rftcore.config import load_config
-from rftcore.launch.prepare import build_pipeline
-from rftcore.pipeline.blocking import with_report
-from rftdata import Buffer, blocked
+from rftcore.pipeline.blocked import with_report
+from rftcore.run.prepare import build_pipeline
+from rftdata import Buffer
+from rftdata.user_code import blocked
 from tests.store_roles import Roles, own_group, two_sealed_groups
 
 # Sleeps in C for one experience, loops in Python for another, and holds the interpreter's lock for a third.

@@ -14,7 +14,7 @@ import pytest
 import rftdata
 from rftcore.cli import run_command
 from rftcore.cli.sql import psql_command
-from rftdata.arrays import SCHEMA
+from rftdata.segments.codec import SCHEMA
 from tests.stored_run import StoredRun
 
 Result = tuple[int, str, str]

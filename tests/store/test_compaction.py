@@ -18,11 +18,18 @@ import pytest
 
 from rftcore.cli import run_command
 from rftdata import Buffer
-from rftdata.batch import SegmentReader
-from rftdata.compaction import BackgroundCompaction, CompactionReport, Compactor, Move, close_files, commit_moves
 from rftdata.errors import SegmentFileClosedError
-from rftdata.posix_segments import PosixSegmentStore
-from rftdata.segments import SegmentAddress
+from rftdata.segments.base import SegmentAddress
+from rftdata.segments.compaction import (
+    BackgroundCompaction,
+    CompactionReport,
+    Compactor,
+    Move,
+    close_files,
+    commit_moves,
+)
+from rftdata.segments.posix import PosixSegmentStore
+from rftdata.training.batch import SegmentReader
 from tests.store_roles import own_group
 
 STEPS = ("close", "copy", "sync", "move", "moved", "bury", "remove", "forget", "cut")
@@ -348,7 +355,7 @@ def test_the_background_merges_what_a_run_leaves_and_outlives_errors(buffer: Buf
 _CHILD = """
 import os, signal, sys
 import rftdata
-from rftdata.compaction import Compactor
+from rftdata.segments.compaction import Compactor
 from rftdata.config import BufferConfig
 
 def note(step):

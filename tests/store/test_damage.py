@@ -13,9 +13,9 @@ import pytest
 
 from rftcore.cli import run_command
 from rftdata import Buffer
-from rftdata.batch import SegmentReader
 from rftdata.errors import BufferUnavailableError, SegmentCorruptError
-from rftdata.posix_segments import PosixSegmentStore
+from rftdata.segments.posix import PosixSegmentStore
+from rftdata.training.batch import SegmentReader
 from tests.store_roles import Roles
 
 Segment = dict[str, Any]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rftcore.config import RunConfig
-from rftcore.task_pipeline import load_tasks
+from rftcore.tasks.pipeline import load_tasks
 from rftdata import Buffer
 from rftdata.errors import OperatorError
 from tests.chat_server import Body, ChatServer, Says

@@ -12,7 +12,7 @@ import pytest
 from rftcore.cli import run_command
 from rftdata import Buffer
 from rftdata.errors import QueryError
-from rftdata.groups import Group, Rollout
+from rftdata.experience import Group, Rollout
 from tests.store_roles import tokens
 
 CONFIG = """

@@ -9,11 +9,11 @@ import pytest
 
 from rftcore.cli import run_command
 from rftcore.launch import supervisor
-from rftcore.launch.earlier import earlier_run
 from rftcore.launch.progress import LineView
+from rftcore.run.earlier import earlier_run
 from rftdata import Buffer
 from rftdata.errors import ConfigError
-from rftdata.worker import Worker
+from rftdata.workers import Worker
 from tests.store.test_joining import MODEL_FILES, configured, end, store
 
 

@@ -17,10 +17,10 @@ import pytest
 import rftdata
 from rftcore.cli import run_command
 from rftdata import Buffer, Group, Rollout, exchange, labels
-from rftdata.arrays import ColumnReader
 from rftdata.config import BufferConfig
 from rftdata.errors import QueryError
-from rftdata.server import EmbeddedServer
+from rftdata.postgres.embedded import EmbeddedServer
+from rftdata.segments.codec import ColumnReader
 from tests.store_roles import Roles, own_group, tokens
 
 FORMATS = ["out.parquet", "out.jsonl", "out"]

@@ -14,17 +14,17 @@ import pytest
 
 import rftdata
 from rftcore.config import parse_config
+from rftcore.engines.base import Decoding, Engine, Generation
 from rftcore.explorer import role
-from rftcore.explorer.engines.base import Decoding, Engine, Generation
 from rftcore.explorer.failed_steps import FailedSteps
 from rftcore.explorer.role import Explorer
-from rftcore.launch.joining import JoinedRun
 from rftcore.launch.progress import Progress, line
-from rftcore.report import build_report
-from rftdata.attempt import Attempt
-from rftdata.claims import plan_evaluations
+from rftcore.reporting.report import build_report
+from rftcore.run.join import JoinedRun
 from rftdata.errors import EngineStoppedError, ModelError, RolloutsFailedError
-from rftdata.worker import Worker
+from rftdata.pipeline.queue import plan_evaluations
+from rftdata.training.attempt import Attempt
+from rftdata.workers import Worker
 from tests.models import make_character_tokenizer
 
 CONFIG: dict[str, Any] = {

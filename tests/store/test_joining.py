@@ -12,14 +12,14 @@ import yaml
 
 from rftcore.cli import run_command
 from rftcore.config import RunConfig, parse_config
-from rftcore.launch.closing import buffer_option
-from rftcore.launch.joining import Companions, join_run
-from rftcore.launch.prepare import find_resumable, stored_config
 from rftcore.launch.progress import LineView
+from rftcore.launch.summary import buffer_option
 from rftcore.launch.supervisor import _reachable, await_departure
+from rftcore.run.join import Companions, join_run
+from rftcore.run.prepare import find_resumable, stored_config
 from rftdata import Buffer
 from rftdata.errors import ConfigError, QueryError
-from rftdata.worker import Worker
+from rftdata.workers import Worker
 
 
 def configured(name: str, buffer: Buffer, model: Path | str = "none") -> RunConfig:

@@ -7,10 +7,10 @@ import itertools
 import pytest
 
 from rftdata import Buffer
-from rftdata.attempt import Attempt
-from rftdata.claims import claim_evaluation, claim_groups, plan_evaluations, release_groups
 from rftdata.errors import FencedError
-from rftdata.worker import release_lost_claims
+from rftdata.pipeline.queue import claim_evaluation, claim_groups, plan_evaluations, release_groups
+from rftdata.training.attempt import Attempt
+from rftdata.workers import release_lost_claims
 from tests.store.test_pipeline_worker import rows
 from tests.store_roles import Roles
 

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from rftcore.task_pipeline import load_tasks
+from rftcore.tasks.pipeline import load_tasks
 from rftdata import Buffer, exchange
 from rftdata.config import TasksetConfig
 from rftdata.errors import TaskSourceError

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 import torch
 
-from rftcore.trainer.packing import TrainBatch
+from rftcore.trainer.batches import TrainBatch
 from rftdata import Buffer, Group, Rollout
-from rftdata.batch import Batch
+from rftdata.training.batch import Batch
 from tests.store_roles import Roles, tokens
 
 _TOKENS = 20_000
@@ -119,8 +119,8 @@ def test_only_columns_asked_for_are_decoded(buffer: Buffer, batch: Batch) -> Non
 
 def test_arrow_allocates_nothing_for_the_arrays_of_a_segment(buffer: Buffer, batch: Batch) -> None:
     """Also when a process reads a segment for the first time, checksum and all."""
-    from rftdata.batch import SegmentReader
-    from rftdata.posix_segments import PosixSegmentStore
+    from rftdata.segments.posix import PosixSegmentStore
+    from rftdata.training.batch import SegmentReader
 
     (segment_id,) = {address.segment_id for address, _ in buffer.reader.all_addresses()}
     reader = SegmentReader(buffer.database, PosixSegmentStore(Path(buffer.config.segments or "")))

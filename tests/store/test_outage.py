@@ -14,14 +14,15 @@ import psycopg
 import pytest
 
 import rftdata
-from rftdata import Buffer, outage, wake
-from rftdata.attempt import Attempt
-from rftdata.claims import claim_evaluation, claim_groups, claim_sealed_groups, plan_evaluations
+from rftdata import Buffer
 from rftdata.config import BufferConfig
-from rftdata.database import queries, reads
 from rftdata.errors import BufferUnavailableError, ConflictError
-from rftdata.server import EmbeddedServer
-from rftdata.worker import Worker
+from rftdata.pipeline.queue import claim_evaluation, claim_groups, claim_sealed_groups, plan_evaluations
+from rftdata.postgres import notify, retry
+from rftdata.postgres.database import queries, reads
+from rftdata.postgres.embedded import EmbeddedServer
+from rftdata.training.attempt import Attempt
+from rftdata.workers import Worker
 from tests.store_roles import Roles, own_group
 
 
@@ -128,13 +129,13 @@ def test_who_waits_and_who_beats_is_there_afterwards(own: EmbeddedServer, restar
 
 
 def test_a_listener_hears_again_after_a_restart(own: EmbeddedServer, restarting: Buffer) -> None:
-    listener = wake.Listener(restarting.database, wake.READY)
+    listener = notify.Listener(restarting.database, notify.READY)
     assert listener.wait()  # it has begun to listen
     with down(own, 0.5):
         assert not listener.wait(0.1)
     while not listener.wait(0.1):
         pass  # it listens again
-    wake.notify(restarting.database, wake.READY)
+    notify.notify(restarting.database, notify.READY)
     assert listener.wait(5.0)
     listener.close()
 
@@ -172,7 +173,7 @@ def test_a_writer_that_is_handed_groups_all_the_while_loses_and_doubles_none(
 def test_a_database_that_stays_away_is_an_error_in_the_end(
     own: EmbeddedServer, restarting: Buffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outage, "RIDE_OUT_S", 1.0)
+    monkeypatch.setattr(retry, "RIDE_OUT_S", 1.0)
     run = restarting.create_run(name="w", config={}, seed=1, steps=1, pipeline_version="none")
     own.stop()
     started = time.monotonic()
@@ -197,7 +198,7 @@ def test_what_is_no_outage_is_not_tried_again() -> None:
 
     for action in (refused, conflict):
         with pytest.raises((BufferUnavailableError, ConflictError)):
-            outage.ride_out(action)
+            retry.ride_out(action)
     assert len(calls) == 2
 
 

@@ -11,12 +11,12 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from operators.experience.pair_builder import PairBuilder
-from rftcore import pairs
 from rftcore.cli import run_command
+from rftcore.pipeline import pairs
 from rftdata import Buffer, Group, Rollout
-from rftdata.database import execute
 from rftdata.errors import ConflictError, QueryError
-from rftdata.selection import at_label_cut, select
+from rftdata.postgres.database import execute
+from rftdata.training.stored_selection import at_label_cut, select
 from tests.store_roles import own_group, tokens
 
 

@@ -10,19 +10,19 @@ import pyarrow as pa
 import pytest
 
 from operators.base import CreatedAnswer, CreatedGroup, CreatedTask, Operator, Review, StageOutcome
-from operators.build import build_chain
-from operators.chain import Chain
+from operators.chain.build import build_chain
+from operators.chain.chain import Chain
 from rftcore.config import parse_config
-from rftcore.pipeline.deciding import decide
-from rftcore.pipeline.policy import Policy
+from rftcore.pipeline.decide import decide
+from rftcore.pipeline.policy_endpoint import Policy
 from rftcore.pipeline.replay import without_people
 from rftcore.pipeline.role import stage_context
 from rftdata import Buffer, labels
-from rftdata.claims import SealedQueue, claim_sealed_groups, give_back, read_groups
-from rftdata.planning import Planner
-from rftdata.usage import RunUsage
-from rftdata.verdicts import NewTask, Verdicts, commit_verdicts, known_scores
-from rftdata.worker import release_lost_claims
+from rftdata.pipeline.budget import RunUsage
+from rftdata.pipeline.queue import SealedQueue, claim_sealed_groups, give_back, read_groups
+from rftdata.pipeline.verdicts import NewTask, Verdicts, commit_verdicts, known_scores
+from rftdata.planning.planner import Planner
+from rftdata.workers import release_lost_claims
 from tests.store_roles import Roles, own_group, two_sealed_groups
 
 calls: list[list[int]] = []
@@ -355,7 +355,7 @@ def test_only_the_columns_that_stages_read_leave_the_database(buffer: Buffer, ro
 
 
 def test_a_purge_takes_the_texts_of_scores_and_closes_questions(buffer: Buffer, roles: Roles) -> None:
-    from rftdata.purge import purge
+    from rftdata.maintenance.purge import purge
 
     run_pipeline(roles, build_chain([{f"{__name__}:Length": {}}, {"human_review": {}}]))
     assert len(labels.review_queue(buffer, None, 10)) == 4

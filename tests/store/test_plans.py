@@ -14,7 +14,7 @@ import pytest
 import rftdata
 from rftdata import Buffer, exchange, labels
 from rftdata.config import BufferConfig
-from rftdata.sampling import SamplingConfig
+from rftdata.training.sampling import SamplingConfig
 from tests.store_roles import Roles, own_group, tokens
 
 NUM_GROUPS = 4000

@@ -26,11 +26,11 @@ from typing import Any
 import pytest
 
 from rftdata import Buffer
-from rftdata.compaction import Compactor
-from rftdata.database import Connection, Database
 from rftdata.errors import RftError
-from rftdata.posix_segments import PosixSegmentStore
-from rftdata.segments import SegmentAddress
+from rftdata.postgres.database import Connection, Database
+from rftdata.segments.base import SegmentAddress
+from rftdata.segments.compaction import Compactor
+from rftdata.segments.posix import PosixSegmentStore
 from tests.store_roles import own_group
 
 Addresses = frozenset[SegmentAddress]

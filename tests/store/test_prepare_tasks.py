@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from rftcore.config import RunConfig, load_config
-from rftcore.task_pipeline import load_tasks
+from rftcore.tasks.pipeline import load_tasks
 from rftdata import Buffer
 from rftdata.tasks import list_tasksets, show_tasks
 from tests.models import make_tiny_model

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 import rftdata
-from rftcore.launch.people import People
 from rftcore.launch.progress import LineView, LiveView, Progress, block, line
+from rftcore.launch.reviews import People
 from tests.stored_run import StoredRun
 
 

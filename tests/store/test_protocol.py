@@ -23,10 +23,10 @@ from hypothesis.stateful import (
 )
 
 from rftdata import Buffer
-from rftdata.attempt import Attempt
-from rftdata.batch import Batch
-from rftdata.claims import ClaimedGroup, SealedBatch
 from rftdata.errors import FencedError
+from rftdata.pipeline.queue import ClaimedGroup, SealedBatch
+from rftdata.training.attempt import Attempt
+from rftdata.training.batch import Batch
 from tests.store_roles import Roles, own_group
 
 REWARDS = st.sampled_from([0.0, 0.25, 1.0])

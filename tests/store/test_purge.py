@@ -15,8 +15,7 @@ import pytest
 
 import rftdata
 from rftcore.cli import run_command
-from rftdata import Buffer, exchange, labels, purge, segments
-from rftdata.arrays import emptied, encode, purged_rows
+from rftdata import Buffer, exchange, labels
 from rftdata.errors import (
     BufferUnavailableError,
     DiskFullError,
@@ -24,8 +23,11 @@ from rftdata.errors import (
     QueryError,
     RftError,
 )
-from rftdata.posix_segments import PosixSegmentStore
-from rftdata.segments import SegmentAddress
+from rftdata.maintenance import purge
+from rftdata.segments import base
+from rftdata.segments.base import SegmentAddress
+from rftdata.segments.codec import emptied, encode, purged_rows
+from rftdata.segments.posix import PosixSegmentStore
 from tests.secret_rows import MARK, SECRET, all_ids, erase_at_once, files_hold, secret_group, store_secret
 from tests.store_roles import own_group, tokens
 
@@ -175,12 +177,12 @@ def test_a_reader_elsewhere_follows_the_segment_before_its_old_bytes_go(
         before = elsewhere.read_arrays(plain, ["token_ids"])
         purge.purge(stored, "task_key = 'secret'", reason="x", author="ada")
         assert elsewhere.read_arrays(plain, ["token_ids"]) == before  # the old bytes are still there
-        monkeypatch.setattr("rftdata.batch.ADDRESS_MAX_AGE_S", 0.0)
+        monkeypatch.setattr("rftdata.training.batch.ADDRESS_MAX_AGE_S", 0.0)
         erase_at_once(stored)
         assert elsewhere.read_arrays(plain, ["token_ids"]) == before
         with pytest.raises(PurgedError):
             elsewhere.read_arrays(all_ids(stored)[:1], ["token_ids"])
-    assert purge.GRACE_S >= 5 * segments.ADDRESS_MAX_AGE_S
+    assert purge.GRACE_S >= 5 * base.ADDRESS_MAX_AGE_S
 
 
 def test_old_bytes_wait_for_readers_unless_nobody_else_is_there(stored: Buffer) -> None:

@@ -9,13 +9,14 @@ from threading import Thread
 import pytest
 
 import rftdata
-from rftdata import Buffer, purge
-from rftdata.compaction import Compactor
+from rftdata import Buffer
 from rftdata.errors import (
     PurgedError,
     QueryError,
     SelectionChangedError,
 )
+from rftdata.maintenance import purge
+from rftdata.segments.compaction import Compactor
 from tests.secret_rows import SECRET, all_ids, erase_at_once, files_hold, secret_group, store_secret
 from tests.store.test_retention import kept, retained
 from tests.store_roles import own_group, selecting

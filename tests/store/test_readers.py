@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks.readers import READERS, Loop, beside, experiences, prepare
 from rftdata import Buffer
-from rftdata.claims import BATCH_SCHEMA, SealedQueue
-from rftdata.database import queries
+from rftdata.pipeline.queue import BATCH_SCHEMA, SealedQueue
+from rftdata.postgres.database import queries
 from tests.store_roles import Roles, own_group
 
 _ROWS = 2000

@@ -11,12 +11,12 @@ from itertools import count
 import psycopg
 import pytest
 
-from operators.build import build_chain
-from operators.chain import Chain
-from rftcore.pipeline.deciding import decide
+from operators.chain.build import build_chain
+from operators.chain.chain import Chain
+from rftcore.pipeline.decide import decide
 from rftdata import Buffer, Group, Rollout
-from rftdata.claims import ClaimedGroup
-from rftdata.verdicts import commit_verdicts
+from rftdata.pipeline.queue import ClaimedGroup
+from rftdata.pipeline.verdicts import commit_verdicts
 from tests.store_roles import Roles, tokens
 
 

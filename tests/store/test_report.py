@@ -11,8 +11,8 @@ import pytest
 import rftdata
 from rftcore.cli.report import print_report
 from rftcore.launch.progress import Progress
-from rftcore.learning_curve import write_learning_curve
-from rftcore.report import Gain, build_report, compare
+from rftcore.reporting.learning_curve import write_learning_curve
+from rftcore.reporting.report import Gain, build_report, compare
 from rftdata.errors import QueryError
 from tests.stored_run import StoredRun
 

@@ -12,8 +12,9 @@ import pytest
 from rftcore.launch.cluster import RoleProcess
 from rftcore.launch.deaths import ProcessWatch, RoleDiedError
 from rftcore.launch.restarts import MAX_FUTILE, MAX_RESTARTS, Restarts
-from rftdata import Buffer, blocked
-from rftdata.worker import note_blocked_workers
+from rftdata import Buffer
+from rftdata.user_code import blocked
+from rftdata.workers import note_blocked_workers
 from tests.store.test_pipeline_worker import rows
 from tests.store_roles import Roles
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from rftcore.cli import run_command
-from rftdata import Buffer, labels, retention
+from rftdata import Buffer, labels
 from rftdata.config import RetentionConfig
+from rftdata.maintenance import retention
 from tests.store_roles import Roles, own_group, selecting
 
 

@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
-from operators.build import build_chain
+from operators.chain.build import build_chain
 from rftdata import Buffer, labels
-from rftdata.database import execute
 from rftdata.labels import Opinion
-from rftdata.purge import purge
-from rftdata.verdicts import Question, ask
+from rftdata.maintenance.purge import purge
+from rftdata.pipeline.verdicts import Question, ask
+from rftdata.postgres.database import execute
 from tests.store.test_pipeline_worker import rows, run_pipeline
 from tests.store_roles import Roles, two_sealed_groups
 
@@ -47,7 +47,7 @@ def at_once(*jobs: Callable[[int], object]) -> None:
 def test_labels_of_several_groups_do_not_deadlock_with_verdicts_and_questions(
     buffer: Buffer, asked: Roles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rftdata.verdicts._TRIES", 1)  # the worker would try again, and so hide what happened
+    monkeypatch.setattr("rftdata.pipeline.verdicts._TRIES", 1)  # the worker would try again, and so hide what happened
 
     def label(turn: int) -> None:
         reward = 0.25 + turn % 2 / 2
@@ -103,7 +103,7 @@ def wait_for_waiting(buffer: Buffer, count: int, behind: int | None = None) -> N
 def test_a_question_that_came_while_a_label_or_a_purge_waited_can_be_answered_at_once(
     buffer: Buffer, asked: Roles, monkeypatch: pytest.MonkeyPatch, who: str
 ) -> None:
-    monkeypatch.setattr("rftdata.purge._TRIES", 1)
+    monkeypatch.setattr("rftdata.maintenance.purge._TRIES", 1)
 
     def change() -> object:
         if who == "label":

@@ -9,14 +9,13 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
-from operators.build import build_chain
+from operators.chain.build import build_chain
 from rftcore.pipeline import preview
-from rftcore.pipeline.deciding import decide
+from rftcore.pipeline.decide import decide
 from rftdata import Buffer, Group, RftError, Rollout, labels
-from rftdata.claims import claim_sealed_groups, read_groups
-from rftdata.database import queries
-from rftdata.purge import purge
-from rftdata.verdicts import (
+from rftdata.maintenance.purge import purge
+from rftdata.pipeline.queue import claim_sealed_groups, read_groups
+from rftdata.pipeline.verdicts import (
     Decision,
     NewTask,
     Question,
@@ -29,6 +28,7 @@ from rftdata.verdicts import (
     insert_verdicts,
     store_scores,
 )
+from rftdata.postgres.database import queries
 from tests.store.test_pipeline_worker import opened_again, rows, run_pipeline
 from tests.store_roles import Roles, two_sealed_groups
 

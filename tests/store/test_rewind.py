@@ -12,9 +12,9 @@ import psycopg
 import pytest
 
 from rftdata import Buffer
-from rftdata.attempt import Attempt
-from rftdata.database import fetch
 from rftdata.errors import ConfigError, FencedError
+from rftdata.postgres.database import fetch
+from rftdata.training.attempt import Attempt
 from tests.store_roles import Roles
 
 # Remembers more than a cursor: how often each task succeeded, as far as it was told.

@@ -17,15 +17,17 @@ from psycopg import sql
 import rftdata
 from rftcore.cli import run_command
 from rftcore.config import parse_config
-from rftcore.task_pipeline import load_tasks
-from rftdata import Buffer, exchange, labels, purge, selection
-from rftdata.compaction import Compactor
+from rftcore.tasks.pipeline import load_tasks
+from rftdata import Buffer, exchange, labels
 from rftdata.config import BufferConfig
-from rftdata.database import Database, grant_roles, migrate
 from rftdata.errors import BufferUnavailableError, QueryError, SchemaVersionError
 from rftdata.labels import Opinion
-from rftdata.server import EmbeddedServer
-from rftdata.verdicts import Question, ask
+from rftdata.maintenance import purge
+from rftdata.pipeline.verdicts import Question, ask
+from rftdata.postgres.database import Database, grant_roles, migrate
+from rftdata.postgres.embedded import EmbeddedServer
+from rftdata.segments.compaction import Compactor
+from rftdata.training import stored_selection
 from tests.models import make_tiny_model
 from tests.store_roles import Roles, own_group
 
@@ -208,7 +210,7 @@ def test_a_worker_does_the_work_of_every_role_of_a_run(as_: dict[str, Buffer], o
     assert exchange.load(worker, tmp_path / "a.parquet", run=f"copy of {roles.run_id}").num_groups == 4
     labels.set_rewards(worker, {ids[0]: 0.5}, author="judge")
     sql = f"select experience_id from rft.experience where run_id = {roles.run_id}"
-    selected = selection.select(worker.database, sql)
+    selected = stored_selection.select(worker.database, sql)
     run = worker.create_run(
         name=f"selecting from {roles.run_id}", config={}, seed=1, steps=1, pipeline_version="none", mode="train", selected=selected
     )  # fmt: skip
@@ -289,7 +291,7 @@ def test_the_migration_makes_the_roles_on_a_new_server_from_two_databases_at_onc
         with psycopg.connect(uri, autocommit=True) as connection:
             connection.execute("CREATE DATABASE second")
         uris = [uri, uri.replace("/rft?", "/second?")]
-        script = "import sys; from rftdata.database import *; migrate(Database(sys.argv[1]))"
+        script = "import sys; from rftdata.postgres.database import *; migrate(Database(sys.argv[1]))"
         processes = [
             subprocess.Popen([sys.executable, "-c", script, uri], stderr=subprocess.PIPE, text=True) for uri in uris
         ]

@@ -8,7 +8,7 @@ import pytest
 
 from rftdata import Buffer
 from rftdata.errors import ConfigError
-from rftdata.sampling import SamplingConfig, checked_formula
+from rftdata.training.sampling import SamplingConfig, checked_formula
 from tests.store.test_sampling import add, draw, groups_of, stored
 from tests.store_roles import Roles
 

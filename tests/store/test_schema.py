@@ -15,9 +15,9 @@ from psycopg.adapt import Transformer
 
 import rftdata
 from rftdata import Buffer
-from rftdata.database import Database, migrate, queries, redacted, schema_version, translated
 from rftdata.errors import BufferUnavailableError, ConflictError, SchemaVersionError
-from rftdata.server import EmbeddedServer
+from rftdata.postgres.database import Database, migrate, queries, redacted, schema_version, translated
+from rftdata.postgres.embedded import EmbeddedServer
 
 CATALOGUE = """
     SELECT 'relation' AS kind, c.relname::text AS name, pg_get_viewdef(c.oid) AS text

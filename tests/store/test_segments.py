@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rftdata import Buffer
-from rftdata.arrays import SCHEMA
 from rftdata.errors import BufferUnavailableError, SegmentCorruptError
-from rftdata.posix_segments import PosixSegmentStore
-from rftdata.segments import Appended, SegmentAddress, SegmentAppender
+from rftdata.segments.base import Appended, SegmentAddress, SegmentAppender
+from rftdata.segments.codec import SCHEMA
+from rftdata.segments.posix import PosixSegmentStore
 from tests.store_roles import Roles
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from rftdata import Buffer, Rollout
-from rftdata.claims import ClaimedGroup
 from rftdata.config import MixingConfig, SelectorConfig
 from rftdata.errors import ConfigError, TaskSourceError
-from rftdata.planning import Planner
+from rftdata.pipeline.queue import ClaimedGroup
+from rftdata.planning.planner import Planner
 from rftdata.selectors.difficulty import Difficulty
 from tests.store_roles import Roles
 

@@ -11,10 +11,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from rftdata import Buffer, selection
-from rftdata.attempt import Attempt
-from rftdata.database import Row
+from rftdata import Buffer
 from rftdata.errors import FencedError, QueryError, RftError, SelectionChangedError
+from rftdata.postgres.database import Row
+from rftdata.training import stored_selection
+from rftdata.training.attempt import Attempt
 from tests.store_roles import own_group
 
 ALL = "select experience_id from rft.experience"
@@ -32,7 +33,7 @@ def stored(buffer: Buffer) -> Buffer:
 def selecting(
     buffer: Buffer, sql: str = ALL, *, seed: int = 1, epochs: int = 1, pin_labels: bool = True, name: str = "selecting"
 ) -> Row:
-    selected = selection.select(buffer.database, sql, pin_labels=pin_labels)
+    selected = stored_selection.select(buffer.database, sql, pin_labels=pin_labels)
     return buffer.create_run(
         name=name, config={}, seed=seed, steps=100, pipeline_version="none", mode="train", selected=selected, epochs=epochs
     )  # fmt: skip
@@ -73,24 +74,27 @@ class TestWhatIsStored:
         assert len(run["source_hash"]) == 64 and run["label_cut"] == 1
 
     def test_the_same_selection_has_the_same_hash_and_another_has_another(self, stored: Buffer) -> None:
-        one = selection.select(stored.database, ALL)
+        one = stored_selection.select(stored.database, ALL)
         assert (
-            selection.select(stored.database, f"{ALL} order by random() -- any order;").content_hash == one.content_hash
+            stored_selection.select(stored.database, f"{ALL} order by random() -- any order;").content_hash
+            == one.content_hash
         )
-        assert selection.select(stored.database, f"{ALL} where experience_id > 1").content_hash != one.content_hash
+        assert (
+            stored_selection.select(stored.database, f"{ALL} where experience_id > 1").content_hash != one.content_hash
+        )
         stored.sql("UPDATE rft.experience SET reward = 0.5 WHERE experience_id = 3")
-        assert selection.select(stored.database, ALL).content_hash != one.content_hash
+        assert stored_selection.select(stored.database, ALL).content_hash != one.content_hash
 
     def test_queries_are_written_as_for_rft_sql(self, stored: Buffer) -> None:
-        found = selection.select(
+        found = stored_selection.select(
             stored.database, "select experience_id from v_experience where prompt like '%+ 1%' and reward = 1;"
         )
         assert found.item_ids == tuple(range(2, 25, 2))
 
     def test_rewards_that_do_not_count_are_not_in_the_hash(self, stored: Buffer) -> None:
-        one = selection.select(stored.database, ALL, pin_labels=False)
+        one = stored_selection.select(stored.database, ALL, pin_labels=False)
         stored.sql("UPDATE rft.experience SET reward = 0.5 WHERE experience_id = 3")
-        assert selection.select(stored.database, ALL, pin_labels=False) == one
+        assert stored_selection.select(stored.database, ALL, pin_labels=False) == one
 
 
 class TestDraws:
@@ -106,7 +110,7 @@ class TestDraws:
 
     def test_epochs_are_shuffled_anew_and_no_row_is_twice_in_a_batch(self, stored: Buffer) -> None:
         with stored.attempt(selecting(stored, epochs=3)) as attempt:
-            batches = [ids(attempt, step, 7) for step in range(1, selection.num_steps(24, 7, 3) + 1)]
+            batches = [ids(attempt, step, 7) for step in range(1, stored_selection.num_steps(24, 7, 3) + 1)]
             assert ids(attempt, len(batches) + 1, 7) == []
         assert all(len(set(batch)) == len(batch) for batch in batches)
         drawn = list(chain.from_iterable(batches))
@@ -120,7 +124,7 @@ class TestDraws:
     def test_a_selection_lasts_as_many_steps_as_it_says(
         self, stored: Buffer, rows: int, batch: int, epochs: int, steps: int
     ) -> None:
-        assert selection.num_steps(rows, batch, epochs) == steps
+        assert stored_selection.num_steps(rows, batch, epochs) == steps
         with stored.attempt(selecting(stored, f"{ALL} where experience_id <= {rows}", epochs=epochs)) as attempt:
             lengths = [len(ids(attempt, step, batch)) for step in range(1, steps + 2)]
         assert lengths[-1] == 0 and 0 not in lengths[:-1] and sum(lengths) == rows * epochs
@@ -247,9 +251,9 @@ class TestTheCut:
         with psycopg.connect(uri) as early:
             early.execute("UPDATE rft.experience SET reward = 0.5 WHERE experience_id = 1")
             stored.sql("UPDATE rft.experience SET reward = 0.5 WHERE experience_id = 5")
-            found: list[selection.Selection] = []
+            found: list[stored_selection.Selection] = []
             thread = threading.Thread(
-                target=lambda: found.append(selection.select(stored.database, f"{ALL} where reward = 0.5"))
+                target=lambda: found.append(stored_selection.select(stored.database, f"{ALL} where reward = 0.5"))
             )
             thread.start()
             time.sleep(0.5)
@@ -259,7 +263,7 @@ class TestTheCut:
         assert found[0].item_ids == (1, 5) and found[0].label_cut == 2
 
     def test_people_go_on_labelling_while_the_query_runs_and_it_does_not_see_them(self, stored: Buffer) -> None:
-        with selection.at_label_cut(stored.database) as (connection, cut):
+        with stored_selection.at_label_cut(stored.database) as (connection, cut):
             stored.sql("UPDATE rft.experience SET reward = 0.5 WHERE experience_id = 1")
             row = connection.execute(
                 "SELECT reward, rft.reward_at(1, %s) AS at FROM rft.experience WHERE experience_id = 1", [cut]

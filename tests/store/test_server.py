@@ -19,7 +19,7 @@ import pytest
 import rftdata
 from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError
-from rftdata.server import EmbeddedServer, check_folder
+from rftdata.postgres.embedded import EmbeddedServer, check_folder
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +89,8 @@ def test_after_kill_9_of_the_server_the_next_open_works(folder: Path, busy: bool
 
 
 OPENING = """
-import sys, rftdata, rftdata.server
-rftdata.server._START_S = 3.0
+import sys, rftdata, rftdata.postgres.embedded
+rftdata.postgres.embedded._START_S = 3.0
 try:
     with rftdata.open(sys.argv[1]) as buffer:
         print(buffer.sql("SELECT pg_postmaster_start_time()::text AS t")["t"][0])

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rftdata import Buffer
-from rftdata.batch import Batch
 from rftdata.errors import FencedError, QueryError
+from rftdata.training.batch import Batch
 from tests.store_roles import Roles
 
 # One rank of a data-parallel trainer. Rank 0 holds the attempt and tells the others its id; nothing else passes between them but

@@ -13,16 +13,17 @@ from rftcore.cli import check as check_verb
 from rftcore.cli import run_command
 from rftcore.config import load_config, parse_config
 from rftcore.deep_check import _describe_tasks, _Sample
-from rftcore.task_checks import check_tasks, first_tasks
-from rftcore.task_pipeline import build_task_chain, load_tasks
-from rftdata import Buffer, selection
+from rftcore.tasks.checks import check_tasks, first_tasks
+from rftcore.tasks.pipeline import build_task_chain, load_tasks
+from rftdata import Buffer
 from rftdata.config import TasksetConfig
 from rftdata.errors import ConfigError, QueryError, TaskSourceError
-from rftdata.sampling import checked_formula
 from rftdata.tasks import load_taskset, read_tasks
 from rftdata.tasks.rows import Reading
 from rftdata.tasks.sources import reading_for
-from rftdata.time_limits import at_most
+from rftdata.training import stored_selection
+from rftdata.training.sampling import checked_formula
+from rftdata.user_code.time_limits import at_most
 from tests.models import make_tiny_model
 
 SOURCES = """
@@ -113,7 +114,7 @@ def test_a_source_that_yields_for_ever_is_looked_at_for_a_while(folder: Path, fu
 def test_the_first_tasks_of_a_source_that_repeats_itself_for_ever_are_found(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rftcore.task_checks._LOOKING_S", 0.3)
+    monkeypatch.setattr("rftcore.tasks.checks._LOOKING_S", 0.3)
     assert len(first_tasks(taskset("repeats", timeout_s=600), folder, None, 64, Reading())) == 1
 
 
@@ -130,7 +131,7 @@ def test_what_the_rest_of_a_source_may_have_is_not_missed(
     folder: Path, monkeypatch: pytest.MonkeyPatch, column: dict[str, Any]
 ) -> None:
     """No answer, no such column, no task of the split in the rows that were read in time: the others may have them."""
-    monkeypatch.setattr("rftcore.task_checks._LOOKING_S", 0.15)
+    monkeypatch.setattr("rftcore.tasks.checks._LOOKING_S", 0.15)
     monkeypatch.setattr("rftcore.deep_check._READING_S", 0.15)
     slow = {"name": "t", "source": "./tasks.py:has_answers_later", **column}
     config = load_config(configuration(folder, tasks=[slow]))
@@ -199,11 +200,11 @@ def test_a_deep_check_of_sources_that_hang_or_never_end_comes_back(
 
 
 def test_a_formula_and_a_selection_are_ended_by_the_server(buffer: Buffer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rftdata.sampling._FORMULA_S", 0.01)
+    monkeypatch.setattr("rftdata.training.sampling._FORMULA_S", 0.01)
     with pytest.raises(ConfigError, match="statement timeout"):
         checked_formula(buffer.database, "length(factorial(32000)::text)")
     with at_most(0.2, "rft check"), pytest.raises(QueryError, match=r"did not end within 0\.2 s"):
-        selection.select(buffer.database, f"SELECT {ENDLESS} AS experience_id")
+        stored_selection.select(buffer.database, f"SELECT {ENDLESS} AS experience_id")
 
 
 def test_a_task_at_which_a_rule_loops_is_excluded_and_the_others_are_decided_on(buffer: Buffer, folder: Path) -> None:

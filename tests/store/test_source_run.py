@@ -13,7 +13,7 @@ import pytest
 from rftcore.cli import run_command
 from rftcore.config import RunConfig, parse_config
 from rftcore.launch.interrupts import Interrupts, StartInterrupted
-from rftcore.launch.prepare import has_finished, prepare_run
+from rftcore.run.prepare import has_finished, prepare_run
 from rftdata import Buffer
 from rftdata.errors import ConfigError, QueryError
 from tests.store_roles import own_group

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rftcore.encoder import Encoder, encoder_name
-from rftcore.task_pipeline import load_tasks
+from rftcore.tasks.encoder import Encoder, encoder_name
+from rftcore.tasks.pipeline import load_tasks
 from rftdata import Buffer
-from rftdata.backup import back_up, restore
 from rftdata.config import BufferConfig
 from rftdata.errors import ModelError
+from rftdata.maintenance.backup import back_up, restore
 from rftdata.tasks.embeddings import known_vectors, store_vectors
 from tests.models import make_tiny_model
 from tests.store.test_task_pipeline import configuration, write

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rftcore.task_pipeline import load_tasks
+from rftcore.tasks.pipeline import load_tasks
 from rftdata import Buffer
 from rftdata.config import TasksetConfig
 from rftdata.errors import TaskSourceError

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rftcore.cli import run_command
-from rftcore.task_pipeline import build_task_chain, load_tasks, task_batches
+from rftcore.tasks.pipeline import build_task_chain, load_tasks, task_batches
 from rftdata import Buffer
 from rftdata.errors import ConfigError
 from rftdata.tasks import list_tasksets, show_tasks

@@ -10,9 +10,9 @@ import pytest
 
 from rftcore.config import RunConfig
 from rftcore.deep_check import open_inputs
-from rftcore.launch.prepare import check_plugins
-from rftcore.task_checks import check_before_buffer
-from rftcore.task_pipeline import build_task_chain, load_tasks
+from rftcore.run.prepare import check_plugins
+from rftcore.tasks.checks import check_before_buffer
+from rftcore.tasks.pipeline import build_task_chain, load_tasks
 from rftdata import Buffer
 from rftdata.errors import BufferUnavailableError, ConfigError, TaskSourceError
 from tests.models import make_tiny_model

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from rftcore import task_pipeline
 from rftcore.cli import run_command
 from rftcore.config import RunConfig, parse_config
-from rftcore.launch.prepare import prepare_run
-from rftcore.task_pipeline import TasksDecided, build_task_chain, decide_tasks, load_tasks
+from rftcore.run.prepare import prepare_run
+from rftcore.tasks import pipeline
+from rftcore.tasks.pipeline import TasksDecided, build_task_chain, decide_tasks, load_tasks
 from rftdata import Buffer
 from rftdata.errors import ConfigError, OperatorError, TaskSourceError
 from rftdata.tasks import list_tasksets, load_taskset
@@ -458,7 +458,7 @@ def test_evaluation_tasks_are_left_as_they_are(buffer: Buffer, tmp_path: Path) -
 def test_what_is_interrupted_goes_on_where_it_was(
     buffer: Buffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(task_pipeline, "_BATCH_TASKS", 6)
+    monkeypatch.setattr(pipeline, "_BATCH_TASKS", 6)
     (tmp_path / "mine.py").write_text(
         "import pathlib\n"
         "def stops(row):\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from rftcore.task_pipeline import load_tasks
+from rftcore.tasks.pipeline import load_tasks
 from rftdata import Buffer, exchange
 from rftdata.tasks import list_tasksets
 from tests.store.test_task_pipeline import (

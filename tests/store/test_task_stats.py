@@ -11,7 +11,7 @@ import pytest
 from rftcore.cli import run_command
 from rftdata import Buffer, Group, Rollout
 from rftdata.errors import QueryError
-from rftdata.task_stats import check_task_stats, rebuild_task_stats, task_stats
+from rftdata.tasks.stats import check_task_stats, rebuild_task_stats, task_stats
 from tests.store_roles import Roles, tokens
 
 

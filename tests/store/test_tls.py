@@ -20,11 +20,12 @@ import pytest
 import rftdata
 from rftcore.cli import run_command
 from rftcore.config import parse_config
-from rftcore.launch.prepare import stored_config
-from rftdata import Buffer, backup, purge
+from rftcore.run.prepare import stored_config
+from rftdata import Buffer
 from rftdata.config import BufferConfig
-from rftdata.database import Database, redacted
 from rftdata.errors import BufferUnavailableError
+from rftdata.maintenance import backup, purge
+from rftdata.postgres.database import Database, redacted
 from tests.store_roles import Roles
 
 PASSWORD = "s3cr3t/w:th@ödd %41"

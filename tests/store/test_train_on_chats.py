@@ -13,8 +13,8 @@ import yaml
 import rftdata
 from rftcore.config import parse_config
 from rftcore.deep_check import open_inputs
-from rftcore.explorer.engines.no_engine import NoEngine
-from rftcore.launch.prepare import check_plugins
+from rftcore.engines.no_engine import NoEngine
+from rftcore.run.prepare import check_plugins
 from rftdata.errors import ConfigError
 from rftdata.tasks import load_taskset
 from tests.models import make_tiny_model

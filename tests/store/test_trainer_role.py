@@ -15,23 +15,23 @@ import torch
 from psycopg.types.json import Jsonb
 
 from rftcore.config import RunConfig, parse_config
-from rftcore.launch.joining import JoinedRun
-from rftcore.launch.prepare import stored_config
-from rftcore.report import build_report
+from rftcore.reporting.report import build_report
+from rftcore.run.join import JoinedRun
+from rftcore.run.prepare import stored_config
 from rftcore.sync.weights_file import iterate_weights, open_weights
 from rftcore.trainer.role import TrainerRole
 from rftdata import Buffer
-from rftdata.claims import (
+from rftdata.errors import ConfigError, RftError
+from rftdata.pipeline.queue import (
     claim_evaluation,
     claim_sealed_groups,
     fail_evaluation,
     finish_evaluation,
 )
-from rftdata.database import Row
-from rftdata.errors import ConfigError, RftError
-from rftdata.sampling import SamplingConfig
-from rftdata.verdicts import Decision, Verdicts, commit_verdicts
-from rftdata.worker import Worker
+from rftdata.pipeline.verdicts import Decision, Verdicts, commit_verdicts
+from rftdata.postgres.database import Row
+from rftdata.training.sampling import SamplingConfig
+from rftdata.workers import Worker
 from tests.models import make_tiny_model
 from tests.store_roles import own_group
 

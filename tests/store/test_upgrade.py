@@ -10,8 +10,8 @@ import pytest
 from psycopg import sql
 
 from rftdata import Buffer
-from rftdata.database import Database, migrate, schema_version, sql_folder
-from rftdata.server import EmbeddedServer
+from rftdata.postgres.database import Database, migrate, schema_version, sql_folder
+from rftdata.postgres.embedded import EmbeddedServer
 from tests.store.test_schema import CATALOGUE
 
 FIRST = "0001"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from rftdata import Buffer
-from rftdata.usage import Limits, MemoryUsage, RunUsage, Usage, UsageLedger
+from rftdata.pipeline.budget import Limits, MemoryUsage, RunUsage, Usage, UsageLedger
 from tests.stored_run import StoredRun
 
 

@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from operators.build import build_chain
-from operators.chain import Chain
+from operators.chain.build import build_chain
+from operators.chain.chain import Chain
 from rftdata import Buffer
-from rftdata.attempt import Attempt
-from rftdata.claims import ClaimedGroup
+from rftdata.pipeline.queue import ClaimedGroup
+from rftdata.training.attempt import Attempt
 from tests.store.test_pipeline_worker import rows, run_pipeline
 from tests.store_roles import Roles
 

@@ -11,18 +11,19 @@ from typing import Any
 import psycopg
 import pytest
 
-from rftdata import Buffer, wake
-from rftdata.claims import plan_evaluations
-from rftdata.database import queries
+from rftdata import Buffer
 from rftdata.errors import DiskFullError, QueryError
-from rftdata.worker import Worker
+from rftdata.pipeline.queue import plan_evaluations
+from rftdata.postgres import notify
+from rftdata.postgres.database import queries
+from rftdata.workers import Worker
 from tests.store_roles import Roles, own_group
 
 HOLDER = """
 import sys, time, rftdata
-from rftdata.claims import claim_evaluation, claim_groups, claim_sealed_groups
+from rftdata.pipeline.queue import claim_evaluation, claim_groups, claim_sealed_groups
 from rftdata.config import BufferConfig
-from rftdata.worker import Worker
+from rftdata.workers import Worker
 
 uri, segments, run_id = sys.argv[1], sys.argv[2], int(sys.argv[3])
 buffer = rftdata.open(BufferConfig(uri=uri, segments=segments))
@@ -73,7 +74,7 @@ def test_claims_of_a_killed_process_go_back_while_the_others_work_on(buffer: Buf
             assert claims(buffer) == {"groups": 1, "items": 1, "evaluations": 1}
             time.sleep(6)  # twice its lease: a live worker keeps what it claimed
             assert claims(buffer) == {"groups": 1, "items": 1, "evaluations": 1}
-            topics = [wake.Listener(buffer.database, topic) for topic in (wake.PLANNED, wake.SEALED, wake.RUN)]
+            topics = [notify.Listener(buffer.database, topic) for topic in (notify.PLANNED, notify.SEALED, notify.RUN)]
             for listener in topics:
                 listener.wait()
             holder.kill()

@@ -18,10 +18,10 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from rftdata import Buffer
 from rftdata.config import BufferConfig
-from rftdata.database import Database
 from rftdata.errors import BufferUnavailableError
-from rftdata.posix_segments import PosixSegmentStore
-from rftdata.writer import Writer, _Ids
+from rftdata.postgres.database import Database
+from rftdata.segments.posix import PosixSegmentStore
+from rftdata.writing.writer import Writer, _Ids
 from tests.store.test_writer import counts
 from tests.store_roles import own_group
 

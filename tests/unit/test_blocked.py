@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rftdata import blocked
+from rftdata.user_code import blocked
 
 # The main thread does not return; another thread ends the process.
 BLOCKED = """

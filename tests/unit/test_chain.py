@@ -12,9 +12,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from operators.build import build_chain
-from operators.chain import DECISION_SCHEMA
-from operators.stage import StageError
+from operators.chain.build import build_chain
+from operators.chain.chain import DECISION_SCHEMA
+from operators.chain.stage import StageError
 from rftdata.errors import ConfigError, OperatorError, PluginError
 from tests.batches import batch_of_groups
 
@@ -218,7 +218,7 @@ def test_an_unknown_operator_is_a_plugin_error() -> None:
 def test_checking_a_chain_with_a_data_juicer_stage_imports_nothing_heavy() -> None:
     script = """
 import sys
-from operators.build import build_chain
+from operators.chain.build import build_chain
 build_chain([{"text_length_filter": {"min_len": 3}}, {"sql": "FROM batch"}])
 print(sorted({"data_juicer", "datasets", "torch", "ray", "vllm", "transformers"} & set(sys.modules)))
 """

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from rftcore.explorer.chats import chat_sequence
-from rftcore.explorer.task import Model, Score, Task, written_sequence
-from rftcore.explorer.workflows.demonstration import check_task, demonstration
+from rftcore.workflows.chats import chat_sequence
+from rftcore.workflows.demonstration import check_task, demonstration
+from rftcore.workflows.task import Model, Score, Task, written_sequence
 from rftdata.errors import ConfigError
-from rftdata.groups import Sequence
+from rftdata.experience import Sequence
 from tests.models import make_character_tokenizer
 
 CHATML = (

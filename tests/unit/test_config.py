@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rftcore.config import RunConfig, parse_config
-from rftcore.launch.prepare import check_plugins
+from rftcore.run.prepare import check_plugins
 from rftdata.errors import ConfigError
 
 VALIDATION = {"name": "validation", "source": "none"}

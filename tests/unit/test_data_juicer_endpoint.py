@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from operators.build import build_chain
-from operators.stage import StageError
+from operators.chain.build import build_chain
+from operators.chain.stage import StageError
 from tests.batches import batch_of_groups, stored
 from tests.model_server import ModelServer
 from tests.models import make_tiny_model

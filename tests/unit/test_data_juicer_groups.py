@@ -12,11 +12,11 @@ import pyarrow as pa
 import pytest
 
 from operators.base import CreatedTask, StageContext
-from operators.build import build_chain
-from operators.chain import Chain, ChainResult
-from operators.stage import StageError
+from operators.chain.build import build_chain
+from operators.chain.chain import Chain, ChainResult
+from operators.chain.stage import StageError
 from rftdata.errors import ConfigError
-from rftdata.tasks.verdicts import TASK_BATCH_SCHEMA
+from rftdata.pipeline.tasks import TASK_BATCH_SCHEMA
 from tests.batches import batch_of_groups, batch_of_tasks, stored
 from tests.chat_server import Body, ChatServer, Says
 from tests.models import make_tiny_model

@@ -12,13 +12,13 @@ import pytest
 from numpy.typing import NDArray
 
 from operators.base import StageContext
-from operators.build import build_chain
-from operators.chain import Chain
+from operators.chain.build import build_chain
+from operators.chain.chain import Chain
+from operators.chain.stage import StageError
 from operators.data_juicer.images import read_images
 from operators.data_juicer.runtime import select
-from operators.stage import StageError
 from rftdata.errors import ConfigError, OperatorError
-from rftdata.tasks.verdicts import TASK_BATCH_SCHEMA
+from rftdata.pipeline.tasks import TASK_BATCH_SCHEMA
 from tests.batches import batch_of_groups, stored
 
 Arrays = dict[int, Any]

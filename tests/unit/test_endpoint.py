@@ -15,11 +15,11 @@ import pyarrow as pa
 import pytest
 
 from operators.base import Messages, StageContext
-from operators.build import build_chain
-from operators.chain import Chain
-from operators.resolve import resolve_stage
+from operators.chain.build import build_chain
+from operators.chain.chain import Chain
+from operators.chain.resolve import resolve_stage
 from rftdata.errors import ConfigError
-from rftdata.usage import Limits, MemoryUsage, Usage
+from rftdata.pipeline.budget import Limits, MemoryUsage, Usage
 from tests.batches import batch_of_groups, replaced
 from tests.chat_server import Body, ChatServer, Says
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rftcore.environment import broken_companions, conflicting_distributions, examine_training_stack
+from rftcore.installation.packages import broken_companions, conflicting_distributions, examine_training_stack
 from rftcore.installation.requirements import installed_version, requirements_of, unmet_requirements
 
 CHECKOUT = Path(__file__).resolve().parents[2]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from operators.build import build_chain
+from operators.chain.build import build_chain
 from rftdata.selectors import Observation, build_selector
 from tests.batches import batch_of_groups
 

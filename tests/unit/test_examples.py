@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rftcore.config import RunConfig, load_config
-from rftcore.launch.prepare import check_plugins
+from rftcore.run.prepare import check_plugins
 from rftdata.tasks import numbers_key, read_tasks, split_of
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

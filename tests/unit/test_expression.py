@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow as pa
 import pytest
 
-from operators.expression import Expression
+from operators.sql.expression import Expression
 from rftdata.errors import ConfigError, OperatorError
 from tests.batches import batch_of_groups
 

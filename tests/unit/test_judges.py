@@ -14,12 +14,12 @@ import pyarrow as pa
 import pytest
 
 from operators.base import Messages, StageContext
-from operators.build import build_chain
-from operators.chain import Chain, ChainResult
+from operators.chain.build import build_chain
+from operators.chain.chain import Chain, ChainResult
+from operators.chain.resolve import resolve_stage
 from operators.experience.rubric import weighted_score
-from operators.resolve import resolve_stage
 from rftdata.errors import ConfigError
-from rftdata.tasks.verdicts import TASK_BATCH_SCHEMA
+from rftdata.pipeline.tasks import TASK_BATCH_SCHEMA
 from tests.batches import batch_of_groups, batch_of_tasks, replaced, stored
 
 Policy = Callable[[str], str]

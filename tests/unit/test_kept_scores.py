@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from operators.base import Messages, StageContext
-from operators.build import build_chain
-from operators.chain import Chain
-from operators.digests import input_digests
+from operators.chain.build import build_chain
+from operators.chain.chain import Chain
+from operators.chain.input_digests import input_digests
 from tests.batches import batch_of_groups, stored
 
 

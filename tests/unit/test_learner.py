@@ -20,8 +20,8 @@ from rftcore.algorithms.base import KLConfig
 from rftcore.algorithms.dpo import DPO, DPOConfig
 from rftcore.algorithms.grpo import GRPO, GRPOConfig
 from rftcore.algorithms.sft import SFT
+from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.learner import Learner
-from rftcore.trainer.packing import TrainBatch
 from rftdata.errors import ConfigError, RftError
 from tests.learning import VOCABULARY, config, make_batch, save_model, weights
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from rftcore.config import parse_config
-from rftcore.launch.prepare import check_plugins
+from rftcore.run.prepare import check_plugins
 from rftdata.config import MixingConfig, TasksetConfig
 from rftdata.errors import ConfigError
-from rftdata.mixing import check_weights, mix, weight_at
+from rftdata.planning.mixing import check_weights, mix, weight_at
 
 
 def tasksets(*weights: Any) -> list[TasksetConfig]:

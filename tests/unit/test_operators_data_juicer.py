@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from operators.build import build_chain
+from operators.chain.build import build_chain
+from operators.chain.stage import StageError
 from operators.data_juicer.index import index
 from operators.data_juicer.runtime import missing_package_named
-from operators.stage import StageError
 from rftdata.errors import ConfigError, PluginError
 from tests.batches import batch_of_groups, replaced
 
@@ -277,7 +277,7 @@ def test_a_deduplicator_keeps_the_first_of_equal_rows() -> None:
 def test_the_logging_of_the_process_stays_as_it_is() -> None:
     program = """
 import logging
-from operators.build import build_chain
+from operators.chain.build import build_chain
 
 build_chain([{"text_length_filter": {}}]).prepare()
 print(logging.getLogger().level == logging.WARNING, logging.getLogger().handlers)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from operators.base import Operator, StageOutcome
-from operators.resolve import resolve_stage
+from operators.chain.resolve import resolve_stage
 from tests.batches import batch_of_groups
 
 

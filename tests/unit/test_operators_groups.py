@@ -7,8 +7,8 @@ import math
 import pyarrow as pa
 import pytest
 
-from operators.build import build_chain
-from operators.resolve import resolve_stage
+from operators.chain.build import build_chain
+from operators.chain.resolve import resolve_stage
 from rftdata.errors import ConfigError
 from tests.batches import batch_of_groups
 from tests.unit.test_operators_experience import outcome, reasons

@@ -7,7 +7,7 @@ import math
 import pyarrow as pa
 import pytest
 
-from operators.build import build_chain
+from operators.chain.build import build_chain
 from rftdata.errors import ConfigError
 from tests.batches import batch_of_groups, replaced, stored
 from tests.unit.test_operators_experience import outcome, reasons

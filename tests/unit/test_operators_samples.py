@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from operators.build import build_chain
+from operators.chain.build import build_chain
 from operators.groups import hashed
 from rftdata.errors import ConfigError
 from tests.batches import batch_of_groups

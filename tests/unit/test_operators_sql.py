@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from operators.build import build_chain
-from operators.sandbox import open_sandbox
-from operators.stage import StageError
+from operators.chain.build import build_chain
+from operators.chain.stage import StageError
+from operators.sql.sandbox import open_sandbox
 from rftdata.errors import ConfigError
 from tests.batches import batch_of_groups
 

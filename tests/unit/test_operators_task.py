@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 
 from operators.base import StageContext
-from operators.build import build_chain
-from operators.chain import Chain
-from operators.resolve import resolve_stage
+from operators.chain.build import build_chain
+from operators.chain.chain import Chain
+from operators.chain.resolve import resolve_stage
 from operators.task.diversity_score import neighbour_similarities
 from rftdata.errors import ConfigError, OperatorError
-from rftdata.tasks.verdicts import TASK_BATCH_SCHEMA
+from rftdata.pipeline.tasks import TASK_BATCH_SCHEMA
 
 
 def tasks(count: int, **columns: list[Any]) -> pa.Table:

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from operators.build import build_chain
-from operators.ngrams import distinct, ngrams, tokens
+from operators.chain.build import build_chain
+from operators.text.ngrams import distinct, ngrams, tokens
 from rftdata.errors import ConfigError
 from tests.batches import batch_of_groups
 from tests.unit.test_operators_experience import outcome, reasons
@@ -220,7 +220,7 @@ def test_without_its_package_the_stage_says_what_to_install() -> None:
     script = """
 import sys
 sys.modules["py3langid.langid"] = None
-from operators.build import build_chain
+from operators.chain.build import build_chain
 build_chain([{"language_score": {}}]).prepare()
 """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

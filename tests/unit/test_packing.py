@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rftcore.algorithms.base import aggregation_weights
-from rftcore.trainer.packing import TrainBatch, split_batch
+from rftcore.trainer.batches import TrainBatch, split_batch
 
 
 def make_batch(experiences: list[tuple[list[int], list[int]]], groups: list[int] | None = None) -> TrainBatch:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from operators.build import build_chain
+from operators.chain.build import build_chain
 from operators.experience.pair_builder import PairBuilder
 from rftdata.errors import ConfigError
 from tests.batches import batch_of_groups

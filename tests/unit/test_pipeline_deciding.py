@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 
 from operators.base import Operator, StageOutcome
-from operators.build import build_chain
-from operators.stage import StageError
-from rftcore.pipeline.deciding import decide
+from operators.chain.build import build_chain
+from operators.chain.stage import StageError
+from rftcore.pipeline.decide import decide
 from rftcore.pipeline.patience import Patience
-from rftdata.claims import SealedBatch
+from rftdata.pipeline.queue import SealedBatch
 from tests.batches import batch_of_groups
 
 poison: set[int] = set()

@@ -8,7 +8,7 @@ import pytest
 
 from rftdata import plugins
 from rftdata.errors import PluginError
-from rftdata.time_limits import at_most
+from rftdata.user_code.time_limits import at_most
 
 BUILTINS = {"own": "json:loads"}
 

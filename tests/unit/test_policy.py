@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from operators.asking import chat
 from operators.base import StageContext
-from operators.endpoint import BudgetConfig, Meter, PolicyEndpoint, Sampling, estimated_tokens, tokens_of
+from operators.llm.client import chat
+from operators.llm.endpoint import BudgetConfig, Meter, PolicyEndpoint, Sampling, estimated_tokens, tokens_of
 from rftcore.config import parse_config
-from rftcore.pipeline.policy import Policy
+from rftcore.pipeline.policy_endpoint import Policy
 from rftdata.errors import EngineStoppedError, RftError
-from rftdata.usage import MemoryUsage, Usage
+from rftdata.pipeline.budget import MemoryUsage, Usage
 from tests.models import make_tiny_model
 
 

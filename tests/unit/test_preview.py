@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from operators.build import build_chain
+from operators.chain.build import build_chain
 from rftcore.pipeline.preview import Preview, preview
 from tests.batches import batch_of_groups
 

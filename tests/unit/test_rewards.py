@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from rftcore.explorer.failures import FunctionFailedError
-from rftcore.explorer.rewards import Scorer
-from rftcore.explorer.task import Score, Task, Turn
+from rftcore.rewards import Scorer
+from rftcore.workflows.task import Score, Task, Turn
 from rftdata.errors import PluginError, RftError
-from rftdata.groups import Sequence
-from rftdata.worker import process_lives
+from rftdata.experience import Sequence
+from rftdata.workers import process_lives
 
 TASK = Task(1, "sums", "one", "1+1=", "2")
 TURN = Turn([], "2", "stop", Sequence("1+1=", "2", [1, 2], 1, "stop"))

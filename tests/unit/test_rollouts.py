@@ -15,17 +15,17 @@ from typing import Any
 
 import pytest
 
+from rftcore.engines.base import Decoding
 from rftcore.explorer import workflow_loop
-from rftcore.explorer.engines.base import Decoding
 from rftcore.explorer.plain_workflow import PlainModel
 from rftcore.explorer.rollouts import RolloutRunner
-from rftcore.explorer.task import Model, Score, Scorer, Task, Turn
 from rftcore.explorer.workflow_loop import WorkflowLoop
-from rftdata.blocked import read_report
-from rftdata.claims import ClaimedGroup
+from rftcore.workflows.task import Model, Score, Scorer, Task, Turn
 from rftdata.errors import EngineStoppedError, ModelError
-from rftdata.groups import Group, Rollout, successes_and_trials
+from rftdata.experience import Group, Rollout, successes_and_trials
+from rftdata.pipeline.queue import ClaimedGroup
 from rftdata.selectors import Screening
+from rftdata.user_code.blocked import read_report
 from tests.models import make_character_tokenizer
 
 TASK = Task(1, "sums", "one", "1+1=", "2")
@@ -326,8 +326,8 @@ def test_what_ends_the_run_is_raised(error: Exception) -> None:
 
 
 def test_an_engine_that_was_stopped_says_so_by_its_class(tmp_path: Path) -> None:
-    from rftcore.explorer.engines.base import EngineConfig
-    from rftcore.explorer.engines.transformers_engine import TransformersEngine
+    from rftcore.engines.base import EngineConfig
+    from rftcore.engines.transformers_engine import TransformersEngine
     from tests.models import make_tiny_model
 
     class Exploding(TransformersEngine):
@@ -395,7 +395,7 @@ def test_a_workflow_that_keeps_the_interpreters_lock_ends_the_process_with_a_rep
         "import asyncio, os, re, sys\n"
         "from pathlib import Path\n"
         "from rftcore.explorer import workflow_loop\n"
-        "from rftdata.blocked import report_path\n"
+        "from rftdata.user_code.blocked import report_path\n"
         "workflow_loop._LOCK_SLACK_S = 1.0\n"
         "workflow_loop._PUT_OFF_S = 0.2\n"
         "async def flow():\n"

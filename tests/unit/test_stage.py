@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operators.base import Operator, Review, StageOutcome
-from operators.build import build_chain
-from operators.chain import Chain
-from operators.stage import RunOptions, StageError, identify
+from operators.chain.build import build_chain
+from operators.chain.chain import Chain
+from operators.chain.stage import RunOptions, StageError, identify
 from rftdata.errors import ConfigError
-from rftdata.verdicts import KnownScore
+from rftdata.pipeline.verdicts import KnownScore
 from tests.batches import batch_of_groups, stored
 
 seen: list[list[str]] = []
@@ -141,8 +141,8 @@ def test_parts_run_at_the_same_time() -> None:
         barrier.wait()  # ends only when four rows are looked at at once
         return True
 
-    from operators.applying import apply_stage
-    from operators.row_function import RowFunction
+    from operators.chain.apply import apply_stage
+    from operators.chain.row_function import RowFunction
 
     stage = identify(1, "meet", RowFunction("meet", meet, {}), RunOptions(concurrency=4), [])
     assert apply_stage(stage, batch_of_groups([1.0] * 4), {}).outcome.reasons.null_count == 4

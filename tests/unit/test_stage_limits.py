@@ -9,12 +9,12 @@ import pyarrow as pa
 import pytest
 
 from operators.base import Operator, StageConfig, StageOutcome
-from operators.build import build_chain
-from operators.stage import RunOptions, StageError, identify
-from rftcore.pipeline.deciding import decide
-from rftdata.claims import SealedBatch
+from operators.chain.build import build_chain
+from operators.chain.stage import RunOptions, StageError, identify
+from rftcore.pipeline.decide import decide
 from rftdata.errors import ConfigError, PluginError, TimeLimitError, time_limit_behind
-from rftdata.time_limits import DEFAULT_S, at_most
+from rftdata.pipeline.queue import SealedBatch
+from rftdata.user_code.time_limits import DEFAULT_S, at_most
 from tests.batches import batch_of_groups
 
 HERE = __name__
@@ -179,7 +179,7 @@ def test_prepare_of_a_users_stage_has_a_limit(tmp_path: Path, monkeypatch: pytes
         "        return StageOutcome.keep_all(table.num_rows)\n"
     )
     chain = build_chain([{"./slow.py:Slow": {}}], tmp_path)
-    monkeypatch.setattr("operators.chain.LOADING_S", 0.2)
+    monkeypatch.setattr("operators.chain.chain.LOADING_S", 0.2)
     with pytest.raises(TimeLimitError, match=r"`prepare` of stage 1 of the pipeline \(./slow.py:Slow\) did not return"):
         chain.prepare()
 

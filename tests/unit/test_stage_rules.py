@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from operators.base import CreatedAnswer, CreatedGroup, CreatedTask, Operator, Review, StageOutcome
-from operators.build import build_chain
-from operators.stage import StageError
+from operators.chain.build import build_chain
+from operators.chain.stage import StageError
 from rftcore.pipeline.preview import preview
 from rftdata.errors import ConfigError, PluginError, RftError
 from tests.batches import batch_of_groups, stored
@@ -174,7 +174,7 @@ def test_a_failed_part_is_tried_again_at_bearable_intervals_where_that_may_help(
     error: Exception, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr("operators.parts.time.sleep", pauses.append)
+    monkeypatch.setattr("operators.chain.parts.time.sleep", pauses.append)
     tries.clear()
     Refuses.error = error
     with pytest.raises(RftError, match="Refuses"):

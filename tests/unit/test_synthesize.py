@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 
 from operators.base import CreatedGroup, CreatedTask, Messages, StageContext
-from operators.build import build_chain
-from operators.chain import Chain, ChainResult
-from operators.synthesis import same_answer
+from operators.chain.build import build_chain
+from operators.chain.chain import Chain, ChainResult
+from operators.llm.synthesis import same_answer
 from rftdata.errors import ConfigError, OperatorError, PluginError
-from rftdata.tasks.verdicts import TASK_BATCH_SCHEMA
+from rftdata.pipeline.tasks import TASK_BATCH_SCHEMA
 from tests.batches import batch_of_groups, batch_of_tasks
 
 

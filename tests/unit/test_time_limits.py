@@ -15,8 +15,8 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from rftdata import time_limits
 from rftdata.errors import TimeLimitError, time_limit_behind
+from rftdata.user_code import time_limits
 
 ENDLESS = "SELECT count(*) FROM range(1000000000000)"
 

@@ -6,8 +6,8 @@ import asyncio
 import json
 from pathlib import Path
 
-from rftcore.explorer.engines.base import Decoding, EngineConfig, Generation
-from rftcore.explorer.engines.transformers_engine import TransformersEngine
+from rftcore.engines.base import Decoding, EngineConfig, Generation
+from rftcore.engines.transformers_engine import TransformersEngine
 from tests.models import make_tiny_model
 
 CONFIG = EngineConfig(dtype="float32", num_threads=1)

@@ -84,7 +84,7 @@ END
 $$;
 
 -- A purged row has no text that a pipeline could judge and no arrays that could train: its groups are given up for good. Of its
--- numbers all stay. Nothing here touches arrays: rftdata.purge writes them anew first and calls this in the transaction that
+-- numbers all stay. Nothing here touches arrays: rftdata.maintenance.purge writes them anew first and calls this in the transaction that
 -- repoints the segments.
 CREATE FUNCTION rft.purge_texts(ids bigint[], of_purge bigint, tasks_too boolean) RETURNS bigint
 LANGUAGE plpgsql

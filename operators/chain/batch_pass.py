@@ -1,0 +1,147 @@
+"""A batch on its way through a chain: which rows are still in it, what became of the others, and its columns as they stand.
+
+Most stages look at few columns, and texts are most of a batch's bytes. So a drop only notes which rows stay; a column is cut to them
+when a stage asks for it, and one that no later stage asks for is never cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from operators.base import StageOutcome
+from operators.chain.stage import Findings, WaitingRow
+from operators.groups import Groups, Ints, Mask
+
+
+@dataclass
+class _Column:
+    """Values of the rows that were left when so many drops had been made."""
+
+    values: pa.Array
+    num_cuts: int
+
+
+@dataclass
+class _Drop:
+    position: Ints
+    stage: str
+    reasons: pa.Array
+
+
+@dataclass
+class Pass:
+    """The rows of `given` that are still alive, in order.
+
+    Attributes:
+        given: the batch as it came; never changed.
+        position: where each row that is alive stands in it.
+        found: what stages found beside their decisions.
+        changed: columns that were given new values.
+    """
+
+    given: pa.Table
+    position: Ints = field(init=False)
+    found: Findings = field(default_factory=Findings)
+
+    def __post_init__(self) -> None:
+        self.position = np.arange(self.given.num_rows)
+        self._columns = {name: _Column(_array(self.given[name]), 0) for name in self.given.column_names}
+        self.changed: set[str] = set()
+        self._cuts = [self.position]
+        self._drops: list[_Drop] = []
+        self._indices: dict[int, pa.Array] = {}
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.position)
+
+    @cached_property
+    def groups(self) -> Groups:
+        """Of all rows of the batch, dropped ones too."""
+        return Groups.of(self.given)
+
+    def column(self, name: str) -> pa.Array:
+        """Values of the rows that are alive."""
+        column = self._columns[name]
+        if column.num_cuts < len(self._cuts) - 1:
+            column.values = column.values.take(self._index(column.num_cuts))
+            column.num_cuts = len(self._cuts) - 1
+        return column.values
+
+    def _index(self, num_cuts: int) -> pa.Array:
+        """Rows that are alive among those that were after so many cuts."""
+        if num_cuts not in self._indices:
+            rows = self.position if num_cuts == 0 else np.searchsorted(self._cuts[num_cuts], self.position)
+            self._indices[num_cuts] = pa.array(rows)
+        return self._indices[num_cuts]
+
+    def table(self, names: Iterable[str] | None = None) -> pa.Table:
+        """The rows that are alive, with some or all columns."""
+        wanted = self._columns if names is None else set(names)
+        columns = {name: self.column(name) for name in list(self._columns) if name in wanted}
+        return pa.table(columns)
+
+    def set(self, name: str, values: pa.Array) -> None:
+        """Give the rows that are alive new values."""
+        self.changed.add(name)
+        self._columns[name] = _Column(_array(values), len(self._cuts) - 1)
+
+    def drop(self, reasons: pa.Array | None, stage: str) -> int:
+        """Take out the rows that have a reason; how many."""
+        if reasons is None or reasons.null_count == len(reasons):
+            return 0
+        reasons = _array(reasons)
+        dropped = reasons.is_valid().to_numpy(zero_copy_only=False)
+        self._drops.append(_Drop(self.position[dropped], stage, pc.cast(reasons.drop_null(), pa.string())))
+        self._keep(~dropped)
+        return len(self._drops[-1].position)
+
+    def set_aside(self, outcome: StageOutcome, stage: str) -> Mask | None:
+        """Take out the groups that a person is asked about: they are decided on later, from the first stage on.
+
+        Returns:
+            which of the rows are still there; None where nobody is asked.
+        """
+        if not outcome.waiting:
+            return None
+        ids, groups = (self.column(name).to_numpy() for name in ("experience_id", "group_id"))
+        self.found.waiting += [
+            WaitingRow(int(ids[row]), int(groups[row]), stage, review)
+            for row, review in sorted(outcome.waiting.items())
+        ]
+        stays = ~np.isin(groups, [groups[row] for row in outcome.waiting])
+        self._keep(stays)
+        return stays
+
+    def _keep(self, mask: Mask) -> None:
+        self.position = self.position[mask]
+        self._cuts.append(self.position)
+        self._indices.clear()
+
+    def dropped(self) -> tuple[pa.Array, pa.Array]:
+        """For every row of the batch the stage that dropped it and why; null where none did."""
+        num_rows = self.given.num_rows
+        if not self._drops:
+            return pa.nulls(num_rows, pa.string()), pa.nulls(num_rows, pa.string())
+        which, place = np.full(num_rows, -1), np.full(num_rows, -1)
+        before = 0
+        for number, drop in enumerate(self._drops):
+            which[drop.position] = number
+            place[drop.position] = np.arange(before, before + len(drop.position))
+            before += len(drop.position)
+        stages = pa.array([drop.stage for drop in self._drops])
+        reasons = pa.concat_arrays([drop.reasons for drop in self._drops])
+        alive = which < 0
+        return stages.take(pa.array(which, mask=alive)), reasons.take(pa.array(place, mask=alive))
+
+
+def _array(values: pa.Array | pa.ChunkedArray) -> pa.Array:
+    if not isinstance(values, pa.ChunkedArray):
+        return values
+    return values.chunk(0) if values.num_chunks == 1 else values.combine_chunks()

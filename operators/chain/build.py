@@ -1,0 +1,139 @@
+"""From the list of stages in YAML to a chain, checking everything that can be checked without data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from operators.base import BATCH_SCHEMA, Operator, parse_config
+from operators.chain.chain import Chain
+from operators.chain.resolve import resolve_stage
+from operators.chain.stage import RunOptions, Stage, at, identify
+from operators.data_juicer.base import JuicerOperator
+from operators.data_juicer.closing import close_groupings
+from operators.data_juicer.recipe import expand
+from rftdata.errors import ConfigError, RftError, TimeLimitError
+from rftdata.user_code.time_limits import DEFAULT_S, LOADING_S, call
+
+
+def build_chain(
+    spec: Sequence[Mapping[str, object]] | None,
+    base_dir: Path | None = None,
+    *,
+    min_group_size: int = 1,
+    require_reward: bool = True,
+    schema: pa.Schema = BATCH_SCHEMA,
+) -> Chain:
+    """Turn the YAML list of stages into a chain, checking everything that can be checked without data.
+
+    Args:
+        spec: single-key mappings {stage name: arguments}; None or [] is the chain that keeps everything. The key `run` among the
+            arguments says how a stage is run: batch_rows, concurrency, retries, timeout_s.
+        base_dir: folder that `./file.py:attr` is relative to; the configuration file's.
+        min_group_size: see `Chain`.
+        require_reward: see `Chain`.
+        schema: the columns that batches will have.
+
+    Raises:
+        PluginError: a stage name that nobody knows or that does not load.
+        ConfigError: wrong arguments or a column that does not exist; names the stage's place (from 1) and name.
+        TimeLimitError: a stage whose file, constructor or query does not end.
+    """
+    stages: list[Stage] = []
+    given = schema
+    for place, entry in enumerate(_entries(spec), start=1):
+        name, args = _name_and_args(place, entry)
+        try:
+            parts = expand(name, args, base_dir)
+        except RftError as error:
+            raise at(place, name, error) from error
+        # The operators of a recipe are stages of their own, and counted as such.
+        for name, args in parts:
+            index = len(stages) + 1
+            try:
+                args, options = _options(args)
+                operator = _resolve(index, name, args, base_dir)
+                _check_rowwise(operator, options)
+                _check_questions(operator, stages)
+                schema = _validate(index, name, operator, schema)
+            except TimeLimitError:
+                raise  # it names the stage itself
+            except RftError as error:
+                raise at(index, name, error) from error
+            stages.append(identify(index, name, operator, options, stages))
+            operator.shown = stages[-1].name
+    return Chain(close_groupings(stages, given), min_group_size, require_reward)
+
+
+def _resolve(index: int, name: str, args: object, base_dir: Path | None) -> Operator:
+    """The operator; its file is imported and its constructor runs."""
+    what = f"building stage {index} of the pipeline ({name})"
+    return call(lambda: resolve_stage(name, args, base_dir), LOADING_S, what, cap=False)
+
+
+def _validate(index: int, name: str, operator: Operator, schema: pa.Schema) -> pa.Schema:
+    """The columns after the stage. A query is run on an empty table for that, which may not end either."""
+    what = f"checking stage {index} of the pipeline ({name}) on a batch without rows"
+    # Data-Juicer is imported here, which takes long on a busy machine and does end.
+    cap = not isinstance(operator, JuicerOperator)
+    return call(lambda: operator.validate_schema(schema), DEFAULT_S, what, cap=cap)
+
+
+def _options(args: object) -> tuple[object, RunOptions]:
+    """A stage's own arguments, and how it is to be run."""
+    if not isinstance(args, Mapping) or "run" not in args:
+        return args, RunOptions()
+    try:
+        options = parse_config(RunOptions, args["run"])
+    except ConfigError as error:
+        raise ConfigError(f"run: {error.what}", value=error.value, allowed=error.allowed, todo=error.todo) from error
+    assert isinstance(options, RunOptions)
+    return {key: value for key, value in args.items() if key != "run"}, options
+
+
+def _check_rowwise(operator: Operator, options: RunOptions) -> None:
+    if not operator.rowwise and (options.concurrency > 1 or options.batch_rows is not None):
+        raise ConfigError(
+            "this stage sees whole groups, so its batches cannot be cut", value={"run": options.model_dump(exclude_defaults=True)},
+            allowed="run: {retries: N, timeout_s: SECONDS}", todo="leave run.batch_rows and run.concurrency out",
+        )  # fmt: skip
+
+
+def _check_questions(operator: Operator, before: Sequence[Stage]) -> None:
+    """A person is asked a question of a name once about a row: the second stage would take the first one's answer for its own."""
+    for stage in before:
+        twice = (operator.asks or frozenset()) & (stage.operator.asks or frozenset())
+        if twice:
+            raise ConfigError(
+                f"asks a question of a name that stage {stage.index} ({stage.name}) asks already", value=min(twice),
+                todo="give it another one with the argument name",
+            )  # fmt: skip
+
+
+def _entries(spec: object) -> Sequence[object]:
+    if spec is None:
+        return []
+    if isinstance(spec, str | Mapping) or not isinstance(spec, Sequence):
+        raise ConfigError(
+            "a pipeline is not a list of stages",
+            value=spec,
+            allowed="a list of {stage name: arguments}",
+            todo="put '- ' before each stage",
+        )
+    return spec
+
+
+def _name_and_args(index: int, entry: object) -> tuple[str, object]:
+    if isinstance(entry, str):
+        return entry, None
+    if not isinstance(entry, Mapping) or len(entry) != 1:
+        raise ConfigError(
+            f"stage {index} of the pipeline is not one stage name with its arguments",
+            value=entry,
+            allowed="one {stage name: arguments} per list entry",
+            todo="start each stage with its own '- ' and indent its arguments below its name",
+        )
+    name, args = next(iter(entry.items()))
+    return str(name), args

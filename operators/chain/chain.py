@@ -1,0 +1,319 @@
+"""A list of stages from YAML, and one pass of a batch of whole groups through it.
+
+Invariants: every row of the input gets exactly one decision; every dropped row has a stage and a reason; rows in are
+rows kept plus rows dropped for every stage; the input table is never changed; the same chain on the same table decides
+the same.
+
+Two rules belong to the chain rather than to a stage. A group left with fewer than `min_group_size` rollouts is dropped
+whole, on the account of the stage that left it so (under the name `min_group_size` if it came in too small). A row
+whose reward is null, NaN or infinite at the end is dropped under the name `reward`: it would turn every weight into NaN.
+
+A stage that raises ends the pass with a `StageError`: nothing is decided for the batch, and the caller may try again
+with smaller batches to find the row that does it. A group with a row that waits for a person is left out of the decisions.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from operators.base import (
+    BATCH_SCHEMA,
+    IDENTITY_COLUMNS,
+    CreatedGroup,
+    CreatedTask,
+    StageContext,
+    StageOutcome,
+    is_ours,
+)
+from operators.chain.apply import Applied, apply_stage
+from operators.chain.batch_pass import Pass
+from operators.chain.rules import short_groups, spoilt_rewards, without_reward
+from operators.chain.stage import Known, Stage, StageRun, StageScores, WaitingRow, at, failed
+from rftdata.errors import OperatorError, PluginError, RftError, TimeLimitError
+from rftdata.user_code.time_limits import LOADING_S, call
+from rftdata.writing.writer import NO_PIPELINE
+
+MIN_GROUP_SIZE = "min_group_size"
+"""Stage name of the group rule where no stage of the chain is to blame."""
+REWARD = "reward"
+"""Stage name of the rule that a kept row has a finite reward."""
+REVIEWS = "reviews"
+DEFAULT_PRIORITY = 0.0
+
+DECISION_SCHEMA = pa.schema(
+    [
+        pa.field("experience_id", pa.int64(), nullable=False),
+        pa.field("kept", pa.bool_(), nullable=False),
+        ("stage", pa.string()),
+        ("reason", pa.string()),
+        ("reward", pa.float64()),
+        pa.field("priority", pa.float64(), nullable=False),
+    ]
+)
+
+Watch = Callable[[Stage, pa.Table, pa.Table, StageOutcome], None]
+"""Called after every stage with the table before it, the table after it (dropped rows still in), and what it decided."""
+
+
+@dataclass(frozen=True)
+class ChainResult:
+    """What a chain decided.
+
+    Attributes:
+        decisions: one row per input row, in input order, with `DECISION_SCHEMA`; rows of groups that wait for a person are not
+            among them. `reward` is what the stages made of it, null where none changed it and for dropped rows.
+        stages: one entry per stage that ran, in order.
+        scores: what scoring stages computed, to be stored.
+        waiting: what people are asked.
+        created: new tasks and experiences, to be stored.
+    """
+
+    decisions: pa.Table
+    stages: list[StageRun]
+    scores: list[StageScores] = field(default_factory=list)
+    waiting: list[WaitingRow] = field(default_factory=list)
+    created: list[CreatedTask | CreatedGroup] = field(default_factory=list)
+
+
+@dataclass
+class Chain:
+    """Stages in order. Build with `operators.chain.build.build_chain`; not safe for several threads at once.
+
+    Attributes:
+        stages: the stages.
+        min_group_size: a group with fewer kept rollouts is dropped; 1 switches the rule off.
+        require_reward: whether a kept row needs a finite reward.
+    """
+
+    stages: list[Stage]
+    min_group_size: int = 1
+    require_reward: bool = True
+    _prepared: bool = field(default=False, repr=False)
+
+    @cached_property
+    def version(self) -> str:
+        """Digest of everything that determines decisions: names, resolved arguments, the chain's own rules.
+
+        Without stages it is `NO_PIPELINE`: complete groups then go to the trainer as they are written.
+        """
+        if not self.stages:
+            return NO_PIPELINE
+        spec = [[stage.written, stage.operator.spec()] for stage in self.stages]
+        text = json.dumps([spec, self.min_group_size, self.require_reward], sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The columns that `run` needs; all of `BATCH_SCHEMA` (but `priority`) if some stage may read any of them."""
+        needed = set(IDENTITY_COLUMNS) | {"reward"}
+        for stage in self.stages:
+            needed |= set(BATCH_SCHEMA.names) if stage.operator.reads is None else stage.operator.reads
+            needed |= {REVIEWS} if stage.operator.may_ask else set()
+        return frozenset(needed & set(BATCH_SCHEMA.names)) - {"priority"}
+
+    @property
+    def score_keys(self) -> list[str]:
+        """Keys under which stored scores are looked up before a run."""
+        return list(dict.fromkeys(stage.score_key for stage in self.stages if stage.score_key))
+
+    def prepare(self, context: StageContext | None = None) -> None:
+        """Open what stages need (imports, models). A missing package is found here, before the first batch.
+
+        Raises:
+            PluginError: a stage's package is missing; names the stage and what to install.
+        """
+        context = context or StageContext()
+        for stage in self.stages if not self._prepared else ():
+            try:
+                _prepare(stage, context)
+            except TimeLimitError:
+                raise  # it names the stage itself
+            except RftError as error:
+                raise at(stage.index, stage.name, error) from error
+        self._prepared = True
+
+    def close(self) -> None:
+        """Close what `prepare` opened."""
+        for stage in self.stages if self._prepared else ():
+            stage.operator.close()
+        self._prepared = False
+
+    def run(
+        self, table: pa.Table, min_group_size: int | None = None, *, known: Known | None = None, watch: Watch | None = None
+    ) -> ChainResult:  # fmt: skip
+        """Decide on every row of a batch of whole groups.
+
+        Args:
+            table: one row per experience with at least the columns in `columns`; other columns are allowed.
+            min_group_size: overrides the chain's own.
+            known: scores that are stored already.
+            watch: is shown what every stage does.
+
+        Raises:
+            StageError: a stage raised; names it. Nothing is decided for the batch.
+            OperatorError: the table itself is wrong.
+        """
+        self.prepare()
+        table = self._checked(table)
+        group_size = self.min_group_size if min_group_size is None else min_group_size
+        going = Pass(table)
+        self._drop_short(going, group_size, 0, "came in")
+        for stage in self.stages:
+            self._run_stage(stage, going, group_size, known or {}, watch)
+        if self.require_reward:
+            index = len(self.stages) + 1
+            _own_rule(going, REWARD, index, without_reward(going.column(REWARD), "the reward is "))
+            self._drop_short(going, group_size, index, "left with a reward")
+        found = going.found
+        return ChainResult(_decisions(going), found.runs, found.scores, found.waiting, found.created)
+
+    @staticmethod
+    def _drop_short(going: Pass, group_size: int, index: int, left: str) -> None:
+        if group_size > 1:
+            _own_rule(going, MIN_GROUP_SIZE, index, short_groups(going.groups, going.position, group_size, left))
+
+    def _checked(self, table: pa.Table) -> pa.Table:
+        # A stage that reads whatever there is does not insist on any column.
+        read = IDENTITY_COLUMNS.union({REWARD}, *(stage.operator.reads or () for stage in self.stages))
+        missing = sorted((read & self.columns) - set(table.column_names))
+        if missing:
+            raise OperatorError(
+                f"the batch lacks the column {missing[0]!r}, which the chain reads",
+                value=", ".join(table.column_names),
+                allowed=", ".join(sorted(self.columns)),
+            )
+        if pc.count_distinct(table["experience_id"]).as_py() != table.num_rows or table["experience_id"].null_count:
+            raise OperatorError("the batch has an experience_id twice, or none in some row", value=table.num_rows)
+        if table.schema.field("reward").type != pa.float64():
+            table = table.set_column(table.column_names.index("reward"), "reward", table["reward"].cast(pa.float64()))
+        if "priority" not in table.column_names:
+            table = table.append_column("priority", pa.array(np.full(table.num_rows, DEFAULT_PRIORITY)))
+        return table.combine_chunks()
+
+    def _run_stage(self, stage: Stage, going: Pass, group_size: int, known: Known, watch: Watch | None) -> None:
+        started = time.perf_counter()
+        found, operator = going.found, stage.operator
+        before = going.table() if watch is not None else None
+        try:
+            given = going.table(None if operator.reads is None else operator.reads | IDENTITY_COLUMNS)
+            applied = apply_stage(stage, given, known) if going.num_rows else Applied(StageOutcome.keep_all(0))
+            outcome = _without_answered(applied.outcome, going)
+            spoilt = _put_in_place(going, outcome)
+        except PluginError as error:
+            # A missing package fails the same way for every row: no smaller batch would help.
+            raise at(stage.index, stage.name, error) from error
+        except Exception as error:
+            raise failed(stage, error, going.num_rows, time.perf_counter() - started, found) from error
+        if watch is not None and before is not None:
+            watch(stage, before, going.table(), outcome)
+        reasons = outcome.reasons if spoilt is None else pc.coalesce(outcome.reasons, spoilt)
+        stays = going.set_aside(outcome, stage.name)
+        if stays is not None:
+            reasons = reasons.filter(pa.array(stays))
+        came = going.num_rows
+        dropped = going.drop(reasons, stage.name)
+        if dropped and group_size > 1:
+            left = f"left after {stage.name}"
+            dropped += going.drop(short_groups(going.groups, going.position, group_size, left), stage.name)
+        found.created += outcome.created
+        # The same operator twice, with other bounds, computes the same scores: they are reported once.
+        if applied.scores is not None and applied.scores.score_key not in {one.score_key for one in found.scores}:
+            found.scores.append(applied.scores)
+        seconds = time.perf_counter() - started
+        found.runs.append(
+            StageRun(stage.name, stage.index, came, came - dropped, dropped, seconds, len(outcome.created))
+        )
+
+
+def _prepare(stage: Stage, context: StageContext) -> None:
+    """Make a stage ready. Ours may load large models and take as long as they need."""
+    prepare = functools.partial(stage.operator.prepare, context)
+    if is_ours(stage.operator):
+        prepare()
+        return
+    timeout_s = max(LOADING_S, stage.options.timeout_s or 0.0)
+    call(prepare, timeout_s, f"`prepare` of stage {stage.index} of the pipeline ({stage.name})", cap=False)
+
+
+def _without_answered(outcome: StageOutcome, going: Pass) -> StageOutcome:
+    """A question that was answered is not asked again: the row passes or is dropped, whatever its stage says."""
+    reviews = going.table([REVIEWS]) if outcome.waiting else pa.table({})
+    if not reviews.column_names:
+        return outcome
+    given = reviews[REVIEWS].to_pylist()
+    reasons, waiting = outcome.reasons.to_pylist(), {}
+    for row, review in outcome.waiting.items():
+        answer = json.loads(given[row]).get(review.name) if given[row] else None
+        if answer == "drop":
+            reasons[row] = reasons[row] or f"review {review.name!r}: drop"
+        elif answer != "pass":
+            waiting[row] = review
+    return replace(outcome, reasons=pa.array(reasons, pa.string()), waiting=waiting)
+
+
+def _put_in_place(going: Pass, outcome: StageOutcome) -> pa.Array | None:
+    """Give the batch the outcome's columns; reasons for rows whose reward the stage spoilt."""
+    spoilt = None
+    for name, values in outcome.columns.items():
+        if name in (REWARD, "priority"):
+            values = pc.cast(values, pa.float64())
+        before = going.column(REWARD) if name == REWARD else None
+        going.set(name, values)
+        if before is not None:
+            spoilt = spoilt_rewards(before, going.column(REWARD))
+    return spoilt
+
+
+def _own_rule(going: Pass, name: str, index: int, reasons: pa.Array | None) -> None:
+    rows_in = going.num_rows
+    dropped = going.drop(reasons, name)
+    if dropped:
+        going.found.runs.append(StageRun(name, index, rows_in, rows_in - dropped, dropped, 0.0))
+
+
+def _decisions(going: Pass) -> pa.Table:
+    table, num_rows, position = going.given, going.given.num_rows, going.position
+    kept = np.zeros(num_rows, bool)
+    kept[position] = True
+    stages, reasons = going.dropped()
+    priority = table["priority"].combine_chunks().to_numpy(zero_copy_only=False).astype(float)
+    if "priority" in going.changed:
+        priority[position] = going.column("priority").to_numpy(zero_copy_only=False)
+    decisions = pa.table(
+        [
+            table["experience_id"].cast(pa.int64()),
+            pa.array(kept),
+            stages,
+            reasons,
+            _changed_rewards(going),
+            pa.array(np.nan_to_num(priority, nan=DEFAULT_PRIORITY, posinf=None, neginf=None)),
+        ],
+        schema=DECISION_SCHEMA,
+    )
+    waiting = pa.array(sorted({row.group_id for row in going.found.waiting}), pa.int64())
+    return decisions.filter(pc.invert(pc.is_in(table["group_id"], waiting))) if len(waiting) else decisions
+
+
+def _changed_rewards(going: Pass) -> pa.Array:
+    """The reward of each kept row that some stage changed; null for all others."""
+    if REWARD not in going.changed:
+        return pa.nulls(going.given.num_rows, pa.float64())
+    num_rows, after = going.given.num_rows, going.column(REWARD)
+    before = going.given[REWARD].combine_chunks().take(pa.array(going.position))
+    # Null-safe comparison: a reward that a stage filled in counts as changed, NaN that stayed NaN does not.
+    same = pc.fill_null(pc.equal(before, after), False)
+    same = pc.or_(same, pc.and_(pc.is_null(before, nan_is_null=True), pc.is_null(after, nan_is_null=True)))
+    values, changed = np.zeros(num_rows), np.zeros(num_rows, np.bool_)
+    changed[going.position] = ~same.to_numpy(zero_copy_only=False)
+    values[going.position] = pc.fill_null(after, 0.0).to_numpy(zero_copy_only=False)
+    return pa.array(values, pa.float64(), mask=~changed)

@@ -1,0 +1,88 @@
+"""The rules for what a stage may return: columns it declared, a decision per row, questions and new rows that can be stored."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from operators.base import IDENTITY_COLUMNS, CreatedGroup, CreatedTask, Review, StageOutcome
+from operators.chain.stage import Stage, written_columns
+from rftdata.errors import OperatorError
+
+
+def checked(stage: Stage, outcome: StageOutcome, table: pa.Table) -> StageOutcome:
+    """The outcome, if it keeps the rules that hold for all stages.
+
+    Raises:
+        OperatorError: which rule it breaks.
+    """
+    checked_reasons(outcome, table)
+    _check_waiting(outcome, table.num_rows)
+    for made in outcome.created:
+        check_created(made)
+    written = written_columns(stage.operator)
+    for name, values in outcome.columns.items():
+        if name in IDENTITY_COLUMNS:
+            raise OperatorError(f"changes {name}, which says where a row belongs and is fixed")
+        if written is not None and name not in written:
+            raise OperatorError(
+                f"returned the column {name}, which it does not declare", allowed=", ".join(sorted(written)) or "none",
+                todo="add it to `writes` of the operator",
+            )  # fmt: skip
+        if len(values) != table.num_rows:
+            raise OperatorError(f"returned {len(values)} values of {name} for {table.num_rows} rows")
+    missing = sorted(set(stage.operator.scores) - set(outcome.columns))
+    if missing:
+        raise OperatorError(f"scores {missing[0]}, and did not return it")
+    if stage.operator.scores and outcome.reasons.null_count < table.num_rows:
+        raise OperatorError(
+            "drops rows while it scores", todo="let `apply` score, and `decide` or a stage after it decide"
+        )
+    return outcome
+
+
+def checked_reasons(outcome: StageOutcome, table: pa.Table) -> StageOutcome:
+    """The outcome, if it has a reason or null for every row."""
+    if len(outcome.reasons) != table.num_rows:
+        raise OperatorError(f"decided on {len(outcome.reasons)} rows of {table.num_rows}")
+    kind = outcome.reasons.type
+    if not (pa.types.is_null(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise OperatorError(
+            "gives reasons that are no texts", value=str(kind), allowed="a text, or null where a row stays"
+        )
+    return outcome
+
+
+def _check_waiting(outcome: StageOutcome, num_rows: int) -> None:
+    waiting: Mapping[Any, Any] = outcome.waiting  # whatever the stage made it
+    for row, review in waiting.items():
+        if isinstance(row, bool) or not isinstance(row, int) or not 0 <= row < num_rows:
+            raise OperatorError("lets a row wait that it was not given", value=row, allowed=f"0 to {num_rows - 1}")
+        if not isinstance(review, Review) or not (
+            review.name and review.otherwise in ("pass", "drop") and 0 < review.timeout_s < math.inf
+        ):
+            raise OperatorError(
+                "asks something that cannot be asked", value=review,
+                allowed="a Review with a name, a finite timeout_s above 0, and otherwise: pass or drop",
+            )  # fmt: skip
+
+
+def check_created(made: object) -> None:
+    """What is made is stored as JSON."""
+    if not isinstance(made, CreatedTask | CreatedGroup):
+        raise OperatorError("made something that is neither a task nor a group", value=type(made).__name__)
+    task = made.task if isinstance(made, CreatedGroup) else made
+    answers = [
+        [list(one.messages), one.response, one.reward, dict(one.metrics)] for one in getattr(made, "answers", ())
+    ]
+    try:
+        json.dumps([[dict(task.payload), dict(task.features)] if task else None, answers])
+    except (TypeError, ValueError) as error:
+        raise OperatorError(
+            f"made a task that JSON cannot hold: {error}", value=task.task_key if task else made.parent_id,
+            allowed="texts, numbers, true, false, null, lists and mappings of these",
+        ) from error  # fmt: skip

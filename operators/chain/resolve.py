@@ -1,0 +1,50 @@
+"""From a stage's name in YAML to an operator, without importing more than that operator needs."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from operators import BUILTINS
+from operators.base import Operator
+from operators.chain.row_function import RowFunction
+from operators.data_juicer.index import operator_names
+from operators.data_juicer.stage import juicer_stage
+from rftdata import plugins
+from rftdata.errors import PluginError
+
+
+def resolve_stage(name: str, args: object, base_dir: Path | None = None) -> Operator:
+    """Return the operator for one entry of a pipeline.
+
+    Raises:
+        PluginError: nobody knows the name, or it stands for something that is not a stage.
+        ConfigError: its arguments are wrong.
+    """
+    own = plugins.names("operator", BUILTINS)
+    is_path = ":" in name or "." in name
+    if not is_path and name not in own:
+        juicer = operator_names()
+        if name in juicer:
+            return juicer_stage(name, args)
+        near = difflib.get_close_matches(name, [*own, *juicer], n=1)
+        raise PluginError(
+            "unknown operator",
+            value=name,
+            allowed=f"{', '.join(own)}, or one of {len(juicer)} Data-Juicer operators by its own name",
+            todo=f"did you mean {near[0]!r}?"
+            if near
+            else "for your own operator write './file.py:attr' or 'package.module:attr'",
+        )
+    target = plugins.load("operator", name, BUILTINS, base_dir)
+    if isinstance(target, type) and issubclass(target, Operator):
+        operator = target.from_args(args)
+        operator.base_dir = base_dir or Path.cwd()
+        return operator
+    if callable(target) and not isinstance(target, type):
+        return RowFunction(name, target, args)
+    raise PluginError(
+        "this is not a pipeline stage",
+        value=name,
+        allowed="a subclass of operators.base.Operator, or a function of one row",
+    )

@@ -1,0 +1,227 @@
+"""One entry of a chain: what it is, what it leaves behind, and the errors that name it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from pydantic import Field
+
+from operators.base import CreatedGroup, CreatedTask, Operator, Review, StageConfig
+from rftdata.errors import ConfigError, OperatorError, RftError, TimeLimitError
+from rftdata.pipeline.verdicts import STAGE_FAILED, KnownScore
+
+_MAX_REASON = 500
+
+Known = Mapping[str, Mapping[int, KnownScore]]
+"""Scores stored already: score key -> experience_id -> what was scored, and the score."""
+
+
+class RunOptions(StageConfig):
+    """How a stage is run; written under its key `run`, and no part of what it decides."""
+
+    batch_rows: int | None = Field(default=None, ge=1, description="Most rows of a part; the batch is cut into parts.")
+    concurrency: int = Field(default=1, ge=1, le=256, description="Parts that run at the same time.")
+    retries: int = Field(
+        default=0, ge=0, le=20, description="Further tries of a part that failed; pauses double up to 10 s."
+    )
+    timeout_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="Longest time of one call; 600 s by default, and more for stages that run or ask a model.",
+    )
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One entry of a chain: its place (from 1), the operator, and how it is run.
+
+    Attributes:
+        name: in verdicts and reports: as written in YAML; `sql#2` where another stage before it is called `sql`.
+        score_key: digest of what determines its scores besides its input; empty where it has none.
+        written: the name in YAML.
+    """
+
+    index: int
+    name: str
+    operator: Operator
+    options: RunOptions = field(default_factory=RunOptions)
+    score_key: str = ""
+    written: str = ""
+
+    def timeout_s(self, num_rows: int) -> float:
+        """How long one call on so many rows may take."""
+        if self.options.timeout_s is not None:
+            return self.options.timeout_s
+        return self.operator.timeout_s + self.operator.seconds_per_row * num_rows
+
+    def on_rows(self, table: pa.Table) -> str:
+        """The stage and the rows it is called on, as the subject of a sentence."""
+        ids = table["experience_id"]
+        rows = f"{ids[0].as_py()} to {ids[-1].as_py()}" if len(ids) > 1 else ids[0].as_py()
+        return f"stage {self.index} of the pipeline ({self.name}) on {len(ids)} row{'s' * (len(ids) > 1)} ({rows})"
+
+
+@dataclass(frozen=True)
+class StageRun:
+    """One stage over one batch: a row of `operator_run`. Stages count from 1; 0 and n+1 are the chain's own rules."""
+
+    stage: str
+    index: int
+    rows_in: int
+    rows_kept: int
+    rows_dropped: int
+    seconds: float
+    rows_created: int = 0
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class StageScores:
+    """What a stage computed now.
+
+    Attributes:
+        table: `experience_id` and its score columns, one row per experience.
+        input_digests: of what each of them was scored by (see `operators.chain.input_digests`); null: the score is never used again.
+    """
+
+    stage: str
+    score_key: str
+    table: pa.Table
+    input_digests: pa.Array
+
+
+@dataclass(frozen=True)
+class WaitingRow:
+    """A row that a person is asked about; its group is decided once that is answered or too late."""
+
+    experience_id: int
+    group_id: int
+    stage: str
+    review: Review
+
+
+class SilentEndpointError(OperatorError):
+    """An endpoint said nothing at all, so no smaller batch would help."""
+
+
+class StageError(OperatorError):
+    """A stage raised.
+
+    Attributes:
+        run: its row for `operator_run`.
+        stages: those that ran before it.
+        scores: what they computed: the next try need not do it again.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        value: object = None,
+        allowed: str | None = None,
+        todo: str | None = None,
+        run: StageRun | None = None,
+        stages: Sequence[StageRun] = (),
+    ) -> None:
+        super().__init__(what, value=value, allowed=allowed, todo=todo)
+        self.run = run
+        self.stages = list(stages)
+        self.scores: list[StageScores] = []
+
+    @property
+    def reason(self) -> str:
+        """Why a row is dropped on which the stage raised."""
+        return f"{STAGE_FAILED}{self.what}"[:_MAX_REASON]
+
+    def __reduce__(self) -> tuple[object, ...]:
+        options: dict[str, Any] = {
+            "value": self.value,
+            "allowed": self.allowed,
+            "todo": self.todo,
+            "run": self.run,
+            "stages": self.stages,
+        }
+        return functools.partial(StageError, **options), (self.what,), {"scores": self.scores}
+
+
+def at(index: int, name: str, error: RftError) -> RftError:
+    """The same error, saying which stage it is about."""
+    kind = type(error) if isinstance(error, ConfigError) else OperatorError
+    return kind(
+        f"stage {index} of the pipeline ({name}): {error.what}",
+        value=error.value,
+        allowed=error.allowed,
+        todo=error.todo,
+    )
+
+
+def identify(index: int, name: str, operator: Operator, options: RunOptions, before: Sequence[Stage]) -> Stage:
+    """The stage after `before`, with the key of its scores.
+
+    The key covers the stage itself and those before it that changed what it reads, directly or through others. Which rows and values
+    they leave it is not in the key: that is compared score by score.
+    """
+    shown = _name_among(name, before)
+    if not operator.scores:
+        return Stage(index, shown, operator, options, written=name)
+    reads, behind = operator.reads, []
+    for stage in reversed(before):
+        written = written_columns(stage.operator)
+        if reads is None or written is None or written & reads:
+            behind.append([stage.written, stage.operator.spec()])
+            reads = None if reads is None or stage.operator.reads is None else reads | stage.operator.reads
+    what: list[Any] = [name, operator.score_spec(), behind]
+    if not operator.rowwise:
+        # The same stage again finds fewer siblings, and has other scores.
+        again = sum(stage.written == name and stage.operator.score_spec() == what[1] for stage in before)
+        what += [again] if again else []
+    text = json.dumps(what, sort_keys=True, separators=(",", ":"))
+    return Stage(index, shown, operator, options, hashlib.sha256(text.encode()).hexdigest()[:16], name)
+
+
+def _name_among(name: str, before: Sequence[Stage]) -> str:
+    again = sum(stage.written == name for stage in before)
+    return f"{name}#{again + 1}" if again else name
+
+
+def written_columns(operator: Operator) -> frozenset[str] | None:
+    """The columns that a stage may return; None: any."""
+    return None if operator.writes is None else operator.writes | frozenset(operator.scores)
+
+
+@dataclass
+class Findings:
+    """What a pass collects beside its decisions."""
+
+    runs: list[StageRun] = field(default_factory=list)
+    scores: list[StageScores] = field(default_factory=list)
+    waiting: list[WaitingRow] = field(default_factory=list)
+    created: list[CreatedTask | CreatedGroup] = field(default_factory=list)
+
+
+def failed(stage: Stage, error: Exception, rows_in: int, seconds: float, found: Findings) -> StageError:
+    """The error that says which stage raised on how many rows."""
+    made = _failed(stage, error, rows_in, seconds, found.runs)
+    made.scores = list(found.scores)
+    return made
+
+
+def _failed(stage: Stage, error: Exception, rows_in: int, seconds: float, done: Sequence[StageRun]) -> StageError:
+    run = StageRun(stage.name, stage.index, rows_in, 0, 0, seconds, error=f"{type(error).__name__}: {error}")
+    if isinstance(error, TimeLimitError):  # it names the stage itself
+        return StageError(error.what, value=error.value, allowed=error.allowed, todo=error.todo, run=run, stages=done)
+    what = f"stage {stage.index} of the pipeline ({stage.name}) failed on a batch of {rows_in} rows: "
+    if isinstance(error, RftError):
+        return StageError(
+            what + error.what, value=error.value, allowed=error.allowed, todo=error.todo, run=run, stages=done
+        )
+    return StageError(
+        f"{what}{type(error).__name__}: {error}", run=run, stages=done,
+        todo="run smaller batches to find the row that does it, or mend the stage",
+    )  # fmt: skip

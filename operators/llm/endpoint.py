@@ -1,0 +1,357 @@
+"""A model to ask: an OpenAI-compatible server, or the run's own policy.
+
+Both answer a list of chats with a reply each, in order. A call that fails is a reply with an error, never an exception: what
+it means for a row is the stage's to say. Calls run at the same time, failures that may pass are tried again, and nothing is
+sent that the budget does not allow.
+
+Secrets: the configuration names an environment variable (`api_key_env`). Its value is read when the endpoint is opened, stands
+in no configuration, specification or log, and is taken out of what a server says about a failed call.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Protocol
+from urllib.parse import urlsplit
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from operators.base import Messages, StageConfig, StageContext, check_plain, parse_config
+from rftdata.errors import ConfigError
+from rftdata.pipeline.budget import Limits, Usage, UsageLedger
+
+_CHARACTERS_PER_TOKEN = 3
+"""Fewer than tokenizers need for most texts: an estimate of tokens that is rather too high."""
+
+
+@dataclass(frozen=True)
+class Chat:
+    """What is asked: messages up to a user's, and the JSON schema that the answer should have."""
+
+    messages: Messages
+    schema: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came back: a text, or why there is none."""
+
+    text: str = ""
+    error: str | None = None
+    cut_off: bool = False
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How an answer is sampled; `temperature` 0 and a seed make it repeatable, as far as the server keeps them."""
+
+    max_tokens: int
+    temperature: float
+    seed: int | None
+
+
+class Endpoint(Protocol):
+    """Something that answers chats."""
+
+    def ask(self, chats: Sequence[Chat]) -> list[Reply]:
+        """A reply per chat."""
+
+    def close(self) -> None:
+        """Let go of connections."""
+
+
+class EndpointConfig(StageConfig):
+    """An OpenAI-compatible server.
+
+    `url`: up to and including `/v1`; `model`: its name there; `api_key_env`: environment variable with the key; `name`: stands for
+    url and model in the pipeline's version and the keys of scores, so that the same judge may move to another address;
+    `concurrency`: requests in flight; `timeout_s`: of one request; `retries`: further tries after a 408, 409, 425, 429, 5xx, a
+    time-out or a broken connection; `backoff_s`: pause before the first, doubled each time; `max_wait_s`: longest pause, also
+    when the server asks for a longer one; `structured`: send the JSON schema of the answer, `auto` stops at the first refusal;
+    `extra`: further keys of the request, such as `top_p`.
+    """
+
+    url: str
+    model: str = Field(min_length=1)
+    api_key_env: str | None = None
+    name: str | None = None
+    concurrency: int = Field(default=16, ge=1, le=1024)
+    timeout_s: float = Field(default=60.0, gt=0)
+    retries: int = Field(default=4, ge=0, le=20)
+    backoff_s: float = Field(default=0.5, gt=0)
+    max_wait_s: float = Field(default=60.0, gt=0)
+    structured: Literal["auto", "always", "never"] = "auto"
+    extra: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("url")
+    @classmethod
+    def _plain_url(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if parts.username or parts.password or parts.query:
+            # Without the value: it may be a secret.
+            raise ConfigError(
+                "endpoint.url has a user, a password or a query in it", allowed="scheme, host, port and path",
+                todo="put the key into an environment variable and name that in endpoint.api_key_env",
+            )  # fmt: skip
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("it is not an http:// or https:// address")
+        return url.rstrip("/").removesuffix("/chat/completions")
+
+    @field_validator("api_key_env")
+    @classmethod
+    def _name_of_a_variable(cls, name: str | None) -> str | None:
+        if name is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise ConfigError(  # without the value: it may be the key itself
+                "endpoint.api_key_env is not the name of an environment variable",
+                todo="export the key under a name and write that name",
+            )
+        return name
+
+    @field_validator("extra")
+    @classmethod
+    def _leaves_ours_alone(cls, extra: dict[str, Any]) -> dict[str, Any]:
+        # max_tokens, too: by the stage's own the budget reserves.
+        ours = sorted({"model", "messages", "stream", "n", "response_format", "max_tokens"} & extra.keys())
+        if ours:
+            raise ValueError(f"{ours[0]!r} is set by the stage itself")
+        check_plain(extra)
+        return extra
+
+    def identity(self) -> dict[str, Any]:
+        """What determines its answers, for the specification of a stage; neither how it is called nor any secret."""
+        where = {"name": self.name} if self.name else {"url": self.url, "model": self.model}
+        return {**where, "structured": self.structured, "extra": self.extra}
+
+
+class BudgetConfig(StageConfig):
+    """The most that a stage may spend in a run, across restarts and workers.
+
+    `max_calls`: requests, repeated ones too; `max_tokens`: of prompts and answers; `max_cost`: by `prompt_price` and
+    `response_price`, both per million tokens; `name`: stages that give the same name share one budget, others count by
+    their own name in the pipeline (`llm_judge#2`).
+    """
+
+    max_calls: int | None = Field(default=None, ge=0)
+    max_tokens: int | None = Field(default=None, ge=0)
+    max_cost: float | None = Field(default=None, ge=0)
+    prompt_price: float = Field(default=0.0, ge=0, description="Of a million tokens of prompts.")
+    response_price: float = Field(default=0.0, ge=0, description="Of a million tokens of answers.")
+    name: str | None = None
+
+    @model_validator(mode="after")
+    def _cost_needs_prices(self) -> BudgetConfig:
+        if self.max_cost is not None and not (self.prompt_price or self.response_price):
+            raise ValueError("max_cost needs prompt_price or response_price")
+        return self
+
+    def cost(self, prompt_tokens: int, response_tokens: int) -> float:
+        """Of one call."""
+        return (prompt_tokens * self.prompt_price + response_tokens * self.response_price) / 1e6
+
+    def most(self, chat: Chat, max_tokens: int) -> Usage:
+        """What a call may take at most, and reserves."""
+        tokens = estimated_tokens(chat)
+        return Usage(1, tokens + max_tokens, self.cost(tokens, max_tokens))
+
+    def check_allows(self, chat: Chat, max_tokens: int) -> None:
+        """Refuse limits that no call keeps, not even this one with nothing filled in.
+
+        Raises:
+            ConfigError: they would refuse every call.
+        """
+        call = self.most(chat, max_tokens)
+        for key, limit, takes in (("max_tokens", self.max_tokens, call.tokens), ("max_cost", self.max_cost, call.cost)):
+            if limit is not None and limit < takes:
+                raise ConfigError(
+                    f"budget.{key} allows no call: each reserves what it may take, {takes:.10g} before anything is filled in"
+                    f" ({call.tokens - max_tokens} tokens of the prompt, max_tokens {max_tokens} of the answer)",
+                    value=limit, todo=f"raise budget.{key}, or lower the stage's max_tokens",
+                )  # fmt: skip
+
+
+def _policy_or_server(value: object) -> object:
+    if isinstance(value, str) and value != "policy":
+        raise ConfigError(  # a value that is no plain word is not repeated: an address may have a password in it
+            "endpoint is no model to ask", value=value if value.isidentifier() else None,
+            allowed="policy, or a mapping with url and model", todo="write policy for the run's own model",
+        )  # fmt: skip
+    return value
+
+
+def _nested(key: str, config_class: type[StageConfig]) -> BeforeValidator:
+    """Validates a mapping inside a stage's arguments with the same clear sentences as the arguments themselves."""
+
+    def validate(value: object) -> object:
+        if isinstance(value, str | config_class):
+            return value
+        try:
+            return parse_config(config_class, value)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{key}: {error.what}", value=error.value, allowed=error.allowed, todo=_hint(error)
+            ) from error
+
+    return BeforeValidator(validate)
+
+
+def _hint(error: ConfigError) -> str | None:
+    if "'api_key'" in error.what or "'key'" in error.what:
+        return "keys do not belong in a configuration: export the key and name the variable in api_key_env"
+    return error.todo
+
+
+AnyEndpoint = Annotated[
+    Literal["policy"] | EndpointConfig, _nested("endpoint", EndpointConfig), BeforeValidator(_policy_or_server)
+]
+"""`policy`, or the keys of `EndpointConfig`."""
+Budget = Annotated[BudgetConfig, _nested("budget", BudgetConfig)]
+
+
+class Meter:
+    """What calls may cost and did cost, against one budget.
+
+    Args:
+        name: of the budget in the ledger.
+        budget: limits and prices.
+        ledger: counts.
+        max_tokens: of an answer.
+    """
+
+    def __init__(self, name: str, budget: BudgetConfig, ledger: UsageLedger, max_tokens: int) -> None:
+        self.name = budget.name or name
+        self._budget = budget
+        self._ledger = ledger
+        self._limits = Limits(budget.max_calls, budget.max_tokens, budget.max_cost)
+        self._max_tokens = max_tokens
+
+    def reserve(self, chat: Chat) -> Usage | None:
+        """What the call may cost at most, now spent; None where the budget does not allow it."""
+        amount = self._budget.most(chat, self._max_tokens)
+        return amount if self._ledger.reserve(self.name, amount, self._limits) else None
+
+    def settle(self, reserved: Usage, prompt_tokens: int, response_tokens: int) -> None:
+        """Note what a call did cost."""
+        cost = self._budget.cost(prompt_tokens, response_tokens)
+        self._ledger.settle(self.name, reserved, Usage(1, prompt_tokens + response_tokens, cost))
+
+    def used_up(self, chat: Chat) -> str:
+        """Why a call is not made, for people."""
+        spent, limits, call = self._ledger.spent(self.name), self._limits, self._budget.most(chat, self._max_tokens)
+        counted = [
+            (used, limit, takes, unit)
+            for used, limit, takes, unit in (
+                (spent.calls, limits.max_calls, 1, "calls"), (spent.tokens, limits.max_tokens, call.tokens, "tokens"),
+                (spent.cost, limits.max_cost, call.cost, "cost"),
+            )
+            if limit is not None
+        ]  # fmt: skip
+        gone = ", ".join(f"{used:.10g} of {limit:.10g} {unit}" for used, limit, _, unit in counted)
+        takes = ", ".join(f"{takes:.10g} {unit}" for _, _, takes, unit in counted if unit != "calls")
+        return f"the budget {self.name!r} allows no further call: {gone} are spent" + (
+            f", and such a call may take {takes}" if takes else ""
+        )
+
+
+def estimated_tokens(chat: Chat) -> int:
+    """Of a chat, rather too many than too few."""
+    return sum(tokens_of(str(message.get("content", ""))) + 8 for message in chat.messages) + 8
+
+
+def tokens_of(text: str) -> int:
+    """Estimate for a text."""
+    return -(-len(text.encode(errors="replace")) // _CHARACTERS_PER_TOKEN)
+
+
+class PolicyEndpoint:
+    """The run's policy, through `StageContext.generate`; it tells no token counts, so tokens are estimated. For several threads."""
+
+    def __init__(self, context: StageContext, sampling: Sampling, meter: Meter) -> None:
+        if context.generate is None:
+            raise ConfigError(
+                "endpoint: policy needs the run's model, which there is none of here",
+                allowed="policy in the pipeline of a run with a model, or {url: …, model: …}", todo="name a server",
+            )  # fmt: skip
+        self._generate = context.generate
+        self._sampling = sampling
+        self._meter = meter
+        self._num_flying = 0
+        self._landed = threading.Condition()
+
+    def ask(self, chats: Sequence[Chat]) -> list[Reply]:
+        replies: dict[int, Reply] = {}
+        waiting = list(enumerate(chats))
+        # What is settled gives back the rest of its reservation, so that calls refused at first may fit.
+        while waiting:
+            granted = self._reserve(waiting)
+            if not granted:
+                break
+            try:
+                answers = self._answers(granted)
+            finally:
+                with self._landed:
+                    self._num_flying -= len(granted)
+                    self._landed.notify_all()
+            for (place, _, _), reply in zip(granted, answers, strict=True):
+                replies[place] = reply
+            waiting = [(place, chat) for place, chat in waiting if place not in replies]
+        refused = Reply(error=self._meter.used_up(waiting[0][1])) if waiting else Reply()
+        return [replies.get(place, refused) for place in range(len(chats))]
+
+    def close(self) -> None:
+        """Nothing is held: the run owns its model."""
+
+    def _reserve(self, waiting: Sequence[tuple[int, Chat]]) -> list[tuple[int, Chat, Usage]]:
+        """Those that the budget allows now. Where it allows none it waits for what calls of other threads give back."""
+        with self._landed:
+            while True:
+                granted = [
+                    (place, chat, held) for place, chat in waiting if (held := self._meter.reserve(chat)) is not None
+                ]
+                self._num_flying += len(granted)
+                if granted or not self._num_flying:
+                    return granted
+                self._landed.wait()
+
+    def _answers(self, granted: Sequence[tuple[int, Chat, Usage]]) -> list[Reply]:
+        sampling = self._sampling
+        found: Sequence[str | Exception]
+        try:
+            found = self._generate([chat.messages for _, chat, _ in granted], sampling.max_tokens, sampling.temperature)
+        except Exception as error:  # noqa: BLE001 - whatever ails the engine, a call that failed is data
+            found = [error] * len(granted)
+        return [self._settled(chat, held, one) for (_, chat, held), one in zip(granted, found, strict=True)]
+
+    def _settled(self, chat: Chat, held: Usage, found: str | Exception) -> Reply:
+        if isinstance(found, Exception):
+            self._meter.settle(held, 0, 0)
+            return Reply(error=f"the policy did not answer: {type(found).__name__}: {found}"[:500])
+        self._meter.settle(held, estimated_tokens(chat), tokens_of(found))
+        return Reply(found)
+
+
+def open_endpoint(
+    config: EndpointConfig | Literal["policy"], context: StageContext, sampling: Sampling, meter: Meter
+) -> Endpoint:
+    """Open what a stage asks.
+
+    Raises:
+        ConfigError: no policy here, or the variable with the key is not set.
+        PluginError: the HTTP client is not installed.
+    """
+    if config == "policy":
+        return PolicyEndpoint(context, sampling, meter)
+    key = None
+    if config.api_key_env is not None:
+        key = os.environ.get(config.api_key_env)
+        if not key:
+            raise ConfigError(
+                f"the environment variable {config.api_key_env}, which endpoint.api_key_env names, is not set",
+                todo=f"export {config.api_key_env}=… for the process that runs the pipeline",
+            )
+    from operators.llm.openai import OpenAIEndpoint
+
+    return OpenAIEndpoint(config, key, sampling, meter)

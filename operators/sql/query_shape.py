@@ -1,0 +1,139 @@
+"""What a query over the batch needs and what it changes, read off DuckDB's own tree of it.
+
+Most queries take all columns (`SELECT *`), look at two and change one. Found out here, only those two are given to the query and only
+the one is taken from it: texts that a stage does not look at are then never copied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import pyarrow as pa
+
+from operators.sql.sandbox import SEEDED, TIME_WORDS, is_changing, open_sandbox
+from rftdata.errors import OperatorError
+
+_BY_PLACE = ("STAR", "POSITIONAL_REFERENCE")
+"""What stands for other columns where there are fewer."""
+
+
+@dataclass(frozen=True)
+class QueryShape:
+    """Attributes:
+    reads: columns of the batch it looks at.
+    changed: columns of its result, in order, that may differ from those of the batch.
+    """
+
+    reads: frozenset[str]
+    changed: tuple[str, ...]
+
+
+def shape(query: str, batch: pa.Schema, result: pa.Schema) -> QueryShape | None:
+    """The shape of a SELECT over `batch` alone whose stars are its own; None for any other, which is to be run as it stands.
+
+    Args:
+        batch: the columns of the batch.
+        result: the columns of the query's result on it.
+    """
+    node = _tree(query)["statements"][0]["node"]
+    if node["type"] != "SELECT_NODE" or node["cte_map"]["map"] or node["from_table"].get("table_name") != "batch":
+        return None
+    names = {"batch", node["from_table"]["alias"]}
+    stars = [entry for entry in node["select_list"] if entry["class"] == "STAR"]
+    if not all(_is_plain(star, names) for star in stars) or node["from_table"].get("column_name_alias"):
+        return None
+    rest = [entry for entry in node["select_list"] if entry["class"] != "STAR"]
+    inner = [[[star["replace_list"], star["exclude_list"]] for star in stars], rest, {**node, "select_list": []}]
+    if any(part.get("class") in _BY_PLACE or _is_row(part, names) for part in _nodes(inner)):
+        return None
+    if stars and any(_is_place(modifier) for modifier in node["modifiers"]):
+        return None
+    # Every text in the tree that is the name of a column counts: more than is needed, and nothing is missed.
+    texts = {text.lower() for text in _texts(inner)}
+    replaced = {entry["key"].lower() for star in stars for entry in star["replace_list"]}
+    own = set(batch.names)
+    changed = [name for name in result.names if not stars or name not in own or name.lower() in replaced]
+    return QueryShape(frozenset(name for name in batch.names if name.lower() in texts), tuple(changed))
+
+
+def refuse_changing(query: str, columns: Collection[str]) -> None:
+    """Refuse a query whose result depends on more than its tables; random numbers are seeded, and may be used, samples with a seed.
+
+    Args:
+        columns: of its tables.
+
+    Raises:
+        OperatorError: it asks for the time, a setting, a sample without a seed or the like, or cannot be looked into.
+    """
+    tree = _tree(query)
+    if tree["error"]:
+        raise OperatorError("the query is of a kind that cannot be checked", value=query, allowed="a plain SELECT")
+    for node in _nodes(tree):
+        word = None
+        if node.get("class") in ("FUNCTION", "WINDOW") and is_changing(node):
+            word = str(node["function_name"]).lower()
+        elif node.get("class") == "COLUMN_REF" and len(node["column_names"]) == 1:
+            word = node["column_names"][0].lower()
+            word = word if word in TIME_WORDS and word not in columns else None
+        if word is not None and word not in SEEDED:
+            raise OperatorError(
+                f"{word} would give another answer the next time", value=query,
+                todo="use columns of the batch and of reference tables only, so that the same batch is decided the same",
+            )  # fmt: skip
+        sample = node.get("sample")
+        if isinstance(sample, dict) and not sample["repeatable"]:
+            raise OperatorError(
+                "a sample without a seed would be another one the next time", value=query,
+                todo="add REPEATABLE (7) to TABLESAMPLE, write USING SAMPLE 20 PERCENT (bernoulli, 7), or use the stage sample",
+            )  # fmt: skip
+
+
+@lru_cache(maxsize=16)
+def _tree(query: str) -> dict[str, Any]:
+    """DuckDB's tree of a query. Not to be changed."""
+    with contextlib.closing(open_sandbox()) as connection:
+        found = connection.execute("SELECT json_serialize_sql(?)", [query]).fetchone()
+    assert found is not None
+    tree: dict[str, Any] = json.loads(found[0])
+    return tree
+
+
+def _is_plain(star: dict[str, Any], names: set[str]) -> bool:
+    """`*` or `b.*`, with or without REPLACE and EXCLUDE."""
+    special = star["columns"] or star["expr"] or star["rename_list"] or star["qualified_exclude_list"]
+    return not special and star["relation_name"] in names | {""}
+
+
+def _is_place(modifier: dict[str, Any]) -> bool:
+    """`ORDER BY 4`, `DISTINCT ON (4)`: the fourth column is another one where a star stands for fewer."""
+    keys = [order["expression"] for order in modifier.get("orders", ())] + modifier.get("distinct_on_targets", [])
+    return any(key["class"] == "CONSTANT" for key in keys)
+
+
+def _is_row(node: dict[str, Any], names: set[str]) -> bool:
+    """A whole row as one value (`SELECT batch FROM batch`)."""
+    return node.get("class") == "COLUMN_REF" and len(node["column_names"]) == 1 and node["column_names"][0] in names
+
+
+def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(tree, dict):
+        yield tree
+        tree = list(tree.values())
+    if isinstance(tree, list):
+        for child in tree:
+            yield from _nodes(child)
+
+
+def _texts(tree: Any) -> Iterator[str]:
+    if isinstance(tree, str):
+        yield tree
+    elif isinstance(tree, dict):
+        yield from _texts(list(tree.values()))
+    elif isinstance(tree, list):
+        for child in tree:
+            yield from _texts(child)

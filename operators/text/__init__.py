@@ -1,0 +1,1 @@
+"""Comparing texts: n-grams and MinHash."""

@@ -1,0 +1,65 @@
+"""Signatures by which similar sets are found without comparing all pairs: one-permutation MinHash with banding.
+
+Every n-gram of a text falls into one of K bins by its hash, and a bin keeps its least value (Li, Owen and Zhang 2012, arXiv 1208.1259); an empty
+bin borrows from the next full one, with an offset that says how far it was (Shrivastava and Li 2014, arXiv 1406.4784). Two texts with Jaccard
+similarity J agree in a bin with probability J. Of B bands of R bins, two texts share one whole with probability 1 − (1 − J^R)^B.
+
+Written for whole batches in NumPy: libraries for MinHash hash n-gram by n-gram in Python, which costs more than all the rest here.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from operators.text.ngrams import Hashes, Rows
+
+NUM_BINS = 128
+_RECALL = 0.99
+
+
+def signatures(hashes: Hashes, rows: Rows, num_texts: int) -> npt.NDArray[np.uint64]:
+    """N × 128 bins.
+
+    Args:
+        hashes, rows: 40-bit hashes of n-grams and the text each stands in, as `operators.text.ngrams.distinct` gives them: ascending within
+            each text. A text without any gets a signature that agrees with none but its like.
+    """
+    empty = np.uint64(2**64 - 1)
+    bins = np.full(num_texts * NUM_BINS, empty)
+    place = rows * NUM_BINS + (hashes % np.uint64(NUM_BINS)).astype(np.int64)
+    # Of several values for a bin the last one stays; they come in ascending order.
+    bins[place[::-1]] = hashes[::-1]
+    return _densified(bins.reshape(num_texts, NUM_BINS), empty)
+
+
+def _densified(bins: npt.NDArray[np.uint64], empty: np.uint64) -> npt.NDArray[np.uint64]:
+    full = bins != empty
+    # Twice around, so that the last bins borrow from the first.
+    places = np.where(np.tile(full, 2), np.arange(2 * NUM_BINS), 4 * NUM_BINS)
+    following = np.minimum.accumulate(places[:, ::-1], axis=1)[:, ::-1][:, :NUM_BINS]
+    distance = following - np.arange(NUM_BINS)
+    borrowed = np.take_along_axis(bins, np.where(following < 2 * NUM_BINS, following, 0) % NUM_BINS, axis=1)
+    found: npt.NDArray[np.uint64] = borrowed + distance.astype(np.uint64) * np.uint64(1 << 41)
+    found[~full.any(axis=1)] = empty
+    return found
+
+
+def band_size(threshold: float) -> int:
+    """The largest R (dividing 128) with which two texts at the threshold share a band with a probability of 0.99."""
+    for size in (32, 16, 8, 4, 2):
+        if 1 - (1 - threshold**size) ** (NUM_BINS // size) >= _RECALL:
+            return size
+    return 1
+
+
+def bands(signature: npt.NDArray[np.uint64], size: int) -> npt.NDArray[np.uint64]:
+    """N × (128 / size) numbers; texts that are equal in one of them are candidates."""
+    parts = signature.reshape(len(signature), NUM_BINS // size, size)
+    found = np.zeros(parts.shape[:2], np.uint64)
+    with np.errstate(over="ignore"):
+        for step in range(size):
+            found = (found ^ parts[:, :, step]) * np.uint64(0x9E3779B97F4A7C15)
+            found ^= found >> np.uint64(31)
+        # The same values in another band are another candidate.
+        return found + np.arange(found.shape[1], dtype=np.uint64)

@@ -1,0 +1,1 @@
+"""Explorer, trainer, pipeline workers and the command line around the buffer."""

@@ -1,0 +1,247 @@
+"""One thread drives the model: it alone touches it, and between its steps it takes what others put in its inbox.
+
+That gives continuous batching (a request joins at the next step), weight updates between two steps without any lock on
+the model, and an async interface without a second process. When nothing is open the thread blocks on its inbox and
+uses no CPU. The model is also *built* in that thread, because OpenMP thread counts belong to the calling thread.
+
+If a step or a weight load fails half-way, the model's state is unknown: the engine stops, and every open and later
+request raises that reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import queue
+import threading
+import time
+from abc import abstractmethod
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rftcore.engines.base import Decoding, Engine, EngineConfig, Generation
+from rftcore.sync.weights_file import check_complete, hold, open_weights, read_shapes_of_model
+from rftdata.errors import EngineStoppedError, RftError
+
+ABORTED = Generation(token_ids=[], logprobs=[], text="", finish_reason="abort", version_spans=[])
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """One response to generate; `request_id` is unique within the engine."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    decoding: Decoding
+    result: Future[Generation] = field(default_factory=Future)
+
+
+@dataclass(frozen=True, eq=False)
+class _Cancel:
+    request_id: str
+
+
+@dataclass(frozen=True, eq=False)
+class _Load:
+    path: Path | None
+    """None keeps the weights and changes only their version."""
+    policy_version_id: int
+    result: Future[None] = field(default_factory=Future)
+
+
+class _Wake:
+    """Makes the thread look at `_closing`."""
+
+
+class DrivenEngine(Engine):
+    """An engine whose subclass supplies what the driving thread does."""
+
+    _context_length: int
+    """Most tokens of prompt and response; set by `_open_model`."""
+
+    def __init__(self, model_path: str | Path, config: EngineConfig | None = None, policy_version_id: int = 0) -> None:
+        from transformers import AutoTokenizer
+
+        self.model_path = str(model_path)
+        self.config = config or EngineConfig()
+        self.policy_version_id = policy_version_id
+        self.num_generated_tokens = 0
+        self.tokenizer = AutoTokenizer.from_pretrained(self.model_path)
+        self._expected_shapes = read_shapes_of_model(Path(self.model_path))
+        self._request_numbers = itertools.count()
+        self._inbox: queue.SimpleQueue[Request | _Cancel | _Load | _Wake] = queue.SimpleQueue()
+        self._open_requests: dict[str, Request] = {}
+        self._gate = threading.Lock()  # orders `_put` against the thread's last look at the inbox
+        self._closing = False
+        self._stopped: EngineStoppedError | None = None
+        ready: Future[None] = Future()
+        self._thread = threading.Thread(target=self._drive, args=(ready,), name="engine", daemon=True)
+        self._thread.start()
+        ready.result()
+
+    # Hooks, called in the driving thread only.
+
+    @abstractmethod
+    def _open_model(self) -> None:
+        """Load the model, and say how long a context it takes."""
+
+    @abstractmethod
+    def _add(self, request: Request) -> None:
+        """Take a request in; raise RftError when it cannot be served."""
+
+    @abstractmethod
+    def _abort(self, request_id: str) -> None:
+        """Forget a request."""
+
+    @abstractmethod
+    def _step(self) -> list[tuple[str, Generation]]:
+        """Do a bounded piece of work; return what finished."""
+
+    @abstractmethod
+    def _replace_weights(self, path: Path) -> None:
+        """Load a complete weights file; nothing computed with the old weights may be used afterwards."""
+
+    def _name_version(self, policy_version_id: int) -> None:
+        """The next token on is of this version."""
+
+    @abstractmethod
+    def _close_model(self) -> None:
+        """Free the model."""
+
+    # The interface, called in any thread.
+
+    async def generate(self, prompt_token_ids: list[int], decoding: Decoding) -> Generation:
+        request = Request(str(next(self._request_numbers)), list(prompt_token_ids), decoding)
+        self._put(request)
+        try:
+            return await asyncio.wrap_future(request.result)
+        except asyncio.CancelledError:
+            self._inbox.put(_Cancel(request.request_id))
+            raise
+
+    def load_weights(self, uri: str, policy_version_id: int, checksum: str | None = None) -> float:
+        started = time.perf_counter()
+        path = open_weights(uri, checksum)
+        with hold(path) as held:
+            check_complete(held, self._expected_shapes)
+            self._load_and_wait(_Load(held, policy_version_id))
+        return time.perf_counter() - started
+
+    def set_policy_version(self, policy_version_id: int) -> None:
+        self._load_and_wait(_Load(None, policy_version_id))
+
+    def close(self) -> None:
+        self._closing = True
+        self._inbox.put(_Wake())
+        self._thread.join()
+
+    def _load_and_wait(self, load: _Load) -> None:
+        self._put(load)
+        load.result.result()
+
+    def _put(self, command: Request | _Load) -> None:
+        with self._gate:
+            if self._stopped is not None:
+                raise self._stopped
+            self._inbox.put(command)
+
+    # The driving thread.
+
+    def _drive(self, ready: Future[None]) -> None:
+        try:
+            self._open_model()
+        except BaseException as error:  # noqa: BLE001 - the constructor raises it
+            ready.set_exception(error)
+            return
+        ready.set_result(None)
+        failure: EngineStoppedError | None = None
+        try:
+            while not self._closing:
+                self._take_commands()
+                if self._open_requests and not self._closing:
+                    for request_id, generation in self._step():
+                        self._finish(request_id, generation)
+        except Exception as error:  # noqa: BLE001 - everyone who waits gets it
+            failure = EngineStoppedError(
+                f"the engine for {self.model_path} stopped: {type(error).__name__}: {error}",
+                todo="start a new engine; its state is unknown after this error",
+            )
+            failure.__cause__ = error
+        self._end(failure)
+
+    def _take_commands(self) -> None:
+        """Empty the inbox; wait for a command only when there is nothing else to do."""
+        wait = not self._open_requests
+        while True:
+            try:
+                command = self._inbox.get(block=wait)
+            except queue.Empty:
+                return
+            wait = False
+            match command:
+                case Request():
+                    self._admit(command)
+                case _Cancel():
+                    if self._open_requests.pop(command.request_id, None) is not None:
+                        self._abort(command.request_id)
+                case _Load():
+                    self._load(command)
+
+    def _admit(self, request: Request) -> None:
+        # From here on the future cannot be cancelled any more, so setting its result is safe.
+        if not request.result.set_running_or_notify_cancel():
+            return
+        try:
+            self._check_length(request)
+            self._add(request)
+        except RftError as error:
+            request.result.set_exception(error)
+        else:
+            self._open_requests[request.request_id] = request
+
+    def _check_length(self, request: Request) -> None:
+        if not 0 < len(request.prompt_token_ids) < self._context_length:
+            raise RftError(
+                f"a prompt of {len(request.prompt_token_ids)} tokens does not fit the engine's context",
+                allowed=f"1 to {self._context_length - 1}",
+                todo="shorten it, drop long tasks (text_length_filter), or raise explorer.engine_args.context_length if the model allows more",
+            )
+
+    def _load(self, load: _Load) -> None:
+        try:
+            if load.path is not None:
+                self._replace_weights(load.path)
+            self._name_version(load.policy_version_id)
+        except Exception as error:
+            load.result.set_exception(
+                EngineStoppedError(f"loading {load.path} into the engine failed half-way: {error}")
+            )
+            raise
+        self.policy_version_id = load.policy_version_id
+        load.result.set_result(None)
+
+    def _finish(self, request_id: str, generation: Generation) -> None:
+        request = self._open_requests.pop(request_id, None)
+        if request is not None:
+            self.num_generated_tokens += len(generation.token_ids)
+            request.result.set_result(generation)
+
+    def _end(self, failure: EngineStoppedError | None) -> None:
+        """Settle everything that waits, then free the model."""
+        reason = failure or EngineStoppedError("the engine is closed", todo="make a new one")
+        with self._gate:
+            self._stopped = reason
+        while not self._inbox.empty():
+            command = self._inbox.get()
+            if isinstance(command, Request) and command.result.set_running_or_notify_cancel():
+                self._open_requests[command.request_id] = command
+            elif isinstance(command, _Load):
+                command.result.set_exception(reason)
+        for request in self._open_requests.values():
+            if failure is None:
+                request.result.set_result(ABORTED)
+            else:
+                request.result.set_exception(failure)
+        self._open_requests.clear()
+        self._close_model()

@@ -1,0 +1,165 @@
+"""The small fallback: `transformers` generate, batch by batch. For machines where vLLM does not install.
+
+What waits with the same `Decoding` is generated as one left-padded batch; a weight update waits for the running batch,
+so every response has one policy version.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rftcore.engines.base import Decoding, Generation
+from rftcore.engines.driver import DrivenEngine, Request
+from rftcore.sync.weights_file import iterate_weights
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+class TransformersEngine(DrivenEngine):
+    """See the module's header; `kv_cache_gib`, `gpu_memory_utilization`, `enforce_eager` have no effect here."""
+
+    def _open_model(self) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM, GenerationConfig
+
+        self._waiting: dict[str, Request] = {}
+        self._device = "cuda" if torch.cuda.is_available() else "cpu"
+        if self._device == "cpu":
+            torch.set_num_threads(self.config.resolve_num_threads())
+        torch.manual_seed(self.config.seed)
+        self._model = AutoModelForCausalLM.from_pretrained(self.model_path, dtype=self.config.dtype)
+        self._model.to(self._device).eval()
+        # The tokenizers library forbids use by two threads at once; callers have the other copy.
+        self._detokenizer = copy.deepcopy(self.tokenizer)
+        limit = self._model.config.max_position_embeddings
+        self._context_length = min(self.config.context_length or limit, limit)
+        end_token = self._model.generation_config.eos_token_id or self.tokenizer.eos_token_id
+        self._end_token_ids = [end_token] if isinstance(end_token, int) else list(end_token or [])
+        # `generate` fills what a request leaves open from here: a model's own repetition_penalty and the like would change
+        # the distribution that is sampled from, and the trainer computes the one without them.
+        self._model.generation_config = GenerationConfig(
+            eos_token_id=self._end_token_ids or None, pad_token_id=self._model.generation_config.pad_token_id
+        )
+
+    def _add(self, request: Request) -> None:
+        self._waiting[request.request_id] = request
+
+    def _abort(self, request_id: str) -> None:
+        self._waiting.pop(request_id, None)
+
+    def _step(self) -> list[tuple[str, Generation]]:
+        decoding = next(iter(self._waiting.values())).decoding
+        alike = [request for request in self._waiting.values() if request.decoding == decoding]
+        # A seed belongs to one request; two rows of a batch would draw from one stream.
+        batch = alike[: 1 if decoding.seed is not None else self.config.max_num_seqs]
+        for request in batch:
+            del self._waiting[request.request_id]
+        generations = self._generate([request.prompt_token_ids for request in batch], decoding)
+        return [(request.request_id, generation) for request, generation in zip(batch, generations, strict=True)]
+
+    def _generate(self, prompts: list[list[int]], decoding: Decoding) -> list[Generation]:
+        import torch
+        from transformers import GenerationConfig
+
+        width = max(map(len, prompts))
+        pad = self._end_token_ids[0] if self._end_token_ids else 0
+        token_ids_BT = torch.tensor([[pad] * (width - len(p)) + p for p in prompts], device=self._device)
+        mask_BT = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=self._device)
+        recorder = _SamplingRecorder(decoding)
+        settings = GenerationConfig(
+            do_sample=decoding.temperature > 0,
+            max_new_tokens=min(decoding.max_tokens, self._context_length - width),
+            eos_token_id=self._end_token_ids or None,
+            pad_token_id=pad,
+            stop_strings=list(decoding.stop) or None,
+            # The recorder does these; transformers complains about them where nothing is sampled.
+            **({"temperature": 1.0, "top_k": 0, "top_p": 1.0} if decoding.temperature > 0 else {}),
+        )
+        if decoding.seed is not None:
+            torch.manual_seed(decoding.seed)
+        with torch.inference_mode():
+            sequences_BT = self._model.generate(
+                token_ids_BT,
+                attention_mask=mask_BT,
+                generation_config=settings,
+                logits_processor=[recorder],
+                tokenizer=self._detokenizer if decoding.stop else None,
+            )
+        recorder.record_last(sequences_BT)
+        logprobs_BR = torch.stack(recorder.logprobs_RB, dim=1).tolist()
+        responses = sequences_BT[:, width:].tolist()
+        return [self._trim(ids, logprobs, decoding) for ids, logprobs in zip(responses, logprobs_BR, strict=True)]
+
+    def _trim(self, token_ids: list[int], logprobs: list[float], decoding: Decoding) -> Generation:
+        """Cut what the batch's longer rows added: everything after the end token or the stop text."""
+        length, reason = len(token_ids), "length"
+        for index, token_id in enumerate(token_ids):
+            ends_text = decoding.stop and self._first_stop(token_ids[: index + 1], decoding.stop) is not None
+            if token_id in self._end_token_ids or ends_text:
+                length, reason = index + 1, "stop"
+                break
+        token_ids = token_ids[:length]
+        text = self._detokenizer.decode(token_ids, skip_special_tokens=True)
+        cut = self._first_stop(token_ids, decoding.stop)
+        spans = [(0, self.policy_version_id)] if token_ids else []
+        return Generation(token_ids, logprobs[:length], text if cut is None else text[:cut], reason, spans)
+
+    def _first_stop(self, token_ids: list[int], stop: tuple[str, ...]) -> int | None:
+        text = self._detokenizer.decode(token_ids, skip_special_tokens=True)
+        return min((place for place in map(text.find, stop) if place >= 0), default=None)
+
+    def _replace_weights(self, path: Path) -> None:
+        # Into the parameters in place; a tied head is the embedding's own tensor and is written twice alike.
+        state = self._model.state_dict(keep_vars=False)
+        for name, tensor in iterate_weights(path):
+            state[name].copy_(tensor)
+
+    def _close_model(self) -> None:
+        del self._model
+
+
+class _SamplingRecorder:
+    """A logits processor that applies temperature, top-k and top-p itself and notes what each drawn token had.
+
+    The token drawn from one call's scores is known at the next call (its last column) or from the finished sequences.
+    Keeping only one step of scores makes memory B·V instead of B·R·V.
+    """
+
+    def __init__(self, decoding: Decoding) -> None:
+        from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+        self.logprobs_RB: list[Tensor] = []
+        self._previous_logprobs_BV: Tensor | None = None
+        self._prompt_width = 0
+        self._warpers: list[Any] = []
+        if decoding.temperature > 0:
+            if decoding.temperature != 1.0:
+                self._warpers.append(TemperatureLogitsWarper(float(decoding.temperature)))
+            if decoding.top_k > 0:
+                self._warpers.append(TopKLogitsWarper(decoding.top_k))
+            if decoding.top_p < 1.0:
+                self._warpers.append(TopPLogitsWarper(decoding.top_p))
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> Tensor:
+        if self._previous_logprobs_BV is None:
+            self._prompt_width = input_ids.shape[1]
+        else:
+            self._record(input_ids)
+        warped = scores.float()
+        for warper in self._warpers:
+            warped = warper(input_ids, warped)
+        self._previous_logprobs_BV = warped.log_softmax(-1)
+        return warped
+
+    def record_last(self, sequences_BT: Tensor) -> None:
+        """Note the last drawn token, which no further call has shown."""
+        if sequences_BT.shape[1] - self._prompt_width > len(self.logprobs_RB):
+            self._record(sequences_BT)
+
+    def _record(self, token_ids_BT: Tensor) -> None:
+        assert self._previous_logprobs_BV is not None
+        self.logprobs_RB.append(self._previous_logprobs_BV.gather(1, token_ids_BT[:, -1:])[:, 0])

@@ -1,0 +1,74 @@
+"""The pages of the documentation, which the wheel carries: messages and help name them as `rft docs PAGE`."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from rftdata.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Page:
+    """One page.
+
+    Attributes:
+        name: its path below the folder of the documentation, without the ending `.md`.
+        title: its first heading.
+        path: the file.
+    """
+
+    name: str
+    title: str
+    path: Path
+
+
+@cache
+def docs_folder() -> Path:
+    """The folder with the pages: inside the package in a wheel, at the top of a checkout otherwise."""
+    here = Path(__file__).resolve().parents[1]
+    inside = here / "docs"
+    return inside if inside.is_dir() else here.parent / "docs"
+
+
+@cache
+def pages() -> tuple[Page, ...]:
+    """All pages, by name."""
+    folder = docs_folder()
+    return tuple(
+        Page(path.relative_to(folder).with_suffix("").as_posix(), _title(path), path)
+        for path in sorted(folder.rglob("*.md"))
+    )
+
+
+def find_page(name: str) -> Page:
+    """The page of a name: its path (with or without `docs/` and `.md`), its last part, or how that begins, where one page fits.
+
+    Raises:
+        ConfigError: no page fits, or several do.
+    """
+    wanted = name.strip("/").removeprefix("docs/").removesuffix(".md")
+    for fits in (
+        lambda page: page.name == wanted,
+        lambda page: page.path.stem == wanted,
+        lambda page: page.name.startswith(f"{wanted}-") or page.path.stem.startswith(f"{wanted}-"),
+    ):
+        found = [page for page in pages() if fits(page)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise ConfigError("several pages fit", value=name, allowed=", ".join(page.name for page in found))
+    names = [page.name for page in pages()]
+    near = difflib.get_close_matches(wanted, names + [page.path.stem for page in pages()], n=1, cutoff=0.5)
+    raise ConfigError(
+        "there is no such page" + (f"; the nearest is {near[0]}" if near else ""),
+        value=name,
+        todo="`rft docs` lists the pages",
+    )
+
+
+def _title(path: Path) -> str:
+    with path.open(encoding="utf-8") as lines:
+        return next((line.lstrip("# ").strip() for line in lines if line.startswith("# ")), path.stem)

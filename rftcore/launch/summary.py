@@ -1,0 +1,52 @@
+"""What `rft run` shows at the end: the table, the curve as a picture, where everything is, and what to try next."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+from rftcore.launch.progress import View
+from rftdata.buffer import Buffer
+from rftdata.errors import QueryError
+from rftdata.postgres.database import Row, redacted
+
+
+def show_results(buffer: Buffer, row: Row, view: View) -> None:
+    """Print the final table and the next commands; write the learning curve beside the run's checkpoints.
+
+    A picture that cannot be written is a warning: the results are in the buffer.
+    """
+    from rftcore.cli.report import print_report
+    from rftcore.reporting.learning_curve import write_learning_curve
+    from rftcore.reporting.report import build_report
+
+    report = build_report(buffer, row["name"])
+    option = buffer_option(buffer.location)
+    picture = str(buffer.run_folder(row) / "learning_curve.png")
+    try:
+        write_learning_curve(report, Path(picture))
+    except QueryError as error:
+        view.message(f"warning: {error}")
+        picture = f"rft report {row['name']}{option} --png FILE"
+    view.close()
+    print_report([report])
+    print(f"""
+buffer          {buffer.location}
+learning curve  {picture}
+
+Try next:
+  rft report {row["name"]}{option}
+  rft status{option}
+  rft sql{option} "select prompt, response, answer, reward, state, dropped_because from rft.v_experience limit 5"
+  rft sql{option} "select * from rft.v_dropped"
+  rft query{option} "select experience_id, len(token_ids) as tokens from experience limit 5"
+  rft sql{option} "update rft.experience set reward = 1 where experience_id = 1"   # a relabel, with history
+  rft label history 1{option}""")
+
+
+def buffer_option(location: str) -> str:
+    """What commands given in this folder need to find the buffer; empty where they find it without."""
+    default = os.environ.get("RFT_BUFFER") or "buffer"
+    found = redacted(default) if "://" in default else str(Path(default).resolve())
+    return "" if location == found else f" --buffer {shlex.quote(location)}"

@@ -1,0 +1,95 @@
+"""What a pipeline worker does where a stage blocks its process for good: it reports, and the process ends.
+
+The worker that takes its place must not end in the same way for ever. Where the group to blame is known, because the stage names the
+row or the batch has one group, it is set aside before the process ends, and the others are released as they were. Else all groups of the
+batch are suspects, which are decided on alone; there the group to blame is known. Where even the watcher of the time limits cannot run,
+nothing is stored, and a suspect is set aside when several workers have ended on it: the report that such a worker left is added to the
+reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.compute as pc
+
+from rftdata.errors import TimeLimitError
+from rftdata.pipeline.queue import SET_ASIDE, SealedBatch
+from rftdata.pipeline.verdicts import STAGE_FAILED
+from rftdata.postgres.database import Database
+from rftdata.user_code import blocked
+from rftdata.user_code.time_limits import when_blocked
+
+MAX_REASON = 500
+_ROWS = re.compile(r" on \d+ rows? \((\d+)(?: to (\d+))?\)")
+
+
+@contextlib.contextmanager
+def setting_aside(batch: SealedBatch, store: Callable[[SealedBatch], object]) -> Iterator[None]:
+    """Where a stage blocks the process within, store that its group is set aside, and end the process with a report.
+
+    Args:
+        store: is given the part of the batch that is set aside, with the decisions in its `failed`.
+    """
+
+    def end(error: TimeLimitError) -> None:
+        try:
+            culprit = _culprit(batch, error)
+            if culprit is not None:
+                store(culprit.set_aside(f"{STAGE_FAILED}{error.what}"[:MAX_REASON]))
+        finally:
+            blocked.end_blocked_process(str(error), error.stack)
+
+    with when_blocked(end):
+        yield
+
+
+def _culprit(batch: SealedBatch, error: TimeLimitError) -> SealedBatch | None:
+    """The group that blocks, as a batch of its own; None where it is not known."""
+    group_ids = batch.group_ids
+    if error.subject is not None:
+        ids = zip(batch.table["experience_id"].to_pylist(), batch.table["group_id"].to_pylist(), strict=True)
+        group_ids = [group_id for experience_id, group_id in ids if experience_id == error.subject]
+    if len(group_ids) != 1:
+        return None
+    (group_id,) = group_ids
+    return replace(
+        batch, table=batch.table.filter(pc.equal(batch.table["group_id"], group_id)), group_ids=[group_id],
+        label_cuts={group_id: batch.label_cuts[group_id]}, failed=[d for d in batch.failed if d.group_id == group_id],
+    )  # fmt: skip
+
+
+def with_report(batch: SealedBatch, database: Database, run_id: int, run_folder: Path) -> SealedBatch:
+    """A group that was set aside because workers ended on it, with what the newest of them reported as a part of the reason."""
+    if batch.table.num_rows or not any(decision.stage == SET_ASIDE for decision in batch.failed):
+        return batch
+    ids = {decision.experience_id for decision in batch.failed}
+    sentence = next((text for text in _sentences(database, run_id, run_folder) if _is_about(text, ids)), None)
+    if sentence is None:
+        return batch
+    failed = [
+        replace(decision, reason=f"{decision.reason}: {sentence}"[:MAX_REASON])
+        if decision.stage == SET_ASIDE else decision
+        for decision in batch.failed
+    ]  # fmt: skip
+    return replace(batch, failed=failed)
+
+
+def _sentences(database: Database, run_id: int, run_folder: Path) -> Iterator[str]:
+    """What blocked processes of a run reported: `rft run` moves reports into the database, those of roles by hand are files."""
+    for row in database.fetch("ends_of_pipeline_workers", run_id=run_id):
+        yield row["error"].partition("\n")[0]
+    for host, pid in blocked.reports(run_folder):
+        report = blocked.read_report(run_folder, pid, host)
+        if report is not None:
+            yield report[0]
+
+
+def _is_about(sentence: str, ids: set[int]) -> bool:
+    """Whether a report is on experiences of one group and no others."""
+    found = _ROWS.search(sentence)
+    return found is not None and {int(number) for number in found.groups() if number is not None} <= ids

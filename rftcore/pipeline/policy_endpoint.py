@@ -1,0 +1,101 @@
+"""The run's policy as stages may ask it: a judge, or somebody who rephrases a task.
+
+The engine is started at the first question, in the pipeline worker's own process, and takes the newest published weights before every
+batch of questions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from operators.base import Messages
+from rftcore.config import RunConfig
+from rftcore.engines.base import Decoding, EngineConfig
+from rftcore.run.prepare import model_folder
+from rftcore.workflows.task import render_chat
+from rftdata.errors import EngineStoppedError, ModelError
+from rftdata.postgres.database import Database
+
+if TYPE_CHECKING:
+    from rftcore.engines.base import Engine
+
+
+class Policy:
+    """Answers chats with the run's model.
+
+    Args:
+        config: the run's.
+        database, run_id: where its weights are published; None answers with the model the run begins with.
+    """
+
+    def __init__(self, config: RunConfig, database: Database | None = None, run_id: int | None = None) -> None:
+        self._config = config
+        self._database, self._run_id = database, run_id
+        self._engine: Engine | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self, chats: Sequence[Messages], max_tokens: int, temperature: float) -> list[str | Exception]:
+        """One answer per chat, as text; an error in the place of one that the chat template or the engine refuses.
+
+        Raises:
+            ModelError: the model does not load.
+        """
+        with self._lock:  # parts of a batch may ask at the same time
+            engine = self._engine or self._start()
+            self._take_newest(engine)
+        decoding = Decoding(
+            temperature=temperature, max_tokens=max_tokens, seed=self._config.run.seed if temperature else None
+        )
+        answers = asyncio.run(_answers(engine, chats, decoding))
+        if any(isinstance(answer, EngineStoppedError) for answer in answers):
+            self._leave(engine)
+        return answers
+
+    def version(self) -> str:
+        """Names the weights that the next question is answered with, as far as they load."""
+        rows = self._database.fetch("newest_policy", run_id=self._run_id) if self._database is not None else []
+        return str(rows[0]["policy_version_id"]) if rows else "first"
+
+    def close(self) -> None:
+        """Stop the engine, where it was started."""
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
+    def _start(self) -> Engine:
+        from rftcore.engines.transformers_engine import TransformersEngine
+
+        self._engine = TransformersEngine(model_folder(self._config), EngineConfig(seed=self._config.run.seed), 0)
+        return self._engine
+
+    def _leave(self, engine: Engine) -> None:
+        """A stopped engine answers nothing any more: the next question starts another."""
+        with self._lock:
+            if self._engine is engine:
+                self.close()
+
+    def _take_newest(self, engine: Engine) -> None:
+        if self._database is None:
+            return
+        rows = self._database.fetch("newest_policy", run_id=self._run_id)
+        if not rows or rows[0]["policy_version_id"] == engine.policy_version_id:
+            return
+        try:
+            engine.load_weights(rows[0]["uri"], rows[0]["policy_version_id"], rows[0]["checksum"])
+        except ModelError:
+            return  # replaced or removed since: those it has still answer, and the next batch looks again
+
+
+async def _answers(engine: Engine, chats: Sequence[Messages], decoding: Decoding) -> list[str | Exception]:
+    return await asyncio.gather(*(_answer(engine, chat, decoding) for chat in chats))
+
+
+async def _answer(engine: Engine, chat: Messages, decoding: Decoding) -> str | Exception:
+    try:
+        prompt = render_chat(engine.tokenizer, [dict(message) for message in chat])[1]
+        return (await engine.generate(prompt, decoding)).text
+    except Exception as error:  # noqa: BLE001 - whatever ails one chat, the others have their answers
+        return error

@@ -1,0 +1,1 @@
+"""What a run achieved, from the buffer alone: the report, its tables and its learning curve."""

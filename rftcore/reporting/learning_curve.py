@@ -1,0 +1,106 @@
+"""The learning curve of a report as a picture."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rftdata.errors import QueryError
+
+if TYPE_CHECKING:
+    from rftcore.reporting.report import Point, Report
+
+_COLOURS = ("#1b6ca8", "#c8553d", "#2a9d6f", "#8f5bb5", "#b8860b", "#555555")
+_TRAIN_COLOUR = "#9a9a9a"
+
+
+def write_learning_curve(report: Report, path: Path) -> None:
+    """Draw reward against steps: training as sampled, validation with error bars, test before and after.
+
+    Args:
+        path: the picture, of the kind that its name ends in (png, svg, pdf…); its folder is made.
+
+    Raises:
+        QueryError: there is no such kind of picture, or it cannot be written there; what was there before still is.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    # Without pyplot: no global state, no display, safe in any thread.
+    figure = Figure(figsize=(8, 4.8), dpi=150, layout="constrained")
+    kinds = FigureCanvasAgg(figure).get_supported_filetypes()
+    if path.suffix.removeprefix(".").lower() not in kinds:
+        raise QueryError(
+            "no kind of picture has names that end so", value=str(path), allowed=", ".join(f".{kind}" for kind in kinds)
+        )
+    axes = figure.add_subplot()
+    _draw_training(axes, report.train_curve)
+    for number, curve in enumerate(c for c in report.evaluation_curves if c.purpose == "validation"):
+        _draw_points(axes, curve.points, f"validation {curve.taskset}, {curve.decoding}", _COLOURS[number % 3], "-o", 4)
+    for number, curve in enumerate(c for c in report.evaluation_curves if c.purpose == "test"):
+        gain = next(
+            (g for g in report.gains if (g.purpose, g.taskset, g.decoding) == ("test", curve.taskset, curve.decoding)),
+            None,
+        )
+        ends = [p for p in curve.points if gain is None or p.step in (gain.before_step, gain.after_step)]
+        marker = "D" if curve.decoding == "greedy" else "s"
+        _draw_points(
+            axes,
+            ends,
+            f"test {curve.taskset}, {curve.decoding}{_gain_text(gain)}",
+            _COLOURS[3 + number % 3],
+            marker,
+            8,
+        )
+    axes.set_xlabel("trainer step")
+    axes.set_ylabel("mean reward")
+    axes.set_title(f"{report.run}: {report.model}, {report.algorithm}, seed {report.seed}", fontsize=10, loc="left")
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    low, high = axes.get_ylim()
+    axes.set_ylim(max(low, -0.02) if low > -0.2 else low, min(high, 1.02) if high < 1.3 else high)
+    if axes.has_data():
+        axes.legend(fontsize=8, frameon=False, loc="best")
+    draft = path.with_name(f".unfinished-{path.name}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(draft)
+        draft.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise QueryError(
+            f"the picture {path} cannot be written: {error.strerror or error}",
+            todo="choose another place, or free some space",
+        ) from error
+
+
+def _draw_training(axes: Any, curve: list[Point]) -> None:
+    if not curve:
+        return
+    # Explorer step s (from 0) is what trainer step s + 1 learns from.
+    steps = [point.step + 1 for point in curve]
+    means = [point.mean for point in curve]
+    axes.plot(steps, means, color=_TRAIN_COLOUR, linewidth=0.8, alpha=0.6, label="training, as sampled")
+    width = max(1, len(means) // 10)
+    if width > 1:
+        smooth = [
+            sum(means[max(0, i - width + 1) : i + 1]) / len(means[max(0, i - width + 1) : i + 1])
+            for i in range(len(means))
+        ]
+        axes.plot(steps, smooth, color="#444444", linewidth=1.6, label=f"training, mean of the last {width} steps")
+
+
+def _draw_points(axes: Any, points: list[Point], label: str, colour: str, style: str, size: int) -> None:
+    axes.errorbar(
+        [p.step for p in points], [p.mean for p in points], yerr=[p.standard_error or 0.0 for p in points],
+        fmt=style, color=colour, markersize=size, linewidth=1.3, capsize=3, label=label,
+    )  # fmt: skip
+
+
+def _gain_text(gain: Any) -> str:
+    if gain is None or gain.before_step == gain.after_step:
+        return ""
+    error = "" if gain.standard_error is None else f" ± {gain.standard_error:.3f}"
+    return f" ({gain.difference:+.3f}{error})"

@@ -1,0 +1,14 @@
+"""1 for the right answer and nothing else."""
+
+from __future__ import annotations
+
+from rftcore.workflows.task import Task, Turn
+
+
+def exact_match(turn: Turn, task: Task) -> float:
+    """1 when the response, stripped, is the task's answer and was ended by the model itself; else 0."""
+    return float(turn.finish_reason == "stop" and turn.response.strip() == task.answer)
+
+
+exact_match.runs_in_explorer = True  # type: ignore[attr-defined]  # it returns at once
+exact_match.needs_answer = True  # type: ignore[attr-defined]

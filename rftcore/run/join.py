@@ -1,0 +1,179 @@
+"""How a role finds its run in the buffer, and what it tells the person who started it by hand.
+
+`rft run` names the run to the roles it starts. A role that a person starts joins the run of the configuration's name that is at work
+or has not begun, and makes one only where the buffer has none of that name: beside runs that have ended, one more that nobody else
+joins would wait for ever.
+"""
+
+from __future__ import annotations
+
+import functools
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import rftdata
+from rftcore.config import RunConfig
+from rftcore.launch.summary import buffer_option
+from rftcore.run.prepare import check_run, prepare_run, runs_of_name
+from rftcore.run.stacks import answer_requests
+from rftdata.buffer import Buffer
+from rftdata.errors import ConfigError
+from rftdata.postgres.database import Row, execute
+from rftdata.user_code import blocked
+from rftdata.workers import note_blocked_workers
+
+_VERBS = {"explorer": "explore", "pipeline": "process", "trainer": "train"}
+_OPEN = ("created", "running")
+# Silence of a role that waits; after it the same sentence is said again.
+_REMINDER_S = 60.0
+
+
+@dataclass(frozen=True)
+class JoinedRun:
+    """A role's view of its run.
+
+    Attributes:
+        by_hand: who tells a person what the role waits for; None for a role that `rft run` started.
+    """
+
+    buffer: Buffer
+    row: Row
+    config: RunConfig
+    by_hand: Companions | None = None
+
+    @property
+    def on_waiting(self) -> Callable[[str], None] | None:
+        """What a `Worker` of this role tells about its waiting."""
+        return self.by_hand.waiting if self.by_hand is not None else None
+
+    def leave(self) -> None:
+        """The role ends in good order: a person is told why."""
+        if self.by_hand is not None:
+            self.by_hand.farewell()
+
+
+def join_run(config: RunConfig, run: str | None, *, by_hand: str | None = None) -> JoinedRun:
+    """Open the buffer and find the run a role belongs to; the first role of a new configuration makes it.
+
+    Args:
+        run: name or id; None for the newest run of the configuration's name that is at work or has not begun, else a new one.
+        by_hand: the role, where a person started it: it says which run it joined.
+
+    Raises:
+        ConfigError: a role started by hand would join, or be beside, nothing but runs that have ended.
+    """
+    check_run(config)
+    report = functools.partial(print, file=sys.stderr, flush=True)
+    buffer = rftdata.open(config.buffer, application=f"rft {socket.gethostname()}", report=report)
+    try:
+        row, is_new = _named(config, buffer, run, by_hand) if run is not None else _of_name(config, buffer, by_hand)
+    except BaseException:
+        buffer.close()
+        raise
+    answer_requests(buffer.run_folder(row))
+    note_blocked_workers(buffer.database, row["run_id"], buffer.run_folder(row))
+    blocked.report_to(buffer.run_folder(row))
+    companions = None
+    if by_hand is not None:
+        companions = Companions(buffer, config, row, by_hand)
+        companions.say(
+            f"{'makes' if is_new else 'joins'} the run {row['name']} in the buffer {buffer.location} as its {by_hand}"
+        )
+    return JoinedRun(buffer, row, config, companions)
+
+
+def _named(config: RunConfig, buffer: Buffer, run: str, by_hand: str | None) -> tuple[Row, bool]:
+    row = buffer.find_run(run)
+    # A trainer takes an interrupted run up again; the other roles follow.
+    goes_on = row["status"] in _OPEN or (by_hand == "trainer" and row["status"] != "finished")
+    if by_hand is not None and not goes_on:
+        raise _ended(buffer, row, by_hand)
+    return row, False
+
+
+def _of_name(config: RunConfig, buffer: Buffer, by_hand: str | None) -> tuple[Row, bool]:
+    with buffer.database.transaction() as connection:
+        execute(connection, "lock_joining")
+        found = runs_of_name(buffer, config.run.name)
+        for row in found:
+            if row["status"] in _OPEN:
+                return row, False
+        if found and by_hand is not None:
+            raise _ended(buffer, found[0], by_hand)
+        return prepare_run(config, buffer), True
+
+
+def _ended(buffer: Buffer, row: Row, role: str) -> ConfigError:
+    name, option = row["name"], buffer_option(buffer.location)
+    verb = f"rft {_VERBS[role]} CONFIG"
+    ways = []
+    if row["status"] == "finished":
+        how = f"has finished its {row['planned_steps']} step{'' if row['planned_steps'] == 1 else 's'}"
+        ways.append(f"go on with more steps: rft run CONFIG --resume {name} --set steps={2 * row['planned_steps']}")
+    else:
+        how = f"has ended ({row['status']})"
+        ways.append(
+            f"go on with it: rft run --resume {name}{option}, or by hand with rft train CONFIG --run {name} first"
+        )
+    if role == "pipeline":
+        ways.append(f"decide on what it stored: {verb} --replay --run {name}")
+    ways.append(f"start a new run: rft run CONFIG, or {verb} --set run.name=NAME for every role")
+    return ConfigError(
+        f"the run {name!r} {how}: there is nothing to do in it for {'an' if role == 'explorer' else 'a'} {role}",
+        allowed="a run that is at work or has not begun, or a name that no run has yet", todo="; ".join(ways),
+    )  # fmt: skip
+
+
+@dataclass
+class Companions:
+    """The other roles of a run, to a person who started one of them: says what it waits for and who is missing."""
+
+    buffer: Buffer
+    config: RunConfig
+    row: Row
+    role: str
+    _said: str = field(default="", init=False)
+    _said_at: float = field(default=0.0, init=False)
+    _heard: bool = field(default=True, init=False)
+
+    def waiting(self, what: str) -> None:
+        """The role waits; said once, again when something about it has changed, and every minute."""
+        missing = self.missing()
+        text = f"the {self.role} {what}"
+        if missing:
+            starts = " and ".join(f"rft {_VERBS[role]} CONFIG" for role in missing)
+            text += f"; no {' and no '.join(missing)} is at work in the run {self.row['name']} (start with {starts})"
+        if text != self._said or time.monotonic() - self._said_at >= _REMINDER_S:
+            self._said, self._said_at = text, time.monotonic()
+            self.say(text)
+
+    def farewell(self) -> None:
+        """How the run stands when the role leaves it."""
+        row, option = self.buffer.find_run(self.row["run_id"]), buffer_option(self.buffer.location)
+        if row["status"] in _OPEN:
+            how = f"was asked to stop; it goes on with rft run --resume {row['name']}{option}"
+        else:
+            how = f"has ended ({row['status']}: {row['outcome']}); rft report {row['name']}{option} shows its results"
+        self.say(f"the {self.role} leaves: the run {row['name']} {how}")
+
+    def missing(self) -> list[str]:
+        """Roles that the run needs and that nobody plays now."""
+        alive = self.buffer.database.fetch("live_workers", run_id=self.row["run_id"])
+        there = {worker["role"] for worker in alive if worker["beats"]}
+        needed = {
+            "explorer": self.config.has_explorer,
+            "pipeline": self.config.sampling.source is None,
+            "trainer": True,
+        }
+        return [role for role, is_needed in needed.items() if is_needed and role not in there and role != self.role]
+
+    def say(self, text: str) -> None:
+        """Tell the person; nobody is told any more once the terminal or pipe is gone, and the role works on."""
+        if self._heard:
+            try:
+                print(text, flush=True)
+            except (OSError, ValueError):
+                self._heard = False

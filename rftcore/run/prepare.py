@@ -1,0 +1,333 @@
+"""From a configuration to what a run needs: checked plug-ins, loaded tasks, a row in `rft.run`.
+
+Everything that can be wrong with a configuration is found here, before a process is started.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from psycopg.types.json import Jsonb
+from pydantic import ValidationError
+
+import rftdata
+from operators.chain.build import build_chain
+from operators.chain.chain import Chain
+from rftcore.algorithms import build_algorithm
+from rftcore.algorithms.requirements import check_made, check_rollouts, check_sampling, check_selected, check_source
+from rftcore.config import RunConfig
+from rftcore.engines import ENGINES
+from rftcore.engines.base import EngineConfig
+from rftcore.installation.packages import check_environment
+from rftcore.models import resolve_model
+from rftcore.monitor import MONITORS
+from rftcore.rewards import REWARDS
+from rftcore.tasks.checks import check_before_buffer
+from rftcore.tasks.pipeline import build_task_chain, load_tasks
+from rftcore.workflows import WORKFLOWS
+from rftdata import plugins
+from rftdata.buffer import Buffer
+from rftdata.config import config_error
+from rftdata.errors import ConfigError, RftError
+from rftdata.postgres.database import Row
+from rftdata.selectors import check_selector
+from rftdata.training.sampling import checked_formula
+from rftdata.training.stored_selection import Selection, num_steps, select
+
+
+def check_plugins(config: RunConfig) -> Chain:
+    """Load everything the configuration names; returns the experience chain.
+
+    Raises:
+        PluginError, ConfigError: what does not exist, load or fit.
+    """
+    for name in config.explorer.reward:
+        plugins.load("reward", name, REWARDS, config.base_dir)
+    plugins.load("workflow", config.explorer.workflow, WORKFLOWS, config.base_dir)
+    check_selectors(config)
+    if config.explorer.engine not in plugins.names("engine", ENGINES):
+        plugins.load("engine", config.explorer.engine, ENGINES, config.base_dir)
+    for name in config.monitor:
+        if name not in plugins.names("monitor", MONITORS):
+            plugins.load("monitor", name, MONITORS, config.base_dir)
+    engine_config(config, worker_index=0)
+    chain = build_pipeline(config)
+    build_task_chain(config)
+    algorithm = build_algorithm(config.algorithm, config.base_dir)
+    for taskset in config.tasks:
+        if taskset.group_size is not None and taskset.group_size < algorithm.min_group_size:
+            raise ConfigError(
+                f"group_size of the taskset {taskset.name!r} is too small for {algorithm.name}, which compares rollouts of one group",
+                value=taskset.group_size, allowed=f"{algorithm.min_group_size} or more",
+            )  # fmt: skip
+    check_sampling(algorithm, config.explorer)
+    check_source(algorithm, config.sampling.source is not None)
+    if config.run.mode == "both" and config.sampling.source is None:
+        check_rollouts(algorithm, config.explorer, chain)
+        check_made(algorithm, config.algorithm.smallest_group, chain)
+    return chain
+
+
+def check_selectors(config: RunConfig) -> None:
+    """Load every selector and try its arguments.
+
+    Raises:
+        PluginError, ConfigError: what does not exist, load or fit.
+    """
+    check_selector(config.selector.type, config.selector.args, config.base_dir)
+    for taskset in config.tasks:
+        chosen = taskset.selector or config.selector
+        screening = check_selector(chosen.type, chosen.args, config.base_dir).screening
+        size = taskset.group_size or config.algorithm.group_size
+        if screening is not None and screening.rollouts >= size:
+            raise ConfigError(
+                f"the selector {chosen.type!r} screens groups of the taskset {taskset.name!r} by their first rollouts, and they have no others",
+                value=screening.rollouts, allowed=f"1 to {size - 1}, below the group's size", todo="lower screen_rollouts, or raise group_size",
+            )  # fmt: skip
+
+
+def build_pipeline(config: RunConfig) -> Chain:
+    """The chain between explorer and trainer.
+
+    Raises:
+        PluginError, ConfigError: a stage that does not exist, load or fit experiences.
+    """
+    smallest = config.algorithm.smallest_group
+    try:
+        return build_chain(config.pipelines.experience, config.base_dir, min_group_size=smallest)
+    except RftError as error:
+        raise error.about("pipelines.experience") from error
+
+
+def engine_config(config: RunConfig, worker_index: int) -> EngineConfig:
+    """The engine's settings; every explorer samples from a stream of its own."""
+    try:
+        return EngineConfig.model_validate(
+            {"seed": config.run.seed * 1000 + worker_index, **config.explorer.engine_args}
+        )
+    except ValidationError as error:
+        raise config_error(error, EngineConfig, "the engine's settings", within="explorer.engine_args") from error
+
+
+def check_run(config: RunConfig) -> None:
+    """Everything that a run needs and that can be wrong, apart from its buffer; its tasks where the buffer is still to be made.
+
+    Raises:
+        PluginError, ConfigError, ModelError, TaskSourceError, OperatorError: what is wrong.
+        EnvironmentMismatchError: packages that are missing here or break each other.
+    """
+    check_environment(config.explorer.engine)
+    check_plugins(config)
+    check_before_buffer(config, build_task_chain(config))
+    folder = model_folder(config)  # fetched now: a run whose model does not exist must not be stored
+    check_max_tokens(config, context_length(config, folder))
+
+
+def context_length(config: RunConfig, folder: Path) -> int | None:
+    """Most tokens of prompt and response, by the engine's settings and the model's config.json; None where neither says."""
+    try:
+        model = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        limit = (model.get("text_config") or model).get("max_position_embeddings")
+    except (OSError, ValueError, AttributeError):
+        limit = None  # opening the model says what is wrong with it
+    asked = engine_config(config, worker_index=0).context_length
+    return min((length for length in (asked, limit) if length), default=None)
+
+
+def check_max_tokens(config: RunConfig, context: int | None) -> None:
+    """Refuse explorer.max_tokens that leaves no room for a prompt. With its default the context ends responses sooner.
+
+    Raises:
+        ConfigError: it was set to that.
+    """
+    explorer = config.explorer
+    if context is None or explorer.max_tokens < context or "max_tokens" not in explorer.model_fields_set:
+        return
+    if config.has_explorer and explorer.engine != "none":
+        raise ConfigError(
+            "explorer.max_tokens leaves no room for a prompt in the engine's context", value=explorer.max_tokens,
+            allowed=f"up to {context - 1}, less the prompt (its context is {context} tokens)",
+            todo="lower explorer.max_tokens, or raise explorer.engine_args.context_length if the model allows it",
+        )  # fmt: skip
+
+
+def prepare_run(
+    config: RunConfig,
+    buffer: Buffer,
+    *,
+    resumed: Row | None = None,
+    before_storing: Callable[[], object] = lambda: None,
+) -> Row:
+    """Load a checked configuration's tasksets, and store a new run or the changed settings of the one to go on with.
+
+    Args:
+        resumed: the run to go on with; None for a new one.
+        before_storing: called when nothing is left to do but that.
+
+    Raises:
+        ConfigError: a priority formula that the database does not take.
+        TaskSourceError: a taskset that cannot be loaded, or of which the task pipeline leaves nothing.
+    """
+    checked_formula(buffer.database, config.sampling.priority.formula)
+    chain = build_pipeline(config)
+    load_tasks(config, buffer.database)
+    stored = stored_config(config)
+    if resumed is None:
+        selected = select_source(config, buffer)
+        steps = planned_steps(config, len(selected.item_ids) if selected else None)
+        before_storing()
+        return buffer.create_run(
+            name=config.run.name,
+            config=stored,
+            seed=config.run.seed,
+            steps=steps,
+            pipeline_version=chain.version,
+            mode="both" if config.has_explorer else "train",
+            selected=selected,
+            epochs=config.sampling.epochs,
+        )
+    _refuse_another_source(config, resumed)
+    before_storing()
+    buffer.database.run(
+        "set_run_config",
+        run_id=resumed["run_id"],
+        config=Jsonb(stored),
+        planned_steps=planned_steps(config, resumed["source_rows"]),
+        pipeline_version=chain.version,
+    )
+    return buffer.find_run(resumed["run_id"])
+
+
+def select_source(config: RunConfig, buffer: Buffer) -> Selection | None:
+    """What `sampling.source` selects at this moment; None for a run that samples for itself.
+
+    Raises:
+        QueryError: see `rftdata.training.stored_selection.select`.
+        ConfigError: the algorithm does not learn from what is selected.
+    """
+    source = config.sampling.source
+    if source is None:
+        return None
+    selected = select(buffer.database, source.sql, pin_labels=source.pin_labels)
+    check_selected(build_algorithm(config.algorithm, config.base_dir), selected.kind)
+    return selected
+
+
+def planned_steps(config: RunConfig, num_selected: int | None) -> int:
+    """Trainer steps of a run; `num_selected` is the number of rows of its stored selection, where it has one.
+
+    Raises:
+        ConfigError: more steps than the selection lasts.
+    """
+    if num_selected is None:
+        assert config.steps is not None  # the configuration's own check
+        return config.steps
+    batch, epochs = config.trainer.batch_groups, config.sampling.epochs
+    last = num_steps(num_selected, batch, epochs)
+    if config.steps is not None and config.steps > last:
+        raise ConfigError(
+            f"steps is more than the stored selection lasts: {num_selected} rows, trainer.batch_groups {batch}, sampling.epochs {epochs}",
+            value=config.steps, allowed=f"up to {last}", todo="raise sampling.epochs, or leave steps out",
+        )  # fmt: skip
+    return config.steps or last
+
+
+def _refuse_another_source(config: RunConfig, resumed: Row) -> None:
+    """A run on a stored selection promises the same batches, so what they follow from cannot change."""
+    source, stored = config.sampling.source, resumed["source_sql"] is not None
+    facts = {
+        "sampling.source.sql": (source and source.sql, resumed["source_sql"]),
+        "sampling.source.pin_labels": (
+            source and source.pin_labels,
+            resumed["label_cut"] is not None if stored else None,
+        ),
+        "sampling.epochs": (source and config.sampling.epochs, resumed["source_epochs"]),
+        "trainer.batch_groups": (source and config.trainer.batch_groups, (stored and _stored_batch(resumed)) or None),
+    }
+    for key, (asked, begun) in facts.items():
+        if asked != begun:
+            raise ConfigError(
+                f"the run {resumed['name']!r} goes on with the batches it began with, and {key} has changed",
+                value=asked, allowed=str(begun), todo="leave it as it was, or start a new run from the checkpoint",
+            )  # fmt: skip
+
+
+def _stored_batch(run: Row) -> int:
+    return int(run["config"]["trainer"]["batch_groups"])
+
+
+def find_resumable(config: RunConfig, buffer: Buffer, name: str | None) -> Row:
+    """The run to go on with: the one named, else the newest of the configuration's name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    found = runs_of_name(buffer, config.run.name) if name is None else []
+    return found[0] if found else buffer.find_run(name or config.run.name)
+
+
+@dataclass(frozen=True)
+class GoBack:
+    """Where a resumed run begins instead of its newest checkpoint.
+
+    Attributes:
+        step: the trainer step; None is the newest with a checkpoint (a fork).
+        keep_rollouts: groups planned after the step are used.
+        fork: name of the new run that begins there; None takes the run itself back.
+    """
+
+    step: int | None
+    keep_rollouts: bool = False
+    fork: str | None = None
+
+
+def take_back(config: RunConfig, buffer: Buffer, row: Row, go_back: GoBack) -> tuple[RunConfig, Row]:
+    """Take a stored run, or a new fork of it, to an earlier step; its configuration and row.
+
+    Raises:
+        ConfigError: there is no such checkpoint, or the configuration asks for no step beyond it.
+    """
+    steps = planned_steps(config, row["source_rows"])
+    if go_back.step is not None and go_back.step >= steps:
+        raise ConfigError(
+            "nothing would be left to do after going back", value=f"--at-step {go_back.step} with steps: {steps}",
+            todo="name an earlier step, or raise steps: --set steps=N",
+        )  # fmt: skip
+    if go_back.fork is None:
+        assert go_back.step is not None
+        buffer.rewind(row, go_back.step, keep_rollouts=go_back.keep_rollouts)
+        return config, buffer.find_run(row["run_id"])
+    forked = config.model_copy(update={"run": config.run.model_copy(update={"name": go_back.fork})})
+    forked._base_dir = config.base_dir
+    new = buffer.fork(
+        row, name=go_back.fork, step=go_back.step, keep_rollouts=go_back.keep_rollouts, config=stored_config(forked), steps=steps,
+        pipeline_version=build_pipeline(config).version,
+    )  # fmt: skip
+    return forked, new
+
+
+def has_finished(config: RunConfig, row: Row) -> bool:
+    """Whether a stored run has done all the steps that the configuration asks for."""
+    return bool(row["status"] == "finished" and row["planned_steps"] >= planned_steps(config, row["source_rows"]))
+
+
+def stored_config(config: RunConfig) -> dict[str, Any]:
+    """The configuration as the run row keeps it: resolved, with the folder of its relative paths, without passwords."""
+    dumped = config.model_dump(mode="json")
+    dumped["buffer"]["uri"] = rftdata.postgres.database.redacted(config.buffer.uri)
+    return {**dumped, "base_dir": str(config.base_dir)}
+
+
+def model_folder(config: RunConfig) -> Path:
+    """The folder of the run's model, fetched and converted where needed."""
+    path = config.model.path
+    return resolve_model(str(config.base_dir / path) if path.startswith((".", "/")) else path)
+
+
+def runs_of_name(buffer: Buffer, name: str) -> list[Row]:
+    """Stored runs of a configured name, newest first."""
+    return buffer.database.fetch("runs_of_name", name=name)

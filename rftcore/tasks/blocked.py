@@ -1,0 +1,52 @@
+"""What becomes of a task at which a stage of `pipelines.task` blocks its process for good.
+
+The process ends. Where the task is known, because the stage names it or has one task only, it is excluded before, so that the next load
+goes on with the others. It is tried again when the stages change, or with `rft tasks score`: a task on which a stage raises costs an
+error each time, and this one the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Collection, Iterator
+
+from rftdata.errors import TimeLimitError
+from rftdata.pipeline.queue import SET_ASIDE
+from rftdata.pipeline.tasks import BLOCKED, TaskBatch, TaskDecision
+from rftdata.user_code.blocked import report_or_print
+from rftdata.user_code.time_limits import when_blocked
+
+_MAX_REASON = 500
+_ONE_ROW = re.compile(r" on 1 row \((\d+)\)")
+
+
+@contextlib.contextmanager
+def setting_aside(taskset: str, batch: TaskBatch, store: Callable[[TaskDecision], object]) -> Iterator[None]:
+    """Where a stage blocks the process within, store that the task is excluded, and end the process with the error.
+
+    Args:
+        store: is given the decision, in another thread.
+    """
+
+    def end(error: TimeLimitError) -> None:
+        try:
+            task_id = _culprit(batch.table["experience_id"].to_pylist(), error)
+            if task_id is not None:
+                store(TaskDecision(task_id, False, SET_ASIDE, f"{BLOCKED}{error.what}"[:_MAX_REASON]))
+                said = f"tasks: {taskset}: task {task_id} is excluded; the same command goes on with the others\n"
+                os.write(2, said.encode())
+        finally:
+            report_or_print(error)
+
+    with when_blocked(end):
+        yield
+
+
+def _culprit(task_ids: Collection[int], error: TimeLimitError) -> int | None:
+    """The task that blocks; None where it is not known."""
+    if error.subject in task_ids:
+        return int(str(error.subject))
+    found = _ONE_ROW.search(error.what)
+    return int(found[1]) if found is not None and int(found[1]) in task_ids else None

@@ -1,0 +1,129 @@
+"""The sources of all tasksets looked at before anything of them is stored: a mistake in the last leaves nothing of the first behind.
+
+Only the beginning of a source is read, so damage further down is still found when it is loaded.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from operators.chain.chain import Chain
+from operators.chain.stage import at
+from rftcore.config import RunConfig
+from rftcore.tasks.needs import TaskNeeds
+from rftdata.config import TasksetConfig
+from rftdata.connection import exists
+from rftdata.errors import OperatorError, RftError
+from rftdata.postgres.database import Database
+from rftdata.postgres.embedded import check_folder
+from rftdata.tasks.loading import is_current, no_task
+from rftdata.tasks.query import asks_buffer
+from rftdata.tasks.rows import Reading, read_tasks
+from rftdata.tasks.sources import reading_for
+
+# Rows of a source that are looked at; where stages look for numbers in them, as many as a first batch has.
+_FIRST_ROWS = 64
+_FIRST_BATCH = 4096
+_LOOKING_S = 60.0
+
+Tasks = Sequence[Mapping[str, Any]]
+
+
+def check_before_buffer(config: RunConfig, chain: Chain) -> None:
+    """Check the buffer's folder and the sources where the buffer is not made yet, so that a mistake makes none.
+
+    Raises:
+        BufferUnavailableError: the folder cannot be made.
+        TaskSourceError, OperatorError: see `check_tasks`.
+    """
+    if not exists(config.buffer):
+        check_folder(Path(config.buffer.uri))
+        check_tasks(config, chain)
+
+
+def check_tasks(config: RunConfig, chain: Chain, database: Database | None = None) -> None:
+    """Check names, arguments and columns of every source that would be read, as far as its first rows show them.
+
+    Args:
+        chain: of `pipelines.task`.
+        database: what is stored there is not looked at again; without it a query on the buffer is not asked.
+
+    Raises:
+        TaskSourceError: a source that cannot be read, whose rows are no tasks, or lack what the rewards and the workflow need.
+        OperatorError: a stage looks for a number that the tasks do not have, as far as that can be told.
+    """
+    trained = {taskset.name for taskset in config.tasks}
+    wants_numbers = any(stage.operator.keys for stage in chain.stages)
+    rowwise = all(stage.operator.rowwise for stage in chain.stages)
+    for taskset in (*config.tasks, *config.eval.tasks, *config.eval.test):
+        if database is None and asks_buffer(taskset):
+            continue
+        if database is not None and is_current(database, taskset, config.base_dir):
+            continue
+        is_decided = wants_numbers and taskset.name in trained
+        reading = Reading()
+        count = _FIRST_BATCH if is_decided else _FIRST_ROWS
+        first = first_tasks(taskset, config.base_dir, database, count, reading)
+        are_all = len(first) < count and not reading.was_cut
+        # A query on the buffer may ask for what the sets before it are about to store.
+        if not first and are_all and not asks_buffer(taskset):
+            raise no_task(taskset, reading)
+        needs = TaskNeeds(config, taskset, chain if taskset.name in trained else None)
+        for task in first[:_FIRST_ROWS]:
+            needs.see(task)
+        if are_all and len(first) <= _FIRST_ROWS:
+            needs.refuse_all()
+        # Where stages compare tasks the whole set is one batch: a number may first appear in any row of it.
+        if is_decided and first and (are_all or (rowwise and len(first) == _FIRST_BATCH)):
+            _check_numbers(chain, taskset, first)
+
+
+def first_tasks(
+    taskset: TasksetConfig, base_dir: Path, database: Database | None, count: int, reading: Reading
+) -> Tasks:
+    """Up to `count` tasks of a source.
+
+    Raises:
+        TaskSourceError: they cannot be read.
+    """
+    rows = read_tasks(taskset, base_dir, database, reading)
+    try:
+        with reading_for(_LOOKING_S):  # a source that repeats its rows for ever gives few tasks
+            return list(itertools.islice(rows, count))
+    finally:
+        rows.close()  # a query's connection, a generator of somebody's
+
+
+def _check_numbers(chain: Chain, taskset: TasksetConfig, tasks: Tasks) -> None:
+    """What stages look for among features and metadata, up to a stage that may add anything."""
+    there = keys_of(tasks)
+    for stage in chain.stages:
+        missing = sorted(stage.operator.keys - there)
+        if missing:
+            error = OperatorError(
+                f"no task has the number {missing[0]!r}, neither as a column nor among its features or metadata",
+                allowed=", ".join(sorted(there)) or None, todo="correct the name, or put the stage that computes it before this one",
+            )  # fmt: skip
+            raise of_taskset(taskset.name, at(stage.index, stage.name, error))
+        if stage.operator.writes is None:
+            return
+
+
+def keys_of(tasks: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Names among the features and metadata of tasks."""
+    return {name for task in tasks for name in _names(task)}
+
+
+def _names(task: Mapping[str, Any]) -> Iterator[str]:
+    yield from task["features"]
+    yield from task["payload"]["metadata"]
+
+
+def of_taskset(name: str, error: RftError) -> OperatorError:
+    """The same error of a stage, saying which set it is about."""
+    return OperatorError(
+        f"the taskset {name!r}: {error.what}", value=error.value, allowed=error.allowed, todo=error.todo
+    )

@@ -1,0 +1,110 @@
+"""Whether tasks will have the features that selectors choose by, before a run finds out that they have not.
+
+A feature comes from the source's column `features`, from a stage of `pipelines.task`, or from whoever set it in the buffer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from operators.base import IDENTITY_COLUMNS
+from operators.chain.chain import Chain
+from rftcore.config import RunConfig
+from rftdata.config import TasksetConfig
+from rftdata.errors import ConfigError
+from rftdata.postgres.database import Database
+from rftdata.selectors import check_selector
+from rftdata.tasks.loading import is_current
+
+
+class FeatureCheck:
+    """Counts the tasks of one set that lack what its selector needs.
+
+    Args:
+        chain: of `pipelines.task`; what its stages add is not looked for in the source.
+        database: the buffer, where there is one: features that its active tasks have already are there.
+
+    Raises:
+        PluginError, ConfigError: a selector that does not load.
+    """
+
+    def __init__(self, config: RunConfig, taskset: TasksetConfig, chain: Chain, database: Database | None) -> None:
+        chosen = taskset.selector or config.selector
+        self._taskset, self._selector, self._may_drop = taskset.name, chosen.type, bool(chain.stages)
+        keys = check_selector(chosen.type, chosen.args, config.base_dir).feature_keys
+        added = _added(chain)
+        self._lacking: dict[str, int] = {}
+        if added is not None:
+            # Stored tasks are looked at where no load will change them; of others what a person set lasts.
+            stands = database is not None and is_current(database, taskset, config.base_dir)
+            stored = database if stands else None
+            self._lacking = {key: 0 for key in keys if key not in added and not _is_stored(stored, taskset, key)}
+        self._by_hand = {key: _by_hand(database, taskset, key) for key in self._lacking}
+        self._num_tasks = 0
+        self._there: set[str] = set(added or ())
+
+    def see(self, task: Mapping[str, Any]) -> None:
+        """Count a task of the source."""
+        self._num_tasks += 1
+        features = task["features"]
+        self._there.update(features)
+        for key in self._lacking:
+            by_hand = self._by_hand[key].get(task["task_key"])
+            self._lacking[key] += not (_is_number(features.get(key)) if by_hand is None else by_hand)
+
+    def verdict(self, *, are_all: bool) -> list[str]:
+        """A sentence for each feature that only some tasks lack and a stage may drop those.
+
+        Args:
+            are_all: whether the source has no other tasks than those that were seen.
+
+        Raises:
+            ConfigError: tasks lack a feature that the selector needs.
+        """
+        found = []
+        for key, number in self._lacking.items():
+            if not number:
+                continue
+            what = (
+                f"the selector {self._selector!r} of the taskset {self._taskset!r} needs the feature {key!r}, "
+                f"which is no number at {number:,} of its {self._num_tasks:,} tasks"
+            )
+            if self._may_drop and (number < self._num_tasks or not are_all):
+                found.append(f"{what}: the stages of pipelines.task have to drop those")
+                continue
+            raise ConfigError(
+                what, allowed=f"features of these tasks: {', '.join(sorted(self._there)) or 'none'}",
+                todo="name another feature, give the source a column `features` with it, or add a stage to pipelines.task that computes it",
+            )  # fmt: skip
+        return found
+
+
+def _added(chain: Chain) -> frozenset[str] | None:
+    """Features that the stages give tasks; None where one may give any."""
+    added: frozenset[str] = frozenset()
+    for stage in chain.stages:
+        if stage.operator.writes is None:
+            return None
+        added |= stage.operator.writes | frozenset(stage.operator.scores)
+    return added - IDENTITY_COLUMNS - {"prompt", "answer"}
+
+
+def _is_stored(database: Database | None, taskset: TasksetConfig, key: str) -> bool:
+    if database is None:
+        return False
+    numbers = database.fetch("task_numbers", taskset=taskset.name, key=key)[0]["numbers"]
+    return bool(numbers) and all(number is not None for number in numbers)
+
+
+def _by_hand(database: Database | None, taskset: TasksetConfig, key: str) -> dict[str, bool]:
+    """Keys of the tasks whose feature a person set, and whether it is a number."""
+    if database is None:
+        return {}
+    found: dict[str, bool] = database.fetch("features_by_hand", taskset=taskset.name, key=key)[0]["are_numbers"]
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

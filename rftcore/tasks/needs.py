@@ -1,0 +1,182 @@
+"""What the rewards and the workflow of a run need of its tasks, found out before a rollout is spent on a task that lacks it.
+
+A reward or workflow declares `needs_answer`: tasks without an answer are counted and named, and a set in which no task has one is refused.
+A workflow may also declare `check_task`, which refuses single tasks. Stages of `pipelines.task` may write answers and drop tasks, so
+what a source lacks is refused only where no stage can change it; what is left when they have decided is counted in the buffer.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from operators.chain.chain import Chain
+from rftcore.config import RunConfig
+from rftcore.rewards import REWARDS
+from rftcore.workflows import WORKFLOWS
+from rftcore.workflows.task import Task
+from rftdata import plugins
+from rftdata.config import TasksetConfig
+from rftdata.errors import ConfigError, ModelError, RftError, TaskSourceError
+from rftdata.postgres.database import Database
+
+_NAMED_KEYS = 3
+# Rendering a chat takes a millisecond; what is wrong with a template shows in the first chats.
+_RENDERED_TASKS = 64
+
+
+class TaskNeeds:
+    """Counts the tasks of one set that lack an answer, and refuses tasks that the workflow cannot try.
+
+    Args:
+        chain: of `pipelines.task`, for a set that passes it; None for a set that does not.
+
+    Raises:
+        PluginError: a reward or workflow that does not load.
+        ConfigError: arguments that the workflow does not take.
+    """
+
+    def __init__(self, config: RunConfig, taskset: TasksetConfig, chain: Chain | None) -> None:
+        self._config, self._taskset = config, taskset
+        explorer = config.explorer
+        workflow = plugins.load("workflow", explorer.workflow, WORKFLOWS, config.base_dir)
+        functions = {
+            f"the reward {name!r}": plugins.load("reward", name, REWARDS, config.base_dir) for name in explorer.reward
+        }
+        functions[f"the workflow {explorer.workflow!r}"] = workflow
+        self._who = [who for who, function in functions.items() if getattr(function, "needs_answer", False)]
+        stages = chain.stages if chain is not None else []
+        self._may_answer = any(stage.operator.writes is None or "answer" in stage.operator.writes for stage in stages)
+        self._check_task = None if stages else getattr(workflow, "check_task", None)
+        if self._check_task is not None:
+            _refuse_args(self._check_task, config)
+        self._num_tasks = self._num_lacking = 0
+        self._keys: list[str] = []
+        self._columns: set[str] = set()
+        self._tokenizer: Any = None
+
+    def see(self, task: Mapping[str, Any]) -> None:
+        """Look at the next task of `read_tasks`.
+
+        Raises:
+            TaskSourceError: the workflow cannot try it.
+            ConfigError, ModelError: the model's chat template does not fit it, or the model does not open.
+        """
+        self._num_tasks += 1
+        if _is_blank(task["payload"]["answer"]):
+            self._num_lacking += 1
+            self._columns.update(task["payload"]["metadata"])
+            if len(self._keys) < _NAMED_KEYS:
+                self._keys.append(task["task_key"])
+        if self._check_task is not None:
+            self._check(task)
+
+    def _check(self, task: Mapping[str, Any]) -> None:
+        assert self._check_task is not None
+        found = Task.from_row({"task_id": 0, "taskset": self._taskset.name, **task})
+        tokenizer = self._opened_tokenizer() if isinstance(found.prompt, list) else None
+        try:
+            self._check_task(found, tokenizer, **self._config.explorer.workflow_args)
+        except RftError as error:
+            raise TaskSourceError(
+                f"row {task['row']} of the taskset {self._taskset.name!r}: {error.what}", value=error.value,
+                allowed=error.allowed, todo=error.todo,
+            ) from error  # fmt: skip
+
+    def _opened_tokenizer(self) -> Any:
+        """The model's, for the first tasks."""
+        if self._num_tasks > _RENDERED_TASKS:
+            return None
+        if self._tokenizer is None:
+            # Imported here: this module's users prepare runs.
+            from rftcore.run.prepare import model_folder
+
+            folder = model_folder(self._config)
+            from transformers import AutoTokenizer
+
+            try:
+                self._tokenizer = AutoTokenizer.from_pretrained(folder)
+            except (OSError, ValueError) as error:
+                reason = " ".join(str(error).split())[:400]
+                raise ModelError(
+                    f"the tokenizer in {folder} does not open: {reason}", todo="correct model.path"
+                ) from error
+        return self._tokenizer
+
+    def sentences(self, *, are_all: bool) -> list[str]:
+        """What a person should know of the tasks that were seen.
+
+        Args:
+            are_all: whether the source has no others.
+
+        Raises:
+            TaskSourceError: see `refuse_all`.
+        """
+        if are_all:
+            self.refuse_all()
+        return list(self._sentences(self._num_tasks, self._num_lacking, self._keys))
+
+    def refuse_all(self) -> None:
+        """Refuse the set if none of its tasks has an answer that is needed.
+
+        Raises:
+            TaskSourceError: no task that was seen has an answer, and one is needed.
+        """
+        if not self._may_answer:
+            self._refuse(self._num_tasks, self._num_lacking)
+
+    def stored(self, database: Database) -> list[str]:
+        """The same of the tasks that can be selected now.
+
+        Raises:
+            TaskSourceError: none of them has an answer, and one is needed.
+        """
+        if not self._who:
+            return []
+        row = database.fetch("tasks_without_answer", taskset=self._taskset.name, num_keys=_NAMED_KEYS)[0]
+        self._refuse(row["num_tasks"], row["num_lacking"])
+        return list(self._sentences(row["num_tasks"], row["num_lacking"], row["task_keys"]))
+
+    def _refuse(self, num_tasks: int, num_lacking: int) -> None:
+        if not self._who or not num_tasks or num_lacking < num_tasks:
+            return
+        column = self._taskset.answer or "answer"
+        raise TaskSourceError(
+            f"no task of the taskset {self._taskset.name!r} has an answer (column {column!r}), which {_and(self._who)} needs",
+            value=self._taskset.source,
+            allowed=f"other columns: {', '.join(sorted(self._columns))}" if self._columns else None,
+            todo=f"name the column with the answer: `answer: …` in the taskset {self._taskset.name!r}, or use another reward",
+        )
+
+    def _sentences(self, num_tasks: int, num_lacking: int, keys: Sequence[str]) -> Iterator[str]:
+        if self._who and num_lacking:
+            more = ", …" if num_lacking > len(keys) else ""
+            yield (
+                f"{num_lacking:,} of {num_tasks:,} tasks have no answer, which {_and(self._who)} needs: task keys "
+                f"{', '.join(keys)}{more}; add their answers to the source, or exclude these tasks"
+            )
+
+
+def _is_blank(answer: str | None) -> bool:
+    return answer is None or not answer.strip()
+
+
+def _and(names: Sequence[str]) -> str:
+    return " and ".join(names)
+
+
+def _refuse_args(check: Any, config: RunConfig) -> None:
+    """Refuse arguments that only fail when the workflow is called.
+
+    Raises:
+        ConfigError: the workflow does not take its arguments.
+    """
+    try:
+        inspect.signature(check).bind(None, None, **config.explorer.workflow_args)
+    except TypeError as error:
+        names = [name for name, p in inspect.signature(check).parameters.items() if p.kind is p.KEYWORD_ONLY]
+        raise ConfigError(
+            f"the workflow {config.explorer.workflow!r} does not take its workflow_args: {error}",
+            value=config.explorer.workflow_args, allowed=", ".join(names), todo="correct explorer.workflow_args",
+        ) from error  # fmt: skip

@@ -1,0 +1,238 @@
+"""`pipelines.task`: the chain that tasks pass before they can be selected.
+
+It runs when tasks are loaded (`rft run`, `rft tasks load`). Tasks that the chain has decided on are left alone: where every stage
+decides row by row only new ones go through it, in batches; where one compares tasks with each other the whole set does, once
+there is something new. `again` decides on all of them, since what runs observed may have changed their scores.
+
+A batch on which a stage raises is halved until the task is found that does it; that task is excluded with the error as its
+reason, and tried again when the set is next loaded; one at which a stage blocks the process is not (`task_blocking`). Where every
+task raises, or all are excluded, the run is refused: nothing could be selected. So it is where an aggregator's endpoint says nothing
+at all: the tasks stay undecided. A task that a stage makes of another becomes a task of the set, and passes the other stages.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from operators.base import StageContext
+from operators.chain.build import build_chain
+from operators.chain.chain import Chain
+from rftcore.config import RunConfig
+from rftcore.tasks.blocked import setting_aside
+from rftcore.tasks.checks import check_tasks, of_taskset
+from rftcore.tasks.decide import decide_batch
+from rftcore.tasks.embeddings import TaskEmbeddings
+from rftcore.tasks.needs import TaskNeeds
+from rftdata.config import TasksetConfig
+from rftdata.errors import OperatorError, RftError, TaskSourceError
+from rftdata.pipeline.tasks import (
+    TASK_BATCH_SCHEMA,
+    TaskDecision,
+    TaskReader,
+    commit_task_verdicts,
+    decidable_tasks,
+    register_task_pipeline,
+    source_batch,
+    tasks_by_maker,
+    taskset_lock,
+    undecided_tasks,
+)
+from rftdata.postgres.database import Database
+from rftdata.tasks.loading import load_taskset, taskset_texts
+from rftdata.tasks.rows import read_tasks
+
+_BATCH_TASKS = 4096
+
+
+@dataclass(frozen=True)
+class TasksDecided:
+    """What a task pipeline did with one set.
+
+    Attributes:
+        num_decided: tasks that went through the stages now.
+        num_active, num_excluded: how the set stands.
+        dropped_by: stage (or `by hand`) -> tasks it excludes.
+    """
+
+    taskset: str
+    num_decided: int
+    num_active: int
+    num_excluded: int
+    dropped_by: dict[str, int]
+
+
+def build_task_chain(config: RunConfig) -> Chain:
+    """The chain of `pipelines.task`.
+
+    Raises:
+        PluginError, ConfigError: a stage that does not exist, load or fit tasks.
+    """
+    try:
+        return build_chain(config.pipelines.task, config.base_dir, schema=TASK_BATCH_SCHEMA, require_reward=False)
+    except RftError as error:
+        raise error.about("pipelines.task") from error
+
+
+def load_tasks(config: RunConfig, database: Database, *, again: bool = False) -> list[TasksDecided]:
+    """Load every taskset of a configuration, and decide on those that are trained on. Evaluations see their tasks as they are.
+
+    Nothing is stored before the first rows of all sources were looked at. A set that a stage cannot decide on keeps no other from being
+    decided on.
+
+    Raises:
+        TaskSourceError: a taskset that cannot be loaded, of which no task is left, or that lacks what the rewards and the workflow need.
+        PluginError, ConfigError, OperatorError, ModelError: a stage that cannot work.
+    """
+    chain = build_task_chain(config)
+    check_tasks(config, chain, database)
+    needs = {taskset.name: TaskNeeds(config, taskset, chain) for taskset in config.tasks}
+    for taskset in config.tasks:
+        load_taskset(database, taskset, config.base_dir, pending=bool(chain.stages), check=needs[taskset.name])
+    for taskset in (*config.eval.tasks, *config.eval.test):
+        needs[taskset.name] = TaskNeeds(config, taskset, None)
+        load_taskset(database, taskset, config.base_dir, check=needs[taskset.name])
+    decided = _run_chain(config, database, chain, again=again) if chain.stages else []
+    for name, need in needs.items():
+        for sentence in need.stored(database):
+            print(f"tasks: {name}: {sentence}", file=sys.stderr, flush=True)
+    return decided
+
+
+def _run_chain(config: RunConfig, database: Database, chain: Chain, *, again: bool) -> list[TasksDecided]:
+    register_task_pipeline(database, chain.version, [{stage.name: stage.operator.spec()} for stage in chain.stages])
+    _prepare(chain, config, database)
+    try:
+        return _decide_sets(chain, database, config.tasks, again=again)
+    finally:
+        chain.close()
+
+
+def _decide_sets(
+    chain: Chain, database: Database, tasksets: Sequence[TasksetConfig], *, again: bool
+) -> list[TasksDecided]:
+    decided, errors = [], []
+    for taskset in tasksets:
+        try:
+            decided.append(decide_tasks(chain, database, taskset, again=again))
+        except (OperatorError, TaskSourceError) as error:
+            errors.append(error)
+    for error in errors[1:]:
+        print(f"tasks: {error}", file=sys.stderr, flush=True)
+    if errors:
+        raise errors[0]
+    return decided
+
+
+def task_batches(config: RunConfig, database: Database, chain: Chain, limit: int) -> Iterator[tuple[str, pa.Table]]:
+    """The first `limit` tasks of every taskset as the chain would see them, for a preview; the chain is prepared for them.
+
+    Nothing is stored: sets that are not loaded yet are read from their sources, under ids from 1.
+    """
+    _prepare(chain, config, database, keep_vectors=False)
+    for taskset in config.tasks:
+        ids = decidable_tasks(database, taskset.name)[:limit]
+        if ids:
+            yield taskset.name, TaskReader(database, taskset.name, _columns(chain)).read(ids).table
+        else:
+            tasks = itertools.islice(read_tasks(taskset, config.base_dir, database), limit)
+            yield taskset.name, source_batch(taskset.name, list(tasks))
+
+
+def decide_tasks(chain: Chain, database: Database, taskset: TasksetConfig, *, again: bool = False) -> TasksDecided:
+    """Run a prepared chain over the tasks of a loaded set that it has not decided on; over all of them with `again`.
+
+    Raises:
+        TaskSourceError: no task of the set is left.
+        OperatorError: a stage fails on every task, or on the set as a whole.
+    """
+    name, num_decided = taskset.name, 0
+    with taskset_lock(database, name):
+        ids = undecided_tasks(database, name, chain.version, again=again, failed_too=_is_rowwise(chain))
+        if ids:
+            reader = TaskReader(database, name, _columns(chain))
+            # What a stage makes of a task is decided on next, and passes that stage no more: this ends.
+            while ids:
+                try:
+                    num_decided += _decide_all(chain, database, name, reader, ids, again=again)
+                except OperatorError as error:
+                    raise of_taskset(name, error) from error
+                ids = undecided_tasks(database, name, chain.version)
+    row = database.fetch("taskset_verdicts", taskset=name)[0]
+    done = TasksDecided(name, num_decided, row["active"], row["excluded"], row["dropped_by"] or {})
+    if not done.num_active:
+        by = ", ".join(
+            f"{stage}: {number}" for stage, number in sorted(done.dropped_by.items(), key=lambda item: -item[1])
+        )
+        raise TaskSourceError(
+            f"no task of {name!r} is left to select: all {row['num_tasks']} are excluded ({by})",
+            todo=f"loosen the stages of pipelines.task; `rft tasks show {name}` says why each was dropped",
+        )
+    if num_decided:
+        print(_sentence(done), file=sys.stderr, flush=True)
+    return done
+
+
+def _sentence(done: TasksDecided) -> str:
+    why = (
+        f" ({', '.join(f'{stage}: {number:,}' for stage, number in done.dropped_by.items())})"
+        if done.dropped_by
+        else ""
+    )
+    return (
+        f"tasks: {done.taskset}: {done.num_decided:,} decided on; {done.num_active:,} can be selected, "
+        f"{done.num_excluded:,} are excluded{why}"
+    )
+
+
+def _prepare(chain: Chain, config: RunConfig, database: Database, *, keep_vectors: bool = True) -> None:
+    embed = TaskEmbeddings(database, config.model.path, config.base_dir, keep=keep_vectors)
+    read = functools.partial(taskset_texts, database)
+    chain.prepare(StageContext(config.base_dir, model_path=config.model.path, embed=embed, read_taskset=read))
+
+
+def _is_rowwise(chain: Chain) -> bool:
+    return all(stage.operator.rowwise for stage in chain.stages)
+
+
+def _columns(chain: Chain) -> frozenset[str]:
+    """What the stages read; everything where one may read anything."""
+    reads = [stage.operator.reads for stage in chain.stages]
+    if any(columns is None for columns in reads):
+        return frozenset(TASK_BATCH_SCHEMA.names)
+    return frozenset().union(*(columns or () for columns in reads))
+
+
+def _decide_all(
+    chain: Chain, database: Database, taskset: str, reader: TaskReader, ids: list[int], *, again: bool
+) -> int:
+    """Decide on these tasks, or on the whole set where stages compare tasks; how many."""
+    rowwise = _is_rowwise(chain)
+    everything = decidable_tasks(database, taskset, leave_out_blocked_by=None if again else chain.version)
+    is_new = len(ids) == len(everything)
+    asked = set(ids)
+    num_decided = 0
+
+    def store_aside(decision: TaskDecision) -> None:
+        commit_task_verdicts(database, taskset, chain.version, [decision], [])
+
+    for made_by, members in tasks_by_maker(database, ids if rowwise else everything).items():
+        if not asked.intersection(members):
+            continue
+        stages = [stage for stage in chain.stages if not {stage.name, stage.operator.part_of} & {*made_by}]
+        part = chain if len(stages) == len(chain.stages) else replace(chain, stages=stages, _prepared=True)
+        size = _BATCH_TASKS if rowwise else len(members)
+        for start in range(0, len(members), size):
+            batch = reader.read(members[start : start + size])
+            with setting_aside(taskset, batch, store_aside):
+                decided = decide_batch(part, database, batch, rowwise=rowwise, is_first=is_new and start == 0)
+            commit_task_verdicts(
+                database, taskset, chain.version, decided.decisions, decided.stages, decided.scores, decided.made
+            )
+        num_decided += len(members)
+    return num_decided

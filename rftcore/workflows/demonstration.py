@@ -1,0 +1,80 @@
+"""Answers that are given, written into the buffer to be imitated (supervised fine-tuning)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rftcore.workflows.chats import TURNS, assistant_turns, chat_sequence
+from rftcore.workflows.single_turn import chat_messages
+from rftcore.workflows.task import Model, Score, Scorer, Task
+from rftdata.errors import ConfigError
+
+
+async def demonstration(
+    task: Task, model: Model, score: Scorer, *, column: str = "demonstration", system: str | None = None,
+    examples: list[dict[str, str]] | None = None, template: str | None = None, turns: str = "all",
+) -> Score:  # fmt: skip
+    """Write the task's demonstration as the answer; nothing is sampled.
+
+    The demonstration is the metadata column `column`; else, where the prompt is a chat that ends with an assistant's turn, that chat;
+    else the task's answer; else the assistant's turns within the chat.
+
+    Args:
+        column: metadata column that holds the demonstration.
+        system, examples, template: as for single_turn; a template has no meaning for a chat that is imitated.
+        turns: of a chat, `all` trains on all of the assistant's turns, `last` on the last one only.
+    """
+    response = _response(task, column, template, turns)
+    messages = chat_messages(task, system, examples, template)
+    if response is not None:
+        return await score(model.write(messages, response), task)
+    return await score(model.write_chat(messages, start=len(messages) - len(task.prompt), turns=turns), task)
+
+
+def check_task(
+    task: Task, tokenizer: Any = None, *, column: str = "demonstration", system: str | None = None,
+    examples: list[dict[str, str]] | None = None, template: str | None = None, turns: str = "all",
+) -> None:  # fmt: skip
+    """Refuse a task that has nothing to imitate; with the model's tokenizer, a chat that its template cannot render.
+
+    Raises:
+        ConfigError: what is wrong with it.
+    """
+    response = _response(task, column, template, turns)
+    if response is None and tokenizer is not None:
+        messages = chat_messages(task, system, examples, template)
+        chat_sequence(tokenizer, messages, start=len(messages) - len(task.prompt), turns=turns)
+
+
+demonstration.check_task = check_task  # type: ignore[attr-defined]
+
+
+def _response(task: Task, column: str, template: str | None, turns: str) -> str | None:
+    """The answer to imitate; None where the turns of the task's own chat are.
+
+    Raises:
+        ConfigError: there is neither.
+    """
+    if turns not in TURNS:
+        raise ConfigError("explorer.workflow_args: turns is unknown", value=turns, allowed=", ".join(TURNS))
+    chat = task.prompt if isinstance(task.prompt, list) else []
+    places = assistant_turns(chat)
+    is_answered = bool(places) and places[-1] == len(chat) - 1
+    response = task.metadata.get(column)
+    if response is None and not is_answered:
+        response = task.answer
+    if response is not None:
+        return str(response)
+    if not places:
+        what = "a chat without a turn of the assistant" if chat else f"neither {column!r} nor an answer to imitate"
+        raise ConfigError(
+            f"task {task.task_key!r} of {task.taskset!r} has {what}",
+            todo="add a message with the role assistant, or remove the row" if chat else
+            "name the column: `answer: …` in the taskset, or explorer.workflow_args: {column: …}; or remove the row",
+        )  # fmt: skip
+    if template is not None:
+        raise ConfigError(
+            f"explorer.workflow_args: template has no effect on task {task.task_key!r} of {task.taskset!r}, a chat to imitate", value=template,
+            todo="remove it",
+        )  # fmt: skip
+    return None

@@ -1,0 +1,145 @@
+"""What workflows and rewards see: the task, the model they talk to, and the turns it recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rftcore.engines.base import Decoding, Engine
+from rftcore.workflows.chats import Message, chat_sequence, content_text
+from rftdata.experience import Sequence
+
+
+@dataclass(frozen=True)
+class Task:
+    """One row of rft.task.
+
+    Attributes:
+        prompt: text, or chat messages.
+        answer: the right answer as text; None where the source has none.
+        metadata: every other column of the source.
+    """
+
+    task_id: int
+    taskset: str
+    task_key: str
+    prompt: Any
+    answer: str | None
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_row(cls, row: dict[str, Any]) -> Task:
+        """From task_id, taskset, task_key and payload."""
+        payload = row["payload"]
+        return cls(
+            row["task_id"],
+            row["taskset"],
+            row["task_key"],
+            payload["prompt"],
+            payload.get("answer"),
+            payload.get("metadata") or {},
+        )
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One answer of the model.
+
+    Attributes:
+        messages: the chat before the answer.
+        response: text without special tokens.
+        finish_reason: stop, length or abort.
+        sequence: what is stored and trained on.
+    """
+
+    messages: list[Message]
+    response: str
+    finish_reason: str
+    sequence: Sequence
+
+
+@dataclass(frozen=True)
+class Score:
+    """A reward and its parts by function."""
+
+    reward: float
+    parts: dict[str, float] = field(default_factory=dict)
+
+
+class Model:
+    """The policy as a workflow sees it; every answer is recorded as a turn.
+
+    Args:
+        engine: samples.
+        decoding: how.
+    """
+
+    def __init__(self, engine: Engine, decoding: Decoding) -> None:
+        self._engine = engine
+        self._decoding = decoding
+        self.turns: list[Turn] = []
+
+    async def chat(self, messages: list[Message]) -> Turn:
+        """Answer a chat. The chat template is the model's; without one, the contents are put one after the other."""
+        text, prompt_ids = render_chat(self._engine.tokenizer, messages)
+        generation = await self._engine.generate(prompt_ids, self._decoding)
+        sequence = Sequence(
+            prompt=text,
+            response=generation.text,
+            token_ids=prompt_ids + generation.token_ids,
+            num_prompt_tokens=len(prompt_ids),
+            finish_reason=generation.finish_reason,
+            behavior_logprobs=generation.logprobs,
+            policy_spans=[(len(prompt_ids) + start, version) for start, version in generation.version_spans],
+            messages=[*messages, {"role": "assistant", "content": generation.text}],
+        )
+        return self._record(Turn(messages, generation.text, generation.finish_reason, sequence))
+
+    def write(self, messages: list[Message], response: str) -> Turn:
+        """Record an answer that somebody else gave: a demonstration, with the end token, without log-probabilities."""
+        return self._record(
+            Turn(messages, response, "stop", written_sequence(self._engine.tokenizer, messages, response))
+        )
+
+    def write_chat(self, messages: list[Message], *, start: int = 0, turns: str = "all") -> Turn:
+        """Record a chat whose answers are given: a demonstration, see `chat_sequence`. The turn's answer is the last one.
+
+        Raises:
+            ConfigError: the chat template does not fit the chat.
+        """
+        sequence = chat_sequence(self._engine.tokenizer, messages, start=start, turns=turns)
+        *before, last = sequence.messages or []
+        return self._record(Turn(before, content_text(last), "stop", sequence))
+
+    def _record(self, turn: Turn) -> Turn:
+        self.turns.append(turn)
+        return turn
+
+
+def render_chat(tokenizer: Any, messages: list[Message]) -> tuple[str, list[int]]:
+    """What the model is given: text and tokens, by its chat template; without one, the contents one after the other."""
+    if tokenizer.chat_template is None:
+        text = "".join(str(message["content"]) for message in messages)
+        return text, list(tokenizer.encode(text))
+    text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    # The template writes the special tokens itself.
+    return text, list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def written_sequence(tokenizer: Any, messages: list[Message], response: str) -> Sequence:
+    """A trainable sequence of an answer that no engine sampled: with the end token, without log-probabilities."""
+    text, prompt_ids = render_chat(tokenizer, messages)
+    response_ids = [*tokenizer.encode(response, add_special_tokens=False), tokenizer.eos_token_id]
+    return Sequence(
+        prompt=text,
+        response=response,
+        token_ids=prompt_ids + response_ids,
+        num_prompt_tokens=len(prompt_ids),
+        finish_reason="stop",
+        messages=[*messages, {"role": "assistant", "content": response}],
+    )
+
+
+Scorer = Callable[[Turn, Task], Awaitable[Score]]
+Workflow = Callable[..., Awaitable[Score]]

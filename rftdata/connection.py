@@ -1,0 +1,196 @@
+"""Making, opening and upgrading buffers.
+
+A buffer is embedded in a folder or lives in a database of a server; one function opens both. Only callers that write bring an
+older schema up to date: processes of the earlier release may still work on it, so reading never changes it. `create` leaves nothing
+behind when it fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from rftdata.buffer import Buffer
+from rftdata.config import BufferConfig
+from rftdata.errors import BufferUnavailableError, QueryError, RftError
+from rftdata.postgres.database import Database, check_schema, migrate, newest_version, redacted, schema_version
+from rftdata.postgres.embedded import EmbeddedServer
+from rftdata.segments.posix import PosixSegmentStore
+
+_SERVER_SCHEMES = ("postgresql://", "postgres://")
+
+SchemaMode = Literal["migrate", "check", "any"]
+
+
+def exists(config: BufferConfig) -> bool:
+    """Whether there is a buffer in the folder; a server is not asked."""
+    return _is_server(config) or EmbeddedServer(Path(config.uri)).exists()
+
+
+def open(
+    uri: str | BufferConfig = "./buffer",
+    *,
+    create: bool = True,
+    schema: SchemaMode = "migrate",
+    application: str = "rft",
+    patience_s: float | None = None,
+    report: Callable[[str], None] | None = None,
+) -> Buffer:
+    """Open a buffer, starting the embedded server where needed.
+
+    Args:
+        uri: folder of an embedded buffer, a postgresql:// URL, or a whole configuration.
+        create: make a missing buffer; otherwise that is an error.
+        schema: what to do with a schema of an earlier release: `migrate` it, `check` for it and refuse it, or take `any`.
+        application: name shown in `pg_stat_activity`.
+        patience_s: for how long queries that only read are asked again while the database is away; `outage.RIDE_OUT_S` by default.
+        report: gets a sentence before an earlier schema is migrated.
+
+    Raises:
+        BufferUnavailableError, SchemaVersionError, DiskFullError: see those.
+    """
+    config = uri if isinstance(uri, BufferConfig) else BufferConfig(uri=uri)
+    if _is_server(config):
+        server = None
+        if config.segments is None:
+            raise BufferUnavailableError(
+                "a buffer on a server needs a folder for its arrays",
+                allowed="a folder all processes see",
+                todo="set buffer.segments, or RFT_SEGMENTS for commands without a configuration",
+            )
+        database = Database(config.uri, application=application, patience_s=patience_s)
+    else:
+        server = EmbeddedServer(Path(config.uri), config.listen)
+        if not create and not exists(config):
+            raise BufferUnavailableError(
+                "there is no buffer here",
+                value=str(server.folder),
+                todo="name one with --buffer or RFT_BUFFER, make one with `rft db create`, or start a run: `rft run CONFIG`",
+            )
+        database = Database(server.start(), application=application, patience_s=patience_s)
+    try:
+        # An embedded database belongs to the buffer: one that was cut short while it was made is completed.
+        _settle_schema(database, schema, _location(config), report, may_create=create or server is not None)
+        owner = database.fetch("buffer_id")[0]["buffer_id"].hex[:12]
+    except BaseException:
+        database.close()
+        raise
+    # Absolute: a process started elsewhere (a Ray actor) must find the same files.
+    folder = (Path(config.segments) if config.segments else Path(config.uri) / "segments").resolve()
+    return Buffer(config, database, server, PosixSegmentStore(folder, config.min_free_bytes, owner))
+
+
+def _settle_schema(
+    database: Database, mode: SchemaMode, location: str, report: Callable[[str], None] | None, *, may_create: bool
+) -> None:
+    before, newest = schema_version(database), newest_version()
+    if before == newest:
+        return
+    if before is None and not (may_create and mode == "migrate"):
+        raise no_buffer(location)
+    if mode == "check":
+        check_schema(before, location)
+    elif mode == "migrate":
+        if before is not None and before < newest and report is not None:
+            report(f"brings the schema of the buffer {location} from version {before} to {newest}")
+        migrate(database)
+
+
+def create(uri: str | BufferConfig, *, exist_ok: bool = False) -> bool:
+    """Make a new buffer: in a folder, with a server of its own, or in an empty database of a server.
+
+    Args:
+        exist_ok: leave a buffer that is there as it is.
+
+    Returns:
+        Whether it was made.
+
+    Raises:
+        QueryError: there is a buffer already.
+        BufferUnavailableError, DiskFullError: it cannot be made; nothing is left of it.
+    """
+    config = uri if isinstance(uri, BufferConfig) else BufferConfig(uri=uri)
+    if _is_server(config):
+        made = _migrate_if_empty(Database(config.uri))
+    else:
+        made = _create_in_folder(EmbeddedServer(Path(config.uri), config.listen))
+    if not made and not exist_ok:
+        raise QueryError(
+            "there is a buffer already",
+            value=_location(config),
+            todo="use it, or choose another folder or an empty database",
+        )
+    return made
+
+
+def _migrate_if_empty(database: Database) -> bool:
+    with contextlib.closing(database):
+        if schema_version(database) is not None:
+            return False
+        migrate(database)
+        return True
+
+
+def _create_in_folder(server: EmbeddedServer) -> bool:
+    """Make a buffer in a folder, or complete one that was cut short; remove what was made where that fails."""
+    folders = [server.folder, *server.folder.parents]
+    missing = [folder for folder in folders if not folder.exists()]
+    is_empty = bool(missing) or (server.folder.is_dir() and not any(server.folder.iterdir()))
+    try:
+        return _migrate_if_empty(Database(server.start()))
+    except BaseException:
+        if is_empty:
+            with contextlib.suppress(RftError, OSError):
+                _remove(server, missing)
+        raise
+
+
+def _remove(server: EmbeddedServer, made: list[Path]) -> None:
+    """Remove a buffer that could not be made, and the folders made for it; not one that another process completed."""
+    if server.is_running():
+        with contextlib.closing(Database(server.uri)) as database:
+            if schema_version(database) is not None:
+                return
+        server.stop()
+    for entry in server.folder.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+    for folder in made:
+        folder.rmdir()
+
+
+def upgrade(config: BufferConfig, application: str) -> tuple[str, str]:
+    """Bring the schema of a buffer to this release; its version before and now.
+
+    Raises:
+        BufferUnavailableError: there is no buffer.
+        SchemaVersionError: the schema is newer than this program, or this account may not change it.
+    """
+    if not exists(config):
+        raise BufferUnavailableError("there is no buffer here", value=_location(config), todo="name one with --buffer")
+    uri = config.uri if _is_server(config) else EmbeddedServer(Path(config.uri)).start()
+    with contextlib.closing(Database(uri, application=application)) as database:
+        before = schema_version(database)
+        if before is None:
+            raise no_buffer(_location(config))
+        return before, migrate(database)
+
+
+def no_buffer(location: str) -> BufferUnavailableError:
+    """A database without the schema of a buffer."""
+    return BufferUnavailableError(
+        "the database holds no buffer", value=location, todo=f"make one with `rft db create --buffer {location}`"
+    )
+
+
+def _is_server(config: BufferConfig) -> bool:
+    return config.uri.startswith(_SERVER_SCHEMES)
+
+
+def _location(config: BufferConfig) -> str:
+    return redacted(config.uri) if _is_server(config) else str(Path(config.uri).resolve())

@@ -1,0 +1,133 @@
+"""Writing groups to a file.
+
+Everything is read in one snapshot: a label given meanwhile is in the file with all it changed or not at all. Purged experiences are left
+out, and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rftdata.errors import QueryError
+from rftdata.exchange.columns import BASE_ARRAYS, SCHEMA, Row, packed
+from rftdata.exchange.formats import check_format, written
+from rftdata.maintenance.conditions import chosen
+from rftdata.postgres.database import Connection, fetch
+from rftdata.segments.codec import SCHEMA as BASE
+from rftdata.segments.codec import SHAPE_SUFFIX, ColumnReader
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from rftdata.buffer import Buffer
+
+_CHUNK_GROUPS = 64
+_LABEL_FIELDS = [field.name for field in SCHEMA.field("labels").type.value_type]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What a file holds.
+
+    Attributes:
+        num_purged: experiences left out because they were purged.
+    """
+
+    path: str
+    num_groups: int
+    num_rollouts: int
+    num_experiences: int
+    num_purged: int
+
+
+def export(
+    buffer: Buffer, path: Path, *, runs: Sequence[str] = (), where: str | None = None, whole_groups: bool = False
+) -> Exported:
+    """Write experiences with all they belong to; the suffix of `path` says in which format.
+
+    Args:
+        runs: names or ids; all runs when empty.
+        where: a condition over `rft.v_experience`; experiences it does not hold for are left out, and rollouts without any.
+        whole_groups: a group of which one is chosen is written whole.
+
+    Raises:
+        QueryError: a run that does not exist, a bad condition, nothing to write, a file that exists or cannot be written.
+    """
+    check_format(path)
+    run_ids = [int(buffer.find_run(name)["run_id"]) for name in runs] or None
+    buffer_id = str(buffer.database.fetch("buffer_id")[0]["buffer_id"])
+    with buffer.database.transaction() as connection:
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        groups, wanted = _selected(connection, where, run_ids, whole_groups)
+        if not groups:
+            raise QueryError(
+                "no experience is chosen, so there is nothing to export", value=where, todo="widen the condition"
+            )
+        with written(path) as write:
+            counts = {"num_groups": 0, "num_rollouts": 0, "num_experiences": 0, "num_purged": 0}
+            for start in range(0, len(groups), _CHUNK_GROUPS):
+                rows = fetch(connection, "export_rows", group_ids=groups[start : start + _CHUNK_GROUPS])
+                kept = [row for row in rows if wanted is None or row["experience_id"] in wanted]
+                counts["num_purged"] += sum(row["purged"] for row in kept)
+                kept = [row for row in kept if not row["purged"]]
+                write(list(_complete(buffer, connection, kept, buffer_id)))
+                counts["num_groups"] += len({row["group_id"] for row in kept})
+                counts["num_rollouts"] += len({(row["group_id"], row["rollout_index"]) for row in kept})
+                counts["num_experiences"] += sum(row["experience_id"] is not None for row in kept)
+            if not counts["num_rollouts"]:
+                raise QueryError("everything chosen was purged, so there is nothing to export", value=where)
+    return Exported(str(path), **counts)
+
+
+def _selected(
+    connection: Connection, where: str | None, run_ids: list[int] | None, whole_groups: bool
+) -> tuple[list[int], set[int] | None]:
+    """Groups in order, and the experiences wanted of them (None: all, and rollouts without any)."""
+    everything = [int(row["group_id"]) for row in fetch(connection, "export_groups", run_ids=run_ids)]
+    if where is None:
+        return everything, None
+    pairs = chosen(connection, where, run_ids)
+    groups = {group_id for group_id, _ in pairs}
+    return [i for i in everything if i in groups], None if whole_groups else {i for _, i in pairs}
+
+
+def _complete(buffer: Buffer, connection: Connection, rows: list[Row], buffer_id: str) -> Iterator[Row]:
+    """Rows of the file from rows of the query: with labels and arrays, and the columns in order."""
+    ids = [row["experience_id"] for row in rows if row["experience_id"] is not None]
+    labels: dict[int, list[Row]] = {i: [] for i in ids}
+    for label in fetch(connection, "export_labels", experience_ids=ids):
+        labels[label["experience_id"]].append({name: label[name] for name in _LABEL_FIELDS})
+    arrays = _Arrays(
+        buffer.reader.batches(sorted({row["segment_id"] for row in rows if row["segment_id"] is not None}))
+    )
+    for row in rows:
+        whole: Row = {"buffer_id": buffer_id, **row}
+        if row["experience_id"] is not None:
+            whole |= arrays.of(row["segment_id"], row["segment_row"])
+            whole |= {"labels": labels[row["experience_id"]], "earlier": row["earlier"] or "[]"}
+        else:
+            whole["earlier"] = None
+        yield {name: whole.get(name) for name in SCHEMA.names}
+
+
+class _Arrays:
+    """All arrays of a row, whatever its segment has."""
+
+    def __init__(self, batches: dict[int, pa.RecordBatch]) -> None:
+        self._spans = {i: batch.column("policy_spans") for i, batch in batches.items()}
+        self._columns = {
+            i: {name: ColumnReader(batch, name) for name in batch.schema.names if name != "policy_spans" and not name.endswith(SHAPE_SUFFIX)}
+            for i, batch in batches.items()
+        }  # fmt: skip
+
+    def of(self, segment_id: int, row: int) -> dict[str, Any]:
+        columns = self._columns[segment_id]
+        further = {name: reader.row(row) for name, reader in sorted(columns.items()) if name not in BASE.names}
+        return {
+            **{name: columns[name].flat(row) for name in BASE_ARRAYS},
+            "policy_spans": self._spans[segment_id][row].as_py(),
+            "arrays": [packed(array, name) for name, array in further.items() if array is not None],
+        }

@@ -1,0 +1,191 @@
+"""The three kinds of file, behind one way to write rows and one to read them.
+
+A file is written beside its place and renamed when it is whole, so that none is ever seen half-written; one that exists is never
+replaced. Both ways stream: a file may be larger than memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+
+from rftdata.durable_files import sync_path
+from rftdata.errors import QueryError
+from rftdata.exchange.columns import BASE_ARRAYS, REQUIRED, SCHEMA, Row, from_json, to_json
+
+Write = Callable[[list[Row]], None]
+FORMATS = {
+    ".parquet": "Parquet",
+    ".jsonl": "JSON lines",
+    ".ndjson": "JSON lines",
+    "": "a folder of the library datasets",
+}
+_BATCH_ROWS = 256
+
+
+def check_format(path: Path) -> None:
+    """Refuse a name that no format goes by.
+
+    Raises:
+        QueryError: what is allowed.
+    """
+    if path.suffix not in FORMATS:
+        allowed = ", ".join(f"{suffix or 'no suffix'} ({name})" for suffix, name in FORMATS.items())
+        raise QueryError("files of this kind are neither written nor read", value=str(path), allowed=allowed)
+
+
+@contextmanager
+def written(path: Path) -> Iterator[Write]:
+    """Where to hand batches of rows; the file is in its place, durable, when the block has ended without an error.
+
+    Raises:
+        QueryError: the path exists, has an unknown suffix or cannot be written.
+    """
+    check_format(path)
+    if path.exists():
+        raise QueryError("the file exists already", value=str(path), todo="remove it or choose another name")
+    draft = path.with_name(f"{path.name}.unfinished")
+    try:
+        _remove(draft)
+        with _opened(path.suffix, draft) as write:
+            yield write
+        for file in [draft, *draft.rglob("*")]:
+            sync_path(file)
+        draft.rename(path)
+        sync_path(path.parent)
+    except OSError as error:
+        raise QueryError(
+            f"{path} cannot be written: {error.strerror or error}", todo="choose another place, or free some space"
+        ) from error
+    finally:
+        _remove(draft)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _opened(suffix: str, draft: Path) -> Iterator[Write]:
+    if suffix == ".parquet":
+        with pa.parquet.ParquetWriter(draft, SCHEMA, compression="zstd") as writer:
+            yield lambda rows: writer.write_table(_table(rows))
+    elif suffix:
+        with open(draft, "x", encoding="utf-8") as file:
+            yield lambda rows: file.writelines(to_json(row) + "\n" for row in rows)
+    else:
+        datasets = _datasets()
+        stream = draft.with_name(f"{draft.name}.arrow")
+        try:
+            with pa.ipc.new_stream(str(stream), SCHEMA) as writer:
+                yield lambda rows: writer.write_table(_table(rows))
+            # Mapped, not read: save_to_disk copies it piece by piece.
+            datasets.Dataset.from_file(str(stream)).save_to_disk(str(draft))
+        finally:
+            stream.unlink(missing_ok=True)
+
+
+def _datasets() -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise QueryError(
+            "folders of the library datasets need that library",
+            todo="`pip install 'rftdata[hf]'`, or use a name that ends in .parquet or .jsonl",
+        ) from error
+    datasets.disable_progress_bars()
+    return datasets
+
+
+def _table(rows: list[Row]) -> pa.Table:
+    return pa.table([pa.array([row[f.name] for row in rows], f.type) for f in SCHEMA], schema=SCHEMA)
+
+
+def read(path: Path) -> Iterator[tuple[str, Row]]:
+    """Rows with a name for each that a person finds it by; base arrays are numpy arrays, columns that are missing None.
+
+    Raises:
+        QueryError: no such file, not of its kind, or a required column is missing.
+    """
+    check_format(path)
+    if not path.exists():
+        raise QueryError("there is no such file", value=str(path), todo="correct the path")
+    try:
+        yield from _lines(path) if path.suffix in (".jsonl", ".ndjson") else _arrow_rows(path)
+    except (OSError, pa.ArrowException) as error:
+        raise QueryError(
+            f"{path} cannot be read: {' '.join(str(error).split())}", todo="correct the path or the file"
+        ) from error
+
+
+def _lines(path: Path) -> Iterator[tuple[str, Row]]:
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            place = f"line {number} of {path}"
+            try:
+                row = from_json(line)
+            except (ValueError, TypeError, OverflowError, KeyError, AttributeError) as error:
+                raise QueryError(
+                    f"{place} cannot be read: {error}", todo="correct the line; nothing was imported"
+                ) from error
+            _check_columns(row, place)
+            yield place, dict.fromkeys(SCHEMA.names) | row
+
+
+def _arrow_rows(path: Path) -> Iterator[tuple[str, Row]]:
+    number = 0
+    for batch in _parquet(path) if path.suffix == ".parquet" else _dataset(path):
+        _check_columns(batch.schema.names, str(path))
+        columns: dict[str, Iterable[Any]] = {name: [None] * batch.num_rows for name in SCHEMA.names}
+        for name in set(SCHEMA.names) & set(batch.schema.names):
+            column = batch.column(name).cast(SCHEMA.field(name).type)
+            columns[name] = _views(column) if name in BASE_ARRAYS else column.to_pylist()
+        for values in zip(*columns.values(), strict=True):
+            number += 1
+            yield f"row {number} of {path}", dict(zip(columns, values, strict=True))
+
+
+def _parquet(path: Path) -> Iterator[pa.RecordBatch]:
+    with contextlib.closing(pa.parquet.ParquetFile(path)) as file:
+        yield from file.iter_batches(_BATCH_ROWS)
+
+
+def _dataset(path: Path) -> Iterator[pa.RecordBatch]:
+    if not (path / "state.json").is_file():
+        raise QueryError(
+            "this is no dataset folder", value=str(path), allowed="what `Dataset.save_to_disk` or rft export writes",
+            todo="name a folder with a state.json, or a .parquet or .jsonl file",
+        )  # fmt: skip
+    found = _datasets().load_from_disk(os.fspath(path)).with_format("arrow")
+    for table in found.iter(_BATCH_ROWS):
+        yield from table.combine_chunks().to_batches()
+
+
+def _views(column: pa.Array) -> list[np.ndarray[Any, Any] | None]:
+    """A list column as one array per row, None where it is null."""
+    offsets, values = column.offsets.to_numpy(), column.values.to_numpy(zero_copy_only=False)
+    missing = column.is_null().to_numpy(zero_copy_only=False)
+    return [None if missing[i] else values[offsets[i] : offsets[i + 1]] for i in range(len(column))]
+
+
+def _check_columns(names: Iterable[str], place: str) -> None:
+    missing = [name for name in REQUIRED if name not in names]
+    if missing:
+        raise QueryError(
+            f"{place} lacks {', '.join(missing[:5])}" + (f" and {len(missing) - 5} more" if len(missing) > 5 else ""),
+            todo="import what `rft export` wrote, or give the file the columns that `rft docs move-data` lists",
+        )

@@ -1,0 +1,354 @@
+"""Reading an exported file into a run.
+
+The file is read twice: first everything in it is checked, then it is written, so that a bad row stores nothing. Groups are written by
+`Writer`, each with its origin in the same transaction; what a run has already is passed over, so an import that was interrupted, or
+repeated, adds what is missing and no more. An import is of whole groups: a run takes no further rollouts of a group it has.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from psycopg.types.json import Jsonb
+
+from rftdata.errors import QueryError, RftError
+from rftdata.exchange.columns import REQUIRED, REQUIRED_OF_EXPERIENCE, Row, unpacked
+from rftdata.exchange.formats import read
+from rftdata.experience import (
+    SOURCES,
+    Group,
+    GroupOrigin,
+    LabelRecord,
+    Rollout,
+    Sequence,
+    SequenceOrigin,
+    check_reward,
+    validate,
+)
+from rftdata.postgres.database import Row as DatabaseRow
+from rftdata.postgres.database import execute, storable
+from rftdata.segments.codec import encode
+from rftdata.writing.writer import NO_PIPELINE
+
+if TYPE_CHECKING:
+    from rftdata.buffer import Buffer
+
+_IN_FLIGHT = 64
+_TASKS_AT_ONCE = 1000
+_GROUPS_AT_ONCE = 1000
+
+Origin = tuple[str, int, str]  # buffer, run and its name
+Placed = tuple[str, Row]
+
+
+@dataclass
+class Imported:
+    """What an import did.
+
+    Attributes:
+        runs: the runs it wrote into, by name.
+        num_groups, num_experiences: written now.
+        num_present: groups that were there already.
+    """
+
+    runs: list[str] = field(default_factory=list)
+    num_groups: int = 0
+    num_experiences: int = 0
+    num_present: int = 0
+
+
+def load(buffer: Buffer, file: Path | Contents, *, run: str | None = None, taskset_prefix: str = "") -> Imported:
+    """Import what `export` wrote, with labels, arrays and origins.
+
+    Args:
+        file: a path, or what `check` found in one.
+        run: into this run, which is made when there is none of that name; else into a run of its own for every run in the file,
+            the same one at every import.
+        taskset_prefix: put before the name of every taskset, where this buffer has other tasks under the same names; of a checked
+            file, `check` was given it.
+
+    Raises:
+        QueryError, RftError: the file cannot be read, holds rows that cannot be stored, or names tasks that say something else here;
+            nothing was imported.
+    """
+    contents = file if isinstance(file, Contents) else check(file, taskset_prefix=taskset_prefix)
+    known = {origin: _known_target(buffer, origin, run) for origin in contents.groups}
+    for origin, target in known.items():
+        if target is not None:
+            _check_present(buffer, int(target["run_id"]), origin, contents)
+    _store_tasks(buffer, contents.tasks)
+    done = Imported()
+    for origin in sorted(contents.groups):
+        target = known[origin] or _known_target(buffer, origin, run) or _make_target(buffer, origin, run)
+        done.runs = sorted({*done.runs, str(target["name"])})
+        _write(buffer, contents, int(target["run_id"]), origin, done)
+    return done
+
+
+@dataclass
+class Contents:
+    """What a checked file holds: its groups with their experiences, by where they come from, and its tasks."""
+
+    path: Path
+    taskset_prefix: str
+    groups: dict[Origin, dict[int, list[int]]] = field(default_factory=dict)
+    tasks: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
+
+
+def check(path: Path, *, taskset_prefix: str = "") -> Contents:
+    """Read a whole file, and refuse what cannot be stored; no buffer is needed.
+
+    Raises:
+        QueryError: the file cannot be read, or holds rows that cannot be stored.
+    """
+    found = Contents(path, taskset_prefix)
+    for rows in _groups(path):
+        place, first = rows[0]
+        group = _group(rows, taskset_prefix, {}, {})
+        found.groups.setdefault(_origin(first), {})[first["group_id"]] = [
+            row["experience_id"] for _, row in rows if row["experience_id"] is not None
+        ]
+        key = (str(group.taskset), str(group.task_key))
+        task = (first["task_payload"], first["task_features"])
+        if found.tasks.setdefault(key, task) != task:
+            raise _bad(
+                place,
+                f"the task {key[1]!r} of {key[0]!r} says something else in an earlier row",
+                "import the files one by one",
+            )
+    if not found.groups:
+        raise QueryError("the file holds no rows", value=str(path))
+    return found
+
+
+def _check_present(buffer: Buffer, run_id: int, origin: Origin, contents: Contents) -> None:
+    for group_id, there in _present(buffer, run_id, origin, contents).items():
+        new = set(contents.groups[origin][group_id]) - there
+        if new:
+            raise QueryError(
+                f"the run has group {group_id} of buffer {origin[0]} already, without experience {min(new)}",
+                todo="a group is imported once: import this file into another run (--run); nothing was imported",
+            )
+
+
+def _present(buffer: Buffer, run_id: int, origin: Origin, contents: Contents) -> dict[int, set[int]]:
+    """Groups of the file that a run has already, with their experiences, by their ids at the origin.
+
+    Only the groups of the file are looked up: a small file costs little in a run that holds much.
+    """
+    group_ids = list(contents.groups[origin])
+    rows: list[DatabaseRow] = []
+    for start in range(0, len(group_ids), _GROUPS_AT_ONCE):
+        rows += buffer.database.fetch_by_index(
+            "imported_groups", run_id=run_id, buffer_id=origin[0], group_ids=group_ids[start : start + _GROUPS_AT_ONCE]
+        )
+    return {row["origin_group_id"]: set(row["experience_ids"] or ()) for row in rows}
+
+
+def _store_tasks(buffer: Buffer, tasks: dict[tuple[str, str], tuple[str, str]]) -> None:
+    items = list(tasks.items())
+    pieces = [
+        {
+            "tasksets": [storable(taskset) for (taskset, _), _ in piece], "task_keys": [storable(key) for (_, key), _ in piece],
+            "payloads": [Jsonb(storable(json.loads(payload))) for _, (payload, _) in piece],
+            "features": [Jsonb(storable(json.loads(features))) for _, (_, features) in piece],
+        }
+        for piece in (items[start : start + _TASKS_AT_ONCE] for start in range(0, len(items), _TASKS_AT_ONCE))
+    ]  # fmt: skip
+    for piece in pieces:
+        for row in buffer.database.fetch_by_index("tasks_that_differ", **piece):
+            raise QueryError(
+                f"the task {row['task_key']!r} of {row['taskset']!r} says something else in this buffer",
+                todo="import under other names with --taskset-prefix; nothing was imported",
+            )
+    for piece in pieces:
+        buffer.database.run("import_tasks", **piece)
+
+
+def _known_target(buffer: Buffer, origin: Origin, name: str | None) -> DatabaseRow | None:
+    """The run to write into, where there is one already."""
+    found = (
+        buffer.database.fetch("import_target", buffer_id=origin[0], origin_run_id=origin[1])
+        if name is None
+        else buffer.database.fetch("run_by_name_or_id", run=name)
+    )
+    return found[0] if found else None
+
+
+def _make_target(buffer: Buffer, origin: Origin, name: str | None) -> DatabaseRow:
+    buffer_id, run_id, run = origin
+    # With the folder of the arrays, by which verbs find it where the buffer is a server's.
+    segments = buffer.config.segments and str(Path(buffer.config.segments).resolve())
+    config: dict[str, Any] = {"run": {"name": name or run}, "buffer": {"segments": segments}}
+    if name is None:
+        config["import"] = {"buffer_id": buffer_id, "run_id": run_id, "run": run}
+    return buffer.create_run(
+        name=name or run, config=config, seed=0, steps=0, pipeline_version=NO_PIPELINE, mode="train"
+    )
+
+
+def _write(buffer: Buffer, contents: Contents, run_id: int, origin: Origin, done: Imported) -> None:
+    """Write the groups of one origin that a run lacks."""
+    batches: dict[int, int] = {}
+    pending: collections.deque[Future[list[int]]] = collections.deque()
+    with buffer.database.dedicated() as lock, buffer.writer(run_id) as writer:
+        execute(lock, "import_lock", run_id=run_id)
+        present = _present(buffer, run_id, origin, contents)
+        for rows in _groups(contents.path):
+            first = rows[0][1]
+            if _origin(first) != origin:
+                continue
+            if first["group_id"] in present:
+                done.num_present += 1
+                continue
+            ids = {row["experience_id"] for _, row in rows} - {None}
+            parents = {row["parent_id"] for _, row in rows} - {None} - ids
+            there = []
+            if parents:
+                _settle(pending, 0)  # one may be in a group that is still being written
+                there = buffer.database.fetch_by_index(
+                    "imported_experiences", run_id=run_id, buffer_id=origin[0], origin_ids=sorted(parents)
+                )
+            _number_batches(buffer, rows, batches)
+            here = {row["origin_experience_id"]: row["experience_id"] for row in there}
+            group = _group(rows, contents.taskset_prefix, here, batches)
+            pending.append(writer.submit(group))
+            _settle(pending, _IN_FLIGHT)
+            done.num_groups += 1
+            done.num_experiences += len(ids)
+        _settle(pending, 0)
+
+
+def _settle(pending: collections.deque[Future[list[int]]], left: int) -> None:
+    """Wait until at most `left` groups are still being written."""
+    while len(pending) > left:
+        pending.popleft().result()
+
+
+def _number_batches(buffer: Buffer, rows: list[Placed], batches: dict[int, int]) -> None:
+    """Give every label batch of the file an id of this buffer."""
+    for _, row in rows:
+        for label in row["labels"] or ():
+            if label["label_batch_id"] not in batches:
+                batches[label["label_batch_id"]] = int(buffer.database.fetch("label_next_batch")[0]["label_batch_id"])
+
+
+def _groups(path: Path) -> Iterator[list[Placed]]:
+    """Rows of one group after the other.
+
+    Raises:
+        QueryError: a value that every row must have is missing, or rows of a group do not stand together.
+    """
+    seen: set[tuple[str, int]] = set()
+    rows: list[Placed] = []
+    for place, row in read(path):
+        required = REQUIRED if row["experience_id"] is None else (*REQUIRED, *REQUIRED_OF_EXPERIENCE)
+        missing = [name for name in required if row[name] is None]
+        if missing:
+            raise _bad(place, f"it has no {', '.join(missing[:5])}")
+        key = (row["buffer_id"], row["group_id"])
+        if rows and key != (rows[0][1]["buffer_id"], rows[0][1]["group_id"]):
+            yield rows
+            rows = []
+        if not rows:
+            if key in seen:
+                raise _bad(
+                    place, f"rows of group {key[1]} do not stand together", "sort the file by buffer_id and group_id"
+                )
+            seen.add(key)
+        rows.append((place, row))
+    if rows:
+        yield rows
+
+
+def _origin(row: Row) -> Origin:
+    return str(row["buffer_id"]), int(row["run_id"]), str(row["run"])
+
+
+def _group(rows: list[Placed], prefix: str, parents: dict[int, int], batches: dict[int, int]) -> Group:
+    """A group from its rows.
+
+    Args:
+        parents: ids here of parents in other groups, by their ids at the origin.
+        batches: ids here of label batches; those that are missing keep their own.
+
+    Raises:
+        QueryError: a value that cannot be what its column means.
+    """
+    place, first = rows[0]
+    try:
+        uuid.UUID(first["buffer_id"])
+        for name in ("task_payload", "task_features"):
+            if not isinstance(json.loads(first[name]), dict):
+                raise ValueError(f"{name} is no JSON object")
+        rollouts: dict[int, Rollout] = {}
+        for row_place, row in rows:
+            place = row_place
+            index = int(row["rollout_index"])
+            if index not in rollouts:
+                # Numbered anew: of a group of which only some were exported, what is left is a smaller group.
+                rollouts[index] = Rollout(
+                    len(rollouts),
+                    row["outcome"],
+                    row["rollout_reward"],
+                    seconds=float(row["seconds"]),
+                    error=row["error"],
+                )
+            if row["experience_id"] is not None:
+                rollouts[index].sequences.append(_sequence(row, parents, batches))
+        place = rows[0][0]
+        origin = GroupOrigin(
+            first["buffer_id"],
+            first["run_id"],
+            first["run"],
+            first["group_id"],
+            first["explore_step"],
+            first["group_size"],
+        )
+        group = Group(
+            list(rollouts.values()), source="import", taskset=prefix + first["taskset"], task_key=first["task_key"],
+            payload=json.loads(first["task_payload"]), origin=origin,
+        )  # fmt: skip
+        validate((group,))
+        encode([s for rollout in group.rollouts for s in rollout.sequences])
+    except (RftError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise _bad(place, " ".join(str(error).split())) from error
+    return group
+
+
+def _sequence(row: Row, parents: dict[int, int], batches: dict[int, int]) -> Sequence:
+    prompt = int(row["num_prompt_tokens"])
+    labels = tuple(
+        LabelRecord(**{**label, "label_batch_id": batches.get(label["label_batch_id"], label["label_batch_id"])})
+        for label in row["labels"]
+    )
+    if row["source"] not in SOURCES:
+        raise RftError("an experience has an unknown source", value=row["source"], allowed=", ".join(SOURCES))
+    origin = SequenceOrigin(
+        row["experience_id"], row["parent_id"], row["policy_version_min"], row["policy_version_max"], row["policy_step"],
+        row["created_at"], json.loads(row["earlier"]), row["source"], row["reward"], bool(row["reward_final"]), labels,
+    )  # fmt: skip
+    for name in ("loss_mask", "behavior_logprobs"):
+        if len(row[name]) != len(row["token_ids"]):
+            raise RftError(
+                f"{name} must have one value per token", value=len(row[name]), allowed=str(len(row["token_ids"]))
+            )
+    check_reward(row["reward"])
+    return Sequence(
+        row["prompt"], row["response"], row["token_ids"], prompt, row["finish_reason"], row["reward_sampled"],
+        row["behavior_logprobs"][prompt:], row["loss_mask"][prompt:],
+        [(span["start"], span["policy_version_id"]) for span in row["policy_spans"]], json.loads(row["reward_parts"]),
+        json.loads(row["metrics"]), None if row["messages"] is None else json.loads(row["messages"]),
+        parents.get(row["parent_id"]), {array["name"]: unpacked(array) for array in row["arrays"]}, origin,
+    )  # fmt: skip
+
+
+def _bad(place: str, what: str, todo: str = "correct the file; nothing was imported") -> QueryError:
+    return QueryError(f"{place}: {what.rstrip('.')}", todo=todo)

@@ -1,0 +1,1 @@
+"""Back-up, purge and retention."""

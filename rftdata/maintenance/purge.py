@@ -1,0 +1,280 @@
+"""Removing texts and arrays for good; what stays is the experience's row with its ids, counts and rewards, and a line that says why.
+
+Facts never change but in this way. Segment by segment: the record batch is written anew without the rows' values, made durable, and one
+transaction then empties the texts, moves the segment, gives the groups up and writes the audit. Killed anywhere, an experience is
+either whole or purged, and the same command goes on. Addresses of rows never change.
+
+A purge and a compaction take turns: neither copies what the other moves, so no copy of a purged row is left that nobody knows of.
+
+The old bytes are overwritten later: a reader that looked a segment up before may still map them. Every reader looks addresses up
+again after `segments.ADDRESS_MAX_AGE_S`; `GRACE_S` is longer. A file that compaction removes meanwhile is overwritten first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from rftdata.errors import BufferUnavailableError, ConflictError, QueryError, RftError
+from rftdata.maintenance.conditions import chosen
+from rftdata.postgres.database import Connection, Row, execute, fetch
+from rftdata.segments.base import SegmentAddress
+from rftdata.segments.codec import emptied
+from rftdata.segments.compaction import DEFAULT_GRACE_S, Compactor, Move, commit_moves, turn
+from rftdata.segments.posix import PosixSegmentStore
+
+if TYPE_CHECKING:
+    from rftdata.buffer import Buffer
+    from rftdata.segments.base import SegmentAppender
+
+GRACE_S = DEFAULT_GRACE_S
+_CHUNK_SEGMENTS = 64
+_CHUNK_BYTES = 256 * 2**20
+_TRIES = 5
+# For a compaction or another purge to end.
+_WAIT_S = 600.0
+_CLOSING_S = 2.0
+_WITH_TEXTS = (
+    "rft.experience", "rft.rollout", "rft.task", "rft.evaluation_answer", "rft.verdict", "rft.operator_run", "rft.score", "rft.review",
+    "rft.task_verdict", "rft.task_score", "rft.task_embedding",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Purged:
+    """What a purge did, or with `dry_run` would do.
+
+    Attributes:
+        purge_id: of its row in `rft.purge`; None when nothing was written.
+        num_purged_before: chosen experiences that an earlier purge had emptied.
+        num_tasks: tasks that keep a prompt of their own.
+        made_experiences, made_tasks: what stages made of them, which keeps its texts: to be purged by itself. Empty for retention.
+    """
+
+    purge_id: int | None
+    num_experiences: int
+    num_purged_before: int
+    num_tasks: int
+    made_experiences: tuple[int, ...] = ()
+    made_tasks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Erased:
+    """What was overwritten, and what still waits because a reader might hold it."""
+
+    num_ranges: int
+    num_bytes: int
+    num_ranges_left: int
+    num_bytes_left: int
+
+
+def purge(
+    buffer: Buffer, where: str, *, reason: str, author: str, runs: Sequence[str] = (), tasks_too: bool = False,
+    dry_run: bool = False,
+) -> Purged:  # fmt: skip
+    """Purge the experiences a condition holds for.
+
+    Args:
+        where: over `rft.v_experience`.
+        reason, author: stored for good.
+        tasks_too: empty the tasks of these experiences, too, and answers to them in evaluations; they are never selected again.
+
+    Raises:
+        QueryError: no reason, a bad condition, or it holds for no experience.
+        RftError: a trainer is reading one of them; what was purged before it stays purged.
+    """
+    if not reason.strip():
+        raise QueryError("a purge needs a reason", todo="say why with --reason: it is all that will be left to tell")
+    run_ids = [int(buffer.find_run(name)["run_id"]) for name in runs] or None
+    with buffer.database.transaction() as connection:
+        connection.execute("SET TRANSACTION READ ONLY")
+        ids = [experience_id for _, experience_id in chosen(connection, where, run_ids)]
+    if not ids:
+        raise QueryError("the condition holds for no experience", value=where, todo="nothing was purged")
+    return purge_experiences(
+        buffer, ids, kind="request", selection=where, reason=reason, author=author, tasks_too=tasks_too, dry_run=dry_run
+    )
+
+
+def purge_experiences(
+    buffer: Buffer, ids: Sequence[int], *, kind: str, selection: str, reason: str, author: str, tasks_too: bool = False,
+    dry_run: bool = False,
+) -> Purged:  # fmt: skip
+    """Purge experiences by their ids; see `purge`.
+
+    Copies of an experience in other runs may share its arrays, and have its texts: a request purges them too, retention spares what
+    is copied, since another run may still need it.
+    """
+    copies = buffer.database.fetch("sharers_of_arrays", experience_ids=list(ids))
+    if kind == "request":
+        ids = [*ids, *(row["experience_id"] for row in copies)]
+    else:
+        copied = {i for row in copies for i in row["shares_with"]}
+        ids = [i for i in ids if i not in copied]
+    candidates = buffer.database.fetch("purge_candidates", experience_ids=list(ids))
+    num_tasks = int(buffer.database.fetch("tasks_of_purged", experience_ids=list(ids))[0]["num_tasks"])
+    made = _made_of(buffer, ids) if kind == "request" else {}
+    before = len(ids) - len(candidates)
+    if dry_run or not candidates:
+        return Purged(None, len(candidates), before, num_tasks, **made)
+    row = buffer.database.fetch(
+        "insert_purge", kind=kind, selection=selection, reason=reason.strip(), author=author, tasks_too=tasks_too
+    )[0]
+    purge_id = int(row["purge_id"])
+    with turn(buffer.database, wait_s=_WAIT_S) as mine:
+        if not mine:
+            raise ConflictError(
+                f"somebody has been compacting or purging this buffer for {_WAIT_S:g} s",
+                todo="run it again when that is done; nothing was purged",
+            )
+        with contextlib.closing(_appender(buffer)) as appender:
+            done = sum(_purge_chunk(buffer, appender, chunk, purge_id, tasks_too) for chunk in _chunks(candidates))
+    buffer.database.run("finish_purge", purge_id=purge_id)
+    return Purged(purge_id, done, before, 0 if tasks_too else num_tasks, **made)
+
+
+def _made_of(buffer: Buffer, ids: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    row = buffer.database.fetch("made_of_purged", experience_ids=list(ids))[0]
+    return {"made_experiences": tuple(row["experience_ids"]), "made_tasks": tuple(row["task_ids"])}
+
+
+def _appender(buffer: Buffer) -> SegmentAppender:
+    """Where segments are written anew. A purge gives space back, so it may use what writers must leave free."""
+    if isinstance(buffer.segments, PosixSegmentStore):
+        return PosixSegmentStore(buffer.segments.folder).appender()
+    return buffer.segments.appender()
+
+
+def _chunks(candidates: list[Row]) -> Iterator[list[int]]:
+    """Experiences of whole segments, as many as one transaction takes."""
+    chunk: list[int] = []
+    segments = num_bytes = 0
+    for _, rows in groupby(candidates, key=lambda row: row["segment_id"]):
+        same = list(rows)
+        if chunk and (segments >= _CHUNK_SEGMENTS or num_bytes + same[0]["length_bytes"] > _CHUNK_BYTES):
+            yield chunk
+            chunk, segments, num_bytes = [], 0, 0
+        chunk += [row["experience_id"] for row in same]
+        segments, num_bytes = segments + 1, num_bytes + same[0]["length_bytes"]
+    if chunk:
+        yield chunk
+
+
+def _purge_chunk(buffer: Buffer, appender: SegmentAppender, ids: list[int], purge_id: int, tasks_too: bool) -> int:
+    """Purge some experiences in one transaction; a conflict with others makes it start again."""
+    for last_try in [False] * (_TRIES - 1) + [True]:
+        try:
+            return _try_chunk(buffer, appender, ids, purge_id, tasks_too)
+        except ConflictError:
+            if last_try:
+                raise
+    raise AssertionError
+
+
+def _try_chunk(buffer: Buffer, appender: SegmentAppender, ids: list[int], purge_id: int, tasks_too: bool) -> int:
+    rows = buffer.database.fetch("purge_candidates", experience_ids=ids)
+    moves = [
+        _rewrite(buffer, appender, segment_id, list(same))
+        for segment_id, same in groupby(rows, key=lambda r: r["segment_id"])
+    ]
+    appender.sync()
+    try:
+        with buffer.database.transaction() as connection:
+            purged = _commit_chunk(connection, moves, ids, purge_id, tasks_too)
+    except BufferUnavailableError:
+        raise  # whether it was committed is unknown
+    except RftError:
+        for move in moves:  # nobody refers to the copies, and nothing would be left to tell of them
+            buffer.segments.erase(move.copy.uri, move.copy.offset_bytes, move.copy.length_bytes)
+        raise
+    buffer.reader.forget()
+    return purged
+
+
+def _commit_chunk(connection: Connection, moves: list[Move], ids: list[int], purge_id: int, tasks_too: bool) -> int:
+    moved = commit_moves(connection, moves) if moves else set()
+    for move in moves:
+        if move.origin.segment_id not in moved:
+            raise ConflictError(f"segment {move.origin.segment_id} was moved meanwhile", todo="run it again")
+    purged = int(
+        fetch(connection, "purge_texts", experience_ids=ids, purge_id=purge_id, tasks_too=tasks_too)[0]["purged"]
+    )
+    # Now that no draw and no fork can take them any more.
+    for row in fetch(connection, "being_trained_on", experience_ids=ids):
+        raise RftError(
+            f"experience {row['experience_id']} is in the batch that step {row['trainer_step']} of run {row['run']!r} trains on",
+            todo="run it again when the step is done, or stop the run first; it was not purged",
+        )
+    for row in fetch(connection, "unpurged_sharers", experience_ids=ids):
+        raise RftError(
+            f"experience {row['experience_id']} was forked meanwhile, and shares arrays with one that would be purged",
+            todo="run it again; what was not purged before stays as it is",
+        )
+    origins = [move.origin for move in moves]
+    execute(
+        connection, "retire_ranges", purge_id=purge_id, segment_ids=[o.segment_id for o in origins],
+        uris=[o.uri for o in origins], offsets=[o.offset_bytes for o in origins], lengths=[o.length_bytes for o in origins],
+        checksums=[o.checksum for o in origins],
+    )  # fmt: skip
+    saved = sum(move.origin.length_bytes - move.copy.length_bytes for move in moves)
+    execute(connection, "count_purged", purge_id=purge_id, num_experiences=purged, num_bytes=saved)
+    return purged
+
+
+def _rewrite(buffer: Buffer, appender: SegmentAppender, segment_id: int, rows: list[Row]) -> Move:
+    """Write a segment anew without the values of some rows."""
+    first = rows[0]
+    address = SegmentAddress(segment_id, first["uri"], first["offset_bytes"], first["length_bytes"], first["checksum"])
+    batch = buffer.segments.read(address, verify=True)
+    return Move(address, appender.append(emptied(batch, [row["segment_row"] for row in rows])))
+
+
+def vacuum(buffer: Buffer, *, rewrite: bool) -> None:
+    """Remove the old versions of purged rows, and what the planner's statistics remember of them.
+
+    Args:
+        rewrite: write the tables anew, so that not a byte of the old texts is left in their files; nobody can use them meanwhile.
+    """
+    options = "FULL, ANALYZE" if rewrite else "ANALYZE"
+    with buffer.database.connection() as connection:
+        connection.execute(f"VACUUM ({options}) {', '.join(_WITH_TEXTS)}")
+
+
+def erase(buffer: Buffer, *, now: bool = False) -> Erased:
+    """Overwrite the bytes of purged arrays that no reader can hold any more, and clear away files that may hold older copies.
+
+    Args:
+        now: do not wait for `GRACE_S`, nor for the grace of compaction.
+
+    Raises:
+        BufferUnavailableError: with `now`, somebody else uses the buffer; or a file cannot be written.
+    """
+    database = buffer.database
+    if now and (others := _others(buffer)):
+        raise BufferUnavailableError(
+            f"others use the buffer and may be reading the purged arrays: {', '.join(others)}",
+            todo=f"let them finish, or leave --now away: the bytes are overwritten {GRACE_S / 3600:g} hours after the purge",
+        )
+    due = database.fetch("ranges_to_erase", grace_s=0.0 if now else GRACE_S)
+    for row in due:
+        buffer.segments.erase(row["uri"], row["offset_bytes"], row["length_bytes"])
+        database.run("range_is_erased", retired_range_id=row["retired_range_id"])
+    # Compaction leaves copies of its own: files that it retired, and what it had not committed when it was killed.
+    Compactor(database, buffer.segments, grace_s=0.0 if now else buffer.config.compaction_grace_s, alone=now).clear()
+    left = database.fetch("ranges_left")[0]
+    return Erased(len(due), sum(row["length_bytes"] for row in due), left["ranges"], left["num_bytes"])
+
+
+def _others(buffer: Buffer) -> list[str]:
+    """Names of other sessions; the server still shows one for a moment after it was closed."""
+    deadline = time.monotonic() + _CLOSING_S
+    while True:
+        rows = buffer.database.fetch("sessions_in_database", own_pids=buffer.database.own_pids())
+        if not rows or time.monotonic() >= deadline:
+            return [str(row["application_name"] or "unnamed") for row in rows]
+        time.sleep(0.05)

@@ -1,0 +1,136 @@
+"""What stages spend on model calls, and the limits they keep.
+
+A call reserves what it may cost at most before it is sent, and is settled with what it did cost. So a limit is never passed by
+more than an estimate is wrong, however many workers spend; and what a killed worker had reserved stays spent: on the safe side.
+`RunUsage` counts in the database, for all workers of a run and across restarts; `MemoryUsage` in this process, where there is no run.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from rftdata.errors import BufferUnavailableError
+from rftdata.postgres.retry import ride_out
+
+if TYPE_CHECKING:
+    from rftdata.postgres.database import Database
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Requests, tokens of prompts and answers, and their cost in the currency of the prices."""
+
+    calls: int = 0
+    tokens: int = 0
+    cost: float = 0.0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(self.calls + other.calls, self.tokens + other.tokens, self.cost + other.cost)
+
+    def __sub__(self, other: Usage) -> Usage:
+        return Usage(self.calls - other.calls, self.tokens - other.tokens, self.cost - other.cost)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that may be spent; None: no limit."""
+
+    max_calls: int | None = None
+    max_tokens: int | None = None
+    max_cost: float | None = None
+
+    def allow(self, spent: Usage) -> bool:
+        """Whether that much may be spent."""
+        return (
+            (self.max_calls is None or spent.calls <= self.max_calls)
+            and (self.max_tokens is None or spent.tokens <= self.max_tokens)
+            and (self.max_cost is None or spent.cost <= self.max_cost)
+        )
+
+
+class UsageLedger(Protocol):
+    """Counts spending by the budget's name."""
+
+    def reserve(self, name: str, amount: Usage, limits: Limits) -> bool:
+        """Spend `amount` if the limits allow it; whether they did."""
+
+    def settle(self, name: str, reserved: Usage, used: Usage) -> None:
+        """Put what a call did cost in the place of what was reserved for it."""
+
+    def spent(self, name: str) -> Usage:
+        """All that was spent, reservations included."""
+
+
+class MemoryUsage:
+    """A ledger of this process, for several threads."""
+
+    def __init__(self) -> None:
+        self._spent: defaultdict[str, Usage] = defaultdict(Usage)
+        self._lock = threading.Lock()
+
+    def reserve(self, name: str, amount: Usage, limits: Limits) -> bool:
+        with self._lock:
+            allowed = limits.allow(self._spent[name] + amount)
+            if allowed:
+                self._spent[name] += amount
+        return allowed
+
+    def settle(self, name: str, reserved: Usage, used: Usage) -> None:
+        with self._lock:
+            self._spent[name] += used - reserved
+
+    def spent(self, name: str) -> Usage:
+        with self._lock:
+            return self._spent[name]
+
+
+class RunUsage:
+    """A ledger of a run, in `rft.endpoint_usage`.
+
+    Args:
+        database: holds the run.
+        run_id: the run.
+    """
+
+    def __init__(self, database: Database, run_id: int) -> None:
+        self._database = database
+        self._run_id = run_id
+        self._opened: set[str] = set()
+
+    def reserve(self, name: str, amount: Usage, limits: Limits) -> bool:
+        self._open(name)
+
+        def reserve() -> int:
+            return self._database.run(
+                "reserve_usage", run_id=self._run_id, name=name, calls=amount.calls, tokens=amount.tokens, cost=amount.cost,
+                max_calls=limits.max_calls, max_tokens=limits.max_tokens, max_cost=limits.max_cost,
+            )  # fmt: skip
+
+        # Reserved twice when the answer to the first try was lost: too much counts as spent, never too little.
+        return ride_out(reserve) > 0
+
+    def settle(self, name: str, reserved: Usage, used: Usage) -> None:
+        change = used - reserved
+        # Tried once: a second time could give back what was spent. What is not settled stays reserved.
+        with suppress(BufferUnavailableError):
+            self._database.run(
+                "settle_usage",
+                run_id=self._run_id,
+                name=name,
+                calls=change.calls,
+                tokens=change.tokens,
+                cost=change.cost,
+            )
+
+    def spent(self, name: str) -> Usage:
+        rows = self._database.fetch("usage_of_run", run_id=self._run_id, name=name)
+        return Usage(rows[0]["num_calls"], rows[0]["num_tokens"], rows[0]["cost"]) if rows else Usage()
+
+    def _open(self, name: str) -> None:
+        if name not in self._opened:
+            ride_out(lambda: self._database.run("open_usage", run_id=self._run_id, name=name))
+            self._opened.add(name)

@@ -1,0 +1,304 @@
+"""What a pipeline decided on sealed groups, stored in one transaction: verdicts, scores, questions to people, new tasks.
+
+A group that was relabelled since its worker claimed it is left out: it waits in the worklist to be decided again. A group with
+an open question waits, too: until it is answered or its deadline has passed, by the database's clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from psycopg.types.json import Jsonb
+
+from rftdata.errors import ConflictError, FencedError
+from rftdata.failpoints import failpoint
+from rftdata.postgres import notify
+from rftdata.postgres.database import Connection, copy_rows, execute, fetch, storable
+from rftdata.postgres.retry import ride_out
+
+if TYPE_CHECKING:
+    from rftdata.pipeline.queue import SealedBatch
+    from rftdata.postgres.database import Database
+
+STAGE_FAILED = "the stage failed: "
+"""How the reason of a verdict begins that was made because a stage raised."""
+_TRIES = 5
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the chain decided on one experience; `reward` is the shaped one, None where no stage shaped it."""
+
+    experience_id: int
+    group_id: int
+    kept: bool
+    stage: str | None = None
+    reason: str | None = None
+    priority: float = 0.0
+    reward: float | None = None
+
+
+@dataclass(frozen=True)
+class StageCount:
+    """One stage over one batch, for `operator_run`."""
+
+    index: int
+    stage: str
+    rows_in: int
+    rows_kept: int
+    rows_dropped: int
+    rows_created: int
+    seconds: float
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a scoring stage found out about an experience.
+
+    Attributes:
+        error: why there is no score.
+        input_digest: of what it was scored by; None: it is never used again.
+    """
+
+    experience_id: int
+    score_key: str
+    stage: str
+    scores: dict[str, Any]
+    error: str | None = None
+    input_digest: int | None = None
+
+
+class KnownScore(NamedTuple):
+    """A stored score, and the digest of what it was scored by."""
+
+    input_digest: int
+    scores: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a person is asked about an experience; `otherwise` (pass or drop) is the answer after `timeout_s`, at most ten years.
+
+    A question that was asked before stays as it was: another `otherwise` or timeout under its name changes nothing.
+    """
+
+    experience_id: int
+    group_id: int
+    name: str
+    question: str
+    timeout_s: float
+    otherwise: str
+
+
+@dataclass(frozen=True)
+class NewTask:
+    """A task that a stage made; nothing happens where its key exists."""
+
+    taskset: str
+    task_key: str
+    payload: Mapping[str, Any]
+    features: Mapping[str, Any]
+
+
+@dataclass
+class Verdicts:
+    """What a pipeline worker stores about a batch.
+
+    Attributes:
+        decisions: on every experience of the groups that do not wait.
+        stages: what each stage did.
+        scores: computed now.
+        questions: asked now or before, and not answered; their groups wait.
+        tasks: new ones.
+    """
+
+    decisions: Sequence[Decision]
+    stages: Sequence[StageCount] = ()
+    scores: Sequence[Score] = ()
+    questions: Sequence[Question] = ()
+    tasks: Sequence[NewTask] = field(default_factory=tuple)
+
+
+def commit_verdicts(
+    database: Database, run_id: int, worker_id: int, pipeline_version: str, batch: SealedBatch, verdicts: Verdicts
+) -> list[int]:  # fmt: skip
+    """Store verdicts and make the groups ready, or close those that lost every experience; groups with open questions wait.
+
+    Returns:
+        The groups decided.
+
+    Raises:
+        FencedError: the run has another pipeline by now; nothing was stored.
+        ConflictError: others were in the way again and again; nothing was stored.
+    """
+    for last_try in [False] * (_TRIES - 1) + [True]:
+        try:
+            decided = ride_out(lambda: _commit_verdicts(database, run_id, worker_id, pipeline_version, batch, verdicts))
+            break
+        except ConflictError:  # the database ended the transaction for somebody else's sake: nothing of it was stored
+            if last_try:
+                raise
+    notify.notify(database, notify.READY)
+    return decided
+
+
+def _commit_verdicts(
+    database: Database, run_id: int, worker_id: int, pipeline_version: str, batch: SealedBatch, verdicts: Verdicts
+) -> list[int]:  # fmt: skip
+    """One transaction. Done twice it finds its items gone the second time, and notes the stages once."""
+    with database.transaction() as connection:
+        check_pipeline(connection, run_id, pipeline_version)
+        execute(connection, "lock_groups", group_ids=batch.group_ids)
+        held = {
+            row["group_id"]
+            for row in fetch(connection, "still_claimed", run_id=run_id, worker_id=worker_id, group_ids=batch.group_ids)
+        }
+        asked = held & {question.group_id for question in verdicts.questions}
+        store_scores(connection, verdicts.scores)
+        ask(connection, run_id, [question for question in verdicts.questions if question.group_id in held])
+        make_tasks(connection, verdicts.tasks)
+        done = held - asked
+        mine = [decision for decision in verdicts.decisions if decision.group_id in done]
+        insert_verdicts(connection, pipeline_version, batch.label_cuts, mine)
+        kept: dict[int, float] = {}
+        dropped: dict[int, set[str]] = {group_id: set() for group_id in done}
+        for d in mine:
+            if d.kept:
+                kept[d.group_id] = max(d.priority, kept.get(d.group_id, -math.inf))
+            else:
+                dropped[d.group_id].add(f"{d.stage}: {d.reason}")
+        closed = sorted(done - kept.keys())
+        execute(connection, "finish_pipeline_items", run_id=run_id, group_ids=sorted(done))
+        execute(
+            connection,
+            "close_groups",
+            group_ids=closed,
+            reasons=[_closed_reason(dropped[group_id]) for group_id in closed],
+        )
+        ready_groups(connection, kept)
+        if held:
+            insert_operator_runs(connection, run_id, worker_id, pipeline_version, verdicts.stages)
+        failpoint("pipeline.decided")
+    failpoint("pipeline.committed")
+    return sorted(done)
+
+
+def ready_groups(connection: Connection, priorities: dict[int, float]) -> None:
+    """Let groups be drawn; their priorities by group id."""
+    execute(connection, "ready_groups", group_ids=list(priorities), priorities=list(priorities.values()))
+
+
+def check_pipeline(connection: Connection, run_id: int, pipeline_version: str) -> None:
+    run = fetch(connection, "pipeline_of_run", run_id=run_id)[0]
+    if run["pipeline_version"] != pipeline_version:
+        raise FencedError(
+            f"the run {run['name']!r} trains on verdicts of another pipeline version than this worker's",
+            value=pipeline_version,
+            allowed=run["pipeline_version"],
+            todo="start this pipeline worker again with the configuration the run goes on with",
+        )
+
+
+def _closed_reason(reasons: set[str]) -> str:
+    return "dropped by " + "; ".join(sorted(reasons)[:3]) if reasons else "no rollout of the group succeeded"
+
+
+def insert_verdicts(
+    connection: Connection, pipeline_version: str, label_cuts: Mapping[int, int], decisions: Sequence[Decision]
+) -> None:
+    """Append verdicts; `label_cuts` has the newest label or answer of each group that they know of."""
+    columns = [
+        ("experience_id", "int8"), ("group_id", "int8"), ("pipeline_version", "text"), ("kept", "bool"), ("stage", "text"),
+        ("reason", "text"), ("priority", "float8"), ("reward", "float8"), ("label_cut", "int8"),
+    ]  # fmt: skip
+    rows = (
+        (
+            d.experience_id, d.group_id, pipeline_version, d.kept, d.stage, storable(d.reason), d.priority, d.reward,
+            label_cuts[d.group_id],
+        )
+        for d in decisions
+    )  # fmt: skip
+    copy_rows(connection, "rft.verdict", columns, rows)
+
+
+def insert_operator_runs(
+    connection: Connection, run_id: int, worker_id: int, pipeline_version: str, stages: Sequence[StageCount]
+) -> None:
+    """Note what each stage did."""
+    columns = [
+        ("run_id", "int8"), ("pipeline_version", "text"), ("worker_id", "int8"), ("stage_index", "int4"), ("stage", "text"),
+        ("rows_in", "int4"), ("rows_kept", "int4"), ("rows_dropped", "int4"), ("rows_created", "int4"), ("seconds", "float8"),
+        ("error", "text"),
+    ]  # fmt: skip
+    rows = (
+        (
+            run_id,
+            pipeline_version,
+            worker_id,
+            s.index,
+            s.stage,
+            s.rows_in,
+            s.rows_kept,
+            s.rows_dropped,
+            s.rows_created,
+            s.seconds,
+            storable(s.error),
+        )
+        for s in stages
+    )
+    copy_rows(connection, "rft.operator_run", columns, rows)
+
+
+def known_scores(
+    database: Database, score_keys: Sequence[str], experience_ids: Sequence[int]
+) -> dict[str, dict[int, KnownScore]]:
+    """Scores stored already: score key -> experience_id -> score. Those that ended in an error are not among them."""
+    known: dict[str, dict[int, KnownScore]] = {}
+    if score_keys:
+        for row in database.fetch_by_index("known_scores", score_keys=score_keys, experience_ids=experience_ids):
+            score = KnownScore(row["input_digest"], row["scores"])
+            known.setdefault(row["score_key"], {})[row["experience_id"]] = score
+    return known
+
+
+def store_scores(connection: Connection, scores: Sequence[Score]) -> None:
+    """Write scores; one of the same stage that is there already is replaced."""
+    if scores:
+        execute(
+            connection, "store_scores", experience_ids=[s.experience_id for s in scores], score_keys=[s.score_key for s in scores],
+            stages=[s.stage for s in scores], scores=[Jsonb(storable(s.scores)) for s in scores],
+            errors=[storable(s.error) for s in scores], input_digests=[s.input_digest for s in scores],
+        )  # fmt: skip
+
+
+def ask(connection: Connection, run_id: int, questions: Sequence[Question]) -> None:
+    """Put questions that were not asked before, and let their groups wait for the first deadline."""
+    if not questions:
+        return
+    execute(
+        connection, "ask_questions", run_id=run_id, experience_ids=[q.experience_id for q in questions],
+        group_ids=[q.group_id for q in questions], names=[q.name for q in questions],
+        questions=[storable(q.question) for q in questions],
+        timeouts=[q.timeout_s for q in questions], otherwise=[q.otherwise for q in questions],
+    )  # fmt: skip
+    execute(connection, "wait_for_answers", run_id=run_id, group_ids=sorted({q.group_id for q in questions}))
+
+
+def add_features(connection: Connection, task: NewTask) -> None:
+    """Give a task that exists the features of a new one."""
+    execute(
+        connection, "add_features", taskset=task.taskset, task_key=storable(task.task_key), features=Jsonb(storable(dict(task.features)))
+    )  # fmt: skip
+
+
+def make_tasks(connection: Connection, tasks: Sequence[NewTask]) -> None:
+    """Store new tasks; those whose keys exist stay as they are."""
+    if tasks:
+        execute(
+            connection, "make_tasks", tasksets=[t.taskset for t in tasks], task_keys=[storable(t.task_key) for t in tasks],
+            payloads=[Jsonb(storable(dict(t.payload))) for t in tasks], features=[Jsonb(storable(dict(t.features))) for t in tasks],
+        )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Which tasks are tried next: the planner, the run's selectors, the mix of tasksets."""

@@ -1,0 +1,148 @@
+"""Planning groups: which step may run, how many groups it lacks, and which tasks they try.
+
+Any explorer may plan; an advisory lock lets one do so at a time. Nothing is queued: how many groups a step lacks is derived
+from the groups there are, so a place freed by a drop, an abandonment or ageing out is seen by whoever plans next, and
+planning is the same after a crash. Selector states and planned groups are written in one transaction.
+
+Pacing (design: "Freshness and synchronization as one rule"): explorer step s may start once the policy stands at trainer
+step >= floor((s - offset) / interval) * interval. Explorer step s feeds trainer step s + 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rftdata.config import MixingConfig, SelectorConfig, TasksetConfig
+from rftdata.failpoints import failpoint
+from rftdata.planning.active_tasks import ActiveTasks
+from rftdata.planning.mixing import check_weights
+from rftdata.planning.run_selectors import RunSelectors, refuse_exhausted
+from rftdata.postgres import notify
+from rftdata.postgres.database import Connection, Row, execute, fetch
+from rftdata.postgres.retry import ride_out
+
+if TYPE_CHECKING:
+    from rftdata.postgres.database import Database
+
+
+@dataclass(frozen=True)
+class PlanConfig:
+    """What planning needs of a run's configuration.
+
+    Attributes:
+        fresh_share: new groups per group of a batch.
+        max_waiting_groups: nothing is planned while this many groups wait for the pipeline; None is no limit.
+    """
+
+    tasksets: tuple[TasksetConfig, ...]
+    selector: SelectorConfig
+    seed: int
+    batch_groups: int
+    group_size: int
+    max_refill: int
+    interval: int
+    offset: int
+    source: str = "explorer"
+    fresh_share: float = 1.0
+    base_dir: Path | None = None
+    max_waiting_groups: int | None = None
+    mixing: MixingConfig = field(default_factory=MixingConfig)
+
+
+def last_startable_step(policy_step: int, interval: int, offset: int) -> int:
+    """The highest explorer step that may start while the policy stands at `policy_step`."""
+    return (policy_step // interval + 1) * interval - 1 + offset
+
+
+class Planner:
+    """Plans the groups of one run; one per explorer process."""
+
+    def __init__(self, database: Database, run_id: int, config: PlanConfig) -> None:
+        self._database = database
+        self._run_id = run_id
+        self._config = config
+        self._active = ActiveTasks()
+        self._selectors: RunSelectors | None = None
+        check_weights(config.tasksets)
+
+    def plan(self) -> int:
+        """Plan what is lacking; the number of groups planned. Returns 0 while another explorer plans.
+
+        What is lacking is derived from the groups there are, so a restart of the database is ridden out.
+        """
+        return ride_out(self._plan)
+
+    def _plan(self) -> int:
+        try:
+            return self._plan_once()
+        except BaseException:
+            self._selectors = None  # nothing of what they chose was stored, or nobody knows
+            raise
+
+    def _plan_once(self) -> int:
+        with self._database.transaction() as connection:
+            if not fetch(connection, "try_plan_lock", run_id=self._run_id)[0]["locked"]:
+                return 0
+            if self._pipeline_is_behind(connection):
+                return 0
+            steps = fetch(
+                connection,
+                "planning_state",
+                run_id=self._run_id,
+                interval=self._config.interval,
+                offset=self._config.offset,
+                per_step=self._config.batch_groups * self._config.fresh_share,
+                enough=self._config.batch_groups * (self._config.interval + self._config.offset + 1),
+            )
+            lacking = self._lacking(steps)
+            if not lacking:
+                return 0
+            execute(connection, "insert_selector_snapshot", run_id=self._run_id, policy_step=steps[0]["policy_step"])
+            planned = self._insert(connection, steps[0], lacking)
+            if not planned:
+                if lacking[0][0] == steps[0]["explore_step"]:
+                    raise refuse_exhausted(self._config.tasksets)
+                return 0  # the steps before those that lack groups go on
+            failpoint("planner.inserted")
+        notify.notify(self._database, notify.PLANNED)
+        return planned
+
+    def _pipeline_is_behind(self, connection: Connection) -> bool:
+        limit = self._config.max_waiting_groups
+        if limit is None:
+            return False
+        return bool(fetch(connection, "pipeline_backlog", run_id=self._run_id, enough=limit)[0]["n"] >= limit)
+
+    def _lacking(self, steps: list[Row]) -> list[tuple[int, bool]]:
+        """(explorer step, is it a refill) of every group to plan."""
+        config = self._config
+        # Leftovers of earlier steps are drawn first, so they count for the first open step.
+        spare = steps[0]["spare"] if steps else 0
+        lacking: list[tuple[int, bool]] = []
+        for row in steps:
+            base = max(row["due"] - row["base"], 0)
+            missing = row["due"] - row["live"] - base - spare
+            refills = max(min(missing, config.max_refill - row["refills"]), 0)
+            lacking += [(row["explore_step"], False)] * base + [(row["explore_step"], True)] * refills
+            spare = max(-missing, 0)
+        return lacking
+
+    def _insert(self, connection: Connection, state: Row, lacking: list[tuple[int, bool]]) -> int:
+        """Plan as many of the places as there are tasks for; how many."""
+        if self._selectors is None or self._selectors.attempt_id != state["current_attempt_id"]:
+            self._selectors = RunSelectors(self._run_id, state["current_attempt_id"], self._config, self._active)
+        ordinal = fetch(connection, "next_ordinal", run_id=self._run_id)[0]["ordinal"]
+        chosen = self._selectors.choose(connection, [step for step, _ in lacking], ordinal)
+        if not chosen:
+            return 0
+        places = lacking[: len(chosen)]
+        execute(
+            connection, "insert_groups", run_id=self._run_id, attempt_id=state["current_attempt_id"], ordinal=ordinal,
+            task_ids=[task_id for _, task_id in chosen], explore_steps=[step for step, _ in places],
+            group_sizes=[taskset.group_size or self._config.group_size for taskset, _ in chosen],
+            are_refills=[is_refill for _, is_refill in places], source=self._config.source, planned_policy_step=state["policy_step"],
+        )  # fmt: skip
+        execute(connection, "mark_selected", run_id=self._run_id, task_ids=sorted({task_id for _, task_id in chosen}))
+        return len(chosen)

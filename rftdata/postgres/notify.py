@@ -1,0 +1,75 @@
+"""Waking: NOTIFY with a constant payload per topic, LISTEN on a connection of its own, a slow poll as a fallback.
+
+`notify` runs outside the durable transaction and at most once per piece of work, since NOTIFY serialises commits. A lost
+notification costs one poll interval, never correctness: whoever wakes looks for work by state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+import psycopg
+
+from rftdata.errors import BufferUnavailableError
+from rftdata.postgres.database import execute
+
+if TYPE_CHECKING:
+    from rftdata.postgres.database import Connection, Database
+
+PLANNED = "rft_planned"
+SEALED = "rft_sealed"
+READY = "rft_ready"
+POLICY = "rft_policy"
+RUN = "rft_run"
+
+POLL_S = 0.25
+
+
+def notify(database: Database, *topics: str) -> None:
+    """Wake everybody who waits for one of the topics.
+
+    What they are woken for is committed: where the database cannot be reached now, they find it by their next poll.
+    """
+    with contextlib.suppress(BufferUnavailableError), database.connection() as connection:
+        execute(connection, "notify", topics=list(topics))
+
+
+class Listener:
+    """Waits for topics; used by one thread.
+
+    Args:
+        database: where to listen.
+        topics: what wakes it.
+    """
+
+    def __init__(self, database: Database, *topics: str) -> None:
+        self._database = database
+        self._topics = topics
+        self._connection: Connection | None = None
+
+    def wait(self, timeout_s: float = POLL_S) -> bool:
+        """Sleep until a topic is notified or the time is over; whether it was notified."""
+        try:
+            if self._connection is None:
+                self._connection = self._database.dedicated()
+                for topic in self._topics:
+                    self._connection.execute(f"LISTEN {topic}")
+                return True  # whatever was notified before we listened must be looked for
+            woken = any(True for _ in self._connection.notifies(timeout=timeout_s, stop_after=1))
+            if woken:
+                # One wake-up for all that were notified meanwhile.
+                for _ in self._connection.notifies(timeout=0):
+                    pass
+            return woken
+        except (psycopg.OperationalError, BufferUnavailableError):
+            # The server restarts or the connection broke: listen again after a poll interval.
+            self.close()
+            time.sleep(POLL_S)
+        return False
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

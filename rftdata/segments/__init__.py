@@ -1,0 +1,1 @@
+"""Token arrays in append-only Arrow files."""

@@ -1,0 +1,351 @@
+"""What becomes of segment files after their writer: merged, cut, removed. Addresses in `rft.experience` never change.
+
+A file's life is in `rft.segment_file`: appended to → closed → retired → removed.
+
+- *closed*: no segment is committed to it any more. Only files whose writer is gone are closed: nobody on this host holds their
+  lock and they were silent for a grace. A writer on another host that was taken for dead by mistake is told so by the
+  transaction that would have committed to the file, and goes on in a new one.
+- Segments of closed files that are small, or mostly hold what is dead, are copied byte for byte into larger files; the copy is
+  durable before one transaction moves their addresses.
+- *retired*: no segment lives in it. It stays for the grace, which is longer than a reader uses an address
+  (`ADDRESS_MAX_AGE_S`); a reader that comes later asks the database again.
+- *removed*: unlinked. The name stays in the table, so that nobody can commit to it.
+
+In a buffer from which something was purged, bytes are overwritten before they are cut off or removed (`rftdata.maintenance.purge`), and
+retired files stay for an hour at least.
+
+Orphans are files that no committed row names (a writer died before its first commit, a compaction before its own): they get
+their row, closed and retired, before they are removed. Bytes beyond the committed length of a closed file are cut off.
+
+Every step is durable before the next begins, and each is found undone by the next run: a kill at any point loses nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import psycopg.errors
+
+from rftdata.errors import RftError, SegmentCorruptError, SegmentFileClosedError
+from rftdata.postgres.database import Connection, Row, fetch
+from rftdata.segments.base import ROLL_BYTES, Appended, SegmentAddress, SegmentStore, StoredFile
+
+if TYPE_CHECKING:
+    from rftdata.postgres.database import Database
+
+DEFAULT_GRACE_S = 3600.0
+# In the background files are merged only when there are this many: each merge writes the last result again.
+_BACKGROUND_MIN_FILES = 8
+_BACKGROUND_EVERY_S = 60.0
+_SMALL_BYTES = ROLL_BYTES // 8
+
+
+@dataclass
+class CompactionReport:
+    """What a compaction did, and what it left for later."""
+
+    files_merged: int = 0
+    segments_moved: int = 0
+    bytes_moved: int = 0
+    files_cut: int = 0
+    orphans_removed: int = 0
+    files_removed: int = 0
+    bytes_freed: int = 0
+    files_waiting: int = 0
+    damaged: list[str] = field(default_factory=list)
+
+    @property
+    def did_something(self) -> bool:
+        return any(getattr(self, one.name) for one in fields(self) if one.name not in ("files_waiting", "damaged"))
+
+
+@dataclass(frozen=True)
+class Move:
+    """A segment whose bytes were copied, durably, from one address to another."""
+
+    origin: SegmentAddress
+    copy: Appended
+
+
+def commit_moves(connection: Connection, moves: Sequence[Move]) -> set[int]:
+    """Give segments their new addresses, in the caller's transaction.
+
+    Args:
+        moves: copies that are durable already. The bytes may differ from the old ones; the checksum goes along.
+
+    Returns:
+        The ids of those moved. Whoever is missing was moved elsewhere in the meantime, and its copy means nothing.
+
+    Raises:
+        SegmentFileClosedError: a file that holds copies was closed before.
+    """
+    ends = [(move.copy.uri, move.copy.offset_bytes + move.copy.length_bytes) for move in moves]
+    noted = fetch(connection, "note_files", uris=[uri for uri, _ in ends], sizes=[end for _, end in ends])
+    if len(noted) < len({uri for uri, _ in ends}):
+        raise SegmentFileClosedError("a file that segments were copied to was closed meanwhile", todo="copy them again")
+    rows = fetch(
+        connection, "move_segments", segment_ids=[m.origin.segment_id for m in moves], from_uris=[m.origin.uri for m in moves],
+        from_offsets=[m.origin.offset_bytes for m in moves], to_uris=[m.copy.uri for m in moves],
+        to_offsets=[m.copy.offset_bytes for m in moves], to_lengths=[m.copy.length_bytes for m in moves],
+        to_checksums=[m.copy.checksum for m in moves],
+    )  # fmt: skip
+    return {row["segment_id"] for row in rows}
+
+
+def close_files(database: Database, uris: Sequence[str]) -> dict[str, int]:
+    """Nobody commits to these files from now on, a live writer goes on in a new one; their committed sizes in bytes."""
+    with database.transaction() as connection:
+        return {row["uri"]: row["size_bytes"] for row in fetch(connection, "close_files", uris=list(uris))}
+
+
+@contextlib.contextmanager
+def turn(database: Database, *, wait_s: float = 0.0) -> Iterator[bool]:
+    """The right to move segments, of one process at a time: False when another has it, and still has after `wait_s`."""
+    with database.connection() as connection:
+        mine = bool(fetch(connection, "try_compaction_lock")[0]["locked"])
+        if not mine and wait_s:
+            with contextlib.suppress(psycopg.errors.LockNotAvailable), connection.transaction():
+                connection.execute(f"SET LOCAL lock_timeout = {round(wait_s * 1000)}")
+                fetch(connection, "wait_for_compaction_lock")
+                mine = True
+        try:
+            yield mine
+        finally:
+            if mine and not connection.closed:  # with a lost connection the server gave it back
+                fetch(connection, "give_compaction_lock_back")
+
+
+class Compactor:
+    """Compacts the segment files of one buffer.
+
+    Args:
+        database, store: the buffer's.
+        grace_s: how long a file must have been silent before its writer is taken for dead, and how long a retired one stays.
+        min_files: small files are merged when there are at least this many.
+        alone: nobody else has the buffer open, so no reader needs to be waited for.
+        note: called with the name of each step that is about to be taken.
+    """
+
+    def __init__(
+        self, database: Database, store: SegmentStore, *, grace_s: float = DEFAULT_GRACE_S, min_files: int = 2,
+        alone: bool = False, note: Callable[[str], None] = lambda step: None,
+    ) -> None:  # fmt: skip
+        self._database = database
+        self._store = store
+        self._grace_s = grace_s
+        self._alone = alone
+        self._min_files = min_files
+        self._note = note
+        self._unreadable: set[int] = set()
+
+    def run(self, stop: Callable[[], bool] = lambda: False) -> CompactionReport | None:
+        """Merge, cut, collect orphans, remove what was retired long enough ago.
+
+        Args:
+            stop: asked between files; a true answer leaves the rest to the next run.
+
+        Returns:
+            What was done; None when another compaction is at work.
+
+        Raises:
+            DiskFullError, BufferUnavailableError: it could not go on; nothing is lost.
+        """
+        report = CompactionReport()
+        with turn(self._database) as mine:
+            if not mine:
+                return None
+            known, stored = self._inventory()
+            chosen = self._to_merge(known, stored)
+            self._merge(chosen, report, stop)
+            self._clear(known, stored, set(chosen), report, stop)
+        return report
+
+    def clear(self) -> CompactionReport | None:
+        """Cut, collect orphans and remove as `run` does, and merge nothing; None as of `run`."""
+        report = CompactionReport()
+        with turn(self._database) as mine:
+            if not mine:
+                return None
+            known, stored = self._inventory()
+            self._clear(known, stored, set(), report, lambda: False)
+        return report
+
+    def _inventory(self) -> tuple[dict[str, Row], dict[str, StoredFile]]:
+        """Files that the database knows, and files in the folder."""
+        # The folder first: a file that is committed in between is then known to the database.
+        stored = {file.uri: file for file in self._store.files()}
+        known = {row["uri"]: row for row in self._database.fetch("segment_files")}
+        return known, stored
+
+    def _clear(
+        self, known: dict[str, Row], stored: dict[str, StoredFile], merged: set[str], report: CompactionReport,
+        stop: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        self._cut(known, stored, merged, report, stop)
+        self._remove_orphans(stored, report)
+        self._remove_retired(stored, report)
+
+    def rewrite(self, uris: Sequence[str]) -> CompactionReport | None:
+        """Copy what lives in these files elsewhere, whether their writers live or not, and retire them; None as of `run`."""
+        report = CompactionReport()
+        with turn(self._database) as mine:
+            if not mine:
+                return None
+            self._merge(uris, report, lambda: False)
+        return report
+
+    def _is_idle(self, row: Row, stored: dict[str, StoredFile]) -> bool:
+        """Whether nobody appends to a file that is there and in use."""
+        file = stored.get(row["uri"])
+        if file is None or row["retired_s"] is not None:
+            return False
+        return row["closed"] or (file.age_s >= self._grace_s and not self._store.is_written(row["uri"]))
+
+    def _to_merge(self, known: dict[str, Row], stored: dict[str, StoredFile]) -> list[str]:
+        idle = [row for row in known.values() if self._is_idle(row, stored)]
+        wasteful = [row for row in idle if 2 * row["live_bytes"] < stored[row["uri"]].size_bytes]
+        small = [row for row in idle if row["live_bytes"] < _SMALL_BYTES and row not in wasteful]
+        if len(small) + len(wasteful) < self._min_files:
+            small = []
+        return [row["uri"] for row in wasteful + small]
+
+    def _merge(self, uris: Sequence[str], report: CompactionReport, stop: Callable[[], bool]) -> None:
+        """Empty files one after the other; each is moved and retired in a transaction of its own."""
+        if not uris:
+            return
+        self._note("close")
+        close_files(self._database, uris)
+        with contextlib.closing(self._store.appender()) as appender:
+            for uri in uris:
+                if stop():
+                    return
+                self._note("copy")
+                rows = self._database.fetch("segments_of_file", uri=uri)
+                moves = []
+                for row in rows:
+                    num_rows = row.pop("num_rows")
+                    address = SegmentAddress(**row)
+                    if address.segment_id in self._unreadable:
+                        continue
+                    try:
+                        moves.append(Move(address, appender.append_bytes(self._store.read_bytes(address), num_rows)))
+                    except SegmentCorruptError as error:
+                        # It stays where it is, and its file with it: whoever restores the file finds it there.
+                        self._unreadable.add(address.segment_id)
+                        report.damaged.append(str(error))
+                self._note("sync")
+                appender.sync()
+                self._note("move")
+                with self._database.transaction() as connection:
+                    moved = commit_moves(connection, moves) if moves else set()
+                    retired = fetch(connection, "retire_empty_files", uris=[uri])
+                self._note("moved")
+                report.files_merged += len(retired)
+                report.segments_moved += len(moved)
+                report.bytes_moved += sum(move.copy.length_bytes for move in moves)
+
+    def _cut(
+        self, known: dict[str, Row], stored: dict[str, StoredFile], merged: set[str], report: CompactionReport,
+        stop: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        """Take what nobody committed from the end of files whose writer is gone."""
+        for row in known.values():
+            uri = row["uri"]
+            if uri in merged or stop() or not self._is_idle(row, stored) or stored[uri].size_bytes <= row["size_bytes"]:
+                continue
+            size = close_files(self._database, [uri])[uri]
+            if stored[uri].size_bytes > size:
+                self._note("cut")
+                if self._was_purged():
+                    self._store.erase(uri, size, stored[uri].size_bytes - size)
+                self._store.cut(uri, size)
+                report.files_cut += 1
+                report.bytes_freed += stored[uri].size_bytes - size
+
+    def _remove_orphans(self, stored: dict[str, StoredFile], report: CompactionReport) -> None:
+        old = [
+            f.uri
+            for f in stored.values()
+            if f.is_ours and f.age_s >= self._grace_s and not self._store.is_written(f.uri)
+        ]
+        unknown = self._database.fetch("unknown_files", uris=old) if old else []
+        if not unknown:
+            return
+        self._note("bury")
+        # One that a late commit has named by now is left out.
+        buried = self._database.fetch("bury_orphans", uris=[row["uri"] for row in unknown if not row["was_removed"]])
+        orphans = [row["uri"] for row in buried] + [row["uri"] for row in unknown if row["was_removed"]]
+        self._remove(orphans, stored, report)
+        report.orphans_removed += len(orphans)
+
+    def _remove_retired(self, stored: dict[str, StoredFile], report: CompactionReport) -> None:
+        retired = [row for row in self._database.fetch("segment_files") if row["retired_s"] is not None]
+        # A reader keeps what it has mapped of a file that is removed, but not of one that is overwritten.
+        overwritten = self._was_purged() and not self._alone
+        grace_s = max(self._grace_s, DEFAULT_GRACE_S) if overwritten else self._grace_s
+        due = [row["uri"] for row in retired if row["retired_s"] >= grace_s]
+        self._remove(due, stored, report)
+        report.files_removed += sum(uri in stored for uri in due)
+        report.files_waiting = len(retired) - len(due)
+
+    def _was_purged(self) -> bool:
+        """Whether bytes that go may be copies of what was purged since: then they are overwritten before."""
+        return bool(self._database.fetch("any_purge")[0]["found"])
+
+    def _remove(self, uris: Sequence[str], stored: dict[str, StoredFile], report: CompactionReport) -> None:
+        if not uris:
+            return
+        self._note("remove")
+        if self._was_purged():
+            for uri in [uri for uri in uris if uri in stored]:
+                self._store.erase(uri, 0, stored[uri].size_bytes)
+        report.bytes_freed += self._store.remove(uris)
+        self._note("forget")
+        self._database.run("forget_files", uris=list(uris))
+
+
+class BackgroundCompaction:
+    """Compacts every minute in a thread of its own, for as long as the block lasts; several processes take turns.
+
+    Args:
+        database, store, grace_s: as for `Compactor`.
+
+    Attributes:
+        progress: what was done so far and what the last try failed on, as a worker shows it.
+    """
+
+    def __init__(
+        self, database: Database, store: SegmentStore, *, grace_s: float, every_s: float = _BACKGROUND_EVERY_S
+    ) -> None:
+        self._compactor = Compactor(database, store, grace_s=grace_s, min_files=_BACKGROUND_MIN_FILES)
+        self._every_s = every_s
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="compaction", daemon=True)
+        self.progress: dict[str, Any] = {}
+
+    def __enter__(self) -> BackgroundCompaction:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while not self._stopped.wait(self._every_s):
+            try:
+                report = self._compactor.run(self._stopped.is_set)
+            except (RftError, psycopg.Error, OSError) as error:
+                # Housekeeping must not end the work it keeps house for: it is told of and tried again.
+                what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+                self.progress = self.progress | {"last_compaction_error": f"at {time.strftime('%H:%M:%S')}, {what}"}
+                continue
+            if report is not None and report.did_something:
+                counted = {name: getattr(report, name) for name in ("files_merged", "files_removed", "bytes_freed")}
+                self.progress = self.progress | {name: self.progress.get(name, 0) + n for name, n in counted.items()}

@@ -1,0 +1,286 @@
+"""Segments in files below a folder, local or on a filesystem that every reader sees.
+
+An appender holds an advisory lock (flock) on its file, which the kernel releases however the process ends: others on the host
+see by it whether the writer lives. It only spares a live writer's file; what keeps a writer from appending to a file that
+`rftdata.segments.compaction` is about to remove is `rft.segment_file.closed_at`, checked by the transaction that commits a segment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import socket
+import threading
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+
+from rftdata.durable_files import give_back, make_folder, sync_path
+from rftdata.errors import BufferUnavailableError, DiskFullError, RftError
+from rftdata.segments.base import (
+    ADDRESS_MAX_AGE_S,
+    ROLL_BYTES,
+    Appended,
+    SegmentAddress,
+    SegmentAppender,
+    SegmentStore,
+    StoredFile,
+    checksum,
+    corrupt,
+)
+
+_SUFFIX = ".arrows"
+
+
+class PosixSegmentStore(SegmentStore):
+    """Segments in files below a folder.
+
+    Args:
+        folder: made when missing.
+        min_free_bytes: appends that would leave less free disk are refused.
+        owner: what names of its files begin with, so that the files of buffers that share a folder are told apart; empty: the
+            folder is this buffer's alone.
+    """
+
+    def __init__(self, folder: Path, min_free_bytes: int = 0, owner: str = "") -> None:
+        self.folder = folder
+        self.owner = owner
+        self.min_free_bytes = min_free_bytes
+        try:
+            make_folder(folder)
+        except OSError as error:
+            raise BufferUnavailableError(
+                f"the folder of the segments cannot be made: {error.strerror}",
+                value=str(folder),
+                todo="correct buffer.segments",
+            ) from error
+        self._maps: OrderedDict[str, pa.MemoryMappedFile] = OrderedDict()
+        self._maps_since = time.monotonic()
+        self._lock = threading.Lock()
+
+    def appender(self) -> SegmentAppender:
+        return _PosixAppender(self.folder, self.min_free_bytes, self.owner)
+
+    def read(self, address: SegmentAddress, *, verify: bool = False) -> pa.RecordBatch:
+        data = self.read_bytes(address) if verify else self._bytes(address)
+        try:
+            with pa.ipc.open_stream(data) as reader:
+                return reader.read_next_batch()
+        except (pa.ArrowException, OSError, StopIteration) as error:
+            raise corrupt(address, f"its bytes are not an Arrow stream: {error}") from error
+
+    def read_bytes(self, address: SegmentAddress) -> pa.Buffer:
+        data = self._bytes(address)
+        if checksum(memoryview(data)) != address.checksum:
+            raise corrupt(address, "its bytes do not match their checksum")
+        return data
+
+    def files(self) -> Iterator[StoredFile]:
+        now = time.time()
+        with os.scandir(self.folder) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                    if entry.name.endswith(_SUFFIX) and entry.is_file():
+                        status = entry.stat()
+                        ours = entry.name.startswith(self.owner)
+                        yield StoredFile(entry.name, status.st_size, now - status.st_mtime, ours)
+
+    def is_written(self, uri: str) -> bool:
+        try:
+            descriptor = os.open(self.folder / uri, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # a filesystem without locks: the grace of compaction is all there is
+            return False
+        finally:
+            os.close(descriptor)
+        return False
+
+    def cut(self, uri: str, size_bytes: int) -> None:
+        try:
+            os.truncate(self.folder / uri, size_bytes)
+            sync_path(self.folder / uri)
+        except OSError as error:
+            raise _full(self.folder, error) from error
+
+    def remove(self, uris: Iterable[str]) -> int:
+        freed = 0
+        try:
+            for uri in uris:
+                with contextlib.suppress(FileNotFoundError):
+                    size = (self.folder / uri).stat().st_size
+                    os.unlink(self.folder / uri)
+                    freed += size
+                with self._lock:
+                    self._maps.pop(uri, None)
+            sync_path(self.folder)
+        except OSError as error:
+            raise _full(self.folder, error) from error
+        return freed
+
+    def erase(self, uri: str, offset_bytes: int, length_bytes: int) -> None:
+        try:
+            with open(self.folder / uri, "r+b") as file:
+                file.seek(offset_bytes)
+                left = length_bytes
+                while left > 0:
+                    left -= file.write(bytes(min(left, 2**20)))
+                file.flush()
+                os.fdatasync(file.fileno())
+                give_back(file.fileno(), offset_bytes, length_bytes)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise _full(self.folder, error) from error
+
+    def _bytes(self, address: SegmentAddress) -> pa.Buffer:
+        end = address.offset_bytes + address.length_bytes
+        with self._lock:
+            if time.monotonic() - self._maps_since > ADDRESS_MAX_AGE_S:
+                # Else the space of files that were removed would be held as long as this process lives.
+                self._maps.clear()
+                self._maps_since = time.monotonic()
+            mapped = self._maps.get(address.uri)
+            try:
+                # Asked every time: touching mapped bytes of a file that was cut ends the process.
+                size = (self.folder / address.uri).stat().st_size
+                if size < end:
+                    raise corrupt(address, f"its file is only {size} bytes long")
+                # A file that grew after it was mapped is mapped again.
+                if mapped is None or mapped.size() < end:
+                    mapped = self._maps[address.uri] = pa.memory_map(str(self.folder / address.uri))
+            except OSError as error:
+                raise self._unreadable(address, error) from error
+            self._maps.move_to_end(address.uri)
+            if len(self._maps) > 256:
+                self._maps.popitem(last=False)
+            mapped.seek(address.offset_bytes)
+            return mapped.read_buffer(address.length_bytes)
+
+    def _unreadable(self, address: SegmentAddress, error: OSError) -> RftError:
+        """Damage of one segment, or a folder that is not there: what is true of all segments must not condemn each."""
+        if error.errno == errno.EIO:
+            return corrupt(address, f"its file cannot be read: {error.strerror}")
+        if error.errno == errno.ENOENT and self.folder.is_dir() and any(True for _ in self.files()):
+            return corrupt(address, "its file is missing")
+        why = "it is missing or empty" if error.errno == errno.ENOENT else str(error.strerror)
+        return BufferUnavailableError(
+            f"the folder of the segments cannot be read: {why}",
+            value=str(self.folder),
+            todo="mount it, correct its permissions, or correct buffer.segments",
+        )
+
+
+class _PosixAppender(SegmentAppender):
+    """One writer's file. After an fsync error the file's state is unknown, so the appender gives up on it for good."""
+
+    def __init__(self, folder: Path, min_free_bytes: int, owner: str) -> None:
+        self.folder = folder
+        self._name = (
+            f"{owner}-{socket.gethostname()}-{os.getpid()}" if owner else f"{socket.gethostname()}-{os.getpid()}"
+        )
+        self.min_free_bytes = min_free_bytes
+        self._file: int | None = None
+        self._uri = ""
+        self._offset = 0
+        self._unflushed = False
+
+    def append(self, batch: pa.RecordBatch) -> Appended:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        return self.append_bytes(sink.getvalue(), batch.num_rows)
+
+    def append_bytes(self, data: pa.Buffer, num_rows: int) -> Appended:
+        self._check_room(data.size)
+        if self._file is None or self._offset > ROLL_BYTES:
+            self.sync()
+            self._open()
+        assert self._file is not None
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(self._file, view) :]
+        except OSError as error:
+            self._give_up()
+            raise _full(self.folder, error) from error
+        self._unflushed = True
+        appended = Appended(self._uri, self._offset, data.size, num_rows, checksum(memoryview(data)))
+        self._offset += data.size
+        return appended
+
+    def sync(self) -> None:
+        try:
+            if self._unflushed and self._file is not None:
+                os.fdatasync(self._file)
+        except OSError as error:
+            self._give_up()
+            raise _full(self.folder, error) from error
+        self._unflushed = False
+
+    def roll(self) -> None:
+        self._give_up()
+
+    def close(self) -> None:
+        self._give_up()
+
+    def _give_up(self) -> None:
+        self._unflushed = False
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _open(self) -> None:
+        """A new file; nothing of this object changes before its name is durable too."""
+        self._give_up()
+        uri = f"{self._name}-{uuid.uuid4().hex[:12]}{_SUFFIX}"
+        try:
+            file = os.open(self.folder / uri, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            try:
+                with contextlib.suppress(
+                    OSError
+                ):  # a filesystem without locks: the grace of compaction is all there is
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                sync_path(self.folder)
+            except OSError:
+                os.close(file)
+                (self.folder / uri).unlink(missing_ok=True)
+                raise
+        except OSError as error:
+            raise _full(self.folder, error) from error
+        self._file, self._uri, self._offset = file, uri, 0
+
+    def _check_room(self, num_bytes: int) -> None:
+        try:
+            free = shutil.disk_usage(self.folder).free
+        except OSError as error:
+            raise _full(self.folder, error) from error
+        if free - num_bytes < self.min_free_bytes:
+            raise DiskFullError(
+                f"the disk of the segments in {self.folder} has {free} bytes free",
+                value=num_bytes,
+                allowed=f"writes that leave at least buffer.min_free_bytes = {self.min_free_bytes}",
+                todo="free some space, move buffer.segments, or lower buffer.min_free_bytes",
+            )
+
+
+def _full(folder: Path, error: OSError) -> RftError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFullError(
+            f"the disk of the segments in {folder} is full", todo="free some space; nothing was half-written"
+        )
+    return BufferUnavailableError(
+        f"the segments in {folder} cannot be written: {error.strerror}",
+        todo="repair the disk or correct the folder's permissions; nothing was half-written",
+    )

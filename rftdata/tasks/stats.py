@@ -1,0 +1,38 @@
+"""What a run knows of its tasks: the fold of their outcomes, to read, to check and to fold again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rftdata.postgres.database import Database, Row, fetch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+STAT_COLUMNS: Sequence[str] = (
+    "taskset", "task_key", "task_id", "status", "pass_rate", "alpha", "beta", "attempts", "mean_reward", "last_selected_at",
+)  # fmt: skip
+DIFFERENCE_COLUMNS: Sequence[str] = (
+    "taskset", "task_key", "task_id", "alpha", "alpha_of_fold", "beta", "beta_of_fold", "attempts", "attempts_of_fold",
+)  # fmt: skip
+
+
+def task_stats(database: Database, run_id: int, *, taskset: str | None = None, limit: int | None = None) -> list[Row]:
+    """Rows of `rft.v_task_stat`, the tasks chosen last first.
+
+    Args:
+        taskset: of one set only.
+        limit: at most so many; None for all.
+    """
+    return database.fetch("task_stats", run_id=run_id, taskset=taskset, limit=limit)
+
+
+def check_task_stats(database: Database, run_id: int) -> list[Row]:
+    """Tasks whose statistics are not the fold of their outcomes, with both; empty when all is well."""
+    return database.fetch("check_task_stat", run_id=run_id)
+
+
+def rebuild_task_stats(database: Database, run_id: int) -> int:
+    """Fold the outcomes of a run again; the number of tasks written."""
+    with database.transaction() as connection:
+        return int(fetch(connection, "rebuild_task_stat", run_id=run_id)[0]["tasks"])

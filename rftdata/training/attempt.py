@@ -1,0 +1,367 @@
+"""One life of a run's trainer: its lease, its draws, its published weights, its checkpoints.
+
+The attempt's id is the fencing token: every transaction here first locks the run row in share mode and finds its own id
+there, so a trainer that was replaced can do nothing any more, however late it wakes. The lease says only that the holder
+is alive. A new attempt goes on from the last checkpoint of the one before it: draws made after that checkpoint belong to
+a history that ended, and their groups can be drawn again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import socket
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+from rftdata.errors import BufferUnavailableError, FencedError, QueryError, RftError
+from rftdata.failpoints import failpoint
+from rftdata.postgres import notify
+from rftdata.postgres.database import Connection, Row, execute, fetch, storable
+from rftdata.postgres.retry import ride_out
+from rftdata.training import stored_selection
+from rftdata.training.batch import Batch, SegmentReader
+from rftdata.training.drawing import Drawing
+from rftdata.training.sampling import SamplingConfig, checked_formula
+from rftdata.workers import mark_dead_workers, process_lives
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rftdata.postgres.database import Database
+
+ARRAYS = ("token_ids", "loss_mask", "behavior_logprobs")
+
+
+class Attempt:
+    """An attempt that holds its run; made by `Buffer.attempt`.
+
+    Its methods ride out a restart of the database (`rftdata.postgres.retry`): what they write is looked for before it is written again.
+
+    Attributes:
+        attempt_id, run_id: keys.
+        database: where it is.
+        checkpoint: the row of the checkpoint it goes on from; None when it starts from the initial weights.
+        start_step: trainer steps already done on its history.
+    """
+
+    def __init__(
+        self, database: Database, reader: SegmentReader, run: Row, row: Row, checkpoint: Row | None, lease_s: float | None,
+        max_refill: int,
+    ) -> None:  # fmt: skip
+        self.database = database
+        self._run = run
+        self._lease_s = lease_s
+        self._listener = notify.Listener(database, notify.READY, notify.RUN)
+        self._closed = threading.Event()
+        self.attempt_id: int = row["attempt_id"]
+        self.run_id: int = run["run_id"]
+        self.checkpoint = checkpoint
+        self.start_step: int = checkpoint["trainer_step"] if checkpoint else 0
+        self._newest_version = self._newest_checkpoint = (
+            0  # ids this object got: anything newer is of a try whose answer was lost
+        )
+        self._drawing = Drawing(self, reader, self._listener, run, max_refill)
+        self._keeper = threading.Thread(target=self._keep_lease, name="attempt-lease", daemon=True)
+        if lease_s is not None:
+            self._keeper.start()
+
+    @classmethod
+    def start(
+        cls, database: Database, reader: SegmentReader, run_id: int, lease_s: float, sampling: SamplingConfig, max_refill: int,
+        tasksets: Sequence[str],
+    ) -> Attempt:  # fmt: skip
+        """Take the run: see `Buffer.attempt`."""
+        formula = checked_formula(database, sampling.priority.formula)
+        mark_dead_workers(database, run_id)
+        with database.transaction() as connection:
+            run = fetch(connection, "lock_run", run_id=run_id)[0]
+            parent = run["current_attempt_id"]
+            checkpoint = None
+            if parent is not None:
+                refuse_if_held(fetch(connection, "attempt_holder", attempt_id=parent)[0], run)
+                found = fetch(connection, "last_checkpoint", attempt_id=parent)
+                checkpoint = found[0] if found else None
+            stored_selection.verify(connection, run)
+            row = fetch(
+                connection, "insert_attempt", run_id=run_id, parent_attempt_id=parent,
+                from_checkpoint_id=checkpoint["checkpoint_id"] if checkpoint else None,
+                host=socket.gethostname(), pid=os.getpid(), lease_s=lease_s,
+            )[0]  # fmt: skip
+            execute(connection, "take_run", run_id=run_id, attempt_id=row["attempt_id"])
+            policy = Jsonb(sampling.policy(tasksets, formula))
+            changed = fetch(connection, "set_sampler", run_id=run_id, policy=policy)[0]["changed"]
+            start_attempt(connection, run, row["attempt_id"], checkpoint, policy_changed=changed)
+        failpoint("trainer.started")
+        notify.notify(database, notify.RUN)
+        return cls(database, reader, run, row, checkpoint, lease_s, max_refill)
+
+    @classmethod
+    def join(
+        cls,
+        database: Database,
+        reader: SegmentReader,
+        run_id: int,
+        attempt_id: int,
+        max_refill: int,
+    ) -> Attempt:
+        """Be a further rank of an attempt that another process holds: see `Buffer.join_attempt`."""
+        with database.transaction() as connection:
+            run = fetch(connection, "lock_run", run_id=run_id)[0]
+            row = fetch(connection, "attempt_holder", attempt_id=attempt_id)[0]
+            found = fetch(connection, "last_checkpoint", attempt_id=attempt_id)
+        attempt = cls(database, reader, run, row, found[0] if found else None, None, max_refill)
+        if run["current_attempt_id"] != attempt_id:
+            attempt.close()
+            raise attempt.fenced()
+        return attempt
+
+    def draw(
+        self, step: int, num_groups: int, columns: Sequence[str] = ARRAYS, *, share: tuple[int, int] | None = None,
+        timeout_s: float | None = None, stop: Callable[[], bool] = lambda: False,
+        waiting: Callable[[str | None], None] = lambda reason: None,
+    ) -> Batch | None:  # fmt: skip
+        """The batch of a trainer step: whole ready groups by the run's sampling policy, claimed in one transaction.
+
+        A run that trains on a stored selection draws the next rows of it instead: experiences, or whole pairs. There is nothing
+        to wait for; the batch is short when the selection ends.
+
+        Waits for groups. When no more can come for this step (every group is decided and the refill is used up) the batch is
+        short, and its `short_reason` says why; it may be empty. A step drawn before by this attempt is drawn no second time.
+
+        Where nothing but answers of people can complete the step, ready groups of later explorer steps take the places; the groups that
+        wait are drawn for a later step.
+
+        Args:
+            step: trainer step, from 1; it draws groups of explorer steps before it.
+            num_groups: groups wanted; of a stored selection, rows of it.
+            columns: token arrays wanted.
+            share: (rank, world size) of a data-parallel trainer: whichever rank asks first draws the step's groups, every rank gets
+                its part of them (`Batch.share`) and reads no other rank's arrays.
+            timeout_s: give up after this long; None waits for ever.
+            stop: asked between waits; a true answer gives up.
+            waiting: called before each wait; with the groups whose review is waited for, where nothing else is, else with None.
+
+        A group with arrays that cannot be served is dropped, whole, with a verdict of the stage `storage` and a `closed_reason`
+        that name the segment; another one is drawn in its place.
+
+        Returns:
+            The batch, or None when it gave up.
+
+        Raises:
+            FencedError: another attempt holds the run.
+            SegmentCorruptError: arrays of a stored selection cannot be served.
+            PurgedError: a row of a stored selection was purged.
+            BufferUnavailableError: the folder of the segments cannot be read.
+        """
+        return self._drawing.draw(
+            step, num_groups, columns, share=share, timeout_s=timeout_s, stop=stop, waiting=waiting
+        )
+
+    def release(self, batch: Batch) -> None:
+        """Give a batch back unused: its draws never took place."""
+        self._drawing.release(batch)
+
+    def set_priorities(self, priorities: Mapping[int, float]) -> int:
+        """New priorities of groups (by group_id), for orders by priority and for formulas that use `priority`.
+
+        Returns:
+            How many of them this run has; others are passed over.
+
+        Raises:
+            FencedError: another attempt holds the run.
+            QueryError: a priority that is negative or no finite number.
+        """
+        for group_id, priority in priorities.items():
+            if not (math.isfinite(priority) and priority >= 0):
+                raise QueryError(
+                    f"the priority of group {group_id} is no priority",
+                    value=priority,
+                    allowed="finite numbers from 0 on",
+                )
+        with self.transaction() as connection:
+            known = fetch(
+                connection, "set_priorities", run_id=self.run_id, item_ids=list(priorities),
+                priorities=[float(value) for value in priorities.values()],
+            )[0]["num_known"]  # fmt: skip
+        return int(known)
+
+    def publish(self, step: int, *, method: str, uri: str, num_bytes: int, checksum: str) -> int:
+        """Announce weights that stand after `step`; returns the policy_version_id. Wakes explorers."""
+        row = self._write_once(
+            "insert_policy_version",
+            {
+                "run_id": self.run_id, "attempt_id": self.attempt_id, "trainer_step": step, "method": method, "uri": uri,
+                "num_bytes": num_bytes, "checksum": checksum,
+            },
+            "policy_version_after",
+            {"attempt_id": self.attempt_id, "trainer_step": step, "after": self._newest_version},
+        )  # fmt: skip
+        self._newest_version = int(row["policy_version_id"])
+        failpoint("trainer.published")
+        notify.notify(self.database, notify.POLICY)
+        return self._newest_version
+
+    def _write_once(self, write: str, values: dict[str, Any], look: str, known: dict[str, Any]) -> Row:
+        """Run a named statement that returns its row; tried again, look first whether an earlier try has written it."""
+        tries = itertools.count()
+
+        def attempted() -> Row:
+            with self.transaction() as connection:
+                found = fetch(connection, look, **known) if next(tries) else []
+                return (found or fetch(connection, write, **values))[0]
+
+        return ride_out(attempted)
+
+    def record_step(
+        self,
+        step: int,
+        batch: Batch,
+        *,
+        wait_seconds: float,
+        train_seconds: float,
+        publish_seconds: float,
+        metrics: dict[str, float],
+    ) -> None:
+        """Note that a step is done; a batch without experiences is a skipped step."""
+        self._write_once(
+            "insert_train_step",
+            {
+                "attempt_id": self.attempt_id, "trainer_step": step, "run_id": self.run_id,
+                "outcome": "trained" if len(batch) else "skipped", "reason": batch.short_reason, "num_groups": batch.num_groups,
+                "num_experiences": len(batch), "num_tokens": int(batch.lengths.sum()), "wait_seconds": wait_seconds,
+                "train_seconds": train_seconds, "publish_seconds": publish_seconds, "metrics": Jsonb(storable(metrics)),
+            },
+            "train_step_done",
+            {"attempt_id": self.attempt_id, "trainer_step": step},
+        )  # fmt: skip
+        failpoint("trainer.recorded")
+        notify.notify(self.database, notify.RUN)
+
+    def commit_checkpoint(
+        self, step: int, uri: str, *, policy_version_id: int | None = None, num_bytes: int = 0
+    ) -> int:
+        """The draws up to `step` are consumed: the weights at `uri` contain them. Returns the checkpoint_id."""
+        row = self._write_once(
+            "insert_checkpoint",
+            {
+                "run_id": self.run_id, "attempt_id": self.attempt_id, "trainer_step": step,
+                "policy_version_id": policy_version_id, "uri": uri, "num_bytes": num_bytes,
+            },
+            "checkpoint_after",
+            {"attempt_id": self.attempt_id, "trainer_step": step, "after": self._newest_checkpoint},
+        )  # fmt: skip
+        self._newest_checkpoint = int(row["checkpoint_id"])
+        failpoint("trainer.checkpoint_committed")
+        return self._newest_checkpoint
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """A transaction that only the attempt holding the run can commit.
+
+        Raises:
+            FencedError: another attempt holds the run.
+        """
+        with self.database.transaction() as connection:
+            self._fence(connection)
+            yield connection
+
+    def finish(self, outcome: str) -> None:
+        """The run has done what was planned."""
+        ride_out(lambda: self._execute("finish_run", run_id=self.run_id, status="finished", outcome=outcome))
+        notify.notify(self.database, notify.RUN)
+
+    def forget_checkpoint(self, checkpoint_id: int) -> None:
+        """The files of a checkpoint are about to be removed; its row stays."""
+        ride_out(lambda: self._execute("forget_checkpoint", checkpoint_id=checkpoint_id))
+        failpoint("trainer.checkpoint_forgotten")
+
+    def _execute(self, name: str, **parameters: Any) -> None:
+        with self.transaction() as connection:
+            execute(connection, name, **parameters)
+
+    def close(self, outcome: str = "ended", *, patience_s: float | None = None) -> None:
+        """Give the lease back; a process that only joined leaves.
+
+        Args:
+            patience_s: for how long to wait for a database that is away; as others do by default.
+        """
+        if not self._closed.is_set():
+            self._closed.set()
+            self._listener.close()
+            if self._lease_s is not None:
+                self._keeper.join()
+                ride_out(
+                    lambda: self.database.run("end_attempt", attempt_id=self.attempt_id, outcome=outcome),
+                    limit_s=patience_s,
+                )
+
+    def __enter__(self) -> Attempt:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        # A database that is away was waited for already.
+        patience_s = 0.0 if isinstance(error, BufferUnavailableError) else None
+        try:
+            self.close("ended" if error is None else f"{type(error).__name__}: {error}", patience_s=patience_s)
+        except RftError:
+            if error is None:  # else it would hide what went wrong first
+                raise
+
+    def _fence(self, connection: Connection) -> None:
+        if not fetch(connection, "fence", run_id=self.run_id, attempt_id=self.attempt_id):
+            raise self.fenced()
+
+    def fenced(self) -> FencedError:
+        """The error of one that was replaced."""
+        return FencedError(
+            f"attempt {self.attempt_id} no longer holds the run {self._run['name']!r}: a newer attempt took it over",
+            todo="end this trainer; the newer one goes on from the last checkpoint",
+        )
+
+    def _keep_lease(self) -> None:
+        assert self._lease_s is not None
+        while not self._closed.wait(self._lease_s / 3):
+            try:
+                self.database.run("renew_attempt", attempt_id=self.attempt_id, lease_s=self._lease_s)
+            except (RftError, psycopg.Error):
+                continue  # the server restarts, its disk is full for a moment: the next renewal tries again
+
+
+def start_attempt(
+    connection: Connection, run: Row, attempt_id: int, checkpoint: Row | None, *, policy_changed: bool = False
+) -> None:
+    """Set the run to a new attempt's history: what that has not used can be drawn, what nobody works on can be claimed."""
+    run_id = run["run_id"]
+    execute(connection, "return_aged", run_id=run_id)
+    execute(connection, "return_draws", run_id=run_id, attempt_id=attempt_id)
+    if policy_changed:
+        execute(connection, "place_all", run_id=run_id)
+    start_step = checkpoint["trainer_step"] if checkpoint else 0
+    execute(connection, "bound_policy_steps", run_id=run_id, start_step=start_step)
+    execute(connection, "reopen_stale_groups", run_id=run_id)
+    if run["source_kind"]:
+        execute(connection, "restore_selection", run_id=run_id, attempt_id=attempt_id)
+    fetch(connection, "release_lost_claims", run_id=run_id)
+    execute(connection, "drop_lost_evaluations", run_id=run_id)
+
+
+def refuse_if_held(holder: Row, run: Row) -> None:
+    """Whether somebody still trains.
+
+    Raises:
+        FencedError: somebody does.
+    """
+    same_host = holder["host"] == socket.gethostname()
+    if not holder["alive"] or (same_host and not process_lives(holder["pid"])):
+        return
+    raise FencedError(
+        f"the run {run['name']!r} is being trained by process {holder['pid']} on {holder['host']}",
+        todo="stop that one first, or wait until its lease ends",
+    )

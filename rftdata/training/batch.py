@@ -1,0 +1,358 @@
+"""What a trainer draws: rows of a step and their token arrays, scattered into buffers that the caller owns.
+
+`SegmentReader` finds segments by id and gathers rows from memory-mapped record batches; the values go from the mapped
+file into the caller's array in one copy. Shapes: B experiences in slot order, T tokens of one experience.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from rftdata.errors import BufferUnavailableError, PurgedError, QueryError, SegmentCorruptError
+from rftdata.segments.base import ADDRESS_MAX_AGE_S, SegmentAddress, SegmentStore
+from rftdata.segments.codec import SCHEMA, SHAPE_SUFFIX, Array, ColumnReader, purged_rows
+
+if TYPE_CHECKING:
+    from rftdata.postgres.database import Database
+
+ROWS = pa.schema(
+    [
+        ("slot", pa.int32()), ("experience_id", pa.int64()), ("pair_id", pa.int64()), ("group_id", pa.int64()),
+        ("rollout_index", pa.int32()), ("turn_index", pa.int32()), ("reward", pa.float64()), ("staleness", pa.int32()),
+        ("importance_weight", pa.float64()), ("num_prompt_tokens", pa.int32()), ("num_response_tokens", pa.int32()),
+    ]
+)  # fmt: skip
+
+
+class SegmentReader:
+    """Reads rows of segments.
+
+    A segment's content changes in one way only: a purge writes it anew, elsewhere, with rows emptied. Its address may change at any
+    time: addresses, and the memory mapped at them, are used for at most `ADDRESS_MAX_AGE_S`, far less than old bytes stay, and where
+    an address no longer holds the segment, the database is asked for the new one.
+    """
+
+    def __init__(self, database: Database, store: SegmentStore) -> None:
+        self._database = database
+        self._store = store
+        self._batches: dict[int, pa.RecordBatch] = {}
+        self._purged: dict[int, frozenset[int]] = {}
+        self._columns: dict[tuple[int, str], ColumnReader | None] = {}
+        self._since = time.monotonic()
+        self._lock = threading.Lock()
+
+    def batches(self, segment_ids: Sequence[int]) -> dict[int, pa.RecordBatch]:
+        """Record batches by segment id.
+
+        Raises:
+            SegmentCorruptError: a segment is unknown or cannot be served; with the experiences it holds.
+            BufferUnavailableError: the folder of the segments cannot be read.
+        """
+        batches, damaged = self._load(segment_ids)
+        if damaged:
+            raise self.with_experiences(damaged)[0]
+        return batches
+
+    def damaged(self, segment_ids: Sequence[int]) -> list[SegmentCorruptError]:
+        """Read segments; what is wrong with those that cannot be served, with the experiences they hold.
+
+        Raises:
+            BufferUnavailableError: the folder of the segments cannot be read.
+        """
+        return self.with_experiences(self._load(segment_ids)[1])
+
+    def _load(self, segment_ids: Sequence[int]) -> tuple[dict[int, pa.RecordBatch], list[SegmentCorruptError]]:
+        with self._lock:
+            if len(self._batches) > 4096 or time.monotonic() - self._since > ADDRESS_MAX_AGE_S:
+                self._forget_all()
+            wanted = sorted(set(segment_ids) - set(self._batches))
+            damaged = []
+            addresses = self._addresses(wanted) if wanted else {}
+            for segment_id in wanted:
+                try:
+                    if segment_id not in addresses:
+                        raise SegmentCorruptError(
+                            f"segment {segment_id} is not in rft.segment", segment_id=segment_id,
+                            todo="`rft doctor` lists every affected experience",
+                        )  # fmt: skip
+                    batch = self._batches[segment_id] = self.read(addresses[segment_id])
+                    self._purged[segment_id] = purged_rows(batch)
+                except SegmentCorruptError as error:
+                    damaged.append(error)
+            return {i: self._batches[i] for i in segment_ids if i in self._batches}, damaged
+
+    def read(self, address: SegmentAddress) -> pa.RecordBatch:
+        """The batch at an address, or where it was moved to since the address was looked up.
+
+        Raises:
+            SegmentCorruptError, BufferUnavailableError: see `SegmentStore.read`.
+        """
+        while True:
+            try:
+                return self._store.read(address, verify=True)
+            except (SegmentCorruptError, BufferUnavailableError):
+                now = self._addresses([address.segment_id]).get(address.segment_id)
+                if now is None or now == address:
+                    raise
+                address = now
+
+    def with_experiences(self, errors: Sequence[SegmentCorruptError]) -> list[SegmentCorruptError]:
+        """The errors with the experiences that each segment holds."""
+        if not errors:
+            return []
+        rows = self._database.fetch("experiences_of_segments", segment_ids=[error.segment_id for error in errors])
+        experiences = {row["segment_id"]: row["experience_ids"] for row in rows}
+        return [error.naming(experiences.get(error.segment_id, [])) for error in errors]
+
+    def _addresses(self, segment_ids: Sequence[int]) -> dict[int, SegmentAddress]:
+        rows = self._database.fetch("segment_addresses", segment_ids=list(segment_ids))
+        return {row["segment_id"]: SegmentAddress(**row) for row in rows}
+
+    def _forget_all(self) -> None:
+        for known in (self._batches, self._purged, self._columns):
+            known.clear()
+        self._since = time.monotonic()
+
+    def forget(self) -> None:
+        """Look everything up again."""
+        with self._lock:
+            self._forget_all()
+
+    def purged(self, places: Sequence[tuple[int, int]]) -> list[int]:
+        """Which of some (segment id, row) places, by their index, were purged."""
+        return self._purged_among(self.batches([segment_id for segment_id, _ in places]), places)
+
+    def _purged_among(self, batches: dict[int, pa.RecordBatch], places: Sequence[tuple[int, int]]) -> list[int]:
+        with self._lock:
+            known = {i: self._purged[i] if i in self._purged else purged_rows(batch) for i, batch in batches.items()}
+        marked = {i: rows for i, rows in known.items() if rows}
+        if not marked:  # as nearly always
+            return []
+        return [i for i, (segment_id, row) in enumerate(places) if row in marked.get(segment_id, ())]
+
+    def take(self, places: Sequence[tuple[int, int]], columns: Sequence[str]) -> pa.Table:
+        """Rows at (segment id, row) places, in that order, as list columns; null where a row has no such array or was purged."""
+        batches = self.batches([segment_id for segment_id, _ in places])
+        purged = set(self._purged_among(batches, places))
+        arrays = {}
+        for column in columns:
+            types = {batch.schema.field(column).type for batch in batches.values() if column in batch.schema.names}
+            if column in SCHEMA.names and not types:
+                types = {SCHEMA.field(column).type}
+            if not types:
+                raise _no_such_array(column, batches.values())
+            kind = max(types, key=str)  # a large list where one of several is
+            pieces = [
+                _as_type(batches[segment_id].column(column).slice(row, 1), kind)
+                if column in batches[segment_id].schema.names and i not in purged
+                else pa.nulls(1, kind)
+                for i, (segment_id, row) in enumerate(places)
+            ]
+            arrays[column] = pa.chunked_array(pieces, type=kind).combine_chunks()
+        return pa.table(arrays) if columns else pa.table({})
+
+    def columns(self, segment_ids: Sequence[int], name: str, *, needed: bool = True) -> dict[int, ColumnReader | None]:
+        """One column of some segments; None for those without it.
+
+        Raises:
+            QueryError: none of them has it, though it is needed.
+        """
+        batches = self.batches(segment_ids)
+        with self._lock:
+            for segment_id, batch in batches.items():
+                if (segment_id, name) not in self._columns:
+                    found = ColumnReader(batch, name) if name in batch.schema.names else None
+                    self._columns[segment_id, name] = found
+            readers = {segment_id: self._columns[segment_id, name] for segment_id in batches}
+        if needed and readers and not any(readers.values()):
+            raise _no_such_array(name, batches.values())
+        return readers
+
+    def all_addresses(self) -> Iterator[tuple[SegmentAddress, int]]:
+        """Every segment with the number of rows it should have."""
+        for row in self._database.fetch("all_segments"):
+            num_rows = row.pop("num_rows")
+            yield SegmentAddress(**row), num_rows
+
+
+class Batch:
+    """The experiences drawn for one trainer step.
+
+    Attributes:
+        step: the trainer step, from 1.
+        rows: one row per experience in slot order, as in `ROWS`: slot, experience_id, pair_id (null unless pairs are drawn; the
+            chosen one comes first, the rejected one right after it), group_id, rollout_index, turn_index, reward (as it stood
+            when drawn, or at the run's label cut; null where none), staleness, importance_weight (1 unless sampling is
+            prioritised: what to multiply the experience's loss by), num_prompt_tokens, num_response_tokens.
+        short_reason: why the batch holds less than asked for; None when it is full.
+    """
+
+    def __init__(
+        self,
+        step: int,
+        rows: list[dict[str, Any]],
+        reader: SegmentReader,
+        columns: Sequence[str],
+        short_reason: str | None,
+    ) -> None:
+        self.step = step
+        self.short_reason = short_reason
+        self.columns = tuple(columns)
+        self._reader = reader
+        self._places = [(row.pop("segment_id"), row.pop("segment_row")) for row in rows]
+        self.rows = pa.Table.from_pylist(rows, schema=ROWS)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @property
+    def num_groups(self) -> int:
+        return len(set(self.rows["group_id"].to_pylist()))
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """T of each experience, [B]."""
+        return np.asarray(self.rows["num_prompt_tokens"], dtype=np.int64) + np.asarray(
+            self.rows["num_response_tokens"], dtype=np.int64
+        )
+
+    @property
+    def offsets(self) -> npt.NDArray[np.int64]:
+        """Where each experience begins in a packed column, [B + 1]."""
+        return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(self.lengths)])
+
+    def share(self, rank: int, world_size: int) -> Batch:
+        """What one of `world_size` data-parallel ranks trains on: whole groups, the tokens spread as evenly as groups allow.
+
+        Every rank comes to the same division by itself: the largest group goes to the rank with the fewest tokens so far (LPT,
+        Graham 1969, at most 4/3 of the best). Arrays are read when they are asked for, so each rank reads its own only. A rank's share
+        may be empty where there are fewer groups than ranks.
+
+        Raises:
+            QueryError: no such rank.
+        """
+        if not 0 <= rank < world_size:
+            raise QueryError("there is no such rank", value=rank, allowed=f"0 to {world_size - 1}")
+        tokens: dict[int, int] = {}
+        group_ids = self.rows["group_id"].to_pylist()
+        for group_id, length in zip(group_ids, self.lengths.tolist(), strict=True):
+            tokens[group_id] = tokens.get(group_id, 0) + length
+        loads = [0] * world_size
+        owner: dict[int, int] = {}
+        for group_id, count in sorted(tokens.items(), key=lambda item: -item[1]):
+            owner[group_id] = loads.index(min(loads))
+            loads[owner[group_id]] += count
+        mine = [place for place, group_id in enumerate(group_ids) if owner[group_id] == rank]
+        part = copy.copy(self)
+        part.rows = self.rows.take(pa.array(mine, pa.int64()))
+        part._places = [self._places[place] for place in mine]
+        return part
+
+    def packed(self, column: str, out: Array | None = None) -> Array:
+        """Values of all experiences one after the other, [sum of T]; written to `out` when given.
+
+        Rows without the array (one of their own kind, not a base column) are zero.
+        """
+        offsets, lengths = self.offsets, self.lengths
+        readers = self._readers(column)
+        if out is None:
+            out = np.empty(int(offsets[-1]), dtype=_dtype(column, readers))
+        ends = offsets.tolist()
+        for first, last in self._runs():
+            segment_id, row = self._places[first]
+            reader = readers[segment_id]
+            # Rows that lie side by side, as those of a group do, are copied together.
+            together = reader.together(row, lengths[first:last]) if reader else None
+            if together is not None:
+                out[ends[first] : ends[last]] = together
+                continue
+            for i in range(first, last):
+                values = self._values(column, i, reader, ends[i + 1] - ends[i])
+                out[ends[i] : ends[i + 1]] = 0 if values is None else values
+        return out
+
+    def padded(self, column: str, out: Array | None = None, *, fill: float = 0) -> Array:
+        """Values padded on the right, [B, longest T]; written to `out` ([B, at least that]) when given."""
+        lengths = self.lengths
+        readers = self._readers(column)
+        if out is None:
+            out = np.empty((len(self), int(lengths.max(initial=0))), dtype=_dtype(column, readers))
+        if len(out) < len(self):
+            raise QueryError("the memory to pad into has too few rows", value=len(out), allowed=f"at least {len(self)}")
+        for i, (padded, (segment_id, _), length) in enumerate(zip(out, self._places, lengths.tolist(), strict=False)):
+            values = self._values(column, i, readers[segment_id], length)
+            if values is None:
+                padded.fill(fill)
+            else:
+                padded[:length] = values
+                padded[length:] = fill
+        return out
+
+    def arrays(self, column: str) -> list[Array | None]:
+        """The array of each experience in its own shape, None where it has none.
+
+        Views of the mapped file, not copies: for use within an hour, after which the bytes of a purged row's segment are overwritten.
+        """
+        readers = self._readers(column)
+        found = ((readers[segment_id], row) for segment_id, row in self._places)
+        return [reader.row(row) if reader else None for reader, row in found]
+
+    def _readers(self, column: str) -> dict[int, ColumnReader | None]:
+        if column not in self.columns:
+            raise QueryError(
+                "the batch was drawn without this column",
+                value=column,
+                allowed=", ".join(self.columns),
+                todo="name it in draw(columns=…)",
+            )
+        for i in self._reader.purged(self._places):
+            raise PurgedError(
+                f"experience {self.rows['experience_id'][i].as_py()} was purged after step {self.step} drew it",
+                todo="give the batch back with attempt.release(batch) and draw again; `rft lineage` says by whom it was purged",
+            )
+        return self._reader.columns(sorted({segment_id for segment_id, _ in self._places}), column)
+
+    def _runs(self) -> Iterator[tuple[int, int]]:
+        """Where rows begin and end that follow each other in one segment."""
+        first = 0
+        for i in range(1, len(self._places) + 1):
+            segment_id, row = self._places[i - 1]
+            if i == len(self._places) or self._places[i] != (segment_id, row + 1):
+                yield first, i
+                first = i
+
+    def _values(self, column: str, place: int, reader: ColumnReader | None, length: int) -> Array | None:
+        """One value for each of `length` tokens, or None where the row has no such array."""
+        values = reader.flat(self._places[place][1]) if reader else None
+        if values is not None and len(values) != length:
+            raise QueryError(
+                f"the array {column!r} of experience {self.rows['experience_id'][place].as_py()} has not one value per token",
+                value=len(values),
+                allowed=str(length),
+                todo="read it with batch.arrays",
+            )
+        return values
+
+
+def _dtype(column: str, readers: dict[int, ColumnReader | None]) -> np.dtype[Any]:
+    if column in SCHEMA.names:
+        base: np.dtype[Any] = np.dtype(SCHEMA.field(column).type.value_type.to_pandas_dtype())
+        return base
+    return next(reader.dtype for reader in readers.values() if reader)
+
+
+def _as_type(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    return array if array.type == kind else array.cast(kind)
+
+
+def _no_such_array(name: str, batches: Iterable[pa.RecordBatch]) -> QueryError:
+    known = sorted({column for batch in batches for column in batch.schema.names if not column.endswith(SHAPE_SUFFIX)})
+    return QueryError("no such array", value=name, allowed=", ".join(known))

@@ -1,0 +1,124 @@
+"""Drawing: what a trainer step trains on, claimed and noted in one round trip, and given back where it was not used.
+
+One transaction draws and notes (`rft.draw_groups`, or `rft.draw_selected` for a stored selection); the arrays are looked at before the
+batch is handed out, so that a group whose arrays are damaged is dropped and another one drawn in its place.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from rftdata.errors import PurgedError, QueryError, SegmentCorruptError
+from rftdata.failpoints import failpoint
+from rftdata.postgres import notify
+from rftdata.postgres.database import Row, execute, one, send
+from rftdata.postgres.retry import ride_out
+from rftdata.training.batch import Batch, SegmentReader
+
+if TYPE_CHECKING:
+    from rftdata.training.attempt import Attempt
+
+
+class Drawing:
+    """The draws of one attempt; `Attempt.draw` and `Attempt.release` say what they do.
+
+    Args:
+        listener: woken when a group becomes ready.
+        run: its row.
+    """
+
+    def __init__(
+        self, attempt: Attempt, reader: SegmentReader, listener: notify.Listener, run: Row, max_refill: int
+    ) -> None:
+        self._attempt = attempt
+        self._keys = {"run_id": attempt.run_id, "attempt_id": attempt.attempt_id}
+        self._reader = reader
+        self._listener = listener
+        self._from_selection = bool(run["source_kind"])
+        self._max_refill = max_refill
+
+    def draw(
+        self, step: int, num_groups: int, columns: Sequence[str], *, share: tuple[int, int] | None, timeout_s: float | None,
+        stop: Callable[[], bool], waiting: Callable[[str | None], None],
+    ) -> Batch | None:  # fmt: skip
+        """See `Attempt.draw`."""
+        if "policy_spans" in columns:
+            raise QueryError(
+                "a batch has no such array", value="policy_spans", todo="read it with buffer.read_arrays(ids, ['policy_spans'])"
+            )  # fmt: skip
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not stop():
+            drawn, rows = ride_out(lambda: self._try_draw(step, num_groups))
+            if drawn["outcome"] == "drawn":
+                failpoint("trainer.drawn")
+                if self._from_selection:
+                    self._refuse_purged(step)
+                damaged = self._reader.damaged(sorted({row["segment_id"] for row in rows})) if columns else []
+                if damaged and self._from_selection:
+                    raise damaged[0]  # a stored selection is trained on as it is, or not at all
+                if damaged:
+                    self._drop_damaged(step, rows, damaged)
+                    continue
+                batch = Batch(step, rows, self._reader, columns, drawn["reason"])
+                return batch if share is None else batch.share(*share)
+            if deadline is not None and time.monotonic() > deadline:
+                return None
+            waiting(drawn["reason"])
+            self._listener.wait()
+        return None
+
+    def _try_draw(self, step: int, num_groups: int) -> tuple[Row, list[Row]]:
+        """What `rft.draw_groups` or `rft.draw_selected` says, and the rows drawn; one round trip and one transaction."""
+        with self._attempt.database.connection() as connection, connection.pipeline():
+            drawn = send(
+                connection, "draw_selected" if self._from_selection else "draw_groups", **self._keys, step=step, wanted=num_groups,
+                max_refill=self._max_refill,
+            )  # fmt: skip
+            rows = send(connection, "drawn_rows", **self._keys, step=step)
+        result = one(drawn)
+        if result["outcome"] == "fenced":
+            raise self._attempt.fenced()
+        return result, rows.fetchall()
+
+    def _refuse_purged(self, step: int) -> None:
+        """A stored selection is trained on whole; what was purged of it cannot be passed over silently."""
+        for row in self._attempt.database.fetch("purged_of_draw", **self._keys, step=step):
+            raise PurgedError(
+                f"experience {row['experience_id']} of the run's stored selection was purged: {row['reason']}",
+                todo="start a new run with the same sampling.source; this one cannot repeat its batches",
+            )
+
+    def _drop_damaged(self, step: int, rows: list[Row], damaged: Sequence[SegmentCorruptError]) -> None:
+        """Undo a draw and close its groups that lost arrays, so that the next try draws others."""
+        why = {error.segment_id: error.what for error in damaged}
+        lost = [row for row in rows if row["segment_id"] in why]
+        reasons = {row["group_id"]: why[row["segment_id"]] for row in lost}
+
+        def drop() -> None:
+            with self._attempt.transaction() as connection:
+                execute(connection, "release_draws", **self._keys, step=step)
+                execute(
+                    connection, "drop_damaged_groups", **self._keys, group_ids=list(reasons),
+                    reasons=list(reasons.values()), experience_ids=[row["experience_id"] for row in lost],
+                )  # fmt: skip
+                execute(connection, "reopen_stale_groups", **self._keys)
+
+        ride_out(drop)
+        notify.notify(self._attempt.database, notify.READY)
+
+    def release(self, batch: Batch) -> None:
+        """See `Attempt.release`."""
+        ride_out(lambda: self._release(batch.step))
+        notify.notify(self._attempt.database, notify.READY)
+
+    def _release(self, step: int) -> None:
+        with self._attempt.transaction() as connection:
+            if self._from_selection:
+                execute(connection, "release_selected", **self._keys, step=step)
+                execute(connection, "restore_selection", **self._keys)
+                return
+            execute(connection, "release_draws", **self._keys, step=step)
+            # Labels that came meanwhile took it for drawn.
+            execute(connection, "reopen_stale_groups", **self._keys)

@@ -1,0 +1,131 @@
+"""Going back to an earlier step of a run, and forking a new run from one (contract C3).
+
+The state of a run at trainer step N is: the checkpoint of N; every group planned while the policy stood at a step before N, less
+those that steps up to N drew; what selectors and task statistics had learned from these groups. Groups planned later stay stored
+and are marked as left, unless they are kept: then only the draws after N are undone. Labels are opinions of today and are never rolled back.
+
+Going back is itself an attempt, which ends at once: it fences whoever still holds the run, and the history of the next one leads
+through it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING, Any
+
+from psycopg.types.json import Jsonb
+
+from rftdata.errors import ConfigError
+from rftdata.pipeline.verdicts import ready_groups
+from rftdata.postgres import notify
+from rftdata.postgres.database import Connection, Row, execute, fetch
+from rftdata.training.attempt import refuse_if_held, start_attempt
+from rftdata.workers import mark_dead_workers
+from rftdata.writing.writer import NO_PIPELINE
+
+if TYPE_CHECKING:
+    from rftdata.postgres.database import Database
+
+
+def rewind(database: Database, run_id: int, step: int, *, keep_rollouts: bool = False) -> None:
+    """See `Buffer.rewind`."""
+    mark_dead_workers(database, run_id)
+    with database.transaction() as connection:
+        run = fetch(connection, "lock_run", run_id=run_id)[0]
+        parent = run["current_attempt_id"]
+        if parent is not None:
+            refuse_if_held(fetch(connection, "attempt_holder", attempt_id=parent)[0], run)
+        checkpoint = _checkpoint(connection, run, step)
+        attempt_id = _insert_ended_attempt(connection, run_id, parent, checkpoint, f"the run went back to step {step}")
+        if not keep_rollouts:
+            fetch(connection, "lock_groups_to_leave", run_id=run_id, step=step)
+            execute(connection, "leave_groups", run_id=run_id, step=step, attempt_id=attempt_id)
+            found = fetch(connection, "snapshot_from_step", run_id=run_id, step=step)
+            if found:
+                states = Jsonb(found[0]["states"])
+                execute(
+                    connection, "restore_selectors", run_id=run_id, snapshot_id=found[0]["snapshot_id"], states=states
+                )
+                execute(connection, "forget_selectors", run_id=run_id, states=states)
+            fetch(connection, "rebuild_task_stat", run_id=run_id)
+        execute(connection, "take_run", run_id=run_id, attempt_id=attempt_id)
+        start_attempt(connection, run, attempt_id, checkpoint)
+    notify.notify(database, notify.RUN)
+
+
+def fork(database: Database, parent: Row, new: dict[str, Any], step: int | None, *, keep_rollouts: bool = False) -> Row:
+    """See `Buffer.fork`; `new` are the parameters of the query `insert_run`."""
+    if parent["source_kind"]:
+        raise ConfigError(
+            f"the run {parent['name']!r} trains on a stored selection and cannot be forked",
+            todo="start a new run with the checkpoint as model.path and a selection of its own (sampling.source)",
+        )
+    with database.transaction() as connection:
+        if step is None:
+            step = _kept_steps(connection, parent)[-1]
+        checkpoint = _checkpoint(connection, parent, step)
+        execute(connection, "lock_run_names")
+        run = fetch(connection, "insert_run", **new)[0]
+        parent_id, run_id = parent["run_id"], run["run_id"]
+        outcome = f"forked from {parent['name']} at step {step}"
+        attempt_id = _insert_ended_attempt(connection, run_id, parent["current_attempt_id"], checkpoint, outcome)
+        execute(connection, "mark_fork", run_id=run_id, parent_run_id=parent_id)
+        found = [] if keep_rollouts else fetch(connection, "snapshot_from_step", run_id=parent_id, step=step)
+        snapshot = found[0] if found else {"snapshot_id": None, "states": None}
+        which: dict[str, Any] = {
+            "run_id": run_id, "parent_run_id": parent_id, "attempt_id": attempt_id, "step": step, "keep_rollouts": keep_rollouts,
+        }  # fmt: skip
+        states = None if snapshot["states"] is None else Jsonb(snapshot["states"])
+        execute(connection, "copy_selectors", run_id=run_id, parent_run_id=parent_id, states=states)
+        execute(connection, "copy_observations", snapshot_id=snapshot["snapshot_id"], **which)
+        fetch(connection, "rebuild_task_stat", run_id=run_id)
+        execute(connection, "take_run", run_id=run_id, attempt_id=attempt_id)
+        execute(connection, "copy_sampler", run_id=run_id, parent_run_id=parent_id)
+        copied = fetch(connection, "copy_groups", **which)
+        group_ids = [row["group_id"] for row in copied]
+        execute(connection, "copy_scores", group_ids=group_ids)
+        execute(connection, "copy_reviews", group_ids=group_ids)
+        direct = [
+            row["group_id"] for row in copied if run["pipeline_version"] == NO_PIPELINE and row["status"] == "ready"
+        ]
+        execute(
+            connection,
+            "seal_groups",
+            group_ids=[row["group_id"] for row in copied if row["group_id"] not in set(direct)],
+        )
+        ready_groups(connection, dict.fromkeys(direct, 0.0))
+        return run
+
+
+def _insert_ended_attempt(
+    connection: Connection, run_id: int, parent: int | None, checkpoint: Row | None, outcome: str
+) -> int:
+    row = fetch(
+        connection, "insert_attempt", run_id=run_id, parent_attempt_id=parent,
+        from_checkpoint_id=checkpoint["checkpoint_id"] if checkpoint else None, host=socket.gethostname(), pid=os.getpid(), lease_s=0.0,
+    )[0]  # fmt: skip
+    execute(connection, "end_attempt", attempt_id=row["attempt_id"], outcome=outcome)
+    return int(row["attempt_id"])
+
+
+def _checkpoint(connection: Connection, run: Row, step: int) -> Row | None:
+    """The checkpoint of a step on a run's history; None for step 0, the initial weights.
+
+    Raises:
+        ConfigError: it has none, or its files are gone.
+    """
+    if step == 0:
+        return None
+    found = fetch(connection, "checkpoint_at_step", attempt_id=run["current_attempt_id"], step=step)
+    if not found:
+        raise ConfigError(
+            f"the run {run['name']!r} has no checkpoint of step {step}", value=step,
+            allowed=", ".join(map(str, _kept_steps(connection, run))),
+            todo="take one of these; trainer.keep_checkpoints says how many a run keeps",
+        )  # fmt: skip
+    return found[0]
+
+
+def _kept_steps(connection: Connection, run: Row) -> list[int]:
+    return [0] + [row["trainer_step"] for row in fetch(connection, "kept_steps", attempt_id=run["current_attempt_id"])]

@@ -1,0 +1,239 @@
+"""How a trainer samples from the buffer: configuration, and what the database makes of it.
+
+A policy is one lane or several. A lane says which groups stand in it (all, those of a source, of a taskset, or those drawn
+before), in which order they are drawn, how often each may be, and its share of a batch; the words are those of Reverb (Cassirer et
+al. 2021, arXiv 2102.04736). The functions `rft.draw_groups` and `rft.place_items` carry it out, in the transaction of the draw, so
+one reader and many see the same. See docs/decisions/0014.
+
+Nothing here keeps state: the policy is rows of `rft.sampler` and `rft.sampler_lane`, what was drawn is `rft.draw`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import psycopg
+from pydantic import Field, model_validator
+
+from rftdata.config import Section
+from rftdata.errors import ConfigError
+from rftdata.postgres.database import Database, execute, fetch, limit_statements
+
+Order = Literal["fifo", "newest", "uniform", "prioritized", "rank"]
+Source = Literal["explorer", "human", "import", "synthesis", "replay"]
+
+
+class LaneConfig(Section):
+    """One source of a mixture; what it does not say is as in the section `sampling`."""
+
+    source: Source | None = Field(
+        None, description="Take groups of this source; replay: what was drawn as often as its own source allows."
+    )
+    taskset: str | None = Field(None, min_length=1, description="Take groups of this taskset.")
+    ratio: float = Field(gt=0, description="Share of a batch, relative to the other sources.")
+    order: Order | None = None
+    max_times_sampled: int | None = Field(None, ge=0, description="0: no limit.")
+    cooldown_steps: int | None = Field(None, ge=1)
+
+    @model_validator(mode="after")
+    def _takes_something(self) -> LaneConfig:
+        if (self.source is None) == (self.taskset is None):
+            raise ValueError("a source of a mixture has either a source or a taskset")
+        return self
+
+    @property
+    def name(self) -> str:
+        return self.source or f"taskset {self.taskset}"
+
+
+class PriorityConfig(Section):
+    """Prioritised sampling: Schaul et al. 2016, "Prioritized Experience Replay", arXiv 1511.05952."""
+
+    formula: str | None = Field(
+        None,
+        min_length=1,
+        description="Priority as an SQL expression over the columns of rft.formula_columns, evaluated when a group is written, "
+        "labelled and drawn; the pipeline's or trainer's priority by default.",
+    )
+    exponent: float = Field(
+        0.6,
+        ge=0,
+        le=10,
+        description="Weight = priority, or 1 / rank, to this power (α): 0 is uniform, 1 proportional.",
+    )
+    importance_exponent: float = Field(
+        0.4,
+        ge=0,
+        le=1,
+        description="Loss weight = (1 / probability) to this power (β), over the greatest of the batch.",
+    )
+
+
+class RateLimitConfig(Section):
+    """Reverb's rate limiter: a draw beyond `ratio` samples per insert waits. Samples and inserts are groups."""
+
+    ratio: float = Field(
+        gt=0, description="Groups drawn per group that became ready; explorers plan accordingly fewer."
+    )
+    min_size_to_sample: int = Field(1, ge=1, description="Groups that must have become ready before the first draw.")
+    error_buffer: float | None = Field(
+        None, gt=0, description="Samples by which the ratio may be exceeded; ratio · min_size_to_sample by default."
+    )
+
+    @model_validator(mode="after")
+    def _can_ever_sample(self) -> RateLimitConfig:
+        if self.error_buffer is not None and self.error_buffer < max(1.0, self.ratio):
+            raise ValueError(
+                f"an error_buffer ({self.error_buffer:g}) below max(1, ratio) = {max(1.0, self.ratio):g} stops every draw between "
+                "two inserts"
+            )
+        return self
+
+    @property
+    def tolerance(self) -> float:
+        return self.error_buffer or max(1.0, self.ratio * self.min_size_to_sample)
+
+
+class SourceConfig(Section):
+    """What a run trains on instead of groups of its own."""
+
+    sql: str = Field(
+        pattern=r"\S",
+        description="One SELECT of experience_id, or of pair_id; its result when the run is made is what the run trains on.",
+    )
+    pin_labels: bool = Field(
+        True,
+        description="Rewards count as they were when the run was made; false: as they stand when drawn, so batches may change.",
+    )
+
+
+class SamplingConfig(Section):
+    order: Order = Field(
+        "fifo",
+        description="Which ready groups are drawn first: the oldest, the newest, any with the same chance, by priority, or by rank of priority.",
+    )
+    max_staleness: int = Field(
+        4, ge=0, description="Oldest policy a drawn group may come from, in trainer steps; older groups age out."
+    )
+    max_times_sampled: int = Field(1, ge=0, description="How often one group may be drawn in one history; 0: no limit.")
+    cooldown_steps: int = Field(1, ge=1, description="Trainer steps from one draw of a group to its next, at least.")
+    priority: PriorityConfig = PriorityConfig()
+    samples_per_insert: RateLimitConfig | None = None
+    mixture: list[LaneConfig] = Field(
+        default_factory=list,
+        description="Sources and their shares of a batch, exact over time. What no source takes is not drawn.",
+    )
+    stratify: Literal["taskset"] | None = Field(
+        None, description="taskset: every taskset has the same share of a batch."
+    )
+    source: SourceConfig | None = Field(
+        None, description="Train on a stored selection, {sql: SELECT …}, instead of on groups sampled by this run."
+    )
+    epochs: int = Field(1, ge=1, le=32767, description="How often each row of the stored selection is trained on.")
+
+    @model_validator(mode="after")
+    def _epochs_are_of_a_selection(self) -> SamplingConfig:
+        if self.epochs > 1 and self.source is None:
+            raise ValueError("epochs counts passes over a stored selection; set sampling.source, or remove it")
+        return self
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> SamplingConfig:
+        if self.mixture and self.stratify:
+            raise ValueError("mixture and stratify both divide a batch: name the tasksets in the mixture instead")
+        names = [lane.name for lane in self.mixture]
+        doubled = sorted({name for name in names if names.count(name) > 1})
+        if doubled:
+            raise ValueError(f"the mixture names {', '.join(doubled)} more than once")
+        if names == ["replay"]:
+            raise ValueError("a mixture of replay alone draws nothing: only what was drawn before is replayed")
+        orders = {self.order, *(lane.order for lane in self.mixture)}
+        if self.priority != PriorityConfig() and not orders & {"prioritized", "rank"}:
+            raise ValueError("priority has no effect without order: prioritized or rank")
+        return self
+
+    def fresh_share(self) -> float:
+        """New groups that explorers supply per group drawn."""
+        supplied = [lane.ratio for lane in self.mixture if lane.source in (None, "explorer")]
+        share = sum(supplied) / sum(lane.ratio for lane in self.mixture) if self.mixture else 1.0
+        return share / (self.samples_per_insert.ratio if self.samples_per_insert else 1.0)
+
+    def policy(self, tasksets: Sequence[str] = (), formula: str | None = None) -> dict[str, Any]:
+        """The rows of `rft.sampler` and `rft.sampler_lane`.
+
+        Args:
+            tasksets: those of the run, for `stratify`.
+            formula: as `checked_formula` returned it.
+        """
+        limit = self.samples_per_insert
+        lanes = [self._lane(lane.name, lane) for lane in self.mixture]
+        if self.stratify:
+            lanes = [self._lane(f"taskset {name}", LaneConfig(taskset=name, ratio=1)) for name in tasksets]
+        return {
+            "max_staleness": min(self.max_staleness, 2**30),
+            "formula": formula,
+            "samples_per_insert": limit.ratio if limit else None,
+            "min_size_to_sample": limit.min_size_to_sample if limit else 0,
+            "error_buffer": limit.tolerance if limit else 0.0,
+            "fresh_share": self.fresh_share(),
+            "lanes": lanes or [self._lane("all", None)],
+        }
+
+    def _lane(self, name: str, lane: LaneConfig | None) -> dict[str, Any]:
+        def own(key: str) -> Any:
+            value = getattr(lane, key, None)
+            return getattr(self, key) if value is None else value
+
+        return {
+            "lane": name,
+            "source": lane.source if lane and lane.source != "replay" else None,
+            "taskset": lane.taskset if lane else None,
+            "replay": bool(lane and lane.source == "replay"),
+            "ratio": lane.ratio if lane else 1.0,
+            "sample_order": own("order"),
+            "max_times_sampled": own("max_times_sampled") or None,
+            "cooldown_steps": own("cooldown_steps"),
+            "priority_exponent": self.priority.exponent,
+            "importance_exponent": self.priority.importance_exponent,
+        }
+
+
+_FORMULA_S = 10.0
+
+
+def checked_formula(database: Database, formula: str | None) -> str | None:
+    """A priority formula as PostgreSQL prints it after parsing; nothing of it is executed, and nothing is kept.
+
+    It is parsed as the expression of a generated column of an empty temporary table, which PostgreSQL allows only where it is one
+    expression over the table's columns: no other tables, no subqueries, nothing that differs from one call to the next. What is
+    stored and run later is the printed parse tree, never the text itself.
+
+    Raises:
+        ConfigError: not such an expression, with what PostgreSQL said.
+    """
+    if formula is None:
+        return None
+    # On a new line: a comment must not swallow what follows. Binary: of the two protocols, the one that takes one statement only.
+    alter = f"ALTER TABLE formula_check ADD COLUMN result float8 GENERATED ALWAYS AS (({formula}\n)::float8) STORED"
+    with database.connection() as connection, connection.transaction(force_rollback=True):
+        execute(connection, "make_formula_table")
+        limit_statements(connection, _FORMULA_S)  # PostgreSQL computes the parts of it that are constant
+        known = [row["name"] for row in fetch(connection, "formula_table_columns")]
+        try:
+            connection.execute(alter, binary=True)
+        except psycopg.Error as error:
+            raise _formula_error(formula, known, error.diag.message_primary or str(error)) from error
+        columns = {row["name"]: row["expression"] for row in fetch(connection, "formula_table_columns")}
+        if list(columns) != [*known, "result"]:
+            raise _formula_error(formula, known, "it is more than one expression")
+        return str(columns["result"])
+
+
+def _formula_error(formula: str, columns: list[str], reason: str) -> ConfigError:
+    return ConfigError(
+        f"sampling.priority.formula is not an expression that can be computed for a group: {reason}",
+        value=formula,
+        allowed=f"arithmetic, functions and CASE over {', '.join(columns)}",
+        todo="correct it",
+    )

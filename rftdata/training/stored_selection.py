@@ -1,0 +1,205 @@
+"""A stored selection: the rows a run trains on, chosen by a query when the run is made, and never afterwards.
+
+`select` runs the query read-only and takes down what it found: ids, a label cut, and a hash over ids, checksums of the token
+arrays and rewards at that cut. `Buffer.create_run` stores it with the run; `verify` computes the hash again before an attempt
+starts. What was sampled cannot change, later labels lie behind the cut, so a run that is resumed trains on the same.
+
+The cut is a label id, and ids are given out before they are committed: a label with a lower id could appear later. So the cut
+is taken where none can be under way: under a lock that waits for whoever is labelling. The transaction's snapshot is taken
+there too, and the lock, which another connection holds, given back at once: the query and the rewards then see exactly the labels
+up to the cut, for as long as they take, while people go on labelling.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import psycopg.errors
+from psycopg.rows import tuple_row
+
+from rftdata.errors import ConflictError, QueryError, SelectionChangedError
+from rftdata.postgres.database import Connection, Row, execute, fetch, limit_statements, queries
+from rftdata.user_code.time_limits import lowered
+
+if TYPE_CHECKING:
+    from rftdata.postgres.database import Database
+
+KINDS = {"experience_id": "experience", "pair_id": "pair"}
+_FACTS = {"experience": "selected_experiences", "pair": "selected_pairs"}
+_TODO = "write one SELECT of experience_id (or pair_id), for example: select experience_id from rft.experience where reward = 1"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What a query selected.
+
+    Attributes:
+        sql: the query.
+        kind: `experience` or `pair`.
+        item_ids: ids of the experiences or pairs, ascending.
+        content_hash: SHA-256, hexadecimal, of what they are.
+        label_cut: newest label that counts; None where rewards are not pinned and not part of the hash.
+    """
+
+    sql: str
+    kind: str
+    item_ids: tuple[int, ...]
+    content_hash: str
+    label_cut: int | None
+
+
+def num_steps(num_rows: int, batch_size: int, epochs: int) -> int:
+    """Trainer steps a selection lasts: batches run on over the ends of epochs, and no row is twice in one."""
+    return -(-num_rows * epochs // min(batch_size, num_rows))
+
+
+@contextmanager
+def at_label_cut(database: Database, *, read_only: bool = True) -> Iterator[tuple[Connection, int]]:
+    """A transaction that sees the database at one moment, and the newest label of that moment: it sees all up to it, no other.
+
+    Raises:
+        ConflictError: somebody's labels stay uncommitted.
+    """
+    with database.transaction() as connection:
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        if read_only:
+            connection.execute("SET TRANSACTION READ ONLY")
+        # The snapshot is that of the first query below, not of BEGIN.
+        with database.transaction() as locker:
+            locker.execute("SET LOCAL lock_timeout = '30s'")
+            try:
+                execute(locker, "lock_labels")
+            except psycopg.errors.LockNotAvailable as error:
+                raise ConflictError(
+                    "somebody has changed rewards and not committed for 30 s, so which labels count cannot be said",
+                    todo="commit or end that transaction (select * from pg_stat_activity where state like 'idle in%'), then run it again",
+                ) from error
+            cut = fetch(connection, "label_cut")[0]["label_cut"]
+        yield connection, cut
+
+
+def select(database: Database, sql: str, *, pin_labels: bool = True) -> Selection:
+    """Run a query and take down what it selects.
+
+    Raises:
+        QueryError: it is no single read-only SELECT of exactly `experience_id` or `pair_id`, or what it returns is nothing,
+            NULL, twice the same, unknown, without token arrays, or a pair of answers to different prompts.
+        ConflictError: see `at_label_cut`.
+    """
+    with at_label_cut(database) as (connection, cut):
+        column, found = _run(connection, sql.strip().rstrip(";"))
+        item_ids = _checked_ids(column, found)
+        label_cut = cut if pin_labels else None
+        content_hash, problems = _hash(connection, KINDS[column], item_ids, label_cut)
+    if problems:
+        item, problem = problems[0]
+        raise QueryError(
+            f"{len(problems)} of the {len(item_ids)} rows that sampling.source selects cannot be trained on: "
+            f"{KINDS[column]} {item} {problem}",
+            todo="leave such rows out of the query",
+        )
+    return Selection(sql, KINDS[column], item_ids, content_hash, label_cut)
+
+
+def store(connection: Connection, run_id: int, selection: Selection, epochs: int) -> Row:
+    """Make a selection the queue of a new run; the run's row."""
+    row = fetch(
+        connection, "store_selection", run_id=run_id, sql=selection.sql, kind=selection.kind, num_rows=len(selection.item_ids),
+        content_hash=selection.content_hash, epochs=epochs, label_cut=selection.label_cut,
+    )[0]  # fmt: skip
+    execute(connection, "queue_selection", run_id=run_id, item_ids=list(selection.item_ids))
+    execute(connection, "analyze_worklist")
+    return row
+
+
+def verify(connection: Connection, run: Row) -> None:
+    """Check that what a run was told to train on is what it was; nothing to do for a run without a selection.
+
+    Raises:
+        SelectionChangedError: it is not; says what is gone, where rows are gone.
+    """
+    if run["source_kind"] is None:
+        return
+    rows = fetch(connection, "queued_selection", run_id=run["run_id"], kind=run["source_kind"])
+    item_ids = [row["item_id"] for row in rows]
+    content_hash, problems = _hash(connection, run["source_kind"], item_ids, run["label_cut"])
+    if content_hash == run["source_hash"]:
+        return
+    gone = f"; {run['source_kind']} {problems[0][0]} {problems[0][1]}" if problems else ""
+    raise SelectionChangedError(
+        f"the selection of the run {run['name']!r} is no longer what it was when the run was made: {len(item_ids)} of "
+        f"{run['source_rows']} rows, hash {content_hash[:12]} instead of {run['source_hash'][:12]}{gone}",
+        todo="start a new run with the same sampling.source; this one cannot repeat its batches",
+    )
+
+
+def _run(connection: Connection, sql: str) -> tuple[str, list[Any]]:
+    """The name of the query's only column, and its values."""
+    # Inside a subquery, because only a SELECT may stand there; on a line of its own, because the query may end in a comment;
+    # in binary, because that protocol takes one statement only.
+    wrapped = f"SELECT * FROM (\n{sql}\n) AS selected"
+    connection.execute("SET LOCAL search_path TO rft, public")  # as in `rft sql`
+    limit_s = lowered(math.inf)
+    if limit_s < math.inf:  # of `rft check`; a run waits for it
+        limit_statements(connection, limit_s)
+    try:
+        with connection.cursor(row_factory=tuple_row, binary=True) as cursor:
+            cursor.execute(wrapped.encode())
+            names = [column.name for column in cursor.description or []]
+            if len(names) != 1 or names[0] not in KINDS:
+                raise QueryError(
+                    "sampling.source must return one column", value=", ".join(names), allowed="experience_id, or pair_id", todo=_TODO
+                )  # fmt: skip
+            return names[0], [value for (value,) in cursor.fetchall()]
+    except psycopg.errors.ReadOnlySqlTransaction as error:
+        raise QueryError(
+            f"the query of sampling.source writes: {error.diag.message_primary}", value=sql, allowed="a query that only reads", todo=_TODO
+        ) from error  # fmt: skip
+    except psycopg.errors.QueryCanceled as error:
+        raise QueryError(
+            f"the query of sampling.source did not end within {limit_s:g} s", value=sql, todo="correct it, or start the run: it waits"
+        ) from error  # fmt: skip
+    except psycopg.OperationalError:
+        raise
+    except psycopg.DatabaseError as error:
+        raise QueryError(
+            f"the database refused the query of sampling.source: {error.diag.message_primary}", value=sql, todo=_TODO
+        ) from error  # fmt: skip
+
+
+def _checked_ids(column: str, values: Sequence[Any]) -> tuple[int, ...]:
+    if not values:
+        raise QueryError("sampling.source selects nothing, so there is nothing to train on", todo="widen its WHERE")
+    wrong = [value for value in values if type(value) is not int]
+    if wrong:
+        raise QueryError(
+            f"sampling.source returns a {column} that is no id", value=str(wrong[0]), allowed="whole numbers"
+        )
+    twice = [value for value, count in Counter(values).items() if count > 1]
+    if twice:
+        raise QueryError(
+            f"sampling.source returns {len(twice)} rows more than once; the first is {column} {min(twice)}",
+            todo="check its joins, or SELECT DISTINCT; to train on a row several times, set sampling.epochs",
+        )
+    return tuple(sorted(values))
+
+
+def _hash(
+    connection: Connection, kind: str, item_ids: Sequence[int], label_cut: int | None
+) -> tuple[str, list[tuple[int, str]]]:
+    """SHA-256 of a selection, and what is wrong with which item."""
+    digest = hashlib.sha256(kind.encode())
+    problems = []
+    with connection.cursor() as cursor:
+        for row in cursor.stream(queries()[_FACTS[kind]], {"item_ids": list(item_ids), "label_cut": label_cut}):
+            digest.update(b"\n" + row["line"].encode())
+            if row["problem"]:
+                problems.append((row["item_id"], row["problem"]))
+    return digest.hexdigest(), problems

@@ -1,0 +1,88 @@
+"""What a command prints where C code holds the interpreter's lock for good, so that no Python code can print anything.
+
+`rftdata.user_code.time_limits` keeps a sentence on the running call in a file, and `faulthandler` writes the stacks behind it and ends the process.
+A shell waits for the end of the command and prints the file where there are stacks in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from rftdata.user_code import time_limits
+
+# Standard input ends when the process does, however it ends. The sentence is a line of known length with stacks behind it; the report of a
+# process that could still print something (`rftdata.user_code.blocked`) takes the place of the file, and is another.
+_PRINT = """
+cat >/dev/null
+if [ -f "$1" ] && [ "$(wc -c <"$1")" -gt "$2" ] && [ "$(head -c "$2" "$1" | wc -l)" -eq 1 ]; then printf 'rft: ' >&2; sed '1s/ *$/./' "$1" >&2; fi
+"""
+
+
+@contextlib.contextmanager
+def printed() -> Iterator[None]:
+    """Within, print what holds the interpreter's lock for good."""
+    descriptor, name = tempfile.mkstemp(prefix="rft-stacks-")
+    os.close(descriptor)
+    path = Path(name)
+    try:
+        with written_to(path, is_printed=True, is_kept=False):
+            yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def written_to(path: Path, *, is_printed: bool, is_kept: bool = True) -> Iterator[None]:
+    """Within, write what holds the interpreter's lock for good to a file, and print it, too, with `is_printed`.
+
+    Args:
+        is_kept: whether the file stays where the process is ended so.
+    """
+    time_limits.report_stacks_to(path)
+    script = _PRINT if is_kept else f'{_PRINT}\nrm -f "$1"\n'
+    command = ["/bin/sh", "-c", script, "rft", str(path), str(time_limits.HEADER_BYTES)]
+    printer = _start(command) if is_printed else None
+    try:
+        yield
+    finally:
+        time_limits.report_stacks_to(None)
+        path.unlink(missing_ok=True)
+        if printer is not None:
+            _stop(printer)
+
+
+_printers: list[subprocess.Popen[bytes]] = []
+
+
+def _start(command: list[str]) -> subprocess.Popen[bytes]:
+    # A session of its own, so that it can be ended with what it started.
+    printer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+    _printers.append(printer)
+    return printer
+
+
+def _stop(printer: subprocess.Popen[bytes]) -> None:
+    """End a printer that has nothing to print, even where a child that C code forked holds its input open."""
+    _printers.remove(printer)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(printer.pid, signal.SIGKILL)
+    assert printer.stdin is not None
+    printer.stdin.close()
+    printer.wait()
+
+
+def _close_in_child() -> None:
+    """A forked child that outlives this process must not keep the printers from seeing its end."""
+    for printer in _printers:
+        assert printer.stdin is not None
+        printer.stdin.close()
+    _printers.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_child)

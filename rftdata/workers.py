@@ -1,0 +1,204 @@
+"""A live process in the buffer: its row, its heartbeat, what it says it does, and the claims it keeps alive."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+from rftdata.errors import BufferUnavailableError, RftError
+from rftdata.postgres import notify
+from rftdata.postgres.database import storable
+from rftdata.postgres.retry import ride_out
+from rftdata.user_code import blocked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from rftdata.postgres.database import Database, Row
+
+HEARTBEAT_S = 2.0
+# A shorter wait is part of the work.
+_WAITS_S = 4.0
+
+_FAILURES = (RftError, psycopg.Error)
+
+
+class Worker:
+    """Registers on entering, beats in a thread of its own, and notes on leaving whether it failed.
+
+    The workers that are left of a run, on any machine, go on with it: a new worker frees at once what processes that died on its
+    machine held, and every worker's heartbeat what lost workers anywhere hold.
+
+    Args:
+        database: the buffer's.
+        run_id: the run it works for.
+        role: explorer, pipeline, trainer, supervisor or replay.
+        lease_s: how long its claims stand without a heartbeat.
+        on_waiting: told with every heartbeat what it has been waiting for, once that takes a few seconds; called from another thread.
+    """
+
+    def __init__(
+        self, database: Database, run_id: int, role: str, *, lease_s: float = 60.0,
+        on_waiting: Callable[[str], None] | None = None,
+    ) -> None:  # fmt: skip
+        self._database = database
+        self._lease_s = lease_s
+        self._stopped = threading.Event()
+        self._state = "starting"
+        self._waiting_for: str | None = None
+        self._on_waiting = on_waiting
+        self._waits_since = time.monotonic()
+        self._heartbeat_error: str | None = None
+        self.run_id = run_id
+        self.role = role
+        self.progress: dict[str, Any] = {}
+        mark_dead_workers(database, run_id)
+        row = database.fetch("insert_worker", run_id=run_id, role=role, host=socket.gethostname(), pid=os.getpid())[0]
+        self.worker_id: int = row["worker_id"]
+        self._thread = threading.Thread(target=self._beat_often, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def says(self, state: str, waiting_for: str | None = None) -> None:
+        """What it does now, and what it waits for; visible in `rft status` with the next heartbeat."""
+        changed = (state, waiting_for) != (self._state, self._waiting_for)
+        self._state, self._waiting_for = state, waiting_for
+        if changed:
+            self._waits_since = time.monotonic()
+            with contextlib.suppress(*_FAILURES):
+                self._beat()  # only information: the work goes on, and the heartbeat says it later
+
+    def run_state(self) -> Row:
+        """The run's row as it stands."""
+        return self._database.fetch("run_state", run_id=self.run_id)[0]
+
+    def should_stop(self) -> bool:
+        """Whether the run was asked to stop or has ended."""
+        state = self.run_state()
+        return bool(state["stop_requested"]) or state["status"] in ("finished", "failed", "interrupted")
+
+    def stop(self, error: str | None = None, *, patience_s: float | None = None) -> None:
+        """Leave; claims it still holds go back to others.
+
+        Args:
+            patience_s: for how long to wait for a database that is away; as others do by default.
+        """
+        if self._stopped.is_set():
+            return
+        self._stopped.set()
+        self._thread.join()
+        ride_out(lambda: self._database.run("stop_worker", worker_id=self.worker_id, error=error), limit_s=patience_s)
+        ride_out(lambda: release_lost_claims(self._database, self.run_id), limit_s=patience_s)
+        notify.notify(self._database, notify.RUN)
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        try:
+            if isinstance(error, BufferUnavailableError):  # it was waited for already
+                self.stop(str(error), patience_s=0.0)
+            else:
+                self.stop(None if error is None else f"{type(error).__name__}: {error}")
+        except _FAILURES:
+            if error is None:
+                raise  # else what ended the work is worth more than that it could not be noted
+
+    def _beat_often(self) -> None:
+        looked_at = time.monotonic()
+        while not self._stopped.wait(HEARTBEAT_S):
+            try:
+                # What is ours first: after a pause longer than the lease it is still ours unless another worker took it.
+                self._database.run("renew_claims", worker_id=self.worker_id, run_id=self.run_id, lease_s=self._lease_s)
+                self._beat()
+                if time.monotonic() - looked_at >= self._lease_s / 4:
+                    release_lost_claims(self._database, self.run_id)
+                    looked_at = time.monotonic()
+                self._tell_waiting()
+            except _FAILURES as error:
+                # The server restarts, its disk is full, …: the lease is longer than that, and the thread must outlive it.
+                what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+                self._heartbeat_error = f"at {time.strftime('%H:%M:%S')}, {what}"
+
+    def _tell_waiting(self) -> None:
+        if self._on_waiting is None or self._waiting_for is None:
+            return
+        if time.monotonic() - self._waits_since >= _WAITS_S:
+            self._on_waiting(doing(self._state, self._waiting_for))
+
+    def _beat(self) -> None:
+        progress = dict(self.progress)
+        if self._heartbeat_error:
+            progress["last_heartbeat_error"] = self._heartbeat_error
+        self._database.run(
+            "heartbeat",
+            worker_id=self.worker_id,
+            state=self._state,
+            waiting_for=self._waiting_for,
+            progress=Jsonb(storable(progress)),
+        )
+
+
+def doing(state: str, waiting_for: str | None) -> str:
+    """What a worker does, in a few words."""
+    if not waiting_for:
+        return state
+    waits = f"waits for {waiting_for}"
+    return waits if state in ("waits", "waiting") else f"{state}: {waits}"
+
+
+def mark_dead_workers(database: Database, run_id: int) -> int:
+    """Note workers of this machine whose process is gone, and free what they held; how many."""
+    dead = 0
+    for row in database.fetch("live_workers", run_id=run_id):
+        if row["host"] == socket.gethostname() and not process_lives(row["pid"]):
+            dead += database.run("stop_worker", worker_id=row["worker_id"], error="the process is gone")
+    release_lost_claims(database, run_id)
+    return dead
+
+
+def note_blocked_workers(database: Database, run_id: int, run_folder: Path) -> None:
+    """Note what processes of this machine reported that were blocked and are gone, and that nobody watched.
+
+    Called before this process reports to the folder: a container starts each of its processes under the same number.
+    """
+    for host, pid in blocked.reports(run_folder):
+        if host != socket.gethostname() or (pid != os.getpid() and process_lives(pid)):
+            continue
+        report = blocked.read_report(run_folder, pid)
+        if report is not None:
+            text = storable("\n".join(report))
+            database.run("end_worker_of_process", run_id=run_id, host=host, pid=pid, error=text, crashed=True)
+
+
+def release_lost_claims(database: Database, run_id: int) -> int:
+    """Give back the claims of workers that left or fell silent for longer than their lease; how many."""
+    released = int(database.fetch("release_lost_claims", run_id=run_id)[0]["released"])
+    if released:
+        notify.notify(database, notify.PLANNED, notify.SEALED, notify.RUN)
+    return released
+
+
+def process_lives(pid: int) -> bool:
+    """Whether a process of this machine runs (a zombie does not)."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except (FileNotFoundError, ProcessLookupError):  # the second: it ended between opening and reading
+        if os.path.isdir("/proc/self"):
+            return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

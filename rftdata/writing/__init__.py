@@ -1,0 +1,1 @@
+"""Writing groups: arrays and rows in one commit."""

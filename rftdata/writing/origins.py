@@ -1,0 +1,75 @@
+"""Where imported groups and experiences come from: written with them, in the writer's transaction.
+
+A group is imported into a run once: `rft.group_origin` has one row per run, origin buffer and origin group. Labels come with their
+experiences; whoever imports gives them batch ids of this buffer.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rftdata.postgres.database import Connection, copy_rows, jsonb_bytes, storable
+
+if TYPE_CHECKING:
+    from rftdata.experience import GroupOrigin
+    from rftdata.experience import Sequence as Experience
+
+_GROUP = (
+    ("group_id", "int8"), ("run_id", "int8"), ("buffer_id", "uuid"), ("origin_run_id", "int8"), ("origin_run", "text"),
+    ("origin_group_id", "int8"), ("explore_step", "int4"), ("group_size", "int4"),
+)  # fmt: skip
+_EXPERIENCE = (
+    ("experience_id", "int8"), ("origin_experience_id", "int8"), ("origin_parent_id", "int8"), ("source", "text"), ("policy_version_min", "int8"),
+    ("policy_version_max", "int8"), ("policy_step", "int4"), ("sampled_at", "timestamptz"), ("earlier", "bytea"),
+)  # fmt: skip
+_LABEL = (
+    ("experience_id", "int8"), ("field", "text"), ("old_value", "float8"), ("new_value", "float8"), ("author", "text"),
+    ("session_user_name", "text"), ("source", "text"), ("reason", "text"), ("label_batch_id", "int8"), ("final", "bool"),
+    ("labelled_at", "timestamptz"),
+)  # fmt: skip
+
+
+def new_ids(experiences: Sequence[tuple[int, Experience]]) -> dict[int, int]:
+    """Ids here by ids at the origin, of imported experiences of one write."""
+    return {e.origin.origin_experience_id: i for i, e in experiences if e.origin is not None}
+
+
+def store(
+    connection: Connection, run_id: int, groups: Sequence[tuple[int, GroupOrigin]], experiences: Sequence[tuple[int, Experience]]
+) -> None:  # fmt: skip
+    """Write the origins of groups and of their experiences, and the labels that these bring; times are aware of their zone.
+
+    Args:
+        groups: ids here, and where the groups come from.
+        experiences: ids here; those without an origin are passed over.
+    """
+    if not groups:
+        return
+    copy_rows(
+        connection, "rft.group_origin", _GROUP,
+        (
+            (i, run_id, uuid.UUID(o.buffer_id), o.origin_run_id, storable(o.origin_run), o.origin_group_id, o.explore_step, o.group_size)
+            for i, o in groups
+        ),
+    )  # fmt: skip
+    found = [(i, e.origin) for i, e in experiences if e.origin is not None]
+    copy_rows(
+        connection, "rft.experience_origin", _EXPERIENCE,
+        (
+            (i, o.origin_experience_id, o.origin_parent_id, o.source, o.policy_version_min, o.policy_version_max, o.policy_step, o.sampled_at,
+             jsonb_bytes(o.earlier))
+            for i, o in found
+        ),
+    )  # fmt: skip
+    labels = [(i, label) for i, o in found for label in o.labels]
+    if labels:
+        copy_rows(
+            connection, "rft.label", _LABEL,
+            (
+                (i, "reward", n.old_value, n.new_value, storable(n.author), storable(n.session_user_name), n.source,
+                 storable(n.reason), n.label_batch_id, n.final, n.labelled_at)
+                for i, n in labels
+            ),
+        )  # fmt: skip

@@ -1,0 +1,342 @@
+"""Writing sealed groups: arrays to a segment and every row in one transaction, which commits once the arrays are durable.
+
+A write batch carries a receipt made before its first try, so a retry after a lost answer inserts nothing. Groups that an
+explorer claimed are written under their claim token: a writer whose claim passed to somebody else gets `FencedError` and
+nothing of its batch is stored. Ids are taken from the sequences first, so that rows travel by binary COPY while a helper thread
+encodes the arrays, writes and flushes them: the two take about as long.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+from rftdata.errors import BufferUnavailableError, ConflictError, FencedError, RftError, SegmentFileClosedError
+from rftdata.experience import Group, Sequence, is_complete, successes_and_trials, validate
+from rftdata.failpoints import failpoint
+from rftdata.postgres import notify
+from rftdata.postgres.binary_copy import EXPERIENCE_COLUMNS, ROLLOUT_COLUMNS, copy_bytes, experience_row, rollout_row
+from rftdata.postgres.database import Connection, Cursor, Row, one, send, storable
+from rftdata.segments.base import Appended, SegmentStore
+from rftdata.segments.codec import encode
+from rftdata.writing import origins
+
+if TYPE_CHECKING:
+    from rftdata.postgres.database import Database
+
+# The pipeline version of runs without stages: a complete group is drawable as soon as it is written.
+NO_PIPELINE = "none"
+_RETRIES = 5
+_RETRY_AFTER_S = 0.5
+
+
+@dataclass
+class _Request:
+    """Groups that one caller wants stored together, and where the answer goes."""
+
+    groups: tuple[Group, ...]
+    receipt: uuid.UUID | None = None
+    answer: Future[list[int]] = field(default_factory=Future)
+
+    @property
+    def sequences(self) -> Iterator[Sequence]:
+        return (sequence for group in self.groups for rollout in group.rollouts for sequence in rollout.sequences)
+
+    def size(self) -> tuple[int, int]:
+        """Experiences and about how many bytes."""
+        sizes = [
+            9 * len(s.token_ids) + len(s.prompt) + len(s.response) + sum(a.nbytes for a in s.arrays.values())
+            for s in self.sequences
+        ]
+        return len(sizes), sum(sizes)
+
+
+@dataclass
+class _Ids:
+    """What the database gave to a batch: kept over retries, so that a lost answer is known from the try before; empty where an earlier
+    caller stored it."""
+
+    groups: dict[int, int] = field(default_factory=dict)
+
+
+class Writer:
+    """Writes groups of one run; threads may share it.
+
+    One thread of its own stores what callers hand in. What comes while it works is stored together by the next transaction
+    (group commit), so many callers cost few flushes and a single one waits for nobody.
+
+    Args:
+        max_rows, max_bytes: a transaction takes no further request beyond this many experiences or bytes.
+        linger_ms: how long to wait for more before a smaller batch is stored.
+    """
+
+    def __init__(
+        self, database: Database, store: SegmentStore, run_id: int, *, max_rows: int = 2048, max_bytes: int = 128 * 2**20,
+        linger_ms: float = 0.0,
+    ) -> None:  # fmt: skip
+        self._database = database
+        self._appender = store.appender()
+        self._helper = ThreadPoolExecutor(1, thread_name_prefix="writer-arrays")
+        self._max_rows, self._max_bytes, self._linger_s = max_rows, max_bytes, linger_ms / 1000
+        self._requests: queue.Queue[_Request | None] = queue.Queue()
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self.run_id = run_id
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Store what was handed in, then stop."""
+        with self._lock:
+            self._closed.set()
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            self._requests.put(None)
+            thread.join()
+        self._helper.shutdown()
+        self._appender.close()
+
+    def insert(self, *groups: Group, receipt: uuid.UUID | None = None) -> list[int]:
+        """Store whole groups; returns their ids once rows and arrays are durable.
+
+        Args:
+            receipt: of the caller's own making, for groups that somebody may have stored before: a receipt counts once, and where it
+                is known nothing is stored and the list is empty. These groups get a transaction of their own.
+
+        Raises:
+            FencedError: a group's claim passed to another worker; nothing was stored.
+            DiskFullError: no room; nothing was stored.
+            RftError: rows that cannot be stored (lengths that do not match, a reward that is not a finite number).
+        """
+        return self.submit(*groups, receipt=receipt).result()
+
+    def submit(self, *groups: Group, receipt: uuid.UUID | None = None) -> Future[list[int]]:
+        """Hand groups in without waiting; the future has what `insert` returns or raises.
+
+        Raises:
+            RftError: rows that cannot be stored; or the writer is closed.
+        """
+        validate(groups)
+        request = _Request(groups, receipt)
+        with self._lock:
+            if self._closed.is_set():
+                raise RftError("the writer is closed", todo="make a new one: buffer.writer(run)")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="writer", daemon=True)
+                self._thread.start()
+            self._requests.put(request)
+        return request.answer
+
+    def _work(self) -> None:
+        early: _Request | None = None
+        while (first := early or self._requests.get()) is not None:
+            requests, early = self._gather(first)
+            try:
+                self._answer(requests)
+            except BaseException as error:  # noqa: BLE001 - whatever it is belongs to those who wait
+                for request in requests:
+                    if not request.answer.done():
+                        request.answer.set_exception(error)
+
+    def _gather(self, first: _Request) -> tuple[list[_Request], _Request | None]:
+        """The first request and those that go with it; and one that was taken too early, whose turn is next."""
+        requests, (rows, num_bytes) = [first], first.size()
+        deadline = time.monotonic() + self._linger_s
+        while first.receipt is None and rows < self._max_rows and num_bytes < self._max_bytes:
+            try:
+                more = self._requests.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                break
+            if more is None:
+                self._requests.put(None)  # the end; seen again after this batch
+                break
+            if more.receipt is not None:
+                return requests, more  # by itself; put back it would stand behind the end
+            requests.append(more)
+            rows, num_bytes = (total + part for total, part in zip((rows, num_bytes), more.size(), strict=True))
+        return requests, None
+
+    def _answer(self, requests: list[_Request]) -> None:
+        try:
+            found = self._store(requests)
+        except RftError:
+            if len(requests) == 1:
+                raise
+            # One of them is to blame (a lost claim, say): each is answered by itself.
+            for request in requests:
+                try:
+                    request.answer.set_result(self._store([request])[0])
+                except RftError as error:
+                    request.answer.set_exception(error)
+            return
+        for request, ids in zip(requests, found, strict=True):
+            request.answer.set_result(ids)
+
+    def _store(self, requests: list[_Request]) -> list[list[int]]:
+        """Store requests in one transaction; the group ids of each."""
+        groups = [group for request in requests for group in request.groups]
+        sequences = [sequence for request in requests for sequence in request.sequences]
+        ids = self._write_once(groups, sequences, requests[0].receipt or uuid.uuid4())
+        if not ids:
+            return [[] for _ in requests]
+        failpoint("writer.committed")
+        self._helper.submit(notify.notify, self._database, notify.SEALED, notify.READY)
+        places = iter(ids)
+        return [[next(places) for _ in request.groups] for request in requests]
+
+    def _store_arrays(self, sequences: list[Sequence]) -> Appended:
+        """Encode and make durable, while the rows travel."""
+        appended = self._appender.append(encode(sequences))
+        failpoint("writer.appended")
+        self._appender.sync()
+        return appended
+
+    def _write_once(self, groups: list[Group], sequences: list[Sequence], receipt: uuid.UUID) -> list[int]:
+        """Write under one receipt, again and again while the database cannot be reached; no ids where it was known before."""
+        given = _Ids()
+        arrays = self._helper.submit(self._store_arrays, sequences) if sequences else None
+        try:
+            for last_try in [False] * _RETRIES + [True]:
+                try:
+                    with self._database.transaction() as connection:
+                        self._write(connection, groups, arrays, receipt, given)
+                    break
+                except SegmentFileClosedError:
+                    if last_try:
+                        raise
+                    # Silent for so long that somebody on another host took this writer for dead: the arrays go to a new file.
+                    self._appender.roll()
+                    arrays = self._helper.submit(self._store_arrays, sequences)
+                except (BufferUnavailableError, ConflictError):
+                    # Arrays that could not be made durable stay so: a flush that failed must not be tried again.
+                    no_arrays = arrays is not None and arrays.done() and arrays.exception() is not None
+                    if no_arrays or last_try or self._closed.wait(_RETRY_AFTER_S):
+                        raise
+        finally:
+            if arrays is not None:
+                wait([arrays])  # whatever became of the rows: the next batch appends after this one
+        return [given.groups[id(group)] for group in groups] if given.groups else []
+
+    def _write(
+        self,
+        connection: Connection,
+        groups: list[Group],
+        arrays: Future[Appended] | None,
+        receipt: uuid.UUID,
+        given: _Ids,
+    ) -> None:
+        rollouts = [(group, rollout) for group in groups for rollout in group.rollouts]
+        experiences = [(g, r, turn, s) for g, r in rollouts for turn, s in enumerate(r.sequences)]
+        unplanned = [group for group in groups if group.group_id is None]
+        claimed = [group for group in groups if group.group_id is not None]
+        with connection.pipeline():  # one round trip
+            send(connection, "plan_by_index")
+            # Before anything else: while an earlier try of this batch is still being committed, this waits for its end.
+            new = send(
+                connection, "insert_receipt", receipt=receipt, run_id=self.run_id, num_groups=len(groups),
+                num_experiences=len(experiences),
+            )  # fmt: skip
+            run = send(connection, "pipeline_of_run", run_id=self.run_id)
+            held = send(
+                connection, "lock_claimed_groups", group_ids=[g.group_id for g in claimed],
+                claim_tokens=[g.claim_token for g in claimed],
+            ) if claimed else None  # fmt: skip
+            reserved = send(
+                connection, "reserve_ids", groups=len(unplanned), rollouts=len(rollouts), experiences=len(experiences)
+            )
+        if not new.rowcount:
+            raise psycopg.Rollback  # the answer of an earlier try was lost: what that one was given is what it stored
+        if held is not None:
+            _check_held(claimed, held.fetchall())
+        ids = one(reserved)
+        given.groups = {id(g): int(g.group_id or 0) for g in claimed}
+        given.groups |= {id(g): group_id for g, group_id in zip(unplanned, ids["groups"], strict=True)}
+        rollout_ids = {id(rollout): i for (_, rollout), i in zip(rollouts, ids["rollouts"], strict=True)}
+        copy_bytes(
+            connection, "rft.rollout", ROLLOUT_COLUMNS,
+            (rollout_row(rollout_ids[id(r)], given.groups[id(g)], r) for g, r in rollouts),
+        )  # fmt: skip
+        numbered = [(i, s) for i, (_, _, _, s) in zip(ids["experiences"], experiences, strict=True)]
+        parents = origins.new_ids(numbered)
+        copy_bytes(
+            connection, "rft.experience", EXPERIENCE_COLUMNS,
+            (
+                experience_row(i, self.run_id, given.groups[id(g)], rollout_ids[id(r)], ids["segment"], row, g.source, turn, s, parents)
+                for row, (i, (g, r, turn, s)) in enumerate(zip(ids["experiences"], experiences, strict=True))
+            ),
+        )  # fmt: skip
+        origins.store(connection, self.run_id, [(given.groups[id(g)], g.origin) for g in groups if g.origin], numbered)
+        with connection.pipeline():
+            if unplanned:
+                self._adopt(connection, unplanned, ids["groups"])
+            self._seal(connection, groups, given, direct=one(run)["pipeline_version"] == NO_PIPELINE)
+        appended = arrays.result() if arrays is not None else None  # nothing commits before they are durable
+        failpoint("writer.synced")
+        if appended and not self._insert_segment(connection, appended, ids["segment"]).rowcount:
+            raise SegmentFileClosedError(
+                f"the segment file {appended.uri} was closed before this writer committed to it",
+                todo="write again: the arrays go to a new file",
+            )
+
+    def _seal(self, connection: Connection, groups: list[Group], given: _Ids, *, direct: bool) -> None:
+        """No more facts: the groups go to the pipeline, or where there is none and nothing is missing, to the trainer."""
+        group_ids = [given.groups[id(group)] for group in groups]
+        # What a stage wrote on a task says nothing about how well the policy does on it.
+        tried = [group for group in groups if group.source != "synthesis"]
+        seen = [successes_and_trials(group) for group in tried]
+        ready = [i for i, group in zip(group_ids, groups, strict=True) if direct and is_complete(group)]
+        sealed = sorted(set(group_ids) - set(ready))
+        send(
+            connection, "observe_groups", group_ids=[given.groups[id(group)] for group in tried],
+            successes=[float(s) for s, _ in seen], trials=[t for _, t in seen],
+        )  # fmt: skip
+        if sealed:
+            send(connection, "seal_groups", group_ids=sealed)
+        if ready:
+            send(connection, "ready_groups", group_ids=ready, priorities=[0.0] * len(ready))
+
+    def _adopt(self, connection: Connection, groups: list[Group], group_ids: list[int]) -> None:
+        # Whoever makes groups gives them ordinals; the others of the run wait for that until we have committed. So the rows have travelled,
+        # and the arrays are on their way to the disk.
+        send(connection, "allow_hash_joins")
+        send(connection, "wait_for_plan_lock", run_id=self.run_id)
+        send(
+            connection, "adopt_groups", run_id=self.run_id, group_ids=group_ids, tasksets=[storable(g.taskset) for g in groups],
+            task_keys=[storable(g.task_key) for g in groups], payloads=[Jsonb(storable(g.payload)) for g in groups],
+            sizes=[len(g.rollouts) for g in groups], sources=[g.source for g in groups],
+        )  # fmt: skip
+
+    def _insert_segment(self, connection: Connection, appended: Appended, segment_id: int) -> Cursor:
+        return send(
+            connection, "insert_segment", segment_id=segment_id, uri=appended.uri, offset_bytes=appended.offset_bytes,
+            length_bytes=appended.length_bytes, num_rows=appended.num_rows, checksum=appended.checksum,
+        )  # fmt: skip
+
+
+def _check_held(groups: list[Group], rows: list[Row]) -> None:
+    sizes = {row["group_id"]: row["group_size"] for row in rows}
+    for group in groups:
+        if group.group_id not in sizes:
+            raise FencedError(
+                f"group {group.group_id} is no longer held by this worker",
+                todo="drop the result: another worker does the group again",
+            )
+        if len(group.rollouts) != sizes[group.group_id]:
+            raise RftError(
+                f"group {group.group_id} is written with another number of rollouts than planned", value=len(group.rollouts),
+                allowed=str(sizes[group.group_id]), todo="record those that failed with their outcome",
+            )  # fmt: skip
