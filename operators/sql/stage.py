@@ -33,9 +33,9 @@ import pyarrow.compute as pc
 from pydantic import Field, field_validator
 
 from operators.base import IDENTITY_COLUMNS, Operator, StageConfig, StageContext, StageOutcome
+from operators.sql import reference_files
 from operators.sql.query_shape import refuse_changing, shape
 from operators.sql.sandbox import message, open_sandbox, quoted, registered
-from operators.sql import reference_files
 from rftdata.errors import ConfigError, OperatorError
 from rftdata.user_code.time_limits import interruptible
 
