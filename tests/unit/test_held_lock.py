@@ -12,7 +12,7 @@ import pytest
 SCRIPT = """
 import ctypes, os, re, sys, time
 from rftcore import held_lock
-from rftdata import time_limits
+from rftdata.user_code import time_limits
 
 time_limits.GRACE_S = time_limits._SLACK_S = 0.2
 fork = os.fork if sys.argv[1] == "fork" else ctypes.CDLL(None).fork
