@@ -8,8 +8,10 @@ from typing import Any
 
 from rftcore.explorer.reward_processes import RewardProcesses
 from rftcore.explorer.reward_value import checked_value
-from rftcore.rewards import DEFAULT_TIMEOUT_S, load_rewards
+from rftcore.rewards import load_rewards
 from rftcore.workflows.task import Score, Task, Turn
+
+DEFAULT_TIMEOUT_S = 60.0
 
 
 class Scorer:
@@ -75,6 +77,3 @@ def _runs_here(function: Any) -> bool:
     call = getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__ is an async function, too
     asynchronous = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
     return asynchronous or bool(getattr(function, "runs_in_explorer", False))
-
-
-DEFAULT_TIMEOUT_S = 60.0
