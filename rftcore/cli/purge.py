@@ -46,7 +46,7 @@ def purge(
     """Remove texts and arrays of experiences for good; ids, counts, rewards and lineage stay, and a line that says who and why.
 
     No query, batch or export sees them from then on, and their groups are never drawn again. The bytes of the arrays are
-    overwritten an hour later, when no reader can hold them, by the next rft purge or rft db retention; --now does not wait.
+    overwritten an hour later, when no reader can hold them, by the next rft purge or rft retention; --now does not wait.
     Back-ups and the write-ahead log keep what they have until they are replaced.
     """
     from rftcore.cli.output import print_json

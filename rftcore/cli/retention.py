@@ -1,4 +1,4 @@
-"""`rft db retention`: purge what has been kept long enough."""
+"""`rft retention`: purge what has been kept long enough."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def retention(
     from rftdata.maintenance import retention as rules
 
     given = {"max_age_days": max_age_days, "max_experiences": max_experiences, "max_bytes": max_bytes}
-    with opened(buffer, "rft db", schema="check" if dry_run else "migrate") as found:
+    with opened(buffer, "rft retention", schema="check" if dry_run else "migrate") as found:
         wanted = _rules(found, config, {k: v for k, v in given.items() if v is not None}, taskset, labelled_too)
         if dry_run:
             done, erased = rules.apply(found, wanted, author=author(), dry_run=True), None

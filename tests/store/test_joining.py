@@ -87,7 +87,7 @@ def test_a_role_started_by_hand_makes_no_run_beside_one_that_has_finished(
     assert run_command([verb, str(tmp_path / "run.yaml"), *named]) == 2
     said = capsys.readouterr().err
     assert "the run 'exp' has finished its 1 step:" in said and "rft run CONFIG --resume exp --set steps=2" in said
-    assert ("--replay" in said) == (verb == "process")
+    assert ("rft pipeline replay CONFIG" in said) == (verb == "process")
     assert runs(buffer) == ["exp"]
 
 

@@ -17,7 +17,7 @@ from rftdata.errors import BufferUnavailableError, QueryError, SchemaVersionErro
 from rftdata.postgres.database import Database, newest_version, schema_version
 from rftdata.postgres.embedded import EmbeddedServer
 from tests.models import make_tiny_model
-from tests.store.test_process_verb import CONFIG
+from tests.store.test_pipeline_verbs import CONFIG
 from tests.store_roles import own_group
 
 Said = Callable[..., tuple[int, str, str]]
@@ -164,9 +164,9 @@ READING = [
     ["label", "queue"],
     ["pairs", "export", "x.jsonl"],
     ["pairs", "build", "--dry-run"],
-    ["process", "--versions"],
+    ["pipeline", "versions"],
     ["purge", "--where", "true", "--reason", "test", "--dry-run"],
-    ["db", "retention", "--max-experiences", "1", "--dry-run"],
+    ["retention", "--max-experiences", "1", "--dry-run"],
 ]
 
 
@@ -181,7 +181,7 @@ def test_a_command_that_reads_refuses_an_older_schema_and_leaves_it(
     assert schema_version(old.database) == "0001"
 
 
-@pytest.mark.parametrize("arguments", [["process", "--preview", "1"], ["check", "--deep"]], ids=" ".join)
+@pytest.mark.parametrize("arguments", [["pipeline", "preview"], ["check", "--deep"]], ids=" ".join)
 def test_looking_at_a_configuration_refuses_an_older_schema_and_leaves_it(
     old: Buffer, rft: Said, tmp_path: Path, arguments: list[str]
 ) -> None:
@@ -190,8 +190,7 @@ def test_looking_at_a_configuration_refuses_an_older_schema_and_leaves_it(
     places = {"uri": old.config.uri, "segments": old.config.segments, "stages": "[{drop_truncated: {}}]"}
     config = (CONFIG % places).replace("none.jsonl", "tasks.jsonl").replace("path: tiny", "path: ./tiny")
     (tmp_path / "config.yaml").write_text(config.replace("engine: none", "engine: transformers, reward: exact_match"))
-    verb, *options = arguments
-    code, _, err = rft(verb, str(tmp_path / "config.yaml"), *options)
+    code, _, err = rft(*arguments, str(tmp_path / "config.yaml"))
     assert code == 1 and "older than this program" in err and "rft db migrate" in err, err
     assert schema_version(old.database) == "0001"
 

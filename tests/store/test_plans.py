@@ -155,6 +155,29 @@ def test_verdicts_on_a_long_queue_read_no_more_rows_from_batch_to_batch(hasty: B
     assert 0 < late < 1.5 * early, (early, late)
 
 
+def test_labels_read_no_more_rows_when_many_groups_can_be_drawn_and_none_could_when_tables_were_analysed(
+    hasty: Buffer,
+) -> None:
+    roles = Roles(hasty)
+    roles.insert(*groups(NUM_GROUPS, BATCH))
+    roles.decide()
+    with hasty.database.connection() as connection:
+        connection.execute("UPDATE rft.worklist SET available = false")
+        connection.execute("ANALYZE rft.worklist")
+    rewards = itertools.cycle([0.25, 0.75])
+
+    def label() -> None:
+        labels.set_rewards(hasty, dict.fromkeys(range(1, BATCH + 1), next(rewards)), author="ada")
+
+    few = rows_read(hasty, label)
+    for first in range(0, 700, 100):
+        roles.insert(*groups(first, 100))
+    while roles.decide():
+        pass
+    many = rows_read(hasty, label)
+    assert 0 < many < 1.5 * few, (few, many)
+
+
 def _export(options: BufferConfig, num: int, file: Path) -> pyarrow.Table:
     """An export of groups of one experience each; for every fourth there is one made of it, every fifth is labelled."""
     with rftdata.open(options, application="rft export") as buffer:
