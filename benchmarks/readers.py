@@ -35,7 +35,8 @@ from benchmarks.workload import make_samples
 from rftdata import Buffer, Group, Rollout
 from rftdata import Sequence as Experience
 from rftdata.pipeline.queue import SealedQueue
-from rftdata.pipeline.verdicts import Decision, Verdicts, commit_verdicts
+from rftdata.pipeline.records import Decision, Verdicts
+from rftdata.pipeline.verdicts import commit_verdicts
 from rftdata.postgres.database import queries
 
 READERS = ("nobody", "snapshot", "select", "update")

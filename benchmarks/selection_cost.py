@@ -28,7 +28,8 @@ import numpy as np
 import rftdata
 from rftdata import Buffer
 from rftdata.config import SelectorConfig, TasksetConfig
-from rftdata.planning.planner import PlanConfig, Planner
+from rftdata.planning.config import PlanConfig
+from rftdata.planning.planner import Planner
 from rftdata.postgres.database import Row
 from rftdata.selectors import Observation, Selector, build_selector
 from rftdata.training.attempt import Attempt

@@ -19,8 +19,8 @@ from pathlib import Path
 from rftcore.engines.base import Decoding, EngineConfig, Generation
 from rftcore.engines.transformers_engine import TransformersEngine
 from rftcore.explorer.rollouts import RolloutRunner
+from rftcore.explorer.scorer import Scorer
 from rftcore.explorer.workflow_loop import WorkflowLoop
-from rftcore.rewards import Scorer
 from rftcore.workflows.single_turn import single_turn
 from rftcore.workflows.task import Task
 from tests.models import make_tiny_model

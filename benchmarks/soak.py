@@ -33,7 +33,8 @@ from rftdata import Buffer
 from rftdata.config import BufferConfig, RetentionConfig
 from rftdata.maintenance import retention
 from rftdata.pipeline.queue import claim_sealed_groups
-from rftdata.pipeline.verdicts import Decision, Verdicts, commit_verdicts
+from rftdata.pipeline.records import Decision, Verdicts
+from rftdata.pipeline.verdicts import commit_verdicts
 from rftdata.writing.writer import NO_PIPELINE
 
 RUNS = ("left", "right")

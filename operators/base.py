@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rftdata.config import allowed_keys
 from rftdata.errors import ConfigError
-from rftdata.pipeline import queue
+from rftdata.pipeline import records
 from rftdata.pipeline.budget import MemoryUsage, UsageLedger
 from rftdata.user_code.time_limits import DEFAULT_S
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-BATCH_SCHEMA = queue.BATCH_SCHEMA.append(pa.field("priority", pa.float64()))
+BATCH_SCHEMA = records.BATCH_SCHEMA.append(pa.field("priority", pa.float64()))
 """The columns of a batch. `metrics` is JSON text; `priority` is added by the chain when the caller leaves it out."""
 
 IDENTITY_COLUMNS = frozenset({"experience_id", "group_id", "rollout_index"})

@@ -22,14 +22,8 @@ from rftcore.config import RunConfig
 from rftcore.explorer.rehearsal import check_context, rehearse
 from rftcore.installation.packages import check_environment
 from rftcore.installation.requirements import installed_version
-from rftcore.run.prepare import (
-    check_max_tokens,
-    context_length,
-    engine_config,
-    model_folder,
-    planned_steps,
-    select_source,
-)
+from rftcore.models import model_folder
+from rftcore.run.prepare import check_max_tokens, context_length, engine_config, planned_steps, select_source
 from rftcore.tasks.features import FeatureCheck
 from rftcore.tasks.needs import TaskNeeds
 from rftcore.tasks.pipeline import build_task_chain

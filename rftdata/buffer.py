@@ -22,11 +22,12 @@ from rftdata.config import BufferConfig
 from rftdata.errors import PurgedError, QueryError, SegmentCorruptError
 from rftdata.postgres.database import Database, Row, execute, fetch, redacted
 from rftdata.postgres.embedded import EmbeddedServer
+from rftdata.postgres.query_errors import query_error
 from rftdata.segments.base import SegmentStore
 from rftdata.segments.codec import Array, purged_rows
+from rftdata.segments.reader import SegmentReader
 from rftdata.training import stored_selection
 from rftdata.training.attempt import Attempt
-from rftdata.training.batch import SegmentReader
 from rftdata.training.rewind import fork, rewind
 from rftdata.training.sampling import SamplingConfig
 from rftdata.training.stored_selection import Selection
@@ -306,14 +307,6 @@ def unique_names(names: Sequence[str]) -> list[str]:
         unique.append(name if number == 1 else f"{name}_{number}")
         taken.add(unique[-1])
     return unique
-
-
-def query_error(error: psycopg.Error) -> QueryError:
-    """The database's refusal as one paragraph."""
-    diagnostic = error.diag
-    message = diagnostic.message_primary or " ".join(str(error).split())
-    detail = f" ({diagnostic.message_detail.rstrip('.')})" if diagnostic.message_detail else ""
-    return QueryError(f"the database refused the query: {message}{detail}", todo=diagnostic.message_hint)
 
 
 def _column(values: list[Any]) -> pa.Array:

@@ -14,15 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from rftdata.buffer import Buffer
 from rftdata.errors import QueryError
 from rftdata.postgres.database import Connection, Row, execute, fetch, storable
-
-if TYPE_CHECKING:
-    from rftdata.buffer import Buffer
 
 _UNDO = re.compile(r"^undo of label batch (\d+)")
 

@@ -7,23 +7,19 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 from psycopg.types.json import Jsonb
 
 from rftdata.errors import BufferUnavailableError, RftError
 from rftdata.postgres import notify
-from rftdata.postgres.database import storable
+from rftdata.postgres.database import Database, Row, storable
 from rftdata.postgres.retry import ride_out
 from rftdata.user_code import blocked
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from rftdata.postgres.database import Database, Row
 
 HEARTBEAT_S = 2.0
 # A shorter wait is part of the work.

@@ -9,8 +9,8 @@ import pyarrow as pa
 from operators.base import BATCH_SCHEMA
 from operators.chain.chain import Chain
 from operators.chain.stage import StageScores
+from rftdata.pipeline.records import KnownScore
 from rftdata.pipeline.tasks import TASK_BATCH_SCHEMA
-from rftdata.pipeline.verdicts import KnownScore
 from rftdata.postgres.database import storable
 
 

@@ -9,9 +9,12 @@ from typing import Any
 from rftdata import Buffer, Group, Rollout
 from rftdata import Sequence as Tokens
 from rftdata.config import SelectorConfig, TasksetConfig
-from rftdata.pipeline.queue import ClaimedGroup, SealedBatch, claim_groups, claim_sealed_groups
-from rftdata.pipeline.verdicts import Decision, Verdicts, commit_verdicts
-from rftdata.planning.planner import PlanConfig, Planner, last_startable_step
+from rftdata.pipeline.queue import claim_sealed_groups
+from rftdata.pipeline.records import Decision, SealedBatch, Verdicts
+from rftdata.pipeline.verdicts import commit_verdicts
+from rftdata.planning.claims import ClaimedGroup, claim_groups
+from rftdata.planning.config import PlanConfig
+from rftdata.planning.planner import Planner, last_startable_step
 from rftdata.postgres.database import Row
 from rftdata.training import stored_selection
 from rftdata.training.attempt import Attempt

@@ -12,7 +12,8 @@ import numpy as np
 import rftdata
 from rftdata import Buffer, Group, Rollout, Sequence
 from rftdata.pipeline.queue import claim_sealed_groups
-from rftdata.pipeline.verdicts import Decision, Verdicts, commit_verdicts
+from rftdata.pipeline.records import Decision, Verdicts
+from rftdata.pipeline.verdicts import commit_verdicts
 
 PIPELINE = "keep-everything"
 

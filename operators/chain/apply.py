@@ -14,7 +14,7 @@ from operators.chain.checks import check_created, checked, checked_reasons
 from operators.chain.input_digests import input_digests
 from operators.chain.parts import in_parts
 from operators.chain.stage import Known, Stage, StageScores
-from rftdata.pipeline.verdicts import KnownScore
+from rftdata.pipeline.records import KnownScore
 from rftdata.postgres.database import storable
 from rftdata.user_code.time_limits import call
 

@@ -14,7 +14,8 @@ from pydantic import Field
 
 from operators.base import CreatedGroup, CreatedTask, Operator, Review, StageConfig
 from rftdata.errors import ConfigError, OperatorError, RftError, TimeLimitError
-from rftdata.pipeline.verdicts import STAGE_FAILED, KnownScore
+from rftdata.pipeline.records import KnownScore
+from rftdata.pipeline.verdicts import STAGE_FAILED
 
 _MAX_REASON = 500
 

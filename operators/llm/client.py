@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 from pydantic import Field
@@ -25,11 +26,13 @@ from operators.llm.endpoint import (
     BudgetConfig,
     Chat,
     Endpoint,
+    EndpointConfig,
     Meter,
+    PolicyEndpoint,
     Reply,
     Sampling,
-    open_endpoint,
 )
+from rftdata.errors import ConfigError
 
 _REMEMBERED = 100_000
 OF_EXPERIENCES = frozenset({"messages", "source"})
@@ -261,3 +264,27 @@ class AskingOperator(Operator):
         spec: dict[str, Any] = self.config.model_dump(mode="json", exclude={"budget", "endpoint"})
         endpoint = self.config.endpoint
         return {**spec, "endpoint": endpoint.identity() if hasattr(endpoint, "identity") else endpoint}
+
+
+def open_endpoint(
+    config: EndpointConfig | Literal["policy"], context: StageContext, sampling: Sampling, meter: Meter
+) -> Endpoint:
+    """Open what a stage asks.
+
+    Raises:
+        ConfigError: no policy here, or the variable with the key is not set.
+        PluginError: the HTTP client is not installed.
+    """
+    if config == "policy":
+        return PolicyEndpoint(context, sampling, meter)
+    key = None
+    if config.api_key_env is not None:
+        key = os.environ.get(config.api_key_env)
+        if not key:
+            raise ConfigError(
+                f"the environment variable {config.api_key_env}, which endpoint.api_key_env names, is not set",
+                todo=f"export {config.api_key_env}=… for the process that runs the pipeline",
+            )
+    from operators.llm.openai import OpenAIEndpoint
+
+    return OpenAIEndpoint(config, key, sampling, meter)

@@ -10,7 +10,6 @@ in no configuration, specification or log, and is taken out of what a server say
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 from collections.abc import Mapping, Sequence
@@ -331,27 +330,3 @@ class PolicyEndpoint:
             return Reply(error=f"the policy did not answer: {type(found).__name__}: {found}"[:500])
         self._meter.settle(held, estimated_tokens(chat), tokens_of(found))
         return Reply(found)
-
-
-def open_endpoint(
-    config: EndpointConfig | Literal["policy"], context: StageContext, sampling: Sampling, meter: Meter
-) -> Endpoint:
-    """Open what a stage asks.
-
-    Raises:
-        ConfigError: no policy here, or the variable with the key is not set.
-        PluginError: the HTTP client is not installed.
-    """
-    if config == "policy":
-        return PolicyEndpoint(context, sampling, meter)
-    key = None
-    if config.api_key_env is not None:
-        key = os.environ.get(config.api_key_env)
-        if not key:
-            raise ConfigError(
-                f"the environment variable {config.api_key_env}, which endpoint.api_key_env names, is not set",
-                todo=f"export {config.api_key_env}=… for the process that runs the pipeline",
-            )
-    from operators.llm.openai import OpenAIEndpoint
-
-    return OpenAIEndpoint(config, key, sampling, meter)

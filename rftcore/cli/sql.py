@@ -61,8 +61,9 @@ def run_query(buffer: Buffer, query: str) -> list[tuple[Columns | None, list[dic
     import psycopg
     from psycopg.rows import tuple_row
 
-    from rftdata.buffer import query_error, unique_names
+    from rftdata.buffer import unique_names
     from rftdata.postgres.database import execute
+    from rftdata.postgres.query_errors import query_error
 
     results: list[tuple[Columns | None, list[dict[str, Any]], str | None]] = []
     with buffer.database.connection() as connection:

@@ -31,7 +31,7 @@ def status(
     from rftcore.cli.output import print_json
     from rftcore.launch.progress import Progress, block, open_view, worker_table
     from rftcore.launch.reviews import waits_for_people
-    from rftcore.launch.summary import buffer_option
+    from rftcore.run.commands import buffer_option
     from rftcore.run.stacks import read_stacks
 
     with opened(buffer, "rft status") as found:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from rftcore.engines.base import Decoding, Engine, Generation
 from rftcore.explorer.rollouts import RolloutRunner
+from rftcore.explorer.scorer import Scorer
 from rftcore.explorer.workflow_loop import TO_UNBLOCK, WorkflowLoop
-from rftcore.rewards import Scorer
 from rftcore.workflows import WORKFLOWS
 from rftcore.workflows.task import Task
 from rftdata import plugins

@@ -30,6 +30,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from rftcore.explorer.failures import FunctionFailedError, as_traceback, describe, place, user_frames, user_stack
+from rftcore.explorer.reward_value import checked_value
+from rftcore.rewards import load_rewards
 from rftcore.workflows.task import Task, Turn
 from rftdata.errors import RftError
 from rftdata.user_code import time_limits
@@ -166,8 +168,6 @@ def main(socket_fd: int, stacks_fd: int) -> None:
 
 
 def _load(connection: Connection, names: list[str], base_dir: Path) -> dict[str, Any]:
-    from rftcore.rewards import load_rewards
-
     try:
         functions = load_rewards(names, base_dir)
     except RftError as error:
@@ -178,8 +178,6 @@ def _load(connection: Connection, names: list[str], base_dir: Path) -> dict[str,
 
 
 def _answer(function: Any, name: str, turn: Turn, task: Task, timeout_s: float, stacks: IO[bytes]) -> tuple[str, Any]:
-    from rftcore.rewards import checked_value
-
     faulthandler.dump_traceback_later(timeout_s, exit=True, file=stacks)
     try:
         value = function(turn, task)

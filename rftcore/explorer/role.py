@@ -22,27 +22,23 @@ from rftcore.engines import ENGINES
 from rftcore.engines.base import Decoding, Engine
 from rftcore.explorer.failed_steps import FailedSteps
 from rftcore.explorer.rollouts import RolloutRunner
+from rftcore.explorer.scorer import Scorer
 from rftcore.explorer.workflow_loop import WorkflowLoop
-from rftcore.rewards import Scorer
+from rftcore.models import model_folder
 from rftcore.run.join import JoinedRun, join_run
-from rftcore.run.prepare import engine_config, model_folder
+from rftcore.run.prepare import engine_config
 from rftcore.workflows import WORKFLOWS
 from rftcore.workflows.task import Task
 from rftdata import plugins
 from rftdata.errors import FencedError, ModelError
 from rftdata.experience import Group
-from rftdata.pipeline.queue import (
-    ClaimedGroup,
-    claim_evaluation,
-    claim_groups,
-    fail_evaluation,
-    finish_evaluation,
-    release_groups,
-)
-from rftdata.planning.planner import PlanConfig, Planner, last_startable_step
+from rftdata.planning.claims import ClaimedGroup, claim_groups, release_groups
+from rftdata.planning.config import PlanConfig
+from rftdata.planning.planner import Planner, last_startable_step
 from rftdata.postgres import notify
 from rftdata.postgres.database import Row
 from rftdata.selectors import check_selector
+from rftdata.training.evaluations import claim_evaluation, fail_evaluation, finish_evaluation
 from rftdata.user_code.blocked import end_blocked_process, report_path
 from rftdata.workers import Worker
 

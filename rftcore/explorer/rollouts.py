@@ -23,7 +23,7 @@ from rftcore.explorer.workflow_loop import BlockedError
 from rftcore.workflows.task import Model, Score, Scorer, Task, Workflow
 from rftdata.errors import ConfigError, EngineStoppedError, ModelError, RftError
 from rftdata.experience import Group, Rollout, successes_and_trials
-from rftdata.pipeline.queue import ClaimedGroup
+from rftdata.planning.claims import ClaimedGroup
 from rftdata.selectors import Screening
 
 # sys.exit() in a user's code ends its rollout and not the explorer.

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shlex
 from pathlib import Path
 
 from rftcore.launch.progress import View
+from rftcore.run.commands import buffer_option
 from rftdata.buffer import Buffer
 from rftdata.errors import QueryError
-from rftdata.postgres.database import Row, redacted
+from rftdata.postgres.database import Row
 
 
 def show_results(buffer: Buffer, row: Row, view: View) -> None:
@@ -43,10 +42,3 @@ Try next:
   rft query{option} "select experience_id, len(token_ids) as tokens from experience limit 5"
   rft sql{option} "update rft.experience set reward = 1 where experience_id = 1"   # a relabel, with history
   rft label history 1{option}""")
-
-
-def buffer_option(location: str) -> str:
-    """What commands given in this folder need to find the buffer; empty where they find it without."""
-    default = os.environ.get("RFT_BUFFER") or "buffer"
-    found = redacted(default) if "://" in default else str(Path(default).resolve())
-    return "" if location == found else f" --buffer {shlex.quote(location)}"

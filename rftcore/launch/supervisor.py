@@ -25,10 +25,12 @@ from rftcore.launch.progress import Progress, View
 from rftcore.launch.restarts import Restarts
 from rftcore.launch.reviews import People
 from rftcore.launch.roles import Roles, failure
-from rftcore.launch.summary import buffer_option, show_results
+from rftcore.launch.summary import show_results
 from rftcore.launch.threads import divide_threads
+from rftcore.models import model_folder
+from rftcore.run.commands import buffer_option
 from rftcore.run.earlier import earlier_run
-from rftcore.run.prepare import GoBack, check_run, find_resumable, has_finished, model_folder, prepare_run, take_back
+from rftcore.run.prepare import GoBack, check_run, find_resumable, has_finished, prepare_run, take_back
 from rftcore.run.stacks import answer_requests
 from rftdata.buffer import Buffer
 from rftdata.config import RetentionConfig

@@ -18,7 +18,7 @@ from pathlib import Path
 import pyarrow.compute as pc
 
 from rftdata.errors import TimeLimitError
-from rftdata.pipeline.queue import SET_ASIDE, SealedBatch
+from rftdata.pipeline.records import SET_ASIDE, SealedBatch
 from rftdata.pipeline.verdicts import STAGE_FAILED
 from rftdata.postgres.database import Database
 from rftdata.user_code import blocked

@@ -10,13 +10,14 @@ from operators.base import CreatedGroup
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.requirements import check_answers
 from rftcore.config import RunConfig
+from rftcore.models import model_folder
 from rftcore.pipeline.decide import new_task
-from rftcore.run.prepare import model_folder
 from rftcore.workflows.task import written_sequence
 from rftdata.buffer import Buffer
 from rftdata.errors import BufferUnavailableError, DiskFullError, RftError
 from rftdata.experience import Group, Rollout
-from rftdata.pipeline.verdicts import StageCount, add_features
+from rftdata.pipeline.records import StageCount
+from rftdata.pipeline.verdicts import add_features
 from rftdata.writing.writer import Writer
 
 _SYNTHESIS = uuid.UUID("5f0c7f5e-6a3b-4b3f-9d57-0f6f6d2c1f11")

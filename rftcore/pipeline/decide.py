@@ -23,8 +23,7 @@ from operators.base import CreatedGroup, CreatedTask
 from operators.chain.chain import Chain, ChainResult
 from operators.chain.stage import Known, StageError, StageRun, StageScores
 from rftdata.errors import time_limit_behind
-from rftdata.pipeline.queue import SealedBatch
-from rftdata.pipeline.verdicts import Decision, KnownScore, NewTask, Question, Score, StageCount, Verdicts
+from rftdata.pipeline.records import Decision, KnownScore, NewTask, Question, Score, SealedBatch, StageCount, Verdicts
 
 NUM_LATE_FIRST = 3
 """So many rows are set aside though a stage exceeds its limit on the first of what is left; then it may do so on all."""

@@ -21,7 +21,7 @@ from psycopg.types.json import Jsonb
 from operators.experience.pair_builder import Pair, PairBuilder
 from rftdata.durable_files import sync_path
 from rftdata.errors import QueryError
-from rftdata.pipeline.queue import BATCH_SCHEMA
+from rftdata.pipeline.records import BATCH_SCHEMA
 from rftdata.postgres.database import Connection, Row, execute, fetch
 from rftdata.training.stored_selection import at_label_cut
 

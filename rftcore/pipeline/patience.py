@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from operators.chain.stage import StageError
-from rftdata.pipeline.queue import SealedBatch
+from rftdata.pipeline.records import SealedBatch
 
 _PATIENCE_ALONE_S = 30.0
 _LONGEST_WAIT_S = 60.0

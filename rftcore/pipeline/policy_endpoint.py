@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from operators.base import Messages
 from rftcore.config import RunConfig
 from rftcore.engines.base import Decoding, EngineConfig
-from rftcore.run.prepare import model_folder
+from rftcore.models import model_folder
 from rftcore.workflows.task import render_chat
 from rftdata.errors import EngineStoppedError, ModelError
 from rftdata.postgres.database import Database

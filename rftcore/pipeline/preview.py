@@ -13,7 +13,8 @@ from operators.chain.chain import Chain
 from operators.chain.stage import Known, Stage
 from rftdata.buffer import Buffer
 from rftdata.errors import QueryError
-from rftdata.pipeline.queue import SealedBatch, read_groups
+from rftdata.pipeline.queue import read_groups
+from rftdata.pipeline.records import SealedBatch
 from rftdata.postgres.database import Row
 
 

@@ -26,8 +26,9 @@ from rftcore.pipeline.role import register, stage_context
 from rftdata.buffer import Buffer
 from rftdata.errors import ConfigError, ConflictError, QueryError
 from rftdata.pipeline.budget import RunUsage
-from rftdata.pipeline.queue import SealedBatch, read_groups
-from rftdata.pipeline.verdicts import Verdicts, insert_operator_runs, insert_verdicts, known_scores, store_scores
+from rftdata.pipeline.queue import read_groups
+from rftdata.pipeline.records import SealedBatch, Verdicts
+from rftdata.pipeline.verdicts import insert_operator_runs, insert_verdicts, known_scores, store_scores
 from rftdata.postgres.database import Row, fetch
 from rftdata.workers import Worker
 from rftdata.writing.writer import NO_PIPELINE

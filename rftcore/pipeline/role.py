@@ -27,8 +27,9 @@ from rftcore.run.prepare import build_pipeline
 from rftdata.buffer import Buffer
 from rftdata.errors import BufferUnavailableError, ConfigError
 from rftdata.pipeline.budget import RunUsage, UsageLedger
-from rftdata.pipeline.queue import SealedBatch, SealedQueue, give_back
-from rftdata.pipeline.verdicts import Verdicts, check_pipeline, commit_verdicts, known_scores
+from rftdata.pipeline.queue import SealedQueue, give_back
+from rftdata.pipeline.records import SealedBatch, Verdicts
+from rftdata.pipeline.verdicts import check_pipeline, commit_verdicts, known_scores
 from rftdata.postgres import notify
 from rftdata.postgres.database import Database, storable
 from rftdata.segments.compaction import BackgroundCompaction

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
-from rftcore.validation import best_step, validation_scores
+from rftdata.training.evaluations import best_step, validation_scores
 
 if TYPE_CHECKING:
     from rftdata.buffer import Buffer

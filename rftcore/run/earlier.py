@@ -7,7 +7,7 @@ that, and the command for it, before anything is sampled.
 from __future__ import annotations
 
 from rftcore.config import RunConfig
-from rftcore.launch.summary import buffer_option
+from rftcore.run.commands import buffer_option
 from rftcore.run.prepare import runs_of_name
 from rftdata.buffer import Buffer
 from rftdata.postgres.database import Row

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import rftdata
 from rftcore.config import RunConfig
-from rftcore.launch.summary import buffer_option
+from rftcore.run.commands import buffer_option
 from rftcore.run.prepare import check_run, prepare_run, runs_of_name
 from rftcore.run.stacks import answer_requests
 from rftdata.buffer import Buffer

@@ -23,7 +23,7 @@ from rftcore.config import RunConfig
 from rftcore.engines import ENGINES
 from rftcore.engines.base import EngineConfig
 from rftcore.installation.packages import check_environment
-from rftcore.models import resolve_model
+from rftcore.models import model_folder
 from rftcore.monitor import MONITORS
 from rftcore.rewards import REWARDS
 from rftcore.tasks.checks import check_before_buffer
@@ -320,12 +320,6 @@ def stored_config(config: RunConfig) -> dict[str, Any]:
     dumped = config.model_dump(mode="json")
     dumped["buffer"]["uri"] = rftdata.postgres.database.redacted(config.buffer.uri)
     return {**dumped, "base_dir": str(config.base_dir)}
-
-
-def model_folder(config: RunConfig) -> Path:
-    """The folder of the run's model, fetched and converted where needed."""
-    path = config.model.path
-    return resolve_model(str(config.base_dir / path) if path.startswith((".", "/")) else path)
 
 
 def runs_of_name(buffer: Buffer, name: str) -> list[Row]:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Collection, Iterator
 
 from rftdata.errors import TimeLimitError
-from rftdata.pipeline.queue import SET_ASIDE
+from rftdata.pipeline.records import SET_ASIDE
 from rftdata.pipeline.tasks import BLOCKED, TaskBatch, TaskDecision
 from rftdata.user_code.blocked import report_or_print
 from rftdata.user_code.time_limits import when_blocked

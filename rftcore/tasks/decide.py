@@ -20,8 +20,8 @@ from operators.chain.stage import SilentEndpointError, StageError
 from rftcore.pipeline.decide import NUM_LATE_FIRST, late_row, without_row
 from rftcore.tasks.changes import Changes
 from rftdata.errors import OperatorError, time_limit_behind
+from rftdata.pipeline.records import StageCount
 from rftdata.pipeline.tasks import MadeTask, TaskBatch, TaskDecision, TaskScore, known_scores
-from rftdata.pipeline.verdicts import StageCount
 from rftdata.postgres.database import Database
 
 _PROBES = 8

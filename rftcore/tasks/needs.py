@@ -90,7 +90,7 @@ class TaskNeeds:
             return None
         if self._tokenizer is None:
             # Imported here: this module's users prepare runs.
-            from rftcore.run.prepare import model_folder
+            from rftcore.models import model_folder
 
             folder = model_folder(self._config)
             from transformers import AutoTokenizer

@@ -22,24 +22,23 @@ import xxhash
 
 from rftcore.algorithms import build_algorithm
 from rftcore.config import RunConfig
-from rftcore.launch.summary import buffer_option
+from rftcore.models import model_folder
 from rftcore.monitor import open_monitors
+from rftcore.run.commands import buffer_option
 from rftcore.run.join import JoinedRun, join_run
-from rftcore.run.prepare import model_folder
 from rftcore.sync import METHODS
 from rftcore.sync.base import Publication, Publisher
 from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.checkpoints import folder_name, remove_abandoned
 from rftcore.trainer.learner import Learner
 from rftcore.trainer.publish import Export, export_folder, export_learner, folder_bytes
-from rftcore.validation import best_step, validation_scores
 from rftdata import plugins
 from rftdata.errors import RoleFailedError
 from rftdata.failpoints import failpoint
-from rftdata.pipeline.queue import plan_evaluations
 from rftdata.postgres import notify
 from rftdata.training.attempt import Attempt
 from rftdata.training.batch import Batch
+from rftdata.training.evaluations import best_step, plan_evaluations, validation_scores
 from rftdata.workers import Worker
 
 

@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pyarrow as pa
+
+from rftdata.buffer import Buffer
 from rftdata.errors import QueryError
 from rftdata.exchange.columns import BASE_ARRAYS, SCHEMA, Row, packed
 from rftdata.exchange.formats import check_format, written
@@ -18,11 +21,6 @@ from rftdata.maintenance.conditions import chosen
 from rftdata.postgres.database import Connection, fetch
 from rftdata.segments.codec import SCHEMA as BASE
 from rftdata.segments.codec import SHAPE_SUFFIX, ColumnReader
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from rftdata.buffer import Buffer
 
 _CHUNK_GROUPS = 64
 _LABEL_FIELDS = [field.name for field in SCHEMA.field("labels").type.value_type]

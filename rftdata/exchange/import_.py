@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from psycopg.types.json import Jsonb
 
+from rftdata.buffer import Buffer
 from rftdata.errors import QueryError, RftError
 from rftdata.exchange.columns import REQUIRED, REQUIRED_OF_EXPERIENCE, Row, unpacked
 from rftdata.exchange.formats import read
@@ -36,9 +37,6 @@ from rftdata.postgres.database import Row as DatabaseRow
 from rftdata.postgres.database import execute, storable
 from rftdata.segments.codec import encode
 from rftdata.writing.writer import NO_PIPELINE
-
-if TYPE_CHECKING:
-    from rftdata.buffer import Buffer
 
 _IN_FLIGHT = 64
 _TASKS_AT_ONCE = 1000

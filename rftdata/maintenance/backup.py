@@ -15,20 +15,18 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 from psycopg.rows import dict_row
 
+from rftdata.buffer import Buffer
 from rftdata.config import BufferConfig
 from rftdata.durable_files import sync_path, write_whole
 from rftdata.errors import BufferUnavailableError, QueryError, RftError
 from rftdata.postgres.database import fetch, grant_roles, redacted, schema_version, translated
 from rftdata.postgres.programs import client_program, without_password
 from rftdata.segments.base import SegmentAddress
-
-if TYPE_CHECKING:
-    from rftdata.buffer import Buffer
 
 DUMP, SEGMENTS, MANIFEST = "rft.dump", "segments", "manifest.json"
 

@@ -20,7 +20,7 @@ def chosen(connection: Connection, where: str | None, run_ids: list[int] | None)
     Raises:
         QueryError: the database refused the condition.
     """
-    from rftdata.buffer import query_error
+    from rftdata.postgres.query_errors import query_error
 
     runs = "true" if run_ids is None else f"run_id IN ({', '.join(str(int(i)) for i in run_ids) or 'NULL'})"
     # On lines of its own, so that a comment at its end ends there.

@@ -17,19 +17,15 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING
 
+from rftdata.buffer import Buffer
 from rftdata.errors import BufferUnavailableError, ConflictError, QueryError, RftError
 from rftdata.maintenance.conditions import chosen
 from rftdata.postgres.database import Connection, Row, execute, fetch
-from rftdata.segments.base import SegmentAddress
+from rftdata.segments.base import SegmentAddress, SegmentAppender
 from rftdata.segments.codec import emptied
 from rftdata.segments.compaction import DEFAULT_GRACE_S, Compactor, Move, commit_moves, turn
 from rftdata.segments.posix import PosixSegmentStore
-
-if TYPE_CHECKING:
-    from rftdata.buffer import Buffer
-    from rftdata.segments.base import SegmentAppender
 
 GRACE_S = DEFAULT_GRACE_S
 _CHUNK_SEGMENTS = 64

@@ -10,14 +10,11 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from rftdata.buffer import Buffer
 from rftdata.config import RetentionConfig, RetentionRule
 from rftdata.maintenance.purge import Erased, Purged, erase, purge_experiences, vacuum
 from rftdata.postgres.database import Row
-
-if TYPE_CHECKING:
-    from rftdata.buffer import Buffer
 
 
 @dataclass

@@ -11,13 +11,11 @@ import threading
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from rftdata.errors import BufferUnavailableError
+from rftdata.postgres.database import Database
 from rftdata.postgres.retry import ride_out
-
-if TYPE_CHECKING:
-    from rftdata.postgres.database import Database
 
 
 @dataclass(frozen=True)

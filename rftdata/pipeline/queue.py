@@ -8,155 +8,16 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection
 
 import pyarrow as pa
 
 from rftdata.failpoints import failpoint
-from rftdata.pipeline.verdicts import Decision
-from rftdata.postgres import notify
-from rftdata.postgres.database import copy_rows, execute, storable
+from rftdata.pipeline.records import BATCH_SCHEMA, Decision, SealedBatch
+from rftdata.postgres.database import Database, Row
 from rftdata.postgres.retry import ride_out
 
-if TYPE_CHECKING:
-    from rftdata.postgres.database import Database, Row
-    from rftdata.training.attempt import Attempt
-
 _MAX_LOST = 4
-SET_ASIDE = "pipeline"
-"""Stage name of experiences that were dropped before any stage saw them."""
-
-
-@dataclass(frozen=True)
-class ClaimedGroup:
-    """A group to roll out, and its task."""
-
-    group_id: int
-    claim_token: int
-    explore_step: int
-    ordinal: int
-    group_size: int
-    task_id: int
-    taskset: str
-    task_key: str
-    payload: dict[str, Any]
-
-
-@dataclass
-class SealedBatch:
-    """Whole sealed groups as stages see them.
-
-    Attributes:
-        table: experiences of rollouts with outcome ok.
-        group_ids: the groups claimed; one may have no such experience.
-        label_cuts: the newest label of each group, or answer to a question about it, at the time of reading.
-        failed: what stages never see: experiences of rollouts that failed or of groups that were screened out, decided here.
-        first_key: least sort_key of the groups.
-    """
-
-    table: pa.Table
-    group_ids: list[int]
-    label_cuts: dict[int, int] = field(default_factory=dict)
-    failed: list[Decision] = field(default_factory=list)
-    first_key: int = 0
-
-    def set_aside(self, reason: str) -> SealedBatch:
-        """The same groups with every experience dropped before any stage sees it."""
-        ids = zip(self.table["experience_id"].to_pylist(), self.table["group_id"].to_pylist(), strict=True)
-        dropped = [Decision(key, group_id, False, SET_ASIDE, reason) for key, group_id in ids]
-        return replace(self, table=self.table.slice(0, 0), failed=self.failed + dropped)
-
-
-BATCH_SCHEMA = pa.schema(
-    [
-        ("experience_id", pa.int64()), ("group_id", pa.int64()), ("rollout_index", pa.int32()), ("turn_index", pa.int32()),
-        ("task_id", pa.int64()), ("taskset", pa.string()), ("answer", pa.string()), ("prompt", pa.string()),
-        ("response", pa.string()), ("reward", pa.float64()), ("reward_sampled", pa.float64()),
-        ("num_prompt_tokens", pa.int32()), ("num_response_tokens", pa.int32()), ("finish_reason", pa.string()),
-        ("metrics", pa.string()), ("source", pa.string()), ("messages", pa.string()), ("reward_parts", pa.string()),
-        ("metadata", pa.string()), ("features", pa.string()), ("parent_id", pa.int64()), ("staleness", pa.int32()),
-        ("labelled", pa.bool_()), ("reviews", pa.string()), ("group_size", pa.int32()),
-    ]
-)  # fmt: skip
-"""What stages may read of an experience. `metrics`, `messages`, `reward_parts`, `metadata` and `features` (the last two of its task) are
-JSON texts. `staleness`: trainer steps between the newest policy and that of its oldest token. `labelled`: whether a person or
-judge changed the reward, of it or of what it was copied from. `reviews`: JSON object, the answer to every question asked about it:
-waiting, pass or drop."""
-
-
-def claim_groups(
-    database: Database, run_id: int, worker_id: int, *, last_step: int, count: int, lease_s: float,
-    held: Collection[int] | None = None,
-) -> list[ClaimedGroup]:  # fmt: skip
-    """Up to `count` planned groups of explorer steps up to `last_step`, in planning order.
-
-    Args:
-        held: every group this worker works on, by which a restart of the database can be ridden out: what a claim whose answer was
-            lost took beside them is given back. None raises instead.
-    """
-
-    def claim() -> list[Row]:
-        return database.fetch(
-            "claim_groups", run_id=run_id, worker_id=worker_id, last_step=last_step, count=count, lease_s=lease_s
-        )
-
-    def give_back() -> None:
-        database.run("release_groups_but", worker_id=worker_id, held=list(held or ()))
-
-    rows = claim() if held is None else ride_out(claim, between=give_back)
-    if rows:
-        failpoint("explorer.claimed")
-    names = ClaimedGroup.__dataclass_fields__
-    return sorted(
-        (ClaimedGroup(**{name: row[name] for name in names}) for row in rows), key=lambda g: (g.explore_step, g.ordinal)
-    )
-
-
-def release_groups(database: Database, worker_id: int) -> int:
-    """Give back the groups this worker holds; the number of them."""
-    return ride_out(lambda: database.run("release_groups_but", worker_id=worker_id, held=[]))
-
-
-def claim_evaluation(database: Database, run_id: int, worker_id: int, *, lease_s: float) -> Row | None:
-    """The next evaluation to answer, or None; a worker that claims one holds no other."""
-    rows = ride_out(
-        lambda: database.fetch("claim_evaluation", run_id=run_id, worker_id=worker_id, lease_s=lease_s),
-        between=lambda: database.run("release_evaluations", run_id=run_id, worker_id=worker_id),
-    )
-    return rows[0] if rows else None
-
-
-def finish_evaluation(
-    database: Database, evaluation_id: int, worker_id: int, answers: Sequence[dict[str, Any]], seconds: float
-) -> bool:
-    """Store the answers and their mean; False when the claim passed to another worker.
-
-    Answers with an error count with their reward of 0, and the evaluation's row says how many there are.
-    """
-    mean = sum(answer["reward"] for answer in answers) / max(len(answers), 1)
-    errors = [answer["error"] for answer in answers if answer["error"]]
-    error = f"{len(errors)} of {len(answers)} answers failed and count 0; the first: {errors[0]}" if errors else None
-
-    def store() -> bool:
-        with database.transaction() as connection:
-            done = execute(
-                connection, "finish_evaluation", evaluation_id=evaluation_id, worker_id=worker_id, num_tasks=len(answers),
-                mean_reward=mean, seconds=seconds, error=storable(error),
-            )  # fmt: skip
-            if done:
-                columns = [
-                    ("evaluation_id", "int8"), ("task_id", "int8"), ("reward", "float8"), ("response", "text"),
-                    ("num_response_tokens", "int4"), ("finish_reason", "text"), ("error", "text"),
-                ]  # fmt: skip
-                rows = ((evaluation_id, *(storable(answer[name]) for name, _ in columns[1:])) for answer in answers)
-                copy_rows(connection, "rft.evaluation_answer", columns, rows)
-        return bool(done)
-
-    stored = ride_out(store)
-    notify.notify(database, notify.RUN)
-    return stored
 
 
 def claim_sealed_groups(
@@ -262,37 +123,3 @@ class SealedQueue:
         if batch is not None:
             self._from_key = max(self._from_key, batch.first_key)
         return batch
-
-
-def fail_evaluation(database: Database, evaluation_id: int, worker_id: int, error: str) -> None:
-    """An evaluation that cannot be answered; nothing happens where its claim passed to another worker."""
-    ride_out(
-        lambda: database.run("fail_evaluation", evaluation_id=evaluation_id, worker_id=worker_id, error=storable(error))
-    )
-    notify.notify(database, notify.RUN)
-
-
-def plan_evaluations(
-    attempt: Attempt, *, policy_version_id: int, trainer_step: int, purpose: str, tasksets: Sequence[str],
-    decodings: Sequence[str], uri: str, checksum: str,
-) -> int:  # fmt: skip
-    """Ask for evaluations of one policy version; those its history already has are not asked for again.
-
-    Raises:
-        FencedError: another attempt holds the run.
-    """
-
-    def plan() -> int:
-        planned = 0
-        with attempt.transaction() as connection:
-            for taskset in tasksets:
-                for decoding in decodings:
-                    planned += execute(
-                        connection, "plan_evaluation", run_id=attempt.run_id, policy_version_id=policy_version_id,
-                        trainer_step=trainer_step, purpose=purpose, taskset=taskset, decoding=decoding, uri=uri, checksum=checksum,
-                    )  # fmt: skip
-        return planned
-
-    planned = ride_out(plan)
-    notify.notify(attempt.database, notify.POLICY)
-    return planned

@@ -18,7 +18,8 @@ import pyarrow as pa
 from psycopg.types.json import Jsonb
 
 from rftdata.errors import ConfigError, OperatorError
-from rftdata.pipeline.verdicts import STAGE_FAILED, KnownScore, StageCount
+from rftdata.pipeline.records import KnownScore, StageCount
+from rftdata.pipeline.verdicts import STAGE_FAILED
 from rftdata.postgres.database import Connection, Database, Row, copy_rows, execute, fetch, storable
 
 TASK_BATCH_SCHEMA = pa.schema(
@@ -92,7 +93,7 @@ class MadeTask:
 
 @dataclass(frozen=True)
 class TaskScore:
-    """What a scoring stage found out about a task; see `rftdata.pipeline.verdicts.Score`."""
+    """What a scoring stage found out about a task; see `rftdata.pipeline.records.Score`."""
 
     task_id: int
     score_key: str

@@ -8,119 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
 
 from psycopg.types.json import Jsonb
 
 from rftdata.errors import ConflictError, FencedError
 from rftdata.failpoints import failpoint
+from rftdata.pipeline.records import Decision, KnownScore, NewTask, Question, Score, SealedBatch, StageCount, Verdicts
 from rftdata.postgres import notify
-from rftdata.postgres.database import Connection, copy_rows, execute, fetch, storable
+from rftdata.postgres.database import Connection, Database, copy_rows, execute, fetch, storable
 from rftdata.postgres.retry import ride_out
-
-if TYPE_CHECKING:
-    from rftdata.pipeline.queue import SealedBatch
-    from rftdata.postgres.database import Database
 
 STAGE_FAILED = "the stage failed: "
 """How the reason of a verdict begins that was made because a stage raised."""
 _TRIES = 5
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What the chain decided on one experience; `reward` is the shaped one, None where no stage shaped it."""
-
-    experience_id: int
-    group_id: int
-    kept: bool
-    stage: str | None = None
-    reason: str | None = None
-    priority: float = 0.0
-    reward: float | None = None
-
-
-@dataclass(frozen=True)
-class StageCount:
-    """One stage over one batch, for `operator_run`."""
-
-    index: int
-    stage: str
-    rows_in: int
-    rows_kept: int
-    rows_dropped: int
-    rows_created: int
-    seconds: float
-    error: str | None = None
-
-
-@dataclass(frozen=True)
-class Score:
-    """What a scoring stage found out about an experience.
-
-    Attributes:
-        error: why there is no score.
-        input_digest: of what it was scored by; None: it is never used again.
-    """
-
-    experience_id: int
-    score_key: str
-    stage: str
-    scores: dict[str, Any]
-    error: str | None = None
-    input_digest: int | None = None
-
-
-class KnownScore(NamedTuple):
-    """A stored score, and the digest of what it was scored by."""
-
-    input_digest: int
-    scores: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Question:
-    """What a person is asked about an experience; `otherwise` (pass or drop) is the answer after `timeout_s`, at most ten years.
-
-    A question that was asked before stays as it was: another `otherwise` or timeout under its name changes nothing.
-    """
-
-    experience_id: int
-    group_id: int
-    name: str
-    question: str
-    timeout_s: float
-    otherwise: str
-
-
-@dataclass(frozen=True)
-class NewTask:
-    """A task that a stage made; nothing happens where its key exists."""
-
-    taskset: str
-    task_key: str
-    payload: Mapping[str, Any]
-    features: Mapping[str, Any]
-
-
-@dataclass
-class Verdicts:
-    """What a pipeline worker stores about a batch.
-
-    Attributes:
-        decisions: on every experience of the groups that do not wait.
-        stages: what each stage did.
-        scores: computed now.
-        questions: asked now or before, and not answered; their groups wait.
-        tasks: new ones.
-    """
-
-    decisions: Sequence[Decision]
-    stages: Sequence[StageCount] = ()
-    scores: Sequence[Score] = ()
-    questions: Sequence[Question] = ()
-    tasks: Sequence[NewTask] = field(default_factory=tuple)
 
 
 def commit_verdicts(

@@ -10,45 +10,14 @@ step >= floor((s - offset) / interval) * interval. Explorer step s feeds trainer
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from rftdata.config import MixingConfig, SelectorConfig, TasksetConfig
 from rftdata.failpoints import failpoint
 from rftdata.planning.active_tasks import ActiveTasks
+from rftdata.planning.config import PlanConfig
 from rftdata.planning.mixing import check_weights
 from rftdata.planning.run_selectors import RunSelectors, refuse_exhausted
 from rftdata.postgres import notify
-from rftdata.postgres.database import Connection, Row, execute, fetch
+from rftdata.postgres.database import Connection, Database, Row, execute, fetch
 from rftdata.postgres.retry import ride_out
-
-if TYPE_CHECKING:
-    from rftdata.postgres.database import Database
-
-
-@dataclass(frozen=True)
-class PlanConfig:
-    """What planning needs of a run's configuration.
-
-    Attributes:
-        fresh_share: new groups per group of a batch.
-        max_waiting_groups: nothing is planned while this many groups wait for the pipeline; None is no limit.
-    """
-
-    tasksets: tuple[TasksetConfig, ...]
-    selector: SelectorConfig
-    seed: int
-    batch_groups: int
-    group_size: int
-    max_refill: int
-    interval: int
-    offset: int
-    source: str = "explorer"
-    fresh_share: float = 1.0
-    base_dir: Path | None = None
-    max_waiting_groups: int | None = None
-    mixing: MixingConfig = field(default_factory=MixingConfig)
 
 
 def last_startable_step(policy_step: int, interval: int, offset: int) -> int:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from psycopg.types.json import Jsonb
@@ -21,13 +21,11 @@ from psycopg.types.json import Jsonb
 from rftdata.config import SelectorConfig, TasksetConfig
 from rftdata.errors import ConfigError, TaskSourceError
 from rftdata.planning.active_tasks import ActiveTasks
+from rftdata.planning.config import PlanConfig
 from rftdata.planning.mixing import mix
 from rftdata.postgres.database import Connection, Row, execute, fetch, storable
 from rftdata.selectors import Observation, Selector, build_selector
 from rftdata.selectors.base import Ids
-
-if TYPE_CHECKING:
-    from rftdata.planning.planner import PlanConfig
 
 _MIXTURE = "*"
 _MIXTURE_KIND = "credit"

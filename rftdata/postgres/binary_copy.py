@@ -11,12 +11,9 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from itertools import islice
 from struct import Struct
-from typing import TYPE_CHECKING
 
+from rftdata.experience import Rollout, Sequence
 from rftdata.postgres.database import Connection, jsonb_bytes, storable
-
-if TYPE_CHECKING:
-    from rftdata.experience import Rollout, Sequence
 
 NULL = b"\xff\xff\xff\xff"
 _SIGNATURE = b"PGCOPY\n\xff\r\n\x00" + bytes(8)

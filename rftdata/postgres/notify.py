@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING
 
 import psycopg
 
 from rftdata.errors import BufferUnavailableError
-from rftdata.postgres.database import execute
-
-if TYPE_CHECKING:
-    from rftdata.postgres.database import Connection, Database
+from rftdata.postgres.database import Connection, Database, execute
 
 PLANNED = "rft_planned"
 SEALED = "rft_sealed"

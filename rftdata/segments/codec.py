@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rftdata.errors import RftError
-
-if TYPE_CHECKING:
-    from rftdata.experience import Sequence as Experience
+from rftdata.experience import Sequence as Experience
 
 Array = npt.NDArray[Any]
 

@@ -27,17 +27,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import psycopg.errors
 
 from rftdata.errors import RftError, SegmentCorruptError, SegmentFileClosedError
-from rftdata.postgres.database import Connection, Row, fetch
+from rftdata.postgres.database import Connection, Database, Row, fetch
 from rftdata.segments.base import ROLL_BYTES, Appended, SegmentAddress, SegmentStore, StoredFile
-
-if TYPE_CHECKING:
-    from rftdata.postgres.database import Database
 
 DEFAULT_GRACE_S = 3600.0
 # In the background files are merged only when there are this many: each merge writes the last result again.

@@ -6,15 +6,13 @@ import csv
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import xxhash
 
+from rftdata.config import TasksetConfig
 from rftdata.errors import TaskSourceError
-
-if TYPE_CHECKING:
-    from rftdata.config import TasksetConfig
 
 READERS = (".jsonl", ".csv", ".parquet")
 _BATCH_ROWS = 4096

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rftdata.config import TasksetConfig
 from rftdata.errors import TaskSourceError
-
-if TYPE_CHECKING:
-    from rftdata.config import TasksetConfig
 
 _PREFIX = "hf:"
 _ARGS = ("config", "split", "revision")

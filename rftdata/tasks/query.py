@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 from psycopg.rows import dict_row
 
+from rftdata.config import TasksetConfig
 from rftdata.errors import TaskSourceError
-from rftdata.postgres.database import limit_statements, redacted
+from rftdata.postgres.database import Database, limit_statements, redacted
 from rftdata.user_code.time_limits import lowered
-
-if TYPE_CHECKING:
-    from rftdata.config import TasksetConfig
-    from rftdata.postgres.database import Database
 
 _PREFIX = "sql:"
 _PORTION = 4096

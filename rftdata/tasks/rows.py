@@ -19,18 +19,15 @@ import json
 from collections.abc import Collection, Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import xxhash
 
 from rftdata.config import TasksetConfig
 from rftdata.errors import TaskSourceError, ranges
-from rftdata.postgres.database import storable
+from rftdata.postgres.database import Database, storable
 from rftdata.tasks.sources import source_rows, was_cut
 from rftdata.tasks.splits import SplitCounts, Splitter, key_column, key_of_value
-
-if TYPE_CHECKING:
-    from rftdata.postgres.database import Database
 
 # Columns that a source is likely to mean where the one that is asked for is missing.
 _USUAL_PROMPTS = ("question", "prompt", "problem", "instruction", "query", "input", "messages", "conversations", "text")

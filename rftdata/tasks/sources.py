@@ -20,16 +20,14 @@ from collections.abc import Generator, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rftdata import plugins
+from rftdata.config import TasksetConfig
 from rftdata.errors import TaskSourceError, TimeLimitError
+from rftdata.postgres.database import Database
 from rftdata.tasks import files, hub, query
 from rftdata.user_code.time_limits import call
-
-if TYPE_CHECKING:
-    from rftdata.config import TasksetConfig
-    from rftdata.postgres.database import Database
 
 _END = object()
 KINDS = f"reasoning_gym:NAME, a file ({', '.join(files.READERS)}), a folder, hf:OWNER/NAME, sql: SELECT …, ./file.py:function"

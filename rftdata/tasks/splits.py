@@ -12,12 +12,11 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import xxhash
 
-if TYPE_CHECKING:
-    from rftdata.config import TasksetConfig
+from rftdata.config import TasksetConfig
 
 SPLITS = ("train", "validation", "test")
 _NUMBERS = "numbers:"

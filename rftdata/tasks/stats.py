@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from rftdata.postgres.database import Database, Row, fetch
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 STAT_COLUMNS: Sequence[str] = (
     "taskset", "task_key", "task_id", "status", "pass_rate", "alpha", "beta", "attempts", "mean_reward", "last_selected_at",

@@ -1,9 +1,8 @@
 """One life of a run's trainer: its lease, its draws, its published weights, its checkpoints.
 
-The attempt's id is the fencing token: every transaction here first locks the run row in share mode and finds its own id
-there, so a trainer that was replaced can do nothing any more, however late it wakes. The lease says only that the holder
-is alive. A new attempt goes on from the last checkpoint of the one before it: draws made after that checkpoint belong to
-a history that ended, and their groups can be drawn again.
+An attempt that was replaced can write nothing (`rftdata.training.fence`); the lease says only that the holder is alive. A new
+attempt goes on from the last checkpoint of the one before it: draws made after that checkpoint belong to a history that ended,
+and their groups can be drawn again.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ import math
 import os
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 import psycopg
 from psycopg.types.json import Jsonb
@@ -23,18 +22,15 @@ from psycopg.types.json import Jsonb
 from rftdata.errors import BufferUnavailableError, FencedError, QueryError, RftError
 from rftdata.failpoints import failpoint
 from rftdata.postgres import notify
-from rftdata.postgres.database import Connection, Row, execute, fetch, storable
+from rftdata.postgres.database import Connection, Database, Row, execute, fetch, storable
 from rftdata.postgres.retry import ride_out
+from rftdata.segments.reader import SegmentReader
 from rftdata.training import stored_selection
-from rftdata.training.batch import Batch, SegmentReader
+from rftdata.training.batch import Batch
 from rftdata.training.drawing import Drawing
+from rftdata.training.fence import Fence
 from rftdata.training.sampling import SamplingConfig, checked_formula
 from rftdata.workers import mark_dead_workers, process_lives
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rftdata.postgres.database import Database
 
 ARRAYS = ("token_ids", "loss_mask", "behavior_logprobs")
 
@@ -56,7 +52,6 @@ class Attempt:
         max_refill: int,
     ) -> None:  # fmt: skip
         self.database = database
-        self._run = run
         self._lease_s = lease_s
         self._listener = notify.Listener(database, notify.READY, notify.RUN)
         self._closed = threading.Event()
@@ -67,7 +62,8 @@ class Attempt:
         self._newest_version = self._newest_checkpoint = (
             0  # ids this object got: anything newer is of a try whose answer was lost
         )
-        self._drawing = Drawing(self, reader, self._listener, run, max_refill)
+        self._fence = Fence(database, self.run_id, self.attempt_id, run["name"])
+        self._drawing = Drawing(self._fence, reader, self._listener, run, max_refill)
         self._keeper = threading.Thread(target=self._keep_lease, name="attempt-lease", daemon=True)
         if lease_s is not None:
             self._keeper.start()
@@ -119,7 +115,7 @@ class Attempt:
         attempt = cls(database, reader, run, row, found[0] if found else None, None, max_refill)
         if run["current_attempt_id"] != attempt_id:
             attempt.close()
-            raise attempt.fenced()
+            raise attempt._fence.error()
         return attempt
 
     def draw(
@@ -261,16 +257,9 @@ class Attempt:
         failpoint("trainer.checkpoint_committed")
         return self._newest_checkpoint
 
-    @contextmanager
-    def transaction(self) -> Iterator[Connection]:
-        """A transaction that only the attempt holding the run can commit.
-
-        Raises:
-            FencedError: another attempt holds the run.
-        """
-        with self.database.transaction() as connection:
-            self._fence(connection)
-            yield connection
+    def transaction(self) -> AbstractContextManager[Connection]:
+        """A transaction that only the attempt holding the run can commit: see `Fence.transaction`."""
+        return self._fence.transaction()
 
     def finish(self, outcome: str) -> None:
         """The run has done what was planned."""
@@ -313,17 +302,6 @@ class Attempt:
         except RftError:
             if error is None:  # else it would hide what went wrong first
                 raise
-
-    def _fence(self, connection: Connection) -> None:
-        if not fetch(connection, "fence", run_id=self.run_id, attempt_id=self.attempt_id):
-            raise self.fenced()
-
-    def fenced(self) -> FencedError:
-        """The error of one that was replaced."""
-        return FencedError(
-            f"attempt {self.attempt_id} no longer holds the run {self._run['name']!r}: a newer attempt took it over",
-            todo="end this trainer; the newer one goes on from the last checkpoint",
-        )
 
     def _keep_lease(self) -> None:
         assert self._lease_s is not None

@@ -7,21 +7,16 @@ file into the caller's array in one copy. Shapes: B experiences in slot order, T
 from __future__ import annotations
 
 import copy
-import threading
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rftdata.errors import BufferUnavailableError, PurgedError, QueryError, SegmentCorruptError
-from rftdata.segments.base import ADDRESS_MAX_AGE_S, SegmentAddress, SegmentStore
-from rftdata.segments.codec import SCHEMA, SHAPE_SUFFIX, Array, ColumnReader, purged_rows
-
-if TYPE_CHECKING:
-    from rftdata.postgres.database import Database
+from rftdata.errors import PurgedError, QueryError
+from rftdata.segments.codec import SCHEMA, Array, ColumnReader
+from rftdata.segments.reader import SegmentReader
 
 ROWS = pa.schema(
     [
@@ -30,157 +25,6 @@ ROWS = pa.schema(
         ("importance_weight", pa.float64()), ("num_prompt_tokens", pa.int32()), ("num_response_tokens", pa.int32()),
     ]
 )  # fmt: skip
-
-
-class SegmentReader:
-    """Reads rows of segments.
-
-    A segment's content changes in one way only: a purge writes it anew, elsewhere, with rows emptied. Its address may change at any
-    time: addresses, and the memory mapped at them, are used for at most `ADDRESS_MAX_AGE_S`, far less than old bytes stay, and where
-    an address no longer holds the segment, the database is asked for the new one.
-    """
-
-    def __init__(self, database: Database, store: SegmentStore) -> None:
-        self._database = database
-        self._store = store
-        self._batches: dict[int, pa.RecordBatch] = {}
-        self._purged: dict[int, frozenset[int]] = {}
-        self._columns: dict[tuple[int, str], ColumnReader | None] = {}
-        self._since = time.monotonic()
-        self._lock = threading.Lock()
-
-    def batches(self, segment_ids: Sequence[int]) -> dict[int, pa.RecordBatch]:
-        """Record batches by segment id.
-
-        Raises:
-            SegmentCorruptError: a segment is unknown or cannot be served; with the experiences it holds.
-            BufferUnavailableError: the folder of the segments cannot be read.
-        """
-        batches, damaged = self._load(segment_ids)
-        if damaged:
-            raise self.with_experiences(damaged)[0]
-        return batches
-
-    def damaged(self, segment_ids: Sequence[int]) -> list[SegmentCorruptError]:
-        """Read segments; what is wrong with those that cannot be served, with the experiences they hold.
-
-        Raises:
-            BufferUnavailableError: the folder of the segments cannot be read.
-        """
-        return self.with_experiences(self._load(segment_ids)[1])
-
-    def _load(self, segment_ids: Sequence[int]) -> tuple[dict[int, pa.RecordBatch], list[SegmentCorruptError]]:
-        with self._lock:
-            if len(self._batches) > 4096 or time.monotonic() - self._since > ADDRESS_MAX_AGE_S:
-                self._forget_all()
-            wanted = sorted(set(segment_ids) - set(self._batches))
-            damaged = []
-            addresses = self._addresses(wanted) if wanted else {}
-            for segment_id in wanted:
-                try:
-                    if segment_id not in addresses:
-                        raise SegmentCorruptError(
-                            f"segment {segment_id} is not in rft.segment", segment_id=segment_id,
-                            todo="`rft doctor` lists every affected experience",
-                        )  # fmt: skip
-                    batch = self._batches[segment_id] = self.read(addresses[segment_id])
-                    self._purged[segment_id] = purged_rows(batch)
-                except SegmentCorruptError as error:
-                    damaged.append(error)
-            return {i: self._batches[i] for i in segment_ids if i in self._batches}, damaged
-
-    def read(self, address: SegmentAddress) -> pa.RecordBatch:
-        """The batch at an address, or where it was moved to since the address was looked up.
-
-        Raises:
-            SegmentCorruptError, BufferUnavailableError: see `SegmentStore.read`.
-        """
-        while True:
-            try:
-                return self._store.read(address, verify=True)
-            except (SegmentCorruptError, BufferUnavailableError):
-                now = self._addresses([address.segment_id]).get(address.segment_id)
-                if now is None or now == address:
-                    raise
-                address = now
-
-    def with_experiences(self, errors: Sequence[SegmentCorruptError]) -> list[SegmentCorruptError]:
-        """The errors with the experiences that each segment holds."""
-        if not errors:
-            return []
-        rows = self._database.fetch("experiences_of_segments", segment_ids=[error.segment_id for error in errors])
-        experiences = {row["segment_id"]: row["experience_ids"] for row in rows}
-        return [error.naming(experiences.get(error.segment_id, [])) for error in errors]
-
-    def _addresses(self, segment_ids: Sequence[int]) -> dict[int, SegmentAddress]:
-        rows = self._database.fetch("segment_addresses", segment_ids=list(segment_ids))
-        return {row["segment_id"]: SegmentAddress(**row) for row in rows}
-
-    def _forget_all(self) -> None:
-        for known in (self._batches, self._purged, self._columns):
-            known.clear()
-        self._since = time.monotonic()
-
-    def forget(self) -> None:
-        """Look everything up again."""
-        with self._lock:
-            self._forget_all()
-
-    def purged(self, places: Sequence[tuple[int, int]]) -> list[int]:
-        """Which of some (segment id, row) places, by their index, were purged."""
-        return self._purged_among(self.batches([segment_id for segment_id, _ in places]), places)
-
-    def _purged_among(self, batches: dict[int, pa.RecordBatch], places: Sequence[tuple[int, int]]) -> list[int]:
-        with self._lock:
-            known = {i: self._purged[i] if i in self._purged else purged_rows(batch) for i, batch in batches.items()}
-        marked = {i: rows for i, rows in known.items() if rows}
-        if not marked:  # as nearly always
-            return []
-        return [i for i, (segment_id, row) in enumerate(places) if row in marked.get(segment_id, ())]
-
-    def take(self, places: Sequence[tuple[int, int]], columns: Sequence[str]) -> pa.Table:
-        """Rows at (segment id, row) places, in that order, as list columns; null where a row has no such array or was purged."""
-        batches = self.batches([segment_id for segment_id, _ in places])
-        purged = set(self._purged_among(batches, places))
-        arrays = {}
-        for column in columns:
-            types = {batch.schema.field(column).type for batch in batches.values() if column in batch.schema.names}
-            if column in SCHEMA.names and not types:
-                types = {SCHEMA.field(column).type}
-            if not types:
-                raise _no_such_array(column, batches.values())
-            kind = max(types, key=str)  # a large list where one of several is
-            pieces = [
-                _as_type(batches[segment_id].column(column).slice(row, 1), kind)
-                if column in batches[segment_id].schema.names and i not in purged
-                else pa.nulls(1, kind)
-                for i, (segment_id, row) in enumerate(places)
-            ]
-            arrays[column] = pa.chunked_array(pieces, type=kind).combine_chunks()
-        return pa.table(arrays) if columns else pa.table({})
-
-    def columns(self, segment_ids: Sequence[int], name: str, *, needed: bool = True) -> dict[int, ColumnReader | None]:
-        """One column of some segments; None for those without it.
-
-        Raises:
-            QueryError: none of them has it, though it is needed.
-        """
-        batches = self.batches(segment_ids)
-        with self._lock:
-            for segment_id, batch in batches.items():
-                if (segment_id, name) not in self._columns:
-                    found = ColumnReader(batch, name) if name in batch.schema.names else None
-                    self._columns[segment_id, name] = found
-            readers = {segment_id: self._columns[segment_id, name] for segment_id in batches}
-        if needed and readers and not any(readers.values()):
-            raise _no_such_array(name, batches.values())
-        return readers
-
-    def all_addresses(self) -> Iterator[tuple[SegmentAddress, int]]:
-        """Every segment with the number of rows it should have."""
-        for row in self._database.fetch("all_segments"):
-            num_rows = row.pop("num_rows")
-            yield SegmentAddress(**row), num_rows
 
 
 class Batch:
@@ -347,12 +191,3 @@ def _dtype(column: str, readers: dict[int, ColumnReader | None]) -> np.dtype[Any
         base: np.dtype[Any] = np.dtype(SCHEMA.field(column).type.value_type.to_pandas_dtype())
         return base
     return next(reader.dtype for reader in readers.values() if reader)
-
-
-def _as_type(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    return array if array.type == kind else array.cast(kind)
-
-
-def _no_such_array(name: str, batches: Iterable[pa.RecordBatch]) -> QueryError:
-    known = sorted({column for batch in batches for column in batch.schema.names if not column.endswith(SHAPE_SUFFIX)})
-    return QueryError("no such array", value=name, allowed=", ".join(known))

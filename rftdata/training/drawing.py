@@ -8,32 +8,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from rftdata.errors import PurgedError, QueryError, SegmentCorruptError
 from rftdata.failpoints import failpoint
 from rftdata.postgres import notify
 from rftdata.postgres.database import Row, execute, one, send
 from rftdata.postgres.retry import ride_out
-from rftdata.training.batch import Batch, SegmentReader
-
-if TYPE_CHECKING:
-    from rftdata.training.attempt import Attempt
+from rftdata.segments.reader import SegmentReader
+from rftdata.training.batch import Batch
+from rftdata.training.fence import Fence
 
 
 class Drawing:
     """The draws of one attempt; `Attempt.draw` and `Attempt.release` say what they do.
 
     Args:
+        fence: of the attempt.
         listener: woken when a group becomes ready.
         run: its row.
     """
 
     def __init__(
-        self, attempt: Attempt, reader: SegmentReader, listener: notify.Listener, run: Row, max_refill: int
+        self, fence: Fence, reader: SegmentReader, listener: notify.Listener, run: Row, max_refill: int
     ) -> None:
-        self._attempt = attempt
-        self._keys = {"run_id": attempt.run_id, "attempt_id": attempt.attempt_id}
+        self._fence = fence
+        self._keys = {"run_id": fence.run_id, "attempt_id": fence.attempt_id}
         self._reader = reader
         self._listener = listener
         self._from_selection = bool(run["source_kind"])
@@ -71,7 +70,7 @@ class Drawing:
 
     def _try_draw(self, step: int, num_groups: int) -> tuple[Row, list[Row]]:
         """What `rft.draw_groups` or `rft.draw_selected` says, and the rows drawn; one round trip and one transaction."""
-        with self._attempt.database.connection() as connection, connection.pipeline():
+        with self._fence.database.connection() as connection, connection.pipeline():
             drawn = send(
                 connection, "draw_selected" if self._from_selection else "draw_groups", **self._keys, step=step, wanted=num_groups,
                 max_refill=self._max_refill,
@@ -79,12 +78,12 @@ class Drawing:
             rows = send(connection, "drawn_rows", **self._keys, step=step)
         result = one(drawn)
         if result["outcome"] == "fenced":
-            raise self._attempt.fenced()
+            raise self._fence.error()
         return result, rows.fetchall()
 
     def _refuse_purged(self, step: int) -> None:
         """A stored selection is trained on whole; what was purged of it cannot be passed over silently."""
-        for row in self._attempt.database.fetch("purged_of_draw", **self._keys, step=step):
+        for row in self._fence.database.fetch("purged_of_draw", **self._keys, step=step):
             raise PurgedError(
                 f"experience {row['experience_id']} of the run's stored selection was purged: {row['reason']}",
                 todo="start a new run with the same sampling.source; this one cannot repeat its batches",
@@ -97,7 +96,7 @@ class Drawing:
         reasons = {row["group_id"]: why[row["segment_id"]] for row in lost}
 
         def drop() -> None:
-            with self._attempt.transaction() as connection:
+            with self._fence.transaction() as connection:
                 execute(connection, "release_draws", **self._keys, step=step)
                 execute(
                     connection, "drop_damaged_groups", **self._keys, group_ids=list(reasons),
@@ -106,15 +105,15 @@ class Drawing:
                 execute(connection, "reopen_stale_groups", **self._keys)
 
         ride_out(drop)
-        notify.notify(self._attempt.database, notify.READY)
+        notify.notify(self._fence.database, notify.READY)
 
     def release(self, batch: Batch) -> None:
         """See `Attempt.release`."""
         ride_out(lambda: self._release(batch.step))
-        notify.notify(self._attempt.database, notify.READY)
+        notify.notify(self._fence.database, notify.READY)
 
     def _release(self, step: int) -> None:
-        with self._attempt.transaction() as connection:
+        with self._fence.transaction() as connection:
             if self._from_selection:
                 execute(connection, "release_selected", **self._keys, step=step)
                 execute(connection, "restore_selection", **self._keys)

@@ -12,20 +12,17 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from psycopg.types.json import Jsonb
 
 from rftdata.errors import ConfigError
 from rftdata.pipeline.verdicts import ready_groups
 from rftdata.postgres import notify
-from rftdata.postgres.database import Connection, Row, execute, fetch
+from rftdata.postgres.database import Connection, Database, Row, execute, fetch
 from rftdata.training.attempt import refuse_if_held, start_attempt
 from rftdata.workers import mark_dead_workers
 from rftdata.writing.writer import NO_PIPELINE
-
-if TYPE_CHECKING:
-    from rftdata.postgres.database import Database
 
 
 def rewind(database: Database, run_id: int, step: int, *, keep_rollouts: bool = False) -> None:

@@ -18,18 +18,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import psycopg.errors
 from psycopg.rows import tuple_row
 
 from rftdata.errors import ConflictError, QueryError, SelectionChangedError
-from rftdata.postgres.database import Connection, Row, execute, fetch, limit_statements, queries
+from rftdata.postgres.database import Connection, Database, Row, execute, fetch, limit_statements, queries
 from rftdata.user_code.time_limits import lowered
-
-if TYPE_CHECKING:
-    from rftdata.postgres.database import Database
 
 KINDS = {"experience_id": "experience", "pair_id": "pair"}
 _FACTS = {"experience": "selected_experiences", "pair": "selected_pairs"}

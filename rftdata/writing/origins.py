@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from rftdata.experience import GroupOrigin
+from rftdata.experience import Sequence as Experience
 from rftdata.postgres.database import Connection, copy_rows, jsonb_bytes, storable
-
-if TYPE_CHECKING:
-    from rftdata.experience import GroupOrigin
-    from rftdata.experience import Sequence as Experience
 
 _GROUP = (
     ("group_id", "int8"), ("run_id", "int8"), ("buffer_id", "uuid"), ("origin_run_id", "int8"), ("origin_run", "text"),

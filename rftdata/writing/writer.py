@@ -15,7 +15,6 @@ import uuid
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import psycopg
 from psycopg.types.json import Jsonb
@@ -25,13 +24,10 @@ from rftdata.experience import Group, Sequence, is_complete, successes_and_trial
 from rftdata.failpoints import failpoint
 from rftdata.postgres import notify
 from rftdata.postgres.binary_copy import EXPERIENCE_COLUMNS, ROLLOUT_COLUMNS, copy_bytes, experience_row, rollout_row
-from rftdata.postgres.database import Connection, Cursor, Row, one, send, storable
+from rftdata.postgres.database import Connection, Cursor, Database, Row, one, send, storable
 from rftdata.segments.base import Appended, SegmentStore
 from rftdata.segments.codec import encode
 from rftdata.writing import origins
-
-if TYPE_CHECKING:
-    from rftdata.postgres.database import Database
 
 # The pipeline version of runs without stages: a complete group is drawable as soon as it is written.
 NO_PIPELINE = "none"

@@ -17,7 +17,8 @@ from rftcore.explorer import role as explorer
 from rftcore.pipeline import role as pipeline
 from rftcore.trainer import role as trainer
 from rftcore.trainer.learner import Learner
-from rftdata.pipeline.queue import SealedBatch, SealedQueue
+from rftdata.pipeline.queue import SealedQueue
+from rftdata.pipeline.records import SealedBatch
 from rftdata.training.attempt import Attempt
 from rftdata.training.batch import Batch
 from rftdata.writing.writer import Writer

@@ -12,7 +12,7 @@ import pytest
 from rftcore.engines.base import Decoding
 from rftcore.explorer.rehearsal import StandIn
 from rftcore.explorer.rollouts import RolloutRunner
-from rftcore.rewards import Scorer
+from rftcore.explorer.scorer import Scorer
 from rftcore.workflows import WORKFLOWS
 from rftcore.workflows.task import Task, Turn
 from rftdata import plugins

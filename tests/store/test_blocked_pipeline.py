@@ -36,7 +36,7 @@ def stuck(row, sleeps_on=0, loops_on=0, backtracks_on=0):
         pass
     return True
 """
-WORKER = "from rftdata import time_limits; time_limits.GRACE_S = 0.5; time_limits._SLACK_S = 0.5; from rftcore.cli import main; main()"
+WORKER = "from rftdata.user_code import time_limits; time_limits.GRACE_S = 0.5; time_limits._SLACK_S = 0.5; from rftcore.cli import main; main()"
 
 
 @pytest.fixture

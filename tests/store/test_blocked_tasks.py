@@ -36,7 +36,7 @@ class Compares(Operator):
     def apply(self, table):
         return StageOutcome.keep_all(table.num_rows)
 """
-COMMAND = "from rftdata import time_limits; time_limits.GRACE_S = time_limits._SLACK_S = 0.5; from rftcore.cli import main; main()"
+COMMAND = "from rftdata.user_code import time_limits; time_limits.GRACE_S = time_limits._SLACK_S = 0.5; from rftcore.cli import main; main()"
 
 
 def load(config: Path, *verb: str) -> subprocess.CompletedProcess[str]:

@@ -29,7 +29,7 @@ from rftdata.segments.compaction import (
     commit_moves,
 )
 from rftdata.segments.posix import PosixSegmentStore
-from rftdata.training.batch import SegmentReader
+from rftdata.segments.reader import SegmentReader
 from tests.store_roles import own_group
 
 STEPS = ("close", "copy", "sync", "move", "moved", "bury", "remove", "forget", "cut")

@@ -15,7 +15,7 @@ from rftcore.cli import run_command
 from rftdata import Buffer
 from rftdata.errors import BufferUnavailableError, SegmentCorruptError
 from rftdata.segments.posix import PosixSegmentStore
-from rftdata.training.batch import SegmentReader
+from rftdata.segments.reader import SegmentReader
 from tests.store_roles import Roles
 
 Segment = dict[str, Any]

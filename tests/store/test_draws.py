@@ -11,10 +11,10 @@ import pytest
 
 from rftdata import Buffer
 from rftdata.errors import FencedError, QueryError
-from rftdata.pipeline.queue import plan_evaluations
 from rftdata.postgres.database import execute
 from rftdata.training.attempt import Attempt
 from rftdata.training.batch import Batch
+from rftdata.training.evaluations import plan_evaluations
 from tests.store_roles import Roles, own_group
 
 

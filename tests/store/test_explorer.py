@@ -22,8 +22,8 @@ from rftcore.launch.progress import Progress, line
 from rftcore.reporting.report import build_report
 from rftcore.run.join import JoinedRun
 from rftdata.errors import EngineStoppedError, ModelError, RolloutsFailedError
-from rftdata.pipeline.queue import plan_evaluations
 from rftdata.training.attempt import Attempt
+from rftdata.training.evaluations import plan_evaluations
 from rftdata.workers import Worker
 from tests.models import make_character_tokenizer
 

@@ -13,8 +13,8 @@ import yaml
 from rftcore.cli import run_command
 from rftcore.config import RunConfig, parse_config
 from rftcore.launch.progress import LineView
-from rftcore.launch.summary import buffer_option
 from rftcore.launch.supervisor import _reachable, await_departure
+from rftcore.run.commands import buffer_option
 from rftcore.run.join import Companions, join_run
 from rftcore.run.prepare import find_resumable, stored_config
 from rftdata import Buffer

@@ -8,8 +8,9 @@ import pytest
 
 from rftdata import Buffer
 from rftdata.errors import FencedError
-from rftdata.pipeline.queue import claim_evaluation, claim_groups, plan_evaluations, release_groups
+from rftdata.planning.claims import claim_groups, release_groups
 from rftdata.training.attempt import Attempt
+from rftdata.training.evaluations import claim_evaluation, plan_evaluations
 from rftdata.workers import release_lost_claims
 from tests.store.test_pipeline_worker import rows
 from tests.store_roles import Roles

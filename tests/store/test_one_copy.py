@@ -120,7 +120,7 @@ def test_only_columns_asked_for_are_decoded(buffer: Buffer, batch: Batch) -> Non
 def test_arrow_allocates_nothing_for_the_arrays_of_a_segment(buffer: Buffer, batch: Batch) -> None:
     """Also when a process reads a segment for the first time, checksum and all."""
     from rftdata.segments.posix import PosixSegmentStore
-    from rftdata.training.batch import SegmentReader
+    from rftdata.segments.reader import SegmentReader
 
     (segment_id,) = {address.segment_id for address, _ in buffer.reader.all_addresses()}
     reader = SegmentReader(buffer.database, PosixSegmentStore(Path(buffer.config.segments or "")))

@@ -17,11 +17,13 @@ import rftdata
 from rftdata import Buffer
 from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError, ConflictError
-from rftdata.pipeline.queue import claim_evaluation, claim_groups, claim_sealed_groups, plan_evaluations
+from rftdata.pipeline.queue import claim_sealed_groups
+from rftdata.planning.claims import claim_groups
 from rftdata.postgres import notify, retry
 from rftdata.postgres.database import queries, reads
 from rftdata.postgres.embedded import EmbeddedServer
 from rftdata.training.attempt import Attempt
+from rftdata.training.evaluations import claim_evaluation, plan_evaluations
 from rftdata.workers import Worker
 from tests.store_roles import Roles, own_group
 

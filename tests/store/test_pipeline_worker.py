@@ -20,7 +20,8 @@ from rftcore.pipeline.role import stage_context
 from rftdata import Buffer, labels
 from rftdata.pipeline.budget import RunUsage
 from rftdata.pipeline.queue import SealedQueue, claim_sealed_groups, give_back, read_groups
-from rftdata.pipeline.verdicts import NewTask, Verdicts, commit_verdicts, known_scores
+from rftdata.pipeline.records import NewTask, Verdicts
+from rftdata.pipeline.verdicts import commit_verdicts, known_scores
 from rftdata.planning.planner import Planner
 from rftdata.workers import release_lost_claims
 from tests.store_roles import Roles, own_group, two_sealed_groups

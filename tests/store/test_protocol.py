@@ -24,7 +24,8 @@ from hypothesis.stateful import (
 
 from rftdata import Buffer
 from rftdata.errors import FencedError
-from rftdata.pipeline.queue import ClaimedGroup, SealedBatch
+from rftdata.pipeline.records import SealedBatch
+from rftdata.planning.claims import ClaimedGroup
 from rftdata.training.attempt import Attempt
 from rftdata.training.batch import Batch
 from tests.store_roles import Roles, own_group

@@ -12,7 +12,8 @@ import pytest
 
 from benchmarks.readers import READERS, Loop, beside, experiences, prepare
 from rftdata import Buffer
-from rftdata.pipeline.queue import BATCH_SCHEMA, SealedQueue
+from rftdata.pipeline.queue import SealedQueue
+from rftdata.pipeline.records import BATCH_SCHEMA
 from rftdata.postgres.database import queries
 from tests.store_roles import Roles, own_group
 

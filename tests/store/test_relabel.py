@@ -15,8 +15,8 @@ from operators.chain.build import build_chain
 from operators.chain.chain import Chain
 from rftcore.pipeline.decide import decide
 from rftdata import Buffer, Group, Rollout
-from rftdata.pipeline.queue import ClaimedGroup
 from rftdata.pipeline.verdicts import commit_verdicts
+from rftdata.planning.claims import ClaimedGroup
 from tests.store_roles import Roles, tokens
 
 

@@ -13,7 +13,8 @@ from operators.chain.build import build_chain
 from rftdata import Buffer, labels
 from rftdata.labels import Opinion
 from rftdata.maintenance.purge import purge
-from rftdata.pipeline.verdicts import Question, ask
+from rftdata.pipeline.records import Question
+from rftdata.pipeline.verdicts import ask
 from rftdata.postgres.database import execute
 from tests.store.test_pipeline_worker import rows, run_pipeline
 from tests.store_roles import Roles, two_sealed_groups

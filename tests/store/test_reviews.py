@@ -15,19 +15,8 @@ from rftcore.pipeline.decide import decide
 from rftdata import Buffer, Group, RftError, Rollout, labels
 from rftdata.maintenance.purge import purge
 from rftdata.pipeline.queue import claim_sealed_groups, read_groups
-from rftdata.pipeline.verdicts import (
-    Decision,
-    NewTask,
-    Question,
-    Score,
-    StageCount,
-    Verdicts,
-    ask,
-    commit_verdicts,
-    insert_operator_runs,
-    insert_verdicts,
-    store_scores,
-)
+from rftdata.pipeline.records import Decision, NewTask, Question, Score, StageCount, Verdicts
+from rftdata.pipeline.verdicts import ask, commit_verdicts, insert_operator_runs, insert_verdicts, store_scores
 from rftdata.postgres.database import queries
 from tests.store.test_pipeline_worker import opened_again, rows, run_pipeline
 from tests.store_roles import Roles, two_sealed_groups

@@ -23,7 +23,8 @@ from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError, QueryError, SchemaVersionError
 from rftdata.labels import Opinion
 from rftdata.maintenance import purge
-from rftdata.pipeline.verdicts import Question, ask
+from rftdata.pipeline.records import Question
+from rftdata.pipeline.verdicts import ask
 from rftdata.postgres.database import Database, grant_roles, migrate
 from rftdata.postgres.embedded import EmbeddedServer
 from rftdata.segments.compaction import Compactor

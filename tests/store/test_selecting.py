@@ -12,7 +12,7 @@ import pytest
 from rftdata import Buffer, Rollout
 from rftdata.config import MixingConfig, SelectorConfig
 from rftdata.errors import ConfigError, TaskSourceError
-from rftdata.pipeline.queue import ClaimedGroup
+from rftdata.planning.claims import ClaimedGroup
 from rftdata.planning.planner import Planner
 from rftdata.selectors.difficulty import Difficulty
 from tests.store_roles import Roles

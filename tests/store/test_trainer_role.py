@@ -22,14 +22,11 @@ from rftcore.sync.weights_file import iterate_weights, open_weights
 from rftcore.trainer.role import TrainerRole
 from rftdata import Buffer
 from rftdata.errors import ConfigError, RftError
-from rftdata.pipeline.queue import (
-    claim_evaluation,
-    claim_sealed_groups,
-    fail_evaluation,
-    finish_evaluation,
-)
-from rftdata.pipeline.verdicts import Decision, Verdicts, commit_verdicts
+from rftdata.pipeline.queue import claim_sealed_groups
+from rftdata.pipeline.records import Decision, Verdicts
+from rftdata.pipeline.verdicts import commit_verdicts
 from rftdata.postgres.database import Row
+from rftdata.training.evaluations import claim_evaluation, fail_evaluation, finish_evaluation
 from rftdata.training.sampling import SamplingConfig
 from rftdata.workers import Worker
 from tests.models import make_tiny_model

@@ -9,7 +9,7 @@ import pytest
 from operators.chain.build import build_chain
 from operators.chain.chain import Chain
 from rftdata import Buffer
-from rftdata.pipeline.queue import ClaimedGroup
+from rftdata.planning.claims import ClaimedGroup
 from rftdata.training.attempt import Attempt
 from tests.store.test_pipeline_worker import rows, run_pipeline
 from tests.store_roles import Roles

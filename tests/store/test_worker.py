@@ -13,15 +13,17 @@ import pytest
 
 from rftdata import Buffer
 from rftdata.errors import DiskFullError, QueryError
-from rftdata.pipeline.queue import plan_evaluations
 from rftdata.postgres import notify
 from rftdata.postgres.database import queries
+from rftdata.training.evaluations import plan_evaluations
 from rftdata.workers import Worker
 from tests.store_roles import Roles, own_group
 
 HOLDER = """
 import sys, time, rftdata
-from rftdata.pipeline.queue import claim_evaluation, claim_groups, claim_sealed_groups
+from rftdata.pipeline.queue import claim_sealed_groups
+from rftdata.planning.claims import claim_groups
+from rftdata.training.evaluations import claim_evaluation
 from rftdata.config import BufferConfig
 from rftdata.workers import Worker
 

@@ -13,7 +13,7 @@ from rftdata.user_code import blocked
 BLOCKED = """
 import atexit, sys, threading, time
 from pathlib import Path
-from rftdata import blocked
+from rftdata.user_code import blocked
 
 blocked.report_to(Path(sys.argv[1]))
 if sys.argv[2:]:
@@ -55,7 +55,7 @@ def test_a_call_that_blocks_a_role_outside_its_items_is_reported_to_its_run(tmp_
     script = """
 import sys, time
 from pathlib import Path
-from rftdata import blocked, time_limits
+from rftdata.user_code import blocked, time_limits
 
 time_limits.GRACE_S = 0.2
 blocked.report_to(Path(sys.argv[1]))

@@ -12,7 +12,7 @@ from operators.chain.build import build_chain
 from operators.chain.stage import StageError
 from rftcore.pipeline.decide import decide
 from rftcore.pipeline.patience import Patience
-from rftdata.pipeline.queue import SealedBatch
+from rftdata.pipeline.records import SealedBatch
 from tests.batches import batch_of_groups
 
 poison: set[int] = set()

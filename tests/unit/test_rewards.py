@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rftcore.explorer.failures import FunctionFailedError
-from rftcore.rewards import Scorer
+from rftcore.explorer.scorer import Scorer
 from rftcore.workflows.task import Score, Task, Turn
 from rftdata.errors import PluginError, RftError
 from rftdata.experience import Sequence

@@ -23,7 +23,7 @@ from rftcore.explorer.workflow_loop import WorkflowLoop
 from rftcore.workflows.task import Model, Score, Scorer, Task, Turn
 from rftdata.errors import EngineStoppedError, ModelError
 from rftdata.experience import Group, Rollout, successes_and_trials
-from rftdata.pipeline.queue import ClaimedGroup
+from rftdata.planning.claims import ClaimedGroup
 from rftdata.selectors import Screening
 from rftdata.user_code.blocked import read_report
 from tests.models import make_character_tokenizer

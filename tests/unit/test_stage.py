@@ -18,7 +18,7 @@ from operators.chain.build import build_chain
 from operators.chain.chain import Chain
 from operators.chain.stage import RunOptions, StageError, identify
 from rftdata.errors import ConfigError
-from rftdata.pipeline.verdicts import KnownScore
+from rftdata.pipeline.records import KnownScore
 from tests.batches import batch_of_groups, stored
 
 seen: list[list[str]] = []

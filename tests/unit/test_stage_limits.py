@@ -13,7 +13,7 @@ from operators.chain.build import build_chain
 from operators.chain.stage import RunOptions, StageError, identify
 from rftcore.pipeline.decide import decide
 from rftdata.errors import ConfigError, PluginError, TimeLimitError, time_limit_behind
-from rftdata.pipeline.queue import SealedBatch
+from rftdata.pipeline.records import SealedBatch
 from rftdata.user_code.time_limits import DEFAULT_S, at_most
 from tests.batches import batch_of_groups
 

@@ -189,7 +189,7 @@ def test_a_forked_child_has_limits_of_its_own() -> None:
 SCRIPT = """
 import ctypes, re, sys
 from pathlib import Path
-from rftdata import time_limits
+from rftdata.user_code import time_limits
 
 time_limits.GRACE_S = 0.2
 time_limits._SLACK_S = 0.2
@@ -250,7 +250,7 @@ def test_code_that_holds_the_interpreters_lock_ends_the_process_with_a_report(tm
 def test_a_timer_that_was_handed_over_is_neither_set_nor_cancelled() -> None:
     script = """
 import faulthandler, time
-from rftdata import time_limits
+from rftdata.user_code import time_limits
 
 time_limits._IDLE_S = time_limits._HEARTBEAT_S = 0.05
 time_limits.call(lambda: None, 600, "an earlier call")

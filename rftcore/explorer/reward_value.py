@@ -1,0 +1,53 @@
+"""What a reward may return: finite numbers, or a mapping of names to them."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+from rftcore.workflows.task import Task
+from rftdata.errors import RftError
+
+
+def checked_value(name: str, value: Any, task: Task) -> float | dict[str, float]:
+    """What a reward returned, as plain numbers.
+
+    Raises:
+        RftError: it is no finite number and no mapping of names to such; nothing is converted silently.
+    """
+    if isinstance(value, Mapping):
+        return {str(key): _number(f"{name}, part {key!r},", part, task) for key, part in value.items()}
+    return _number(name, value, task)
+
+
+def _number(name: str, value: Any, task: Task) -> float:
+    if isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    raise RftError(
+        # The value as text: it comes from another process, and not everything can be sent.
+        f"the reward {name} returned {_what(value)} for the task {task.task_key!r} of {task.taskset!r}",
+        allowed="a finite number, or a mapping of names to finite numbers", todo=_advice(value),
+    )  # fmt: skip
+
+
+def _what(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        return f"{value}, which is not finite,"
+    try:
+        shown = reprlib.repr(value)
+    except Exception:  # noqa: BLE001 - the user's own class
+        shown = "(without a text form)"
+    return f"{shown}, a value of type {type(value).__name__},"
+
+
+def _advice(value: Any) -> str:
+    if isinstance(value, bool):
+        return "return float(…) of the condition"
+    if value is None:
+        return "return 0.0 where there is nothing to reward; a branch without `return` returns None"
+    return "correct the reward function"

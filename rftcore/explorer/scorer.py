@@ -1,0 +1,79 @@
+"""Scoring a turn: every reward function called under its time limit, in this process or in one of its own, and its value checked."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+from rftcore.explorer.reward_processes import RewardProcesses
+from rftcore.explorer.reward_value import checked_value
+from rftcore.rewards import load_rewards
+from rftcore.workflows.task import Score, Task, Turn
+
+DEFAULT_TIMEOUT_S = 60.0
+
+
+class Scorer:
+    """Scores a turn by the sum of the named rewards.
+
+    A part is called by its function's name or its key in the function's mapping; where that name is taken already, by the
+    name in the configuration as well (`./b.py:score`, `./b.py:score.accuracy`).
+
+    Args:
+        names: rewards as the configuration names them.
+        base_dir: folder of the configuration file.
+        timeout_s: a call of a plain function that takes longer fails.
+        limit: the setting that it comes from, for people; explorer.reward_timeout_s by default.
+        max_processes: most processes for plain functions.
+
+    Raises:
+        PluginError: a name that is unknown or does not load.
+    """
+
+    def __init__(
+        self, names: list[str], base_dir: Path, *, timeout_s: float = DEFAULT_TIMEOUT_S, limit: str = "",
+        max_processes: int = 8,
+    ) -> None:  # fmt: skip
+        limit = limit or f"explorer.reward_timeout_s = {timeout_s:g} s"
+        self._functions = load_rewards(names, base_dir)
+        outside = [name for name, function in self._functions.items() if not _runs_here(function)]
+        self._processes = RewardProcesses(outside, base_dir, timeout_s, limit, max_processes) if outside else None
+
+    async def __call__(self, turn: Turn, task: Task) -> Score:
+        """The sum and its parts.
+
+        Raises:
+            RftError: a reward returned something else than finite numbers.
+            FunctionFailedError: a plain function failed. An async one raises what it raises.
+        """
+        parts: dict[str, float] = {}
+        total = 0.0
+        for name in self._functions:
+            value = await self._value(name, turn, task)
+            if isinstance(value, dict):
+                named = [(key, f"{name}.{key}", part) for key, part in value.items()]
+            else:
+                named = [(name.rpartition(":")[2], name, value)]
+            for short, qualified, part in named:
+                parts[qualified if short in parts else short] = part
+                total += part
+        return Score(total, parts)
+
+    async def _value(self, name: str, turn: Turn, task: Task) -> float | dict[str, float]:
+        function = self._functions[name]
+        if self._processes is not None and not _runs_here(function):
+            return await self._processes.call(name, turn, task)
+        value = function(turn, task)
+        return checked_value(name, await value if inspect.isawaitable(value) else value, task)
+
+    def close(self) -> None:
+        """End the processes."""
+        if self._processes is not None:
+            self._processes.close()
+
+
+def _runs_here(function: Any) -> bool:
+    call = getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__ is an async function, too
+    asynchronous = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+    return asynchronous or bool(getattr(function, "runs_in_explorer", False))

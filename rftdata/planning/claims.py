@@ -1,0 +1,59 @@
+"""Groups that an explorer claims: leased rows, taken with SKIP LOCKED and kept alive by the worker's heartbeat."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from rftdata.failpoints import failpoint
+from rftdata.postgres.database import Database, Row
+from rftdata.postgres.retry import ride_out
+
+
+@dataclass(frozen=True)
+class ClaimedGroup:
+    """A group to roll out, and its task."""
+
+    group_id: int
+    claim_token: int
+    explore_step: int
+    ordinal: int
+    group_size: int
+    task_id: int
+    taskset: str
+    task_key: str
+    payload: dict[str, Any]
+
+
+def claim_groups(
+    database: Database, run_id: int, worker_id: int, *, last_step: int, count: int, lease_s: float,
+    held: Collection[int] | None = None,
+) -> list[ClaimedGroup]:  # fmt: skip
+    """Up to `count` planned groups of explorer steps up to `last_step`, in planning order.
+
+    Args:
+        held: every group this worker works on, by which a restart of the database can be ridden out: what a claim whose answer was
+            lost took beside them is given back. None raises instead.
+    """
+
+    def claim() -> list[Row]:
+        return database.fetch(
+            "claim_groups", run_id=run_id, worker_id=worker_id, last_step=last_step, count=count, lease_s=lease_s
+        )
+
+    def give_back() -> None:
+        database.run("release_groups_but", worker_id=worker_id, held=list(held or ()))
+
+    rows = claim() if held is None else ride_out(claim, between=give_back)
+    if rows:
+        failpoint("explorer.claimed")
+    names = ClaimedGroup.__dataclass_fields__
+    return sorted(
+        (ClaimedGroup(**{name: row[name] for name in names}) for row in rows), key=lambda g: (g.explore_step, g.ordinal)
+    )
+
+
+def release_groups(database: Database, worker_id: int) -> int:
+    """Give back the groups this worker holds; the number of them."""
+    return ride_out(lambda: database.run("release_groups_but", worker_id=worker_id, held=[]))

@@ -1,0 +1,32 @@
+"""What a plan is told: step sizes, refills and the tasksets to plan for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rftdata.config import MixingConfig, SelectorConfig, TasksetConfig
+
+
+@dataclass(frozen=True)
+class PlanConfig:
+    """What planning needs of a run's configuration.
+
+    Attributes:
+        fresh_share: new groups per group of a batch.
+        max_waiting_groups: nothing is planned while this many groups wait for the pipeline; None is no limit.
+    """
+
+    tasksets: tuple[TasksetConfig, ...]
+    selector: SelectorConfig
+    seed: int
+    batch_groups: int
+    group_size: int
+    max_refill: int
+    interval: int
+    offset: int
+    source: str = "explorer"
+    fresh_share: float = 1.0
+    base_dir: Path | None = None
+    max_waiting_groups: int | None = None
+    mixing: MixingConfig = field(default_factory=MixingConfig)

@@ -1,0 +1,47 @@
+"""The fencing of a run's attempts: only the newest one writes.
+
+The attempt's id is the fencing token: every transaction first locks the run row in share mode and finds its own id there, so a
+trainer that was replaced can do nothing any more, however late it wakes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rftdata.errors import FencedError
+from rftdata.postgres.database import Connection, Database, fetch
+
+
+class Fence:
+    """What one attempt may still write.
+
+    Attributes:
+        database: where the run is.
+        run_id, attempt_id: keys.
+    """
+
+    def __init__(self, database: Database, run_id: int, attempt_id: int, run_name: str) -> None:
+        self.database = database
+        self.run_id = run_id
+        self.attempt_id = attempt_id
+        self._run_name = run_name
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """A transaction that only the attempt holding the run can commit.
+
+        Raises:
+            FencedError: another attempt holds the run.
+        """
+        with self.database.transaction() as connection:
+            if not fetch(connection, "fence", run_id=self.run_id, attempt_id=self.attempt_id):
+                raise self.error()
+            yield connection
+
+    def error(self) -> FencedError:
+        """The error of an attempt that was replaced."""
+        return FencedError(
+            f"attempt {self.attempt_id} no longer holds the run {self._run_name!r}: a newer attempt took it over",
+            todo="end this trainer; the newer one goes on from the last checkpoint",
+        )
