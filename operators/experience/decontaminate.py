@@ -48,7 +48,7 @@ class _Index:
         return np.where(self.hashes[place] == hashes, self.texts[place], -1)
 
 
-class Decontaminate(Operator):
+class Decontaminate(Operator, revision=1):
     """Drops each row in which a larger share than `max_share` of the n-grams of one of its `columns` is in the evaluation set."""
 
     class Config(StageConfig):

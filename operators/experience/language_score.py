@@ -21,7 +21,7 @@ from operators.base import Operator, StageConfig, StageContext, StageOutcome
 from rftdata.errors import ConfigError, PluginError
 
 
-class LanguageScore(Operator):
+class LanguageScore(Operator, revision=1):
     """Scores `language` and `language_probability` (0 to 1); both null where the text is null or blank."""
 
     class Config(StageConfig):

@@ -236,7 +236,7 @@ class AskingOperator(Operator):
         self._context = context
         if self._asker is None and self.config.endpoint is not None:
             sampling = Sampling(self.config.max_tokens, self.config.temperature, self.config.seed)
-            name = f"{self.shown}/{self.counted_as}"
+            name = f"{self.place.name}/{self.counted_as}"
             meter = Meter(name, self.config.budget, context.usage, self.config.max_tokens)
             self._asker = Asker(open_endpoint(self.config.endpoint, context, sampling, meter))
 

@@ -55,7 +55,7 @@ class Allow(StageConfig):
     )
 
 
-class Sql(Operator):
+class Sql(Operator, revision=1):
     """Runs `query` over the batch, by the rules above."""
 
     class Config(StageConfig):

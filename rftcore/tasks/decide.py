@@ -14,9 +14,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from operators.base import CreatedGroup
+from operators.base import CreatedGroup, UnavailableError
 from operators.chain.chain import Chain, ChainResult
-from operators.chain.stage import SilentEndpointError, StageError
+from operators.chain.stage import StageError
 from rftcore.pipeline.decide import NUM_LATE_FIRST, late_row, without_row
 from rftcore.tasks.changes import Changes
 from rftdata.errors import OperatorError, time_limit_behind
@@ -76,10 +76,10 @@ def _decide(chain: Chain, database: Database, batch: TaskBatch, decided: Decided
     try:
         result = chain.run(batch.table, 1, known=known, watch=changes.watch)
     except StageError as error:
-        if not isinstance(error.__cause__, SilentEndpointError):
+        if not isinstance(error.__cause__, UnavailableError):
             raise
         # No task does it. Halves would be asked about in vain, and all be excluded.
-        raise SilentEndpointError(error.what, value=error.value, todo=error.todo) from error
+        raise UnavailableError(error.what, value=error.value, todo=error.todo) from error
     _refuse(result)
     decided.decisions += changes.decisions(result)
     decided.stages += [_count(run) for run in result.stages]
