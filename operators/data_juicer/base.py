@@ -40,7 +40,7 @@ class JuicerOperator(Operator):
 
     # Some run a model, and some ask an endpoint about each row.
     seconds_per_row = 10.0
-    prepare_timeout_s = None
+    prepare_timeout_s = None  # Data-Juicer is imported, and operators fetch models
 
     def __init__(self, name: str, args: object) -> None:
         super().__init__(StageConfig())

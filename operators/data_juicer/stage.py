@@ -12,7 +12,8 @@ A filter's statistics become columns (`dj_text_len`; `prefix: prompt_` makes it 
 scores: stored, and not computed again when only the bounds change, since bounds are looked at in `decide`. So are the tags of
 a mapper that only tags. Other mappers change columns for the later stages only: what was sampled stays as it is in the
 buffer. A deduplicator or selector decides within the batch it is given. A mapper that makes several rows of one is refused on
-experiences; on tasks each becomes a new task, and the old one is dropped. Groupers, aggregators and pipelines are refused.
+experiences; on tasks each becomes a new task, and the old one is dropped. Groupers and
+aggregators are stages of modules of their own; pipelines are refused.
 
 `mode: ray` spreads a stage over a Ray cluster (`operators.data_juicer.over_ray`). Whole recipes: `operators.data_juicer.recipe`.
 """

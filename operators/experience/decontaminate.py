@@ -65,6 +65,7 @@ class Decontaminate(Operator, revision=1):
         )
 
     rowwise = True
+    prepare_timeout_s = None  # an evaluation set may be large
 
     def __init__(self, config: StageConfig) -> None:
         super().__init__(config)

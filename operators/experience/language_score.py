@@ -34,6 +34,7 @@ class LanguageScore(Operator, revision=1):
         max_characters: int = Field(1000, ge=20, description="The text is looked at up to here.")
 
     rowwise = True
+    prepare_timeout_s = None  # a model is loaded
 
     def __init__(self, config: StageConfig) -> None:
         super().__init__(config)

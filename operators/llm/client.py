@@ -224,6 +224,7 @@ class AskingOperator(Operator):
 
     # Each of its calls has a limit of its own (`endpoint.timeout_s`); this is for what would still not end.
     seconds_per_row = 60.0
+    prepare_timeout_s = None  # a judge may be loaded in this process
     counted_as = ""
     _asker: Asker | None = None
     _context: StageContext | None = None

@@ -80,6 +80,7 @@ class Sql(Operator, revision=1):
 
     reads = None
     writes = None
+    prepare_timeout_s = None  # reference tables may be large
 
     @classmethod
     def from_args(cls, args: object) -> Operator:
