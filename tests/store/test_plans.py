@@ -164,17 +164,20 @@ def test_labels_read_no_more_rows_when_many_groups_can_be_drawn_and_none_could_w
     with hasty.database.connection() as connection:
         connection.execute("UPDATE rft.worklist SET available = false")
         connection.execute("ANALYZE rft.worklist")
-    rewards = itertools.cycle([0.25, 0.75])
+    ids = itertools.count(1, BATCH)
 
     def label() -> None:
-        labels.set_rewards(hasty, dict.fromkeys(range(1, BATCH + 1), next(rewards)), author="ada")
+        first = next(ids)
+        labels.set_rewards(hasty, dict.fromkeys(range(first, first + BATCH), 0.25), author="ada")
 
-    few = rows_read(hasty, label)
-    for first in range(0, 700, 100):
-        roles.insert(*groups(first, 100))
-    while roles.decide():
-        pass
-    many = rows_read(hasty, label)
+    def store(first: int, end: int) -> int:
+        for key in range(first, end, 100):
+            roles.insert(*groups(key, 100))
+        while roles.decide():
+            pass
+        return rows_read(hasty, label)
+
+    few, many = store(0, 800), store(800, 3000)
     assert 0 < many < 1.5 * few, (few, many)
 
 
