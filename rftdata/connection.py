@@ -58,8 +58,8 @@ def open(
         if config.segments is None:
             raise BufferUnavailableError(
                 "a buffer on a server needs a folder for its arrays",
-                allowed="a folder all processes see",
-                todo="set buffer.segments, or RFT_SEGMENTS for commands without a configuration",
+                allowed="a folder that all processes see",
+                todo="set buffer.segments in the configuration, or for a command without one: export RFT_SEGMENTS=FOLDER",
             )
         database = Database(config.uri, application=application, patience_s=patience_s)
     else:
