@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from operators.base import Operator
+from operators.chain.chain import Chain
+from rftcore.explorer.config import ExplorerConfig
 from rftdata.errors import ConfigError
 
 if TYPE_CHECKING:
-    from operators.base import Operator
-    from operators.chain.chain import Chain
-    from rftcore.algorithms.base import Rule
-    from rftcore.explorer.config import ExplorerConfig
+    from rftcore.algorithms.base import Rule  # imports torch
 
 
 def check_sampling(algorithm: Rule, explorer: ExplorerConfig) -> None:

@@ -126,13 +126,13 @@ def without_people(chain: Chain, batch: SealedBatch, known: Known, *, patient: b
     """What the chain decides when every open question is answered with its `otherwise`; `patient` as in `decide`."""
     decided = decide(chain, batch, known, patient=patient)
     answers: dict[int, dict[str, str]] = {}
-    computed, known = list(decided.verdicts.scores), {key: dict(scores) for key, scores in known.items()}
+    computed, scored = list(decided.verdicts.scores), {key: dict(scores) for key, scores in known.items()}
     while decided.verdicts.questions:
-        remember(known, decided.verdicts.scores)
+        remember(scored, decided.verdicts.scores)
         for question in decided.verdicts.questions:
             answers.setdefault(question.experience_id, {})[question.name] = question.otherwise
         batch.table = _answered(batch.table, answers)
-        decided = decide(chain, batch, known, patient=patient)
+        decided = decide(chain, batch, scored, patient=patient)
         computed += decided.verdicts.scores
     decided.verdicts.scores = newest(computed)
     return decided
