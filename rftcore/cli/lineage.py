@@ -61,6 +61,7 @@ def lineage(
             print_rows(*_of_checkpoint(found, run, checkpoint), as_json=as_json)
             return
         check_experience(found, experience)
+        columns: tuple[str, ...]
         if origin:
             rows = _hops(database, experience)
             columns, none = (
