@@ -108,8 +108,9 @@ def status(buffer: BufferOption = None, as_json: JsonOption = False) -> None:
         idle_stop_s = limit_s if running and limit_s else None
         print_json({"folder": str(server.folder), "running": running, "idle_stop_s": idle_stop_s, "sessions": sessions})
         return
-    until = f"until {limit_s:g} s after its last use" if limit_s else "until `rft db stop`"
-    print(f"{server.folder}: {f'running {until}' if running else 'stopped'}")
+    print(f"{server.folder}: {'running' if running else 'stopped'}")
+    if running:
+        print(f"it stops {limit_s:g} s after its last use" if limit_s else "it runs until `rft db stop`")
     if sessions:
         print_rows(sessions)
 

@@ -239,7 +239,7 @@ def test_a_reward_that_is_no_finite_number_is_refused_with_the_value_and_what_is
     }  # fmt: skip
     for arguments, words in refused.items():
         code, _, err = rft(capsys, *arguments)
-        assert code == 1 and re.search(words.replace("(got nan)", r"\(got nan\)"), err), err
+        assert code == 2 and re.search(words.replace("(got nan)", r"\(got nan\)"), err), err
     assert "Infinity" not in rft(capsys, "sql", "select reward from rft.experience")[1]
 
 
@@ -257,7 +257,7 @@ def test_what_has_no_history_is_said_in_words(run: StoredRun, capsys: pytest.Cap
         assert rft(capsys, *arguments) == (0, f"{words}\n", ""), arguments
         assert json.loads(rft(capsys, *arguments, "--json")[1]) == []
     code, out, err = rft(capsys, "label", "history", "99")
-    assert (code, out) == (1, "") and "there is no such experience (got 99)" in err
+    assert (code, out) == (2, "") and "there is no such experience (got 99)" in err
 
 
 def test_help_says_which_of_the_two_is_postgresql_and_which_is_duckdb(capsys: pytest.CaptureFixture[str]) -> None:

@@ -211,7 +211,7 @@ def test_a_command_that_does_not_know_the_configuration_leaves_the_limit_as_it_i
     use(folder, 600.0)
     assert run_command(["sql", "select 1", "--buffer", str(folder)]) == 0
     assert run_command(["db", "status", "--buffer", str(folder)]) == 0
-    assert "running until 600 s after its last use" in capsys.readouterr().out
+    assert "it stops 600 s after its last use" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("verb", ["start", "uri"])
@@ -223,7 +223,7 @@ def test_a_server_that_a_command_starts_or_names_to_other_clients_runs_until_it_
     use(folder)  # a configuration does not change that
     assert stays(folder)
     assert run_command(["db", "status", "--buffer", str(folder)]) == 0
-    assert "running until `rft db stop`" in capsys.readouterr().out
+    assert "it runs until `rft db stop`" in capsys.readouterr().out
     assert run_command(["db", "stop", "--buffer", str(folder)]) == 0
     use(folder)
     assert stops(folder)
