@@ -31,6 +31,10 @@ from rftdata.config import allowed_keys
 from rftdata.errors import ConfigError
 from rftdata.pipeline import records
 from rftdata.pipeline.budget import MemoryUsage, UsageLedger
+from rftdata.pipeline.records import CreatedAnswer as CreatedAnswer
+from rftdata.pipeline.records import CreatedGroup as CreatedGroup
+from rftdata.pipeline.records import CreatedTask as CreatedTask
+from rftdata.pipeline.records import Review as Review
 from rftdata.user_code.time_limits import DEFAULT_S
 
 if TYPE_CHECKING:
@@ -42,66 +46,6 @@ BATCH_SCHEMA = records.BATCH_SCHEMA.append(pa.field("priority", pa.float64()))
 
 IDENTITY_COLUMNS = frozenset({"experience_id", "group_id", "rollout_index"})
 """What the chain itself counts and reports by; no stage may change them."""
-
-
-@dataclass(frozen=True)
-class CreatedTask:
-    """A new task that a stage made of an experience or task.
-
-    Attributes:
-        task_key: stable: the same input makes the same key, and a key that exists already is not made again.
-        payload: prompt, answer and metadata, as in `rft.task`.
-        parent_id: the experience (or task) it was made of.
-    """
-
-    taskset: str
-    task_key: str
-    payload: Mapping[str, Any]
-    parent_id: int
-    features: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class CreatedAnswer:
-    """One answer of a created group: a chat without its last turn, the response, its reward, and numbers to be stored with it."""
-
-    messages: Sequence[Mapping[str, Any]]
-    response: str
-    reward: float | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class CreatedGroup:
-    """New experiences, answers to one task; stored as a group of source `synthesis` that goes through the pipeline itself.
-
-    Attributes:
-        task: what they answer; None: the task of the experience they were made of.
-        parent_id: the experience they were made of.
-        key: stable, for a group without a task of its own: of one parent and key there is one group.
-    """
-
-    task: CreatedTask | None
-    parent_id: int
-    answers: Sequence[CreatedAnswer]
-    key: str = ""
-
-
-@dataclass(frozen=True)
-class Review:
-    """What a stage asks a person about a row.
-
-    Attributes:
-        name: of the question; an experience is asked each once.
-        question: for the person.
-        timeout_s: after so many seconds `otherwise` is the answer.
-        otherwise: pass or drop.
-    """
-
-    name: str
-    question: str
-    timeout_s: float
-    otherwise: str
 
 
 @dataclass(frozen=True)

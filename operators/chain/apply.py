@@ -13,8 +13,8 @@ from operators.base import IDENTITY_COLUMNS, Operator, StageOutcome
 from operators.chain.checks import check_created, checked, checked_reasons
 from operators.chain.input_digests import input_digests
 from operators.chain.parts import in_parts
-from operators.chain.stage import Known, Stage, StageScores
-from rftdata.pipeline.records import KnownScore
+from operators.chain.stage import Stage
+from rftdata.pipeline.records import Known, KnownScore, StageScores
 from rftdata.postgres.database import storable
 from rftdata.user_code.time_limits import call
 
@@ -67,7 +67,8 @@ def _scored(
     computed = checked(stage, in_parts(stage, todo), todo)
     fresh = {name: as_stored(pc.cast(computed.columns[name], kind)) for name, kind in operator.scores.items()}
     table = pa.table({"experience_id": todo["experience_id"], **fresh})
-    scores = StageScores(stage.written, stage.score_key, table, digests if missing is None else digests.filter(missing))
+    of_table = digests if missing is None else digests.filter(missing)
+    scores = StageScores(stage.written, stage.score_key, table, of_table, operator.error_column)
     if todo.num_rows < given.num_rows:
         merged = {**stored, **{row.pop("experience_id"): row for row in table.to_pylist()}}
         fresh = _stored_columns(stage, ids, merged)

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 from operators.chain.build import build_chain
-from operators.chain.chain import DECISION_SCHEMA
 from operators.chain.stage import StageError
 from rftdata.errors import ConfigError, OperatorError, PluginError
+from rftdata.pipeline.records import DECISION_SCHEMA
 from tests.batches import batch_of_groups
 
 

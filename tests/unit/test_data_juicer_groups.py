@@ -13,9 +13,10 @@ import pytest
 
 from operators.base import CreatedTask, StageContext
 from operators.chain.build import build_chain
-from operators.chain.chain import Chain, ChainResult
+from operators.chain.chain import Chain
 from operators.chain.stage import StageError
 from rftdata.errors import ConfigError
+from rftdata.pipeline.records import Verdicts
 from rftdata.pipeline.tasks import TASK_BATCH_SCHEMA
 from tests.batches import batch_of_groups, batch_of_tasks, stored
 from tests.chat_server import Body, ChatServer, Says
@@ -71,7 +72,7 @@ def columns_after(chain: Chain, table: pa.Table, *names: str) -> list[list[Any]]
     return [seen[-1][name].to_pylist() for name in names]
 
 
-def made(result: ChainResult) -> list[CreatedTask]:
+def made(result: Verdicts) -> list[CreatedTask]:
     return [task for task in result.created if isinstance(task, CreatedTask)]
 
 

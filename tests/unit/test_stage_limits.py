@@ -80,7 +80,7 @@ def limited(name: str, timeout_s: float = 1, **args: Any) -> dict[str, Any]:
 
 
 def decisions(decided: Any) -> dict[int, tuple[bool, str | None]]:
-    return {one.experience_id: (one.kept, one.reason) for one in decided.verdicts.decisions}
+    return {one["experience_id"]: (one["kept"], one["reason"]) for one in decided.decisions.to_pylist()}
 
 
 def test_the_row_at_which_a_rule_loops_is_set_aside_alone_and_the_reason_says_where_it_was() -> None:
@@ -96,7 +96,7 @@ def test_the_row_at_which_a_rule_loops_is_set_aside_alone_and_the_reason_says_wh
     assert f"did not return for experience {late[0]} within 1 s" in reason
     assert "test_stage_limits.py, line" in reason and "in spin" in reason
     # One limit for each row: neither is it retried, nor looked for by halves.
-    assert len([stage for stage in decided.verdicts.stages if stage.error]) == 2
+    assert len([stage for stage in decided.stages if stage.error]) == 2
     assert decided.failed == set(late)
 
 
@@ -107,7 +107,7 @@ def test_the_rows_of_a_stage_that_names_none_are_looked_for_by_halves() -> None:
     decided = decide(chain, groups, patient=True)
     assert decided.failed == {late}
     assert all(kept for key, (kept, _) in decisions(decided).items() if key != late)
-    errors = [stage.error for stage in decided.verdicts.stages if stage.error]
+    errors = [stage.error for stage in decided.stages if stage.error]
     assert errors and all("did not return within 1 s" in error for error in errors)
 
 

@@ -67,10 +67,10 @@ def test_a_stage_that_asks_again_takes_the_answer_it_got() -> None:
     table = batch_of_groups(*[[0.0, 1.0] for _ in reviews])
     both = [text for review in reviews for text in (review, None)]
     result = chain.run(table.append_column("reviews", pa.array(both, pa.string())))
-    assert [row.experience_id for row in result.waiting] == [104, 106, 108]
+    assert [row.experience_id for row in result.questions] == [104, 106, 108]
     decided = {row["experience_id"]: (row["kept"], row["reason"]) for row in result.decisions.to_pylist()}
     assert decided == {100: (True, None), 101: (True, None), 102: (False, "review 'check': drop"), 103: (True, None)}
-    assert len(chain.run(table).waiting) == 5  # a batch without the column
+    assert len(chain.run(table).questions) == 5  # a batch without the column
 
 
 def test_reviews_are_read_only_where_a_stage_may_ask() -> None:
