@@ -40,12 +40,10 @@ def apply_stage(stage: Stage, table: pa.Table, known: Known) -> Applied:
     for name, values in columns.items():
         position = given.schema.get_field_index(name)
         given = given.append_column(name, values) if position < 0 else given.set_column(position, name, values)
-    outcome = call(
-        lambda: StageOutcome(stage.operator.decide(given), columns, created=stage.operator.make_tasks(given)),
-        stage.timeout_s(given.num_rows), stage.on_rows(given),
-    )  # fmt: skip
-    for one in outcome.created:
+    decided = call(lambda: stage.operator.decide(given), stage.timeout_s(given.num_rows), stage.on_rows(given))
+    for one in decided.created:
         check_created(one)
+    outcome = StageOutcome(decided.reasons, columns, created=decided.created)
     return Applied(checked_reasons(outcome, table), scores)
 
 

@@ -18,7 +18,7 @@ import functools
 import hashlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -33,15 +33,15 @@ from operators.base import (
     CreatedTask,
     StageContext,
     StageOutcome,
-    is_ours,
 )
 from operators.chain.apply import Applied, apply_stage
 from operators.chain.batch_pass import Pass
+from operators.chain.groupings import passed_by
 from operators.chain.rules import short_groups, spoilt_rewards, without_reward
 from operators.chain.stage import Stage, at, failed
 from rftdata.errors import OperatorError, PluginError, RftError, TimeLimitError
 from rftdata.pipeline.records import DECISION_SCHEMA, Known, StageRun, Verdicts
-from rftdata.user_code.time_limits import LOADING_S, call
+from rftdata.user_code.time_limits import call
 from rftdata.writing.writer import NO_PIPELINE
 
 MIN_GROUP_SIZE = "min_group_size"
@@ -95,6 +95,11 @@ class Chain:
     def score_keys(self) -> list[str]:
         """Keys under which stored scores are looked up before a run."""
         return list(dict.fromkeys(stage.score_key for stage in self.stages if stage.score_key))
+
+    def passed_by(self, creators: Collection[str]) -> Chain:
+        """The chain for tasks that stages of these names created: without these stages and their groupings."""
+        stages = passed_by(self.stages, creators)
+        return self if len(stages) == len(self.stages) else replace(self, stages=stages)
 
     def prepare(self, context: StageContext | None = None) -> None:
         """Open what stages need (imports, models). A missing package is found here, before the first batch.
@@ -206,12 +211,12 @@ class Chain:
 
 
 def _prepare(stage: Stage, context: StageContext) -> None:
-    """Make a stage ready. Ours may load large models and take as long as they need."""
-    prepare = functools.partial(stage.operator.prepare, context)
-    if is_ours(stage.operator):
+    """Make a stage ready."""
+    prepare, limit_s = functools.partial(stage.operator.prepare, context), stage.operator.prepare_timeout_s
+    if limit_s is None:
         prepare()
         return
-    timeout_s = max(LOADING_S, stage.options.timeout_s or 0.0)
+    timeout_s = max(limit_s, stage.options.timeout_s or 0.0)
     call(prepare, timeout_s, f"`prepare` of stage {stage.index} of the pipeline ({stage.name})", cap=False)
 
 

@@ -21,9 +21,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from operators.base import StageOutcome
+from operators.base import StageOutcome, UnavailableError
 from operators.chain.chain import Chain
-from operators.chain.stage import SilentEndpointError, Stage, StageError
+from operators.chain.stage import Stage, StageError
 from operators.groups import Ints
 from rftdata.errors import time_limit_behind
 from rftdata.pipeline.records import Known, Verdicts, dropped, remember
@@ -101,7 +101,7 @@ class _Isolator:
             # No later pass computes them again.
             self._found.scores += error.scores
             remember(self._known, error.scores)
-            if isinstance(error.__cause__, SilentEndpointError):
+            if isinstance(error.__cause__, UnavailableError):
                 raise  # no row does it
             return error
         self._found.add(verdicts)
@@ -238,7 +238,8 @@ def _units(table: pa.Table) -> Ints:
 
 def _is_long(table: pa.Table) -> bool:
     """Whether the table has so many tasks that, where each of some that are tried alone fails, the others are not asked about in vain."""
-    return table.num_rows > 2 * _PROBES and len(_units(table)) == table.num_rows
+    num_rows: int = table.num_rows
+    return num_rows > 2 * _PROBES and len(_units(table)) == num_rows
 
 
 def _of(table: pa.Table, units: Ints | int) -> pa.Table:

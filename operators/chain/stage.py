@@ -65,10 +65,6 @@ class Stage:
         return f"stage {self.index} of the pipeline ({self.name}) on {len(ids)} row{'s' * (len(ids) > 1)} ({rows})"
 
 
-class SilentEndpointError(OperatorError):
-    """An endpoint said nothing at all, so no smaller batch would help."""
-
-
 class StageError(OperatorError):
     """A stage raised.
 
@@ -126,7 +122,7 @@ def identify(index: int, name: str, operator: Operator, options: RunOptions, bef
     The key covers the stage itself and those before it that changed what it reads, directly or through others. Which rows and values
     they leave it is not in the key: that is compared score by score.
     """
-    shown = _name_among(name, before)
+    shown = name_among(name, [stage.written for stage in before])
     if not operator.scores:
         return Stage(index, shown, operator, options, written=name)
     reads, behind = operator.reads, []
@@ -144,9 +140,9 @@ def identify(index: int, name: str, operator: Operator, options: RunOptions, bef
     return Stage(index, shown, operator, options, hashlib.sha256(text.encode()).hexdigest()[:16], name)
 
 
-def _name_among(name: str, before: Sequence[Stage]) -> str:
-    again = sum(stage.written == name for stage in before)
-    return f"{name}#{again + 1}" if again else name
+def name_among(name: str, before: Sequence[str]) -> str:
+    """The name of a stage in verdicts and reports, behind stages that are written so in YAML."""
+    return f"{name}#{before.count(name) + 1}" if name in before else name
 
 
 def written_columns(operator: Operator) -> frozenset[str] | None:

@@ -16,7 +16,7 @@ import functools
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -122,8 +122,8 @@ def _decide_sets(
             decided.append(decide_tasks(chain, database, taskset, again=again))
         except (OperatorError, TaskSourceError) as error:
             errors.append(error)
-    for error in errors[1:]:
-        print(f"tasks: {error}", file=sys.stderr, flush=True)
+    for later in errors[1:]:
+        print(f"tasks: {later}", file=sys.stderr, flush=True)
     if errors:
         raise errors[0]
     return decided
@@ -224,8 +224,7 @@ def _decide_all(
     for made_by, members in tasks_by_maker(database, ids if rowwise else everything).items():
         if not asked.intersection(members):
             continue
-        stages = [stage for stage in chain.stages if not {stage.name, stage.operator.part_of} & {*made_by}]
-        part = chain if len(stages) == len(chain.stages) else replace(chain, stages=stages, _prepared=True)
+        part = chain.passed_by(made_by)
         size = _BATCH_TASKS if rowwise else len(members)
         for start in range(0, len(members), size):
             batch = reader.read(members[start : start + size])

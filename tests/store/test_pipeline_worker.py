@@ -109,6 +109,7 @@ class AsksAlways(Operator):
     """Asks about every row, without looking at answers."""
 
     reads = frozenset({"response"})
+    asks = None
 
     def apply(self, table: pa.Table) -> StageOutcome:
         asked = Review("check", "Well?", 60.0, "drop")

@@ -76,6 +76,7 @@ class Asks(Operator):
     """Asks a person about the rows without reward."""
 
     reads = frozenset({"reward"})
+    asks = frozenset({"check"})
 
     def apply(self, table: pa.Table) -> StageOutcome:
         asked = Review("check", "Well?", 60.0, "pass")

@@ -14,7 +14,7 @@ from operators.chain.stage import RunOptions, StageError, identify
 from rftcore.pipeline.decide import decide
 from rftdata.errors import ConfigError, PluginError, TimeLimitError, time_limit_behind
 from rftdata.pipeline.records import SealedBatch
-from rftdata.user_code.time_limits import DEFAULT_S, at_most
+from rftdata.user_code.time_limits import DEFAULT_S, LOADING_S, at_most
 from tests.batches import batch_of_groups
 
 HERE = __name__
@@ -169,17 +169,26 @@ def test_building_a_chain_waits_for_no_query_and_no_file_of_a_user(
         build_chain([{"./rules.py:polite": {}}], tmp_path)
 
 
-def test_prepare_of_a_users_stage_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepare_has_the_limit_that_its_class_declares(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(
         "from operators.base import Operator, StageOutcome\n"
+        "from rftdata.user_code import time_limits\n"
         "class Slow(Operator):\n"
+        "    prepare_timeout_s = 0.2\n"
         "    def prepare(self, context):\n"
         "        while True: pass\n"
         "    def apply(self, table):\n"
         "        return StageOutcome.keep_all(table.num_rows)\n"
+        "class Large(Slow):\n"
+        "    prepare_timeout_s = None\n"
+        "    def prepare(self, context):\n"
+        "        self.limit = time_limits.current()\n"
     )
+    assert Operator.prepare_timeout_s == LOADING_S
+    large = build_chain([{"./slow.py:Large": {}}], tmp_path)
+    large.prepare()
+    assert large.stages[0].operator.limit is None  # type: ignore[attr-defined]
     chain = build_chain([{"./slow.py:Slow": {}}], tmp_path)
-    monkeypatch.setattr("operators.chain.chain.LOADING_S", 0.2)
     with pytest.raises(TimeLimitError, match=r"`prepare` of stage 1 of the pipeline \(./slow.py:Slow\) did not return"):
         chain.prepare()
 

@@ -1,13 +1,38 @@
-"""What is read from the source of Data-Juicer's operators."""
+"""The catalogue of Data-Juicer's operators: what it says, that it is up to date, and what happens with another version."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from operators.data_juicer.arguments import _adapter, _wrong, check_types
-from operators.data_juicer.index import index
-from operators.data_juicer.source import DECIDING, facts, stat_type
+from operators.chain.build import build_chain
+from operators.data_juicer.arguments import adapter, check_types, mismatch
+from operators.data_juicer.catalogue import FILE, facts, operator_names
+from rftdata.errors import PluginError
+from scripts.data_juicer_catalogue import DECIDING, render
+
+
+def test_the_catalogue_is_what_the_installed_data_juicer_says() -> None:
+    assert FILE.read_text(encoding="utf-8") == render(), "run scripts/data_juicer_catalogue.py and read the difference"
+    assert FILE.stat().st_size < 1_000_000
+
+
+@pytest.mark.parametrize("entry", ["clean_links_mapper", {"data_juicer": {"process": ["clean_links_mapper"]}}])
+def test_another_version_of_data_juicer_is_refused(
+    entry: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path / "py_data_juicer-1.7.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: py-data-juicer\nVersion: 1.7.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    refused = (
+        r"stage 1 .*\(clean_links_mapper\): the installed Data-Juicer is not the version .*got 'py-data-juicer 1.7.0'"
+        r".*allowed: py-data-juicer 1.6.1; pip install 'py-data-juicer==1.6.1'.*scripts/data_juicer_catalogue.py"
+    )
+    with pytest.raises(PluginError, match=refused):
+        build_chain([entry])  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(
@@ -26,7 +51,7 @@ def test_a_bound_is_what_only_the_decision_looks_at(name: str, bounds: set[str])
 
 
 def test_every_filter_but_four_decides_on_its_statistics_alone() -> None:
-    filters = [name for name, one in index().items() if one.kind == "filter"]
+    filters = [name for name in operator_names() if facts(name).kind == "filter"]
     assert len(filters) > 50
     assert {name for name in filters if not facts(name).splits} == {
         "specified_field_filter",
@@ -37,24 +62,30 @@ def test_every_filter_but_four_decides_on_its_statistics_alone() -> None:
 
 
 def test_statistics_of_parents_are_not_those_of_the_child() -> None:
-    assert facts("llm_quality_score_filter").stats == ("llm_quality_score", "llm_quality_record", "llm_quality_tags")
+    stats = tuple(facts("llm_quality_score_filter").stats)
+    assert stats == ("llm_quality_score", "llm_quality_record", "llm_quality_tags")
 
 
 def test_types_of_statistics() -> None:
-    types = {name: stat_type(name) for name in ("text_len", "lang", "llm_quality_record", "aspect_ratios")}
-    assert types == {
+    of_operators = [
+        facts(f"{name}_filter").stats
+        for name in ("text_length", "language_id_score", "llm_quality_score", "image_aspect_ratio")
+    ]
+    types = {name: kind for stats in of_operators for name, kind in stats.items()}
+    wanted = {
         "text_len": pa.float64(),
         "lang": pa.string(),
         "llm_quality_record": pa.string(),
         "aspect_ratios": pa.list_(pa.float64()),
     }
+    assert types.items() >= wanted.items()
 
 
 def test_every_operator_can_be_read() -> None:
-    found = {name: facts(name) for name in index()}
+    found = {name: facts(name) for name in operator_names()}
     assert found["clean_links_mapper"].plain and not found["python_lambda_mapper"].plain
     assert {name for name, one in found.items() if one.asks} > {"llm_quality_score_filter", "extract_keyword_mapper"}
-    assert found["extract_keyword_mapper"].metas == (("keyword_key", "keyword"),)
+    assert found["extract_keyword_mapper"].metas == (("keyword_key", "keyword", pa.string()),)
     assert found["nlpaug_en_mapper"].draws and not found["text_length_filter"].draws
 
 
@@ -67,12 +98,12 @@ def test_arguments_that_fit_their_types_pass() -> None:
 
 def test_nearly_all_arguments_can_be_checked_and_no_default_is_refused() -> None:
     checked, unknown = 0, []
-    for name in index():
+    for name in operator_names():
         known = facts(name)
         for key in known.arguments or ():
-            adapter = _adapter(known.annotations[key]) if known.annotations[key] else None
+            kind = adapter(known.types[key]) if key in known.types else None
             default = known.defaults.get(key)
-            if adapter is None or (default is not None and _wrong(adapter, default)):
+            if kind is None or (default is not None and mismatch(kind, default)):
                 unknown.append(f"{name}.{key}")
             else:
                 checked += 1
@@ -81,7 +112,7 @@ def test_nearly_all_arguments_can_be_checked_and_no_default_is_refused() -> None
 
 
 def test_mappers_that_make_rows() -> None:
-    assert {name for name in index() if facts(name).makes_rows} == {
+    assert {name for name in operator_names() if facts(name).makes_rows} == {
         "extract_event_mapper", "generate_qa_from_text_mapper", "image_captioning_mapper", "image_diffusion_mapper",
         "latex_figure_context_extractor_mapper", "nlpaug_en_mapper", "nlpcda_zh_mapper", "optimize_prompt_mapper", "text_chunk_mapper",
         "video_captioning_from_audio_mapper", "video_captioning_from_frames_mapper", "video_captioning_from_summarizer_mapper",

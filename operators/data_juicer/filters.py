@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from operators.base import StageContext
-from operators.chain.stage import SilentEndpointError
+from operators.base import StageContext, UnavailableError
 from operators.data_juicer import runtime
 from operators.data_juicer.base import Found, JuicerOperator
+from operators.data_juicer.catalogue import DATA_KEYS
 from operators.data_juicer.columns import column_name, column_of
-from operators.data_juicer.making import reasons_of
 from operators.data_juicer.runtime import STATS, Samples
-from operators.data_juicer.source import stat_type
 from rftdata.errors import OperatorError
 
 
@@ -24,15 +22,14 @@ def statistics(stage: JuicerOperator, samples: Samples, num_rows: int) -> Found:
     samples = runtime.compute_stats(stage.op, samples, num_rows, given)
     if not stage.facts.splits:
         kept = runtime.keeps(stage.op, samples, num_rows)
-        reason = reasons_of(stage.op, stage.name, stage.args)
+        reason = _reasons_of(stage.op, stage.name, stage.args)
         return Found([None if keep else reason(stats) for keep, stats in zip(kept, samples[STATS])])
     stats = samples[STATS]
     columns: dict[str, pa.Array] = {}
     if stage.facts.asks:
         stats, errors = _answered(stage, stats)
         columns[str(stage.error_column)] = pa.array(errors, pa.string())
-    for name in stage.facts.stats:
-        kind = stat_type(name)
+    for name, kind in stage.facts.stats.items():
         columns[column_name(stage.prefix, name)] = column_of([row.get(name) for row in stats], kind)
     return Found(None, columns)
 
@@ -57,7 +54,7 @@ def no_answer(stage: JuicerOperator, what: str, *, is_silent: bool = False) -> O
     model = (
         stage.args.get("api_or_hf_model") or stage.args.get("api_model") or stage.facts.defaults.get("api_or_hf_model")
     )
-    kind = SilentEndpointError if is_silent else OperatorError
+    kind = UnavailableError if is_silent else OperatorError
     return kind(
         f"{stage.name} got no answer that it understands for any of {what}", value=model,
         todo="check that the endpoint runs and knows the model (api_endpoint, model_params.base_url, OPENAI_BASE_URL)",
@@ -91,7 +88,7 @@ def decisions(stage: JuicerOperator, table: pa.Table) -> pa.Array:
     scored = [row for row in stats if row]
     with runtime.missing_package_named():
         kept = runtime.keeps(stage.op, {STATS: scored}, len(scored)) if scored else []
-    reason = reasons_of(stage.op, stage.name, stage.args)
+    reason = _reasons_of(stage.op, stage.name, stage.args)
     if len(scored) == table.num_rows:
         return pa.array([None if keep else reason(row) for keep, row in zip(kept, stats)], pa.string())
     answers = iter(kept)
@@ -108,3 +105,42 @@ def _unscored(stage: JuicerOperator, table: pa.Table, position: int) -> str:
             return stage.unreadable(source.written)
     why = table[stage.error_column][position].as_py() if stage.error_column else None
     return f"{stage.name} has no statistic for it" + (f": {why}" if why else "")
+
+
+def _reasons_of(op: Any, name: str, args: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], str]:
+    """What to say of a dropped row: the statistic against the bound it broke, as in `text_len 3 < min_len 10`."""
+    bounds = {
+        key: value
+        for key, value in vars(op).items()
+        if key.startswith(("min_", "max_")) and isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    lower = [(f"< {key} {_number(value)}", value) for key, value in bounds.items() if key.startswith("min_")]
+    upper = [(f"> {key} {_number(value)}", value) for key, value in bounds.items() if key.startswith("max_")]
+    wanted = ", ".join(f"{key} {value}" for key, value in (args or bounds).items() if key not in DATA_KEYS)
+
+    def reason(stats: Mapping[str, Any]) -> str:
+        if len(stats) == 1:
+            ((statistic, value),) = stats.items()
+            if isinstance(value, int | float):
+                for bound, limit in lower:
+                    if value < limit:
+                        return f"{statistic} {_number(value)} {bound}"
+                for bound, limit in upper:
+                    if value > limit:
+                        return f"{statistic} {_number(value)} {bound}"
+        found = ", ".join(
+            f"{key} is {_number(value)}" for key, value in stats.items() if isinstance(value, int | float | str | list)
+        )
+        return f"{name}: {found or 'its condition is false'}" + (f" ({wanted})" if wanted else "")
+
+    return reason
+
+
+def _number(value: object) -> str:
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, list):
+        return "[" + ", ".join(_number(inner) for inner in value) + "]"
+    if isinstance(value, float):
+        return f"{int(value)}" if value.is_integer() and abs(value) < 1e15 else f"{value:.6g}"
+    return str(value)

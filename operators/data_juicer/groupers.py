@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from operators.base import StageContext, StageOutcome
 from operators.data_juicer import runtime
-from operators.data_juicer.base import JuicerOperator
+from operators.data_juicer.base import JuicerOperator, on_tasks
 from operators.data_juicer.columns import make_plan, plain
 from operators.data_juicer.runtime import ROW
 from rftdata.errors import ConfigError
@@ -40,6 +40,10 @@ _LONGEST_NAME = 200
 class GrouperStage(JuicerOperator):
     """`key_value_grouper` and `naive_grouper`."""
 
+    def __init__(self, name: str, args: object) -> None:
+        super().__init__(name, args)
+        self.group_column = self.prefix + GROUP
+
     def validate_schema(self, schema: pa.Schema) -> pa.Schema:
         keys = self._keys
         if not on_tasks(schema) and "group_id" not in keys:
@@ -49,14 +53,13 @@ class GrouperStage(JuicerOperator):
                 value=keys or self.name, allowed="key_value_grouper: {group_by_keys: [group_id, …]}",
                 todo="add group_id to its group_by_keys, or group the tasks (pipelines.task)",
             )  # fmt: skip
-        self._schema = schema
         # With keys of its own it looks at nothing else.
         reads = replace(self.facts, data_keys=frozenset()) if keys or self.name == "naive_grouper" else self.facts
         self._plan = make_plan(reads, self.args, self.prefix, schema)
         self.reads = self._plan.reads
-        self.writes = frozenset({self.prefix + GROUP})
+        self.writes = frozenset({self.group_column})
         # How many columns there are tells one grouping from an earlier one under the same name.
-        named = pa.field(self.prefix + GROUP, pa.string(), metadata={FOUND: str(len(schema.names))})
+        named = pa.field(self.group_column, pa.string(), metadata={FOUND: str(len(schema.names))})
         position = schema.get_field_index(named.name)
         return schema.append(named) if position < 0 else schema.set(position, named)
 
@@ -80,7 +83,7 @@ class GrouperStage(JuicerOperator):
             name = self._name_of(rows[group[ROW][0]])
             for row in group[ROW]:
                 names[row] = name
-        return StageOutcome.keep_all(table.num_rows, {self.prefix + GROUP: pa.array(names, pa.string())})
+        return StageOutcome.keep_all(table.num_rows, {self.group_column: pa.array(names, pa.string())})
 
     def _name_of(self, row: Mapping[str, Any]) -> str:
         """The keys that the rows of a group have in common; where these are long, their digest."""
@@ -112,11 +115,6 @@ class ReverseGrouperStage(JuicerOperator):
 
     def apply(self, table: pa.Table) -> StageOutcome:
         return StageOutcome.keep_all(table.num_rows)
-
-
-def on_tasks(schema: pa.Schema) -> bool:
-    """Whether batches are of tasks."""
-    return "task_key" in schema.names
 
 
 def group_position(schema: pa.Schema, prefix: str) -> int:

@@ -11,6 +11,7 @@ These operators swallow what an endpoint raises and leave a part out, or all: su
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 import threading
@@ -20,12 +21,20 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from operators.base import CreatedTask, StageContext, StageOutcome
+from operators.base import CreatedTask, Place, StageContext, StageOutcome
 from operators.data_juicer import runtime
-from operators.data_juicer.base import JuicerOperator, with_columns
+from operators.data_juicer.base import JuicerOperator, on_tasks, with_columns
 from operators.data_juicer.columns import Source, column_name, column_of, plain, reference_source, unpacked
-from operators.data_juicer.filtering import NO_ANSWER, no_answer
-from operators.data_juicer.grouping import FOUND, GROUP, found_about, group_position, grouping, on_tasks
+from operators.data_juicer.filters import NO_ANSWER, no_answer
+from operators.data_juicer.groupers import (
+    FOUND,
+    GROUP,
+    GrouperStage,
+    ReverseGrouperStage,
+    found_about,
+    group_position,
+    grouping,
+)  # fmt: skip
 from operators.data_juicer.runtime import BATCH_META, META
 from rftdata.errors import ConfigError, OperatorError
 
@@ -34,15 +43,7 @@ _OF_TASKS = frozenset({"task_key", "taskset"})
 
 
 class AggregatorStage(JuicerOperator):
-    """One aggregator.
-
-    Attributes:
-        is_on_tasks: whether batches are of tasks.
-        ends: whether it makes a task of every group (`operators.data_juicer.closing.close_groupings`).
-    """
-
-    is_on_tasks = False
-    ends = False
+    """One aggregator. On tasks the last one of a grouping that finds something out makes a task of every group."""
 
     def __init__(self, name: str, args: object) -> None:
         super().__init__(name, args)
@@ -50,6 +51,16 @@ class AggregatorStage(JuicerOperator):
         self._why_column = self.error_column = f"{self.prefix}{name}_error"
         self._input: Source | None = None
         self._besides: Sequence[str] = ()
+        self._is_last = False
+
+    def join_chain(self, place: Place) -> None:
+        """Look behind itself for another stage of the grouping that finds something out, or lets the rows go on."""
+        super().join_chain(place)
+        behind = [one for one in place.behind if isinstance(one, JuicerOperator) and one.prefix == self.prefix]
+        rest = itertools.takewhile(lambda one: not isinstance(one, GrouperStage), behind)
+        self._is_last = self.may_make and not any(
+            isinstance(one, ReverseGrouperStage) or (isinstance(one, AggregatorStage) and one.may_make) for one in rest
+        )
 
     @property
     def may_make(self) -> bool:
@@ -73,11 +84,6 @@ class AggregatorStage(JuicerOperator):
         return column_name(self.prefix, re.sub(r"\W+", "_", self._output_name))
 
     @property
-    def names_of_made(self) -> list[str]:
-        """What the metadata of the tasks that it makes of groups has."""
-        return [GROUP, *(name.removeprefix(self.prefix) for name in (*self._besides, self._found_column))]
-
-    @property
     def input(self) -> Source:
         """Where it finds what it aggregates; known once the schema is."""
         assert self._input is not None
@@ -85,7 +91,6 @@ class AggregatorStage(JuicerOperator):
 
     def validate_schema(self, schema: pa.Schema) -> pa.Schema:
         group_position(schema, self.prefix)
-        self.is_on_tasks = on_tasks(schema)
         self._input = found = reference_source(self._input_name, self.prefix, schema)
         if found is None:
             argument = "input_key" if self.may_make else _TAGS
@@ -99,7 +104,10 @@ class AggregatorStage(JuicerOperator):
             raise ConfigError(
                 "an earlier stage makes the column that it would", value=self._found_column, todo="set its output_key"
             )
-        self._besides = found_about(schema, self.prefix) if self.is_on_tasks else ()
+        self._besides = found_about(schema, self.prefix) if on_tasks(schema) else ()
+        if self._is_last and on_tasks(schema):
+            names = [self.group_column, *self._besides, self._found_column]
+            self.replaces_with = [f"metadata.{name.removeprefix(self.prefix)}" for name in names]
         self.reads = frozenset({found.column, self.group_column, *self._besides}) | (_OF_TASKS & set(schema.names))
         self.writes = frozenset()
         self.scores = {self._found_column: pa.string(), self._why_column: pa.string()}
@@ -187,14 +195,14 @@ class AggregatorStage(JuicerOperator):
             found = [one] if one else None
         return _Finding(found, _CALLS.made > 0, _CALLS.heard > 0)
 
-    def decide(self, table: pa.Table) -> pa.Array:
+    def decide(self, table: pa.Table) -> StageOutcome:
         """Where it ends a grouping, every row is dropped: for the task that is made of its group, or because none can be."""
-        if not self.ends:
-            return pa.nulls(table.num_rows, pa.string())
+        if not self.replaces_with:
+            return super().decide(table)
         values, found = self._values(table), table[self._found_column].to_pylist()
         reasons: list[str | None] = []
-        sizes = {
-            name: sum(1 for row in rows if values[row]) for name, rows in _groups(table[self.group_column]).items()
+        groups = {
+            name: [row for row in rows if values[row]] for name, rows in _groups(table[self.group_column]).items()
         }
         for value, text, why, name in zip(
             values, found, table[self._why_column].to_pylist(), table[self.group_column].to_pylist()
@@ -204,19 +212,13 @@ class AggregatorStage(JuicerOperator):
             elif text is None:
                 reasons.append(f"{self.name} made nothing of its group" + (f": {why}" if why else ""))
             else:
-                reasons.append(f"{self.name} made one task of its group of {sizes[name]}")
-        return pa.array(reasons, pa.string())
-
-    def make_tasks(self, table: pa.Table) -> Sequence[CreatedTask]:
-        """One task of every group, where it ends a grouping."""
-        if not self.ends:
-            return []
-        values, found = self._values(table), table[self._found_column].to_pylist()
-        return [
-            self._task(table, name, [row for row in rows if values[row]], values, unpacked(found[rows[0]]))
-            for name, rows in _groups(table[self.group_column]).items()
-            if found[rows[0]] is not None
+                reasons.append(f"{self.name} made one task of its group of {len(groups[name])}")
+        created = [
+            self._task(table, name, rows, values, unpacked(found[rows[0]]))
+            for name, rows in groups.items()
+            if rows and found[rows[0]] is not None
         ]
+        return StageOutcome(pa.array(reasons, pa.string()), created=created)
 
     def _task(self, table: pa.Table, group: str, rows: Sequence[int], values: Sequence[Any], found: Any) -> CreatedTask:
         parents = table["experience_id"].take(pa.array(rows)).to_pylist()
