@@ -32,6 +32,7 @@ WHERE g.run_id = %(run_id)s GROUP BY g.explore_step HAVING count(o.reward) > 0 O
 -- A fork's history begins with steps of its parent (`before_fork`). Their groups, tokens and seconds are the parent's: the fork's own
 -- add up to no more than the time in which it worked.
 SELECT count(*) FILTER (WHERE s.outcome = 'trained') AS trained, count(*) FILTER (WHERE s.outcome = 'skipped') AS skipped,
+       count(*) FILTER (WHERE s.outcome = 'trained' AND (s.metrics ->> 'grad_norm')::float8 = 0) AS without_gradient,
        count(*) FILTER (WHERE NOT o.own) AS before_fork, coalesce(sum(s.num_groups) FILTER (WHERE o.own), 0)::bigint AS num_groups,
        coalesce(sum(s.num_tokens) FILTER (WHERE o.own), 0)::bigint AS num_tokens,
        coalesce(sum(s.wait_seconds) FILTER (WHERE o.own), 0) AS wait_seconds,
