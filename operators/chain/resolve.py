@@ -8,7 +8,7 @@ from pathlib import Path
 from operators import BUILTINS
 from operators.base import Operator
 from operators.chain.row_function import RowFunction
-from operators.data_juicer.index import operator_names
+from operators.data_juicer.catalogue import operator_names
 from operators.data_juicer.stage import juicer_stage
 from rftdata import plugins
 from rftdata.errors import PluginError
@@ -38,9 +38,7 @@ def resolve_stage(name: str, args: object, base_dir: Path | None = None) -> Oper
         )
     target = plugins.load("operator", name, BUILTINS, base_dir)
     if isinstance(target, type) and issubclass(target, Operator):
-        operator = target.from_args(args)
-        operator.base_dir = base_dir or Path.cwd()
-        return operator
+        return target.from_args(args)
     if callable(target) and not isinstance(target, type):
         return RowFunction(name, target, args)
     raise PluginError(

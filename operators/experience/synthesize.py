@@ -56,7 +56,7 @@ from rftdata import plugins
 from rftdata.errors import ConfigError, OperatorError
 
 
-class Synthesize(AskingOperator):
+class Synthesize(AskingOperator, revision=1):
     """Creates tasks or experiences, and drops nothing."""
 
     class Config(AskingConfig):

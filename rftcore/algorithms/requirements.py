@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from operators.chain.stage import written_columns
 from rftdata.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -133,6 +134,5 @@ def check_made(algorithm: Rule, smallest: int, chain: Chain) -> None:
 
 
 def _may_set_rewards(operator: Operator) -> bool:
-    # Only these name every column they write; a query and a user's own code need not.
-    declares_all = type(operator).__module__.startswith(("operators.experience.", "operators.data_juicer"))
-    return operator.writes is None or "reward" in operator.writes or not declares_all
+    written = written_columns(operator)
+    return written is None or "reward" in written
