@@ -17,8 +17,24 @@ import rftdata
 from rftdata.config import BufferConfig
 from rftdata.postgres.database import Database, migrate
 from rftdata.postgres.embedded import EmbeddedServer
+from tests.support import durations, servers
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+servers.mark_session()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Processes side by side take the longest files first, so that they end together; one process keeps the order of the names."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: -durations.of_file(item.path))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Stop every embedded server that a test left, wherever it lies; the last process of the session does it for all."""
+    if "PYTEST_XDIST_WORKER" not in os.environ and (left := servers.stop(servers.started())):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        print(f"\nPostgreSQL servers of the tests that do not stop: {[process.pid for process in left]}")
 
 
 @pytest.fixture(scope="session")

@@ -22,8 +22,8 @@ from typing import Any
 import pytest
 
 from rftdata.postgres.embedded import EmbeddedServer
-from tests.acceptance.conftest import CHECKOUT, rft_environment, rows
-from tests.models import make_tiny_model
+from tests.support.command_line import CHECKOUT, rft_environment, rows
+from tests.support.models import make_tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

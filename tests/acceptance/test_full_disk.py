@@ -15,8 +15,9 @@ import pytest
 import rftdata
 from rftdata.config import BufferConfig
 from rftdata.postgres.embedded import EmbeddedServer
-from tests.acceptance.conftest import Rft, Warm, report
-from tests.acceptance.small_runs import RUN, settings, start
+from tests.support.command_line import Rft, report
+from tests.support.small_runs import RUN, settings, start
+from tests.support.warm_up import Warm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import rftdata
-from tests.acceptance.conftest import EXAMPLE, Rft, Warm, report, rft_command, rft_environment, rows
+from tests.support.command_line import EXAMPLE, Rft, report, rft_command, rft_environment, rows
+from tests.support.warm_up import Warm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

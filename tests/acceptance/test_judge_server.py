@@ -30,9 +30,9 @@ from operators.chain.chain import Chain
 from rftcore.models import resolve_model
 from rftdata.pipeline.budget import MemoryUsage, RunUsage, UsageLedger
 from rftdata.postgres.embedded import EmbeddedServer
-from tests.acceptance.conftest import CHECKOUT, Rft, rows
-from tests.batches import batch_of_groups
-from tests.stored_run import StoredRun
+from tests.support.batches import batch_of_groups
+from tests.support.command_line import CHECKOUT, Rft, rows
+from tests.support.stored_run import StoredRun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

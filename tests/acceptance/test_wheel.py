@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from rftcore.installation.installer import CONSTRAINTS, pip_settings, uv_environment
-from tests.citations import all_cited
-from tests.models import make_tiny_model
+from tests.support.citations import all_cited
+from tests.support.models import make_tiny_model
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PAGE = (CHECKOUT / "docs" / "how-to" / "install.md").read_text(encoding="utf-8")
