@@ -18,6 +18,7 @@ from rftdata.config import BufferConfig
 from rftdata.postgres.database import Database, migrate
 from rftdata.postgres.embedded import EmbeddedServer
 from tests.support import durations, servers
+from tests.support.system_postgres import SystemServer
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 servers.mark_session()
@@ -49,8 +50,10 @@ def server_folders() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def server(server_folders: Path) -> Iterator[EmbeddedServer]:
-    server = EmbeddedServer(server_folders / "session")
+def server(server_folders: Path) -> Iterator[EmbeddedServer | SystemServer]:
+    """The embedded server, or one of the programs that `make test-postgres` names."""
+    folder, programs = server_folders / "session", os.environ.get("RFT_TEST_POSTGRES")
+    server = SystemServer(folder, Path(programs)) if programs else EmbeddedServer(folder)
     uri = server.start()
     with psycopg.connect(uri, autocommit=True) as connection:
         connection.execute("ALTER SYSTEM SET fsync = off")  # no test here outlives a power cut
@@ -64,7 +67,7 @@ def server(server_folders: Path) -> Iterator[EmbeddedServer]:
 
 
 @pytest.fixture
-def database_uri(server: EmbeddedServer, request: pytest.FixtureRequest) -> Iterator[str]:
+def database_uri(server: EmbeddedServer | SystemServer, request: pytest.FixtureRequest) -> Iterator[str]:
     """A fresh migrated database."""
     name = f"test_{abs(hash(request.node.nodeid)):x}"
     with psycopg.connect(server.uri, autocommit=True) as connection:
