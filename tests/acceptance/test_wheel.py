@@ -102,15 +102,6 @@ class Terminal:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # The default of `build`: a source distribution first, and the wheel from that, so both are known to be complete.
-    folder = tmp_path_factory.mktemp("dist")
-    subprocess.run([sys.executable, "-m", "build", "--outdir", folder, CHECKOUT], cwd=folder, check=True, timeout=500)
-    [built] = folder.glob("*.whl")
-    return built
-
-
-@pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
     """An empty folder; see `server_folders` in tests/conftest.py for why it is not below pytest's own."""
     with tempfile.TemporaryDirectory(prefix="rft-test-") as folder:
