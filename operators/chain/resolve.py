@@ -5,12 +5,11 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
-from operators import BUILTINS
+from operators import OPERATORS
 from operators.base import Operator
 from operators.chain.row_function import RowFunction
 from operators.data_juicer.catalogue import operator_names
 from operators.data_juicer.stage import juicer_stage
-from rftdata import plugins
 from rftdata.errors import PluginError
 
 
@@ -21,7 +20,7 @@ def resolve_stage(name: str, args: object, base_dir: Path | None = None) -> Oper
         PluginError: nobody knows the name, or it stands for something that is not a stage.
         ConfigError: its arguments are wrong.
     """
-    own = plugins.names("operator", BUILTINS)
+    own = OPERATORS.names()
     is_path = ":" in name or "." in name
     if not is_path and name not in own:
         juicer = operator_names()
@@ -36,7 +35,7 @@ def resolve_stage(name: str, args: object, base_dir: Path | None = None) -> Oper
             if near
             else "for your own operator write './file.py:attr' or 'package.module:attr'",
         )
-    target = plugins.load("operator", name, BUILTINS, base_dir)
+    target = OPERATORS.load(name, base_dir)
     if isinstance(target, type) and issubclass(target, Operator):
         return target.from_args(args)
     if callable(target) and not isinstance(target, type):

@@ -14,16 +14,16 @@ from pydantic import ValidationError
 
 from rftdata.config import config_error
 from rftdata.errors import ConfigError
-from rftdata.plugins import load
+from rftdata.plugins import Registry
 
 if TYPE_CHECKING:
-    from rftcore.algorithms.base import Rule
+    from rftcore.algorithms.base import Rule  # imports torch
 
-ALGORITHMS = {
+ALGORITHMS = Registry["type[Rule]"]("algorithm", {
     "dpo": "rftcore.algorithms.dpo:DPO",
     "grpo": "rftcore.algorithms.grpo:GRPO",
     "sft": "rftcore.algorithms.sft:SFT",
-}
+})  # fmt: skip
 
 
 class AlgorithmChoice(Protocol):
@@ -44,7 +44,7 @@ def build_algorithm(config: AlgorithmChoice, base_dir: Path | None = None) -> Ru
         PluginError: no such algorithm, or it does not load.
         ConfigError: an unknown or wrong key, or groups smaller than the algorithm can learn from.
     """
-    algorithm_class: type[Rule] = load("algorithm", config.name, ALGORITHMS, base_dir)
+    algorithm_class = ALGORITHMS.load(config.name, base_dir)
     try:
         algorithm_config = algorithm_class.Config.model_validate(dict(config.args))
     except ValidationError as error:

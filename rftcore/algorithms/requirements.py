@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from operators.base import Operator
+from operators.chain.chain import Chain
 from operators.chain.stage import written_columns
+from rftcore.explorer.config import ExplorerConfig
 from rftdata.errors import ConfigError
 
 if TYPE_CHECKING:
-    from operators.base import Operator
-    from operators.chain.chain import Chain
-    from rftcore.algorithms.base import Rule
-    from rftcore.explorer.config import ExplorerConfig
+    from rftcore.algorithms.base import Rule  # imports torch
 
 
 def check_sampling(algorithm: Rule, explorer: ExplorerConfig) -> None:

@@ -18,7 +18,6 @@ from rftcore.explorer.scorer import Scorer
 from rftcore.explorer.workflow_loop import TO_UNBLOCK, WorkflowLoop
 from rftcore.workflows import WORKFLOWS
 from rftcore.workflows.task import Task
-from rftdata import plugins
 from rftdata.errors import ConfigError, RolloutsFailedError
 from rftdata.user_code import time_limits
 
@@ -88,7 +87,7 @@ def rehearse(config: RunConfig, task: Task, tokenizer: PreTrainedTokenizerBase) 
         allowed_s, limit = LIMIT_S, f"{LIMIT_S:g} s (a run allows {limit})"
     scorer = Scorer(explorer.reward, config.base_dir, timeout_s=allowed_s, limit=limit, max_processes=1)
     runner = RolloutRunner(
-        engine, plugins.load("workflow", explorer.workflow, WORKFLOWS, config.base_dir), explorer.workflow_args, scorer,
+        engine, WORKFLOWS.load(explorer.workflow, config.base_dir), explorer.workflow_args, scorer,
         min(LIMIT_S, explorer.rollout_timeout_s), "explorer", asyncio.Semaphore(1), lambda *failure: failures.append(failure),
     )  # fmt: skip
     loop = WorkflowLoop(min(LIMIT_S, explorer.block_timeout_s), on_stuck=_leave)

@@ -125,13 +125,13 @@ def without_people(chain: Chain, batch: SealedBatch, known: Known, *, patient: b
     """What the chain decides when every open question is answered with its `otherwise`; `patient` as in `decide`."""
     verdicts = decide(chain, batch, known, patient=patient)
     answers: dict[int, dict[str, str]] = {}
-    computed, known = list(verdicts.scores), {key: dict(scores) for key, scores in known.items()}
+    computed, scored = list(verdicts.scores), {key: dict(scores) for key, scores in known.items()}
     while verdicts.questions:
-        remember(known, verdicts.scores)
+        remember(scored, verdicts.scores)
         for question in verdicts.questions:
             answers.setdefault(question.experience_id, {})[question.review.name] = question.review.otherwise
         batch.table = _answered(batch.table, answers)
-        verdicts = decide(chain, batch, known, patient=patient)
+        verdicts = decide(chain, batch, scored, patient=patient)
         computed += verdicts.scores
     verdicts.scores = computed
     return verdicts

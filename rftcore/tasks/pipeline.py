@@ -122,8 +122,8 @@ def _decide_sets(
             decided.append(decide_tasks(chain, database, taskset, again=again))
         except (OperatorError, TaskSourceError) as error:
             errors.append(error)
-    for error in errors[1:]:
-        print(f"tasks: {error}", file=sys.stderr, flush=True)
+    for later in errors[1:]:
+        print(f"tasks: {later}", file=sys.stderr, flush=True)
     if errors:
         raise errors[0]
     return decided
