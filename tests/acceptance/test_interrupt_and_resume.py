@@ -78,9 +78,10 @@ class Walk:
 
 
 @pytest.fixture(scope="module")
-def walk(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
+def walk(warm: Warm, server_folders: Path) -> Iterator[Walk]:
     options = [part for override in (*OVERRIDES, f"model.path={warm.model}") for part in ("--set", override)]
-    walk = Walk(tmp_path_factory.mktemp("walk") / "buffer", options)
+    (folder := server_folders / "walk").mkdir()
+    walk = Walk(folder / "buffer", options)
     yield walk
     if walk.process is not None:
         walk.process.kill()
