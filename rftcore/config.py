@@ -35,6 +35,9 @@ class RunSection(Section):
     mode: Literal["both", "train"] = Field(
         "both", description="train: no explorer; groups come from elsewhere, written through the Python interface."
     )
+    stop_grace_s: float = Field(
+        60.0, gt=0, description="Seconds that `rft run` gives its processes to stop before it kills them."
+    )
 
 
 class ModelSection(Section):

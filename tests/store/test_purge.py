@@ -28,8 +28,8 @@ from rftdata.segments import base
 from rftdata.segments.base import SegmentAddress
 from rftdata.segments.codec import emptied, encode, purged_rows
 from rftdata.segments.posix import PosixSegmentStore
-from tests.secret_rows import MARK, SECRET, all_ids, erase_at_once, files_hold, secret_group, store_secret
-from tests.store_roles import own_group, tokens
+from tests.support.secret_rows import MARK, SECRET, all_ids, erase_at_once, files_hold, secret_group, store_secret
+from tests.support.store_roles import own_group, tokens
 
 
 @pytest.fixture

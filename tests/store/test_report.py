@@ -14,7 +14,7 @@ from rftcore.reporting.learning_curve import write_learning_curve
 from rftcore.reporting.report import Gain, build_report, compare
 from rftcore.reporting.table import print_report
 from rftdata.errors import QueryError
-from tests.stored_run import StoredRun
+from tests.support.stored_run import StoredRun
 
 
 @pytest.fixture

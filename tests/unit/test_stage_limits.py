@@ -15,7 +15,7 @@ from rftcore.pipeline.decide import decide
 from rftdata.errors import ConfigError, PluginError, TimeLimitError, time_limit_behind
 from rftdata.pipeline.records import SealedBatch
 from rftdata.user_code.time_limits import DEFAULT_S, LOADING_S, at_most
-from tests.batches import batch_of_groups
+from tests.support.batches import batch_of_groups
 
 HERE = __name__
 ENDLESS_ON_NO_ROWS = "SELECT * FROM batch WHERE (SELECT count(*) FROM range(1000000000000)) > 0"
