@@ -116,7 +116,7 @@ class PrioritizedLevelReplay(Selector):
         with np.errstate(divide="ignore"):
             keys = np.log(probabilities) - np.log(rng.standard_exponential(len(positions)))
         best = np.argpartition(-keys, replayed - 1)[:replayed] if replayed else np.zeros(0, dtype=np.int64)
-        return np.concatenate([positions[best], draw_distinct(rng, None, self._untried, size - replayed)])
+        return np.concatenate([positions[best], draw_distinct(rng, self._untried, size - replayed)])
 
     def _correct(self, position: int, o: Observation) -> None:
         slot = self._slot.get(position)

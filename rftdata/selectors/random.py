@@ -22,7 +22,7 @@ class Random(DeafSelector):
     def select(self, count: int) -> list[int]:
         rng = np.random.default_rng((self.seed, self._draws))
         self._draws += 1
-        chosen = [draw_distinct(rng, None, self.table.open, size) for size in in_rounds(count, self.table.num_open)]
+        chosen = [draw_distinct(rng, self.table.open, size) for size in in_rounds(count, self.table.num_open)]
         return self.table.ids[np.concatenate(chosen)].tolist() if chosen else []
 
     def state_dict(self) -> dict[str, Any]:

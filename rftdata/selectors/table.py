@@ -43,33 +43,12 @@ class TaskTable:
         self.open[places] = False
 
 
-def draw_distinct(rng: np.random.Generator, segment: Ids | None, wanted: Flags, count: int) -> Ids:
-    """`count` different positions at random, all equally likely, among those of a segment that are wanted.
+def draw_distinct(rng: np.random.Generator, wanted: Flags, count: int) -> Ids:
+    """`count` different positions at random, all equally likely, among the wanted ones, which are at least so many.
 
-    Args:
-        segment: positions; None for all of them.
-        wanted: [N] by position; at least `count` of the segment are.
-
-    Few are drawn and looked up, so the work is O(count) unless most of the segment is unwanted. What is drawn depends on the
-    segment and on the flags only, not on how they came about: a selector that is made anew draws the same.
+    What is drawn depends on the flags only, not on how they came about: a selector that is made anew draws the same.
     """
-    size = len(wanted) if segment is None else len(segment)
-    found: dict[int, None] = {}
-    for _ in range(4):
-        missing = count - len(found)
-        if missing == 0 or 4 * missing > size:
-            break
-        places = rng.integers(0, size, 2 * missing + 8)
-        drawn = places if segment is None else segment[places]
-        for position in drawn[wanted[drawn]].tolist():
-            if len(found) == count:
-                break
-            found.setdefault(position)
-    chosen: Ids = np.fromiter(found, dtype=np.int64, count=len(found))
-    if len(chosen) < count:
-        rest = np.flatnonzero(wanted) if segment is None else segment[wanted[segment]]
-        rest = rest[~np.isin(rest, chosen)]
-        chosen = np.concatenate([chosen, rng.choice(rest, count - len(chosen), replace=False)])
+    chosen: Ids = rng.choice(np.flatnonzero(wanted), count, replace=False)
     return chosen
 
 
