@@ -8,7 +8,6 @@ plug-in that fails to load is an error, never a warning.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib
 import importlib.metadata
@@ -19,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from rftdata.config_errors import did_you_mean
 from rftdata.errors import PluginError
 from rftdata.user_code.time_limits import LOADING_S, call
 
@@ -47,10 +47,7 @@ def load(kind: str, name: str, builtins: Mapping[str, str], base_dir: Path | Non
     if ":" in name or "." in name:
         return _from_module(kind, name, name if ":" in name else ":".join(name.rsplit(".", 1)))
     known = names(kind, builtins)
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = (
-        f"did you mean {near[0]!r}?" if near else f"for your own {kind} write './file.py:attr' or 'package.module:attr'"
-    )
+    hint = did_you_mean(name, known, f"for your own {kind} write './file.py:attr' or 'package.module:attr'")
     raise PluginError(f"unknown {kind}", value=name, allowed=", ".join(known), todo=hint)
 
 

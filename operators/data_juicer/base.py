@@ -9,11 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from operators.base import CreatedTask, Operator, StageConfig, unknown_key
+from operators.base import CreatedTask, Operator, StageConfig
 from operators.data_juicer import runtime
 from operators.data_juicer.arguments import check_types
 from operators.data_juicer.columns import Plan
 from operators.data_juicer.source import DATA_KEYS, RUNNING, Facts, facts
+from rftdata.config_errors import unknown_key
 from rftdata.errors import ConfigError
 
 MODES = ("default", "ray")

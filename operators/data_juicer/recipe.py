@@ -19,9 +19,10 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field
 
-from operators.base import StageConfig, parse_config
+from operators.base import StageConfig
 from operators.data_juicer.index import index
 from operators.data_juicer.source import AGGREGATED, COLUMN_ARGUMENTS, DATA_KEYS, facts
+from rftdata.config_errors import parse_section
 from rftdata.errors import ConfigError
 
 NAME = "data_juicer"
@@ -51,8 +52,7 @@ def expand(name: str, args: object, base_dir: Path | None) -> list[tuple[str, ob
     """
     if name != NAME:
         return [(name, args)]
-    config = parse_config(RecipeConfig, args)
-    assert isinstance(config, RecipeConfig)
+    config = parse_section(RecipeConfig, args)
     if (config.recipe is None) == (config.process is None):
         raise ConfigError(
             "it takes a recipe file or a list of operators", allowed="recipe: FILE, or process: [{operator: arguments}]"
