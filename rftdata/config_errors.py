@@ -15,12 +15,12 @@ from pydantic import BaseModel, ValidationError
 
 from rftdata.errors import ConfigError
 
-SectionT = TypeVar("SectionT", bound=BaseModel)
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
 _UNKNOWN = ("extra_forbidden", "invalid_key")
 
 
-def parse_section(section: type[SectionT], values: object, origin: str = "", *, within: str = "") -> SectionT:
+def parse_section(section: type[ModelT], values: object, origin: str = "", *, within: str = "") -> ModelT:
     """The section that these values make; None is an empty mapping.
 
     Args:

@@ -41,7 +41,7 @@ def errors_of(values: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"widht": 2}, "a file: there is no key 'widht'; allowed: width, inner, either, several, named, mixed; did you mean 'width'?"),
+        ({"widths": 2}, "a file: there is no key 'widths'; allowed: width, inner, either, several, named, mixed; did you mean 'width'?"),
         ({4: 2}, "a file: there is no key '4'; allowed: width, inner, either, several, named, mixed; remove the key or correct it."),
         ({"width": 0}, "a file: the key 'width' is wrong: Input should be greater than 0 (got 0); correct it."),
         ({"inner": {}}, "a file: the key 'inner.depth' is missing; allowed: depth, names; add it."),
