@@ -58,7 +58,7 @@ def features_of(num_tasks: int) -> dict[str, Any]:
 def outcomes(chosen: Sequence[int], step: int, rng: np.random.Generator) -> list[Observation]:
     successes = rng.binomial(_ROLLOUTS, rng.random(len(chosen)))
     return [
-        Observation(task_id, float(s), _ROLLOUTS, "explicit", step * len(chosen) + i, step)
+        Observation(task_id, float(s), _ROLLOUTS, kind="explicit", group=step * len(chosen) + i, seq=step)
         for i, (task_id, s) in enumerate(zip(chosen, successes.tolist(), strict=True))
     ]
 
@@ -120,9 +120,15 @@ class Run:
         name, args = CASES[case]
         row = self.buffer.create_run(name=f"plan-{case}", config={}, seed=1, steps=10**6, pipeline_version="none")
         config = PlanConfig(
-            (TasksetConfig(name="all", source="none"),), SelectorConfig.model_validate({"type": name, **args}), 1, self.options.groups,
-            _ROLLOUTS, 0, 1, 0,
-        )  # fmt: skip
+            tasksets=(TasksetConfig(name="all", source="none"),),
+            selector=SelectorConfig.model_validate({"type": name, **args}),
+            seed=1,
+            batch_groups=self.options.groups,
+            group_size=_ROLLOUTS,
+            max_refill=0,
+            interval=1,
+            offset=0,
+        )
         planner = Planner(self.buffer.database, row["run_id"], config)
         with self.buffer.attempt(row) as attempt:
             self._step(attempt, row, 0)

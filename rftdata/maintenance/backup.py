@@ -31,7 +31,7 @@ from rftdata.segments.base import SegmentAddress
 DUMP, SEGMENTS, MANIFEST = "rft.dump", "segments", "manifest.json"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """What a back-up holds; sizes in bytes."""
 
@@ -86,9 +86,13 @@ def _write(buffer: Buffer, draft: Path) -> Manifest:
     sync_path(draft / DUMP)
     size = _copy_segments(buffer, addresses, draft / SEGMENTS)
     return Manifest(
-        str(schema_version(buffer.database)), server_version, counts["experiences"], len(addresses), size,
-        (draft / DUMP).stat().st_size,
-    )  # fmt: skip
+        schema_version=str(schema_version(buffer.database)),
+        server_version=server_version,
+        num_experiences=counts["experiences"],
+        num_segments=len(addresses),
+        segment_bytes=size,
+        dump_bytes=(draft / DUMP).stat().st_size,
+    )
 
 
 def _copy_segments(buffer: Buffer, addresses: list[dict[str, Any]], folder: Path) -> int:

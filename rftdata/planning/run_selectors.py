@@ -163,10 +163,10 @@ class RunSelectors:
                 row["task_id"],
                 row["successes"],
                 row["trials"],
-                row["kind"],
-                row["ordinal"],
-                row["seq"],
-                row["corrects"],
+                kind=row["kind"],
+                group=row["ordinal"],
+                seq=row["seq"],
+                corrects=row["corrects"],
             )
             by_name.setdefault(row["taskset"], []).append(observation)
         for name, observations in by_name.items():

@@ -30,7 +30,7 @@ def posterior(selector: Difficulty, *task_ids: int) -> list[float]:
 
 
 def outcome(task_id: int, successes: float, trials: float = 10, seq: int = 1, group: int = 0) -> Observation:
-    return Observation(task_id, successes, trials, "explicit", group, seq)
+    return Observation(task_id, successes, trials, kind="explicit", group=group, seq=seq)
 
 
 def test_two_updates_by_hand() -> None:
@@ -162,7 +162,7 @@ def given(alpha: Any, beta: Any, sizes: Any, **args: Any) -> tuple[Difficulty, A
     selector = bots(len(of_kind), **args)
     selector.observe(
         [
-            Observation(i, a - 1, a + b - 2, "manual", None, 1)
+            Observation(i, a - 1, a + b - 2, kind="manual", group=None, seq=1)
             for i, (a, b) in enumerate(zip(alpha.tolist(), beta.tolist(), strict=True), 1)
         ]
     )
@@ -272,7 +272,7 @@ def test_a_correction_counts_as_if_the_outcome_had_been_so() -> None:
     right.observe([outcome(1, 2, 8), outcome(2, 3, 8)])
     for selector in (wrong, right):
         selector.observe([outcome(3, 4, 8, seq=2), outcome(1, 1, 8, seq=2)])
-    wrong.observe([Observation(1, -6, 0, "correction", 0, 3, 1)])
+    wrong.observe([Observation(1, -6, 0, kind="correction", group=0, seq=3, corrects=1)])
     assert posterior(wrong, 1, 2, 3) == pytest.approx(posterior(right, 1, 2, 3))
     for selector in (wrong, right):
         selector.observe([outcome(4, 4, 8, seq=4)])
@@ -281,9 +281,9 @@ def test_a_correction_counts_as_if_the_outcome_had_been_so() -> None:
 
 def test_what_a_person_says_counts_in_full() -> None:
     selector = bots(3)
-    selector.observe([Observation(2, 0, 16, "manual", None, 1)])
+    selector.observe([Observation(2, 0, 16, kind="manual", group=None, seq=1)])
     assert posterior(selector, 2) == [1, 17]
-    selector.observe([Observation(2, 0, -100, "manual", None, 2)])
+    selector.observe([Observation(2, 0, -100, kind="manual", group=None, seq=2)])
     assert min(posterior(selector, 2)) > 0
 
 
