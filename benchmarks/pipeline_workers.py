@@ -97,7 +97,7 @@ def _work(
         while (batch := queue.claim(BATCH_GROUPS)) is not None:
             known = known_scores(database, chain.score_keys, batch.table["experience_id"].to_pylist())
             decided = decide(chain, batch, known)
-            commit_verdicts(database, run_id, worker, "benchmark", batch, decided.verdicts)
+            commit_verdicts(database, run_id, worker, "benchmark", batch, decided)
         seconds.put((started, time.time()))
 
 

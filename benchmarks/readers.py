@@ -35,7 +35,7 @@ from benchmarks.workload import make_samples
 from rftdata import Buffer, Group, Rollout
 from rftdata import Sequence as Experience
 from rftdata.pipeline.queue import SealedQueue
-from rftdata.pipeline.records import Decision, Verdicts
+from rftdata.pipeline.records import Verdicts, kept
 from rftdata.pipeline.verdicts import commit_verdicts
 from rftdata.postgres.database import queries
 
@@ -112,9 +112,7 @@ class Loop:
         database, run_id = self.buffer.database, self._run_id
         batch = self._queue.claim(_GROUPS)
         assert batch is not None and len(batch.group_ids) == _GROUPS, "not every group written can be decided on"
-        rows = zip(batch.table["experience_id"].to_pylist(), batch.table["group_id"].to_pylist(), strict=True)
-        decisions = [Decision(experience_id, group_id, True) for experience_id, group_id in rows]
-        commit_verdicts(database, run_id, self._worker_id, "keep all", batch, Verdicts(decisions))
+        commit_verdicts(database, run_id, self._worker_id, "keep all", batch, Verdicts(kept(batch.table)))
 
 
 def explained(buffer: Buffer, query: str, parameters: dict[str, Any]) -> dict[str, Any]:

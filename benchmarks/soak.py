@@ -33,7 +33,7 @@ from rftdata import Buffer
 from rftdata.config import BufferConfig, RetentionConfig
 from rftdata.maintenance import retention
 from rftdata.pipeline.queue import claim_sealed_groups
-from rftdata.pipeline.records import Decision, Verdicts
+from rftdata.pipeline.records import Verdicts, kept
 from rftdata.pipeline.verdicts import commit_verdicts
 from rftdata.writing.writer import NO_PIPELINE
 
@@ -104,10 +104,8 @@ def _review(folder: str, seed: int, stop: Any, events: Any) -> None:
             for run, run_id in runs.items():
                 batch = claim_sealed_groups(buffer.database, run_id, workers[run], count=100, lease_s=60)
                 if batch is not None:
-                    decisions = [
-                        Decision(row["experience_id"], row["group_id"], True) for row in batch.table.to_pylist()
-                    ]
-                    commit_verdicts(buffer.database, run_id, workers[run], NO_PIPELINE, batch, Verdicts(decisions))
+                    verdicts = Verdicts(kept(batch.table))
+                    commit_verdicts(buffer.database, run_id, workers[run], NO_PIPELINE, batch, verdicts)
 
 
 def _retain(folder: str, keep: int, every_s: float, stop: Any, events: Any) -> None:

@@ -1,13 +1,16 @@
 """Pipeline stages: what stands between rollouts and training, one operator per file.
 
 `operators.chain.build.build_chain` turns the YAML list into a `Chain`; `Chain.run` decides on a batch of whole groups. A
-stage's name is one of `BUILTINS`, any Data-Juicer operator's own name, an entry point of group `rftdata.operator`,
+stage's name is a built-in of `OPERATORS`, any Data-Juicer operator's own name, an entry point of group `rftdata.operator`,
 `./file.py:attr` or a dotted path to an `Operator` subclass or to a plain function of one row.
 """
 
 from __future__ import annotations
 
-BUILTINS: dict[str, str] = {
+from rftdata.plugins import Registry
+
+# Operator classes and functions of one row: `resolve_stage` finds out which.
+OPERATORS = Registry[object]("operator", {
     "balance_groups": "operators.experience.balance_groups:BalanceGroups",
     "clip_reward": "operators.experience.clip_reward:ClipReward",
     "decontaminate": "operators.experience.decontaminate:Decontaminate",
@@ -42,4 +45,4 @@ BUILTINS: dict[str, str] = {
     "task_priority": "operators.task.task_priority:TaskPriority",
     "threshold": "operators.experience.threshold:Threshold",
     "usage_frequency": "operators.task.usage_frequency:UsageFrequency",
-}
+})  # fmt: skip

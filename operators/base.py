@@ -27,10 +27,14 @@ import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
 from rftdata.config_errors import parse_section
-from rftdata.errors import ConfigError
+from rftdata.errors import ConfigError, OperatorError
 from rftdata.pipeline import records
 from rftdata.pipeline.budget import MemoryUsage, UsageLedger
-from rftdata.user_code.time_limits import DEFAULT_S
+from rftdata.pipeline.records import CreatedAnswer as CreatedAnswer
+from rftdata.pipeline.records import CreatedGroup as CreatedGroup
+from rftdata.pipeline.records import CreatedTask as CreatedTask
+from rftdata.pipeline.records import Review as Review
+from rftdata.user_code.time_limits import DEFAULT_S, LOADING_S
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,66 +45,6 @@ BATCH_SCHEMA = records.BATCH_SCHEMA.append(pa.field("priority", pa.float64()))
 
 IDENTITY_COLUMNS = frozenset({"experience_id", "group_id", "rollout_index"})
 """What the chain itself counts and reports by; no stage may change them."""
-
-
-@dataclass(frozen=True)
-class CreatedTask:
-    """A new task that a stage made of an experience or task.
-
-    Attributes:
-        task_key: stable: the same input makes the same key, and a key that exists already is not made again.
-        payload: prompt, answer and metadata, as in `rft.task`.
-        parent_id: the experience (or task) it was made of.
-    """
-
-    taskset: str
-    task_key: str
-    payload: Mapping[str, Any]
-    parent_id: int
-    features: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class CreatedAnswer:
-    """One answer of a created group: a chat without its last turn, the response, its reward, and numbers to be stored with it."""
-
-    messages: Sequence[Mapping[str, Any]]
-    response: str
-    reward: float | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class CreatedGroup:
-    """New experiences, answers to one task; stored as a group of source `synthesis` that goes through the pipeline itself.
-
-    Attributes:
-        task: what they answer; None: the task of the experience they were made of.
-        parent_id: the experience they were made of.
-        key: stable, for a group without a task of its own: of one parent and key there is one group.
-    """
-
-    task: CreatedTask | None
-    parent_id: int
-    answers: Sequence[CreatedAnswer]
-    key: str = ""
-
-
-@dataclass(frozen=True)
-class Review:
-    """What a stage asks a person about a row.
-
-    Attributes:
-        name: of the question; an experience is asked each once.
-        question: for the person.
-        timeout_s: after so many seconds `otherwise` is the answer.
-        otherwise: pass or drop.
-    """
-
-    name: str
-    question: str
-    timeout_s: float
-    otherwise: str
 
 
 @dataclass(frozen=True)
@@ -129,6 +73,27 @@ class StageOutcome:
         """Rows stay where `keep` is true; false and null are dropped with `reason` (one for all, or N)."""
         dropped = pc.invert(pc.fill_null(keep, False))
         return cls(pc.if_else(dropped, reason, pa.scalar(None, pa.string())))
+
+
+@dataclass(frozen=True)
+class Drop:
+    """What a function of one row returns to drop the row; made by `drop`."""
+
+    reason: str
+
+
+def drop(reason: str) -> Drop:
+    """The answer of a function of one row that drops the row, and why, as people read it in the verdict."""
+    if not isinstance(reason, str) or not reason.strip():  # type: ignore[redundant-expr]  # whatever the user gave
+        raise ValueError(f"drop() takes a reason, a text that is not empty (got {reason!r})")
+    return Drop(reason)
+
+
+class UnavailableError(OperatorError):
+    """What a stage depends on gives no answer at all, so no smaller batch would succeed.
+
+    Loading tasks stops at once with this error, and the tasks are decided on the next time. Any stage may raise it.
+    """
 
 
 class StageConfig(BaseModel):
@@ -171,6 +136,21 @@ class StageContext:
     read_arrays: ReadArrays | None = None
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a stage stands in its chain.
+
+    Attributes:
+        name: its name in verdicts and reports, such as `llm_judge#2`.
+        base_dir: folder that relative paths in its arguments start from, the configuration file's.
+        behind: the stages after it, in order; of their attributes only those exist that constructors set.
+    """
+
+    name: str = ""
+    base_dir: Path = field(default_factory=Path)
+    behind: Sequence[Operator] = ()
+
+
 class Operator(ABC):
     """One stage of a chain.
 
@@ -187,14 +167,18 @@ class Operator(ABC):
         error_column: the score column that says why a row has no score; such a row is scored again the next time.
         rowwise: every row is decided by itself, so a batch may be cut anywhere and its parts run at the same time.
         keys: numbers that it looks for among the features and metadata of tasks, since the batch has no column of that name.
-        asks: names of the questions it asks people; None: not known before, so the answers are read for it in any case.
-        group_column: whose rows of one value are scored together, where it is not `rowwise`.
+        asks: names of the questions it may ask people; None: not known before, so the answers are read for it in any case.
+        group_column: says which rows belong together: those of one value are scored together, where it is not `rowwise`. A stage that
+            writes such a column names it here, too; it and the stages behind it with the same `group_column` are one grouping.
+        replaces_with: fields of the tasks that it creates in place of all rows, such as `metadata.summary`; empty where rows go on. These
+            tasks pass neither it nor its grouping, so the chain refuses other stages that read what the grouping adds.
         answers: how many answers a group has that it creates; None: it creates none, or what it creates says.
-        shown: its name in verdicts and reports, such as `llm_judge#2`; set by the chain.
         timeout_s: how long one call of `apply` may take, where `run.timeout_s` of the stage does not say.
         seconds_per_row: added to `timeout_s` for each row of the call, where a model is run or asked.
-        part_of: name of the stage that makes tasks of what this one prepares: those tasks do not pass this one, either.
-        base_dir: folder that relative paths in the arguments start from, the configuration file's; set before anything else is asked.
+        prepare_timeout_s: how long `prepare` may take; None: as long as it needs, to load or fetch something large.
+        revision: a number that its author raises when its rules change, set as `class Mine(Operator, revision=2)`. None, also for subclasses:
+            any edit of its file is another rule, and another version of the chain.
+        place: where it stands in its chain; known after the constructor.
     """
 
     Config: ClassVar[type[StageConfig]] = StageConfig
@@ -204,14 +188,19 @@ class Operator(ABC):
     error_column: str | None = None
     rowwise: bool = False
     keys: frozenset[str] = frozenset()
-    asks: frozenset[str] | None = None
+    asks: frozenset[str] | None = frozenset()
     group_column: str = "group_id"
+    replaces_with: Sequence[str] = ()
     answers: int | None = None
     timeout_s: float = DEFAULT_S
     seconds_per_row: float = 0.0
-    shown: str = ""
-    part_of: str | None = None
-    base_dir: Path = Path()
+    prepare_timeout_s: float | None = LOADING_S
+    revision: ClassVar[int | None] = None
+    place: Place = Place()
+
+    def __init_subclass__(cls, *, revision: int | None = None, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.revision = revision
 
     def __init__(self, config: StageConfig) -> None:
         self.config: Any = config
@@ -224,6 +213,15 @@ class Operator(ABC):
             ConfigError: an unknown key (with the nearest one) or a value of the wrong type.
         """
         return cls(parse_section(cls.Config, args))
+
+    @property
+    def base_dir(self) -> Path:
+        """Folder that relative paths in the arguments start from, the configuration file's; known after the constructor."""
+        return self.place.base_dir
+
+    def join_chain(self, place: Place) -> None:
+        """Take its place in a chain. Called once, when all stages are constructed and before anything else is asked."""
+        self.place = place
 
     def validate_schema(self, schema: pa.Schema) -> pa.Schema:
         """Check that the columns this stage reads exist; return the schema that the next stage will see.
@@ -254,21 +252,17 @@ class Operator(ABC):
     def apply(self, table: pa.Table) -> StageOutcome:
         """Decide on every row of `table`. Pure: no state survives the call, the table is not changed."""
 
-    def decide(self, table: pa.Table) -> pa.Array:
-        """Reasons by its scores, which stand in `table`, for a stage that scores and decides in one entry; null keeps.
+    def decide(self, table: pa.Table) -> StageOutcome:
+        """What follows from its scores, which stand in `table`, for a stage that scores and decides in one entry: reasons, and what is created.
 
         Called for all rows, whether their scores were computed now or stored before.
         """
-        return pa.nulls(table.num_rows, pa.string())
-
-    def make_tasks(self, table: pa.Table) -> Sequence[CreatedTask]:
-        """New tasks by its scores, which stand in `table`, for a stage that scores; called after `decide`, with the same rows."""
-        return ()
+        return StageOutcome.keep_all(table.num_rows)
 
     @property
     def may_ask(self) -> bool:
         """Whether it may let rows wait for a person."""
-        return not is_ours(self) if self.asks is None else bool(self.asks)
+        return self.asks is None or bool(self.asks)
 
     def depends_on(self) -> str | None:
         """What else its scores depend on, as it is now, such as the weights of a model that learns; None: they are never used again."""
@@ -281,12 +275,9 @@ class Operator(ABC):
     def spec(self) -> dict[str, Any]:
         """Everything that determines what this stage decides, as plain JSON values; part of the chain's version."""
         spec: dict[str, Any] = self.config.model_dump(mode="json")
-        return spec if is_ours(self) else {"args": spec, "code": source_digest(type(self))}
-
-
-def is_ours(operator: Operator) -> bool:
-    """Whether an operator is one of this package, or of Data-Juicer through it."""
-    return type(operator).__module__.partition(".")[0] == "operators"
+        if self.revision is None:
+            return {"args": spec, "code": source_digest(type(self))}
+        return spec if self.revision == 1 else {**spec, "revision": self.revision}
 
 
 def check_plain(args: Mapping[str, object]) -> None:

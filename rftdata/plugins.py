@@ -1,9 +1,9 @@
-"""The one registry: a YAML name becomes an object.
+"""Plug-ins by name: a `Registry` per kind turns a name in YAML into an object.
 
-A name is looked up in this order: the literal dictionary of built-ins of its kind, `./file.py:attr` (relative to the
-configuration file), the entry points of group `rftdata.<kind>`, then as a dotted path `package.module:attr` or
-`package.module.attr`. Built-ins are given as strings `module:attr` so that naming one imports only that one. A
-plug-in that fails to load is an error, never a warning.
+A name is looked up in this order: the built-ins of its kind, `./file.py:attr` (relative to the configuration file), the
+entry points of group `rftdata.<kind>`, then as a dotted path `package.module:attr` or `package.module.attr`. Built-ins
+are given as strings `module:attr` so that naming one imports only that one. A plug-in that fails to load is an error,
+never a warning.
 """
 
 from __future__ import annotations
@@ -14,47 +14,75 @@ import importlib.metadata
 import importlib.util
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from rftdata.config_errors import did_you_mean
 from rftdata.errors import PluginError
 from rftdata.user_code.time_limits import LOADING_S, call
 
+T = TypeVar("T")
+
 _FILE_S = 30.0
 """What a command that waits little leaves a file of the user's, which may import large packages."""
 
 
-def load(kind: str, name: str, builtins: Mapping[str, str], base_dir: Path | None = None) -> Any:
-    """Return the object that `name` stands for.
+@dataclass(frozen=True)
+class Registry(Generic[T]):
+    """The plug-ins of one kind. There is one instance per kind, beside what it loads.
 
-    Args:
+    `T` is what a plug-in of the kind is. Nothing checks that an object has this type when it is loaded: it may be a
+    user's own, and the code that calls it reports what it lacks. `Registry[object]` makes the caller find out.
+
+    Attributes:
         kind: what is named, in the words of the configuration (`operator`, `reward`, `selector`, …).
-        name: a built-in's name, an entry point's name, `./file.py:attr`, or a dotted path.
         builtins: name -> `module:attr`.
-        base_dir: folder that `./` is relative to; the current folder when None.
-
-    Raises:
-        PluginError: unknown name (with the nearest known one), or a file, module or entry point that fails to load.
     """
-    if name in builtins:
-        return _from_module(kind, name, builtins[name], is_ours=True)
-    if ".py:" in name or name.endswith(".py"):
-        return _from_file(kind, name, base_dir or Path.cwd())
-    for entry_point in importlib.metadata.entry_points(group=f"rftdata.{kind}", name=name):
-        return _from_entry_point(kind, name, entry_point)
-    if ":" in name or "." in name:
-        return _from_module(kind, name, name if ":" in name else ":".join(name.rsplit(".", 1)))
-    known = names(kind, builtins)
-    hint = did_you_mean(name, known, f"for your own {kind} write './file.py:attr' or 'package.module:attr'")
-    raise PluginError(f"unknown {kind}", value=name, allowed=", ".join(known), todo=hint)
 
+    kind: str
+    builtins: Mapping[str, str]
 
-def names(kind: str, builtins: Mapping[str, str]) -> list[str]:
-    """All names of a kind that can be written in YAML without a path."""
-    installed = {entry_point.name for entry_point in importlib.metadata.entry_points(group=f"rftdata.{kind}")}
-    return sorted({*builtins, *installed})
+    def load(self, name: str, base_dir: Path | None = None) -> T:
+        """Return the object that `name` stands for.
+
+        Args:
+            name: a built-in's name, an entry point's name, `./file.py:attr`, or a dotted path.
+            base_dir: folder that `./` is relative to; the current folder when None.
+
+        Raises:
+            PluginError: unknown name (with the nearest known one), or a file, module or entry point that fails to load.
+        """
+        plugin: T = self._load(name, base_dir)
+        return plugin
+
+    def names(self) -> list[str]:
+        """All names of the kind that can be written in YAML without a path."""
+        installed = {entry_point.name for entry_point in importlib.metadata.entry_points(group=self._group)}
+        return sorted({*self.builtins, *installed})
+
+    @property
+    def _group(self) -> str:
+        return f"rftdata.{self.kind}"
+
+    def _load(self, name: str, base_dir: Path | None) -> Any:
+        if name in self.builtins:
+            return _from_module(self.kind, name, self.builtins[name], is_ours=True)
+        if ".py:" in name or name.endswith(".py"):
+            return _from_file(self.kind, name, base_dir or Path.cwd())
+        for entry_point in importlib.metadata.entry_points(group=self._group, name=name):
+            return _from_entry_point(self.kind, name, entry_point)
+        if ":" in name or "." in name:
+            return _from_module(self.kind, name, name if ":" in name else ":".join(name.rsplit(".", 1)))
+        raise self._unknown(name)
+
+    def _unknown(self, name: str) -> PluginError:
+        known = self.names()
+        own = f"for your own {self.kind} write './file.py:attr' or 'package.module:attr'"
+        return PluginError(
+            f"unknown {self.kind}", value=name, allowed=", ".join(known), todo=did_you_mean(name, known, own)
+        )
 
 
 def _from_module(kind: str, name: str, target: str, *, is_ours: bool = False) -> Any:

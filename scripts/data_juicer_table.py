@@ -3,7 +3,8 @@
 Each operator is run as a stage over a small batch of texts, images, sounds and videos, in a process of its own with a time limit
 and without network (`data_juicer_trials.py`). What was found is kept in a file (`--results`), so that an interrupted run goes on where it was.
 `--only NAME` tries some again and takes what was found about the others from the page as it is, where the file does not have it;
-`--render` writes the page from what is there. Run it when py-data-juicer or what is installed beside it changes.
+`--render` writes the page from what is there. Run it when py-data-juicer or what is installed beside it changes, after
+`data_juicer_catalogue.py`, which describes the operators that are tried here.
 """
 
 from __future__ import annotations
@@ -20,13 +21,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from data_juicer_catalogue import KINDS
 from data_juicer_trials import make_batch, try_in_process
 
 from operators.chain.build import build_chain
+from operators.data_juicer.catalogue import facts, installed_version, operator_names
 from operators.data_juicer.columns import column_name
-from operators.data_juicer.index import index
-from operators.data_juicer.runtime import version
-from operators.data_juicer.source import facts, stat_type
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "data-juicer.md"
@@ -34,18 +34,20 @@ PAGE = ROOT / "docs" / "reference" / "data-juicer.md"
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--results", type=Path, default=Path(tempfile.gettempdir()) / f"data-juicer-{version()}.json")
+    parser.add_argument(
+        "--results", type=Path, default=Path(tempfile.gettempdir()) / f"data-juicer-{installed_version()}.json"
+    )
     parser.add_argument("--only", nargs="*", default=None, help="operators to try (again)")
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop trying after so long")
     parser.add_argument("--render", action="store_true", help="write the page from what is there")
     options = parser.parse_args()
     results: dict[str, Any] = json.loads(options.results.read_text()) if options.results.exists() else {}
     if not options.render:
-        names = options.only or [name for name in sorted(index()) if name not in results]
+        names = options.only or [name for name in operator_names() if name not in results]
         _try_all(names, results, options.results, options.seconds)
     if options.only:
         results = {**page_as_it_is(PAGE.read_text(encoding="utf-8")), **results}
-    left = sorted(set(index()) - set(results))
+    left = sorted(set(operator_names()) - set(results))
     if left:
         print(f"{len(left)} operators are left to try: {', '.join(left[:5])}, …")
         return 1
@@ -116,12 +118,12 @@ def render(results: dict[str, Any]) -> str:
     """The page."""
     from operators.data_juicer.runtime import _extras_with
 
-    outcomes = [results[name]["outcome"] for name in index()]
+    outcomes = [results[name]["outcome"] for name in operator_names()]
     counts = ", ".join(f"{words}: {outcomes.count(key)}" for key, words in SAYS.items() if key in outcomes)
-    parts = [HEADER.format(version=version(), counts=f"{len(outcomes)} operators; {counts}.")]
-    for kind in dict.fromkeys(one.kind for one in index().values()):
+    parts = [HEADER.format(version=installed_version(), counts=f"{len(outcomes)} operators; {counts}.")]
+    for kind in KINDS:
         parts += [f"## {kind.capitalize()}s\n", "| operator | tried | columns |", "| --- | --- | --- |"]
-        for name in sorted(name for name, one in index().items() if one.kind == kind):
+        for name in (name for name in operator_names() if facts(name).kind == kind):
             found = results[name]
             detail = found.get("detail", "").replace("|", "\\|")
             if found["outcome"] == "package":
@@ -148,21 +150,21 @@ def page_as_it_is(page: str) -> dict[str, Any]:
 def _columns(name: str) -> str:
     known = facts(name)
     if known.kind == "filter":
-        shown = [f"`{column_name('dj_', stat)}` {_type(stat)}" for stat in known.stats]
+        shown = [
+            f"`{column_name('dj_', stat)}` {_TYPES.get(str(kind), 'numbers')}" for stat, kind in known.stats.items()
+        ]
     elif known.kind == "grouper":
         shown = [] if name == "naive_reverse_grouper" else ["`dj_group` text"]
     elif known.kind == "aggregator":
         shown = [f"`dj_{known.defaults['output_key']}` text"] if "output_key" in known.defaults else []
     else:
-        shown = [f"`{column_name('dj_', meta)}`" for _, meta in known.metas] if known.kind == "mapper" else []
+        shown = [f"`{column_name('dj_', meta.name)}`" for meta in known.metas] if known.kind == "mapper" else []
     tags = known.kind == "mapper" and bool(known.metas) and not known.rewrites and not known.makes_rows
     stored = known.splits or tags or known.kind == "aggregator"
     return ", ".join(shown) + (" †" if shown and stored else "")
 
 
-def _type(stat: str) -> str:
-    kind = stat_type(stat)
-    return {"double": "number", "string": "text", "bool": "true/false"}.get(str(kind), "numbers")
+_TYPES = {"double": "number", "string": "text", "bool": "true/false"}
 
 
 if __name__ == "__main__":

@@ -28,8 +28,7 @@ import pyarrow as pa
 from operators.base import BATCH_SCHEMA
 from operators.chain.build import build_chain
 from operators.chain.chain import Chain
-from operators.data_juicer.index import index
-from operators.data_juicer.source import facts
+from operators.data_juicer.catalogue import facts
 from rftdata.errors import ConfigError, PluginError
 from rftdata.pipeline.tasks import TASK_BATCH_SCHEMA
 
@@ -115,7 +114,7 @@ def _child(name: str, table: pa.Table, folder: Path, pipe: Connection) -> None:
         arguments = json.loads(json.dumps(ARGUMENTS.get(name, {})).replace("{folder}", str(folder)))
         if _is_of_tasks(name):
             table = as_tasks(table)
-        before = ["naive_grouper"] if index()[name].kind == "aggregator" or name == "naive_reverse_grouper" else []
+        before = ["naive_grouper"] if facts(name).kind == "aggregator" or name == "naive_reverse_grouper" else []
         chain = build_chain([*before, {name: arguments}], schema=table.schema, require_reward=False)
         chain.prepare()
         found = {"outcome": _ran(name, chain, table, asked), "detail": ""}
@@ -165,7 +164,7 @@ def _ran(name: str, chain: Chain, table: pa.Table, asked: list[str]) -> str:
     column = chain.stages[-1].operator.error_column
     if column and all(after[column].to_pylist()):
         asked.append("nothing")
-    decides = index()[name].kind != "mapper" and not facts(name).stats
+    decides = facts(name).kind != "mapper" and not facts(name).stats
     acted = decides or reasons.null_count < len(reasons) or _found_something(before, after)
     return "runs" if acted else "idle"
 
@@ -264,7 +263,7 @@ def make_batch(folder: Path) -> pa.Table:
 
 
 def _is_of_tasks(name: str) -> bool:
-    return facts(name).makes_rows or index()[name].kind in ("grouper", "aggregator")
+    return facts(name).makes_rows or facts(name).kind in ("grouper", "aggregator")
 
 
 def as_tasks(table: pa.Table) -> pa.Table:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import inspect
 import re
 import sys
@@ -22,7 +21,7 @@ from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from operators import BUILTINS
+from operators import OPERATORS
 from operators.base import IDENTITY_COLUMNS, Operator
 from operators.chain.stage import RunOptions
 from operators.data_juicer import recipe as data_juicer_recipe
@@ -96,7 +95,7 @@ def main() -> int:
 
 def render() -> str:
     """The page."""
-    entries = {name: (summary(operator_class(name)), section(name)) for name in BUILTINS}
+    entries = {name: (summary(operator_class(name)), section(name)) for name in OPERATORS.builtins}
     entries[data_juicer_recipe.NAME] = (_first_sentence(data_juicer_recipe.__doc__ or ""), _recipe())
     lines = [f"- [`{name}`](#{name}): {entries[name][0]}\n" for name in sorted(entries)]
     lines.append("- [any Data-Juicer operator](#data-juicer-operators) by its own name.\n")
@@ -105,8 +104,8 @@ def render() -> str:
 
 
 def operator_class(name: str) -> type[Operator]:
-    module, _, attribute = BUILTINS[name].partition(":")
-    found: type[Operator] = getattr(importlib.import_module(module), attribute)
+    found = OPERATORS.load(name)
+    assert isinstance(found, type) and issubclass(found, Operator)
     return found
 
 

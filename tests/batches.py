@@ -8,8 +8,7 @@ import pyarrow as pa
 
 from operators.base import BATCH_SCHEMA
 from operators.chain.chain import Chain
-from operators.chain.stage import StageScores
-from rftdata.pipeline.records import KnownScore
+from rftdata.pipeline.records import KnownScore, StageScores
 from rftdata.pipeline.tasks import TASK_BATCH_SCHEMA
 from rftdata.postgres.database import storable
 

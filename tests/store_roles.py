@@ -6,11 +6,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from rftdata import Buffer, Group, Rollout
 from rftdata import Sequence as Tokens
 from rftdata.config import SelectorConfig, TasksetConfig
 from rftdata.pipeline.queue import claim_sealed_groups
-from rftdata.pipeline.records import Decision, SealedBatch, Verdicts
+from rftdata.pipeline.records import SealedBatch, Verdicts, concatenated, dropped, kept
 from rftdata.pipeline.verdicts import commit_verdicts
 from rftdata.planning.claims import ClaimedGroup, claim_groups
 from rftdata.planning.config import PlanConfig
@@ -169,12 +172,11 @@ class Roles:
     def commit(
         self, batch: SealedBatch, keep: Keep = keep_all, version: str = "p1", worker_id: int | None = None
     ) -> list[int]:
-        decisions = [
-            Decision(row["experience_id"], row["group_id"], kept, None if kept else "gate", None if kept else "not wanted")
-            for row in batch.table.to_pylist() for kept in [keep(row)]
-        ]  # fmt: skip
+        wanted = pa.array([keep(row) for row in batch.table.to_pylist()], pa.bool_())
+        gone = dropped(batch.table.filter(pc.invert(wanted)), "gate", "not wanted")
+        decisions = concatenated([kept(batch.table.filter(wanted)), gone, batch.failed])
         return commit_verdicts(
-            self.database, self.run_id, worker_id or self.worker_id, version, batch, Verdicts(decisions + batch.failed)
+            self.database, self.run_id, worker_id or self.worker_id, version, batch, Verdicts(decisions)
         )
 
     def decide(self, keep: Keep = keep_all, version: str = "p1") -> list[int]:

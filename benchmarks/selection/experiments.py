@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.selection import synthetic, training
 from benchmarks.selection.training import Learner, Plan, train
-from rftdata import plugins, selectors
+from rftdata import selectors
 from rftdata.selectors import SELECTORS, build_selector
 
 
@@ -107,7 +107,7 @@ class Job:
     @property
     def file(self) -> Path:
         """Where its result is kept; another name when the experiment, the selector or the code that decides changed."""
-        cls = plugins.load("selector", COMPARED[self.selector].selector, SELECTORS)
+        cls = SELECTORS.load(COMPARED[self.selector].selector)
         mine = {inspect.getsourcefile(c) or "" for c in cls.__mro__ if c.__module__ not in ("abc", "builtins")}
         shared = {str(path) for path in Path(selectors.__file__).parent.glob("*.py")}
         sources = sorted(mine | shared)

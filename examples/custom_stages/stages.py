@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from operators.base import Operator, StageConfig, StageOutcome
+from operators.base import Drop, Operator, StageConfig, StageOutcome, drop
 
 
 class DigitsKept(Operator):
@@ -37,10 +37,10 @@ class DigitsKept(Operator):
         return StageOutcome.keep_all(table.num_rows, {self.config.name: share.combine_chunks()})
 
 
-def no_letters(row: dict[str, Any], allowed: str = "") -> bool | str:
+def no_letters(row: dict[str, Any], allowed: str = "") -> bool | Drop:
     """Keep answers that are made of digits."""
     strange = {sign for sign in row["response"] if not sign.isdigit() and sign not in allowed}
-    return f"has {''.join(sorted(strange))!r}" if strange else True
+    return drop(f"has {''.join(sorted(strange))!r}") if strange else True
 
 
 no_letters.reads = {"response"}  # type: ignore[attr-defined]

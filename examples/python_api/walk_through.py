@@ -12,7 +12,7 @@ import numpy as np
 import rftdata
 from rftdata import Buffer, Group, Rollout, Sequence
 from rftdata.pipeline.queue import claim_sealed_groups
-from rftdata.pipeline.records import Decision, Verdicts
+from rftdata.pipeline.records import Verdicts, kept
 from rftdata.pipeline.verdicts import commit_verdicts
 
 PIPELINE = "keep-everything"
@@ -39,9 +39,7 @@ def decide(buffer: Buffer, run_id: int) -> None:
     """A pipeline that keeps every row; `rft process` runs a chain of operators here."""
     worker = buffer.database.fetch("insert_worker", run_id=run_id, role="pipeline", host="here", pid=0)[0]["worker_id"]
     while batch := claim_sealed_groups(buffer.database, run_id, worker, count=64, lease_s=60):
-        rows = batch.table.select(["experience_id", "group_id"]).to_pylist()
-        decisions = [Decision(row["experience_id"], row["group_id"], kept=True) for row in rows]
-        commit_verdicts(buffer.database, run_id, worker, PIPELINE, batch, Verdicts(decisions))
+        commit_verdicts(buffer.database, run_id, worker, PIPELINE, batch, Verdicts(kept(batch.table)))
 
 
 def main(folder: str) -> None:

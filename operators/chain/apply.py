@@ -13,8 +13,8 @@ from operators.base import IDENTITY_COLUMNS, Operator, StageOutcome
 from operators.chain.checks import check_created, checked, checked_reasons
 from operators.chain.input_digests import input_digests
 from operators.chain.parts import in_parts
-from operators.chain.stage import Known, Stage, StageScores
-from rftdata.pipeline.records import KnownScore
+from operators.chain.stage import Stage
+from rftdata.pipeline.records import Known, KnownScore, StageScores
 from rftdata.postgres.database import storable
 from rftdata.user_code.time_limits import call
 
@@ -40,12 +40,10 @@ def apply_stage(stage: Stage, table: pa.Table, known: Known) -> Applied:
     for name, values in columns.items():
         position = given.schema.get_field_index(name)
         given = given.append_column(name, values) if position < 0 else given.set_column(position, name, values)
-    outcome = call(
-        lambda: StageOutcome(stage.operator.decide(given), columns, created=stage.operator.make_tasks(given)),
-        stage.timeout_s(given.num_rows), stage.on_rows(given),
-    )  # fmt: skip
-    for one in outcome.created:
+    decided = call(lambda: stage.operator.decide(given), stage.timeout_s(given.num_rows), stage.on_rows(given))
+    for one in decided.created:
         check_created(one)
+    outcome = StageOutcome(decided.reasons, columns, created=decided.created)
     return Applied(checked_reasons(outcome, table), scores)
 
 
@@ -67,7 +65,8 @@ def _scored(
     computed = checked(stage, in_parts(stage, todo), todo)
     fresh = {name: as_stored(pc.cast(computed.columns[name], kind)) for name, kind in operator.scores.items()}
     table = pa.table({"experience_id": todo["experience_id"], **fresh})
-    scores = StageScores(stage.written, stage.score_key, table, digests if missing is None else digests.filter(missing))
+    of_table = digests if missing is None else digests.filter(missing)
+    scores = StageScores(stage.written, stage.score_key, table, of_table, operator.error_column)
     if todo.num_rows < given.num_rows:
         merged = {**stored, **{row.pop("experience_id"): row for row in table.to_pylist()}}
         fresh = _stored_columns(stage, ids, merged)

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from operators.base import StageOutcome
-from operators.chain.stage import Findings, WaitingRow
 from operators.groups import Groups, Ints, Mask
+from rftdata.pipeline.records import Question, Verdicts
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Pass:
 
     given: pa.Table
     position: Ints = field(init=False)
-    found: Findings = field(default_factory=Findings)
+    found: Verdicts = field(default_factory=Verdicts)
 
     def __post_init__(self) -> None:
         self.position = np.arange(self.given.num_rows)
@@ -111,9 +111,8 @@ class Pass:
         if not outcome.waiting:
             return None
         ids, groups = (self.column(name).to_numpy() for name in ("experience_id", "group_id"))
-        self.found.waiting += [
-            WaitingRow(int(ids[row]), int(groups[row]), stage, review)
-            for row, review in sorted(outcome.waiting.items())
+        self.found.questions += [
+            Question(int(ids[row]), int(groups[row]), stage, review) for row, review in sorted(outcome.waiting.items())
         ]
         stays = ~np.isin(groups, [groups[row] for row in outcome.waiting])
         self._keep(stays)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 
-from operators.base import BATCH_SCHEMA, Operator
+from operators.base import BATCH_SCHEMA, Operator, Place
 from operators.chain.chain import Chain
+from operators.chain.groupings import fitted_to_created
 from operators.chain.resolve import resolve_stage
-from operators.chain.stage import RunOptions, Stage, at, identify
-from operators.data_juicer.base import JuicerOperator
-from operators.data_juicer.closing import close_groupings
+from operators.chain.stage import RunOptions, Stage, at, identify, name_among
 from operators.data_juicer.recipe import expand
 from rftdata.config_errors import parse_section
 from rftdata.errors import ConfigError, RftError, TimeLimitError
@@ -42,8 +42,7 @@ def build_chain(
         ConfigError: wrong arguments or a column that does not exist; names the stage's place (from 1) and name.
         TimeLimitError: a stage whose file, constructor or query does not end.
     """
-    stages: list[Stage] = []
-    given = schema
+    operators: list[tuple[str, Operator, RunOptions]] = []
     for place, entry in enumerate(_entries(spec), start=1):
         name, args = _name_and_args(place, entry)
         try:
@@ -52,20 +51,32 @@ def build_chain(
             raise at(place, name, error) from error
         # The operators of a recipe are stages of their own, and counted as such.
         for name, args in parts:
-            index = len(stages) + 1
-            try:
+            with _named(index := len(operators) + 1, name):
                 args, options = _options(args)
-                operator = _resolve(index, name, args, base_dir)
-                _check_rowwise(operator, options)
-                _check_questions(operator, stages)
-                schema = _validate(index, name, operator, schema)
-            except TimeLimitError:
-                raise  # it names the stage itself
-            except RftError as error:
-                raise at(index, name, error) from error
-            stages.append(identify(index, name, operator, options, stages))
-            operator.shown = stages[-1].name
-    return Chain(close_groupings(stages, given), min_group_size, require_reward)
+                operators.append((name, _resolve(index, name, args, base_dir), options))
+    folder, names = base_dir or Path.cwd(), [name for name, _, _ in operators]
+    stages: list[Stage] = []
+    given = schema
+    for index, (name, operator, options) in enumerate(operators, start=1):
+        with _named(index, name):
+            shown = name_among(name, names[: index - 1])
+            operator.join_chain(Place(shown, folder, [behind for _, behind, _ in operators[index:]]))
+            _check_rowwise(operator, options)
+            _check_questions(operator, stages)
+            schema = _validate(index, name, operator, schema)
+        stages.append(identify(index, name, operator, options, stages))
+    return Chain(fitted_to_created(stages, given), min_group_size, require_reward)
+
+
+@contextlib.contextmanager
+def _named(index: int, name: str) -> Iterator[None]:
+    """Say in an error which stage it is about."""
+    try:
+        yield
+    except TimeLimitError:
+        raise  # it names the stage itself
+    except RftError as error:
+        raise at(index, name, error) from error
 
 
 def _resolve(index: int, name: str, args: object, base_dir: Path | None) -> Operator:
@@ -77,9 +88,7 @@ def _resolve(index: int, name: str, args: object, base_dir: Path | None) -> Oper
 def _validate(index: int, name: str, operator: Operator, schema: pa.Schema) -> pa.Schema:
     """The columns after the stage. A query is run on an empty table for that, which may not end either."""
     what = f"checking stage {index} of the pipeline ({name}) on a batch without rows"
-    # Data-Juicer is imported here, which takes long on a busy machine and does end.
-    cap = not isinstance(operator, JuicerOperator)
-    return call(lambda: operator.validate_schema(schema), DEFAULT_S, what, cap=cap)
+    return call(lambda: operator.validate_schema(schema), DEFAULT_S, what)
 
 
 def _options(args: object) -> tuple[object, RunOptions]:

@@ -18,7 +18,7 @@ import functools
 import hashlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -33,14 +33,15 @@ from operators.base import (
     CreatedTask,
     StageContext,
     StageOutcome,
-    is_ours,
 )
 from operators.chain.apply import Applied, apply_stage
 from operators.chain.batch_pass import Pass
+from operators.chain.groupings import passed_by
 from operators.chain.rules import short_groups, spoilt_rewards, without_reward
-from operators.chain.stage import Known, Stage, StageRun, StageScores, WaitingRow, at, failed
+from operators.chain.stage import Stage, at, failed
 from rftdata.errors import OperatorError, PluginError, RftError, TimeLimitError
-from rftdata.user_code.time_limits import LOADING_S, call
+from rftdata.pipeline.records import DECISION_SCHEMA, Known, StageRun, Verdicts
+from rftdata.user_code.time_limits import call
 from rftdata.writing.writer import NO_PIPELINE
 
 MIN_GROUP_SIZE = "min_group_size"
@@ -50,39 +51,8 @@ REWARD = "reward"
 REVIEWS = "reviews"
 DEFAULT_PRIORITY = 0.0
 
-DECISION_SCHEMA = pa.schema(
-    [
-        pa.field("experience_id", pa.int64(), nullable=False),
-        pa.field("kept", pa.bool_(), nullable=False),
-        ("stage", pa.string()),
-        ("reason", pa.string()),
-        ("reward", pa.float64()),
-        pa.field("priority", pa.float64(), nullable=False),
-    ]
-)
-
 Watch = Callable[[Stage, pa.Table, pa.Table, StageOutcome], None]
 """Called after every stage with the table before it, the table after it (dropped rows still in), and what it decided."""
-
-
-@dataclass(frozen=True)
-class ChainResult:
-    """What a chain decided.
-
-    Attributes:
-        decisions: one row per input row, in input order, with `DECISION_SCHEMA`; rows of groups that wait for a person are not
-            among them. `reward` is what the stages made of it, null where none changed it and for dropped rows.
-        stages: one entry per stage that ran, in order.
-        scores: what scoring stages computed, to be stored.
-        waiting: what people are asked.
-        created: new tasks and experiences, to be stored.
-    """
-
-    decisions: pa.Table
-    stages: list[StageRun]
-    scores: list[StageScores] = field(default_factory=list)
-    waiting: list[WaitingRow] = field(default_factory=list)
-    created: list[CreatedTask | CreatedGroup] = field(default_factory=list)
 
 
 @dataclass
@@ -126,6 +96,11 @@ class Chain:
         """Keys under which stored scores are looked up before a run."""
         return list(dict.fromkeys(stage.score_key for stage in self.stages if stage.score_key))
 
+    def passed_by(self, creators: Collection[str]) -> Chain:
+        """The chain for tasks that stages of these names created: without these stages and their groupings."""
+        stages = passed_by(self.stages, creators)
+        return self if len(stages) == len(self.stages) else replace(self, stages=stages)
+
     def prepare(self, context: StageContext | None = None) -> None:
         """Open what stages need (imports, models). A missing package is found here, before the first batch.
 
@@ -150,7 +125,7 @@ class Chain:
 
     def run(
         self, table: pa.Table, min_group_size: int | None = None, *, known: Known | None = None, watch: Watch | None = None
-    ) -> ChainResult:  # fmt: skip
+    ) -> Verdicts:  # fmt: skip
         """Decide on every row of a batch of whole groups.
 
         Args:
@@ -174,8 +149,8 @@ class Chain:
             index = len(self.stages) + 1
             _own_rule(going, REWARD, index, without_reward(going.column(REWARD), "the reward is "))
             self._drop_short(going, group_size, index, "left with a reward")
-        found = going.found
-        return ChainResult(_decisions(going), found.runs, found.scores, found.waiting, found.created)
+        going.found.decisions = _decisions(going)
+        return going.found
 
     @staticmethod
     def _drop_short(going: Pass, group_size: int, index: int, left: str) -> None:
@@ -225,23 +200,23 @@ class Chain:
         if dropped and group_size > 1:
             left = f"left after {stage.name}"
             dropped += going.drop(short_groups(going.groups, going.position, group_size, left), stage.name)
-        found.created += outcome.created
+        found.created += [_signed(made, stage.name) for made in outcome.created]
         # The same operator twice, with other bounds, computes the same scores: they are reported once.
         if applied.scores is not None and applied.scores.score_key not in {one.score_key for one in found.scores}:
             found.scores.append(applied.scores)
         seconds = time.perf_counter() - started
-        found.runs.append(
+        found.stages.append(
             StageRun(stage.name, stage.index, came, came - dropped, dropped, seconds, len(outcome.created))
         )
 
 
 def _prepare(stage: Stage, context: StageContext) -> None:
-    """Make a stage ready. Ours may load large models and take as long as they need."""
-    prepare = functools.partial(stage.operator.prepare, context)
-    if is_ours(stage.operator):
+    """Make a stage ready."""
+    prepare, limit_s = functools.partial(stage.operator.prepare, context), stage.operator.prepare_timeout_s
+    if limit_s is None:
         prepare()
         return
-    timeout_s = max(LOADING_S, stage.options.timeout_s or 0.0)
+    timeout_s = max(limit_s, stage.options.timeout_s or 0.0)
     call(prepare, timeout_s, f"`prepare` of stage {stage.index} of the pipeline ({stage.name})", cap=False)
 
 
@@ -261,6 +236,10 @@ def _without_answered(outcome: StageOutcome, going: Pass) -> StageOutcome:
     return replace(outcome, reasons=pa.array(reasons, pa.string()), waiting=waiting)
 
 
+def _signed(made: CreatedTask | CreatedGroup, stage: str) -> CreatedTask | CreatedGroup:
+    return replace(made, stage=stage) if isinstance(made, CreatedTask) else made
+
+
 def _put_in_place(going: Pass, outcome: StageOutcome) -> pa.Array | None:
     """Give the batch the outcome's columns; reasons for rows whose reward the stage spoilt."""
     spoilt = None
@@ -278,7 +257,7 @@ def _own_rule(going: Pass, name: str, index: int, reasons: pa.Array | None) -> N
     rows_in = going.num_rows
     dropped = going.drop(reasons, name)
     if dropped:
-        going.found.runs.append(StageRun(name, index, rows_in, rows_in - dropped, dropped, 0.0))
+        going.found.stages.append(StageRun(name, index, rows_in, rows_in - dropped, dropped, 0.0))
 
 
 def _decisions(going: Pass) -> pa.Table:
@@ -292,6 +271,7 @@ def _decisions(going: Pass) -> pa.Table:
     decisions = pa.table(
         [
             table["experience_id"].cast(pa.int64()),
+            table["group_id"].cast(pa.int64()),
             pa.array(kept),
             stages,
             reasons,
@@ -300,7 +280,7 @@ def _decisions(going: Pass) -> pa.Table:
         ],
         schema=DECISION_SCHEMA,
     )
-    waiting = pa.array(sorted({row.group_id for row in going.found.waiting}), pa.int64())
+    waiting = pa.array(sorted({row.group_id for row in going.found.questions}), pa.int64())
     return decisions.filter(pc.invert(pc.is_in(table["group_id"], waiting))) if len(waiting) else decisions
 
 

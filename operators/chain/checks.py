@@ -21,7 +21,7 @@ def checked(stage: Stage, outcome: StageOutcome, table: pa.Table) -> StageOutcom
         OperatorError: which rule it breaks.
     """
     checked_reasons(outcome, table)
-    _check_waiting(outcome, table.num_rows)
+    _check_waiting(stage, outcome, table.num_rows)
     for made in outcome.created:
         check_created(made)
     written = written_columns(stage.operator)
@@ -57,7 +57,7 @@ def checked_reasons(outcome: StageOutcome, table: pa.Table) -> StageOutcome:
     return outcome
 
 
-def _check_waiting(outcome: StageOutcome, num_rows: int) -> None:
+def _check_waiting(stage: Stage, outcome: StageOutcome, num_rows: int) -> None:
     waiting: Mapping[Any, Any] = outcome.waiting  # whatever the stage made it
     for row, review in waiting.items():
         if isinstance(row, bool) or not isinstance(row, int) or not 0 <= row < num_rows:
@@ -68,6 +68,12 @@ def _check_waiting(outcome: StageOutcome, num_rows: int) -> None:
             raise OperatorError(
                 "asks something that cannot be asked", value=review,
                 allowed="a Review with a name, a finite timeout_s above 0, and otherwise: pass or drop",
+            )  # fmt: skip
+        declared = stage.operator.asks
+        if declared is not None and review.name not in declared:
+            raise OperatorError(
+                f"asks the question {review.name!r}, which it does not declare", allowed=", ".join(sorted(declared)) or "none",
+                todo="add it to `asks` of the operator",
             )  # fmt: skip
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from operators import BUILTINS
+from operators import OPERATORS
 from operators.base import Operator
 from operators.chain.row_function import RowFunction
-from operators.data_juicer.index import operator_names
+from operators.data_juicer.catalogue import operator_names
 from operators.data_juicer.stage import juicer_stage
-from rftdata import plugins
 from rftdata.config_errors import did_you_mean
 from rftdata.errors import PluginError
 
@@ -21,7 +20,7 @@ def resolve_stage(name: str, args: object, base_dir: Path | None = None) -> Oper
         PluginError: nobody knows the name, or it stands for something that is not a stage.
         ConfigError: its arguments are wrong.
     """
-    own = plugins.names("operator", BUILTINS)
+    own = OPERATORS.names()
     is_path = ":" in name or "." in name
     if not is_path and name not in own:
         juicer = operator_names()
@@ -35,11 +34,9 @@ def resolve_stage(name: str, args: object, base_dir: Path | None = None) -> Oper
                 name, [*own, *juicer], "for your own operator write './file.py:attr' or 'package.module:attr'"
             ),
         )
-    target = plugins.load("operator", name, BUILTINS, base_dir)
+    target = OPERATORS.load(name, base_dir)
     if isinstance(target, type) and issubclass(target, Operator):
-        operator = target.from_args(args)
-        operator.base_dir = base_dir or Path.cwd()
-        return operator
+        return target.from_args(args)
     if callable(target) and not isinstance(target, type):
         return RowFunction(name, target, args)
     raise PluginError(

@@ -1,13 +1,16 @@
 """A plain Python function of one row as a stage, for a rule that a person writes in five lines.
 
+    from operators.base import drop
+
     def no_apologies(row, words=("sorry",)):
         "Keep rows whose response does not apologise."
-        return not any(word in row["response"] for word in words)
+        found = [word for word in words if word in row["response"]]
+        return drop(f"says {found[0]}") if found else True
 
     - ./my_rules.py:no_apologies: {words: [sorry, apologise]}
 
 The function gets the row as a dict and the stage's arguments by name. It returns True (the row stays), False (dropped),
-a string (dropped, and this is why) or a dict of columns to change (the row stays). An attribute `reads`, a set of
+`drop(reason)` (dropped, and this is why) or a dict of columns to change (the row stays). An attribute `reads`, a set of
 column names, spares the conversion of the others; the function may change what it reads.
 """
 
@@ -20,7 +23,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from operators.base import Operator, StageConfig, StageOutcome, check_plain, source_digest
+from operators.base import Drop, Operator, StageConfig, StageOutcome, check_plain, source_digest
 from rftdata.config_errors import unknown_key
 from rftdata.errors import ConfigError, OperatorError
 from rftdata.user_code import time_limits
@@ -84,14 +87,15 @@ class RowFunction(Operator):
                 changes[position] = answer
             elif answer is False:
                 reasons.append(f"{self.name} returned False")
-            elif isinstance(answer, str):
-                reasons.append(answer or f"{self.name} returned an empty reason")
+            elif isinstance(answer, Drop):
+                reasons.append(answer.reason)
             else:
                 raise OperatorError(
                     f"{self.name} returned {type(answer).__name__} for experience {table['experience_id'][position]}",
-                    value=answer,
-                    allowed="True, False, a reason as a string, or a dict of changed columns",
-                )
+                    value=answer, allowed="True, False, drop(reason), or a dict of changed columns",
+                    todo="return drop(…) with this text as the reason: from operators.base import drop"
+                    if isinstance(answer, str) else None,
+                )  # fmt: skip
         return StageOutcome(pa.array(reasons, pa.string()), self._changed_columns(table, changes))
 
     def _answer(self, row: dict[str, Any], table: pa.Table, position: int) -> object:

@@ -5,22 +5,19 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 from pydantic import Field
 
-from operators.base import CreatedGroup, CreatedTask, Operator, Review, StageConfig
+from operators.base import Operator, StageConfig
 from rftdata.errors import ConfigError, OperatorError, RftError, TimeLimitError
-from rftdata.pipeline.records import KnownScore
+from rftdata.pipeline.records import StageRun, StageScores, Verdicts
 from rftdata.pipeline.verdicts import STAGE_FAILED
 
 _MAX_REASON = 500
-
-Known = Mapping[str, Mapping[int, KnownScore]]
-"""Scores stored already: score key -> experience_id -> what was scored, and the score."""
 
 
 class RunOptions(StageConfig):
@@ -66,49 +63,6 @@ class Stage:
         ids = table["experience_id"]
         rows = f"{ids[0].as_py()} to {ids[-1].as_py()}" if len(ids) > 1 else ids[0].as_py()
         return f"stage {self.index} of the pipeline ({self.name}) on {len(ids)} row{'s' * (len(ids) > 1)} ({rows})"
-
-
-@dataclass(frozen=True)
-class StageRun:
-    """One stage over one batch: a row of `operator_run`. Stages count from 1; 0 and n+1 are the chain's own rules."""
-
-    stage: str
-    index: int
-    rows_in: int
-    rows_kept: int
-    rows_dropped: int
-    seconds: float
-    rows_created: int = 0
-    error: str | None = None
-
-
-@dataclass(frozen=True)
-class StageScores:
-    """What a stage computed now.
-
-    Attributes:
-        table: `experience_id` and its score columns, one row per experience.
-        input_digests: of what each of them was scored by (see `operators.chain.input_digests`); null: the score is never used again.
-    """
-
-    stage: str
-    score_key: str
-    table: pa.Table
-    input_digests: pa.Array
-
-
-@dataclass(frozen=True)
-class WaitingRow:
-    """A row that a person is asked about; its group is decided once that is answered or too late."""
-
-    experience_id: int
-    group_id: int
-    stage: str
-    review: Review
-
-
-class SilentEndpointError(OperatorError):
-    """An endpoint said nothing at all, so no smaller batch would help."""
 
 
 class StageError(OperatorError):
@@ -168,7 +122,7 @@ def identify(index: int, name: str, operator: Operator, options: RunOptions, bef
     The key covers the stage itself and those before it that changed what it reads, directly or through others. Which rows and values
     they leave it is not in the key: that is compared score by score.
     """
-    shown = _name_among(name, before)
+    shown = name_among(name, [stage.written for stage in before])
     if not operator.scores:
         return Stage(index, shown, operator, options, written=name)
     reads, behind = operator.reads, []
@@ -186,9 +140,9 @@ def identify(index: int, name: str, operator: Operator, options: RunOptions, bef
     return Stage(index, shown, operator, options, hashlib.sha256(text.encode()).hexdigest()[:16], name)
 
 
-def _name_among(name: str, before: Sequence[Stage]) -> str:
-    again = sum(stage.written == name for stage in before)
-    return f"{name}#{again + 1}" if again else name
+def name_among(name: str, before: Sequence[str]) -> str:
+    """The name of a stage in verdicts and reports, behind stages that are written so in YAML."""
+    return f"{name}#{before.count(name) + 1}" if name in before else name
 
 
 def written_columns(operator: Operator) -> frozenset[str] | None:
@@ -196,19 +150,9 @@ def written_columns(operator: Operator) -> frozenset[str] | None:
     return None if operator.writes is None else operator.writes | frozenset(operator.scores)
 
 
-@dataclass
-class Findings:
-    """What a pass collects beside its decisions."""
-
-    runs: list[StageRun] = field(default_factory=list)
-    scores: list[StageScores] = field(default_factory=list)
-    waiting: list[WaitingRow] = field(default_factory=list)
-    created: list[CreatedTask | CreatedGroup] = field(default_factory=list)
-
-
-def failed(stage: Stage, error: Exception, rows_in: int, seconds: float, found: Findings) -> StageError:
+def failed(stage: Stage, error: Exception, rows_in: int, seconds: float, found: Verdicts) -> StageError:
     """The error that says which stage raised on how many rows."""
-    made = _failed(stage, error, rows_in, seconds, found.runs)
+    made = _failed(stage, error, rows_in, seconds, found.stages)
     made.scores = list(found.scores)
     return made
 

@@ -1,8 +1,7 @@
 """Whether arguments are of the types that an operator's constructor is annotated with: found before anything runs.
 
-Data-Juicer's operators take what they are given and fail on the first batch, or compare a number with a text. Annotations are read from
-their source like everything else. One that names a class of Data-Juicer's own, or that the operator's own default does not fit,
-proves nothing: such arguments are not checked. Null is always allowed, as in Data-Juicer: it stands for no bound; so does infinity
+Data-Juicer's operators take what they are given and fail on the first batch, or compare a number with a text. The catalogue has the
+annotations that values can be checked against. Null is always allowed, as in Data-Juicer: it stands for no bound; so does infinity
 where an argument is only compared with.
 """
 
@@ -18,7 +17,7 @@ from typing import Any
 
 import pydantic
 
-from operators.data_juicer.source import Facts
+from operators.data_juicer.catalogue import Facts
 from rftdata.config_errors import reasons
 from rftdata.errors import ConfigError
 
@@ -38,19 +37,16 @@ def check_types(facts: Facts, args: Mapping[str, Any]) -> None:
         ConfigError: names it, with its value and the type.
     """
     for key, value in args.items():
-        annotation = facts.annotations.get(key)
-        if not annotation or value is None:
-            continue
-        adapter = _adapter(annotation)
-        if adapter is None or (key in facts.defaults and _wrong(adapter, facts.defaults[key])):
-            continue
-        wrong = _wrong(adapter, _finite(value) if key in facts.bounds else value)
+        known = adapter(facts.types[key]) if value is not None and key in facts.types else None
+        wrong = mismatch(known, _finite(value) if key in facts.bounds else value) if known is not None else ""
         if wrong:
-            raise ConfigError(f"the argument {key!r} is of the wrong type: {wrong}", value=value, allowed=annotation)
+            raise ConfigError(
+                f"the argument {key!r} is of the wrong type: {wrong}", value=value, allowed=facts.types[key]
+            )
 
 
 @functools.cache
-def _adapter(annotation: str) -> pydantic.TypeAdapter[Any] | None:
+def adapter(annotation: str) -> pydantic.TypeAdapter[Any] | None:
     """What checks values of a type; None where the annotation is not of known names."""
     try:
         return pydantic.TypeAdapter(eval(annotation, {"__builtins__": {}}, dict(_NAMES)))
@@ -58,11 +54,11 @@ def _adapter(annotation: str) -> pydantic.TypeAdapter[Any] | None:
         return None
 
 
-def _wrong(adapter: pydantic.TypeAdapter[Any], value: Any) -> str:
+def mismatch(known: pydantic.TypeAdapter[Any], value: Any) -> str:
     """What is wrong with a value; empty where it fits, or cannot be told."""
     try:
         # As JSON: strict, but a list of YAML may stand for a tuple or set.
-        adapter.validate_json(json.dumps(_whole(value)), strict=True)
+        known.validate_json(json.dumps(_whole(value)), strict=True)
     except pydantic.ValidationError as error:
         return reasons(error.errors())
     except TypeError:

@@ -12,8 +12,8 @@ import pyarrow as pa
 from operators.base import CreatedTask, Operator, StageConfig
 from operators.data_juicer import runtime
 from operators.data_juicer.arguments import check_types
+from operators.data_juicer.catalogue import DATA_KEYS, PACKAGE, RUNNING, Facts, facts, installed_version
 from operators.data_juicer.columns import Plan
-from operators.data_juicer.source import DATA_KEYS, RUNNING, Facts, facts
 from rftdata.config_errors import unknown_key
 from rftdata.errors import ConfigError
 
@@ -41,6 +41,7 @@ class JuicerOperator(Operator):
 
     # Some run a model, and some ask an endpoint about each row.
     seconds_per_row = 10.0
+    prepare_timeout_s = None  # Data-Juicer is imported, and operators fetch models
 
     def __init__(self, name: str, args: object) -> None:
         super().__init__(StageConfig())
@@ -48,6 +49,7 @@ class JuicerOperator(Operator):
             raise ConfigError("its arguments are not a mapping", value=args)
         self.name = name
         self.facts: Facts = facts(name)
+        self._version = installed_version()
         self.args: dict[str, Any] = {str(key): value for key, value in (args or {}).items()}
         self.mode = self.args.pop("mode", "default")
         self.prefix = self.args.pop("prefix", "dj_")
@@ -56,7 +58,6 @@ class JuicerOperator(Operator):
         self.writes = None
         self.op: Any = None
         self._plan: Plan | None = None
-        self._schema: pa.Schema | None = None
 
     def _check(self) -> None:
         known = self.facts.known_arguments
@@ -73,7 +74,7 @@ class JuicerOperator(Operator):
 
     def spec(self) -> dict[str, Any]:
         args = {key: _without_secrets(value) for key, value in self.args.items() if key not in RUNNING}
-        return {"args": args, "prefix": self.prefix, runtime.PACKAGE: runtime.version()}
+        return {"args": args, "prefix": self.prefix, PACKAGE: self._version}
 
     def make(self) -> Any:
         """The operator, which finds its columns under Data-Juicer's own names."""
@@ -84,12 +85,6 @@ class JuicerOperator(Operator):
         self.op = None
 
     @property
-    def whole_schema(self) -> pa.Schema:
-        """The columns of the batches of its chain at this place."""
-        assert self._schema is not None
-        return self._schema
-
-    @property
     def plan(self) -> Plan:
         """The columns it reads and makes; known once the schema is."""
         assert self._plan is not None
@@ -98,6 +93,11 @@ class JuicerOperator(Operator):
     def unreadable(self, column: str) -> str:
         """Why a row is dropped whose text is null."""
         return f"{column} is null, which {self.name} cannot read"
+
+
+def on_tasks(schema: pa.Schema) -> bool:
+    """Whether batches are of tasks."""
+    return "task_key" in schema.names
 
 
 def with_columns(schema: pa.Schema, found: Mapping[str, pa.DataType]) -> pa.Schema:

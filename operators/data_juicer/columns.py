@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from operators.base import ReadArrays
+from operators.data_juicer.catalogue import COLUMN_ARGUMENTS, DATA_KEYS, Facts
 from operators.data_juicer.images import ARRAYS, array_name, read_images
 from operators.data_juicer.runtime import META, STATS, Samples
-from operators.data_juicer.source import COLUMN_ARGUMENTS, DATA_KEYS, Facts
 from rftdata.errors import ConfigError
 
 DEFAULT_COLUMNS: Mapping[str, tuple[str, ...]] = {
@@ -108,13 +108,13 @@ class Plan:
         sources: what it reads, in order.
         texts: those of the sources that it cannot read where they are null.
         nested: statistics and tags of earlier stages that it reads: `STATS` or `META`, the name there, our column.
-        made: tags it finds out: the name in Data-Juicer, our column.
+        made: tags it finds out: the name in Data-Juicer, our column and its type.
     """
 
     sources: tuple[Source, ...]
     texts: tuple[Source, ...]
     nested: tuple[tuple[str, str, str], ...]
-    made: Mapping[str, str]
+    made: Mapping[str, pa.Field]
 
     @property
     def reads(self) -> frozenset[str]:
@@ -164,13 +164,13 @@ def make_plan(facts: Facts, args: Mapping[str, Any], prefix: str, schema: pa.Sch
     nested: list[tuple[str, str, str]] = []
     for reference, must in _references(facts, args):
         _add_reference(reference, must, prefix, schema, sources, nested)
-    made: dict[str, str] = {}
-    for argument, meta in facts.metas:
+    made: dict[str, pa.Field] = {}
+    for argument, meta, kind in facts.metas:
         name = str(args.get(argument, meta)) if argument else meta
         column = column_name(prefix, name)
         if column in schema.names:
             nested.append((META, name, column))
-        made[name] = column
+        made[name] = pa.field(column, kind)
     if facts.reads_all:
         text = _data_source("text_key", None, schema) if "text" not in schema.names else None
         if text is not None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from operators.data_juicer.source import Facts
+from operators.data_juicer.catalogue import Facts
 from rftdata.errors import ConfigError, OperatorError
 
 if TYPE_CHECKING:

@@ -10,41 +10,33 @@ A cluster is the one this process is connected to, else the one `RAY_ADDRESS` na
 
 from __future__ import annotations
 
-import functools
-import json
 import logging
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pyarrow as pa
 
 from operators.data_juicer import runtime
+from operators.data_juicer.base import Found
 from operators.data_juicer.runtime import ROW, Samples
 from rftdata.errors import OperatorError, PluginError, RftError
 
-if TYPE_CHECKING:
-    from operators.data_juicer.base import Found
-    from operators.data_juicer.stage import DataJuicerStage
 
-
-def spread(stage: DataJuicerStage, table: pa.Table) -> Found:
-    """What a row-by-row operator makes of a table, computed by the cluster.
+def spread(compute: Callable[[pa.Table], Found], table: pa.Table) -> Found:
+    """What `compute` makes of a table, row by row, computed by the cluster.
 
     Raises:
         RftError: as if computed here.
     """
-    from operators.data_juicer.base import Found
-
     ray = _connected()
     num_parts = max(1, min(table.num_rows, int(ray.cluster_resources().get("CPU", 1))))
     size = -(-table.num_rows // num_parts)
     parts = [table.slice(start, size) for start in range(0, table.num_rows, size)]
     work = ray.remote(num_cpus=1)(_work)
-    what = json.dumps([stage.name, {**stage.args, "prefix": stage.prefix}], sort_keys=True)
-    schema = stage.whole_schema.serialize().to_pybytes()
+    shared = ray.put(compute)
     try:
-        found = ray.get([work.remote(what, schema, _packed(part)) for part in parts])
+        found = ray.get([work.remote(shared, _packed(part)) for part in parts])
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, RftError):
             raise error.cause from error
@@ -73,21 +65,9 @@ def _packed(table: pa.Table) -> bytes:
     return packed
 
 
-def _work(what: str, schema: bytes, part: bytes) -> Found:
+def _work(compute: Callable[[pa.Table], Found], part: bytes) -> Found:
     """Runs on a worker."""
-    return _stage(what, schema).compute_here(pa.ipc.open_stream(part).read_all().combine_chunks())
-
-
-@functools.lru_cache(maxsize=32)
-def _stage(what: str, schema: bytes) -> DataJuicerStage:
-    from operators.base import StageContext
-    from operators.data_juicer.stage import DataJuicerStage
-
-    name, args = json.loads(what)
-    stage = DataJuicerStage(name, args)
-    stage.validate_schema(pa.ipc.read_schema(pa.BufferReader(schema)))
-    stage.prepare(StageContext())
-    return stage
+    return compute(pa.ipc.open_stream(part).read_all().combine_chunks())
 
 
 def keeps_first(op: Any, name: str, samples: Samples, num_rows: int) -> list[str | None]:

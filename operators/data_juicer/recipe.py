@@ -20,8 +20,7 @@ import yaml
 from pydantic import Field
 
 from operators.base import StageConfig
-from operators.data_juicer.index import index
-from operators.data_juicer.source import AGGREGATED, COLUMN_ARGUMENTS, DATA_KEYS, facts
+from operators.data_juicer.catalogue import AGGREGATED, COLUMN_ARGUMENTS, DATA_KEYS, facts, operator_names
 from rftdata.config_errors import parse_section
 from rftdata.errors import ConfigError
 
@@ -102,7 +101,7 @@ def _stage(
     if not isinstance(entry, Mapping) or len(entry) != 1:
         raise ConfigError(f"entry {place} of process is not one operator with its arguments", value=entry)
     name, args = next(iter(entry.items()))
-    if name not in index():
+    if name not in operator_names():
         raise ConfigError(
             f"entry {place} of process is no operator of Data-Juicer", value=name,
             todo="stages of ours stand in the chain itself, before or after data_juicer",

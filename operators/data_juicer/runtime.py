@@ -23,12 +23,12 @@ from typing import Any
 
 import numpy as np
 
+from operators.data_juicer.catalogue import PACKAGE
 from rftdata.errors import ConfigError, OperatorError, PluginError
 
 STATS, META, BATCH_META, CONTEXT = "__dj__stats__", "__dj__meta__", "__dj__batch_meta__", "__dj__context__"
 ROW = "__rft_row__"
 SEED = 0
-PACKAGE = "py-data-juicer"
 _TOKENIZER = "pretrained_model_name_or_path"
 _NO_TOKENIZER = "Failed to initialize the processor"
 
@@ -44,11 +44,6 @@ _calls = 0
 
 class MissingPackageError(ImportError):
     """Raised in place of Data-Juicer's run-time installation."""
-
-
-def version() -> str:
-    """The installed version of Data-Juicer."""
-    return importlib.metadata.version(PACKAGE)
 
 
 def make_operator(name: str, arguments: Mapping[str, Any]) -> Any:

@@ -12,7 +12,8 @@ A filter's statistics become columns (`dj_text_len`; `prefix: prompt_` makes it 
 scores: stored, and not computed again when only the bounds change, since bounds are looked at in `decide`. So are the tags of
 a mapper that only tags. Other mappers change columns for the later stages only: what was sampled stays as it is in the
 buffer. A deduplicator or selector decides within the batch it is given. A mapper that makes several rows of one is refused on
-experiences; on tasks each becomes a new task, and the old one is dropped. Groupers, aggregators and pipelines are refused.
+experiences; on tasks each becomes a new task, and the old one is dropped. Groupers and
+aggregators are stages of modules of their own; pipelines are refused.
 
 `mode: ray` spreads a stage over a Ray cluster (`operators.data_juicer.over_ray`). Whole recipes: `operators.data_juicer.recipe`.
 """
@@ -20,6 +21,9 @@ experiences; on tasks each becomes a new task, and the old one is dropped. Group
 from __future__ import annotations
 
 import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,17 +31,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from operators.base import ReadArrays, StageContext, StageOutcome
-from operators.data_juicer import runtime
-from operators.data_juicer.aggregating import AggregatorStage
-from operators.data_juicer.base import Found, JuicerOperator, with_columns
+from operators.data_juicer import over_ray, runtime
+from operators.data_juicer.aggregators import AggregatorStage
+from operators.data_juicer.base import Found, JuicerOperator, on_tasks, with_columns
+from operators.data_juicer.catalogue import facts
 from operators.data_juicer.columns import TEXT_KEYS, Plan, column_name, make_plan
-from operators.data_juicer.filtering import decisions, statistics
-from operators.data_juicer.grouping import GrouperStage, ReverseGrouperStage, on_tasks
+from operators.data_juicer.filters import decisions, statistics
+from operators.data_juicer.groupers import GrouperStage, ReverseGrouperStage
 from operators.data_juicer.images import check_arrays
-from operators.data_juicer.index import index
-from operators.data_juicer.mapping import mapped
+from operators.data_juicer.mappers import mapped
 from operators.data_juicer.runtime import ROW, Samples
-from operators.data_juicer.source import meta_type, stat_type
 from rftdata.errors import ConfigError, PluginError
 
 _INSTEAD = {
@@ -53,7 +56,7 @@ def juicer_stage(name: str, args: object) -> JuicerOperator:
         ConfigError: its arguments are wrong.
         PluginError: it is of a kind that cannot be a stage.
     """
-    kind = index()[name].kind
+    kind = facts(name).kind
     if kind == "grouper":
         return (ReverseGrouperStage if name == "naive_reverse_grouper" else GrouperStage)(name, args)
     if kind == "aggregator":
@@ -73,6 +76,7 @@ class DataJuicerStage(JuicerOperator):
     def __init__(self, name: str, args: object) -> None:
         super().__init__(name, args)
         self._read_arrays: ReadArrays | None = None
+        self._schema: pa.Schema | None = None
         self.rowwise = self.facts.kind in ("filter", "mapper") and not self.facts.draws and not name.startswith("ray_")
 
     def depends_on(self) -> str | None:
@@ -124,13 +128,13 @@ class DataJuicerStage(JuicerOperator):
     def _found_columns(self, plan: Plan) -> dict[str, pa.DataType]:
         """Columns of what the operator finds out about a row, with their types."""
         if self.facts.splits:
-            found = {column_name(self.prefix, name): stat_type(name) for name in self.facts.stats}
+            found = {column_name(self.prefix, name): kind for name, kind in self.facts.stats.items()}
             if self.facts.asks:
                 self.error_column = f"{self.prefix}{self.name}_error"
                 found[self.error_column] = pa.string()
             return found
         given = {column for _, _, column in plan.nested}
-        found = {column: meta_type(name) for name, column in plan.made.items() if column not in given or self._rewrites}
+        found = {one.name: one.type for one in plan.made.values() if one.name not in given or self._rewrites}
         if found and self.facts.asks and not self._rewrites and not self.facts.makes_rows:
             self.error_column = f"{self.prefix}{self.name}_error"
             found[self.error_column] = pa.string()
@@ -200,13 +204,9 @@ class DataJuicerStage(JuicerOperator):
     def _compute(self, table: pa.Table) -> Found:
         """What the operator makes of rows that it can read."""
         if self.mode == "ray" and self.rowwise:
-            from operators.data_juicer.over_ray import spread
-
-            return spread(self, table)
+            return over_ray.spread(_Copy(self.name, {**self.args, "prefix": self.prefix}, self._schema), table)
         if self.name.startswith("ray_"):
-            from operators.data_juicer.over_ray import keeps_first
-
-            return Found(keeps_first(self.make(), self.name, self.plan.samples(table), table.num_rows))
+            return Found(over_ray.keeps_first(self.make(), self.name, self.plan.samples(table), table.num_rows))
         return self.compute_here(table)
 
     def compute_here(self, table: pa.Table) -> Found:
@@ -239,8 +239,27 @@ class DataJuicerStage(JuicerOperator):
                     found.columns[source.column] = source.write(table, values)
         return found
 
-    def decide(self, table: pa.Table) -> pa.Array:
+    def decide(self, table: pa.Table) -> StageOutcome:
         """A filter's own decision on its statistics. A tagging mapper keeps all."""
-        if self.facts.kind != "filter":
-            return pa.nulls(table.num_rows, pa.string())
-        return decisions(self, table)
+        return StageOutcome(decisions(self, table)) if self.facts.kind == "filter" else super().decide(table)
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """A stage as it travels to another process, where the first call makes it: an operator itself cannot be pickled."""
+
+    name: str
+    args: Mapping[str, Any]
+    schema: pa.Schema
+
+    def __call__(self, table: pa.Table) -> Found:
+        return _made(json.dumps([self.name, self.args], sort_keys=True), self.schema).compute_here(table)
+
+
+@functools.lru_cache(maxsize=32)
+def _made(what: str, schema: pa.Schema) -> DataJuicerStage:
+    name, args = json.loads(what)
+    stage = DataJuicerStage(name, args)
+    stage.validate_schema(schema)
+    stage.prepare(StageContext())
+    return stage

@@ -24,7 +24,7 @@ from operators.groups import Correct, Groups, fewest_first
 from operators.sql.formula import FormulaOperator
 
 
-class BalanceGroups(FormulaOperator):
+class BalanceGroups(FormulaOperator, revision=1):
     """Drops each group whose pass rate is outside the bounds; with `equalize`, surplus rollouts of the others, too.
 
     A rollout without a value (null, NaN, infinite) is neither correct nor wrong and is not counted; with `equalize` it is dropped.

@@ -15,7 +15,7 @@ from operators.base import Operator, StageConfig, StageOutcome
 from operators.thresholds import check_bounds
 
 
-class ClipReward(Operator):
+class ClipReward(Operator, revision=1):
     """Moves rewards outside the bounds onto them, infinite ones too; null stays null and NaN stays NaN."""
 
     class Config(StageConfig):

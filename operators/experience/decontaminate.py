@@ -48,7 +48,7 @@ class _Index:
         return np.where(self.hashes[place] == hashes, self.texts[place], -1)
 
 
-class Decontaminate(Operator):
+class Decontaminate(Operator, revision=1):
     """Drops each row in which a larger share than `max_share` of the n-grams of one of its `columns` is in the evaluation set."""
 
     class Config(StageConfig):
@@ -65,6 +65,7 @@ class Decontaminate(Operator):
         )
 
     rowwise = True
+    prepare_timeout_s = None  # an evaluation set may be large
 
     def __init__(self, config: StageConfig) -> None:
         super().__init__(config)

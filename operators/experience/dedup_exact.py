@@ -20,7 +20,7 @@ from operators.base import Operator, StageConfig, StageOutcome
 from operators.groups import Groups, Ints, finite
 
 
-class DedupExact(Operator):
+class DedupExact(Operator, revision=1):
     """Drops each row that equals a better or earlier one; a row with a null among its `columns` equals none.
 
     Within a group this changes what group-relative advantages compare: eight samples of which seven are the same answer become two.

@@ -29,7 +29,7 @@ from operators.text.minhash import band_size, bands, signatures
 from operators.text.ngrams import Unit, distinct, ngrams
 
 
-class DedupNear(Operator):
+class DedupNear(Operator, revision=1):
     """Drops each row that is near a better or earlier one; a row whose text is null or has no word is near none."""
 
     class Config(StageConfig):

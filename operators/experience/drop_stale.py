@@ -16,7 +16,7 @@ from operators.base import Operator, StageConfig, StageOutcome
 from operators.thresholds import outside
 
 
-class DropStale(Operator):
+class DropStale(Operator, revision=1):
     """Drops each row with staleness > `max`; a row that no policy of the run wrote (staleness is null) stays."""
 
     class Config(StageConfig):

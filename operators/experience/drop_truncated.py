@@ -16,7 +16,7 @@ from pydantic import Field
 from operators.base import Operator, StageConfig, StageOutcome
 
 
-class DropTruncated(Operator):
+class DropTruncated(Operator, revision=1):
     """Drops each row whose `finish_reason` is listed; a row without a finish reason stays."""
 
     class Config(StageConfig):

@@ -18,7 +18,7 @@ from operators.base import Operator, StageConfig, StageOutcome
 from operators.groups import Groups, extremes, finite
 
 
-class DropZeroVarianceGroups(Operator):
+class DropZeroVarianceGroups(Operator, revision=1):
     """Drops each group in which max(reward) − min(reward) over its rollouts is ≤ `tolerance`, so groups of one too.
 
     A rollout of several turns counts once, with the mean of its turns, as in advantages. Rows without a finite reward (null, NaN, ±inf)

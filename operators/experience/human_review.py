@@ -29,7 +29,7 @@ _TEN_YEARS_S = 10 * 365.25 * 86400.0
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-class HumanReview(Operator):
+class HumanReview(Operator, revision=1):
     """Lets rows wait for a person; drops those that are answered with `drop`."""
 
     class Config(StageConfig):

@@ -19,7 +19,7 @@ from operators.base import Operator, StageConfig, StageOutcome
 from rftdata.errors import ConfigError
 
 
-class LanguageFilter(Operator):
+class LanguageFilter(Operator, revision=1):
     """Drops each row whose `language` is not listed or less probable than `min_probability`."""
 
     class Config(StageConfig):

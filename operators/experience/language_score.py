@@ -21,7 +21,7 @@ from operators.base import Operator, StageConfig, StageContext, StageOutcome
 from rftdata.errors import ConfigError, PluginError
 
 
-class LanguageScore(Operator):
+class LanguageScore(Operator, revision=1):
     """Scores `language` and `language_probability` (0 to 1); both null where the text is null or blank."""
 
     class Config(StageConfig):
@@ -34,6 +34,7 @@ class LanguageScore(Operator):
         max_characters: int = Field(1000, ge=20, description="The text is looked at up to here.")
 
     rowwise = True
+    prepare_timeout_s = None  # a model is loaded
 
     def __init__(self, config: StageConfig) -> None:
         super().__init__(config)

@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 from operators.base import Operator, StageConfig, StageOutcome
 
 
-class LengthPenalty(Operator):
+class LengthPenalty(Operator, revision=1):
     """Adds weight · R_length to `reward`; a null reward stays null."""
 
     class Config(StageConfig):

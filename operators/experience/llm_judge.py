@@ -70,7 +70,7 @@ _NAMED = re.compile(rf"score[^\w-]{{0,5}}({_MARK})(?![\d.]*\d|[ \t]*(?:[-–/]|t
 _LONGEST_REASON = 2000
 
 
-class LlmJudge(Judge):
+class LlmJudge(Judge, revision=1):
     """Adds a score, its reason and an error per row; see the module's header."""
 
     class Config(JudgeConfig):

@@ -21,7 +21,7 @@ from operators.base import Operator, StageConfig, StageOutcome
 from operators.groups import Groups, Ints, fewest_first, hashed
 
 
-class Mix(Operator):
+class Mix(Operator, revision=1):
     """Drops whole groups of the kinds of which there are too many; a kind without a share goes as `others` says."""
 
     class Config(StageConfig):

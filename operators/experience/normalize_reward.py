@@ -27,7 +27,7 @@ from operators.base import Operator, StageConfig, StageOutcome
 from operators.groups import Floats, Groups, Ints, extremes, finite
 
 
-class NormalizeReward(Operator):
+class NormalizeReward(Operator, revision=1):
     """Replaces each finite reward by its place among the others; null, NaN and infinite ones stay and are not counted.
 
     A rollout of several turns counts once, with the mean of its turns; all its turns get its value.

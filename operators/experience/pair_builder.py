@@ -60,7 +60,7 @@ class Pair:
     rejected_tokens: int
 
 
-class PairBuilder(Operator):
+class PairBuilder(Operator, revision=1):
     """Builds preference pairs from group rewards; as a stage it drops the rows that are in none."""
 
     class Config(StageConfig):

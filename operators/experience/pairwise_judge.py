@@ -65,7 +65,7 @@ _SCHEMA = {
 _FIRST_WINS = {"1": 1.0, "tie": 0.5, "2": 0.0}
 
 
-class PairwiseJudge(Judge):
+class PairwiseJudge(Judge, revision=1):
     """Adds a win rate within the group, its parts and an error per row; see the module's header."""
 
     class Config(JudgeConfig):

@@ -22,7 +22,7 @@ from operators.sql.formula import FormulaOperator
 from rftdata.errors import ConfigError
 
 
-class PassRate(FormulaOperator):
+class PassRate(FormulaOperator, revision=1):
     """Scores `pass_rate` (0 to 1) and `num_correct`; both are null in a group in which no rollout has a value."""
 
     class Config(StageConfig):

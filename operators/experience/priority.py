@@ -16,7 +16,7 @@ from operators.base import StageConfig, StageOutcome
 from operators.sql.formula import FormulaOperator
 
 
-class Priority(FormulaOperator):
+class Priority(FormulaOperator, revision=1):
     """Sets `priority` to the formula's value, or to `missing` where that is null, NaN or infinite."""
 
     class Config(StageConfig):

@@ -21,7 +21,7 @@ from operators.text.ngrams import Unit, distinct, ngrams
 from rftdata.errors import ConfigError
 
 
-class RepetitionScore(Operator):
+class RepetitionScore(Operator, revision=1):
     """Scores one number from 0 to 1; null where the text is null. Words are compared in lower case."""
 
     class Config(StageConfig):

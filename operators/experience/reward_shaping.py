@@ -20,7 +20,7 @@ from operators.base import StageConfig, StageOutcome
 from operators.sql.formula import FormulaOperator
 
 
-class RewardShaping(FormulaOperator):
+class RewardShaping(FormulaOperator, revision=1):
     """Sets `reward` to the formula's value. What the verifier gave stays in `reward_sampled`, and a final label is never shaped."""
 
     class Config(StageConfig):

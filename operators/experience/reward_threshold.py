@@ -15,7 +15,7 @@ from operators.base import Operator, StageConfig, StageOutcome
 from operators.thresholds import check_bounds, outside
 
 
-class RewardThreshold(Operator):
+class RewardThreshold(Operator, revision=1):
     """Drops each row with reward < `min` or reward > `max`, and rows whose reward is null or NaN."""
 
     class Config(StageConfig):

@@ -68,7 +68,7 @@ class Criterion(StageConfig):
     name: str | None = None
 
 
-class Rubric(Judge):
+class Rubric(Judge, revision=1):
     """Adds a weighted score, the grades and an error per row."""
 
     class Config(JudgeConfig):

@@ -69,7 +69,7 @@ _ENTRY = {
 _ALONE = "there is no other response to the same prompt in the group"
 
 
-class Ruler(Judge):
+class Ruler(Judge, revision=1):
     """Adds a score relative to the group, the judge's reason and an error per row; see the module's header."""
 
     class Config(JudgeConfig):

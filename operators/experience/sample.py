@@ -23,7 +23,7 @@ from operators.base import Operator, StageConfig, StageOutcome
 from operators.groups import Groups, Ints, Mask, fewest_first, hashed
 
 
-class Sample(Operator):
+class Sample(Operator, revision=1):
     """Drops groups (or rows) beyond a share or a number; the chain keeps `min_group_size` besides."""
 
     class Config(StageConfig):

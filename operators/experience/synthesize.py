@@ -52,11 +52,15 @@ from operators.llm.synthesis import (
     solving,
 )
 from operators.llm.templates import Template, chat_before
-from rftdata import plugins
 from rftdata.errors import ConfigError, OperatorError
+from rftdata.plugins import Registry
+
+# A user's own functions: the built-in rewards live in rftcore, which this package does not import.
+_FUNCTIONS = Registry[object]("synthesis function", {})
+_REWARDS = Registry[object]("reward", {})
 
 
-class Synthesize(AskingOperator):
+class Synthesize(AskingOperator, revision=1):
     """Creates tasks or experiences, and drops nothing."""
 
     class Config(AskingConfig):
@@ -128,11 +132,11 @@ class Synthesize(AskingOperator):
     def _load(self) -> None:
         """The functions that the arguments name, from files beside the configuration."""
         if self.config.kind not in TEMPLATES:
-            self._function = _loaded("synthesis function", self.config.kind, self.base_dir)
+            self._function = _loaded(_FUNCTIONS, self.config.kind, self.base_dir)
             check_plain(self.config.args)
             _check_arguments(self._function, self.config.args)
         if self.config.reward is not None:
-            self._reward = _loaded("reward", self.config.reward, self.base_dir)
+            self._reward = _loaded(_REWARDS, self.config.reward, self.base_dir)
 
     def apply(self, table: pa.Table) -> StageOutcome:
         errors: list[str | None] = [None] * table.num_rows
@@ -278,11 +282,11 @@ def _payload(parent: Parent, made: Mapping[str, str]) -> dict[str, Any]:
     return {**made, "answer": parent.row["answer"], "metadata": parent.metadata}
 
 
-def _loaded(kind: str, name: str, base_dir: Path) -> Callable[..., Any]:
-    function = plugins.load(kind, name, {}, base_dir)
+def _loaded(registry: Registry[object], name: str, base_dir: Path) -> Callable[..., Any]:
+    function = registry.load(name, base_dir)
     if not callable(function):
-        raise ConfigError(f"the {kind} is no function", value=name)
-    return function  # type: ignore[no-any-return]
+        raise ConfigError(f"the {registry.kind} is no function", value=name)
+    return function
 
 
 def _check_arguments(function: Callable[..., Any], args: Mapping[str, Any]) -> None:

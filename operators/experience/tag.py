@@ -20,7 +20,7 @@ from operators.sql.expression import Expression
 from rftdata.errors import ConfigError
 
 
-class Tag(Operator):
+class Tag(Operator, revision=1):
     """Scores one column for each expression: numbers, texts or truth values; null where the expression is null."""
 
     class Config(StageConfig):

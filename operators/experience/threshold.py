@@ -20,7 +20,7 @@ from operators.sql.formula import FormulaOperator
 from operators.thresholds import check_bounds, outside
 
 
-class Threshold(FormulaOperator):
+class Threshold(FormulaOperator, revision=1):
     """Drops each row with a value < `min` or > `max`; one that is null or NaN as `null` says."""
 
     class Config(StageConfig):

@@ -224,6 +224,7 @@ class AskingOperator(Operator):
 
     # Each of its calls has a limit of its own (`endpoint.timeout_s`); this is for what would still not end.
     seconds_per_row = 60.0
+    prepare_timeout_s = None  # a judge may be loaded in this process
     counted_as = ""
     _asker: Asker | None = None
     _context: StageContext | None = None
@@ -236,7 +237,7 @@ class AskingOperator(Operator):
         self._context = context
         if self._asker is None and self.config.endpoint is not None:
             sampling = Sampling(self.config.max_tokens, self.config.temperature, self.config.seed)
-            name = f"{self.shown}/{self.counted_as}"
+            name = f"{self.place.name}/{self.counted_as}"
             meter = Meter(name, self.config.budget, context.usage, self.config.max_tokens)
             self._asker = Asker(open_endpoint(self.config.endpoint, context, sampling, meter))
 

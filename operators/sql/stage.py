@@ -55,7 +55,7 @@ class Allow(StageConfig):
     )
 
 
-class Sql(Operator):
+class Sql(Operator, revision=1):
     """Runs `query` over the batch, by the rules above."""
 
     class Config(StageConfig):
@@ -80,6 +80,7 @@ class Sql(Operator):
 
     reads = None
     writes = None
+    prepare_timeout_s = None  # reference tables may be large
 
     @classmethod
     def from_args(cls, args: object) -> Operator:

@@ -23,7 +23,7 @@ from operators.base import Operator, StageConfig, StageOutcome
 from operators.task.numbers import as_array, columns_for, keys_for, numbers, place_in_range
 
 
-class DifficultyScore(Operator):
+class DifficultyScore(Operator, revision=1):
     """Adds `difficulty`, by the formula above."""
 
     class Config(StageConfig):

@@ -43,7 +43,7 @@ class EmbeddingConfig(StageConfig):
     max_tokens: int = Field(512, ge=1, description="Longer prompts are cut.")
 
 
-class DiversityScore(Operator):
+class DiversityScore(Operator, revision=1):
     """Adds `diversity` and `nearest_similarity`; looks at the whole set at once."""
 
     class Config(StageConfig):

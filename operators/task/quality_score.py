@@ -34,7 +34,7 @@ Measure = Literal["alnum", "special", "char_repetition", "word_repetition", "len
 _COMMON = frozenset(string.whitespace + ".,;:!?'\"()-+*/=%$")
 
 
-class QualityScore(Operator):
+class QualityScore(Operator, revision=1):
     """Adds `quality`, by the formula above."""
 
     class Config(StageConfig):

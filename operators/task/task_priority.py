@@ -26,7 +26,7 @@ NEUTRAL = {"usage_frequency": 0.0}
 NEUTRAL_ELSE = 0.5
 
 
-class TaskPriority(Operator):
+class TaskPriority(Operator, revision=1):
     """Sets `priority`, by the formula above."""
 
     class Config(StageConfig):

@@ -23,7 +23,7 @@ from operators.base import Operator, StageConfig, StageOutcome
 from operators.task.numbers import as_array, numbers
 
 
-class UsageFrequency(Operator):
+class UsageFrequency(Operator, revision=1):
     """Adds `times_used` and `usage_frequency`."""
 
     class Config(StageConfig):

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rftdata.config_errors import parse_section
 from rftdata.errors import ConfigError
-from rftdata.plugins import load
+from rftdata.plugins import Registry
 
 if TYPE_CHECKING:
-    from rftcore.algorithms.base import Rule
+    from rftcore.algorithms.base import Rule  # imports torch
 
-ALGORITHMS = {
+ALGORITHMS = Registry["type[Rule]"]("algorithm", {
     "dpo": "rftcore.algorithms.dpo:DPO",
     "grpo": "rftcore.algorithms.grpo:GRPO",
     "sft": "rftcore.algorithms.sft:SFT",
-}
+})  # fmt: skip
 
 
 class AlgorithmChoice(Protocol):
@@ -42,7 +42,7 @@ def build_algorithm(config: AlgorithmChoice, base_dir: Path | None = None) -> Ru
         PluginError: no such algorithm, or it does not load.
         ConfigError: an unknown or wrong key, or groups smaller than the algorithm can learn from.
     """
-    algorithm_class: type[Rule] = load("algorithm", config.name, ALGORITHMS, base_dir)
+    algorithm_class = ALGORITHMS.load(config.name, base_dir)
     algorithm_config = parse_section(algorithm_class.Config, config.args, config.name, within="algorithm")
     if config.group_size < algorithm_class.min_group_size:
         raise ConfigError(

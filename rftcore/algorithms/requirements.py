@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from operators.base import Operator
+from operators.chain.chain import Chain
+from operators.chain.stage import written_columns
+from rftcore.explorer.config import ExplorerConfig
 from rftdata.errors import ConfigError
 
 if TYPE_CHECKING:
-    from operators.base import Operator
-    from operators.chain.chain import Chain
-    from rftcore.algorithms.base import Rule
-    from rftcore.explorer.config import ExplorerConfig
+    from rftcore.algorithms.base import Rule  # imports torch
 
 
 def check_sampling(algorithm: Rule, explorer: ExplorerConfig) -> None:
@@ -133,6 +134,5 @@ def check_made(algorithm: Rule, smallest: int, chain: Chain) -> None:
 
 
 def _may_set_rewards(operator: Operator) -> bool:
-    # Only these name every column they write; a query and a user's own code need not.
-    declares_all = type(operator).__module__.startswith(("operators.experience.", "operators.data_juicer"))
-    return operator.writes is None or "reward" in operator.writes or not declares_all
+    written = written_columns(operator)
+    return written is None or "reward" in written

@@ -61,18 +61,6 @@ def print_rows(
     print(f"({len(rows)} row{'' if len(rows) == 1 else 's'})")
 
 
-def seconds_text(seconds: float | None) -> str:
-    """`7 s`, `3 min 20 s`, `2 h 5 min`."""
-    if seconds is None:
-        return "–"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
 def _table(names: Sequence[str], cells: Sequence[Sequence[str]], max_width: int | None) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for i, name in enumerate(names):

@@ -70,7 +70,7 @@ def run_query(buffer: Buffer, query: str) -> list[tuple[Columns | None, list[dic
         execute(connection, "sql_settings", author=author())
         try:
             cursor = connection.cursor(row_factory=tuple_row)  # not dictionaries: two columns may have one name
-            cursor.execute(query)  # type: ignore[call-overload]
+            cursor.execute(query)
             more: bool | None = True
             while more:
                 if cursor.description is None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -104,8 +105,7 @@ class Generation:
 class Engine(ABC):
     """A model that samples, and whose weights can be replaced while it does.
 
-    Engines are made as `Engine(model_path, config, policy_version_id)`; the constructor returns when the model is
-    loaded and raises what went wrong otherwise.
+    The constructor returns when the model is loaded and raises what went wrong otherwise.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -113,6 +113,11 @@ class Engine(ABC):
     """Version of the weights in the engine now; tokens of open requests may be older."""
     num_generated_tokens: int
     """Response tokens of all finished requests."""
+
+    @abstractmethod
+    def __init__(
+        self, model_path: str | Path, config: EngineConfig | None = None, policy_version_id: int = 0
+    ) -> None: ...
 
     @classmethod
     def process_environment(cls, config: EngineConfig) -> dict[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from rftcore.engines.base import Decoding, Generation
 from rftcore.engines.driver import DrivenEngine, Request
@@ -17,6 +17,7 @@ from rftcore.sync.weights_file import iterate_weights
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+    from transformers._typing import GenerativePreTrainedModel
 
 
 class TransformersEngine(DrivenEngine):
@@ -32,7 +33,8 @@ class TransformersEngine(DrivenEngine):
             torch.set_num_threads(self.config.resolve_num_threads())
         torch.manual_seed(self.config.seed)
         self._model = AutoModelForCausalLM.from_pretrained(self.model_path, dtype=self.config.dtype)
-        self._model.to(self._device).eval()
+        self._model.to(self._device)  # type: ignore[arg-type]  # transformers' wrapper of the method hides that it is bound
+        self._model.eval()
         # The tokenizers library forbids use by two threads at once; callers have the other copy.
         self._detokenizer = copy.deepcopy(self.tokenizer)
         limit = self._model.config.max_position_embeddings
@@ -63,7 +65,7 @@ class TransformersEngine(DrivenEngine):
 
     def _generate(self, prompts: list[list[int]], decoding: Decoding) -> list[Generation]:
         import torch
-        from transformers import GenerationConfig
+        from transformers import GenerationConfig, LogitsProcessorList
 
         width = max(map(len, prompts))
         pad = self._end_token_ids[0] if self._end_token_ids else 0
@@ -82,13 +84,14 @@ class TransformersEngine(DrivenEngine):
         if decoding.seed is not None:
             torch.manual_seed(decoding.seed)
         with torch.inference_mode():
-            sequences_BT = self._model.generate(
+            sequences_BT = cast("GenerativePreTrainedModel", self._model).generate(
                 token_ids_BT,
                 attention_mask=mask_BT,
                 generation_config=settings,
-                logits_processor=[recorder],
+                logits_processor=LogitsProcessorList([recorder]),
                 tokenizer=self._detokenizer if decoding.stop else None,
             )
+        assert isinstance(sequences_BT, torch.Tensor)  # nothing else was asked for
         recorder.record_last(sequences_BT)
         logprobs_BR = torch.stack(recorder.logprobs_RB, dim=1).tolist()
         responses = sequences_BT[:, width:].tolist()
@@ -103,14 +106,19 @@ class TransformersEngine(DrivenEngine):
                 length, reason = index + 1, "stop"
                 break
         token_ids = token_ids[:length]
-        text = self._detokenizer.decode(token_ids, skip_special_tokens=True)
+        text = self._text(token_ids)
         cut = self._first_stop(token_ids, decoding.stop)
         spans = [(0, self.policy_version_id)] if token_ids else []
         return Generation(token_ids, logprobs[:length], text if cut is None else text[:cut], reason, spans)
 
     def _first_stop(self, token_ids: list[int], stop: tuple[str, ...]) -> int | None:
-        text = self._detokenizer.decode(token_ids, skip_special_tokens=True)
+        text = self._text(token_ids)
         return min((place for place in map(text.find, stop) if place >= 0), default=None)
+
+    def _text(self, token_ids: list[int]) -> str:
+        text = self._detokenizer.decode(token_ids, skip_special_tokens=True)
+        assert isinstance(text, str)  # a list is the answer to a list of lists
+        return text
 
     def _replace_weights(self, path: Path) -> None:
         # Into the parameters in place; a tied head is the embedding's own tensor and is written twice alike.

@@ -18,7 +18,7 @@ import importlib.metadata
 import importlib.util
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from rftcore.engines.base import EngineConfig, Generation
 from rftcore.engines.driver import DrivenEngine, Request
@@ -26,6 +26,7 @@ from rftdata.errors import RftError
 
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput
+    from vllm.logprobs import FlatLogprobs
 
 _WORKER_EXTENSION = "rftcore.sync.vllm_worker.WeightsFileExtension"
 
@@ -131,12 +132,17 @@ class VllmEngine(DrivenEngine):
 
     def _step(self) -> list[tuple[str, Generation]]:
         outputs = self._llm.llm_engine.step()
-        return [(output.request_id, self._generation(output)) for output in outputs if output.finished]
+        # A model that generates has no other outputs than these.
+        return [
+            (output.request_id, self._generation(cast("RequestOutput", output)))
+            for output in outputs
+            if output.finished
+        ]
 
     def _generation(self, output: RequestOutput) -> Generation:
         completion = output.outputs[0]
         token_ids = list(completion.token_ids)
-        flat = completion.logprobs
+        flat = cast("FlatLogprobs", completion.logprobs)  # asked for by flat_logprobs
         stopped_by_text = isinstance(completion.stop_reason, str)
         return Generation(
             token_ids=token_ids,

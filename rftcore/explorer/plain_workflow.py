@@ -8,11 +8,14 @@ import contextlib
 import contextvars
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from rftcore.explorer.failures import place, user_frames
 from rftcore.explorer.workflow_loop import BlockedError, leave_behind, raise_in, thread_stack
-from rftcore.workflows.task import Message, Model, Score, Scorer, Task, Turn
+from rftcore.workflows.chats import Message
+from rftcore.workflows.task import Model, Score, Scorer, Task, Turn
+
+T = TypeVar("T")
 
 
 class PlainModel:
@@ -48,11 +51,11 @@ class _Calls:
         self._pending: concurrent.futures.Future[Any] | None = None
         self._ended = False
 
-    def wait(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        self._pending = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+    def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        self._pending = pending = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         if self._ended:
-            self._pending.cancel()
-        return self._pending.result()
+            pending.cancel()
+        return pending.result()
 
     def end(self) -> None:
         self._ended = True
@@ -70,8 +73,7 @@ async def run_plain(
     calls, done = _Calls(), concurrent.futures.Future[Any]()
 
     def scored(turn: Turn, task: Task) -> Score:
-        found: Score = calls.wait(score(turn, task))
-        return found
+        return calls.wait(score(turn, task))
 
     def run() -> None:
         # The exception may come a moment too late, when the workflow has returned.

@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from rftcore.explorer.failures import FunctionFailedError, as_traceback, describe, place, user_frames, user_stack
-from rftcore.explorer.reward_value import checked_value
-from rftcore.rewards import load_rewards
+from rftcore.explorer.reward_value import CheckedValue, checked_value
+from rftcore.rewards import Reward, load_rewards
 from rftcore.workflows.task import Task, Turn
 from rftdata.errors import RftError
 from rftdata.user_code import time_limits
@@ -83,7 +83,7 @@ class RewardProcess:
         """Whether the process has not ended since the last call."""
         return self._process.poll() is None
 
-    def call(self, name: str, turn: Turn, task: Task, timeout_s: float, limit: str) -> Any:
+    def call(self, name: str, turn: Turn, task: Task, timeout_s: float, limit: str) -> CheckedValue:
         """What the reward returned.
 
         Args:
@@ -94,7 +94,8 @@ class RewardProcess:
             RftError: it raised that itself.
         """
         what = f"the reward {name!r} on task {task.task_key!r}"
-        return self._ask((name, turn, task, timeout_s), timeout_s + _GRACE_S, what, limit)
+        value: CheckedValue = self._ask((name, turn, task, timeout_s), timeout_s + _GRACE_S, what, limit)
+        return value
 
     def kill(self) -> None:
         """End the process; a call in flight fails in the thread that waits for it."""
@@ -113,9 +114,11 @@ class RewardProcess:
     def _ask(self, question: object, patience_s: float, what: str, limit: str) -> Any:
         try:
             self._connection.send(question)
-            found, value = self._connection.recv() if self._connection.poll(patience_s) else ("silent", None)
+            answered = self._connection.poll(patience_s)
+            answer: tuple[str, Any] = self._connection.recv() if answered else ("silent", None)
         except (EOFError, OSError):
-            found, value = "ended", None
+            answer = ("ended", None)
+        found, value = answer
         if found == "value":
             return value
         if found == "raised":
@@ -167,7 +170,7 @@ def main(socket_fd: int, stacks_fd: int) -> None:
             connection.send(_answer(functions[name], name, turn, task, timeout_s, stacks))
 
 
-def _load(connection: Connection, names: list[str], base_dir: Path) -> dict[str, Any]:
+def _load(connection: Connection, names: list[str], base_dir: Path) -> dict[str, Reward]:
     try:
         functions = load_rewards(names, base_dir)
     except RftError as error:
@@ -177,7 +180,9 @@ def _load(connection: Connection, names: list[str], base_dir: Path) -> dict[str,
     return functions
 
 
-def _answer(function: Any, name: str, turn: Turn, task: Task, timeout_s: float, stacks: IO[bytes]) -> tuple[str, Any]:
+def _answer(
+    function: Reward, name: str, turn: Turn, task: Task, timeout_s: float, stacks: IO[bytes]
+) -> tuple[str, Any]:
     faulthandler.dump_traceback_later(timeout_s, exit=True, file=stacks)
     try:
         value = function(turn, task)

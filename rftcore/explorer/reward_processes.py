@@ -11,9 +11,9 @@ import queue
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from rftcore.explorer.reward_process import RewardProcess
+from rftcore.explorer.reward_value import CheckedValue
 from rftcore.explorer.rollout_clock import clock_stands_still
 from rftcore.workflows.task import Task, Turn
 from rftdata.errors import EngineStoppedError
@@ -41,7 +41,7 @@ class RewardProcesses:
         # A thread for each process, which waits for its answers.
         self._threads = ThreadPoolExecutor(max_processes, thread_name_prefix="reward")
 
-    async def call(self, name: str, turn: Turn, task: Task) -> Any:
+    async def call(self, name: str, turn: Turn, task: Task) -> CheckedValue:
         """What the reward returned.
 
         Raises:
@@ -60,7 +60,7 @@ class RewardProcesses:
         while not self._idle.empty():
             self._idle.get().close()
 
-    def _call(self, name: str, turn: Turn, task: Task) -> Any:
+    def _call(self, name: str, turn: Turn, task: Task) -> CheckedValue:
         process = self._take()
         try:
             return process.call(name, turn, task, self._timeout_s, self._limit)

@@ -6,13 +6,15 @@ import math
 import numbers
 import reprlib
 from collections.abc import Mapping
-from typing import Any
+from typing import TypeGuard
 
 from rftcore.workflows.task import Task
 from rftdata.errors import RftError
 
+CheckedValue = float | dict[str, float]
 
-def checked_value(name: str, value: Any, task: Task) -> float | dict[str, float]:
+
+def checked_value(name: str, value: object, task: Task) -> CheckedValue:
     """What a reward returned, as plain numbers.
 
     Raises:
@@ -23,8 +25,8 @@ def checked_value(name: str, value: Any, task: Task) -> float | dict[str, float]
     return _number(name, value, task)
 
 
-def _number(name: str, value: Any, task: Task) -> float:
-    if isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value):
+def _number(name: str, value: object, task: Task) -> float:
+    if _is_number(value) and math.isfinite(value):
         return float(value)
     raise RftError(
         # The value as text: it comes from another process, and not everything can be sent.
@@ -33,10 +35,14 @@ def _number(name: str, value: Any, task: Task) -> float:
     )  # fmt: skip
 
 
-def _what(value: Any) -> str:
+def _is_number(value: object) -> TypeGuard[numbers.Real]:
+    return not isinstance(value, bool) and isinstance(value, numbers.Real)
+
+
+def _what(value: object) -> str:
     if value is None:
         return "nothing"
-    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+    if _is_number(value):
         return f"{value}, which is not finite,"
     try:
         shown = reprlib.repr(value)
@@ -45,7 +51,7 @@ def _what(value: Any) -> str:
     return f"{shown}, a value of type {type(value).__name__},"
 
 
-def _advice(value: Any) -> str:
+def _advice(value: object) -> str:
     if isinstance(value, bool):
         return "return float(…) of the condition"
     if value is None:

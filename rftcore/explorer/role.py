@@ -29,7 +29,6 @@ from rftcore.run.join import JoinedRun, join_run
 from rftcore.run.prepare import engine_config
 from rftcore.workflows import WORKFLOWS
 from rftcore.workflows.task import Task
-from rftdata import plugins
 from rftdata.errors import FencedError, ModelError
 from rftdata.experience import Group
 from rftdata.planning.claims import ClaimedGroup, claim_groups, release_groups
@@ -67,8 +66,8 @@ def main(config: RunConfig, run: str | None = None, *, index: int = 0, by_hand: 
         ) as worker,
     ):  # fmt: skip
         worker.says("starts the engine")
-        engine_class = plugins.load("engine", config.explorer.engine, ENGINES, config.base_dir)
-        engine: Engine = engine_class(model_folder(config), engine_config(config, index))
+        engine_class = ENGINES.load(config.explorer.engine, config.base_dir)
+        engine = engine_class(model_folder(config), engine_config(config, index))
         try:
             asyncio.run(Explorer(joined, worker, engine).run())
             joined.leave()
@@ -106,11 +105,15 @@ class Explorer:
             max_processes=self.config.reward_processes,
         )  # fmt: skip
         self.runner = RolloutRunner(
-            engine=engine, workflow=plugins.load("workflow", self.config.workflow, WORKFLOWS, config.base_dir), workflow_args=self.config.workflow_args,
-            scorer=self.scorer, timeout_s=self.config.rollout_timeout_s, source=source,
+            engine=engine,
+            workflow=WORKFLOWS.load(self.config.workflow, config.base_dir),
+            workflow_args=self.config.workflow_args,
+            scorer=self.scorer,
+            timeout_s=self.config.rollout_timeout_s,
+            source=source,
             slots=asyncio.Semaphore(_ROLLOUTS_PER_SEQUENCE * engine_config(config, worker_index=0).max_num_seqs),
             on_failure=self.failed_steps.note,
-        )  # fmt: skip
+        )
         self.workflows = WorkflowLoop(
             min(self.config.block_timeout_s, self.config.rollout_timeout_s), self._show_blocking, end_blocked_process,
             report_path(joined.buffer.run_folder(joined.row), os.getpid()),

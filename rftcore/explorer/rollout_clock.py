@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import TracebackType
 
 _current: ContextVar[RolloutClock | None] = ContextVar("rollout_clock", default=None)
 
@@ -37,10 +38,12 @@ class RolloutClock:
         _current.set(self)
         return self
 
-    async def __aexit__(self, *raised: object) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, stack: TracebackType | None
+    ) -> None:
         self._counts = False
         _current.set(None)
-        await self._timeout.__aexit__(*raised)  # type: ignore[arg-type]
+        await self._timeout.__aexit__(kind, raised, stack)
 
     @contextmanager
     def _standing_still(self) -> Iterator[None]:

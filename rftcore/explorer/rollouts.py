@@ -13,14 +13,14 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from rftcore.engines.base import Decoding, Engine
 from rftcore.explorer.failures import FunctionFailedError, describe, user_stack, waited_at
 from rftcore.explorer.plain_workflow import run_plain
 from rftcore.explorer.rollout_clock import RolloutClock
 from rftcore.explorer.workflow_loop import BlockedError
-from rftcore.workflows.task import Model, Score, Scorer, Task, Workflow
+from rftcore.workflows.task import AsyncWorkflow, Model, Score, Scorer, Task, Workflow
 from rftdata.errors import ConfigError, EngineStoppedError, ModelError, RftError
 from rftdata.experience import Group, Rollout, successes_and_trials
 from rftdata.planning.claims import ClaimedGroup
@@ -137,13 +137,13 @@ class RolloutRunner:
         return "failed", f"{text}; an await is missing" if "'coroutine' object" in text else text
 
 
-def checked_score(score: Any, task: Task) -> Score:
+def checked_score(score: object, task: Task) -> Score:
     """What a workflow returned.
 
     Raises:
         RftError: it is no Score with a finite reward.
     """
-    if isinstance(score, Score) and isinstance(score.reward, int | float) and math.isfinite(score.reward):
+    if isinstance(score, Score) and _is_finite(score.reward):
         return score
     raise RftError(
         f"the workflow returned no score for the task {task.task_key!r} of {task.taskset!r}", value=score,
@@ -151,7 +151,12 @@ def checked_score(score: Any, task: Task) -> Score:
     )  # fmt: skip
 
 
-def _is_async(workflow: Any) -> bool:
+def _is_finite(reward: object) -> bool:
+    """The user's workflow made the score: its reward may be anything."""
+    return isinstance(reward, int | float) and math.isfinite(reward)
+
+
+def _is_async(workflow: Workflow) -> TypeGuard[AsyncWorkflow]:
     call = getattr(workflow, "__call__", None)  # noqa: B004 - an object with an async __call__ is an async function, too
     return inspect.iscoroutinefunction(workflow) or inspect.iscoroutinefunction(call)
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
-from typing import Any
 
 from rftcore.explorer.reward_processes import RewardProcesses
-from rftcore.explorer.reward_value import checked_value
-from rftcore.rewards import load_rewards
+from rftcore.explorer.reward_value import CheckedValue, checked_value
+from rftcore.rewards import Reward, load_rewards
 from rftcore.workflows.task import Score, Task, Turn
 
 DEFAULT_TIMEOUT_S = 60.0
@@ -60,7 +59,7 @@ class Scorer:
                 total += part
         return Score(total, parts)
 
-    async def _value(self, name: str, turn: Turn, task: Task) -> float | dict[str, float]:
+    async def _value(self, name: str, turn: Turn, task: Task) -> CheckedValue:
         function = self._functions[name]
         if self._processes is not None and not _runs_here(function):
             return await self._processes.call(name, turn, task)
@@ -73,7 +72,7 @@ class Scorer:
             self._processes.close()
 
 
-def _runs_here(function: Any) -> bool:
+def _runs_here(function: Reward) -> bool:
     call = getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__ is an async function, too
     asynchronous = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
     return asynchronous or bool(getattr(function, "runs_in_explorer", False))

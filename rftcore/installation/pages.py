@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -50,11 +51,12 @@ def find_page(name: str) -> Page:
         ConfigError: no page fits, or several do.
     """
     wanted = name.strip("/").removeprefix("docs/").removesuffix(".md")
-    for fits in (
+    rules: tuple[Callable[[Page], bool], ...] = (
         lambda page: page.name == wanted,
         lambda page: page.path.stem == wanted,
         lambda page: page.name.startswith(f"{wanted}-") or page.path.stem.startswith(f"{wanted}-"),
-    ):
+    )
+    for fits in rules:
         found = [page for page in pages() if fits(page)]
         if len(found) == 1:
             return found[0]

@@ -13,7 +13,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 import ray
 from ray.exceptions import AuthenticationError, RayError, RayTaskError
@@ -21,11 +21,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rftcore.config import RunConfig
 from rftcore.engines import ENGINES
-from rftcore.engines.base import Engine
 from rftcore.launch.deaths import ProcessWatch
 from rftcore.launch.threads import Threads, thread_environment
 from rftcore.run.prepare import engine_config
-from rftdata import plugins
 from rftdata.errors import ConfigError
 
 
@@ -52,30 +50,47 @@ class RoleProcess:
     watch: ProcessWatch | None = None
 
 
-@ray.remote(max_restarts=0, max_task_retries=0)
-class RoleActor:
+class Role:
     """The process of one role; it does nothing but run the role's `main`."""
 
+    @ray.method
     def identity(self) -> tuple[str, int]:
         """Host and number of this process."""
         return socket.gethostname(), os.getpid()
 
+    @ray.method
     def run(self, role: str, config: RunConfig, run: str, options: dict[str, Any]) -> int:
         """Run a role to its end."""
         if role == "explorer":
-            from rftcore.explorer.role import main
-        elif role == "pipeline":
-            from rftcore.pipeline.role import main  # type: ignore[assignment]
-        else:
-            from rftcore.trainer.role import main  # type: ignore[assignment]
-        return main(config, run, **options)
+            from rftcore.explorer.role import main as explore
+
+            return explore(config, run, **options)
+        if role == "pipeline":
+            from rftcore.pipeline.role import main as process
+
+            return process(config, run, **options)
+        from rftcore.trainer.role import main as train
+
+        return train(config, run, **options)
+
+
+# Not a decorator: type checkers take a decorated class for the class itself.
+RoleActor = ray.remote(max_restarts=0, max_task_retries=0)(Role)
+
+
+class _LocalCluster(TypedDict, total=False):
+    """Settings of a cluster that is started here."""
+
+    num_cpus: int
+    include_dashboard: bool
+    object_store_memory: int
 
 
 def start_cluster() -> str:
     """Connect to the configured cluster or start a local one; says which."""
     address = os.environ.get("RAY_ADDRESS")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    local = (
+    local: _LocalCluster = (
         {}
         if address
         else {
@@ -119,7 +134,7 @@ def _knock(address: str | None) -> None:
 
 def start_roles(config: RunConfig, run: str, threads: Threads) -> list[RoleProcess]:
     """Start every role of the run's mode."""
-    engine_class: type[Engine] = plugins.load("engine", config.explorer.engine, ENGINES, config.base_dir)
+    engine_class = ENGINES.load(config.explorer.engine, config.base_dir)
     gpus = _gpu_shares(config.explorer.num_explorers)
     processes = []
     if config.has_explorer:

@@ -13,12 +13,14 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 SAME_S = 1.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
 class StartInterrupted(KeyboardInterrupt):
@@ -38,7 +40,7 @@ class Interrupts:
         self.urgent = False
         self._at = 0.0
         self._deferred = False
-        self._before: dict[signal.Signals, object] = {}
+        self._before: dict[signal.Signals, _Handler] = {}
 
     @property
     def stop(self) -> bool:
@@ -85,7 +87,7 @@ class Interrupts:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             # None: it was set from C, and Python cannot set it again.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # type: ignore[arg-type]
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _install(self) -> None:
         for number in self._before:

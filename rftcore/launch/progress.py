@@ -16,19 +16,17 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from rich.console import Console, Group
+from rich.console import Console, Group, JustifyMethod
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from rftcore.reporting.report import evaluation_title
+from rftdata.buffer import Buffer
 from rftdata.workers import doing
-
-if TYPE_CHECKING:
-    from rftdata.buffer import Buffer
 
 Snapshot = dict[str, Any]
 
@@ -269,14 +267,15 @@ def block(snapshot: Snapshot, width: int) -> Group:
 def worker_table(workers: list[dict[str, Any]], *, everyone: bool = False) -> Table:
     """What each process does or waits for; `everyone` shows those that left without an error, too."""
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for name, justify in (
-        ("process", "left"),
-        ("pid", "right"),
-        ("doing", "left"),
-        ("heartbeat", "right"),
-        ("progress", "left"),
-    ):
-        table.add_column(name, justify=justify, no_wrap=name in ("pid", "process"), overflow="fold")  # type: ignore[arg-type]
+    columns: dict[str, JustifyMethod] = {
+        "process": "left",
+        "pid": "right",
+        "doing": "left",
+        "heartbeat": "right",
+        "progress": "left",
+    }
+    for name, justify in columns.items():
+        table.add_column(name, justify=justify, no_wrap=name in ("pid", "process"), overflow="fold")
     for worker in workers if everyone else _shown(workers):
         style = {"lost": "red", "stopped": "dim"}.get(worker["liveness"], "")
         age = "–" if worker["liveness"] == "stopped" else f"{max(0.0, worker['heartbeat_age_s']):.0f} s ago"
@@ -391,7 +390,7 @@ def _remaining(left: int, steps: list[dict[str, Any]]) -> float | None:
     """Seconds to go at the pace of the newest steps."""
     if left <= 0 or len(steps) < 2:
         return None
-    taken = (steps[0]["finished_at"] - steps[-1]["finished_at"]).total_seconds()
+    taken: float = (steps[0]["finished_at"] - steps[-1]["finished_at"]).total_seconds()
     return left * taken / (len(steps) - 1)
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from rftcore.launch.progress import View
+from rftcore.reporting.learning_curve import write_learning_curve
+from rftcore.reporting.report import build_report
+from rftcore.reporting.table import print_report
 from rftcore.run.commands import buffer_option
 from rftdata.buffer import Buffer
 from rftdata.errors import QueryError
@@ -16,10 +19,6 @@ def show_results(buffer: Buffer, row: Row, view: View) -> None:
 
     A picture that cannot be written is a warning: the results are in the buffer.
     """
-    from rftcore.cli.report import print_report
-    from rftcore.reporting.learning_curve import write_learning_curve
-    from rftcore.reporting.report import build_report
-
     report = build_report(buffer, row["name"])
     option = buffer_option(buffer.location)
     picture = str(buffer.run_folder(row) / "learning_curve.png")

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rftcore.monitor.base import Monitor
-from rftdata.plugins import load
+from rftdata.plugins import Registry
 
-MONITORS = {
+MONITORS = Registry[type[Monitor]]("monitor", {
     "tensorboard": "rftcore.monitor.tensorboard:TensorBoard",
-}
+})  # fmt: skip
 
 __all__ = ["MONITORS", "Monitor", "open_monitors"]
 
@@ -31,4 +31,4 @@ def open_monitors(names: Sequence[str], run_name: str, folder: Path, base_dir: P
     Raises:
         PluginError: a name that nobody knows or that does not load.
     """
-    return [load("monitor", name, MONITORS, base_dir)(run_name, folder) for name in names]
+    return [MONITORS.load(name, base_dir)(run_name, folder) for name in names]

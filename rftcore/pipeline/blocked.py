@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from rftdata.errors import TimeLimitError
@@ -59,24 +60,25 @@ def _culprit(batch: SealedBatch, error: TimeLimitError) -> SealedBatch | None:
     (group_id,) = group_ids
     return replace(
         batch, table=batch.table.filter(pc.equal(batch.table["group_id"], group_id)), group_ids=[group_id],
-        label_cuts={group_id: batch.label_cuts[group_id]}, failed=[d for d in batch.failed if d.group_id == group_id],
+        label_cuts={group_id: batch.label_cuts[group_id]}, failed=batch.failed.filter(pc.equal(batch.failed["group_id"], group_id)),
     )  # fmt: skip
 
 
 def with_report(batch: SealedBatch, database: Database, run_id: int, run_folder: Path) -> SealedBatch:
     """A group that was set aside because workers ended on it, with what the newest of them reported as a part of the reason."""
-    if batch.table.num_rows or not any(decision.stage == SET_ASIDE for decision in batch.failed):
+    is_aside = pc.equal(batch.failed["stage"], SET_ASIDE)
+    if batch.table.num_rows or not pc.any(is_aside).as_py():
         return batch
-    ids = {decision.experience_id for decision in batch.failed}
+    ids = set(batch.failed["experience_id"].to_pylist())
     sentence = next((text for text in _sentences(database, run_id, run_folder) if _is_about(text, ids)), None)
     if sentence is None:
         return batch
-    failed = [
-        replace(decision, reason=f"{decision.reason}: {sentence}"[:MAX_REASON])
-        if decision.stage == SET_ASIDE else decision
-        for decision in batch.failed
-    ]  # fmt: skip
-    return replace(batch, failed=failed)
+    reasons = [
+        f"{reason}: {sentence}"[:MAX_REASON] if aside else reason
+        for reason, aside in zip(batch.failed["reason"].to_pylist(), is_aside.to_pylist(), strict=True)
+    ]
+    position = batch.failed.column_names.index("reason")
+    return replace(batch, failed=batch.failed.set_column(position, "reason", pa.array(reasons, pa.string())))
 
 
 def _sentences(database: Database, run_id: int, run_folder: Path) -> Iterator[str]:

@@ -11,12 +11,11 @@ from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.requirements import check_answers
 from rftcore.config import RunConfig
 from rftcore.models import model_folder
-from rftcore.pipeline.decide import new_task
 from rftcore.workflows.task import written_sequence
 from rftdata.buffer import Buffer
 from rftdata.errors import BufferUnavailableError, DiskFullError, RftError
 from rftdata.experience import Group, Rollout
-from rftdata.pipeline.records import StageCount
+from rftdata.pipeline.records import StageRun
 from rftdata.pipeline.verdicts import add_features
 from rftdata.writing.writer import Writer
 
@@ -33,7 +32,7 @@ class Created:
         self._tokenizer: Any = None
         self._algorithm: Any = None
 
-    def store(self, created: Sequence[CreatedGroup]) -> list[StageCount]:
+    def store(self, created: Sequence[CreatedGroup]) -> list[StageRun]:
         """Store groups; one that cannot be stored is noted as an error of its own, and the others go on."""
         refused = []
         for made in created:
@@ -44,14 +43,13 @@ class Created:
                 self._writer.insert(self._group(made), receipt=receipt)
                 if made.task is not None:
                     # The task is there, made with its group: one whose group cannot be stored is never tried.
-                    task = new_task(made.task)
                     with self._buffer.database.transaction() as connection:
-                        add_features(connection, task)
+                        add_features(connection, made.task)
             except (BufferUnavailableError, DiskFullError):
                 raise
             except (RftError, TypeError, ValueError) as error:
                 why = f"the group made of experience {made.parent_id} cannot be stored: {error}"
-                refused.append(StageCount(0, "created", 1, 0, 1, 0, 0.0, why[:500]))
+                refused.append(StageRun("created", 0, 1, 0, 1, 0.0, error=why[:500]))
         return refused
 
     def _group(self, made: CreatedGroup) -> Group:

@@ -12,21 +12,18 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from psycopg.types.json import Jsonb
 
 from operators.experience.pair_builder import Pair, PairBuilder
+from rftdata.buffer import Buffer
 from rftdata.durable_files import sync_path
 from rftdata.errors import QueryError
 from rftdata.pipeline.records import BATCH_SCHEMA
 from rftdata.postgres.database import Connection, Row, execute, fetch
 from rftdata.training.stored_selection import at_label_cut
-
-if TYPE_CHECKING:
-    from rftdata.buffer import Buffer
 
 _PAGE_GROUPS = 512
 EXPORTS = (".jsonl", ".parquet")

@@ -9,18 +9,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from operators.base import Messages
 from rftcore.config import RunConfig
-from rftcore.engines.base import Decoding, EngineConfig
+from rftcore.engines.base import Decoding, Engine, EngineConfig
 from rftcore.models import model_folder
 from rftcore.workflows.task import render_chat
 from rftdata.errors import EngineStoppedError, ModelError
 from rftdata.postgres.database import Database
-
-if TYPE_CHECKING:
-    from rftcore.engines.base import Engine
 
 
 class Policy:

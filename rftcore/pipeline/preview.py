@@ -10,11 +10,11 @@ import pyarrow.compute as pc
 
 from operators.base import IDENTITY_COLUMNS, StageOutcome
 from operators.chain.chain import Chain
-from operators.chain.stage import Known, Stage
+from operators.chain.stage import Stage
 from rftdata.buffer import Buffer
 from rftdata.errors import QueryError
 from rftdata.pipeline.queue import read_groups
-from rftdata.pipeline.records import SealedBatch
+from rftdata.pipeline.records import Known, SealedBatch
 from rftdata.postgres.database import Row
 
 

@@ -17,18 +17,17 @@ from typing import Any
 import pyarrow as pa
 
 from operators.chain.chain import Chain
-from operators.chain.stage import Known
 from rftcore.config import RunConfig
 from rftcore.pipeline.blocked import setting_aside
-from rftcore.pipeline.decide import Decided, decide, newest, remember
+from rftcore.pipeline.decide import decide
 from rftcore.pipeline.policy_endpoint import Policy
 from rftcore.pipeline.role import register, stage_context
 from rftdata.buffer import Buffer
 from rftdata.errors import ConfigError, ConflictError, QueryError
 from rftdata.pipeline.budget import RunUsage
 from rftdata.pipeline.queue import read_groups
-from rftdata.pipeline.records import SealedBatch, Verdicts
-from rftdata.pipeline.verdicts import insert_operator_runs, insert_verdicts, known_scores, store_scores
+from rftdata.pipeline.records import Known, SealedBatch, Verdicts, remember
+from rftdata.pipeline.verdicts import insert_stage_runs, insert_verdicts, known_scores, store_scores
 from rftdata.postgres.database import Row, fetch
 from rftdata.workers import Worker
 from rftdata.writing.writer import NO_PIPELINE
@@ -111,10 +110,10 @@ def replay(
             known = known_scores(buffer.database, chain.score_keys, batch.table["experience_id"].to_pylist())
             # A group that is alone in its batch and fails is to blame where the batch before it passed, and else the stage.
             with setting_aside(batch, functools.partial(_store_aside, buffer, run["run_id"], worker.worker_id, name)):
-                decided = without_people(chain, batch, known, patient=len(group_ids) > 1 or not passed)
-            passed = len(decided.failed) < len(decided.verdicts.decisions)
-            _store(buffer, run["run_id"], worker.worker_id, name, batch, decided)
-            _note(done, batch, decided)
+                verdicts = without_people(chain, batch, known, patient=len(group_ids) > 1 or not passed)
+            passed = len(verdicts.failed) < verdicts.decisions.num_rows
+            _store(buffer, run["run_id"], worker.worker_id, name, batch, verdicts)
+            _note(done, batch, verdicts)
             tell(done)
             after = group_ids[-1]
         chain.close()
@@ -122,20 +121,20 @@ def replay(
     return done
 
 
-def without_people(chain: Chain, batch: SealedBatch, known: Known, *, patient: bool = True) -> Decided:
+def without_people(chain: Chain, batch: SealedBatch, known: Known, *, patient: bool = True) -> Verdicts:
     """What the chain decides when every open question is answered with its `otherwise`; `patient` as in `decide`."""
-    decided = decide(chain, batch, known, patient=patient)
+    verdicts = decide(chain, batch, known, patient=patient)
     answers: dict[int, dict[str, str]] = {}
-    computed, known = list(decided.verdicts.scores), {key: dict(scores) for key, scores in known.items()}
-    while decided.verdicts.questions:
-        remember(known, decided.verdicts.scores)
-        for question in decided.verdicts.questions:
-            answers.setdefault(question.experience_id, {})[question.name] = question.otherwise
+    computed, scored = list(verdicts.scores), {key: dict(scores) for key, scores in known.items()}
+    while verdicts.questions:
+        remember(scored, verdicts.scores)
+        for question in verdicts.questions:
+            answers.setdefault(question.experience_id, {})[question.review.name] = question.review.otherwise
         batch.table = _answered(batch.table, answers)
-        decided = decide(chain, batch, known, patient=patient)
-        computed += decided.verdicts.scores
-    decided.verdicts.scores = newest(computed)
-    return decided
+        verdicts = decide(chain, batch, scored, patient=patient)
+        computed += verdicts.scores
+    verdicts.scores = computed
+    return verdicts
 
 
 def _answered(table: pa.Table, answers: dict[int, dict[str, str]]) -> pa.Table:
@@ -151,33 +150,34 @@ def _next(buffer: Buffer, run_id: int, version: str, after: int, count: int) -> 
     return [row["group_id"] for row in rows]
 
 
-def _store(buffer: Buffer, run_id: int, worker_id: int, version: str, batch: SealedBatch, decided: Decided) -> None:
-    verdicts = decided.verdicts
+def _store(buffer: Buffer, run_id: int, worker_id: int, version: str, batch: SealedBatch, verdicts: Verdicts) -> None:
     with buffer.database.transaction() as connection:
         store_scores(connection, verdicts.scores)
         insert_verdicts(connection, version, batch.label_cuts, verdicts.decisions)
-        insert_operator_runs(connection, run_id, worker_id, version, verdicts.stages)
+        insert_stage_runs(connection, version, verdicts.stages, run_id=run_id, worker_id=worker_id)
 
 
 def _store_aside(buffer: Buffer, run_id: int, worker_id: int, version: str, aside: SealedBatch) -> None:
     """Before a blocked process ends: the next replay of the version goes on behind the group that is to blame."""
-    _store(buffer, run_id, worker_id, version, aside, Decided(Verdicts(aside.failed)))
+    _store(buffer, run_id, worker_id, version, aside, Verdicts(aside.failed))
 
 
-def _note(done: Replayed, batch: SealedBatch, decided: Decided) -> None:
+def _note(done: Replayed, batch: SealedBatch, verdicts: Verdicts) -> None:
     done.num_groups += len(batch.group_ids)
-    done.num_experiences += len(decided.verdicts.decisions)
-    done.num_not_made += len(decided.created) + len(decided.verdicts.tasks)
-    for score in decided.verdicts.scores:
-        if score.error is not None:
-            done.failed_scores[score.stage] = done.failed_scores.get(score.stage, 0) + 1
-    for decision in decided.verdicts.decisions:
-        if decision.kept:
+    done.num_experiences += verdicts.decisions.num_rows
+    done.num_not_made += len(verdicts.created)
+    newest = {
+        (key, found.score_key): (found.stage, error) for found in verdicts.scores for key, _, error, _ in found.rows()
+    }
+    for stage, error in newest.values():
+        if error is not None:
+            done.failed_scores[stage] = done.failed_scores.get(stage, 0) + 1
+    for row in verdicts.decisions.to_pylist():
+        if row["kept"]:
             done.num_kept += 1
         else:
-            stage = decision.stage or "chain"
-            by_stage = done.failed_by if decision.experience_id in decided.failed else done.dropped_by
-            by_stage[stage] = by_stage.get(stage, 0) + 1
+            by_stage = done.failed_by if row["experience_id"] in verdicts.failed else done.dropped_by
+            by_stage[row["stage"]] = by_stage.get(row["stage"], 0) + 1
 
 
 def versions(buffer: Buffer, run: Row) -> list[Row]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-from dataclasses import replace
 
 from psycopg.types.json import Jsonb
 
@@ -98,7 +97,7 @@ def _work(joined: JoinedRun, worker: Worker, compaction: BackgroundCompaction, w
             known = known_scores(buffer.database, chain.score_keys, batch.table["experience_id"].to_pylist())
             try:
                 with setting_aside(batch, store_aside):
-                    result = decide(chain, batch, known, patient=patience.has_more(batch))
+                    verdicts = decide(chain, batch, known, patient=patience.has_more(batch))
             except StageError as error:
                 give_back(buffer.database, worker.run_id, worker.worker_id)
                 seconds = patience.failed(error)
@@ -107,8 +106,7 @@ def _work(joined: JoinedRun, worker: Worker, compaction: BackgroundCompaction, w
                 continue
             patience.passed()
             # Before the verdicts: a worker that is killed in between makes the same groups again, and their receipts say so.
-            stages = [*result.verdicts.stages, *created.store(result.created)]
-            verdicts = replace(result.verdicts, stages=stages)
+            verdicts.stages += created.store(verdicts.groups)
             commit_verdicts(buffer.database, worker.run_id, worker.worker_id, chain.version, batch, verdicts)
             decided += len(batch.group_ids)
             worker.progress["groups_decided"] = decided

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rftcore.reporting.report import Point, Report
 from rftdata.errors import QueryError
-
-if TYPE_CHECKING:
-    from rftcore.reporting.report import Point, Report
 
 _COLOURS = ("#1b6ca8", "#c8553d", "#2a9d6f", "#8f5bb5", "#b8860b", "#555555")
 _TRAIN_COLOUR = "#9a9a9a"

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from rftdata.buffer import Buffer
+from rftdata.postgres.database import Row
 from rftdata.training.evaluations import best_step, validation_scores
-
-if TYPE_CHECKING:
-    from rftdata.buffer import Buffer
-    from rftdata.postgres.database import Row
-
 
 # How the reason of a closed group begins, before those of its rows.
 _CLOSED_BY = "dropped by "

@@ -12,23 +12,25 @@ have none, and refuse a set in which none has one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from rftcore.workflows.task import Task, Turn
-from rftdata import plugins
+from rftdata.plugins import Registry
 
-REWARDS = {
+RewardValue = float | Mapping[str, float]
+Reward = Callable[[Turn, Task], RewardValue | Awaitable[RewardValue]]
+
+REWARDS = Registry[Reward]("reward", {
     "exact_match": "rftcore.rewards.exact_match:exact_match",
     "reasoning_gym": "rftcore.rewards.reasoning_gym:verify",
-}
+})  # fmt: skip
 
 
-def load_rewards(names: list[str], base_dir: Path) -> dict[str, Callable[[Turn, Task], Any]]:
+def load_rewards(names: list[str], base_dir: Path) -> dict[str, Reward]:
     """The named functions.
 
     Raises:
         PluginError: a name that is unknown or does not load.
     """
-    return {name: plugins.load("reward", name, REWARDS, base_dir) for name in names}
+    return {name: REWARDS.load(name, base_dir) for name in names}

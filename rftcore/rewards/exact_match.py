@@ -10,5 +10,5 @@ def exact_match(turn: Turn, task: Task) -> float:
     return float(turn.finish_reason == "stop" and turn.response.strip() == task.answer)
 
 
-exact_match.runs_in_explorer = True  # type: ignore[attr-defined]  # it returns at once
-exact_match.needs_answer = True  # type: ignore[attr-defined]
+exact_match.runs_in_explorer = True  # type: ignore[attr-defined]  # functions declare no attributes; it returns at once
+exact_match.needs_answer = True  # type: ignore[attr-defined]  # as above

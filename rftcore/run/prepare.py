@@ -28,7 +28,6 @@ from rftcore.rewards import REWARDS
 from rftcore.tasks.checks import check_before_buffer
 from rftcore.tasks.pipeline import build_task_chain, load_tasks
 from rftcore.workflows import WORKFLOWS
-from rftdata import plugins
 from rftdata.buffer import Buffer
 from rftdata.config_errors import parse_section
 from rftdata.errors import ConfigError, RftError
@@ -45,14 +44,14 @@ def check_plugins(config: RunConfig) -> Chain:
         PluginError, ConfigError: what does not exist, load or fit.
     """
     for name in config.explorer.reward:
-        plugins.load("reward", name, REWARDS, config.base_dir)
-    plugins.load("workflow", config.explorer.workflow, WORKFLOWS, config.base_dir)
+        REWARDS.load(name, config.base_dir)
+    WORKFLOWS.load(config.explorer.workflow, config.base_dir)
     check_selectors(config)
-    if config.explorer.engine not in plugins.names("engine", ENGINES):
-        plugins.load("engine", config.explorer.engine, ENGINES, config.base_dir)
+    if config.explorer.engine not in ENGINES.names():
+        ENGINES.load(config.explorer.engine, config.base_dir)
     for name in config.monitor:
-        if name not in plugins.names("monitor", MONITORS):
-            plugins.load("monitor", name, MONITORS, config.base_dir)
+        if name not in MONITORS.names():
+            MONITORS.load(name, config.base_dir)
     engine_config(config, worker_index=0)
     chain = build_pipeline(config)
     build_task_chain(config)

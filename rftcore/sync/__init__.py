@@ -6,7 +6,10 @@ reads the `uri` that the publisher returned and the trainer wrote to the `policy
 
 from __future__ import annotations
 
-METHODS: dict[str, str] = {
+from rftcore.sync.base import Publisher
+from rftdata.plugins import Registry
+
+METHODS = Registry[type[Publisher]]("sync method", {
     "memory": "rftcore.sync.publishers:MemoryPublisher",
     "checkpoint": "rftcore.sync.publishers:FolderPublisher",
-}
+})  # fmt: skip

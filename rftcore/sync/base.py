@@ -24,7 +24,17 @@ class Publication:
 
 
 class Publisher(ABC):
-    """Publishes sets of weights one after the other; older ones go away."""
+    """Publishes sets of weights one after the other; older ones go away.
+
+    Args:
+        run_folder: the run's own folder.
+        run_name: unique among the runs of this host.
+        attempt_id: of the attempt that publishes; it holds the run.
+        num_bytes: about how large one set of weights is.
+    """
+
+    @abstractmethod
+    def __init__(self, run_folder: Path, run_name: str, attempt_id: int, num_bytes: int) -> None: ...
 
     @abstractmethod
     def publish(self, name: str, export: Callable[[Path], object], in_use: Collection[str] = ()) -> Publication:

@@ -25,11 +25,7 @@ class FolderPublisher(Publisher):
     def __init__(self, run_folder: Path, run_name: str, attempt_id: int, num_bytes: int, keep: int = 2) -> None:
         """
         Args:
-            run_folder: the run's own folder.
-            run_name: unique among the runs of this host.
-            attempt_id: of the attempt that publishes; it holds the run.
-            num_bytes: about how large one set of weights is.
-            keep: how many sets stay.
+            keep: how many sets stay; for the others see `Publisher`.
         """
         self.keep = keep
         self.num_bytes = num_bytes

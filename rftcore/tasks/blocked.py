@@ -12,9 +12,11 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator
 
+import pyarrow as pa
+
 from rftdata.errors import TimeLimitError
-from rftdata.pipeline.records import SET_ASIDE
-from rftdata.pipeline.tasks import BLOCKED, TaskBatch, TaskDecision
+from rftdata.pipeline.records import SET_ASIDE, Verdicts, dropped
+from rftdata.pipeline.tasks import BLOCKED, TaskBatch
 from rftdata.user_code.blocked import report_or_print
 from rftdata.user_code.time_limits import when_blocked
 
@@ -23,18 +25,19 @@ _ONE_ROW = re.compile(r" on 1 row \((\d+)\)")
 
 
 @contextlib.contextmanager
-def setting_aside(taskset: str, batch: TaskBatch, store: Callable[[TaskDecision], object]) -> Iterator[None]:
+def setting_aside(taskset: str, batch: TaskBatch, store: Callable[[Verdicts], object]) -> Iterator[None]:
     """Where a stage blocks the process within, store that the task is excluded, and end the process with the error.
 
     Args:
-        store: is given the decision, in another thread.
+        store: is given the verdict, in another thread.
     """
 
     def end(error: TimeLimitError) -> None:
         try:
             task_id = _culprit(batch.table["experience_id"].to_pylist(), error)
             if task_id is not None:
-                store(TaskDecision(task_id, False, SET_ASIDE, f"{BLOCKED}{error.what}"[:_MAX_REASON]))
+                task = pa.table({"experience_id": [task_id], "group_id": [task_id]})
+                store(Verdicts(dropped(task, SET_ASIDE, f"{BLOCKED}{error.what}"[:_MAX_REASON])))
                 said = f"tasks: {taskset}: task {task_id} is excluded; the same command goes on with the others\n"
                 os.write(2, said.encode())
         finally:

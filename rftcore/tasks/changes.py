@@ -1,38 +1,45 @@
-"""What the stages of a task pipeline add to tasks and change in them: features, new texts, tasks made of others."""
+"""What the stages of a task pipeline add to tasks and change in them: features and new texts."""
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
-from operators.base import CreatedTask, StageOutcome
-from operators.chain.chain import ChainResult
+from operators.base import StageOutcome
 from operators.chain.stage import Stage
 from rftdata.errors import OperatorError
-from rftdata.pipeline.tasks import TASK_BATCH_SCHEMA, MadeTask, TaskBatch, TaskDecision
+from rftdata.pipeline.records import Verdicts
+from rftdata.pipeline.tasks import TASK_BATCH_SCHEMA, TaskBatch, TaskChange
 
 _FIXED = frozenset(TASK_BATCH_SCHEMA.names) - {"prompt", "answer", "priority"}
 
 
-@dataclass
 class Changes:
-    """What the stages add to tasks and change in them, collected while they run."""
+    """Records what the stages of each pass add to tasks and change in them (`operators.chain.isolate.Recorder`).
 
-    batch: TaskBatch
-    features: dict[int, dict[str, Any]] = field(default_factory=dict)
-    texts: dict[int, dict[str, str | None]] = field(default_factory=dict)
-    made: list[MadeTask] = field(default_factory=list)
+    Attributes:
+        kept: the changes of passes that decided, by task id.
+    """
+
+    def __init__(self, batch: TaskBatch) -> None:
+        self._is_text = dict(zip(batch.table["experience_id"].to_pylist(), batch.is_text))
+        self._pending: defaultdict[int, TaskChange] = defaultdict(TaskChange)
+        self.kept: dict[int, TaskChange] = {}
+
+    def start(self) -> None:
+        """A pass begins; what one before it noted that failed is forgotten."""
+        self._pending.clear()
 
     def watch(self, stage: Stage, before: pa.Table, after: pa.Table, outcome: StageOutcome) -> None:
-        self.made += [
-            MadeTask(made.taskset, made.task_key, made.payload, made.features, made.parent_id, stage.name)
-            for made in outcome.created
-            if isinstance(made, CreatedTask)
-        ]
+        """Note what a stage changed.
+
+        Raises:
+            OperatorError: a column that says what a task is.
+        """
         ids = before["experience_id"].to_pylist()
         stays = outcome.reasons.is_null().to_pylist()
         wanted = stage.operator.writes or frozenset()  # a priority that is set to what it was is set
@@ -48,33 +55,25 @@ class Changes:
                 if not stay or (old and value == old[i] and name not in wanted):
                     continue
                 if name in ("prompt", "answer"):
-                    self.texts.setdefault(task_id, {})[name] = value
+                    self._pending[task_id].texts[name] = value
                 elif value is not None:
-                    self.features.setdefault(task_id, {})[name] = _plain(value)
+                    self._pending[task_id].features[name] = _plain(value)
 
-    def decisions(self, result: ChainResult) -> list[TaskDecision]:
-        """One per task, in the order of the batch.
+    def keep(self, verdicts: Verdicts) -> None:
+        """The pass decided.
 
         Raises:
             OperatorError: a stage changed the prompt of a chat, or took a prompt away.
         """
-        is_text = dict(zip(self.batch.table["experience_id"].to_pylist(), self.batch.is_text))
-        made = []
-        for row in result.decisions.select(["experience_id", "kept", "stage", "reason"]).to_pylist():
-            task_id = row.pop("experience_id")
-            texts = self.texts.get(task_id, {}) if row["kept"] else {}
-            if "prompt" in texts and not (is_text[task_id] and texts["prompt"]):
+        kept = verdicts.decisions.filter(verdicts.decisions["kept"])
+        for task_id in kept["experience_id"].to_pylist():
+            texts = self._pending[task_id].texts if task_id in self._pending else {}
+            if "prompt" in texts and not (self._is_text[task_id] and texts["prompt"]):
                 raise OperatorError(
                     f"a stage of pipelines.task changes the prompt of task {task_id}, which is a chat, or empties it",
                     allowed="prompts that are texts", todo="drop such tasks, or mend them at their source",
                 )  # fmt: skip
-            made.append(
-                TaskDecision(
-                    task_id, **row, features=self.features.get(task_id, {}), prompt=texts.get("prompt"), answer=texts.get("answer"),
-                    answer_changed="answer" in texts,
-                )
-            )  # fmt: skip
-        return made
+        self.kept.update(self._pending)
 
 
 def _fixed_column(stage: Stage, name: str) -> OperatorError:

@@ -16,7 +16,6 @@ from rftcore.config import RunConfig
 from rftcore.rewards import REWARDS
 from rftcore.workflows import WORKFLOWS
 from rftcore.workflows.task import Task
-from rftdata import plugins
 from rftdata.config import TasksetConfig
 from rftdata.errors import ConfigError, ModelError, RftError, TaskSourceError
 from rftdata.postgres.database import Database
@@ -40,9 +39,9 @@ class TaskNeeds:
     def __init__(self, config: RunConfig, taskset: TasksetConfig, chain: Chain | None) -> None:
         self._config, self._taskset = config, taskset
         explorer = config.explorer
-        workflow = plugins.load("workflow", explorer.workflow, WORKFLOWS, config.base_dir)
-        functions = {
-            f"the reward {name!r}": plugins.load("reward", name, REWARDS, config.base_dir) for name in explorer.reward
+        workflow = WORKFLOWS.load(explorer.workflow, config.base_dir)
+        functions: dict[str, object] = {
+            f"the reward {name!r}": REWARDS.load(name, config.base_dir) for name in explorer.reward
         }
         functions[f"the workflow {explorer.workflow!r}"] = workflow
         self._who = [who for who, function in functions.items() if getattr(function, "needs_answer", False)]

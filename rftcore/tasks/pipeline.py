@@ -4,8 +4,8 @@ It runs when tasks are loaded (`rft run`, `rft tasks load`). Tasks that the chai
 decides row by row only new ones go through it, in batches; where one compares tasks with each other the whole set does, once
 there is something new. `again` decides on all of them, since what runs observed may have changed their scores.
 
-A batch on which a stage raises is halved until the task is found that does it; that task is excluded with the error as its
-reason, and tried again when the set is next loaded; one at which a stage blocks the process is not (`task_blocking`). Where every
+A task on which a stage raises (`operators.chain.isolate`) is excluded with the error as its reason, and tried again when the set is
+next loaded; one at which a stage blocks the process is not (`rftcore.tasks.blocked`). Where every
 task raises, or all are excluded, the run is refused: nothing could be selected. So it is where an aggregator's endpoint says nothing
 at all: the tasks stay undecided. A task that a stage makes of another becomes a task of the set, and passes the other stages.
 """
@@ -16,7 +16,7 @@ import functools
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -31,9 +31,9 @@ from rftcore.tasks.embeddings import TaskEmbeddings
 from rftcore.tasks.needs import TaskNeeds
 from rftdata.config import TasksetConfig
 from rftdata.errors import OperatorError, RftError, TaskSourceError
+from rftdata.pipeline.records import Verdicts
 from rftdata.pipeline.tasks import (
     TASK_BATCH_SCHEMA,
-    TaskDecision,
     TaskReader,
     commit_task_verdicts,
     decidable_tasks,
@@ -122,8 +122,8 @@ def _decide_sets(
             decided.append(decide_tasks(chain, database, taskset, again=again))
         except (OperatorError, TaskSourceError) as error:
             errors.append(error)
-    for error in errors[1:]:
-        print(f"tasks: {error}", file=sys.stderr, flush=True)
+    for later in errors[1:]:
+        print(f"tasks: {later}", file=sys.stderr, flush=True)
     if errors:
         raise errors[0]
     return decided
@@ -218,21 +218,18 @@ def _decide_all(
     asked = set(ids)
     num_decided = 0
 
-    def store_aside(decision: TaskDecision) -> None:
-        commit_task_verdicts(database, taskset, chain.version, [decision], [])
+    def store_aside(aside: Verdicts) -> None:
+        commit_task_verdicts(database, taskset, chain.version, aside)
 
     for made_by, members in tasks_by_maker(database, ids if rowwise else everything).items():
         if not asked.intersection(members):
             continue
-        stages = [stage for stage in chain.stages if not {stage.name, stage.operator.part_of} & {*made_by}]
-        part = chain if len(stages) == len(chain.stages) else replace(chain, stages=stages, _prepared=True)
+        part = chain.passed_by(made_by)
         size = _BATCH_TASKS if rowwise else len(members)
         for start in range(0, len(members), size):
             batch = reader.read(members[start : start + size])
             with setting_aside(taskset, batch, store_aside):
-                decided = decide_batch(part, database, batch, rowwise=rowwise, is_first=is_new and start == 0)
-            commit_task_verdicts(
-                database, taskset, chain.version, decided.decisions, decided.stages, decided.scores, decided.made
-            )
+                verdicts, changes = decide_batch(part, database, batch, rowwise=rowwise, is_first=is_new and start == 0)
+            commit_task_verdicts(database, taskset, chain.version, verdicts, changes)
         num_decided += len(members)
     return num_decided

@@ -21,12 +21,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+Scalar = TypeVar("Scalar", bound=np.generic)
 Array = npt.NDArray[np.generic]
 # Values of all experiences one after the other, or who writes them, padded, into an array of [B, T]; and offsets of B + 1 entries.
 Scatter = Callable[..., object]
@@ -145,7 +147,7 @@ def _check_entries(lengths: Array, paired: bool, **columns: Array | Sequence[flo
         raise ValueError(f"{len(lengths)} experiences are no whole number of pairs")
 
 
-def _pad(column: Packed, present_BT: npt.NDArray[np.bool_], dtype: type[np.generic], fill: float) -> Array:
+def _pad(column: Packed, present_BT: npt.NDArray[np.bool_], dtype: type[Scalar], fill: float) -> npt.NDArray[Scalar]:
     values, offsets = column
     # torch's memory: pinned where a GPU reads it.
     kind = torch.from_numpy(np.empty(0, dtype)).dtype
@@ -188,8 +190,11 @@ class MicroBatch:
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same with its tensors on `device`."""
-        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return replace(self, **{name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()})
+        # Any: a mapping cannot say which of its values is of which field.
+        moved: dict[str, Any] = {
+            name: value.to(device, non_blocking=True) for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        return replace(self, **moved)
 
 
 @dataclass(frozen=True)

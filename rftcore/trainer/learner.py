@@ -227,8 +227,9 @@ class Learner:
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
             if hasattr(module, "attention_dropout"):
-                module.attention_dropout = 0.0
-        return model.to(self.device)
+                module.attention_dropout = 0.0  # type: ignore[assignment]  # torch takes every attribute for a tensor
+        model.to(self.device)  # type: ignore[arg-type]  # transformers' wrapper of the method hides that it is bound
+        return model
 
     def _set_model(self, model: PreTrainedModel) -> None:
         self.model = model.train()
@@ -286,7 +287,7 @@ class Learner:
         shared = micro_batch.attention_R1LL is not None
         with self._autocast(), _output_only_at(model, micro_batch.source_N):
             # Positions are given only where they are not 0, 1, 2, …: transformers looks for packed sequences in them.
-            logits_1NV = model(
+            logits_1NV: Tensor = model(
                 input_ids=micro_batch.token_ids_RL,
                 attention_mask=micro_batch.attention_R1LL,
                 position_ids=micro_batch.position_ids_RL if shared else None,

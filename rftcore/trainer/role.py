@@ -27,12 +27,11 @@ from rftcore.monitor import open_monitors
 from rftcore.run.commands import buffer_option
 from rftcore.run.join import JoinedRun, join_run
 from rftcore.sync import METHODS
-from rftcore.sync.base import Publication, Publisher
+from rftcore.sync.base import Publication
 from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.checkpoints import folder_name, remove_abandoned
 from rftcore.trainer.learner import Learner
 from rftcore.trainer.publish import Export, export_folder, export_learner, folder_bytes
-from rftdata import plugins
 from rftdata.errors import RoleFailedError
 from rftdata.failpoints import failpoint
 from rftdata.postgres import notify
@@ -98,10 +97,8 @@ class TrainerRole:
             self.learner.load_checkpoint(Path(attempt.checkpoint["uri"]))
         # Runs of two buffers may have the same name on one host.
         shared_name = f"{self.run_name}-{xxhash.xxh3_64_hexdigest(str(self.folder).encode())[:8]}"
-        publisher_class = plugins.load("sync method", config.sync.method, METHODS)
-        self.publisher: Publisher = publisher_class(
-            self.folder, shared_name, attempt.attempt_id, 2 * folder_bytes(self.model)
-        )
+        publisher_class = METHODS.load(config.sync.method)
+        self.publisher = publisher_class(self.folder, shared_name, attempt.attempt_id, 2 * folder_bytes(self.model))
         self.monitors = open_monitors(config.monitor, self.run_name, self.folder, config.base_dir)
         self.published: Publication | None = None
         self.policy_version_id = 0
@@ -185,10 +182,8 @@ class TrainerRole:
             publish_seconds=timing.publish,
             metrics=metrics,
         )
-        self.worker.progress |= {
-            "step": step,
-            **{key: round(metrics[key], 4) for key in ("reward", "loss") if key in metrics},
-        }
+        shown: dict[str, float] = {key: round(metrics[key], 4) for key in ("reward", "loss") if key in metrics}
+        self.worker.progress |= {"step": step, **shown}
         for monitor in self.monitors:
             monitor.log(step, metrics)
 

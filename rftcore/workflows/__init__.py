@@ -8,7 +8,12 @@ A workflow may declare what it needs of tasks, and `rft check --deep` and loadin
 `workflow.check_task = f` with `f(task, tokenizer=None, **args)`, which raises an RftError. The tokenizer is given for the first chats.
 """
 
-WORKFLOWS = {
+from __future__ import annotations
+
+from rftcore.workflows.task import Workflow
+from rftdata.plugins import Registry
+
+WORKFLOWS = Registry[Workflow]("workflow", {
     "single_turn": "rftcore.workflows.single_turn:single_turn",
     "demonstration": "rftcore.workflows.demonstration:demonstration",
-}
+})  # fmt: skip

@@ -46,7 +46,7 @@ def check_task(
         chat_sequence(tokenizer, messages, start=len(messages) - len(task.prompt), turns=turns)
 
 
-demonstration.check_task = check_task  # type: ignore[attr-defined]
+demonstration.check_task = check_task  # type: ignore[attr-defined]  # functions declare no attributes
 
 
 def _response(task: Task, column: str, template: str | None, turns: str) -> str | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rftcore.workflows.task import Message, Model, Score, Scorer, Task
+from rftcore.workflows.chats import Message
+from rftcore.workflows.task import Model, Score, Scorer, Task
 from rftdata.errors import ConfigError
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -141,5 +141,7 @@ def written_sequence(tokenizer: Any, messages: list[Message], response: str) -> 
     )
 
 
-Scorer = Callable[[Turn, Task], Awaitable[Score]]
-Workflow = Callable[..., Awaitable[Score]]
+Scorer = Callable[[Turn, Task], Coroutine[Any, Any, Score]]
+AsyncWorkflow = Callable[..., Awaitable[Score]]
+PlainWorkflow = Callable[..., Score]
+Workflow = AsyncWorkflow | PlainWorkflow

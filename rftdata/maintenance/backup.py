@@ -22,9 +22,11 @@ from psycopg.rows import dict_row
 
 from rftdata.buffer import Buffer
 from rftdata.config import BufferConfig
+from rftdata.connection import open as open_buffer
 from rftdata.durable_files import sync_path, write_whole
 from rftdata.errors import BufferUnavailableError, QueryError, RftError
 from rftdata.postgres.database import fetch, grant_roles, redacted, schema_version, translated
+from rftdata.postgres.embedded import EmbeddedServer
 from rftdata.postgres.programs import client_program, without_password
 from rftdata.segments.base import SegmentAddress
 
@@ -121,9 +123,6 @@ def restore(folder: Path, target: BufferConfig) -> Buffer:
         BufferUnavailableError: `pg_restore` failed, in its own words.
         RftError: arrays of the back-up are damaged.
     """
-    import rftdata
-    from rftdata.postgres.embedded import EmbeddedServer
-
     if not (folder / MANIFEST).is_file():
         raise QueryError("there is no back-up here", value=str(folder), allowed="a folder that `rft db backup` wrote")
     if "://" in target.uri:
@@ -157,7 +156,7 @@ def restore(folder: Path, target: BufferConfig) -> Buffer:
         "--single-transaction",
         str(folder / DUMP),
     )
-    buffer = rftdata.open(target.model_copy(update={"segments": str(segments)}))
+    buffer = open_buffer(target.model_copy(update={"segments": str(segments)}))
     grant_roles(buffer.database)  # a dump names no rights: the roles may be missing on the new server
     problems = list(buffer.verify())
     if problems:

@@ -1,4 +1,4 @@
-"""Work that explorers and pipeline workers claim: groups to roll out, evaluations to answer, sealed groups to decide on.
+"""The queue of sealed groups that a pipeline decides on.
 
 Claims are rows with a lease that the worker's heartbeat renews; SKIP LOCKED lets any number of workers claim at once.
 """
@@ -13,11 +13,12 @@ from collections.abc import Collection
 import pyarrow as pa
 
 from rftdata.failpoints import failpoint
-from rftdata.pipeline.records import BATCH_SCHEMA, Decision, SealedBatch
+from rftdata.pipeline.records import BATCH_SCHEMA, SealedBatch, concatenated, dropped
 from rftdata.postgres.database import Database, Row
 from rftdata.postgres.retry import ride_out
 
 _MAX_LOST = 4
+_MAX_REASON = 500
 
 
 def claim_sealed_groups(
@@ -69,22 +70,26 @@ def read_groups(
         "batch_of_groups", group_ids=group_ids, columns=list(columns), as_sealed=as_sealed
     )  # fmt: skip
     cuts = dict.fromkeys(group_ids, 0)
-    good, failed = [], []
+    good: list[Row] = []
+    failed: dict[str, tuple[list[Row], list[str]]] = {"screening": ([], []), "outcome": ([], [])}
     for row in rows:
         cuts[row["group_id"]] = max(cuts[row["group_id"]], row.pop("label_cut"))
         outcome, error, screened = row.pop("outcome"), row.pop("error"), row.pop("screened")
         if screened is not None:  # whatever its rewards are by now: it lacks the rollouts that it was spared
-            failed.append(Decision(row["experience_id"], row["group_id"], False, "screening", screened[:500]))
+            stage, reason = "screening", screened
         elif outcome == "ok" or row["reward"] is not None:  # a person may have given a failed rollout a reward
             good.append(row)
+            continue
         else:
-            failed.append(
-                Decision(
-                    row["experience_id"], row["group_id"], False, "outcome", f"the rollout {outcome}: {error}"[:500]
-                )
-            )
+            stage, reason = "outcome", f"the rollout {outcome}: {error}"
+        failed[stage][0].append(row)
+        failed[stage][1].append(reason[:_MAX_REASON])
     table = pa.Table.from_pylist(good, schema=pa.schema([f for f in BATCH_SCHEMA if f.name in columns]))
-    return SealedBatch(table, group_ids, cuts, failed, first_key)
+    ids = pa.schema([BATCH_SCHEMA.field("experience_id"), BATCH_SCHEMA.field("group_id")])
+    decisions = [
+        dropped(pa.Table.from_pylist(rows, schema=ids), stage, reasons) for stage, (rows, reasons) in failed.items()
+    ]
+    return SealedBatch(table, group_ids, cuts, concatenated(decisions), first_key)
 
 
 class SealedQueue:

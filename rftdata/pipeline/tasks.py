@@ -18,8 +18,8 @@ import pyarrow as pa
 from psycopg.types.json import Jsonb
 
 from rftdata.errors import ConfigError, OperatorError
-from rftdata.pipeline.records import KnownScore, StageCount
-from rftdata.pipeline.verdicts import STAGE_FAILED
+from rftdata.pipeline.records import KnownScore, StageScores, Verdicts
+from rftdata.pipeline.verdicts import STAGE_FAILED, insert_stage_runs
 from rftdata.postgres.database import Connection, Database, Row, copy_rows, execute, fetch, storable
 
 TASK_BATCH_SCHEMA = pa.schema(
@@ -59,47 +59,17 @@ class TaskBatch:
     is_text: list[bool]
 
 
-@dataclass(frozen=True)
-class TaskDecision:
-    """What a chain made of one task.
+@dataclass
+class TaskChange:
+    """What stages made of a task.
 
     Attributes:
         features: columns that stages added or changed.
-        prompt, answer: the new texts where stages changed them.
-        answer_changed: whether `answer` is one (it may be None).
+        texts: the new `prompt` and `answer` where stages changed them; an answer may be None.
     """
 
-    task_id: int
-    kept: bool
-    stage: str | None
-    reason: str | None
-    features: Mapping[str, Any] = field(default_factory=dict)
-    prompt: str | None = None
-    answer: str | None = None
-    answer_changed: bool = False
-
-
-@dataclass(frozen=True)
-class MadeTask:
-    """A task that a stage made of another; its features name both."""
-
-    taskset: str
-    task_key: str
-    payload: Mapping[str, Any]
-    features: Mapping[str, Any]
-    parent_id: int
-    stage: str
-
-
-@dataclass(frozen=True)
-class TaskScore:
-    """What a scoring stage found out about a task; see `rftdata.pipeline.records.Score`."""
-
-    task_id: int
-    score_key: str
-    stage: str
-    scores: Mapping[str, Any]
-    input_digest: int | None
+    features: dict[str, Any] = field(default_factory=dict)
+    texts: dict[str, str | None] = field(default_factory=dict)
 
 
 def register_task_pipeline(database: Database, version: str, stages: Sequence[Mapping[str, Any]]) -> None:
@@ -229,24 +199,25 @@ def _shown_prompt(prompt: Any) -> str:
     return json.dumps(prompt)
 
 
-def known_scores(database: Database, batch: TaskBatch, score_keys: Sequence[str]) -> dict[str, dict[int, KnownScore]]:
+def known_task_scores(
+    database: Database, task_ids: Sequence[int], score_keys: Sequence[str]
+) -> dict[str, dict[int, KnownScore]]:
     """Scores that are stored for the tasks: score key -> task id -> score."""
-    if not score_keys:
-        return {}
-    rows = database.fetch(
-        "known_task_scores", task_ids=batch.table["experience_id"].to_pylist(), score_keys=list(score_keys)
-    )  # fmt: skip
     known: dict[str, dict[int, KnownScore]] = {}
-    for row in rows:
-        known.setdefault(row["score_key"], {})[row["task_id"]] = KnownScore(row["input_digest"], row["scores"])
+    if score_keys:
+        for row in database.fetch("known_task_scores", task_ids=list(task_ids), score_keys=list(score_keys)):
+            score = KnownScore(row["input_digest"], row["scores"])
+            known.setdefault(row["score_key"], {})[row["task_id"]] = score
     return known
 
 
 def commit_task_verdicts(
-    database: Database, taskset: str, pipeline_version: str, decisions: Sequence[TaskDecision], stages: Sequence[StageCount],
-    scores: Sequence[TaskScore] = (), made: Sequence[MadeTask] = (),
+    database: Database, taskset: str, pipeline_version: str, verdicts: Verdicts, changes: Mapping[int, TaskChange] | None = None
 ) -> None:  # fmt: skip
     """Store what was decided, what each stage did and what it made, in one transaction. Tasks made for this set wait for a verdict.
+
+    Args:
+        changes: what stages made of tasks, by task id.
 
     Raises:
         OperatorError: a task that was tried already would get another prompt or answer.
@@ -255,13 +226,8 @@ def commit_task_verdicts(
         ("task_id", "int8"), ("kept", "bool"), ("stage", "text"), ("reason", "text"), ("features", "jsonb"), ("prompt", "text"),
         ("answer", "text"), ("answer_changed", "bool"),
     ]  # fmt: skip
-    rows = (
-        (
-            d.task_id, d.kept, d.stage, storable(d.reason), storable(dict(d.features)), storable(d.prompt), storable(d.answer),
-            d.answer_changed,
-        )
-        for d in decisions
-    )  # fmt: skip
+    rows = (_verdict_row(row, (changes or {}).get(row["experience_id"])) for row in verdicts.decisions.to_pylist())
+    made = verdicts.tasks
     with database.transaction() as connection:
         execute(connection, "stage_task_verdicts")
         copy_rows(connection, "staged_verdict", columns, rows)
@@ -273,7 +239,7 @@ def commit_task_verdicts(
                 todo="give the taskset another name, so that its tasks are loaded anew, or leave their texts as they are",
             )
         execute(connection, "save_task_verdicts", pipeline_version=pipeline_version)
-        _insert_operator_runs(connection, taskset, pipeline_version, stages)
+        insert_stage_runs(connection, pipeline_version, verdicts.stages, taskset=taskset)
         if made:
             execute(
                 connection, "make_tasks_of_tasks", taskset=taskset, tasksets=[m.taskset or taskset for m in made],
@@ -281,29 +247,32 @@ def commit_task_verdicts(
                 features=[json.dumps(storable(dict(m.features))) for m in made], parents=[m.parent_id for m in made],
                 stages=[m.stage for m in made],
             )  # fmt: skip
-        if scores:
-            execute(
-                connection, "save_task_scores", task_ids=[s.task_id for s in scores], score_keys=[s.score_key for s in scores],
-                stages=[s.stage for s in scores], scores=[json.dumps(storable(dict(s.scores))) for s in scores],
-                input_digests=[s.input_digest for s in scores],
-            )  # fmt: skip
+        _save_scores(connection, verdicts.scores)
 
 
-def _insert_operator_runs(
-    connection: Connection, taskset: str, pipeline_version: str, stages: Sequence[StageCount]
-) -> None:
-    columns = [
-        ("taskset", "text"), ("pipeline_version", "text"), ("stage_index", "int4"), ("stage", "text"), ("rows_in", "int4"),
-        ("rows_kept", "int4"), ("rows_dropped", "int4"), ("rows_created", "int4"), ("seconds", "float8"), ("error", "text"),
-    ]  # fmt: skip
-    rows = (
-        (
-            taskset, pipeline_version, s.index, s.stage, s.rows_in, s.rows_kept, s.rows_dropped, s.rows_created, s.seconds,
-            storable(s.error),
-        )
-        for s in stages
+def _verdict_row(row: Row, change: TaskChange | None) -> tuple[Any, ...]:
+    change = change or TaskChange()
+    texts = change.texts if row["kept"] else {}
+    return (
+        row["experience_id"], row["kept"], row["stage"], storable(row["reason"]), storable(change.features),
+        storable(texts.get("prompt")), storable(texts.get("answer")), "answer" in texts,
     )  # fmt: skip
-    copy_rows(connection, "rft.operator_run", columns, rows)
+
+
+def _save_scores(connection: Connection, scores: Sequence[StageScores]) -> None:
+    """Store scores; not those that ended in an error: such a call is made again."""
+    newest = {
+        (key, found.score_key): (found.stage, values, digest)
+        for found in scores
+        for key, values, error, digest in found.rows()
+        if error is None
+    }
+    if newest:
+        execute(
+            connection, "save_task_scores", task_ids=[key for key, _ in newest], score_keys=[key for _, key in newest],
+            stages=[stage for stage, _, _ in newest.values()], scores=[json.dumps(storable(values)) for _, values, _ in newest.values()],
+            input_digests=[digest for *_, digest in newest.values()],
+        )  # fmt: skip
 
 
 def show_tasks(

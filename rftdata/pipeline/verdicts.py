@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from psycopg.types.json import Jsonb
 
 from rftdata.errors import ConflictError, FencedError
 from rftdata.failpoints import failpoint
-from rftdata.pipeline.records import Decision, KnownScore, NewTask, Question, Score, SealedBatch, StageCount, Verdicts
+from rftdata.pipeline.records import CreatedTask, KnownScore, Question, SealedBatch, StageRun, StageScores, Verdicts
 from rftdata.postgres import notify
 from rftdata.postgres.database import Connection, Database, copy_rows, execute, fetch, storable
 from rftdata.postgres.retry import ride_out
@@ -62,15 +65,15 @@ def _commit_verdicts(
         ask(connection, run_id, [question for question in verdicts.questions if question.group_id in held])
         make_tasks(connection, verdicts.tasks)
         done = held - asked
-        mine = [decision for decision in verdicts.decisions if decision.group_id in done]
+        mine = verdicts.decisions.filter(pc.is_in(verdicts.decisions["group_id"], pa.array(sorted(done), pa.int64())))
         insert_verdicts(connection, pipeline_version, batch.label_cuts, mine)
         kept: dict[int, float] = {}
         dropped: dict[int, set[str]] = {group_id: set() for group_id in done}
-        for d in mine:
-            if d.kept:
-                kept[d.group_id] = max(d.priority, kept.get(d.group_id, -math.inf))
+        for row in mine.select(["group_id", "kept", "stage", "reason", "priority"]).to_pylist():
+            if row["kept"]:
+                kept[row["group_id"]] = max(row["priority"], kept.get(row["group_id"], -math.inf))
             else:
-                dropped[d.group_id].add(f"{d.stage}: {d.reason}")
+                dropped[row["group_id"]].add(f"{row['stage']}: {row['reason']}")
         closed = sorted(done - kept.keys())
         execute(connection, "finish_pipeline_items", run_id=run_id, group_ids=sorted(done))
         execute(
@@ -81,7 +84,7 @@ def _commit_verdicts(
         )
         ready_groups(connection, kept)
         if held:
-            insert_operator_runs(connection, run_id, worker_id, pipeline_version, verdicts.stages)
+            insert_stage_runs(connection, pipeline_version, verdicts.stages, run_id=run_id, worker_id=worker_id)
         failpoint("pipeline.decided")
     failpoint("pipeline.committed")
     return sorted(done)
@@ -108,7 +111,7 @@ def _closed_reason(reasons: set[str]) -> str:
 
 
 def insert_verdicts(
-    connection: Connection, pipeline_version: str, label_cuts: Mapping[int, int], decisions: Sequence[Decision]
+    connection: Connection, pipeline_version: str, label_cuts: Mapping[int, int], decisions: pa.Table
 ) -> None:
     """Append verdicts; `label_cuts` has the newest label or answer of each group that they know of."""
     columns = [
@@ -117,39 +120,31 @@ def insert_verdicts(
     ]  # fmt: skip
     rows = (
         (
-            d.experience_id, d.group_id, pipeline_version, d.kept, d.stage, storable(d.reason), d.priority, d.reward,
-            label_cuts[d.group_id],
+            d["experience_id"], d["group_id"], pipeline_version, d["kept"], d["stage"], storable(d["reason"]), d["priority"],
+            d["reward"], label_cuts[d["group_id"]],
         )
-        for d in decisions
+        for d in decisions.to_pylist()
     )  # fmt: skip
     copy_rows(connection, "rft.verdict", columns, rows)
 
 
-def insert_operator_runs(
-    connection: Connection, run_id: int, worker_id: int, pipeline_version: str, stages: Sequence[StageCount]
-) -> None:
-    """Note what each stage did."""
+def insert_stage_runs(
+    connection: Connection, pipeline_version: str, stages: Sequence[StageRun], *, run_id: int | None = None,
+    worker_id: int | None = None, taskset: str | None = None,
+) -> None:  # fmt: skip
+    """Note what each stage did on experiences of a run, or on tasks of a set."""
     columns = [
-        ("run_id", "int8"), ("pipeline_version", "text"), ("worker_id", "int8"), ("stage_index", "int4"), ("stage", "text"),
-        ("rows_in", "int4"), ("rows_kept", "int4"), ("rows_dropped", "int4"), ("rows_created", "int4"), ("seconds", "float8"),
-        ("error", "text"),
+        ("run_id", "int8"), ("worker_id", "int8"), ("taskset", "text"), ("pipeline_version", "text"), ("stage_index", "int4"),
+        ("stage", "text"), ("rows_in", "int4"), ("rows_kept", "int4"), ("rows_dropped", "int4"), ("rows_created", "int4"),
+        ("seconds", "float8"), ("error", "text"),
     ]  # fmt: skip
     rows = (
         (
-            run_id,
-            pipeline_version,
-            worker_id,
-            s.index,
-            s.stage,
-            s.rows_in,
-            s.rows_kept,
-            s.rows_dropped,
-            s.rows_created,
-            s.seconds,
-            storable(s.error),
+            run_id, worker_id, taskset, pipeline_version, s.index, s.stage, s.rows_in, s.rows_kept, s.rows_dropped, s.rows_created,
+            s.seconds, storable(s.error),
         )
         for s in stages
-    )
+    )  # fmt: skip
     copy_rows(connection, "rft.operator_run", columns, rows)
 
 
@@ -165,13 +160,18 @@ def known_scores(
     return known
 
 
-def store_scores(connection: Connection, scores: Sequence[Score]) -> None:
+def store_scores(connection: Connection, scores: Sequence[StageScores]) -> None:
     """Write scores; one of the same stage that is there already is replaced."""
-    if scores:
+    newest = {
+        (key, found.score_key): (found.stage, values, error, digest)
+        for found in scores
+        for key, values, error, digest in found.rows()
+    }
+    if newest:
         execute(
-            connection, "store_scores", experience_ids=[s.experience_id for s in scores], score_keys=[s.score_key for s in scores],
-            stages=[s.stage for s in scores], scores=[Jsonb(storable(s.scores)) for s in scores],
-            errors=[storable(s.error) for s in scores], input_digests=[s.input_digest for s in scores],
+            connection, "store_scores", experience_ids=[key for key, _ in newest], score_keys=[key for _, key in newest],
+            stages=[stage for stage, *_ in newest.values()], scores=[Jsonb(storable(values)) for _, values, _, _ in newest.values()],
+            errors=[storable(error) for _, _, error, _ in newest.values()], input_digests=[digest for *_, digest in newest.values()],
         )  # fmt: skip
 
 
@@ -181,24 +181,29 @@ def ask(connection: Connection, run_id: int, questions: Sequence[Question]) -> N
         return
     execute(
         connection, "ask_questions", run_id=run_id, experience_ids=[q.experience_id for q in questions],
-        group_ids=[q.group_id for q in questions], names=[q.name for q in questions],
-        questions=[storable(q.question) for q in questions],
-        timeouts=[q.timeout_s for q in questions], otherwise=[q.otherwise for q in questions],
+        group_ids=[q.group_id for q in questions], names=[q.review.name for q in questions],
+        questions=[storable(q.review.question) for q in questions],
+        timeouts=[q.review.timeout_s for q in questions], otherwise=[q.review.otherwise for q in questions],
     )  # fmt: skip
     execute(connection, "wait_for_answers", run_id=run_id, group_ids=sorted({q.group_id for q in questions}))
 
 
-def add_features(connection: Connection, task: NewTask) -> None:
+def add_features(connection: Connection, task: CreatedTask) -> None:
     """Give a task that exists the features of a new one."""
     execute(
-        connection, "add_features", taskset=task.taskset, task_key=storable(task.task_key), features=Jsonb(storable(dict(task.features)))
+        connection, "add_features", taskset=task.taskset, task_key=storable(task.task_key), features=Jsonb(storable(_features(task)))
     )  # fmt: skip
 
 
-def make_tasks(connection: Connection, tasks: Sequence[NewTask]) -> None:
-    """Store new tasks; those whose keys exist stay as they are."""
+def make_tasks(connection: Connection, tasks: Sequence[CreatedTask]) -> None:
+    """Store tasks made of experiences; those whose keys exist stay as they are."""
     if tasks:
         execute(
             connection, "make_tasks", tasksets=[t.taskset for t in tasks], task_keys=[storable(t.task_key) for t in tasks],
-            payloads=[Jsonb(storable(dict(t.payload))) for t in tasks], features=[Jsonb(storable(dict(t.features))) for t in tasks],
+            payloads=[Jsonb(storable(dict(t.payload))) for t in tasks], features=[Jsonb(storable(_features(t))) for t in tasks],
         )  # fmt: skip
+
+
+def _features(task: CreatedTask) -> dict[str, Any]:
+    """A task knows the experience that it was made of."""
+    return {**task.features, "parent_experience_id": task.parent_id}

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from rftdata import plugins
 from rftdata.config_errors import did_you_mean
 from rftdata.errors import ConfigError
+from rftdata.plugins import Registry
 from rftdata.selectors.base import Observation, Screening, Selector, TaskIds
 
-SELECTORS = {
+SELECTORS = Registry[type[Selector]]("selector", {
     "sequential": "rftdata.selectors.sequential:Sequential",
     "shuffle": "rftdata.selectors.shuffle:Shuffle",
     "random": "rftdata.selectors.random:Random",
@@ -22,7 +22,7 @@ SELECTORS = {
     "speed": "rftdata.selectors.speed:Speed",
     "greso": "rftdata.selectors.greso:Greso",
     "plr": "rftdata.selectors.plr:PrioritizedLevelReplay",
-}
+})  # fmt: skip
 
 __all__ = ["SELECTORS", "Observation", "Screening", "Selector", "build_selector", "check_selector"]
 
@@ -35,19 +35,18 @@ def build_selector(
     Raises:
         PluginError: unknown name. ConfigError: arguments it does not take, or wrong values.
     """
-    cls = plugins.load("selector", name, SELECTORS, base_dir)
+    cls = SELECTORS.load(name, base_dir)
     _check_names(name, cls, args)
-    if name not in SELECTORS and isinstance(task_ids, np.ndarray):
+    if name not in SELECTORS.builtins and isinstance(task_ids, np.ndarray):
         task_ids = task_ids.tolist()  # Python's integers: people put ids into states, which are JSON
     try:
-        selector: Selector = cls(task_ids=task_ids, seed=seed, **args)
+        return cls(task_ids=task_ids, seed=seed, **args)
     except TypeError as error:
         raise ConfigError(
             f"the selector {name!r} does not take these arguments: {error}",
             value=args,
             todo="correct the section selector",
         ) from error
-    return selector
 
 
 def check_selector(name: str, args: dict[str, Any], base_dir: Path | None = None) -> Selector:
@@ -55,7 +54,7 @@ def check_selector(name: str, args: dict[str, Any], base_dir: Path | None = None
     return build_selector(name, args, [0], 0, base_dir)
 
 
-def _check_names(name: str, cls: Any, args: dict[str, Any]) -> None:
+def _check_names(name: str, cls: type[Selector], args: dict[str, Any]) -> None:
     try:
         parameters = inspect.signature(cls).parameters
     except (TypeError, ValueError):  # written in C, say: the call itself will tell

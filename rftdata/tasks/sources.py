@@ -15,19 +15,22 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rftdata import plugins
 from rftdata.config import TasksetConfig
 from rftdata.config_errors import did_you_mean
 from rftdata.errors import TaskSourceError, TimeLimitError
+from rftdata.plugins import Registry
 from rftdata.postgres.database import Database
 from rftdata.tasks import files, hub, query
 from rftdata.user_code.time_limits import call
+
+# Generators of the user's own; the other kinds of source are told by their form.
+TASK_SOURCES = Registry[Callable[..., Iterable[Any]]]("task source", {})
 
 _END = object()
 KINDS = f"reasoning_gym:NAME, a file ({', '.join(files.READERS)}), a folder, hf:OWNER/NAME, sql: SELECT …, ./file.py:function"
@@ -163,7 +166,7 @@ def _rows(config: TasksetConfig, base_dir: Path, database: Database | None) -> I
         files.refuse_args(config)
         return files.file_rows(config, base_dir / source)
     if ".py:" in source:
-        return _generated(config, plugins.load("task source", source, {}, base_dir))
+        return _generated(config, TASK_SOURCES.load(source, base_dir))
     if source.endswith("/") or (base_dir / source).is_dir():
         return files.folder_rows(config, base_dir / source)
     raise TaskSourceError(
@@ -202,7 +205,7 @@ def _reasoning_gym(config: TasksetConfig, name: str) -> Iterator[dict[str, Any]]
         yield {**entry["metadata"], "question": entry["question"], "answer": entry["answer"], "generator": name}
 
 
-def _generated(config: TasksetConfig, generator: Any) -> Iterator[Any]:
+def _generated(config: TasksetConfig, generator: Callable[..., Iterable[Any]]) -> Iterator[Any]:
     try:
         yield from generator(**config.args)
     except Exception as error:

@@ -8,15 +8,12 @@ those: tasksets differ in difficulty. Only the run's present history counts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rftdata.postgres import notify
 from rftdata.postgres.database import Database, Row, copy_rows, execute, storable
 from rftdata.postgres.retry import ride_out
 from rftdata.training.attempt import Attempt
-
-if TYPE_CHECKING:
-    from rftdata.postgres.database import Database
 
 
 def claim_evaluation(database: Database, run_id: int, worker_id: int, *, lease_s: float) -> Row | None:

@@ -1,4 +1,5 @@
 -- name: holds_a_buffer
+-- Whether the database holds a buffer.
 SELECT to_regnamespace('rft') IS NOT NULL AS found;
 
 -- name: export_snapshot

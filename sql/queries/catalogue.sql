@@ -23,6 +23,7 @@ JOIN rft.checkpoint c ON c.attempt_id = h.attempt_id AND (h.last_step IS NULL OR
 WHERE r.run_id = %(run_id)s ORDER BY c.trainer_step;
 
 -- name: experience_exists
+-- A row where the experience exists.
 SELECT 1 AS found FROM rft.experience WHERE experience_id = %(experience_id)s;
 
 -- name: open_sessions
@@ -31,6 +32,7 @@ SELECT pid, application_name, state, backend_start FROM pg_stat_activity
 WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() AND datname IS NOT NULL ORDER BY backend_start;
 
 -- name: doctor_counts
+-- How many segments, rows in them and experiences the buffer holds.
 SELECT (SELECT count(*) FROM rft.segment) AS segments, (SELECT coalesce(sum(num_rows), 0)::bigint FROM rft.segment) AS rows,
        (SELECT count(*) FROM rft.experience) AS experiences;
 

@@ -1,7 +1,9 @@
 -- name: draw_groups
+-- Draw whole groups for a trainer step; how that ended.
 SELECT * FROM rft.draw_groups(%(run_id)s, %(attempt_id)s, %(step)s, %(wanted)s, %(max_refill)s);
 
 -- name: drawn_rows
+-- The experiences drawn for a step, in the order of their slots, with the place of their arrays.
 SELECT d.slot, d.experience_id, d.pair_id, e.group_id, o.rollout_index, e.turn_index, d.reward_used AS reward, d.staleness,
        coalesce(d.importance_weight, 1) AS importance_weight, e.num_prompt_tokens, e.num_response_tokens, e.segment_id, e.segment_row
 FROM rft.draw d
@@ -63,9 +65,11 @@ UPDATE rft.rollout_group g SET trainable = false, closed_reason = 'dropped by st
 FROM lost l WHERE g.group_id = l.group_id;
 
 -- name: experience_addresses
+-- Where the arrays of experiences are.
 SELECT experience_id, segment_id, segment_row FROM rft.experience WHERE experience_id = ANY (%(experience_ids)s);
 
 -- name: insert_policy_version
+-- Store a set of weights as published; its id.
 INSERT INTO rft.policy_version (run_id, attempt_id, trainer_step, method, uri, num_bytes, checksum)
 VALUES (%(run_id)s, %(attempt_id)s, %(trainer_step)s, %(method)s, %(uri)s, %(num_bytes)s, %(checksum)s)
 RETURNING policy_version_id;
@@ -77,10 +81,12 @@ WHERE attempt_id = %(attempt_id)s AND trainer_step = %(trainer_step)s AND policy
 ORDER BY policy_version_id DESC LIMIT 1;
 
 -- name: newest_policy
+-- The newest weights that the present attempt of a run has published.
 SELECT p.* FROM rft.policy_version p JOIN rft.run r ON r.run_id = p.run_id AND r.current_attempt_id = p.attempt_id
 WHERE p.run_id = %(run_id)s ORDER BY p.policy_version_id DESC LIMIT 1;
 
 -- name: insert_train_step
+-- Store what a step of an attempt did and measured.
 INSERT INTO rft.train_step (attempt_id, trainer_step, run_id, outcome, reason, num_groups, num_experiences, num_tokens,
     wait_seconds, train_seconds, publish_seconds, metrics)
 VALUES (%(attempt_id)s, %(trainer_step)s, %(run_id)s, %(outcome)s, %(reason)s, %(num_groups)s, %(num_experiences)s, %(num_tokens)s,
@@ -88,9 +94,11 @@ VALUES (%(attempt_id)s, %(trainer_step)s, %(run_id)s, %(outcome)s, %(reason)s, %
 RETURNING attempt_id, trainer_step;
 
 -- name: train_step_done
+-- A row where the attempt has finished the step.
 SELECT attempt_id, trainer_step FROM rft.train_step WHERE attempt_id = %(attempt_id)s AND trainer_step = %(trainer_step)s;
 
 -- name: insert_checkpoint
+-- Commit a checkpoint; its id.
 INSERT INTO rft.checkpoint (run_id, attempt_id, trainer_step, policy_version_id, uri, num_bytes)
 VALUES (%(run_id)s, %(attempt_id)s, %(trainer_step)s, %(policy_version_id)s, %(uri)s, %(num_bytes)s) RETURNING checkpoint_id;
 
@@ -120,6 +128,7 @@ ORDER BY c.trainer_step DESC, c.checkpoint_id DESC;
 SELECT uri FROM rft.checkpoint WHERE run_id = %(run_id)s AND deleted_at IS NULL;
 
 -- name: forget_checkpoint
+-- Mark a checkpoint whose files were removed.
 UPDATE rft.checkpoint SET deleted_at = clock_timestamp() WHERE checkpoint_id = %(checkpoint_id)s;
 
 -- name: first_policy

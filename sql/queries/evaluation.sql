@@ -13,6 +13,7 @@ WHERE NOT EXISTS (
 ON CONFLICT DO NOTHING;
 
 -- name: claim_evaluation
+-- Claim the oldest planned evaluation of a run.
 WITH picked AS (
     SELECT evaluation_id FROM rft.evaluation WHERE run_id = %(run_id)s AND status = 'planned'
     ORDER BY policy_version_id, evaluation_id LIMIT 1 FOR UPDATE SKIP LOCKED)
@@ -27,6 +28,7 @@ UPDATE rft.evaluation SET status = 'planned', claimed_by = NULL, lease_until = N
 WHERE run_id = %(run_id)s AND claimed_by = %(worker_id)s AND status = 'claimed';
 
 -- name: evaluation_tasks
+-- The questions of a taskset.
 SELECT task_id, taskset, task_key, payload FROM rft.task WHERE taskset = %(taskset)s AND status = 'active' ORDER BY task_id;
 
 -- name: finish_evaluation
@@ -36,6 +38,7 @@ UPDATE rft.evaluation SET status = 'done', num_tasks = %(num_tasks)s, mean_rewar
 WHERE evaluation_id = %(evaluation_id)s AND claimed_by = %(worker_id)s AND status = 'claimed';
 
 -- name: fail_evaluation
+-- End an evaluation that this worker holds as failed.
 UPDATE rft.evaluation SET status = 'failed', error = %(error)s, finished_at = clock_timestamp(), lease_until = NULL
 WHERE evaluation_id = %(evaluation_id)s AND claimed_by = %(worker_id)s AND status = 'claimed';
 
@@ -67,15 +70,19 @@ FROM (
 GROUP BY trainer_step HAVING count(*) = cardinality(%(tasksets)s::text[]);
 
 -- name: planned_evaluations
+-- Whether an evaluation of a run waits for an explorer.
 SELECT EXISTS (SELECT FROM rft.evaluation WHERE run_id = %(run_id)s AND status = 'planned') AS planned;
 
 -- name: open_evaluations
+-- How many evaluations of a run are not finished.
 SELECT count(*) AS open FROM rft.evaluation WHERE run_id = %(run_id)s AND status IN ('planned', 'claimed');
 
 -- name: weights_of_open_evaluations
+-- The weights that unfinished evaluations of a run still need.
 SELECT DISTINCT uri FROM rft.evaluation WHERE run_id = %(run_id)s AND status IN ('planned', 'claimed');
 
 -- name: failed_evaluations
+-- The failed evaluations of a run's present attempt.
 SELECT e.evaluation_id, e.purpose, e.taskset, e.decoding, e.trainer_step, e.error FROM rft.evaluation e
 JOIN rft.policy_version p USING (policy_version_id) JOIN rft.run r ON r.run_id = p.run_id AND r.current_attempt_id = p.attempt_id
 WHERE e.run_id = %(run_id)s AND e.status = 'failed';

@@ -33,6 +33,7 @@ WHERE g.group_id = ANY (%(group_ids)s)
 ORDER BY g.run_id, g.ordinal, o.rollout_index, e.turn_index;
 
 -- name: export_labels
+-- All labels of experiences, the oldest first.
 SELECT experience_id, old_value, new_value, author, session_user_name, source::text AS source, reason, label_batch_id, final, labelled_at
 FROM rft.label WHERE experience_id = ANY (%(experience_ids)s) ORDER BY label_id;
 
@@ -80,6 +81,7 @@ WHERE (t.payload, coalesce(t.source_features, t.features) - by_hand.names) IS DI
 ORDER BY t.task_id LIMIT 1;
 
 -- name: import_tasks
+-- Store imported tasks that the buffer does not have.
 INSERT INTO rft.task (taskset, task_key, payload, features)
 SELECT * FROM unnest(%(tasksets)s::text[], %(task_keys)s::text[], %(payloads)s::jsonb[], %(features)s::jsonb[])
 ON CONFLICT (taskset, task_key) DO NOTHING;

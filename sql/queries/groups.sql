@@ -78,6 +78,7 @@ INSERT INTO rft.write_receipt (receipt, run_id, num_groups, num_experiences)
 VALUES (%(receipt)s, %(run_id)s, %(num_groups)s, %(num_experiences)s) ON CONFLICT DO NOTHING;
 
 -- name: reserve_ids
+-- Ids for a segment and for the groups, rollouts and experiences of one write.
 SELECT nextval('rft.segment_segment_id_seq') AS segment,
        (SELECT coalesce(array_agg(nextval('rft.rollout_group_group_id_seq')), '{}') FROM generate_series(1, %(groups)s)) AS groups,
        (SELECT coalesce(array_agg(nextval('rft.rollout_rollout_id_seq')), '{}') FROM generate_series(1, %(rollouts)s)) AS rollouts,

@@ -8,6 +8,7 @@ SELECT set_config('rft.author', %(author)s, true), set_config('rft.reason', %(re
 SELECT set_config('rft.author', %(author)s, false), set_config('search_path', 'rft, public', false);
 
 -- name: label_next_batch
+-- The id of a new batch of labels.
 SELECT nextval('rft.label_batch_id_seq') AS label_batch_id;
 
 -- name: label_lock_experiences
@@ -26,6 +27,7 @@ FROM unnest(%(experience_ids)s::bigint[], %(rewards)s::double precision[], %(fin
 WHERE e.experience_id = n.experience_id AND (e.reward, e.reward_final) IS DISTINCT FROM (n.reward, n.final);
 
 -- name: label_batch
+-- The labels of one batch.
 SELECT * FROM rft.label WHERE label_batch_id = %(label_batch_id)s ORDER BY label_id;
 
 -- name: label_histories
@@ -34,6 +36,7 @@ SELECT label_id, experience_id, old_value, new_value, final, label_batch_id, rea
 WHERE experience_id = ANY (%(experience_ids)s) ORDER BY experience_id, label_id;
 
 -- name: label_history
+-- Labels, the newest first; of one experience or batch where it is named.
 SELECT label_id, experience_id, field, old_value, new_value, final, author, session_user_name, source::text AS source, reason,
        label_batch_id, labelled_at
 FROM rft.label
@@ -48,17 +51,21 @@ SELECT label_batch_id, count(*) AS num_labels, min(author) AS author, min(source
 FROM rft.label GROUP BY label_batch_id ORDER BY label_batch_id DESC LIMIT %(limit)s;
 
 -- name: count_open_reviews
+-- How many reviews of experiences wait for an answer.
 SELECT count(*) AS n FROM rft.review WHERE experience_id = ANY (%(experience_ids)s) AND answer IS NULL AND rft.clock() < deadline;
 
 -- name: answer_reviews
+-- Answer what is still asked about experiences with pass.
 UPDATE rft.review SET answer = 'pass'
 WHERE experience_id = ANY (%(experience_ids)s) AND answer IS NULL AND rft.clock() < deadline;
 
 -- name: review_queue
+-- What waits for a person, the most urgent first; of one run where it is named.
 SELECT q.* FROM rft.v_review_queue q JOIN rft.run r ON r.name = q.run
 WHERE %(run_id)s::bigint IS NULL OR r.run_id = %(run_id)s
 ORDER BY q.deadline, q.review_id LIMIT %(count)s;
 
 -- name: num_open_reviews
+-- How many reviews keep groups of a run waiting.
 SELECT count(*) AS n FROM rft.review w JOIN rft.rollout_group g USING (group_id)
 WHERE w.run_id = %(run_id)s AND w.answer IS NULL AND rft.clock() < w.deadline AND g.status = 'sealed' AND g.left_by IS NULL;

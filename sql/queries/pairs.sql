@@ -19,6 +19,7 @@ FROM unnest(%(chosen_ids)s::bigint[], %(rejected_ids)s::bigint[]) AS n (chosen_i
 ON CONFLICT (chosen_id, rejected_id, source) DO NOTHING;
 
 -- name: pairs_that_stand
+-- The pairs of a run that its rewards still support, with their texts.
 SELECT pair_id, taskset, task_key, prompt, chosen, rejected, chosen_reward, rejected_reward, margin, chosen_tokens, rejected_tokens,
        source::text AS source, author, chosen_id, rejected_id, label_cut
 FROM rft.v_pair WHERE run_id = %(run_id)s AND stands ORDER BY pair_id;

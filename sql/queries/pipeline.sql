@@ -62,6 +62,7 @@ ORDER BY g.explore_step, g.ordinal, o.rollout_index, e.turn_index;
 SELECT name, pipeline_version FROM rft.run WHERE run_id = %(run_id)s FOR SHARE;
 
 -- name: lock_groups
+-- Lock groups in the order in which all others lock them.
 SELECT group_id FROM rft.rollout_group WHERE group_id = ANY (%(group_ids)s) ORDER BY group_id FOR UPDATE;
 
 -- name: still_claimed
@@ -72,6 +73,7 @@ WHERE consumer = 'pipeline/' || %(run_id)s AND item_kind = 'group' AND item_id =
 FOR UPDATE;
 
 -- name: finish_pipeline_items
+-- Take groups that were decided on from the queue of the pipeline.
 DELETE FROM rft.worklist WHERE consumer = 'pipeline/' || %(run_id)s AND item_kind = 'group' AND item_id = ANY (%(group_ids)s);
 
 -- name: close_groups
@@ -84,6 +86,7 @@ FROM unnest(%(group_ids)s::bigint[], %(reasons)s::text[]) AS c (group_id, reason
 SELECT rft.ready_groups(%(group_ids)s::bigint[], %(priorities)s::float8[]);
 
 -- name: known_scores
+-- Scores of experiences that stages have found before.
 SELECT s.experience_id, s.score_key, s.input_digest, s.scores
 FROM unnest(%(experience_ids)s::bigint[]) AS e (experience_id)
 CROSS JOIN unnest(%(score_keys)s::text[]) AS k (score_key)
@@ -92,6 +95,7 @@ CROSS JOIN LATERAL (
     WHERE experience_id = e.experience_id AND score_key = k.score_key AND error IS NULL AND input_digest IS NOT NULL OFFSET 0) s;
 
 -- name: store_scores
+-- Store what stages found out about experiences.
 INSERT INTO rft.score AS s (experience_id, score_key, stage, scores, error, input_digest)
 SELECT * FROM unnest(%(experience_ids)s::bigint[], %(score_keys)s::text[], %(stages)s::text[], %(scores)s::jsonb[], %(errors)s::text[],
                      %(input_digests)s::bigint[]) AS n (experience_id, score_key, stage, scores, error, input_digest)
@@ -135,12 +139,15 @@ ORDER BY taskset, task_key
 ON CONFLICT (taskset, task_key) DO NOTHING;
 
 -- name: add_features
+-- Add features to a task.
 UPDATE rft.task SET features = features || %(features)s WHERE taskset = %(taskset)s AND task_key = %(task_key)s;
 
 -- name: task_of_experience
+-- The task that an experience is a try of.
 SELECT t.taskset, t.task_key FROM rft.experience e JOIN rft.rollout_group g USING (group_id) JOIN rft.task t USING (task_id)
 WHERE e.experience_id = %(experience_id)s;
 
 -- name: register_pipeline
+-- Store the stages of a pipeline version; the digest that it was first stored with.
 INSERT INTO rft.pipeline AS p (pipeline_version, digest, stages) VALUES (%(version)s, %(digest)s, %(stages)s)
 ON CONFLICT (pipeline_version) DO UPDATE SET digest = p.digest RETURNING p.digest;

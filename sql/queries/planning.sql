@@ -1,4 +1,5 @@
 -- name: try_plan_lock
+-- Whether this transaction may plan groups of the run; one at a time may.
 SELECT pg_try_advisory_xact_lock(hashtext('rft.plan'), %(run_id)s::integer) AS locked;
 
 -- name: planning_state
@@ -45,9 +46,11 @@ SELECT count(*) AS n FROM (
     SELECT FROM rft.worklist WHERE consumer = 'pipeline/' || %(run_id)s AND available LIMIT %(enough)s) w;
 
 -- name: next_ordinal
+-- The ordinal of the next group of a run.
 SELECT coalesce(max(ordinal), -1) + 1 AS ordinal FROM rft.rollout_group WHERE run_id = %(run_id)s;
 
 -- name: insert_groups
+-- Plan groups.
 INSERT INTO rft.rollout_group (run_id, attempt_id, ordinal, task_id, explore_step, group_size, is_refill, source, planned_policy_step)
 SELECT %(run_id)s, %(attempt_id)s, %(ordinal)s + g.place - 1, g.task_id, g.explore_step, g.group_size, g.is_refill,
        %(source)s::rft.experience_source, %(planned_policy_step)s
@@ -55,6 +58,7 @@ FROM unnest(%(task_ids)s::bigint[], %(explore_steps)s::integer[], %(group_sizes)
     WITH ORDINALITY AS g (task_id, explore_step, group_size, is_refill, place);
 
 -- name: mark_selected
+-- Record that tasks were selected now.
 INSERT INTO rft.task_stat AS s (run_id, task_id, last_selected_at) SELECT %(run_id)s, unnest(%(task_ids)s::bigint[]), clock_timestamp()
 ON CONFLICT (run_id, task_id) DO UPDATE SET last_selected_at = excluded.last_selected_at;
 
@@ -63,6 +67,7 @@ ON CONFLICT (run_id, task_id) DO UPDATE SET last_selected_at = excluded.last_sel
 SELECT coalesce(sum(num_changes), 0)::bigint AS stamp, count(*) AS num_rows FROM rft.task_change WHERE taskset = %(taskset)s;
 
 -- name: compact_task_changes
+-- Sum up the changes of a taskset in one row.
 SELECT rft.compact_task_changes(%(taskset)s);
 
 -- name: active_task_ids
@@ -78,9 +83,11 @@ SELECT (SELECT coalesce(sum(num_changes), 0)::bigint FROM rft.task_change WHERE 
         FROM rft.task WHERE taskset = %(taskset)s AND status = 'active') AS numbers;
 
 -- name: task_features
+-- The key and features of a task.
 SELECT task_key, features FROM rft.task WHERE task_id = %(task_id)s;
 
 -- name: newest_applied
+-- The newest plan in which selectors of a run learned outcomes; 0 before the first.
 SELECT coalesce(max(applied_seq), 0) AS seq FROM rft.task_observation WHERE run_id = %(run_id)s AND applied_seq IS NOT NULL;
 
 -- name: apply_observations
@@ -109,12 +116,15 @@ SELECT task_id FROM rft.rollout_group
 WHERE run_id = %(run_id)s AND ordinal >= %(from_ordinal)s AND ordinal < %(to_ordinal)s AND left_by IS NULL ORDER BY ordinal;
 
 -- name: selector_states
+-- What the selectors of a run remember.
 SELECT taskset, selector, state FROM rft.selector_state WHERE run_id = %(run_id)s;
 
 -- name: selector_metrics
+-- What the selectors of a run reported of their last choice.
 SELECT taskset, metrics FROM rft.selector_state WHERE run_id = %(run_id)s AND metrics <> '{}';
 
 -- name: save_selector_states
+-- Store what the selectors of a run remember and report.
 INSERT INTO rft.selector_state AS s (run_id, taskset, selector, state, metrics)
 SELECT %(run_id)s, n.* FROM unnest(%(tasksets)s::text[], %(selectors)s::text[], %(states)s::jsonb[], %(metrics)s::jsonb[]) AS n
 ON CONFLICT (run_id, taskset) DO UPDATE

@@ -1,4 +1,5 @@
 -- name: progress_run
+-- Where a run stands: its status, and the steps trained and skipped.
 SELECT r.run_id, r.name, r.status::text AS status, r.outcome, r.planned_steps, r.stop_requested,
        count(s.trainer_step) FILTER (WHERE s.outcome = 'trained') AS num_trained,
        count(s.trainer_step) FILTER (WHERE s.outcome = 'skipped') AS num_skipped,
@@ -35,10 +36,12 @@ SELECT count(*) FILTER (WHERE status = 'planned') AS planned, count(*) FILTER (W
 FROM rft.rollout_group WHERE run_id = %(run_id)s AND status IN ('planned', 'claimed', 'sealed');
 
 -- name: progress_groups
+-- How many groups of a run were planned, refilled and closed.
 SELECT count(*) AS planned, count(*) FILTER (WHERE is_refill) AS refilled, count(*) FILTER (WHERE NOT trainable) AS closed
 FROM rft.rollout_group WHERE run_id = %(run_id)s;
 
 -- name: progress_policy
+-- The newest weights of a run.
 SELECT policy_version_id, trainer_step FROM rft.policy_version WHERE run_id = %(run_id)s ORDER BY policy_version_id DESC LIMIT 1;
 
 -- name: progress_evaluations
@@ -48,9 +51,11 @@ FROM rft.evaluation WHERE run_id = %(run_id)s AND status = 'done'
 ORDER BY purpose, taskset, decoding, evaluation_id DESC;
 
 -- name: progress_evaluations_open
+-- How many evaluations of a run are not finished.
 SELECT count(*) AS num FROM rft.evaluation WHERE run_id = %(run_id)s AND status IN ('planned', 'claimed');
 
 -- name: progress_workers
+-- What each process of a run does or waits for.
 SELECT v.worker_id, v.role::text AS role, v.host, v.pid, v.state, v.waiting_for, v.progress, v.error, v.liveness, v.heartbeat_age_s,
        v.started_at, v.stopped_at
 FROM rft.v_waiting v JOIN rft.worker w USING (worker_id)

@@ -1,4 +1,5 @@
 -- name: purge_of_experience
+-- Who purged an experience, when and why.
 SELECT purge_id, author, reason, purged_at FROM rft.v_purged WHERE experience_id = %(experience_id)s;
 
 -- name: purge_candidates
@@ -30,10 +31,12 @@ WHERE d.experience_id = ANY (%(experience_ids)s)
 ORDER BY d.experience_id;
 
 -- name: insert_purge
+-- Record that a purge begins; its id.
 INSERT INTO rft.purge (kind, selection, reason, author, tasks_too)
 VALUES (%(kind)s, %(selection)s, %(reason)s, %(author)s, %(tasks_too)s) RETURNING purge_id;
 
 -- name: purge_texts
+-- Remove the texts of experiences; how many had not been purged before.
 SELECT rft.purge_texts(%(experience_ids)s, %(purge_id)s, %(tasks_too)s) AS purged;
 
 -- name: unpurged_sharers
@@ -59,10 +62,12 @@ SELECT d.experience_id, x.reason FROM rft.draw d JOIN rft.v_purged x USING (expe
 WHERE d.attempt_id = %(attempt_id)s AND d.trainer_step = %(step)s ORDER BY d.slot LIMIT 1;
 
 -- name: count_purged
+-- Add to what a purge has removed.
 UPDATE rft.purge SET num_experiences = num_experiences + %(num_experiences)s, num_array_bytes = num_array_bytes + %(num_bytes)s
 WHERE purge_id = %(purge_id)s;
 
 -- name: finish_purge
+-- Record that a purge is complete.
 UPDATE rft.purge SET finished_at = clock_timestamp() WHERE purge_id = %(purge_id)s;
 
 -- name: ranges_to_erase
@@ -76,9 +81,11 @@ WHERE erased_at IS NULL AND retired_at < rft.clock() - %(grace_s)s * interval '1
 ORDER BY retired_range_id;
 
 -- name: range_is_erased
+-- Record that retired bytes were overwritten.
 UPDATE rft.retired_range SET erased_at = clock_timestamp() WHERE retired_range_id = %(retired_range_id)s;
 
 -- name: ranges_left
+-- How many retired bytes wait to be overwritten, and since when.
 SELECT count(*) AS ranges, coalesce(sum(length_bytes), 0)::bigint AS num_bytes, min(retired_at) AS oldest
 FROM rft.retired_range WHERE erased_at IS NULL;
 
@@ -107,6 +114,7 @@ SELECT (SELECT coalesce(array_agg(e.experience_id ORDER BY e.experience_id), '{}
            AS task_ids;
 
 -- name: purged_rows
+-- The rows of segments that were purged.
 SELECT segment_id, array_agg(segment_row ORDER BY segment_row) AS rows FROM rft.purged_experience GROUP BY segment_id;
 
 -- name: retention_groups

@@ -43,6 +43,7 @@ CROSS JOIN LATERAL (SELECT a.run_id = s.run_id AS own) o
 WHERE s.run_id = %(run_id)s;
 
 -- name: report_skipped
+-- Why steps of a run were skipped, the most frequent reason first.
 SELECT coalesce(reason, 'no reason given') AS reason, count(*) AS num_steps FROM rft.v_train_step
 WHERE run_id = %(run_id)s AND outcome = 'skipped' GROUP BY 1 ORDER BY 2 DESC;
 
@@ -53,6 +54,7 @@ SELECT count(*) AS num_experiences,
 FROM rft.experience WHERE run_id = %(run_id)s;
 
 -- name: report_outcomes
+-- How the rollouts of a run ended.
 SELECT o.outcome::text AS outcome, count(*) AS num FROM rft.rollout o JOIN rft.rollout_group g USING (group_id)
 WHERE g.run_id = %(run_id)s GROUP BY o.outcome ORDER BY o.outcome;
 
@@ -63,6 +65,7 @@ WHERE g.run_id = %(run_id)s AND o.outcome IN ('failed', 'timeout')
 GROUP BY regexp_replace(coalesce(o.error, 'no error recorded'), $re$[0-9]+|'[^']*'$re$, '#', 'g') ORDER BY 2 DESC, 1 LIMIT 10;
 
 -- name: report_groups
+-- How many groups of a run were planned, refilled and closed.
 SELECT count(*) AS planned, count(*) FILTER (WHERE is_refill) AS refilled, count(*) FILTER (WHERE NOT trainable) AS closed
 FROM rft.rollout_group WHERE run_id = %(run_id)s;
 

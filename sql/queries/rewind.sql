@@ -5,6 +5,7 @@ JOIN rft.checkpoint c ON c.attempt_id = h.attempt_id AND (h.last_step IS NULL OR
 WHERE h.history_id = %(attempt_id)s AND c.deleted_at IS NULL ORDER BY c.trainer_step;
 
 -- name: checkpoint_at_step
+-- The checkpoint of a history at a step, where its files are still there.
 SELECT c.* FROM rft.v_history h
 JOIN rft.checkpoint c ON c.attempt_id = h.attempt_id AND (h.last_step IS NULL OR c.trainer_step <= h.last_step)
 WHERE h.history_id = %(attempt_id)s AND c.deleted_at IS NULL AND c.trainer_step = %(step)s ORDER BY c.checkpoint_id DESC LIMIT 1;
@@ -54,6 +55,7 @@ SELECT snapshot_id, states FROM rft.selector_snapshot
 WHERE run_id = %(run_id)s AND policy_step >= %(step)s ORDER BY snapshot_id LIMIT 1;
 
 -- name: restore_selectors
+-- Put the selectors of a run back to a snapshot: what they learned since then counts as not seen.
 WITH later AS (
     DELETE FROM rft.selector_snapshot WHERE run_id = %(run_id)s AND snapshot_id >= %(snapshot_id)s),
 unseen AS (
@@ -67,9 +69,11 @@ FROM jsonb_each(%(states)s) n WHERE s.run_id = %(run_id)s AND s.taskset = n.key;
 DELETE FROM rft.selector_state WHERE run_id = %(run_id)s AND NOT %(states)s::jsonb ? taskset;
 
 -- name: rebuild_task_stat
+-- Fold the outcomes of a run's tasks again; how many tasks were written.
 SELECT rft.rebuild_task_stat(%(run_id)s) AS tasks;
 
 -- name: mark_fork
+-- Record the run that a run was forked from.
 UPDATE rft.run SET parent_run_id = %(parent_run_id)s WHERE run_id = %(run_id)s;
 
 -- name: copy_selectors

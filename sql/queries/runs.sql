@@ -1,4 +1,5 @@
 -- name: lock_run_names
+-- Take turns with all others that name a run.
 SELECT pg_advisory_xact_lock(hashtext('rft.run_names'));
 
 -- name: lock_joining
@@ -15,9 +16,11 @@ FROM (SELECT count(*) AS taken, coalesce(max(substring(name FROM length(%(name)s
 RETURNING *;
 
 -- name: run_by_name_or_id
+-- The run of a name or an id, the name first.
 SELECT * FROM rft.run WHERE name = %(run)s OR run_id::text = %(run)s ORDER BY name = %(run)s DESC;
 
 -- name: newest_run
+-- The run that was made last.
 SELECT * FROM rft.run ORDER BY run_id DESC LIMIT 1;
 
 -- name: runs_at_work
@@ -28,6 +31,7 @@ WHERE EXISTS (SELECT FROM rft.worker w
 ORDER BY r.run_id DESC;
 
 -- name: run_names
+-- The names of the newest runs.
 SELECT name FROM rft.run ORDER BY run_id DESC LIMIT 50;
 
 -- name: run_state
@@ -35,6 +39,7 @@ SELECT name FROM rft.run ORDER BY run_id DESC LIMIT 50;
 SELECT run_id, name, mode, status, stop_requested, current_attempt_id, planned_steps FROM rft.run WHERE run_id = %(run_id)s;
 
 -- name: request_stop
+-- Ask the roles of a run to stop.
 UPDATE rft.run SET stop_requested = true WHERE run_id = %(run_id)s;
 
 -- name: set_run_config
@@ -49,6 +54,7 @@ UPDATE rft.run SET status = %(status)s, outcome = %(outcome)s, finished_at = clo
 WHERE run_id = %(run_id)s AND status <> 'finished';
 
 -- name: lock_run
+-- The run, locked.
 SELECT * FROM rft.run WHERE run_id = %(run_id)s FOR UPDATE;
 
 -- name: fence
@@ -56,6 +62,7 @@ SELECT * FROM rft.run WHERE run_id = %(run_id)s FOR UPDATE;
 SELECT 1 AS ok FROM rft.run WHERE run_id = %(run_id)s AND current_attempt_id = %(attempt_id)s FOR SHARE;
 
 -- name: attempt_holder
+-- An attempt, and whether its lease still stands.
 SELECT a.*, a.ended_at IS NULL AND a.lease_until > rft.clock() AS alive FROM rft.run_attempt a WHERE attempt_id = %(attempt_id)s;
 
 -- name: last_checkpoint
@@ -66,17 +73,21 @@ WHERE h.history_id = %(attempt_id)s AND c.deleted_at IS NULL
 ORDER BY c.trainer_step DESC, c.checkpoint_id DESC LIMIT 1;
 
 -- name: insert_attempt
+-- Store a new attempt, which holds the lease.
 INSERT INTO rft.run_attempt (run_id, parent_attempt_id, from_checkpoint_id, host, pid, lease_until)
 VALUES (%(run_id)s, %(parent_attempt_id)s, %(from_checkpoint_id)s, %(host)s, %(pid)s, rft.clock() + %(lease_s)s * interval '1 s')
 RETURNING *;
 
 -- name: take_run
+-- Make an attempt the one that may draw, publish and checkpoint.
 UPDATE rft.run SET current_attempt_id = %(attempt_id)s, status = 'running', stop_requested = false WHERE run_id = %(run_id)s;
 
 -- name: renew_attempt
+-- Renew the lease of an attempt.
 UPDATE rft.run_attempt SET lease_until = rft.clock() + %(lease_s)s * interval '1 s' WHERE attempt_id = %(attempt_id)s AND ended_at IS NULL;
 
 -- name: end_attempt
+-- Give the lease of an attempt back.
 UPDATE rft.run_attempt SET ended_at = clock_timestamp(), lease_until = rft.clock(), outcome = %(outcome)s WHERE attempt_id = %(attempt_id)s;
 
 -- name: return_draws

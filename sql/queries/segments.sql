@@ -1,15 +1,19 @@
 -- name: buffer_id
+-- The identity of this buffer.
 SELECT buffer_id FROM rft.buffer;
 
 -- name: segment_addresses
+-- Where segments are now.
 SELECT s.segment_id, f.uri, s.offset_bytes, s.length_bytes, s.checksum
 FROM rft.segment s JOIN rft.segment_file f USING (file_id) WHERE s.segment_id = ANY (%(segment_ids)s);
 
 -- name: all_segments
+-- All segments and where they are now.
 SELECT s.segment_id, f.uri, s.offset_bytes, s.length_bytes, s.num_rows, s.checksum
 FROM rft.segment s JOIN rft.segment_file f USING (file_id) ORDER BY s.segment_id;
 
 -- name: dangling_references
+-- Experiences whose arrays no segment holds.
 SELECT e.experience_id, e.segment_id, e.segment_row FROM rft.experience e LEFT JOIN rft.segment s USING (segment_id)
 WHERE s.segment_id IS NULL OR e.segment_row >= s.num_rows ORDER BY e.experience_id LIMIT 1000;
 
@@ -31,12 +35,15 @@ WHERE f.file_id IS NULL OR f.retired_at IS NOT NULL OR s.offset_bytes + s.length
 SELECT pg_try_advisory_lock(hashtext('rft.compaction')) AS locked;
 
 -- name: wait_for_compaction_lock
+-- Wait until no other process compacts, and keep others from it.
 SELECT pg_advisory_lock(hashtext('rft.compaction'));
 
 -- name: give_compaction_lock_back
+-- Let others compact.
 SELECT pg_advisory_unlock(hashtext('rft.compaction'));
 
 -- name: any_purge
+-- Whether anything was ever purged.
 SELECT EXISTS (SELECT FROM rft.purge) AS found;
 
 -- name: segment_files
@@ -59,6 +66,7 @@ WHERE f.file_id IS NULL OR f.removed_at IS NOT NULL ORDER BY u.uri;
 UPDATE rft.segment_file SET closed_at = coalesce(closed_at, clock_timestamp()) WHERE uri = ANY (%(uris)s) RETURNING uri, size_bytes;
 
 -- name: segments_of_file
+-- The segments that a file holds now, in their order.
 SELECT s.segment_id, f.uri, s.offset_bytes, s.length_bytes, s.num_rows, s.checksum
 FROM rft.segment_file f JOIN rft.segment s USING (file_id) WHERE f.uri = %(uri)s ORDER BY s.offset_bytes;
 

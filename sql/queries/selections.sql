@@ -48,6 +48,7 @@ LEFT JOIN rft.purged_experience xj ON xj.experience_id = j.experience_id
 ORDER BY i.item_id;
 
 -- name: store_selection
+-- Store what a run trains on.
 UPDATE rft.run SET source_sql = %(sql)s, source_kind = %(kind)s, source_rows = %(num_rows)s, source_hash = %(content_hash)s,
     source_epochs = %(epochs)s, label_cut = %(label_cut)s
 WHERE run_id = %(run_id)s RETURNING *;
@@ -63,12 +64,15 @@ FROM rft.run r, unnest(%(item_ids)s::bigint[]) AS i (item_id) WHERE r.run_id = %
 SELECT rft.analyze_worklist();
 
 -- name: queued_selection
+-- The items of a stored selection.
 SELECT item_id FROM rft.worklist WHERE consumer = 'trainer/' || %(run_id)s AND item_kind = %(kind)s::rft.item_kind ORDER BY item_id;
 
 -- name: restore_selection
+-- Put a stored selection where the history of an attempt left it.
 SELECT rft.restore_selection(%(run_id)s, %(attempt_id)s);
 
 -- name: draw_selected
+-- Draw from a stored selection for a trainer step; how that ended.
 SELECT * FROM rft.draw_selected(%(run_id)s, %(attempt_id)s, %(step)s, %(wanted)s);
 
 -- name: release_selected

@@ -1,7 +1,9 @@
 -- name: find_taskset
+-- The taskset of a name.
 SELECT * FROM rft.taskset WHERE taskset = %(taskset)s;
 
 -- name: save_taskset
+-- Store a taskset, or how it was loaded last.
 INSERT INTO rft.taskset AS s (taskset, source, args, num_tasks) VALUES (%(taskset)s, %(source)s, %(args)s, %(num_tasks)s)
 ON CONFLICT (taskset) DO UPDATE SET args = excluded.args, num_tasks = excluded.num_tasks, loaded_at = clock_timestamp();
 
@@ -14,9 +16,11 @@ SELECT pg_advisory_xact_lock(hashtext('rft.taskset'), hashtext(%(taskset)s));
 SELECT pg_advisory_lock(hashtext('rft.taskset'), hashtext(%(taskset)s));
 
 -- name: stage_tasks
+-- The table that tasks are loaded into.
 CREATE TEMPORARY TABLE staged_task (position bigint, task_key text, payload jsonb, features jsonb) ON COMMIT DROP;
 
 -- name: analyze_staged_tasks
+-- Let the planner know how many tasks were loaded.
 ANALYZE staged_task;
 
 -- name: changed_tasks
@@ -218,16 +222,19 @@ UPDATE rft.taskset s SET num_tasks = s.num_tasks + (SELECT count(*) FROM made m 
 WHERE s.taskset IN (SELECT taskset FROM made);
 
 -- name: known_task_scores
+-- Scores of tasks that stages have found before.
 SELECT task_id, score_key, input_digest, scores FROM rft.task_score
 WHERE task_id = ANY (%(task_ids)s::bigint[]) AND score_key = ANY (%(score_keys)s) AND input_digest IS NOT NULL;
 
 -- name: save_task_scores
+-- Store what stages found out about tasks.
 INSERT INTO rft.task_score AS s (task_id, score_key, stage, scores, input_digest)
 SELECT * FROM unnest(%(task_ids)s::bigint[], %(score_keys)s::text[], %(stages)s::text[], %(scores)s::jsonb[], %(input_digests)s::bigint[])
 ON CONFLICT (task_id, score_key) DO UPDATE
 SET scores = excluded.scores, input_digest = excluded.input_digest, scored_at = clock_timestamp();
 
 -- name: stage_task_verdicts
+-- The table that verdicts on tasks are written into.
 CREATE TEMPORARY TABLE staged_verdict (
     task_id bigint, kept boolean, stage text, reason text, features jsonb, prompt text, answer text, answer_changed boolean)
 ON COMMIT DROP;
@@ -291,9 +298,11 @@ JOIN rft.task_embedding e ON e.task_id = i.task_id AND e.model = %(model)s AND e
 SELECT rft.use_pgvector() AS kind;
 
 -- name: stage_embeddings
+-- The table that vectors of tasks are written into.
 CREATE TEMPORARY TABLE staged_embedding (task_id bigint, text_digest bigint, embedding real[]) ON COMMIT DROP;
 
 -- name: save_embeddings
+-- Store the vectors of tasks by one model.
 INSERT INTO rft.task_embedding AS e (task_id, model, text_digest, embedding)
 SELECT task_id, %(model)s, text_digest, embedding FROM staged_embedding
 ON CONFLICT (task_id, model) DO UPDATE SET text_digest = excluded.text_digest, embedding = excluded.embedding, embedded_at = clock_timestamp();
@@ -306,4 +315,5 @@ WHERE run_id = %(run_id)s AND (%(taskset)s::text IS NULL OR taskset = %(taskset)
 ORDER BY last_selected_at DESC NULLS LAST, task_id LIMIT %(limit)s;
 
 -- name: check_task_stat
+-- Tasks of a run whose statistics are not the fold of their outcomes.
 SELECT t.taskset, t.task_key, c.* FROM rft.check_task_stat(%(run_id)s) c JOIN rft.task t USING (task_id) ORDER BY task_id;

@@ -1,4 +1,5 @@
 -- name: open_usage
+-- Make the row of a budget.
 INSERT INTO rft.endpoint_usage (run_id, name) VALUES (%(run_id)s, %(name)s) ON CONFLICT DO NOTHING;
 
 -- name: reserve_usage
@@ -18,4 +19,5 @@ SET num_calls = num_calls + %(calls)s, num_tokens = num_tokens + %(tokens)s, cos
 WHERE run_id = %(run_id)s AND name = %(name)s;
 
 -- name: usage_of_run
+-- What a run has spent of a budget.
 SELECT num_calls, num_tokens, cost FROM rft.endpoint_usage WHERE run_id = %(run_id)s AND name = %(name)s;

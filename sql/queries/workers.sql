@@ -1,7 +1,9 @@
 -- name: insert_worker
+-- Register a process; its id.
 INSERT INTO rft.worker (run_id, role, host, pid) VALUES (%(run_id)s, %(role)s, %(host)s, %(pid)s) RETURNING worker_id;
 
 -- name: heartbeat
+-- Record that a process lives, and what it does.
 UPDATE rft.worker SET heartbeat_at = rft.clock(), state = %(state)s, waiting_for = %(waiting_for)s, progress = %(progress)s
 WHERE worker_id = %(worker_id)s;
 
@@ -24,6 +26,7 @@ FROM (
 WHERE (w.consumer, w.item_kind, w.item_id) = (mine.consumer, mine.item_kind, mine.item_id);
 
 -- name: stop_worker
+-- Record that a process has ended.
 UPDATE rft.worker SET stopped_at = clock_timestamp(), state = 'stopped', waiting_for = NULL, error = %(error)s
 WHERE worker_id = %(worker_id)s AND stopped_at IS NULL;
 
@@ -48,6 +51,7 @@ SELECT (SELECT count(*) FROM rft.rollout_group WHERE run_id = %(run_id)s AND sea
 SELECT error FROM rft.worker WHERE run_id = %(run_id)s AND role = 'pipeline' AND error IS NOT NULL ORDER BY worker_id DESC LIMIT 100;
 
 -- name: live_workers
+-- The processes of a run that have not stopped, and whether they still beat.
 SELECT worker_id, role::text AS role, host, pid, heartbeat_at > rft.clock() - interval '15 s' AS beats
 FROM rft.worker WHERE run_id = %(run_id)s AND stopped_at IS NULL;
 

@@ -43,11 +43,10 @@ from pathlib import Path
 
 from operators.base import Operator, StageOutcome
 from rftcore.workflows import WORKFLOWS
-from rftdata import plugins
 from rftdata.user_code.blocked import end_blocked_process
 
 HERE = Path(__file__).parent
-demonstration = plugins.load("workflow", "demonstration", WORKFLOWS, HERE)
+demonstration = WORKFLOWS.load("demonstration", HERE)
 
 
 def is_first(what, value):

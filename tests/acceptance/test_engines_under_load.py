@@ -13,7 +13,6 @@ import pytest
 from rftcore.engines import ENGINES
 from rftcore.engines.base import Decoding, Engine, EngineConfig, Generation
 from rftcore.sync.weights_file import write_atomically, write_weights
-from rftdata import plugins
 from rftdata.errors import RftError
 from tests.models import make_tiny_model
 
@@ -33,7 +32,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=["vllm", "transformers"])
 def engine(request: pytest.FixtureRequest, model: Path) -> Iterator[Engine]:
-    engine_class = plugins.load("engine", request.param, ENGINES)
+    engine_class = ENGINES.load(request.param)
     os.environ.update(engine_class.process_environment(CONFIG))
     engine = engine_class(model, CONFIG)
     yield engine

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from operators import BUILTINS
+from operators import OPERATORS
 from operators.chain.resolve import resolve_stage
 from scripts import stages_reference
 
@@ -31,7 +31,7 @@ def test_the_page_is_written_for_users_of_yaml_and_has_data_juicer() -> None:
     assert [line for line in page.splitlines() if line.startswith("| `") and line.endswith("|  |")] == []
 
 
-@pytest.mark.parametrize("name", sorted(BUILTINS))
+@pytest.mark.parametrize("name", sorted(OPERATORS.builtins))
 def test_every_stage_has_examples_that_hold_and_every_argument_a_meaning(name: str) -> None:
     examples = stages_reference.examples(name)
     assert examples

@@ -15,7 +15,6 @@ from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.explorer.scorer import Scorer
 from rftcore.workflows import WORKFLOWS
 from rftcore.workflows.task import Task, Turn
-from rftdata import plugins
 from rftdata.experience import Rollout, Sequence
 from tests.models import make_character_tokenizer
 
@@ -35,7 +34,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def tried(files: Path, workflow: str, answer: str, **arguments: Any) -> Rollout:
     engine = StandIn(make_character_tokenizer(), answer)  # type: ignore[no-untyped-call]
-    function = plugins.load("workflow", workflow, WORKFLOWS, files)
+    function = WORKFLOWS.load(workflow, files)
 
     async def run() -> Rollout:
         scorer = Scorer(["exact_match"], files)

@@ -13,7 +13,7 @@ import pytest
 from benchmarks import pipeline
 from benchmarks.buffer import main
 from benchmarks.peers import PEERS
-from operators import BUILTINS
+from operators import OPERATORS
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 KEYS = (
@@ -81,8 +81,8 @@ def test_the_pipeline_benchmark_measures_every_stage_and_what_the_chain_adds(tmp
 def test_the_pipeline_benchmark_covers_every_built_in_stage_that_needs_no_model_and_no_person() -> None:
     measured = {name for stage in (*pipeline.FILTERS.values(), *pipeline.OTHERS.values()) for name in stage}
     asks = {"human_review", "llm_judge", "pairwise_judge", "rubric", "ruler", "synthesize"}
-    of_tasks = {name for name, target in BUILTINS.items() if target.startswith("operators.task")}
-    assert measured == set(BUILTINS) - asks - of_tasks
+    of_tasks = {name for name, target in OPERATORS.builtins.items() if target.startswith("operators.task")}
+    assert measured == set(OPERATORS.builtins) - asks - of_tasks
 
 
 def test_an_unknown_peer_is_refused_with_the_names_there_are(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,6 @@ import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
 
 import rftdata
@@ -46,17 +45,6 @@ def place(server_folders: Path, request: pytest.FixtureRequest) -> Iterator[Path
 
 
 @pytest.fixture
-def empty_uri(server: EmbeddedServer, request: pytest.FixtureRequest) -> Iterator[str]:
-    """An empty database of a server."""
-    name = f"empty_{abs(hash(request.node.nodeid)):x}"
-    with psycopg.connect(server.uri, autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}"')
-    yield server.uri.replace("/rft?", f"/{name}?")
-    with psycopg.connect(server.uri, autocommit=True) as connection:
-        connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
-
-
-@pytest.fixture
 def exported(buffer: Buffer, tmp_path: Path) -> Path:
     """A file with two experiences."""
     buffer.create_run(name="words", config={}, seed=1, steps=1, pipeline_version="none")
@@ -67,9 +55,9 @@ def exported(buffer: Buffer, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def old(buffer: Buffer) -> Buffer:
-    """A buffer whose schema says that it is of an earlier release."""
-    buffer.sql("UPDATE rft.schema_version SET version_num = '0001'")
+def old(buffer: Buffer, next_version: str) -> Buffer:
+    """A buffer of an earlier release than this program."""
+    assert schema_version(buffer.database) == "0001" != next_version
     return buffer
 
 
@@ -243,8 +231,8 @@ def test_a_schema_of_a_later_release_is_refused_by_all(old: Buffer, rft: Said, m
 
 
 @pytest.fixture
-def first_release(empty_uri: str) -> str:
-    """A database with the schema of the first release."""
+def first_release(empty_uri: str, next_version: str) -> str:
+    """A database with the schema of an earlier release than this program."""
     from tests.store.test_upgrade import FIRST, upgrade_to
 
     database = Database(empty_uri)

@@ -20,7 +20,7 @@ from rftcore.pipeline.role import stage_context
 from rftdata import Buffer, labels
 from rftdata.pipeline.budget import RunUsage
 from rftdata.pipeline.queue import SealedQueue, claim_sealed_groups, give_back, read_groups
-from rftdata.pipeline.records import NewTask, Verdicts
+from rftdata.pipeline.records import Verdicts
 from rftdata.pipeline.verdicts import commit_verdicts, known_scores
 from rftdata.planning.planner import Planner
 from rftdata.workers import release_lost_claims
@@ -76,7 +76,7 @@ def run_pipeline(roles: Roles, chain: Chain) -> list[int]:
         return []
     known = known_scores(roles.database, chain.score_keys, batch.table["experience_id"].to_pylist())
     decided = decide(chain, batch, known)
-    return commit_verdicts(roles.database, roles.run_id, roles.worker_id, "p1", batch, decided.verdicts)
+    return commit_verdicts(roles.database, roles.run_id, roles.worker_id, "p1", batch, decided)
 
 
 def rows(buffer: Buffer, query: str) -> list[dict[str, Any]]:
@@ -109,6 +109,7 @@ class AsksAlways(Operator):
     """Asks about every row, without looking at answers."""
 
     reads = frozenset({"response"})
+    asks = None
 
     def apply(self, table: pa.Table) -> StageOutcome:
         asked = Review("check", "Well?", 60.0, "drop")
@@ -124,7 +125,7 @@ def test_a_stage_that_asks_again_after_the_answer_does_not_keep_its_group(buffer
         {"experience_id": 1, "kept": True}, {"experience_id": 2, "kept": True},
     ]  # fmt: skip
     again = without_people(chain, read_groups(roles.database, [1, 2], chain.columns), {})
-    assert [(d.experience_id, d.kept) for d in again.verdicts.decisions] == [
+    assert [(d["experience_id"], d["kept"]) for d in again.decisions.to_pylist()] == [
         (1, True),
         (2, True),
         (3, False),
@@ -251,7 +252,7 @@ def test_a_made_group_is_stored_once_however_often_it_is_made(buffer: Buffer, ro
     assert batch is not None
     decided = decide(build_chain([{f"{__name__}:Twins": {}}]), batch)
     assert [made.parent_id for made in decided.created] == [1, 2, 3, 4]
-    assert [stage.rows_created for stage in decided.verdicts.stages] == [4]
+    assert [stage.rows_created for stage in decided.stages] == [4]
     receipt = uuid.uuid5(uuid.NAMESPACE_OID, "twin of 1")
     with buffer.writer(roles.run) as writer:
         first = writer.insert(own_group([1.0], "twin of 1"), receipt=receipt)
@@ -297,7 +298,7 @@ def test_two_workers_share_the_queue(buffer: Buffer) -> None:
         assert sorted(map(len, groups)) == [3, 5] and len({key for ids in groups for key in ids}) == 8
         for worker, batch in zip((roles.worker_id, other), claimed, strict=True):
             assert batch is not None
-            done = commit_verdicts(roles.database, roles.run_id, worker, "p1", batch, decide(chain, batch).verdicts)
+            done = commit_verdicts(roles.database, roles.run_id, worker, "p1", batch, decide(chain, batch))
             assert sorted(done) == sorted(batch.group_ids)
 
 
@@ -371,8 +372,8 @@ def test_a_purge_takes_the_texts_of_scores_and_closes_questions(buffer: Buffer, 
 def test_new_tasks_are_stored_with_the_verdicts_and_once(buffer: Buffer, roles: Roles) -> None:
     batch = roles.claim_sealed()
     assert batch is not None
-    task = NewTask("harder", "k1", {"prompt": "2 + 2", "answer": "4"}, {"parent": 1})
-    commit_verdicts(roles.database, roles.run_id, roles.worker_id, "p1", batch, Verdicts([], tasks=[task, task]))
+    task = CreatedTask("harder", "k1", {"prompt": "2 + 2", "answer": "4"}, 1)
+    commit_verdicts(roles.database, roles.run_id, roles.worker_id, "p1", batch, Verdicts(created=[task, task]))
     assert rows(buffer, "SELECT task_key, payload->>'answer' AS answer FROM rft.task WHERE taskset = 'harder'") == [
         {"task_key": "k1", "answer": "4"}
     ]

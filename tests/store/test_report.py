@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import rftdata
-from rftcore.cli.report import print_report
 from rftcore.launch.progress import Progress
 from rftcore.reporting.learning_curve import write_learning_curve
 from rftcore.reporting.report import Gain, build_report, compare
+from rftcore.reporting.table import print_report
 from rftdata.errors import QueryError
 from tests.stored_run import StoredRun
 

@@ -13,7 +13,7 @@ from operators.chain.build import build_chain
 from rftdata import Buffer, labels
 from rftdata.labels import Opinion
 from rftdata.maintenance.purge import purge
-from rftdata.pipeline.records import Question
+from rftdata.pipeline.records import Question, Review
 from rftdata.pipeline.verdicts import ask
 from rftdata.postgres.database import execute
 from tests.store.test_pipeline_worker import rows, run_pipeline
@@ -79,7 +79,7 @@ def test_answers_and_labels_do_not_deadlock_with_questions_that_are_asked_again(
             ask(
                 connection,
                 asked.run_id,
-                [Question(i, 1 + i // 3, "review", "Well?", 60.0, "drop") for i in (1, 2, 3, 4)],
+                [Question(i, 1 + i // 3, "asks", Review("review", "Well?", 60.0, "drop")) for i in (1, 2, 3, 4)],
             )
 
     at_once(answer, confirm, ask_again)
@@ -117,7 +117,7 @@ def test_a_question_that_came_while_a_label_or_a_purge_waited_can_be_answered_at
             execute(connection, "lock_groups", group_ids=[1])
             changed = pool.submit(change)
             wait_for_waiting(buffer, 1)  # has seen what was asked before, and waits for the first group
-            ask(connection, asked.run_id, [Question(1, 1, "tone", "Polite?", 60.0, "pass")])
+            ask(connection, asked.run_id, [Question(1, 1, "asks", Review("tone", "Polite?", 60.0, "pass"))])
         wait_for_waiting(buffer, 1, behind=other.info.backend_pid)  # has the first group, and waits for the second
         answered = pool.submit(buffer.sql, "UPDATE rft.review SET answer = 'drop' WHERE name = 'tone'")
         wait_for_waiting(buffer, 2)  # the answer waits for the first

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 import psycopg
+import pyarrow as pa
 import pytest
 
 from operators.chain.build import build_chain
@@ -15,8 +16,18 @@ from rftcore.pipeline.decide import decide
 from rftdata import Buffer, Group, RftError, Rollout, labels
 from rftdata.maintenance.purge import purge
 from rftdata.pipeline.queue import claim_sealed_groups, read_groups
-from rftdata.pipeline.records import Decision, NewTask, Question, Score, StageCount, Verdicts
-from rftdata.pipeline.verdicts import ask, commit_verdicts, insert_operator_runs, insert_verdicts, store_scores
+from rftdata.pipeline.records import (
+    CreatedTask,
+    Question,
+    Review,
+    StageRun,
+    StageScores,
+    Verdicts,
+    concatenated,
+    dropped,
+    kept,
+)
+from rftdata.pipeline.verdicts import ask, commit_verdicts, insert_stage_runs, insert_verdicts, store_scores
 from rftdata.postgres.database import queries
 from tests.store.test_pipeline_worker import opened_again, rows, run_pipeline
 from tests.store_roles import Roles, two_sealed_groups
@@ -80,7 +91,7 @@ def test_a_replay_decides_again_on_what_was_answered_since(buffer: Buffer, asked
                 connection,
                 "strict",
                 batch.label_cuts,
-                decide(build_chain([{"drop_truncated": {}}]), batch).verdicts.decisions,
+                decide(build_chain([{"drop_truncated": {}}]), batch).decisions,
             )
         return group_ids
 
@@ -110,7 +121,8 @@ def test_groups_without_experiences_are_neither_replayed_nor_shown(buffer: Buffe
 
 def test_a_fork_knows_what_people_answered_and_stages_found_out(buffer: Buffer, asked: Roles) -> None:
     with buffer.database.transaction() as connection:
-        store_scores(connection, [Score(1, "key", "judge", {"judge": 0.5}), Score(2, "key", "judge", {}, "away")])
+        table = pa.table({"experience_id": [1, 2], "judge": [0.5, None], "why": [None, "away"]})
+        store_scores(connection, [StageScores("judge", "key", table, pa.nulls(2, pa.int64()), "why")])
     answer(buffer, "drop", "experience_id = 1")
     answer(buffer, "pass", "experience_id = 2")
     labels.set_rewards(buffer, {3: 0.25}, author="ada")
@@ -121,13 +133,16 @@ def test_a_fork_knows_what_people_answered_and_stages_found_out(buffer: Buffer, 
     assert stands == {
         1: ('{"review": "drop"}', False), 2: ('{"review": "pass"}', False), 3: ('{"review": "pass"}', True), 4: (None, False),
     }  # fmt: skip
-    assert len(decide(build_chain(ASKS), batch).verdicts.questions) == 1  # about what nobody has answered
+    assert len(decide(build_chain(ASKS), batch).questions) == 1  # about what nobody has answered
     copied = rows(
         buffer,
         "SELECT e.parent_id, s.scores::text AS scores, s.error FROM rft.score s JOIN rft.experience e USING (experience_id)"
         " WHERE e.parent_id IS NOT NULL ORDER BY 1",
     )
-    assert [tuple(row.values()) for row in copied] == [(1, '{"judge": 0.5}', None), (2, "{}", "away")]
+    assert [tuple(row.values()) for row in copied] == [
+        (1, '{"why": null, "judge": 0.5}', None),
+        (2, '{"why": "away", "judge": null}', "away"),
+    ]
 
 
 def test_an_answer_after_the_deadline_changes_nothing(buffer: Buffer, asked: Roles) -> None:
@@ -155,7 +170,8 @@ def test_a_reward_corrected_after_the_deadline_brings_back_no_row_that_was_dropp
         batch = claim_sealed_groups(then.database, asked.run_id, asked.worker_id, count=9, lease_s=60)
         assert batch is not None
         decided = {
-            row.experience_id: (row.kept, row.reason) for row in decide(build_chain(ASKS), batch).verdicts.decisions
+            row["experience_id"]: (row["kept"], row["reason"])
+            for row in decide(build_chain(ASKS), batch).decisions.to_pylist()
         }
         assert decided == {1: (False, "review 'review': drop"), 2: (True, None)}
         assert dict(zip(*(batch.table[name].to_pylist() for name in ("experience_id", "reward"))))[1] == 0.75
@@ -164,14 +180,14 @@ def test_a_reward_corrected_after_the_deadline_brings_back_no_row_that_was_dropp
 def test_nobody_waits_longer_than_ten_years_and_what_was_asked_stays_as_it_was(buffer: Buffer, roles: Roles) -> None:
     with buffer.database.transaction() as connection:
         for timeout in (float("inf"), 1e18):
-            ask(connection, roles.run_id, [Question(1, 1, f"in {timeout}", "Well?", timeout, "pass")])
+            ask(connection, roles.run_id, [Question(1, 1, "asks", Review(f"in {timeout}", "Well?", timeout, "pass"))])
     years = rows(
         buffer,
         "SELECT DISTINCT extract(epoch FROM deadline - asked_at) > 315359990 AS long, otherwise::text FROM rft.review",
     )
     assert years == [{"long": True, "otherwise": "pass"}]
     with buffer.database.transaction() as connection:
-        ask(connection, roles.run_id, [Question(1, 1, "in inf", "Well?", 1.0, "drop")])
+        ask(connection, roles.run_id, [Question(1, 1, "asks", Review("in inf", "Well?", 1.0, "drop"))])
     assert rows(buffer, "SELECT DISTINCT otherwise::text FROM rft.review") == [{"otherwise": "pass"}]
 
 
@@ -248,11 +264,11 @@ def test_groups_that_wait_are_found_without_reading_the_queue(buffer: Buffer, as
 def test_what_text_cannot_hold_is_replaced_in_reasons_errors_and_questions(buffer: Buffer, roles: Roles) -> None:
     batch = roles.claim_sealed()
     assert batch is not None
-    decisions = [Decision(1, 1, False, "asks", "bad: \x00"), Decision(2, 1, True)]
-    count = StageCount(0, "asks", 4, 3, 1, 0, 0.1, "failed at \x00")
-    question = Question(3, 2, "check", "\ud800?", 60.0, "pass")
+    decisions = concatenated([dropped(batch.table.slice(0, 1), "asks", "bad: \x00"), kept(batch.table.slice(1, 1))])
+    count = StageRun("asks", 0, 4, 3, 1, 0.1, error="failed at \x00")
+    question = Question(3, 2, "asks", Review("check", "\ud800?", 60.0, "pass"))
     done = commit_verdicts(
-        roles.database, roles.run_id, roles.worker_id, "p1", batch, Verdicts(decisions, [count], [], [question])
+        roles.database, roles.run_id, roles.worker_id, "p1", batch, Verdicts(decisions, [count], questions=[question])
     )
     assert done == [1]
     assert rows(buffer, "SELECT reason FROM rft.verdict WHERE NOT kept") == [{"reason": "bad: \ufffd"}]
@@ -264,12 +280,12 @@ def test_what_text_cannot_hold_is_replaced_in_reasons_errors_and_questions(buffe
 def test_workers_that_make_the_same_tasks_do_not_fail(buffer: Buffer, roles: Roles) -> None:
     batch = roles.claim_sealed()
     assert batch is not None
-    tasks = [NewTask("made", key, {"prompt": key}, {}) for key in ("b", "a")]
+    tasks = [CreatedTask("made", key, {"prompt": key}, 1) for key in ("b", "a")]
     with psycopg.connect(buffer.database.uri) as other:
         other.execute("INSERT INTO rft.task (taskset, task_key, payload) VALUES ('made', 'a', '{}')")
         end = meanwhile(
             lambda: commit_verdicts(
-                roles.database, roles.run_id, roles.worker_id, "p1", batch, Verdicts([], tasks=tasks)
+                roles.database, roles.run_id, roles.worker_id, "p1", batch, Verdicts(created=list(tasks))
             )
         )
         other.execute("SET lock_timeout = '5 s'")
@@ -301,9 +317,9 @@ def test_a_purge_takes_the_texts_of_verdicts_and_of_stages_errors(
     from rftcore.cli import run_command
 
     assert roles.decide(lambda row: row["experience_id"] not in (1, 3)) == [1, 2]
-    errors = [StageCount(0, "tag", 4, 4, 0, 0, 0.1, "cannot convert 'my secret'")]
+    errors = [StageRun("tag", 0, 4, 4, 0, 0.1, error="cannot convert 'my secret'")]
     with buffer.database.transaction() as connection:
-        insert_operator_runs(connection, roles.run_id, roles.worker_id, "p1", errors)
+        insert_stage_runs(connection, "p1", errors, run_id=roles.run_id, worker_id=roles.worker_id)
     buffer.sql(
         "INSERT INTO rft.experience SELECT (jsonb_populate_record(NULL::rft.experience, to_jsonb(e) || jsonb_build_object("
         "'experience_id', nextval('rft.experience_experience_id_seq'), 'parent_id', 1, 'segment_row', 77))).*"

@@ -23,7 +23,7 @@ from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError, QueryError, SchemaVersionError
 from rftdata.labels import Opinion
 from rftdata.maintenance import purge
-from rftdata.pipeline.records import Question
+from rftdata.pipeline.records import Question, Review
 from rftdata.pipeline.verdicts import ask
 from rftdata.postgres.database import Database, grant_roles, migrate
 from rftdata.postgres.embedded import EmbeddedServer
@@ -175,7 +175,7 @@ def test_a_labeler_answers_what_a_worker_asks(as_: dict[str, Buffer], owner: Buf
         for name in ("run_id", "group_id")
     )
     with worker.database.transaction() as connection:
-        ask(connection, run_id, [Question(stored, group_id, "polite", "Is it polite?", 60.0, "drop")])
+        ask(connection, run_id, [Question(stored, group_id, "asks", Review("polite", "Is it polite?", 60.0, "drop"))])
     assert [row["experience_id"] for row in labels.review_queue(labeler, run_id, 5)] == [stored]
     assert denied(labeler, f"UPDATE rft.review SET deadline = now() WHERE experience_id = {stored}")
     assert denied(as_["rft_reader"], f"UPDATE rft.review SET answer = 'pass' WHERE experience_id = {stored}")

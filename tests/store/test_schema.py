@@ -36,14 +36,6 @@ CATALOGUE = """
     ORDER BY 1, 2, 3"""
 
 
-@pytest.fixture
-def empty_uri(server: EmbeddedServer, request: pytest.FixtureRequest) -> str:
-    name = f"empty_{abs(hash(request.node.nodeid)):x}"
-    with psycopg.connect(server.uri, autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}"')
-    return server.uri.replace("/rft?", f"/{name}?")
-
-
 def test_every_table_column_view_type_and_function_has_a_comment(buffer: Buffer) -> None:
     bare = buffer.sql("""
         SELECT relname::text AS name FROM pg_class
@@ -85,7 +77,7 @@ def test_every_named_query_fits_the_schema(buffer: Buffer) -> None:
     """Parsed and analysed by the server: a column that was renamed or a table that is gone fails here."""
     unfit = {}
     with psycopg.connect(buffer.config.uri, autocommit=True) as connection:
-        making = {name: text for name, text in queries().items() if text.lstrip().upper().startswith("CREATE")}
+        making = {name: text for name, text in queries().items() if re.search(r"^CREATE ", text, re.MULTILINE)}
         for text in making.values():
             connection.execute(text.replace("ON COMMIT DROP", ""))  # staging tables that others write to and read
         for name, text in queries().items():
@@ -105,6 +97,10 @@ def _sample(key: str) -> object:
         return [1]
     numbers = ("interval", "offset", "lease_s", "count", "limit", "num_groups")
     return 1 if key != "label_batch_id" and (key.endswith(("_id", "step")) or key in numbers) else None
+
+
+def test_every_named_query_has_a_comment_that_says_what_it_answers() -> None:
+    assert [name for name, text in queries().items() if not re.match(r"-- \S", text)] == []
 
 
 def test_every_named_query_is_used_and_every_used_name_exists() -> None:

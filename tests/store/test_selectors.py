@@ -14,7 +14,7 @@ from rftdata.errors import ConfigError
 from rftdata.selectors import SELECTORS, Observation, Selector, build_selector
 
 BY_EPOCHS = pytest.mark.parametrize("kind", ["sequential", "shuffle", "easy_to_hard", "speed"])
-KINDS = pytest.mark.parametrize("kind", [*SELECTORS, "thompson"])
+KINDS = pytest.mark.parametrize("kind", [*SELECTORS.builtins, "thompson"])
 ARGS = {
     "easy_to_hard": {"features": ["easy", "-hard"]},
     "difficulty": {"features": ["easy", "hard"], "temperature": 0.1},

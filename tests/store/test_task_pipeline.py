@@ -324,6 +324,7 @@ def test_a_stage_that_cannot_work_is_a_clear_error_and_stores_no_verdict(
     write(tmp_path, ROWS)
     (tmp_path / "asks.py").write_text(
         "import pyarrow as pa\nfrom operators.base import Operator, Review, StageOutcome\n\nclass Ask(Operator):\n"
+        "    asks = frozenset({'r'})\n\n"
         "    def apply(self, table):\n"
         "        reasons = pa.nulls(table.num_rows, pa.string())\n"
         "        return StageOutcome(reasons, waiting={0: Review('r', 'Is it right?', 9.0, 'pass')})\n"

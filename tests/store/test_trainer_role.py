@@ -23,7 +23,7 @@ from rftcore.trainer.role import TrainerRole
 from rftdata import Buffer
 from rftdata.errors import ConfigError, RftError
 from rftdata.pipeline.queue import claim_sealed_groups
-from rftdata.pipeline.records import Decision, Verdicts
+from rftdata.pipeline.records import Verdicts, kept
 from rftdata.pipeline.verdicts import commit_verdicts
 from rftdata.postgres.database import Row
 from rftdata.training.evaluations import claim_evaluation, fail_evaluation, finish_evaluation
@@ -90,8 +90,7 @@ class Training:
         database, run_id = self.buffer.database, self.run["run_id"]
         batch = claim_sealed_groups(database, run_id, self.explorer, count=count, lease_s=60)
         assert batch is not None
-        kept = [Decision(row["experience_id"], row["group_id"], True) for row in batch.table.to_pylist()]
-        commit_verdicts(database, run_id, self.explorer, "p1", batch, Verdicts(kept))
+        commit_verdicts(database, run_id, self.explorer, "p1", batch, Verdicts(kept(batch.table)))
 
     def attempt(self) -> Future[None]:
         """One life of the trainer, in a thread; it holds the run when this returns."""

@@ -282,7 +282,7 @@ class TestAggregation:
 
 
 class TestBuildAlgorithm:
-    @pytest.mark.parametrize("name", sorted(ALGORITHMS))
+    @pytest.mark.parametrize("name", sorted(ALGORITHMS.builtins))
     def test_makes_every_built_in_from_its_defaults(self, name: str) -> None:
         algorithm = build_algorithm(Section(name))
         assert algorithm.name == name

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 from operators.chain.build import build_chain
-from operators.chain.chain import DECISION_SCHEMA
 from operators.chain.stage import StageError
 from rftdata.errors import ConfigError, OperatorError, PluginError
+from rftdata.pipeline.records import DECISION_SCHEMA
 from tests.batches import batch_of_groups
 
 
@@ -232,16 +232,22 @@ def rules(tmp_path: Path) -> Path:
         textwrap.dedent(
             """
             import pyarrow as pa
-            from operators.base import Operator, StageConfig, StageOutcome
+            from operators.base import Operator, StageConfig, StageOutcome, drop
 
             def polite(row, words=("sorry",)):
                 return not any(word in row["response"] for word in words)
 
             def strict(row):
-                return "too long" if row["num_response_tokens"] > 10 else {"reward": row["reward"] * 2}
+                return drop("too long") if row["num_response_tokens"] > 10 else {"reward": row["reward"] * 2}
 
             def forgetful(row):
                 pass
+
+            def talks(row):
+                return "too long" if row["num_response_tokens"] > 10 else "fine"
+
+            def drops_for_nothing(row):
+                return drop(" ")
 
             def broken(row):
                 return row["reward"] / 0
@@ -295,6 +301,26 @@ def test_an_edited_rule_is_another_version(rules: Path) -> None:
     assert build_chain(stages, base_dir=rules).version != before
 
 
+def test_a_stage_with_a_revision_is_another_version_by_that_and_not_by_its_file(rules: Path) -> None:
+    def version(revision: int) -> str:
+        file = rules / f"of_{revision}.py"
+        file.write_text(
+            "from operators.base import Operator, StageOutcome\n\n"
+            f"class Keeps(Operator, revision={revision}):\n"
+            "    def apply(self, table):\n        return StageOutcome.keep_all(table.num_rows)\n\n"
+            f"class Child(Keeps):\n    number = {revision}\n"
+        )
+        (rules / "stages.py").write_text(file.read_text())
+        chain = build_chain([{"./stages.py:Keeps": None}], base_dir=rules)
+        (rules / "stages.py").write_text(file.read_text() + "\nEDITED = True\n")
+        assert build_chain([{"./stages.py:Keeps": None}], base_dir=rules).version == chain.version
+        child = build_chain([{"./stages.py:Child": None}], base_dir=rules)
+        assert set(child.stages[0].operator.spec()) == {"args", "code"}
+        return chain.version
+
+    assert version(1) != version(2)
+
+
 def test_wrong_arguments_of_a_function_are_refused_when_the_chain_is_built(rules: Path) -> None:
     with pytest.raises(ConfigError, match=r"stage 1 .*no key 'word'; allowed: words; did you mean 'words'\?"):
         build_chain([{"./rules.py:polite": {"word": []}}], base_dir=rules)
@@ -305,6 +331,11 @@ def test_wrong_arguments_of_a_function_are_refused_when_the_chain_is_built(rules
     [
         ("broken", r"stage 2 of the pipeline \(./rules.py:broken\) failed .*experience 100: ZeroDivisionError"),
         ("forgetful", r"stage 2 .*returned NoneType for experience 100; allowed: True, False"),
+        (
+            "talks",
+            r"stage 2 .*returned str for experience 100 \(got 'fine'\); allowed: True, False, drop\(reason\), or a dict .*; return drop\(…\) ",
+        ),
+        ("drops_for_nothing", r"stage 2 .*experience 100: ValueError: drop\(\) takes a reason, .*got ' '"),
         ("renames", r"stage 2 .*set a column that the batch does not have \(got 'reworad'\)"),
         ("Moves", r"stage 2 .*changes group_id"),
     ],

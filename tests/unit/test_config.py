@@ -5,11 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from operators.base import Operator, StageOutcome
 from rftcore.config import RunConfig, parse_config
 from rftcore.run.prepare import check_plugins
 from rftdata.errors import ConfigError
+
+
+class Keeps(Operator):
+    """A stage of the user's that declares no column, so it writes none."""
+
+    def apply(self, table: pa.Table) -> StageOutcome:
+        return StageOutcome.keep_all(table.num_rows)
+
+
+class Rewards(Keeps):
+    """One that declares the reward."""
+
+    writes = frozenset({"reward"})
+
 
 VALIDATION = {"name": "validation", "source": "none"}
 
@@ -77,6 +93,8 @@ def test_a_comparison_of_rollouts_that_nobody_rewards_is_refused() -> None:
         check_plugins(config(explorer={"reward": []}))
     with pytest.raises(ConfigError, match=r"explorer\.reward"):
         check_plugins(config(explorer={"reward": []}, pipelines={"experience": [{"drop_truncated": {}}]}))
+    with pytest.raises(ConfigError, match=r"explorer\.reward"):
+        check_plugins(config(explorer={"reward": []}, pipelines={"experience": [{f"{__name__}:Keeps": {}}]}))
 
 
 @pytest.mark.parametrize(
@@ -85,6 +103,7 @@ def test_a_comparison_of_rollouts_that_nobody_rewards_is_refused() -> None:
         {"algorithm": {"name": "sft"}},
         {"run": {"mode": "train"}},
         {"pipelines": {"experience": [{"sql": "SELECT * REPLACE (1.0 AS reward) FROM batch"}]}},
+        {"pipelines": {"experience": [{f"{__name__}:Rewards": {}}]}},
     ],
 )
 def test_rewards_may_come_from_elsewhere_or_not_be_needed(change: dict[str, Any]) -> None:

@@ -13,9 +13,10 @@ import pytest
 
 from operators.base import CreatedTask, StageContext
 from operators.chain.build import build_chain
-from operators.chain.chain import Chain, ChainResult
+from operators.chain.chain import Chain
 from operators.chain.stage import StageError
 from rftdata.errors import ConfigError
+from rftdata.pipeline.records import Verdicts
 from rftdata.pipeline.tasks import TASK_BATCH_SCHEMA
 from tests.batches import batch_of_groups, batch_of_tasks, stored
 from tests.chat_server import Body, ChatServer, Says
@@ -71,7 +72,7 @@ def columns_after(chain: Chain, table: pa.Table, *names: str) -> list[list[Any]]
     return [seen[-1][name].to_pylist() for name in names]
 
 
-def made(result: ChainResult) -> list[CreatedTask]:
+def made(result: Verdicts) -> list[CreatedTask]:
     return [task for task in result.created if isinstance(task, CreatedTask)]
 
 
@@ -122,7 +123,7 @@ def test_an_aggregator_makes_one_task_of_every_group(serve: Any, tokenizer: str)
     assert [asked(body) for body in server.requests] == [
         "* Rain fell on the hills.\n* The river rose.\n* The bridge held."
     ]
-    assert {stage.operator.part_of for stage in chain.stages} == {"nested_aggregator"}
+    assert chain.passed_by(["nested_aggregator"]).stages == []
 
 
 def test_a_group_that_stays_the_same_is_not_asked_about_again(serve: Any, tokenizer: str) -> None:
@@ -165,7 +166,7 @@ def test_several_aggregators_end_in_one_task_with_all_that_they_found(serve: Any
         "entity_attribute": "It rises in the hills.",
     }
     assert [run.rows_kept for run in result.stages] == [4, 4, 0]
-    assert {stage.operator.part_of for stage in chain.stages} == {"entity_attribute_aggregator"}
+    assert chain.passed_by(["entity_attribute_aggregator"]).stages == []
 
 
 def test_a_reverse_grouper_leaves_the_rows_with_what_was_found(serve: Any, tokenizer: str) -> None:
@@ -361,6 +362,18 @@ def test_what_cannot_be_grouped_is_refused_when_the_chain_is_built(stages: list[
 )  # fmt: skip
 def test_what_the_tasks_of_groups_have_can_be_read_behind_them(stages: list[Any]) -> None:
     assert [stage.index for stage in task_chain(*stages).stages] == list(range(1, len(stages) + 1))
+
+
+def test_the_task_of_a_group_passes_all_stages_but_those_of_its_grouping() -> None:
+    tags = {"meta_tags_aggregator": {"meta_tag_key": "dj_story"}}
+    chain = task_chain({"words_num_filter": {}}, BY_TOPIC, {"clean_ip_mapper": {}}, STORY, tags, BY_TOPIC, NESTED)
+    behind_story = chain.passed_by(["nested_aggregator"]).stages
+    assert [stage.name for stage in behind_story] == [
+        "words_num_filter", "clean_ip_mapper", "key_value_grouper#2", "nested_aggregator#2",
+    ]  # fmt: skip
+    behind_both = chain.passed_by(["nested_aggregator", "nested_aggregator#2"]).stages
+    assert [stage.name for stage in behind_both] == ["words_num_filter", "clean_ip_mapper"]
+    assert chain.passed_by([]) is chain
 
 
 @pytest.mark.parametrize("stage", ["naive_grouper", {"key_value_grouper": {"group_by_keys": ["taskset"]}}])

@@ -11,7 +11,7 @@ import pytest
 # `libc.fork` is the fork of C code, of which the interpreter learns nothing.
 SCRIPT = """
 import ctypes, os, re, sys, time
-from rftcore import held_lock
+from rftdata.user_code import held_lock
 from rftdata.user_code import time_limits
 
 time_limits.GRACE_S = time_limits._SLACK_S = 0.2

@@ -48,7 +48,10 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
-    (tmp_path / "pip.conf").write_text(f"[global]\nno-index = true\nfind-links = {folder}\n", encoding="utf-8")
+    # The last configuration file that pip reads wins: a constraint of the whole machine must not reach these wheels.
+    (tmp_path / "none.txt").touch()
+    settings = f"[global]\nno-index = true\nfind-links = {folder}\nconstraint = {tmp_path / 'none.txt'}\n"
+    (tmp_path / "pip.conf").write_text(settings, encoding="utf-8")
     monkeypatch.setenv("PATH", os.defpath)
     return folder
 

@@ -15,10 +15,11 @@ import pytest
 
 from operators.base import Messages, StageContext
 from operators.chain.build import build_chain
-from operators.chain.chain import Chain, ChainResult
+from operators.chain.chain import Chain
 from operators.chain.resolve import resolve_stage
 from operators.experience.rubric import weighted_score
 from rftdata.errors import ConfigError
+from rftdata.pipeline.records import Verdicts
 from rftdata.pipeline.tasks import TASK_BATCH_SCHEMA
 from tests.batches import batch_of_groups, batch_of_tasks, replaced, stored
 
@@ -50,7 +51,7 @@ def batch(*groups: Sequence[float | None], **columns: Any) -> pa.Table:
     return batch_of_groups(*groups, **{"messages": [None] * num_rows, "metadata": [None] * num_rows, **columns})
 
 
-def scores(result: ChainResult) -> list[dict[str, Any]]:
+def scores(result: Verdicts) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = result.scores[0].table.to_pylist()
     return rows
 

@@ -16,7 +16,7 @@ import pytest
 
 from operators.chain.build import build_chain
 from operators.chain.stage import StageError
-from operators.data_juicer.index import index
+from operators.data_juicer.catalogue import operator_names
 from operators.data_juicer.runtime import missing_package_named
 from rftdata.errors import ConfigError, PluginError
 from tests.batches import batch_of_groups, replaced
@@ -61,7 +61,7 @@ def test_the_index_of_names_is_data_juicers_own_registry() -> None:
     from data_juicer.ops import OPERATORS
 
     fused = {"fused_sequential_batch_op", "general_fused_op"}  # built by its optimiser, not written by people
-    assert set(index()) == set(OPERATORS.modules) - fused
+    assert set(operator_names()) == set(OPERATORS.modules) - fused
 
 
 def test_a_batched_filter_keeps_and_drops_with_its_statistic_as_reason() -> None:

@@ -67,36 +67,36 @@ def test_a_stage_that_fails_on_everything_decides_nothing() -> None:
 
 def test_rows_that_fail_are_set_aside_where_others_pass() -> None:
     poison.update({101, 130})
-    verdicts = decide(chain(), batch(64), patient=True).verdicts
-    dropped = [decision for decision in verdicts.decisions if not decision.kept]
-    assert sorted(decision.experience_id for decision in dropped) == [101, 130]
-    assert all("no answer" in str(decision.reason) for decision in dropped)
-    assert len(verdicts.decisions) == 256
+    verdicts = decide(chain(), batch(64), patient=True)
+    dropped = [row for row in verdicts.decisions.to_pylist() if not row["kept"]]
+    assert sorted(row["experience_id"] for row in dropped) == [101, 130]
+    assert all("no answer" in str(row["reason"]) for row in dropped)
+    assert verdicts.decisions.num_rows == 256
     assert len(calls) < 6 * 256
 
 
 def test_a_row_that_fails_in_every_group_is_set_aside_and_the_others_go_on() -> None:
     poison.update(range(101, 356, 4))
-    verdicts = decide(chain(), batch(64), patient=True).verdicts
-    assert {d.experience_id for d in verdicts.decisions if not d.kept} == poison
-    assert len(verdicts.decisions) == 256
+    verdicts = decide(chain(), batch(64), patient=True)
+    assert {d["experience_id"] for d in verdicts.decisions.to_pylist() if not d["kept"]} == poison
+    assert verdicts.decisions.num_rows == 256
 
 
 def test_what_was_scored_before_a_stage_failed_is_not_scored_again() -> None:
     poison.update({101, 130})
     scored.clear()
     both = build_chain([{f"{__name__}:Grade": {}}, {f"{__name__}:fails": {}}], min_group_size=2)
-    verdicts = decide(both, batch(64), patient=True).verdicts
+    verdicts = decide(both, batch(64), patient=True)
     assert sorted(scored) == list(range(100, 356))
-    assert sorted(score.experience_id for score in verdicts.scores) == list(range(100, 356))
-    assert sorted(d.experience_id for d in verdicts.decisions if not d.kept) == [101, 130]
+    assert sorted(key for found in verdicts.scores for key, *_ in found.rows()) == list(range(100, 356))
+    assert sorted(d["experience_id"] for d in verdicts.decisions.to_pylist() if not d["kept"]) == [101, 130]
 
 
 @pytest.mark.parametrize("bad", [{101}, {101, 130}, {100, 101, 102, 103}])
 def test_the_counts_of_stages_that_did_not_fail_add_up_to_the_rows(bad: set[int]) -> None:
     poison.update(bad)
     both = build_chain([{"drop_truncated": {}}, {f"{__name__}:fails": {}}], min_group_size=2)
-    stages = decide(both, batch(16), patient=True).verdicts.stages
+    stages = decide(both, batch(16), patient=True).stages
     assert sum(run.rows_in for run in stages if run.stage == "drop_truncated") == 64
     passed = [run for run in stages if run.stage != "drop_truncated" and run.error is None]
     assert sum(run.rows_kept for run in passed) == 64 - len(bad)
@@ -105,16 +105,16 @@ def test_the_counts_of_stages_that_did_not_fail_add_up_to_the_rows(bad: set[int]
 
 def test_a_group_of_which_nothing_is_left_is_set_aside_as_a_whole() -> None:
     poison.update({100, 101, 102})
-    verdicts = decide(chain(), batch(8), patient=True).verdicts
-    dropped = {d.experience_id: d.reason for d in verdicts.decisions if not d.kept}
+    verdicts = decide(chain(), batch(8), patient=True)
+    dropped = {d["experience_id"]: d["reason"] for d in verdicts.decisions.to_pylist() if not d["kept"]}
     assert sorted(dropped) == [100, 101, 102, 103]
     assert "only 1 rollout" in str(dropped[103])
 
 
 def test_a_row_that_fails_in_a_group_that_is_alone_is_set_aside_at_once() -> None:
     poison.add(101)
-    verdicts = decide(chain(), batch(1), patient=True).verdicts
-    assert [d.experience_id for d in verdicts.decisions if not d.kept] == [101]
+    verdicts = decide(chain(), batch(1), patient=True)
+    assert [d["experience_id"] for d in verdicts.decisions.to_pylist() if not d["kept"]] == [101]
 
 
 def test_a_group_that_is_alone_is_waited_for_a_while_where_others_passed_and_then_set_aside() -> None:
@@ -131,7 +131,7 @@ def test_a_group_that_is_alone_is_waited_for_a_while_where_others_passed_and_the
         waits.append(patience.failed(caught.value))
         now[0] += waits[-1]
     assert waits == [1.0, 2.0, 4.0, 8.0, 16.0]
-    assert all(not d.kept for d in decide(chain(), alone, patient=patience.has_more(alone)).verdicts.decisions)
+    assert all(not d["kept"] for d in decide(chain(), alone, patient=patience.has_more(alone)).decisions.to_pylist())
 
 
 @pytest.mark.parametrize("groups", [1, 2])

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from rftdata import plugins
 from rftdata.errors import PluginError
+from rftdata.plugins import Registry
 from rftdata.user_code.time_limits import at_most
 
-BUILTINS = {"own": "json:loads"}
+REWARDS = Registry[Callable[..., object]]("reward", {"own": "json:loads"})
 
 
 @pytest.fixture
@@ -32,7 +34,7 @@ def test_an_entry_point_that_does_not_load_is_a_clear_error(installed: Path, nam
     with pytest.raises(
         PluginError, match=f"the reward '{name}' of the package their-rewards does not load.*repair or remove"
     ):
-        plugins.load("reward", name, BUILTINS)
+        REWARDS.load(name)
 
 
 def test_an_import_that_does_not_return_is_ended(
@@ -46,35 +48,35 @@ def test_an_import_that_does_not_return_is_ended(
         patch.setattr(plugins, "LOADING_S", 0.3)
         for name in ("never_loads:reward", "endless"):
             with pytest.raises(PluginError, match=r"the import of never_loads.* did not return within 0\.3 s"):
-                plugins.load("reward", name, BUILTINS)
+                REWARDS.load(name)
     monkeypatch.setattr(plugins, "_FILE_S", 0.3)
     with (
         at_most(0.1, "rft check"),
         pytest.raises(PluginError, match=r"rft check waits 0\.3 s at most, and a run 300 s"),
     ):
-        plugins.load("reward", "./never_loads.py:reward", BUILTINS, tmp_path)
+        REWARDS.load("./never_loads.py:reward", tmp_path)
 
 
 def test_names_are_looked_up_among_built_ins_then_entry_points_then_as_dotted_paths(installed: Path) -> None:
     import json
 
-    assert plugins.load("reward", "own", BUILTINS) is json.loads
-    assert plugins.load("reward", "good", BUILTINS) is json.dumps
-    assert plugins.load("reward", "json.loads", BUILTINS) is json.dumps
-    assert plugins.load("reward", "json:loads", BUILTINS) is json.loads
-    assert set(plugins.names("reward", BUILTINS)) >= {"own", "good", "no_module"}
+    assert REWARDS.load("own") is json.loads
+    assert REWARDS.load("good") is json.dumps
+    assert REWARDS.load("json.loads") is json.dumps
+    assert REWARDS.load("json:loads") is json.loads
+    assert set(REWARDS.names()) >= {"own", "good", "no_module"}
 
 
 def test_an_edited_file_is_read_again_an_unchanged_one_is_one_module(tmp_path: Path) -> None:
     file = tmp_path / "reward.py"
     file.write_text("def reward():\n    return 1\n")
-    first = plugins.load("reward", "./reward.py:reward", {}, tmp_path)
-    assert plugins.load("reward", "./reward.py:reward", {}, tmp_path) is first
+    first = REWARDS.load("./reward.py:reward", tmp_path)
+    assert REWARDS.load("./reward.py:reward", tmp_path) is first
     file.write_text("def reward():\n    return 2\n")
-    assert plugins.load("reward", "./reward.py:reward", {}, tmp_path)() == 2
+    assert REWARDS.load("./reward.py:reward", tmp_path)() == 2
 
 
 def test_a_file_that_raises_says_what_and_where(tmp_path: Path) -> None:
     (tmp_path / "reward.py").write_text("1 / 0\n")
     with pytest.raises(PluginError, match=r"does not load: ZeroDivisionError: division by zero; correct .*reward\.py"):
-        plugins.load("reward", "./reward.py:reward", {}, tmp_path)
+        REWARDS.load("./reward.py:reward", tmp_path)

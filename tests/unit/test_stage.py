@@ -76,6 +76,7 @@ class Asks(Operator):
     """Asks a person about the rows without reward."""
 
     reads = frozenset({"reward"})
+    asks = frozenset({"check"})
 
     def apply(self, table: pa.Table) -> StageOutcome:
         asked = Review("check", "Well?", 60.0, "pass")
@@ -184,7 +185,7 @@ def test_how_a_stage_is_run_is_checked_when_the_chain_is_built(args: dict[str, A
 def test_a_group_that_waits_for_a_person_is_not_decided_on() -> None:
     table = batch_of_groups([0.0, 1.0], [1.0, 1.0])
     result = chain(Asks, {"reward_threshold": {"min": 0.5}}).run(table)
-    assert [(row.experience_id, row.group_id, row.review.name) for row in result.waiting] == [(100, 0, "check")]
+    assert [(row.experience_id, row.group_id, row.review.name) for row in result.questions] == [(100, 0, "check")]
     assert result.decisions["experience_id"].to_pylist() == table["experience_id"].to_pylist()[2:]
     assert [(run.rows_in, run.rows_kept) for run in result.stages] == [(2, 2), (2, 2)]
 

@@ -14,7 +14,7 @@ from operators.chain.stage import RunOptions, StageError, identify
 from rftcore.pipeline.decide import decide
 from rftdata.errors import ConfigError, PluginError, TimeLimitError, time_limit_behind
 from rftdata.pipeline.records import SealedBatch
-from rftdata.user_code.time_limits import DEFAULT_S, at_most
+from rftdata.user_code.time_limits import DEFAULT_S, LOADING_S, at_most
 from tests.batches import batch_of_groups
 
 HERE = __name__
@@ -80,7 +80,7 @@ def limited(name: str, timeout_s: float = 1, **args: Any) -> dict[str, Any]:
 
 
 def decisions(decided: Any) -> dict[int, tuple[bool, str | None]]:
-    return {one.experience_id: (one.kept, one.reason) for one in decided.verdicts.decisions}
+    return {one["experience_id"]: (one["kept"], one["reason"]) for one in decided.decisions.to_pylist()}
 
 
 def test_the_row_at_which_a_rule_loops_is_set_aside_alone_and_the_reason_says_where_it_was() -> None:
@@ -96,7 +96,7 @@ def test_the_row_at_which_a_rule_loops_is_set_aside_alone_and_the_reason_says_wh
     assert f"did not return for experience {late[0]} within 1 s" in reason
     assert "test_stage_limits.py, line" in reason and "in spin" in reason
     # One limit for each row: neither is it retried, nor looked for by halves.
-    assert len([stage for stage in decided.verdicts.stages if stage.error]) == 2
+    assert len([stage for stage in decided.stages if stage.error]) == 2
     assert decided.failed == set(late)
 
 
@@ -107,7 +107,7 @@ def test_the_rows_of_a_stage_that_names_none_are_looked_for_by_halves() -> None:
     decided = decide(chain, groups, patient=True)
     assert decided.failed == {late}
     assert all(kept for key, (kept, _) in decisions(decided).items() if key != late)
-    errors = [stage.error for stage in decided.verdicts.stages if stage.error]
+    errors = [stage.error for stage in decided.stages if stage.error]
     assert errors and all("did not return within 1 s" in error for error in errors)
 
 
@@ -169,17 +169,26 @@ def test_building_a_chain_waits_for_no_query_and_no_file_of_a_user(
         build_chain([{"./rules.py:polite": {}}], tmp_path)
 
 
-def test_prepare_of_a_users_stage_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepare_has_the_limit_that_its_class_declares(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(
         "from operators.base import Operator, StageOutcome\n"
+        "from rftdata.user_code import time_limits\n"
         "class Slow(Operator):\n"
+        "    prepare_timeout_s = 0.2\n"
         "    def prepare(self, context):\n"
         "        while True: pass\n"
         "    def apply(self, table):\n"
         "        return StageOutcome.keep_all(table.num_rows)\n"
+        "class Large(Slow):\n"
+        "    prepare_timeout_s = None\n"
+        "    def prepare(self, context):\n"
+        "        self.limit = time_limits.current()\n"
     )
+    assert Operator.prepare_timeout_s == LOADING_S
+    large = build_chain([{"./slow.py:Large": {}}], tmp_path)
+    large.prepare()
+    assert large.stages[0].operator.limit is None  # type: ignore[attr-defined]
     chain = build_chain([{"./slow.py:Slow": {}}], tmp_path)
-    monkeypatch.setattr("operators.chain.chain.LOADING_S", 0.2)
     with pytest.raises(TimeLimitError, match=r"`prepare` of stage 1 of the pipeline \(./slow.py:Slow\) did not return"):
         chain.prepare()
 

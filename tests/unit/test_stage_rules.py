@@ -21,6 +21,7 @@ class AsksAlways(Operator):
     """Asks about the rows without reward, without looking at answers."""
 
     reads = frozenset({"reward"})
+    asks = None
 
     def apply(self, table: pa.Table) -> StageOutcome:
         waiting = {
@@ -34,6 +35,7 @@ class AsksAlways(Operator):
 class Returns(Operator):
     """Returns what the test wants."""
 
+    asks = frozenset({"c"})
     outcome: StageOutcome
 
     def apply(self, table: pa.Table) -> StageOutcome:
@@ -67,10 +69,10 @@ def test_a_stage_that_asks_again_takes_the_answer_it_got() -> None:
     table = batch_of_groups(*[[0.0, 1.0] for _ in reviews])
     both = [text for review in reviews for text in (review, None)]
     result = chain.run(table.append_column("reviews", pa.array(both, pa.string())))
-    assert [row.experience_id for row in result.waiting] == [104, 106, 108]
+    assert [row.experience_id for row in result.questions] == [104, 106, 108]
     decided = {row["experience_id"]: (row["kept"], row["reason"]) for row in result.decisions.to_pylist()}
     assert decided == {100: (True, None), 101: (True, None), 102: (False, "review 'check': drop"), 103: (True, None)}
-    assert len(chain.run(table).waiting) == 5  # a batch without the column
+    assert len(chain.run(table).questions) == 5  # a batch without the column
 
 
 def test_reviews_are_read_only_where_a_stage_may_ask() -> None:
@@ -105,6 +107,10 @@ def test_a_score_is_the_same_when_it_was_computed_and_when_it_was_stored() -> No
         ({"waiting": {-1: Review("c", "?", 60.0, "pass")}}, "a row wait that it was not given"),
         ({"waiting": {0: Review("c", "?", math.inf, "pass")}}, "something that cannot be asked"),
         ({"waiting": {0: Review("c", "?", 60.0, "maybe")}}, "something that cannot be asked"),
+        (
+            {"waiting": {0: Review("d", "?", 60.0, "pass")}},
+            r"asks the question 'd', which it does not declare; allowed: c; add it to `asks` of the operator",
+        ),
         ({"reasons": pa.array([1, 1])}, r"reasons that are no texts \(got 'int64'\)"),
         ({"created": ["task"]}, "neither a task nor a group"),
         ({"created": [CreatedTask("t", "k", {"at": datetime.date(2020, 1, 1)}, 100)]}, r"JSON cannot hold: .*date.*\(got 'k'\)"),

@@ -12,9 +12,10 @@ import pytest
 
 from operators.base import CreatedGroup, CreatedTask, Messages, StageContext
 from operators.chain.build import build_chain
-from operators.chain.chain import Chain, ChainResult
+from operators.chain.chain import Chain
 from operators.llm.synthesis import same_answer
 from rftdata.errors import ConfigError, OperatorError, PluginError
+from rftdata.pipeline.records import Verdicts
 from rftdata.pipeline.tasks import TASK_BATCH_SCHEMA
 from tests.batches import batch_of_groups, batch_of_tasks
 
@@ -49,12 +50,12 @@ def errors(chain: Chain, table: pa.Table) -> list[str | None]:
     return found
 
 
-def tasks(result: ChainResult) -> list[CreatedTask]:
+def tasks(result: Verdicts) -> list[CreatedTask]:
     assert all(isinstance(new, CreatedTask) for new in result.created)
     return [new for new in result.created if isinstance(new, CreatedTask)]
 
 
-def groups(result: ChainResult) -> list[CreatedGroup]:
+def groups(result: Verdicts) -> list[CreatedGroup]:
     assert all(isinstance(new, CreatedGroup) for new in result.created)
     return [new for new in result.created if isinstance(new, CreatedGroup)]
 

@@ -1,4 +1,4 @@
-"""The first schema: every table, trigger and view of the main job.
+"""The first schema.
 
 The DDL is in the folder of the same name.
 """

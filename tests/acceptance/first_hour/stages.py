@@ -1,9 +1,11 @@
 """A stage of five lines: no questions back, and short answers are better."""
 
+from operators.base import drop
+
 
 def to_the_point(row, cost=0.01):
     if "?" in row["response"]:
-        return "asks back"
+        return drop("asks back")
     return {"reward": row["reward"] - cost * row["num_response_tokens"]}
 
 

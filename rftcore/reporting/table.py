@@ -1,0 +1,131 @@
+"""The tables of a report: the results of one run, or of two side by side, as a person reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from rftcore.reporting.report import Checkpoint, Gain, Report, evaluation_title
+
+
+def print_report(reports: Sequence[Report], between: Sequence[Gain] = (), console: Console | None = None) -> None:
+    """Print one report, or two side by side with the paired difference between them."""
+    console = console or Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=160, file=console.file)
+    for one in reports:
+        title = f"Held-out reward of {one.run}, paired by question (± standard error)"
+        console.print(
+            _gains(one.gains, title, "before", "after") if one.gains else f"{one.run}: no taskset was evaluated."
+        )
+        for unscored in one.unscored:
+            console.print(f"[red]warning[/red] {escape(unscored)}")
+    if between:
+        a, b = reports[0].run, reports[1].run
+        console.print(_gains(between, f"{b} against {a}, each at its best step", a, b))
+    console.print()
+    console.print(_facts(reports))
+    for one in reports:
+        if one.dropped:
+            console.print()
+            console.print(_dropped(one))
+
+
+def _gains(gains: Sequence[Gain], title: str, before: str, after: str) -> Table:
+    table = _titled(title)
+    table.add_column("taskset")
+    for name in ("questions", before, after, "difference", "z"):
+        table.add_column(name, justify="right")
+    for gain in gains:
+        error = "" if gain.standard_error is None else f" ± {gain.standard_error:.3f}"
+        table.add_row(
+            f"{evaluation_title(gain.purpose, gain.taskset)}, {gain.decoding}", str(gain.num_questions),
+            f"{gain.before:.3f} (step {gain.before_step})", f"{gain.after:.3f} (step {gain.after_step})",
+            f"{gain.difference:+.3f}{error}", "–" if gain.z is None else f"{gain.z:.1f}",
+        )  # fmt: skip
+    return table
+
+
+def _facts(reports: Sequence[Report]) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=len(reports) > 1, padding=(0, 2, 0, 0))
+    table.add_column("")
+    for one in reports:
+        table.add_column(one.run, overflow="fold")
+    lines = [_fact_lines(one) for one in reports]
+    for i, (name, _) in enumerate(lines[0]):
+        table.add_row(f"[bold]{name}[/bold]", *(column[i][1] for column in lines))
+    return table
+
+
+def _fact_lines(one: Report) -> list[tuple[str, str]]:
+    steps, groups = one.steps, one.groups
+    skipped = f", {steps.skipped} skipped ({'; '.join(steps.skipped_because)})" if steps.skipped else ""
+    forked = f", {steps.before_fork} of them before the fork" if steps.before_fork else ""
+    attempts = f" in {one.num_attempts} attempts" if one.num_attempts > 1 else ""
+    rate = "" if one.tokens_per_s is None else f" ({one.tokens_per_s:,.0f} a second over the whole run)"
+    planned = f"{groups.planned} planned ({groups.refilled} refills)"
+    closed = f" ({_counts(groups.closed_because)})" if groups.closed else ""
+    curve = one.train_curve
+    width = max(1, min(10, len(curve) // 2))
+    trainer = (
+        f"waited {_seconds(steps.wait_seconds)}, trained {_seconds(steps.train_seconds)}, "
+        f"published {_seconds(steps.publish_seconds)}"
+    )
+    reward = "–"
+    if curve:
+        first, last = (sum(p.mean for p in part) / len(part) for part in (curve[:width], curve[-width:]))
+        reward = f"{first:.3f} (first {width} steps) to {last:.3f} (last {width})"
+    return [
+        ("status", one.status + (f": {one.outcome}" if one.outcome else "")),
+        ("model", f"{one.model}, {one.algorithm}, seed {one.seed}"),
+        ("steps", f"{steps.done} of {steps.planned}{forked}{skipped}{attempts}"),
+        ("time", f"{_seconds(one.wall_seconds)}; the trainer {trainer}"),
+        ("tokens", f"{one.sampled_tokens:,} sampled for training{rate}, {one.evaluated_tokens:,} for evaluation"),
+        ("training reward", reward),
+        ("experiences", f"{one.num_experiences:,}; rollouts: {_counts(one.rollouts)}"),
+        *([("failed rollouts", "; ".join(f"{num} × {error}" for error, num in one.failed_because.items()))] if one.failed_because else []),
+        ("groups", f"{planned}, {groups.trained} trained on, {groups.closed} closed{closed}"),
+        ("best checkpoint", _checkpoint(one.best_checkpoint, one.best_step)),
+        ("last checkpoint", _checkpoint(one.last_checkpoint, None)),
+        ("buffer", one.buffer),
+    ]  # fmt: skip
+
+
+def _checkpoint(checkpoint: Checkpoint | None, step: int | None) -> str:
+    if checkpoint is None:
+        return "none" if step is None else f"step {step} is best; its files are not kept"
+    return f"step {checkpoint.trainer_step}: {checkpoint.uri}"
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{num} {name}" for name, num in counts.items()) or "none"
+
+
+def _dropped(one: Report) -> Table:
+    table = _titled(f"Experiences dropped in {one.run}")
+    table.add_column("rows", justify="right")
+    table.add_column("groups", justify="right")
+    table.add_column("stage")
+    table.add_column("reason", overflow="fold")
+    for drop in one.dropped:
+        table.add_row(str(drop.num_experiences), str(drop.num_groups), drop.stage, drop.reason)
+    return table
+
+
+def _titled(title: str) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+
+
+def _seconds(seconds: float | None) -> str:
+    """`7 s`, `3 min 20 s`, `2 h 5 min`."""
+    if seconds is None:
+        return "–"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

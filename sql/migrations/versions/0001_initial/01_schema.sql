@@ -1,0 +1,39 @@
+-- The schema, its clock, what refuses changes to facts, and this buffer's identity.
+
+CREATE SCHEMA IF NOT EXISTS rft;
+
+COMMENT ON TABLE rft.schema_version IS 'The revision of this schema; Alembic keeps it.';
+COMMENT ON COLUMN rft.schema_version.version_num IS 'The newest migration that was applied.';
+
+COMMENT ON SCHEMA rft IS 'The experience database: what was sampled, what people and pipelines think of it, and what was trained on it.';
+
+CREATE FUNCTION rft.clock() RETURNS timestamptz
+LANGUAGE sql STABLE
+AS $$ SELECT clock_timestamp() + coalesce(nullif(current_setting('rft.clock_shift', true), ''), '0')::interval $$;
+COMMENT ON FUNCTION rft.clock() IS 'The one clock of leases and heartbeats: the database''s, shifted by the setting rft.clock_shift (tests).';
+
+-- The one exception to "facts never change": a purge, which the owner of the tables runs with the setting rft.purge. Nobody else
+-- can use the setting, whatever they set.
+CREATE FUNCTION rft.refuse_fact_change() RETURNS trigger
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    IF TG_OP = 'UPDATE' AND coalesce(current_setting('rft.purge', true), '') <> ''
+        AND pg_has_role(current_user, (SELECT relowner FROM pg_class WHERE oid = TG_RELID), 'USAGE') THEN
+        RETURN NULL;
+    END IF;
+    RAISE EXCEPTION 'rft.% holds facts: % is refused', TG_TABLE_NAME, TG_OP
+        USING ERRCODE = 'integrity_constraint_violation',
+              DETAIL = 'What was sampled never changes; of rft.experience only reward and reward_final may be updated.',
+              HINT = 'To correct a reward: UPDATE rft.experience SET reward = … WHERE experience_id = …. To exclude a task: UPDATE rft.task SET status = ''excluded''. To remove text and arrays for good: rft purge.';
+END
+$$;
+COMMENT ON FUNCTION rft.refuse_fact_change() IS 'Trigger: facts are immutable; the error says what to do instead.';
+
+CREATE TABLE rft.buffer (
+    buffer_id uuid PRIMARY KEY DEFAULT gen_random_uuid()
+);
+CREATE UNIQUE INDEX buffer_single ON rft.buffer ((true));
+INSERT INTO rft.buffer DEFAULT VALUES;
+COMMENT ON TABLE rft.buffer IS 'This buffer: one row.';
+COMMENT ON COLUMN rft.buffer.buffer_id IS 'By this other buffers know where an import comes from; a restored back-up keeps it: it is the same buffer. Names of its segment files begin with the first 12 digits: files of another buffer in the same folder are not taken for orphans.';

@@ -1,0 +1,86 @@
+-- Who may do what. Roles belong to the whole server, not to one database; an account that may not make roles migrates
+-- nevertheless, and an administrator runs `SELECT rft.create_roles()` or `rft db roles` later.
+
+CREATE FUNCTION rft.create_roles() RETURNS text[]
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    wanted text;
+    made text[] := '{}';
+BEGIN
+    FOREACH wanted IN ARRAY ARRAY['rft_reader', 'rft_labeler', 'rft_worker'] LOOP
+        IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = wanted) THEN
+            BEGIN
+                EXECUTE format('CREATE ROLE %I NOLOGIN', wanted);
+                made := made || wanted;
+            EXCEPTION
+                WHEN duplicate_object OR unique_violation THEN NULL;  -- another database of this server made it at the same moment
+                WHEN insufficient_privilege THEN NULL;
+            END;
+        END IF;
+    END LOOP;
+    RETURN made;
+END
+$$;
+COMMENT ON FUNCTION rft.create_roles() IS 'Makes the roles rft_reader, rft_labeler and rft_worker where they are missing and the caller may; returns those made.';
+
+-- Idempotent; run after every migration, so that new tables are covered, and after a restore, which brings no rights. What is not named
+-- here stays the owner's: migrations, purges, roles.
+CREATE FUNCTION rft.grant_roles() RETURNS text[]
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    held text[] := (SELECT coalesce(array_agg(rolname::text ORDER BY rolname), '{}') FROM pg_roles
+                    WHERE rolname IN ('rft_reader', 'rft_labeler', 'rft_worker'));
+    -- Written once: of these a worker changes nothing.
+    append_only CONSTANT text[] := ARRAY['verdict', 'task_verdict', 'operator_run', 'write_receipt', 'evaluation_answer', 'attempt_history',
+                                         'group_origin', 'experience_origin', 'preference_pair'];
+    role text;
+    relation record;
+BEGIN
+    REVOKE ALL ON FUNCTION rft.purge_texts(bigint[], bigint, boolean) FROM PUBLIC;
+    REVOKE ALL ON FUNCTION rft.lock_labels() FROM PUBLIC;
+    REVOKE ALL ON FUNCTION rft.analyze_worklist() FROM PUBLIC;
+    REVOKE ALL ON FUNCTION rft.lock_groups_and_reviews(bigint[]) FROM PUBLIC;
+    REVOKE ALL ON FUNCTION rft.create_roles() FROM PUBLIC;
+    REVOKE ALL ON FUNCTION rft.grant_roles() FROM PUBLIC;
+
+    FOREACH role IN ARRAY held LOOP
+        EXECUTE format('REVOKE ALL ON ALL TABLES IN SCHEMA rft FROM %I', role);
+        EXECUTE format('REVOKE ALL ON ALL SEQUENCES IN SCHEMA rft FROM %I', role);
+        EXECUTE format('GRANT USAGE ON SCHEMA rft TO %I', role);
+        EXECUTE format('GRANT SELECT ON ALL TABLES IN SCHEMA rft TO %I', role);
+    END LOOP;
+    IF 'rft_labeler' = ANY (held) THEN
+        GRANT UPDATE (reward, reward_final) ON rft.experience TO rft_labeler;
+        GRANT USAGE ON SEQUENCE rft.label_batch_id_seq TO rft_labeler;
+        -- What a person says of two answers; of source and time they have no say.
+        GRANT INSERT (chosen_id, rejected_id, author, margin) ON rft.preference_pair TO rft_labeler;
+        -- What a person answers when asked.
+        GRANT UPDATE (answer) ON rft.review TO rft_labeler;
+        GRANT EXECUTE ON FUNCTION rft.lock_groups_and_reviews(bigint[]) TO rft_labeler;
+    END IF;
+    IF 'rft_worker' = ANY (held) THEN
+        FOR relation IN
+            SELECT c.relname FROM pg_class c
+            WHERE c.relnamespace = 'rft'::regnamespace AND c.relkind IN ('r', 'p')
+              AND c.relname NOT IN ('schema_version', 'buffer', 'experience', 'label', 'rollout', 'purge', 'purged_experience', 'retired_range')
+        LOOP
+            EXECUTE format('GRANT %s ON rft.%I TO rft_worker',
+                           CASE WHEN relation.relname = ANY (append_only) THEN 'INSERT' ELSE 'INSERT, UPDATE' END, relation.relname);
+        END LOOP;
+        GRANT INSERT ON rft.experience, rft.rollout TO rft_worker;
+        GRANT UPDATE (reward, reward_final) ON rft.experience TO rft_worker;
+        -- What is undone without a trace, because it never counted: items done with, draws given back, questions never answered;
+        -- and what a run samples by or goes back to, which is written anew.
+        GRANT DELETE ON rft.worklist, rft.draw, rft.evaluation, rft.sampler_lane, rft.sampler_insert, rft.sampler_step,
+            rft.selector_snapshot, rft.selector_state TO rft_worker;
+        GRANT USAGE ON ALL SEQUENCES IN SCHEMA rft TO rft_worker;
+        GRANT EXECUTE ON FUNCTION rft.lock_labels(), rft.analyze_worklist(), rft.lock_groups_and_reviews(bigint[]) TO rft_worker;
+    END IF;
+    RETURN held;
+END
+$$;
+COMMENT ON FUNCTION rft.grant_roles() IS 'Gives rft_reader, rft_labeler and rft_worker exactly what they may do, where they exist; returns those that do.';
+
+SELECT rft.create_roles();

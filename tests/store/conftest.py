@@ -1,0 +1,36 @@
+"""What several files of tests share: empty databases, and a program of the next release."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from rftdata.postgres import database
+from rftdata.postgres.embedded import EmbeddedServer
+
+NEXT = Path(__file__).with_name("next_version")
+
+
+@pytest.fixture
+def empty_uri(server: EmbeddedServer, request: pytest.FixtureRequest) -> Iterator[str]:
+    """An empty database of a server."""
+    name = f"empty_{abs(hash(request.node.nodeid)):x}"
+    with psycopg.connect(server.uri, autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"')
+    yield server.uri.replace("/rft?", f"/{name}?")
+    with psycopg.connect(server.uri, autocommit=True) as connection:
+        connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+@pytest.fixture
+def next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """From here on this program is that of a release with one more version of the schema; that version."""
+    folder = tmp_path / "sql-of-the-next-release"
+    shutil.copytree(database.sql_folder(), folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(NEXT, folder / "migrations" / "versions", dirs_exist_ok=True)
+    monkeypatch.setattr(database, "sql_folder", lambda: folder)
+    return database.newest_version()

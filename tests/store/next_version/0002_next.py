@@ -1,0 +1,23 @@
+"""A second version, for tests alone: one change of each kind that versions make.
+
+The DDL is in the folder of the same name.
+"""
+
+from __future__ import annotations
+
+from alembic import op
+
+from rftdata.postgres.database import run_folder
+
+revision = "0002"
+down_revision = "0001"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    run_folder(op.get_bind(), __file__)
+
+
+def downgrade() -> None:
+    raise NotImplementedError("facts are never dropped: restore a back-up instead")
