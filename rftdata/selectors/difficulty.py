@@ -29,14 +29,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from rftdata.errors import ConfigError
-from rftdata.selectors.base import Floats, Ids, Observation, Selector, TaskIds
+from rftdata.selectors.base import Floats, Ids, Observation, TaskIds
 from rftdata.selectors.checks import feature_list, flag, number
-from rftdata.selectors.table import TaskTable, in_rounds
+from rftdata.selectors.table import DrawnSelector
 
 _SMOOTHING = 0.9
 _LEAST = 1e-3
@@ -44,7 +43,7 @@ _LEAST = 1e-3
 _SURPRISE = 0.25
 
 
-class Difficulty(Selector):
+class Difficulty(DrawnSelector):
     """Beta posteriors, by position in the table of tasks.
 
     Args:
@@ -87,11 +86,9 @@ class Difficulty(Selector):
         self._pseudo_trials, self._adaptive = pseudo_trials, adaptive_implicit
         self._anchor: float | None = None  # C
         self._batch: list[tuple[int, float, float]] = []  # positions, successes and trials until B groups are there
-        self._draws = 0
         self._forgotten = 0.0  # logarithm of what is left of evidence from before the first update
         self._forgotten_at: dict[int, float] = {}
         self._chosen_rate = 0.0
-        self.table = TaskTable(task_ids)
         self._alpha, self._beta = np.ones(len(self.table)), np.ones(len(self.table))
         self._tried = np.zeros(len(self.table), dtype=np.bool_)
 
@@ -100,15 +97,10 @@ class Difficulty(Selector):
         self._weaker, self._stronger = (features[key] for key in self.feature_keys)
 
     def select(self, count: int) -> list[int]:
-        rng = np.random.default_rng((self.seed, self._draws))
-        self._draws += 1
-        chosen = [self._choose(rng, size) for size in in_rounds(count, self.table.num_open)]
-        if not chosen:
-            return []
-        positions = np.concatenate(chosen)
-        self._chosen_rate = float(self.pass_rates(positions).mean())
-        chosen_ids: list[int] = self.table.ids[positions].tolist()
-        return chosen_ids
+        chosen = super().select(count)
+        if chosen:
+            self._chosen_rate = float(self.pass_rates(self.table.positions(chosen)).mean())
+        return chosen
 
     def observe(self, observations: Sequence[Observation]) -> None:
         places = self.table.positions(o.task_id for o in observations).tolist()
@@ -133,21 +125,11 @@ class Difficulty(Selector):
         positions = self.table.positions(task_ids)
         return self._alpha[positions], self._beta[positions]
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"draws": self._draws}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._draws = state["draws"]
-
     def metrics(self) -> dict[str, float]:
         found = {"tried": float(self._tried.sum()), "chosen_pass_rate": self._chosen_rate}
         if self.feature_keys:
             found |= {"implicit": self._implicit, "between_references": self._anchor or 0.0}
         return found
-
-    def retire(self, task_ids: Sequence[int]) -> bool:
-        self.table.retire(task_ids)
-        return True
 
     # Learning
 
@@ -206,7 +188,6 @@ class Difficulty(Selector):
     # Choosing
 
     def _choose(self, rng: np.random.Generator, size: int) -> Ids:
-        """Positions of `size` different tasks."""
         keys = -np.abs(self._target - self._rates(rng))
         if self._temperature > 0:
             # The largest of score / temperature + Gumbel noise are draws without replacement in proportion to exp(score / temperature).

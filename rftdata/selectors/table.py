@@ -1,13 +1,18 @@
-"""The tasks of a selector as arrays: where an id stands, which are still open, and drawing among them."""
+"""The tasks of a selector as arrays: where an id stands, which are still open, and drawing among them.
+
+`DrawnSelector` is the base of selectors that draw at random.
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rftdata.selectors.base import Ids, TaskIds
+from rftdata.selectors.base import Ids, Selector, TaskIds
 
 Flags = npt.NDArray[np.bool_]
 
@@ -52,6 +57,37 @@ def draw_distinct(rng: np.random.Generator, wanted: Flags, count: int) -> Ids:
     return chosen
 
 
-def in_rounds(count: int, num_open: int) -> list[int]:
-    """Sizes of the draws without repetition that `count` takes: whole rounds of all tasks, and what remains."""
-    return [num_open] * (count // num_open) + ([count % num_open] if count % num_open else [])
+class DrawnSelector(Selector):
+    """Draws its tasks at random.
+
+    Every choice has random numbers of its own, by the run's seed and the number of choices before, so a restart goes on with the same.
+    """
+
+    def __init__(self, task_ids: TaskIds, seed: int) -> None:
+        super().__init__(task_ids, seed)
+        self.table = TaskTable(task_ids)
+        self._draws = 0
+
+    @abstractmethod
+    def _choose(self, rng: np.random.Generator, size: int) -> Ids:
+        """Positions of `size` different open tasks."""
+
+    def select(self, count: int) -> list[int]:
+        rng = np.random.default_rng((self.seed, self._draws))
+        self._draws += 1
+        whole_rounds, rest = divmod(count, self.table.num_open)
+        sizes = [self.table.num_open] * whole_rounds + [rest] * (rest > 0)
+        chosen_ids: list[int] = []
+        for size in sizes:
+            chosen_ids += self.table.ids[self._choose(rng, size)].tolist()
+        return chosen_ids
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"draws": self._draws}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._draws = state["draws"]
+
+    def retire(self, task_ids: Sequence[int]) -> bool:
+        self.table.retire(task_ids)
+        return True
