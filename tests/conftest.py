@@ -15,8 +15,9 @@ import pytest
 
 import rftdata
 from rftdata.config import BufferConfig
-from rftdata.postgres.database import Database, migrate
+from rftdata.postgres.database import Database
 from rftdata.postgres.embedded import EmbeddedServer
+from rftdata.postgres.migrations import migrate
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

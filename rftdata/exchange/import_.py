@@ -34,7 +34,8 @@ from rftdata.experience import (
     validate,
 )
 from rftdata.postgres.database import Row as DatabaseRow
-from rftdata.postgres.database import execute, storable
+from rftdata.postgres.database import execute
+from rftdata.postgres.values import storable
 from rftdata.segments.codec import encode
 from rftdata.writing.writer import NO_PIPELINE
 

@@ -25,7 +25,8 @@ import xxhash
 from rftdata.config import TasksetConfig
 from rftdata.config_errors import nearest
 from rftdata.errors import TaskSourceError, ranges
-from rftdata.postgres.database import Database, storable
+from rftdata.postgres.database import Database
+from rftdata.postgres.values import storable
 from rftdata.tasks.sources import source_rows, was_cut
 from rftdata.tasks.splits import SplitCounts, Splitter, key_column, key_of_value
 

@@ -25,8 +25,9 @@ from rftdata.labels import Opinion
 from rftdata.maintenance import purge
 from rftdata.pipeline.records import Question, Review
 from rftdata.pipeline.verdicts import ask
-from rftdata.postgres.database import Database, grant_roles, migrate
+from rftdata.postgres.database import Database
 from rftdata.postgres.embedded import EmbeddedServer
+from rftdata.postgres.migrations import grant_roles, migrate
 from rftdata.segments.compaction import Compactor
 from rftdata.training import stored_selection
 from tests.models import make_tiny_model
