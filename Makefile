@@ -41,6 +41,7 @@ format: setup  ## let ruff lay out the code and mend what it can
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
-docs: setup  ## write docs/reference/schema.md and stages.md anew, from the schema of a new buffer and from the stages
+docs: setup  ## generate docs/reference/schema.md, stages.md and the diagrams (these need Graphviz)
 	$(BIN)/python scripts/schema_reference.py
 	$(BIN)/python scripts/stages_reference.py
+	dot -Tsvg docs/diagrams/loop.dot -o docs/diagrams/loop.svg

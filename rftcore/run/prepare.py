@@ -27,7 +27,7 @@ from rftcore.monitor import MONITORS
 from rftcore.rewards import REWARDS
 from rftcore.tasks.checks import check_before_buffer
 from rftcore.tasks.pipeline import build_task_chain, load_tasks
-from rftcore.workflows import WORKFLOWS
+from rftcore.workflows import WORKFLOWS, check_workflow_args
 from rftdata.buffer import Buffer
 from rftdata.config_errors import parse_section
 from rftdata.errors import ConfigError, RftError
@@ -45,7 +45,8 @@ def check_plugins(config: RunConfig) -> Chain:
     """
     for name in config.explorer.reward:
         REWARDS.load(name, config.base_dir)
-    WORKFLOWS.load(config.explorer.workflow, config.base_dir)
+    workflow = WORKFLOWS.load(config.explorer.workflow, config.base_dir)
+    check_workflow_args(config.explorer.workflow, workflow, config.explorer.workflow_args)
     check_selectors(config)
     if config.explorer.engine not in ENGINES.names():
         ENGINES.load(config.explorer.engine, config.base_dir)
