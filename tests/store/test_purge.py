@@ -329,5 +329,14 @@ def test_emptied_batches_hold_nothing_of_the_rows(buffer: Buffer) -> None:
     appender.sync()
     appender.close()
     assert files_hold(buffer, MARK.tobytes()) == []
-    read = store.read(SegmentAddress(1, place.uri, place.offset_bytes, place.length_bytes, place.checksum), verify=True)
+    read = store.read(
+        SegmentAddress(
+            segment_id=1,
+            uri=place.uri,
+            offset_bytes=place.offset_bytes,
+            length_bytes=place.length_bytes,
+            checksum=place.checksum,
+        ),
+        verify=True,
+    )
     assert read == left and purged_rows(read) == {0, 2}

@@ -16,8 +16,9 @@ from psycopg.adapt import Transformer
 import rftdata
 from rftdata import Buffer
 from rftdata.errors import BufferUnavailableError, ConflictError, SchemaVersionError
-from rftdata.postgres.database import Database, migrate, queries, redacted, schema_version, sql_folder, translated
+from rftdata.postgres.database import Database, queries, redacted, sql_folder, translated
 from rftdata.postgres.embedded import EmbeddedServer
+from rftdata.postgres.migrations import migrate, schema_version
 
 CATALOGUE = """
     SELECT 'relation' AS kind, c.relname::text AS name, pg_get_viewdef(c.oid) AS text

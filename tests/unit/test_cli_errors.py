@@ -65,7 +65,7 @@ def test_a_missing_buffer_is_one_paragraph(
     [
         ("algorithm.group_sise=4", []),
         ("trainer.learning_rat=1", ["trainer.learning_rat", "did you mean 'learning_rate'?"]),
-        ("stepz=4", ["unknown key 'stepz'", "did you mean 'steps'?"]),
+        ("stepz=4", ["no key 'stepz'", "did you mean 'steps'?"]),
         ("steps=0", ["'steps'", "greater than 0", "got 0"]),
         ("steps", ["a.b=value"]),
         ("run.name.x=1", ["not a section"]),
