@@ -346,7 +346,7 @@ def test_plain_workflows_that_catch_everything_are_asked_again_and_reported_when
 
     try:
         assert {rollout.outcome for rollout in asyncio.run(run())} == {"timeout"}
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 90
         while not stuck or asked[0] < 6:
             assert time.monotonic() < deadline, (stuck, asked)
             time.sleep(0.05)
