@@ -1,19 +1,13 @@
-"""Configuration of the buffer, of task sources and selectors: what `rftdata` itself reads from a YAML file.
-
-`config_error` says in one paragraph all that is wrong with any section.
-"""
+"""Configuration of the buffer, of task sources and selectors: what `rftdata` itself reads from a YAML file."""
 
 from __future__ import annotations
 
-import difflib
 import math
 from itertools import pairwise
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, field_validator
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator
 
-from rftdata.errors import ConfigError
 from rftdata.user_code.time_limits import DEFAULT_S
 
 
@@ -225,86 +219,3 @@ def _address(url: str) -> str:
         return without_password(url)[0]
     except Exception:  # noqa: BLE001 - whatever it is, it is no connection string; who connects will say so
         return redacted(url)
-
-
-def config_error(error: ValidationError, section: type[BaseModel], origin: str, *, within: str = "") -> ConfigError:
-    """Everything that is wrong; an unknown key names the nearest known one.
-
-    Args:
-        error: of validating `section`.
-        section: the class that was validated.
-        origin: where the values come from: a file, a plug-in's name.
-        within: key of the section in the file; empty for the whole file.
-    """
-    found: dict[tuple[object, ...], ConfigError] = {}
-    for one in error.errors(include_url=False):
-        # A value that fits no member of a union is reported once for each member, at places below the value.
-        place = (*_field_of(section, one["loc"]), id(one["input"]))
-        found.setdefault(place, _one_error(one, section, within))
-    first, *others = found.values()
-    if not others:
-        return ConfigError(f"{origin}: {first.what}", value=first.value, allowed=first.allowed, todo=first.todo)
-    return ConfigError(
-        f"{origin}: {len(found)} settings are wrong: {'; '.join(map(_shortly, found.values()))}", todo="correct them"
-    )
-
-
-def _one_error(error: ErrorDetails, section: type[BaseModel], within: str) -> ConfigError:
-    where = ".".join(str(part) for part in (*filter(None, [within]), *error["loc"])) or "the file"
-    if error["type"] == "extra_forbidden":
-        allowed = allowed_keys(section, error["loc"][:-1])
-        near = difflib.get_close_matches(str(error["loc"][-1]), allowed, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "remove the key or correct it"
-        return ConfigError(f"unknown key {where!r}", allowed=", ".join(allowed) or "no keys", todo=hint)
-    if error["type"] == "missing":
-        return ConfigError(f"{where!r} is missing", todo="add it")
-    value = error["input"] if not isinstance(error["input"], dict) else None
-    message = error["msg"].removeprefix("Value error, ")
-    return ConfigError(f"{where!r}: {message}", value=value, todo="correct it")
-
-
-def _shortly(error: ConfigError) -> str:
-    """One of several errors: what is wrong, the value, and the nearest or the allowed keys."""
-    near = (
-        error.todo
-        if error.todo and error.todo.endswith("?")
-        else f"allowed: {error.allowed}"
-        if error.allowed
-        else None
-    )
-    notes = [note for note in (None if error.value is None else f"got {error.value!r}", near) if note]
-    return error.what.rstrip(".") + (f" ({', '.join(notes)})" if notes else "")
-
-
-def allowed_keys(section: Any, location: tuple[int | str, ...]) -> list[str]:
-    """Keys that the section at `location` within `section` accepts."""
-    for part in location:
-        if isinstance(part, int):
-            continue
-        field = section.model_fields.get(part) if hasattr(section, "model_fields") else None
-        if field is None:
-            return []
-        section = _section_of(field.annotation)
-    return sorted(section.model_fields) if hasattr(section, "model_fields") else []
-
-
-def _field_of(section: Any, location: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """The part of an error's location that names a field: keys of sections and indices, nothing below a plain value."""
-    kept: list[int | str] = []
-    for part in location:
-        if not isinstance(part, int) and not hasattr(section, "model_fields"):
-            break
-        kept.append(part)
-        if not isinstance(part, int) and part in section.model_fields:
-            section = _section_of(section.model_fields[part].annotation)
-    return tuple(kept)
-
-
-def _section_of(annotation: Any) -> Any:
-    if hasattr(annotation, "model_fields"):
-        return annotation
-    for argument in getattr(annotation, "__args__", ()):
-        found = _section_of(argument)
-        if found is not None:
-            return found
-    return None

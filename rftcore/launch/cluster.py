@@ -27,7 +27,7 @@ from rftcore.run.prepare import engine_config
 from rftdata.errors import ConfigError
 
 
-@dataclass
+@dataclass(kw_only=True)
 class RoleProcess:
     """A started role.
 
@@ -90,6 +90,8 @@ def start_cluster() -> str:
     """Connect to the configured cluster or start a local one; says which."""
     address = os.environ.get("RAY_ADDRESS")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Each role runs in a process with variables of its own. The idle processes that Ray starts in advance, one per core, are never used.
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     local: _LocalCluster = (
         {}
         if address
@@ -215,7 +217,12 @@ def _start(
             num_cpus=0, num_gpus=gpus, runtime_env={"env_vars": environment}, scheduling_strategy=placed
         ).remote()
         return RoleProcess(
-            name, role, start, actor, actor.identity.remote(), actor.run.remote(role, config, run, options)
+            name=name,
+            role=role,
+            start=start,
+            actor=actor,
+            identity=actor.identity.remote(),
+            done=actor.run.remote(role, config, run, options),
         )
 
     return start()

@@ -11,7 +11,8 @@ import pytest
 from rftcore.config import load_config
 from rftcore.pipeline.policy_endpoint import Policy
 from rftdata.postgres.embedded import EmbeddedServer
-from tests.acceptance.conftest import CHECKOUT, Rft, Warm, report, rows
+from tests.support.command_line import CHECKOUT, Rft, report, rows
+from tests.support.warm_up import Warm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

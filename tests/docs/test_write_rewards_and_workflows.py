@@ -16,7 +16,7 @@ from rftcore.explorer.scorer import Scorer
 from rftcore.workflows import WORKFLOWS
 from rftcore.workflows.task import Task, Turn
 from rftdata.experience import Rollout, Sequence
-from tests.models import make_character_tokenizer
+from tests.support.models import make_character_tokenizer
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "how-to"
 TASK = Task(1, "sums", "one", "1+1=", "2")
@@ -38,7 +38,15 @@ def tried(files: Path, workflow: str, answer: str, **arguments: Any) -> Rollout:
 
     async def run() -> Rollout:
         scorer = Scorer(["exact_match"], files)
-        runner = RolloutRunner(engine, function, arguments, scorer, 30.0, "explorer", asyncio.Semaphore(1))
+        runner = RolloutRunner(
+            engine=engine,
+            workflow=function,
+            workflow_args=arguments,
+            scorer=scorer,
+            timeout_s=30.0,
+            source="explorer",
+            slots=asyncio.Semaphore(1),
+        )
         return await runner.rollout(TASK, 0, Decoding())
 
     return asyncio.run(run())

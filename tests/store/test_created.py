@@ -11,8 +11,8 @@ from operators.base import CreatedAnswer, CreatedGroup, CreatedTask
 from rftcore.config import RunConfig, parse_config
 from rftcore.pipeline.created import Created
 from rftdata import Buffer
-from tests.models import make_tiny_model
-from tests.store_roles import Roles, two_sealed_groups
+from tests.support.models import make_tiny_model
+from tests.support.store_roles import Roles, two_sealed_groups
 
 
 @pytest.fixture

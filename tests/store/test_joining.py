@@ -20,7 +20,7 @@ from rftcore.run.prepare import find_resumable, named_resumable, stored_config
 from rftdata import Buffer, exchange
 from rftdata.errors import ConfigError, QueryError
 from rftdata.workers import Worker
-from tests.store_roles import own_group
+from tests.support.store_roles import own_group
 
 
 def configured(name: str, buffer: Buffer, model: Path | str = "none") -> RunConfig:

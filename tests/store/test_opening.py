@@ -13,11 +13,12 @@ from rftcore.cli import run_command
 from rftdata import Buffer, exchange
 from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError, QueryError, SchemaVersionError
-from rftdata.postgres.database import Database, newest_version, schema_version
+from rftdata.postgres.database import Database
 from rftdata.postgres.embedded import EmbeddedServer
-from tests.models import make_tiny_model
+from rftdata.postgres.migrations import newest_version, schema_version
 from tests.store.test_pipeline_verbs import CONFIG
-from tests.store_roles import own_group
+from tests.support.models import make_tiny_model
+from tests.support.store_roles import own_group
 
 Said = Callable[..., tuple[int, str, str]]
 

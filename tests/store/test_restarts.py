@@ -16,7 +16,7 @@ from rftdata import Buffer
 from rftdata.user_code import blocked
 from rftdata.workers import note_blocked_workers
 from tests.store.test_pipeline_worker import rows
-from tests.store_roles import Roles
+from tests.support.store_roles import Roles
 
 HOST = os.uname().nodename
 
@@ -27,7 +27,7 @@ def role(name: str, watch: ProcessWatch | None = None) -> RoleProcess:
     def start() -> RoleProcess:
         return role(name)
 
-    return RoleProcess(name, name.split()[0], start, None, None, None, watch)
+    return RoleProcess(name=name, role=name.split()[0], start=start, actor=None, identity=None, done=None, watch=watch)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from rftcore.config import parse_config
 from rftcore.pipeline.policy_endpoint import Policy
 from rftdata.errors import EngineStoppedError, RftError
 from rftdata.pipeline.budget import MemoryUsage, Usage
-from tests.models import make_tiny_model
+from tests.support.models import make_tiny_model
 
 
 def tiny_policy(folder: Path) -> Policy:
