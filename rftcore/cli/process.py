@@ -90,16 +90,17 @@ def _replay(config: RunConfig, run: str | None, version: str | None, as_json: bo
     import rftdata
     from rftcore.cli.output import print_json, warn
     from rftcore.pipeline.replay import replay
-    from rftcore.run.prepare import build_pipeline
+    from rftcore.resolved import ResolvedRun
     from rftdata.user_code import held_lock
 
-    chain = build_pipeline(config)
+    resolved = ResolvedRun(config)
+    _ = resolved.experience_chain  # before the buffer is opened: a mistake in it is told at once
     with (
         rftdata.open(config.buffer, create=False, application="rft process", report=warn) as found,
         held_lock.printed(),
     ):
         row = run_of(config, found, run)
-        done = replay(config, found, row, chain, version, _tell)
+        done = replay(resolved, found, row, version, _tell)
     if as_json:
         print_json(asdict(done))
         return
