@@ -1,15 +1,16 @@
 # The two commands of the README are `make demo` and `make test`; each sets up what it needs. `make` alone lists all.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast crash-test bench lint format docs
+.PHONY: help setup demo test test-fast test-postgres crash-test bench lint format docs
 
 BIN := .venv/bin
 # Tests share small machines with the engines they start; threads that spin while waiting would starve them.
 export OMP_WAIT_POLICY ?= PASSIVE
-# Tests wait for engines and servers half of the time. Those of a file stay together, since they share what they start.
-SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
+# Tests wait for engines and servers much of the time: three processes keep two cores busy. Those of a file stay together, since they
+# share what they start; the longest files come first (tests/support/durations.py).
+SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 setup:  ## make .venv and install everything into it (does nothing when it is up to date)
 	@scripts/setup
@@ -22,6 +23,10 @@ test: setup lint  ## the checks and all tests; PYTEST_ARGS="-k name" narrows the
 
 test-fast: setup  ## the tests without the slow ones
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow and not gpu" $(PYTEST_ARGS)
+
+test-postgres: setup  ## tests/store on PostgreSQL 15, the oldest version that a buffer works on
+	RFT_TEST_POSTGRES=$$(scripts/oldest_postgres) && export RFT_TEST_POSTGRES && \
+	  $(BIN)/python -m pytest $(SIDE_BY_SIDE) $(PYTEST_ARGS) tests/store
 
 crash-test: setup  ## kills processes at random and looks for what is lost; KILLS=1000, SEED=n repeats a schedule
 	$(BIN)/python -m tests.crash.storm --kills $(or $(KILLS),1000) $(if $(SEED),--seed $(SEED))
@@ -41,6 +46,7 @@ format: setup  ## let ruff lay out the code and mend what it can
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
-docs: setup  ## write docs/reference/schema.md and stages.md anew, from the schema of a new buffer and from the stages
+docs: setup  ## generate docs/reference/schema.md, stages.md and the diagrams (these need Graphviz)
 	$(BIN)/python scripts/schema_reference.py
 	$(BIN)/python scripts/stages_reference.py
+	dot -Tsvg docs/diagrams/loop.dot -o docs/diagrams/loop.svg

@@ -24,7 +24,7 @@ from rftcore.explorer.workflow_loop import WorkflowLoop
 from rftcore.rewards import load_rewards
 from rftcore.workflows.single_turn import single_turn
 from rftcore.workflows.task import Task
-from tests.models import make_tiny_model
+from tests.support.models import make_tiny_model
 
 NUM_ROLLOUTS = 64
 REWARDS = """

@@ -35,6 +35,9 @@ class RunSection(Section):
     mode: Literal["both", "train"] = Field(
         "both", description="train: no explorer; groups come from elsewhere, written through the Python interface."
     )
+    stop_grace_s: float = Field(
+        60.0, gt=0, description="Seconds that `rft run` gives its processes to stop before it kills them."
+    )
 
 
 class ModelSection(Section):
@@ -208,7 +211,9 @@ def load_config(file: Path, overrides: list[str] | None = None) -> RunConfig:
         ConfigError: unreadable file, unknown key (with the nearest valid one), wrong value, malformed override.
     """
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is not UTF-8 text: {error}", todo="save the file as UTF-8") from error
     except OSError as error:
         raise ConfigError(
             f"the configuration file cannot be read: {error.strerror}", value=str(file), todo="correct the path"

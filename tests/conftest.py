@@ -17,8 +17,25 @@ import rftdata
 from rftdata.config import BufferConfig
 from rftdata.postgres.database import Database, migrate
 from rftdata.postgres.embedded import EmbeddedServer
+from tests.support import durations, servers
+from tests.support.system_postgres import SystemServer
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+servers.mark_session()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Processes side by side take the longest files first, so that they end together; one process keeps the order of the names."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: -durations.of_file(item.path))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Stop every embedded server that a test left, wherever it lies; the last process of the session does it for all."""
+    if "PYTEST_XDIST_WORKER" not in os.environ and (left := servers.stop(servers.started())):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        print(f"\nPostgreSQL servers of the tests that do not stop: {[process.pid for process in left]}")
 
 
 @pytest.fixture(scope="session")
@@ -33,8 +50,10 @@ def server_folders() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def server(server_folders: Path) -> Iterator[EmbeddedServer]:
-    server = EmbeddedServer(server_folders / "session")
+def server(server_folders: Path) -> Iterator[EmbeddedServer | SystemServer]:
+    """The embedded server, or one of the programs that `make test-postgres` names."""
+    folder, programs = server_folders / "session", os.environ.get("RFT_TEST_POSTGRES")
+    server = SystemServer(folder, Path(programs)) if programs else EmbeddedServer(folder)
     uri = server.start()
     with psycopg.connect(uri, autocommit=True) as connection:
         connection.execute("ALTER SYSTEM SET fsync = off")  # no test here outlives a power cut
@@ -48,7 +67,7 @@ def server(server_folders: Path) -> Iterator[EmbeddedServer]:
 
 
 @pytest.fixture
-def database_uri(server: EmbeddedServer, request: pytest.FixtureRequest) -> Iterator[str]:
+def database_uri(server: EmbeddedServer | SystemServer, request: pytest.FixtureRequest) -> Iterator[str]:
     """A fresh migrated database."""
     name = f"test_{abs(hash(request.node.nodeid)):x}"
     with psycopg.connect(server.uri, autocommit=True) as connection:

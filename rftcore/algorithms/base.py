@@ -20,16 +20,23 @@ of pairs experience 2p is the chosen and 2p + 1 the rejected one of pair p.
 
 from __future__ import annotations
 
+import importlib.util
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import torch
 from pydantic import Field, field_validator
-from torch import Tensor
 
 from rftdata.config import Section
 from rftdata.errors import RftError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Most processes read an algorithm's needs and compute nothing with it: they do not wait two seconds for torch, but an installation
+# without it is found here.
+if importlib.util.find_spec("torch") is None:
+    raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
 Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"]
 KLType = Literal["none", "k1", "k2", "k3"]
@@ -161,7 +168,7 @@ class Rule(ABC):
         Raises:
             RftError: a reward that is not a number.
         """
-        return torch.zeros(len(rewards_B), dtype=torch.float32)
+        return rewards_B.new_zeros(len(rewards_B)).float()
 
     @abstractmethod
     def objective(self, tokens: TokenBatch, weights_N: Tensor, share: float) -> tuple[Tensor, dict[str, Tensor]]:
@@ -216,7 +223,7 @@ def pairs_of(tokens: TokenBatch) -> PairBatch:
         return values_N.new_zeros(2 * len(pairs_P)).index_add(0, place_N, values_N).view(-1, 2)
 
     logprobs_P2, reference_P2 = sums_P2(tokens.logprobs_N), sums_P2(tokens.reference_logprobs_N)
-    tokens_P2 = sums_P2(torch.ones_like(tokens.reference_logprobs_N))
+    tokens_P2 = sums_P2(tokens.reference_logprobs_N.new_ones(len(tokens.reference_logprobs_N)))
     return PairBatch(
         logprobs_P2[:, 0], logprobs_P2[:, 1], reference_P2[:, 0], reference_P2[:, 1], tokens_P2[:, 0], tokens_P2[:, 1]
     )
@@ -260,7 +267,7 @@ def kl_k2(logprobs: Tensor, reference: Tensor) -> Tensor:
 def kl_k3(logprobs: Tensor, reference: Tensor) -> Tensor:
     """q/p - 1 - log(q/p): unbiased, low variance, never negative (Schulman 2020; GRPO, arXiv 2402.03300 eq. 4)."""
     log_ratio = (reference - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    return torch.expm1(log_ratio) - log_ratio
+    return log_ratio.expm1() - log_ratio
 
 
 KL_ESTIMATORS = {"k1": kl_k1, "k2": kl_k2, "k3": kl_k3}
@@ -272,7 +279,7 @@ def refuse_missing_rewards(rewards_B: Tensor, group_index_B: Tensor, rollout_ind
     Raises:
         RftError: names the first reward that is not finite.
     """
-    wrong = (~torch.isfinite(rewards_B)).nonzero().flatten().tolist()
+    wrong = (~rewards_B.isfinite()).nonzero().flatten().tolist()
     if wrong:
         row = wrong[0]
         raise RftError(

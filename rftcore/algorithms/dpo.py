@@ -21,7 +21,6 @@ Tülu 3, arXiv 2411.15124, section 5); β then wants to be about as many times l
 from __future__ import annotations
 
 from pydantic import Field
-from torch.nn.functional import logsigmoid
 
 from rftcore.algorithms.base import AlgorithmConfig, PairAlgorithm, PairBatch, PairLoss
 
@@ -46,6 +45,8 @@ class DPO(PairAlgorithm):
 
         Metrics: `chosen_reward` and `rejected_reward` (β r, nats), `pair_margin` (h), `pair_accuracy` (share with h > 0).
         """
+        from torch.nn.functional import logsigmoid
+
         chosen_P = pairs.chosen_logprobs_P - pairs.chosen_reference_P
         rejected_P = pairs.rejected_logprobs_P - pairs.rejected_reference_P
         if self.config.length_normalised:

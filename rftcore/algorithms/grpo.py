@@ -13,11 +13,9 @@ DAPO's `token-mean`, which does not favour short answers.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from pydantic import Field, field_validator
-from torch import Tensor
 
 from rftcore.algorithms.base import (
     KL_ESTIMATORS,
@@ -31,6 +29,9 @@ from rftcore.algorithms.base import (
     TokenLoss,
     refuse_missing_rewards,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class GRPOConfig(AlgorithmConfig):
@@ -75,12 +76,12 @@ class GRPO(Algorithm):
         """
         refuse_missing_rewards(rewards_B, group_index_B, rollout_index_B)
         rewards = rewards_B.double()
-        advantages_B = torch.zeros_like(rewards)
+        advantages_B = rewards.new_zeros(len(rewards))
         for group in group_index_B.unique():
             members = group_index_B == group
             _, rollout = rollout_index_B[members].unique(return_inverse=True)
-            turns = torch.bincount(rollout)
-            rollout_rewards = torch.bincount(rollout, weights=rewards[members]) / turns
+            turns = rollout.bincount()
+            rollout_rewards = rollout.bincount(weights=rewards[members]) / turns
             if len(turns) < 2 or bool(rewards[members].max() == rewards[members].min()):
                 continue
             spread = rollout_rewards.std(correction=1)
@@ -99,7 +100,7 @@ class GRPO(Algorithm):
         clip = self.config.clip
         unclipped = ratio * tokens.advantages_N
         clipped = ratio.clamp(1.0 - clip.low, 1.0 + clip.high) * tokens.advantages_N
-        loss = -torch.minimum(unclipped, clipped)
+        loss = -unclipped.minimum(clipped)
         metrics = {"ratio_mean": ratio.detach(), "clip_fraction": (clipped < unclipped).float()}
         if self.needs_reference:
             assert tokens.reference_logprobs_N is not None

@@ -89,6 +89,8 @@ def start_cluster() -> str:
     """Connect to the configured cluster or start a local one; says which."""
     address = os.environ.get("RAY_ADDRESS")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Each role runs in a process with variables of its own. The idle processes that Ray starts in advance, one per core, are never used.
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     local: _LocalCluster = (
         {}
         if address

@@ -48,7 +48,6 @@ from rftdata.postgres.database import Row
 from rftdata.user_code import held_lock
 from rftdata.workers import Worker, mark_dead_workers
 
-_STOP_GRACE_S = 60.0
 _REFRESH_S = 1.0
 _DEPARTURE_S = 45.0
 # Roles wait for a database that is away; this process looks at the roles again soon.
@@ -203,6 +202,7 @@ def _supervise(resolved: ResolvedRun, buffer: Buffer, row: Row, view: View, inte
         roles = Roles(started, Restarts(buffer, row), view, interrupts)
         progress, people = Progress(buffer, row["run_id"]), People(view, buffer_option(buffer.location))
         asked_at: float | None = None
+        grace_s = config.run.stop_grace_s
         revive = _Reviver(buffer, row, view)
         while roles.running:
             roles.watch(_REFRESH_S)
@@ -210,11 +210,11 @@ def _supervise(resolved: ResolvedRun, buffer: Buffer, row: Row, view: View, inte
             if interrupts.stop or roles.failed:
                 if asked_at is None:
                     asked_at = time.monotonic()
-                    _tell_stop(view, roles.failed)
+                    _tell_stop(view, roles.failed, grace_s)
                 # Again and again: a trainer that begins its attempt now takes the request for one of before.
                 _ask_to_stop(buffer, row)
-            if asked_at is not None and (interrupts.urgent or time.monotonic() - asked_at > _STOP_GRACE_S):
-                roles.kill("did not stop yet" if interrupts.urgent else f"did not stop within {_STOP_GRACE_S:.0f} s")
+            if asked_at is not None and (interrupts.urgent or time.monotonic() - asked_at > grace_s):
+                roles.kill("did not stop yet" if interrupts.urgent else f"did not stop within {grace_s:.0f} s")
             _show(progress, view, people)
     if roles.failed:
         _fail(buffer, row, roles.failed, view)
@@ -257,9 +257,9 @@ class _Reviver:
             self._view.message(f"warning: the database does not start: {error}")
 
 
-def _tell_stop(view: View, failed: dict[str, BaseException]) -> None:
+def _tell_stop(view: View, failed: dict[str, BaseException], grace_s: float) -> None:
     why = f"{', '.join(failed)} ended with an error" if failed else "interrupted"
-    view.message(f"{why}: the other processes are asked to stop (up to {_STOP_GRACE_S:.0f} s)")
+    view.message(f"{why}: the other processes are asked to stop (up to {grace_s:.0f} s)")
 
 
 def _ask_to_stop(buffer: Buffer, row: Row) -> None:

@@ -20,6 +20,7 @@ from rftcore.monitor import MONITORS
 from rftcore.resolved import ResolvedRun
 from rftcore.tasks.checks import check_before_buffer
 from rftcore.tasks.pipeline import load_tasks
+from rftcore.workflows import check_workflow_args
 from rftdata.buffer import Buffer
 from rftdata.errors import ConfigError
 from rftdata.postgres.database import Row
@@ -34,7 +35,8 @@ def check_plugins(resolved: ResolvedRun) -> None:
         PluginError, ConfigError: what does not exist, load or fit.
     """
     config = resolved.config
-    _ = resolved.rewards, resolved.workflow
+    _ = resolved.rewards
+    check_workflow_args(config.explorer.workflow, resolved.workflow, config.explorer.workflow_args)
     check_selectors(resolved)
     # Engines and monitors with a name of their own may import large packages; the roles that use them will.
     if config.explorer.engine not in ENGINES.names():

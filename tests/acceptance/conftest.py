@@ -1,112 +1,49 @@
-"""The tiny model warmed up by the example itself, once per session, and `rft` as a user calls it."""
+"""`rft` as a user calls it, and what the processes of a test session share: the warmed-up model and the built wheel."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
+from filelock import FileLock
 
-import rftdata
-from rftdata.postgres.embedded import EmbeddedServer
-
-CHECKOUT = Path(__file__).resolve().parents[2]
-EXAMPLE = CHECKOUT / "examples" / "sort_from_scratch"
-
-Rft = Callable[..., "subprocess.CompletedProcess[str]"]
+from tests.support.command_line import CHECKOUT, Rft, call_rft
+from tests.support.warm_up import Warm, warm_up
 
 
 @pytest.fixture(scope="session")
 def rft() -> Rft:
     """Runs `rft …` to its end and returns what it printed."""
-
-    def call(
-        *arguments: object, timeout: float = 420, cwd: Path | None = None, check: bool = True
-    ) -> subprocess.CompletedProcess[str]:
-        process = subprocess.Popen(
-            rft_command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd or CHECKOUT,
-            env=rft_environment(),
-        )  # fmt: skip
-        try:
-            stdout, stderr = process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            doing = _what_they_do(arguments)
-            process.kill()
-            stdout, stderr = process.communicate()
-            pytest.fail(
-                f"rft {arguments} took over {timeout} s:\n{stdout[-4000:]}\n{stderr[-4000:]}\n{doing}", pytrace=False
-            )
-        result = subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
-        assert not check or result.returncode == 0, (
-            f"rft {arguments} ended with {result.returncode}:\n{result.stdout}\n{result.stderr}"
-        )
-        return result
-
-    return call
-
-
-def _what_they_do(arguments: tuple[object, ...]) -> str:
-    """What the processes of a buffer said they were doing, for the message of a call that hangs."""
-    named = [Path(str(arguments[i + 1])) for i, argument in enumerate(arguments[:-1]) if argument == "--buffer"]
-    queries = (
-        "select * from rft.worker",
-        "select * from rft.worklist",
-        "select * from rft.evaluation",
-        "select * from rft.rollout_group",
-    )
-    found = [f"{query}: {rows(buffer, query)[-30:]}" for buffer in named for query in queries]
-    stacks = [
-        subprocess.run(
-            rft_command("status", "--stacks", "--buffer", buffer), capture_output=True, text=True, check=False
-        ).stdout
-        for buffer in named
-    ]
-    return "\n".join(found + stacks)
-
-
-def rft_command(*arguments: object) -> list[str]:
-    return [sys.executable, "-c", "import sys; from rftcore.cli import main; sys.exit(main())", *map(str, arguments)]
-
-
-def rft_environment() -> dict[str, str]:
-    return {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "160", "NO_COLOR": "1"}
-
-
-@dataclass
-class Warm:
-    """A buffer with the finished warm-up run, and the checkpoint it ended with."""
-
-    buffer: Path
-    model: Path
-    initial: Path
+    return call_rft
 
 
 @pytest.fixture(scope="session")
-def warm(tmp_path_factory: pytest.TempPathFactory, rft: Rft) -> Warm:
-    """The example's warm-up: supervised fine-tuning of a random model of 0.75 million parameters."""
-    folder = tmp_path_factory.mktemp("warm")
-    subprocess.run([sys.executable, EXAMPLE / "make_model.py", folder / "model"], check=True, capture_output=True)
-    rft(
-        "run", EXAMPLE / "sft.yaml", "--buffer", folder / "buffer", "--set", f"model.path={folder / 'model'}", "--plain"
-    )
-    with rftdata.open(str(folder / "buffer")) as buffer:
-        uri = buffer.sql("select uri from rft.checkpoint order by trainer_step desc limit 1")["uri"][0].as_py()
-    EmbeddedServer(folder / "buffer").stop()
-    return Warm(folder / "buffer", Path(uri), folder / "model")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The session's folder, in which each of its processes has one of its own."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
 
 
-def rows(buffer: Path, query: str) -> list[dict[str, Any]]:
-    """Rows of a query on an embedded buffer."""
-    with rftdata.open(str(buffer)) as opened:
-        return opened.sql(query).to_pylist()
+@pytest.fixture(scope="session")
+def warm(shared: Path) -> Warm:
+    """The example's warm-up, made by the first process of the session that needs it."""
+    with FileLock(str(shared / "warm.lock")):
+        (shared / "warm").mkdir(exist_ok=True)
+        return warm_up(shared / "warm")
 
 
-def report(rft: Rft, buffer: Path, run: str) -> dict[str, Any]:
-    """`rft report RUN --json`."""
-    return json.loads(rft("report", run, "--json", "--buffer", buffer).stdout)
+@pytest.fixture(scope="session")
+def wheel(shared: Path) -> Path:
+    """The wheel, built by the first process of the session that needs it."""
+    folder = shared / "dist"
+    with FileLock(str(shared / "wheel.lock")):
+        if not list(folder.glob("*.whl")):
+            folder.mkdir(exist_ok=True)
+            # The default of `build`: a source distribution first, and the wheel from that, so both are known to be complete.
+            command = [sys.executable, "-m", "build", "--outdir", folder, CHECKOUT]
+            subprocess.run(command, cwd=folder, check=True, timeout=500)
+        [built] = folder.glob("*.whl")
+        return built

@@ -16,7 +16,7 @@ import yaml
 
 import rftdata
 from rftdata.postgres.embedded import EmbeddedServer
-from tests.acceptance.conftest import EXAMPLE, Rft, rft_command, rft_environment, rows
+from tests.support.command_line import EXAMPLE, Rft, rft_command, rft_environment, rows
 
 # Each starts processes that import the training stack, which adds up.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

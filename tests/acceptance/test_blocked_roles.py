@@ -14,8 +14,8 @@ import pytest
 
 from rftcore.launch.restarts import MAX_FUTILE
 from rftdata.postgres.embedded import EmbeddedServer
-from tests.acceptance.conftest import Rft, rft_command, rft_environment, rows
-from tests.models import make_tiny_model
+from tests.support.command_line import Rft, rft_command, rft_environment, rows
+from tests.support.models import make_tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

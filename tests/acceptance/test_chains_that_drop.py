@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.conftest import EXAMPLE, Rft, Warm, report, rows
+from tests.support.command_line import EXAMPLE, Rft, report, rows
+from tests.support.warm_up import Warm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

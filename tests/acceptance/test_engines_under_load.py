@@ -14,7 +14,7 @@ from rftcore.engines import ENGINES
 from rftcore.engines.base import Decoding, Engine, EngineConfig, Generation
 from rftcore.sync.weights_file import write_atomically, write_weights
 from rftdata.errors import RftError
-from tests.models import make_tiny_model
+from tests.support.models import make_tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

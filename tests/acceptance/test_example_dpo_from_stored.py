@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from rftdata.postgres.embedded import EmbeddedServer
-from tests.acceptance.conftest import CHECKOUT, EXAMPLE, Warm, rft_environment, rows
+from tests.support.command_line import CHECKOUT, EXAMPLE, rft_environment, rows
+from tests.support.warm_up import Warm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rftdata.postgres.embedded import EmbeddedServer
-from tests.acceptance.conftest import rows
+from tests.support.command_line import rows
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook" / "read_a_buffer.ipynb"
 CHECK = "import sys\nassert not {'torch', 'ray', 'vllm', 'transformers'} & set(sys.modules)"

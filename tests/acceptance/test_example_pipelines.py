@@ -12,7 +12,8 @@ from rftcore.config import load_config
 from rftcore.pipeline.policy_endpoint import Policy
 from rftcore.resolved import ResolvedRun
 from rftdata.postgres.embedded import EmbeddedServer
-from tests.acceptance.conftest import CHECKOUT, Rft, Warm, report, rows
+from tests.support.command_line import CHECKOUT, Rft, report, rows
+from tests.support.warm_up import Warm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

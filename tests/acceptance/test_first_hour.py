@@ -22,8 +22,8 @@ from typing import Any
 import pytest
 
 from rftdata.postgres.embedded import EmbeddedServer
-from tests.acceptance.conftest import CHECKOUT, rft_environment, rows
-from tests.models import make_tiny_model
+from tests.support.command_line import CHECKOUT, rft_environment, rows
+from tests.support.models import make_tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -115,15 +115,9 @@ def finished(process: subprocess.Popen[str]) -> str:
     return output
 
 
-def environment_with_the_wheel(folder: Path) -> Path:
-    """A virtual environment with the wheel, made as the build makes it, and the dependencies of the environment of the tests."""
-    place = folder / "environment"
-    for command in (
-        [sys.executable, "-m", "build", "--wheel", "--outdir", folder, CHECKOUT],
-        [sys.executable, "-m", "venv", "--without-pip", place],
-    ):
-        subprocess.run(command, check=True, capture_output=True)
-    [wheel] = folder.glob("*.whl")
+def environment_with_the_wheel(place: Path, wheel: Path) -> Path:
+    """A virtual environment with the wheel and the dependencies of the environment of the tests."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True, capture_output=True)
     python = place / "bin" / "python"
     subprocess.run(
         [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", wheel], check=True
@@ -145,8 +139,8 @@ def environment_with_the_wheel(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def place(server_folders: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    environment = environment_with_the_wheel(tmp_path_factory.mktemp("installed"))
+def place(server_folders: Path, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    environment = environment_with_the_wheel(tmp_path_factory.mktemp("installed") / "environment", wheel)
     folder = server_folders / "first-hour"
     shutil.copytree(FILES, folder)
     make_tiny_model(folder / "model", context_length=64)

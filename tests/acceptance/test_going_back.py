@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 import rftdata
-from tests.acceptance.conftest import Rft, Warm, report, rows
-from tests.acceptance.small_runs import RUN, STEPS, settings, start
+from tests.support.command_line import Rft, report, rows
+from tests.support.small_runs import RUN, STEPS, settings, start
+from tests.support.warm_up import Warm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -1,4 +1,7 @@
-"""Ctrl-C, or kill -9 of any one process, then `rft run --resume`: one continuous curve to the planned number of steps."""
+"""Ctrl-C, or kill -9 of any one process, then `rft run --resume`: one continuous curve to the planned number of steps.
+
+The tests are one walk and run in their order: a single run outlives all of it, and each test goes on where the one before stopped.
+"""
 
 from __future__ import annotations
 
@@ -6,129 +9,149 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 import rftdata
-from tests.acceptance.conftest import EXAMPLE, Rft, Warm, report, rft_command, rft_environment, rows
+from rftdata.postgres.embedded import EmbeddedServer
+from tests.support.command_line import EXAMPLE, Rft, report, rft_command, rft_environment, rows
+from tests.support.warm_up import Warm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-STEPS = 12
+# More than the lives of the run can do before the last one: each does two new steps, and those until it is hit.
+STEPS = 60
 OVERRIDES = (
     "explorer.engine=transformers", "explorer.engine_args={dtype: float32, context_length: 64}", "trainer.checkpoint_every=3", "eval.every=6",
     "trainer.batch_groups=4", f"steps={STEPS}", "eval.test=[]", "explorer.max_refill=64",
 )  # fmt: skip
 
 
-def start(buffer: Path, warm: Warm) -> subprocess.Popen[str]:
+@dataclass
+class Walk:
+    """The run: its buffer, and the process of its present life."""
+
+    buffer: Path
+    options: list[str]
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def output(self) -> Path:
+        """What the present life, or the last one, printed."""
+        return self.buffer.parent / "output"
+
+    def begin_or_resume(self) -> subprocess.Popen[bytes]:
+        """The process of the run, started where the last one ended; it has done two steps more."""
+        if self.process is None:
+            resumed = (self.buffer / "postgres").exists()
+            arguments = ["--resume"] if resumed else [EXAMPLE / "grpo.yaml", *self.options]
+            command = rft_command("run", *arguments, "--plain", "--buffer", self.buffer)
+            with self.output.open("wb") as output:
+                self.process = subprocess.Popen(
+                    command, env=rft_environment(), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+                )
+        done, deadline = self.num_steps(), time.monotonic() + 240
+        while self.num_steps() < done + 2:
+            assert self.process.poll() is None, f"the run ended early:\n{self.output.read_text()}"
+            assert time.monotonic() < deadline, "two steps more were not reached"
+            time.sleep(0.2)
+        return self.process
+
+    def num_steps(self) -> int:
+        """Steps that all lives have done, those included that a later one did again."""
+        if not (self.buffer / "host").exists():  # before that its server is being made
+            return 0
+        return int(rows(self.buffer, "select count(*) as n from rft.train_step")[0]["n"])
+
+    def pid_of(self, victim: str) -> int:
+        query = f"select pid from rft.worker where role = '{victim}' and stopped_at is null order by worker_id desc"
+        return int(rows(self.buffer, query)[0]["pid"])
+
+    def end(self) -> tuple[int, str]:
+        """Exit code and output of the present life, once it ends."""
+        assert self.process is not None
+        process, self.process = self.process, None
+        return process.wait(timeout=240), self.output.read_text()
+
+
+@pytest.fixture(scope="module")
+def walk(warm: Warm, server_folders: Path) -> Iterator[Walk]:
     options = [part for override in (*OVERRIDES, f"model.path={warm.model}") for part in ("--set", override)]
-    command = rft_command("run", EXAMPLE / "grpo.yaml", "--plain", "--buffer", buffer, *options)
-    return subprocess.Popen(
-        command,
-        env=rft_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    (folder := server_folders / "walk").mkdir()
+    walk = Walk(folder / "buffer", options)
+    yield walk
+    if walk.process is not None:
+        walk.process.kill()
+        walk.process.wait()
+    EmbeddedServer(walk.buffer).stop()
 
 
-def wait_for_step(buffer: Path, step: int, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline:
-        assert process.poll() is None, (
-            f"the run ended before step {step}:\n{process.stdout.read() if process.stdout else ''}"
-        )
-        if (buffer / "postgres" / "postmaster.pid").exists():
-            with rftdata.open(str(buffer)) as opened:
-                done = opened.sql("select coalesce(max(trainer_step), 0) as step from rft.train_step")["step"][
-                    0
-                ].as_py()
-            if done >= step:
-                return
+def test_a_run_does_not_end_when_its_database_is_killed(walk: Walk) -> None:
+    process = walk.begin_or_resume()
+    os.kill(int((walk.buffer / "postgres" / "postmaster.pid").read_text().split()[0]), signal.SIGKILL)
+    # Nobody opens the buffer until then: that would start the database, too.
+    while "the database was killed: it is started again" not in walk.output.read_text():
+        assert process.poll() is None, walk.output.read_text()
         time.sleep(0.2)
-    raise AssertionError(f"step {step} was not reached")
+    assert walk.begin_or_resume() is process, "it goes on by itself"
 
 
-def pid_of(buffer: Path, victim: str) -> int:
-    if victim == "postgres":
-        return int((buffer / "postgres" / "postmaster.pid").read_text().split()[0])
-    return int(rows(buffer, f"select pid from rft.worker where role = '{victim}' and stopped_at is null")[0]["pid"])
-
-
-def assert_continuous(rft: Rft, buffer: Path) -> None:
-    result = report(rft, buffer, "sort-grpo")
-    assert result["status"] == "finished"
-    assert result["steps"]["done"] == STEPS
-    curve = rows(buffer, "select trainer_step from rft.v_train_step order by trainer_step")
-    assert [row["trainer_step"] for row in curve] == list(range(1, STEPS + 1))
-    twice = """select experience_id from rft.v_consumption group by experience_id having count(*) > 1"""
-    assert rows(buffer, twice) == []
-    with rftdata.open(str(buffer)) as opened:
-        assert list(opened.verify()) == []
-
-
-@pytest.mark.parametrize("victim", ["explorer", "pipeline", "trainer", "supervisor"])
-def test_a_run_goes_on_after_kill_9_of_the(victim: str, warm: Warm, rft: Rft, tmp_path: Path) -> None:
-    buffer = tmp_path / "buffer"
-    process = start(buffer, warm)
-    wait_for_step(buffer, 4, process)
-    os.kill(pid_of(buffer, victim), signal.SIGKILL)
-    output, _ = process.communicate(timeout=240)
-    assert process.returncode != 0, output
-    if victim in ("explorer", "pipeline", "trainer"):
-        assert f"the {victim} of the run" in output
-        assert "rft run --resume sort-grpo" in output
-        assert "Traceback" not in output
-    rft("run", "--resume", "--plain", "--buffer", buffer)
-    assert_continuous(rft, buffer)
-    if victim == "supervisor":
-        # Its roles may even have done the last step before they noticed: a finished run is reported, not refused.
-        again = rft("run", "--resume", "--plain", "--buffer", buffer).stdout
-        assert "nothing is left to do" in again
-        assert f"{STEPS} of {STEPS}" in again
-
-
-def test_a_run_does_not_end_when_its_database_is_killed(warm: Warm, rft: Rft, tmp_path: Path) -> None:
-    buffer = tmp_path / "buffer"
-    process = start(buffer, warm)
-    wait_for_step(buffer, 4, process)
-    os.kill(pid_of(buffer, "postgres"), signal.SIGKILL)
-    output, _ = process.communicate(timeout=240)
-    assert process.returncode == 0, output
-    assert "the database was killed: it is started again" in output
-    assert "Traceback" not in output
-    assert_continuous(rft, buffer)
-
-
-def test_a_run_ends_when_its_database_is_stopped(warm: Warm, rft: Rft, tmp_path: Path) -> None:
-    buffer = tmp_path / "buffer"
-    process = start(buffer, warm)
-    wait_for_step(buffer, 4, process)
-    rft("db", "stop", "--force", "--buffer", buffer)
-    output, _ = process.communicate(timeout=240)
-    assert process.returncode != 0, output
+@pytest.mark.parametrize("victim", ["explorer", "pipeline", "trainer"])
+def test_a_run_goes_on_after_kill_9_of_the(victim: str, walk: Walk) -> None:
+    walk.begin_or_resume()
+    os.kill(walk.pid_of(victim), signal.SIGKILL)
+    code, output = walk.end()
+    assert code != 0, output
+    assert f"the {victim} of the run" in output
     assert "rft run --resume sort-grpo" in output
     assert "Traceback" not in output
-    rft("run", "--resume", "--plain", "--buffer", buffer)
-    assert_continuous(rft, buffer)
 
 
-def test_a_run_goes_on_after_ctrl_c(warm: Warm, rft: Rft, tmp_path: Path) -> None:
-    buffer = tmp_path / "buffer"
-    process = start(buffer, warm)
-    wait_for_step(buffer, 4, process)
+def test_a_run_ends_when_its_database_is_stopped(walk: Walk, rft: Rft) -> None:
+    walk.begin_or_resume()
+    rft("db", "stop", "--force", "--buffer", walk.buffer)
+    code, output = walk.end()
+    assert code != 0, output
+    assert "rft run --resume sort-grpo" in output
+    assert "Traceback" not in output
+
+
+def test_a_run_goes_on_after_ctrl_c(walk: Walk) -> None:
+    process = walk.begin_or_resume()
     os.kill(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=240)
-    assert process.returncode == 130, output
+    code, output = walk.end()
+    assert code == 130, output
     assert "go on with: rft run --resume sort-grpo" in output
     # Stopped in good order: what was trained is in a checkpoint.
     last = rows(
-        buffer,
-        "select max(trainer_step) as trained, (select max(trainer_step) from rft.checkpoint) as kept from rft.train_step",
+        walk.buffer,
+        "select max(trainer_step) as trained, (select max(trainer_step) from rft.checkpoint) as kept from rft.v_train_step",
     )[0]
     assert last["trained"] == last["kept"]
-    rft("run", "--resume", "--plain", "--buffer", buffer)
-    assert_continuous(rft, buffer)
+
+
+def test_a_run_goes_on_after_kill_9_of_the_supervisor(walk: Walk) -> None:
+    walk.begin_or_resume()
+    os.kill(walk.pid_of("supervisor"), signal.SIGKILL)
+    code, output = walk.end()
+    assert code != 0, output
+
+
+def test_the_last_life_reaches_the_planned_step_on_one_continuous_curve(walk: Walk, rft: Rft) -> None:
+    rft("run", "--resume", "--plain", "--buffer", walk.buffer)
+    result = report(rft, walk.buffer, "sort-grpo")
+    assert result["status"] == "finished"
+    assert result["steps"]["done"] == STEPS
+    curve = rows(walk.buffer, "select trainer_step from rft.v_train_step order by trainer_step")
+    assert [row["trainer_step"] for row in curve] == list(range(1, STEPS + 1))
+    twice = """select experience_id from rft.v_consumption group by experience_id having count(*) > 1"""
+    assert rows(walk.buffer, twice) == []
+    with rftdata.open(str(walk.buffer)) as opened:
+        assert list(opened.verify()) == []
+    # Roles that outlive their supervisor may even have done the last step before they noticed: a finished run is reported, not refused.
+    again = rft("run", "--resume", "--plain", "--buffer", walk.buffer).stdout
+    assert "nothing is left to do" in again
+    assert f"{STEPS} of {STEPS}" in again

@@ -12,8 +12,9 @@ import yaml
 
 import rftdata
 from rftdata.postgres.embedded import EmbeddedServer
-from tests.acceptance.conftest import EXAMPLE, Rft, Warm, report, rows
-from tests.acceptance.small_runs import RUN, STEPS, settings, start
+from tests.support.command_line import EXAMPLE, Rft, report, rows
+from tests.support.small_runs import RUN, STEPS, settings, start
+from tests.support.warm_up import Warm
 
 Start = Callable[..., "subprocess.Popen[str]"]
 

@@ -30,8 +30,9 @@ import rftdata
 from rftdata.config import BufferConfig
 from rftdata.postgres.embedded import EmbeddedServer
 from rftdata.postgres.programs import binary_dir
-from tests.acceptance.conftest import EXAMPLE, Rft, Warm, rft_command, rft_environment
-from tests.acceptance.small_runs import RUN, STEPS, settings
+from tests.support.command_line import EXAMPLE, Rft, rft_command, rft_environment
+from tests.support.small_runs import RUN, STEPS, settings
+from tests.support.warm_up import Warm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -17,8 +17,8 @@ import pytest
 
 from rftcore.launch.interrupts import SAME_S
 from rftdata.postgres.embedded import EmbeddedServer
-from tests.acceptance.conftest import rft_command, rft_environment, rows
-from tests.models import make_tiny_model
+from tests.support.command_line import rft_command, rft_environment, rows
+from tests.support.models import make_tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

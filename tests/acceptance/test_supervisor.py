@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from rftdata.postgres.embedded import EmbeddedServer
-from tests.acceptance.conftest import Rft, rft_environment, rows
-from tests.models import make_tiny_model
+from tests.support.command_line import Rft, rft_command, rft_environment, rows
+from tests.support.models import make_tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 CONFIG = """
-run: {{name: supervised, seed: 1}}
+run: {{name: supervised, seed: 1, stop_grace_s: 3}}
 model: {{path: {model}}}
 tasks: [{{name: t, source: "./tasks.py:questions"}}]
 selector: {{type: shuffle}}
@@ -50,14 +50,6 @@ class Clumsy(NoEngine):
     def close(self):
         raise RuntimeError("it stumbled on the way out")
 """
-# The command line with a shorter patience.
-PROGRAM = """
-import sys
-from rftcore.cli import main
-from rftcore.launch import supervisor
-supervisor._STOP_GRACE_S = 3.0
-main()
-"""
 
 
 @pytest.fixture
@@ -75,7 +67,7 @@ def start(folder: Path, *options: str) -> subprocess.Popen[str]:
     overrides = [part for option in options for part in ("--set", option)]
     arguments = ["run", folder / "config.yaml", "--plain", "--buffer", folder / "buffer", *overrides]
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *map(str, arguments)], env=rft_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        rft_command(*arguments), env=rft_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         start_new_session=True,
     )  # fmt: skip
 

@@ -18,8 +18,8 @@ import yaml
 
 from rftdata import Buffer, Group, Rollout
 from rftdata import Sequence as Tokens
-from tests.acceptance.conftest import rft_command, rft_environment
-from tests.models import make_tiny_model
+from tests.support.command_line import rft_command, rft_environment
+from tests.support.models import make_tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

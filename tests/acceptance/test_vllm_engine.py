@@ -16,7 +16,7 @@ from rftcore.engines.base import Decoding, EngineConfig, Generation
 from rftcore.engines.vllm_engine import VllmEngine
 from rftcore.sync.weights_file import write_atomically, write_weights
 from rftdata.errors import ModelError
-from tests.models import make_tiny_model
+from tests.support.models import make_tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from rftcore.installation.installer import CONSTRAINTS, pip_settings, uv_environment
-from tests.citations import all_cited
-from tests.models import make_tiny_model
+from tests.support.citations import all_cited
+from tests.support.models import make_tiny_model
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PAGE = (CHECKOUT / "docs" / "how-to" / "install.md").read_text(encoding="utf-8")
@@ -99,15 +99,6 @@ class Terminal:
         done = self.run(commands, timeout=timeout)
         assert done.returncode == 0, f"{commands}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
         return done.stdout
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # The default of `build`: a source distribution first, and the wheel from that, so both are known to be complete.
-    folder = tmp_path_factory.mktemp("dist")
-    subprocess.run([sys.executable, "-m", "build", "--outdir", folder, CHECKOUT], cwd=folder, check=True, timeout=500)
-    [built] = folder.glob("*.whl")
-    return built
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import rftdata
 from rftdata import Buffer
 from tests.crash.plugins import logprobs_of, reward_of
 from tests.crash.witness import TRAINED, digest, notes
-from tests.models import make_character_tokenizer
+from tests.support.models import make_character_tokenizer
 
 _PER_READ = 2000
 

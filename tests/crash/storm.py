@@ -22,7 +22,7 @@ from pathlib import Path
 
 from tests.crash.crew import ROLES, Crew, RoleBrokeError
 from tests.crash.examine import Findings, examine
-from tests.models import make_tiny_model
+from tests.support.models import make_tiny_model
 
 # What happens, and how often: the database and the slow trainer cost more time than the others.
 _EVENTS = {

@@ -10,7 +10,7 @@ import pytest
 from rftcore.cli import run_command
 from rftcore.installation.pages import find_page, pages
 from rftdata.errors import ConfigError
-from tests.citations import CHECKOUT, all_cited, cited, cites_a_path, help_texts, messages
+from tests.support.citations import CHECKOUT, all_cited, cited, cites_a_path, help_texts, messages
 
 MARKDOWN = sorted((CHECKOUT / "docs").rglob("*.md"))
 

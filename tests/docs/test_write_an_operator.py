@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from operators.chain.build import build_chain
-from tests.batches import batch_of_groups
+from tests.support.batches import batch_of_groups
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "write-an-operator.md"
 

@@ -17,7 +17,7 @@ from rftcore.rewards import load_rewards
 from rftcore.workflows import WORKFLOWS
 from rftcore.workflows.task import Task, Turn
 from rftdata.experience import Rollout, Sequence
-from tests.models import make_character_tokenizer
+from tests.support.models import make_character_tokenizer
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "how-to"
 TASK = Task(1, "sums", "one", "1+1=", "2")

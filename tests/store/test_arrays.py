@@ -15,7 +15,7 @@ from rftdata import Buffer, Group, RftError, Rollout
 from rftdata.errors import QueryError
 from rftdata.segments.codec import ColumnReader, encode
 from rftdata.training.batch import Batch
-from tests.store_roles import tokens
+from tests.support.store_roles import tokens
 
 DTYPES = st.one_of(
     st_numpy.integer_dtypes(endianness="="), st_numpy.unsigned_integer_dtypes(endianness="="),

@@ -23,7 +23,7 @@ from rftdata.errors import BufferUnavailableError, QueryError, RftError, Segment
 from rftdata.maintenance import backup, purge
 from rftdata.postgres.embedded import EmbeddedServer
 from rftdata.postgres.programs import binary_dir
-from tests.store_roles import Roles, own_group
+from tests.support.store_roles import Roles, own_group
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "back-up.md"
 

@@ -19,7 +19,7 @@ from rftcore.pipeline.blocked import with_report
 from rftcore.resolved import ResolvedRun
 from rftdata import Buffer
 from rftdata.user_code import blocked
-from tests.store_roles import Roles, own_group, two_sealed_groups
+from tests.support.store_roles import Roles, own_group, two_sealed_groups
 
 # Sleeps in C for one experience, loops in Python for another, and holds the interpreter's lock for a third.
 RULES = """

@@ -15,7 +15,7 @@ import rftdata
 from rftcore.cli import run_command
 from rftcore.cli.sql import psql_command
 from rftdata.segments.codec import SCHEMA
-from tests.stored_run import StoredRun
+from tests.support.stored_run import StoredRun
 
 Result = tuple[int, str, str]
 

@@ -30,7 +30,7 @@ from rftdata.segments.compaction import (
 )
 from rftdata.segments.posix import PosixSegmentStore
 from rftdata.segments.reader import SegmentReader
-from tests.store_roles import own_group
+from tests.support.store_roles import own_group
 
 STEPS = ("close", "copy", "sync", "move", "moved", "bury", "remove", "forget", "cut")
 

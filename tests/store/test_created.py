@@ -12,8 +12,8 @@ from rftcore.config import RunConfig, parse_config
 from rftcore.pipeline.created import Created
 from rftcore.resolved import ResolvedRun
 from rftdata import Buffer
-from tests.models import make_tiny_model
-from tests.store_roles import Roles, two_sealed_groups
+from tests.support.models import make_tiny_model
+from tests.support.store_roles import Roles, two_sealed_groups
 
 
 @pytest.fixture

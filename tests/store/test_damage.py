@@ -16,7 +16,7 @@ from rftdata import Buffer
 from rftdata.errors import BufferUnavailableError, SegmentCorruptError
 from rftdata.segments.posix import PosixSegmentStore
 from rftdata.segments.reader import SegmentReader
-from tests.store_roles import Roles
+from tests.support.store_roles import Roles
 
 Segment = dict[str, Any]
 

@@ -13,9 +13,9 @@ from rftcore.resolved import ResolvedRun
 from rftcore.tasks.pipeline import load_tasks
 from rftdata import Buffer
 from rftdata.errors import OperatorError
-from tests.chat_server import Body, ChatServer, Says
-from tests.models import make_tiny_model
 from tests.store.test_task_pipeline import configuration, write
+from tests.support.chat_server import Body, ChatServer, Says
+from tests.support.models import make_tiny_model
 
 ROWS = [
     {"question": "Rain fell on the hills.", "topic": "river"},

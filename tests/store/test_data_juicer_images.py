@@ -13,7 +13,7 @@ from rftcore.cli import run_command
 from rftdata import Buffer
 from rftdata.errors import QueryError
 from rftdata.experience import Group, Rollout
-from tests.store_roles import tokens
+from tests.support.store_roles import tokens
 
 CONFIG = """
 run: {name: images}

@@ -10,7 +10,7 @@ import pytest
 
 import rftdata
 from rftcore.cli import run_command
-from tests.stored_run import StoredRun
+from tests.support.stored_run import StoredRun
 
 CONFIG = """
 run: {name: sums}

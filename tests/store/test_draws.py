@@ -15,7 +15,7 @@ from rftdata.postgres.database import execute
 from rftdata.training.attempt import Attempt
 from rftdata.training.batch import Batch
 from rftdata.training.evaluations import plan_evaluations
-from tests.store_roles import Roles, own_group
+from tests.support.store_roles import Roles, own_group
 
 
 def drawn(batch: Batch | None) -> list[int]:

@@ -21,7 +21,7 @@ from rftdata.config import BufferConfig
 from rftdata.errors import QueryError
 from rftdata.postgres.embedded import EmbeddedServer
 from rftdata.segments.codec import ColumnReader
-from tests.store_roles import Roles, own_group, tokens
+from tests.support.store_roles import Roles, own_group, tokens
 
 FORMATS = ["out.parquet", "out.jsonl", "out"]
 TEXT = 'Füße 🦶 \u2028 "quoted" \\n\n\ttab 中文 \U0001f9ea'

@@ -26,7 +26,7 @@ from rftdata.errors import EngineStoppedError, ModelError, RolloutsFailedError
 from rftdata.training.attempt import Attempt
 from rftdata.training.evaluations import plan_evaluations
 from rftdata.workers import Worker
-from tests.models import make_character_tokenizer
+from tests.support.models import make_character_tokenizer
 
 CONFIG: dict[str, Any] = {
     "run": {"name": "explored", "seed": 7},

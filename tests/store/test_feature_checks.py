@@ -13,7 +13,7 @@ from rftcore.cli import run_command
 from rftdata import Buffer
 from rftdata.config import TasksetConfig
 from rftdata.tasks import load_taskset
-from tests.models import make_tiny_model
+from tests.support.models import make_tiny_model
 
 ROWS = [{"question": f"How much is {i} plus {i}?", "answer": str(2 * i), "features": {"level": i}} for i in range(8)]
 LEVELS = {"difficulty_score": {"features": {"level": [0, 7]}}}

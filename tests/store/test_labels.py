@@ -11,7 +11,7 @@ import pytest
 import rftdata
 from rftdata import labels
 from rftdata.errors import QueryError
-from tests.stored_run import StoredRun
+from tests.support.stored_run import StoredRun
 
 
 @pytest.fixture

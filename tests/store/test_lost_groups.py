@@ -13,7 +13,7 @@ from rftdata.training.attempt import Attempt
 from rftdata.training.evaluations import claim_evaluation, plan_evaluations
 from rftdata.workers import release_lost_claims
 from tests.store.test_pipeline_worker import rows
-from tests.store_roles import Roles
+from tests.support.store_roles import Roles
 
 WHY = "the workflow 'walk' blocks on task set0/1\nFile walk.py, line 3"
 PIDS = itertools.count(1)

@@ -17,7 +17,7 @@ from rftdata.errors import TaskSourceError
 from rftdata.tasks import load_taskset, show_tasks
 from tests.store.test_task_pipeline import LEVELS, configuration, features, write
 from tests.store.test_tasks import plan_a_group
-from tests.store_roles import Roles
+from tests.support.store_roles import Roles
 
 ROWS = [
     {"question": f"How much is {i} plus {i}?", "answer": str(2 * i), "level": i, "features": {"n": i}} for i in range(4)

@@ -16,7 +16,7 @@ import torch
 from rftcore.trainer.batches import TrainBatch
 from rftdata import Buffer, Group, Rollout
 from rftdata.training.batch import Batch
-from tests.store_roles import Roles, tokens
+from tests.support.store_roles import Roles, tokens
 
 _TOKENS = 20_000
 _GROUPS = 8

@@ -15,9 +15,9 @@ from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError, QueryError, SchemaVersionError
 from rftdata.postgres.database import Database, newest_version, schema_version
 from rftdata.postgres.embedded import EmbeddedServer
-from tests.models import make_tiny_model
 from tests.store.test_process_verb import CONFIG
-from tests.store_roles import own_group
+from tests.support.models import make_tiny_model
+from tests.support.store_roles import own_group
 
 Said = Callable[..., tuple[int, str, str]]
 

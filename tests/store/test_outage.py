@@ -25,7 +25,7 @@ from rftdata.postgres.embedded import EmbeddedServer
 from rftdata.training.attempt import Attempt
 from rftdata.training.evaluations import claim_evaluation, plan_evaluations
 from rftdata.workers import Worker
-from tests.store_roles import Roles, own_group
+from tests.support.store_roles import Roles, own_group
 
 
 @pytest.fixture(scope="module")

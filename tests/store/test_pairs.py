@@ -17,7 +17,7 @@ from rftdata import Buffer, Group, Rollout
 from rftdata.errors import ConflictError, QueryError
 from rftdata.postgres.database import execute
 from rftdata.training.stored_selection import at_label_cut, select
-from tests.store_roles import own_group, tokens
+from tests.support.store_roles import own_group, tokens
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from rftdata.pipeline.records import Verdicts
 from rftdata.pipeline.verdicts import commit_verdicts, known_scores
 from rftdata.planning.planner import Planner
 from rftdata.workers import release_lost_claims
-from tests.store_roles import Roles, own_group, two_sealed_groups
+from tests.support.store_roles import Roles, own_group, two_sealed_groups
 
 calls: list[list[int]] = []
 

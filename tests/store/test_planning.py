@@ -13,7 +13,7 @@ from rftdata import Buffer
 from rftdata.errors import PluginError, TaskSourceError
 from rftdata.planning.active_tasks import ActiveTasks
 from rftdata.planning.planner import Planner, last_startable_step
-from tests.store_roles import Roles, own_group
+from tests.support.store_roles import Roles, own_group
 
 PACINGS = [(1, 0), (1, 1), (1, 3), (2, 0), (2, 1), (3, 0), (3, 2), (4, 4)]
 

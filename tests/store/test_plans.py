@@ -15,7 +15,7 @@ import rftdata
 from rftdata import Buffer, exchange, labels
 from rftdata.config import BufferConfig
 from rftdata.training.sampling import SamplingConfig
-from tests.store_roles import Roles, own_group, tokens
+from tests.support.store_roles import Roles, own_group, tokens
 
 NUM_GROUPS = 4000
 BATCH = 50

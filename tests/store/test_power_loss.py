@@ -31,7 +31,7 @@ from rftdata.postgres.database import Connection, Database
 from rftdata.segments.base import SegmentAddress
 from rftdata.segments.compaction import Compactor
 from rftdata.segments.posix import PosixSegmentStore
-from tests.store_roles import own_group
+from tests.support.store_roles import own_group
 
 Addresses = frozenset[SegmentAddress]
 

@@ -16,8 +16,8 @@ from rftcore.resolved import ResolvedRun
 from rftcore.tasks.pipeline import load_tasks
 from rftdata import Buffer
 from rftdata.tasks import list_tasksets, show_tasks
-from tests.models import make_tiny_model
 from tests.store.test_task_pipeline import configuration
+from tests.support.models import make_tiny_model
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 EXAMPLE = CHECKOUT / "examples" / "clean_tasks"

@@ -13,7 +13,7 @@ import yaml
 import rftdata
 from rftcore.cli import run_command
 from rftdata import labels
-from tests.stored_run import StoredRun
+from tests.support.stored_run import StoredRun
 
 CONFIG = """
 run: {name: sums}

@@ -10,7 +10,7 @@ from rich.console import Console
 import rftdata
 from rftcore.launch.progress import LineView, LiveView, Progress, block, line
 from rftcore.launch.reviews import People
-from tests.stored_run import StoredRun
+from tests.support.stored_run import StoredRun
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from rftdata.pipeline.records import SealedBatch
 from rftdata.planning.claims import ClaimedGroup
 from rftdata.training.attempt import Attempt
 from rftdata.training.batch import Batch
-from tests.store_roles import Roles, own_group
+from tests.support.store_roles import Roles, own_group
 
 REWARDS = st.sampled_from([0.0, 0.25, 1.0])
 NEVER_STALE = 10**6

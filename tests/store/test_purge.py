@@ -28,8 +28,8 @@ from rftdata.segments import base
 from rftdata.segments.base import SegmentAddress
 from rftdata.segments.codec import emptied, encode, purged_rows
 from rftdata.segments.posix import PosixSegmentStore
-from tests.secret_rows import MARK, SECRET, all_ids, erase_at_once, files_hold, secret_group, store_secret
-from tests.store_roles import own_group, tokens
+from tests.support.secret_rows import MARK, SECRET, all_ids, erase_at_once, files_hold, secret_group, store_secret
+from tests.support.store_roles import own_group, tokens
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_a_reader_elsewhere_follows_the_segment_before_its_old_bytes_go(
         before = elsewhere.read_arrays(plain, ["token_ids"])
         purge.purge(stored, "task_key = 'secret'", reason="x", author="ada")
         assert elsewhere.read_arrays(plain, ["token_ids"]) == before  # the old bytes are still there
-        monkeypatch.setattr("rftdata.training.batch.ADDRESS_MAX_AGE_S", 0.0)
+        monkeypatch.setattr("rftdata.segments.reader.ADDRESS_MAX_AGE_S", 0.0)
         erase_at_once(stored)
         assert elsewhere.read_arrays(plain, ["token_ids"]) == before
         with pytest.raises(PurgedError):
@@ -226,7 +226,7 @@ def test_killed_in_the_middle_every_experience_is_whole_or_purged_and_the_same_c
         for i in range(60):
             writer.insert(secret_group(f"s{i}"))  # a segment each
     script = (
-        "import sys, rftdata; from rftdata import purge; from rftdata.config import BufferConfig; purge._CHUNK_SEGMENTS = 1\n"
+        "import sys, rftdata; from rftdata.maintenance import purge; from rftdata.config import BufferConfig; purge._CHUNK_SEGMENTS = 1\n"
         "buffer = rftdata.open(BufferConfig(uri=sys.argv[1], segments=sys.argv[2], min_free_bytes=0))\n"
         "purge.purge(buffer, \"prompt LIKE '%Mallory%'\", reason='x', author='ada')"
     )

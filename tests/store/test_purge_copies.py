@@ -17,9 +17,9 @@ from rftdata.errors import (
 )
 from rftdata.maintenance import purge
 from rftdata.segments.compaction import Compactor
-from tests.secret_rows import SECRET, all_ids, erase_at_once, files_hold, secret_group, store_secret
 from tests.store.test_retention import kept, retained
-from tests.store_roles import own_group, selecting
+from tests.support.secret_rows import SECRET, all_ids, erase_at_once, files_hold, secret_group, store_secret
+from tests.support.store_roles import own_group, selecting
 
 
 @pytest.fixture

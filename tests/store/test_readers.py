@@ -15,7 +15,7 @@ from rftdata import Buffer
 from rftdata.pipeline.queue import SealedQueue
 from rftdata.pipeline.records import BATCH_SCHEMA
 from rftdata.postgres.database import queries
-from tests.store_roles import Roles, own_group
+from tests.support.store_roles import Roles, own_group
 
 _ROWS = 2000
 

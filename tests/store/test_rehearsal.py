@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from rftcore.cli import run_command
-from tests.models import make_tiny_model
+from tests.support.models import make_tiny_model
 
 Write = Callable[..., Path]
 Check = Callable[..., int]

@@ -17,7 +17,7 @@ from rftcore.pipeline.decide import decide
 from rftdata import Buffer, Group, Rollout
 from rftdata.pipeline.verdicts import commit_verdicts
 from rftdata.planning.claims import ClaimedGroup
-from tests.store_roles import Roles, tokens
+from tests.support.store_roles import Roles, tokens
 
 
 @pytest.fixture

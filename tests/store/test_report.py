@@ -14,7 +14,7 @@ from rftcore.reporting.learning_curve import write_learning_curve
 from rftcore.reporting.report import Gain, build_report, compare
 from rftcore.reporting.table import print_report
 from rftdata.errors import QueryError
-from tests.stored_run import StoredRun
+from tests.support.stored_run import StoredRun
 
 
 @pytest.fixture
@@ -130,6 +130,17 @@ def test_steps_after_the_checkpoint_of_a_crashed_attempt_do_not_count(buffer: rf
     assert report.steps.skipped_because == {"nothing survived": 1}
     assert [p.step for p in report.evaluation_curves[0].points] == [0, 4]
     assert gain(report.gains, "validation").difference == 0.5
+
+
+def test_steps_without_a_gradient_are_counted(
+    buffer: rftdata.Buffer, run: StoredRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.train_step(1, grad_norm=0.0)
+    run.train_step(2, grad_norm=0.5)
+    report = build_report(buffer)
+    assert report.steps.without_gradient == 1
+    print_report([report])
+    assert "1 without a gradient" in " ".join(capsys.readouterr().out.split())
 
 
 def test_rows_and_groups_are_counted_by_what_became_of_them(buffer: rftdata.Buffer, run: StoredRun) -> None:

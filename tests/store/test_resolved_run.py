@@ -14,7 +14,7 @@ from rftcore.resolved import ResolvedRun
 from rftcore.run.join import join_run
 from rftcore.run.prepare import check_run, prepare_run
 from rftdata import Buffer
-from tests.models import make_tiny_model
+from tests.support.models import make_tiny_model
 
 # Each constructor writes its class down.
 COUNTED = """

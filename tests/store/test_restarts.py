@@ -16,7 +16,7 @@ from rftdata import Buffer
 from rftdata.user_code import blocked
 from rftdata.workers import note_blocked_workers
 from tests.store.test_pipeline_worker import rows
-from tests.store_roles import Roles
+from tests.support.store_roles import Roles
 
 HOST = os.uname().nodename
 

@@ -12,7 +12,7 @@ from rftcore.cli import run_command
 from rftdata import Buffer, labels
 from rftdata.config import RetentionConfig
 from rftdata.maintenance import retention
-from tests.store_roles import Roles, own_group, selecting
+from tests.support.store_roles import Roles, own_group, selecting
 
 
 def retained(buffer: Buffer, **rules: Any) -> tuple[dict[str, int], int]:

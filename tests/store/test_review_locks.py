@@ -17,7 +17,7 @@ from rftdata.pipeline.records import Question, Review
 from rftdata.pipeline.verdicts import ask
 from rftdata.postgres.database import execute
 from tests.store.test_pipeline_worker import rows, run_pipeline
-from tests.store_roles import Roles, two_sealed_groups
+from tests.support.store_roles import Roles, two_sealed_groups
 
 ASKS = [{"human_review": {"timeout": "1 h", "otherwise": "pass"}}]
 ROUNDS = 60

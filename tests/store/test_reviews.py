@@ -30,7 +30,7 @@ from rftdata.pipeline.records import (
 from rftdata.pipeline.verdicts import ask, commit_verdicts, insert_stage_runs, insert_verdicts, store_scores
 from rftdata.postgres.database import queries
 from tests.store.test_pipeline_worker import opened_again, rows, run_pipeline
-from tests.store_roles import Roles, two_sealed_groups
+from tests.support.store_roles import Roles, two_sealed_groups
 
 ASKS = [{"human_review": {"timeout": "1 h", "otherwise": "pass"}}]
 GONE_S = "3601 s"

@@ -15,7 +15,7 @@ from rftdata import Buffer
 from rftdata.errors import ConfigError, FencedError
 from rftdata.postgres.database import fetch
 from rftdata.training.attempt import Attempt
-from tests.store_roles import Roles
+from tests.support.store_roles import Roles
 
 # Remembers more than a cursor: how often each task succeeded, as far as it was told.
 STATEFUL = """

@@ -30,8 +30,8 @@ from rftdata.postgres.database import Database, grant_roles, migrate
 from rftdata.postgres.embedded import EmbeddedServer
 from rftdata.segments.compaction import Compactor
 from rftdata.training import stored_selection
-from tests.models import make_tiny_model
-from tests.store_roles import Roles, own_group
+from tests.support.models import make_tiny_model
+from tests.support.store_roles import Roles, own_group
 
 PASSWORD = "p@ss w/ord:%41"
 ROLES = ("rft_reader", "rft_labeler", "rft_worker")

@@ -13,7 +13,7 @@ from rftdata import Buffer
 from rftdata.errors import FencedError, QueryError
 from rftdata.training.attempt import Attempt
 from rftdata.training.batch import Batch
-from tests.store_roles import Roles, own_group
+from tests.support.store_roles import Roles, own_group
 
 
 def stored(buffer: Buffer, num: int, *, batch_groups: int = 1, source: str = "import", **sampling: Any) -> Roles:

@@ -10,7 +10,7 @@ from rftdata import Buffer
 from rftdata.errors import ConfigError
 from rftdata.training.sampling import SamplingConfig, checked_formula
 from tests.store.test_sampling import add, draw, groups_of, stored
-from tests.store_roles import Roles
+from tests.support.store_roles import Roles
 
 
 def test_samples_per_insert_paces_explorers_and_draws(buffer: Buffer) -> None:

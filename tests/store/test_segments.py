@@ -17,7 +17,7 @@ from rftdata.errors import BufferUnavailableError, SegmentCorruptError
 from rftdata.segments.base import Appended, SegmentAddress, SegmentAppender
 from rftdata.segments.codec import SCHEMA
 from rftdata.segments.posix import PosixSegmentStore
-from tests.store_roles import Roles
+from tests.support.store_roles import Roles
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from rftdata.errors import ConfigError, TaskSourceError
 from rftdata.planning.claims import ClaimedGroup
 from rftdata.planning.planner import Planner
 from rftdata.selectors.difficulty import Difficulty
-from tests.store_roles import Roles
+from tests.support.store_roles import Roles
 
 LEARNING = [
     ("difficulty", {}),

@@ -16,7 +16,7 @@ from rftdata.errors import FencedError, QueryError, RftError, SelectionChangedEr
 from rftdata.postgres.database import Row
 from rftdata.training import stored_selection
 from rftdata.training.attempt import Attempt
-from tests.store_roles import own_group
+from tests.support.store_roles import own_group
 
 ALL = "select experience_id from rft.experience"
 
@@ -324,7 +324,7 @@ def test_a_pair_of_answers_to_different_prompts_cannot_be_selected(stored: Buffe
 
 def _other_prompt() -> Any:
     from rftdata import Group, Rollout
-    from tests.store_roles import tokens
+    from tests.support.store_roles import tokens
 
     return Group(
         [Rollout(0, "ok", 1.0, [tokens(1.0, prompt="2 + 2 =")])],

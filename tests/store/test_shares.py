@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from rftdata import Buffer
 from rftdata.errors import FencedError, QueryError
 from rftdata.training.batch import Batch
-from tests.store_roles import Roles
+from tests.support.store_roles import Roles
 
 # One rank of a data-parallel trainer. Rank 0 holds the attempt and tells the others its id; nothing else passes between them but
 # the sum that a gradient would be.

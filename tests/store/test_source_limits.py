@@ -25,7 +25,7 @@ from rftdata.tasks.sources import reading_for
 from rftdata.training import stored_selection
 from rftdata.training.sampling import checked_formula
 from rftdata.user_code.time_limits import at_most
-from tests.models import make_tiny_model
+from tests.support.models import make_tiny_model
 
 SOURCES = """
 import itertools

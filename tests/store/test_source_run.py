@@ -17,7 +17,7 @@ from rftcore.resolved import ResolvedRun
 from rftcore.run.prepare import has_finished, prepare_run
 from rftdata import Buffer
 from rftdata.errors import ConfigError, QueryError
-from tests.store_roles import own_group
+from tests.support.store_roles import own_group
 
 SQL = "select experience_id from rft.experience"
 
@@ -149,7 +149,7 @@ def test_check_deep_says_what_would_be_trained_on(
 def tiny_config(buffer: Buffer, tmp_path: Path) -> Path:
     import yaml
 
-    from tests.models import make_tiny_model
+    from tests.support.models import make_tiny_model
 
     raw = configured().model_dump(mode="json", include={"run", "algorithm", "trainer", "sampling"})
     raw["model"] = {"path": str(make_tiny_model(tmp_path / "tiny"))}

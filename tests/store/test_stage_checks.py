@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from rftcore.cli import run_command
-from tests.models import make_tiny_model
+from tests.support.models import make_tiny_model
 
 SUMS = [{"question": f"How much is {i} plus {i}?", "answer": str(2 * i)} for i in range(4)]
 

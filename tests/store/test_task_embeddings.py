@@ -17,8 +17,8 @@ from rftdata.config import BufferConfig
 from rftdata.errors import ModelError
 from rftdata.maintenance.backup import back_up, restore
 from rftdata.tasks.embeddings import known_vectors, store_vectors
-from tests.models import make_tiny_model
 from tests.store.test_task_pipeline import configuration, write
+from tests.support.models import make_tiny_model
 
 TEXTS = [
     "A farmer has 12 sheep and buys 7 more. How many sheep does the farmer have now?",

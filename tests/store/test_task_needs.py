@@ -16,8 +16,8 @@ from rftcore.tasks.checks import check_before_buffer
 from rftcore.tasks.pipeline import load_tasks
 from rftdata import Buffer
 from rftdata.errors import BufferUnavailableError, ConfigError, TaskSourceError
-from tests.models import make_tiny_model
 from tests.store import test_task_pipeline
+from tests.support.models import make_tiny_model
 
 OWN = """
 def score(turn, task):

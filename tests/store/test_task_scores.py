@@ -19,7 +19,7 @@ from tests.store.test_task_pipeline import (
     tally,
     write,
 )
-from tests.store_roles import Roles
+from tests.support.store_roles import Roles
 
 
 def test_usage_and_outcomes_of_runs_are_counted_in_the_buffer_and_scored_anew(buffer: Buffer, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from rftcore.cli import run_command
 from rftdata import Buffer, Group, Rollout
 from rftdata.errors import QueryError
 from rftdata.tasks.stats import check_task_stats, rebuild_task_stats, task_stats
-from tests.store_roles import Roles, tokens
+from tests.support.store_roles import Roles, tokens
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError
 from rftdata.maintenance import backup, purge
 from rftdata.postgres.database import Database, redacted
-from tests.store_roles import Roles
+from tests.support.store_roles import Roles
 
 PASSWORD = "s3cr3t/w:th@ödd %41"
 # Where distributions put the programs of a server, the newest last.

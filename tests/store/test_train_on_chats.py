@@ -18,8 +18,8 @@ from rftcore.resolved import ResolvedRun
 from rftcore.run.prepare import check_plugins
 from rftdata.errors import ConfigError
 from rftdata.tasks import load_taskset
-from tests.models import make_tiny_model
 from tests.store.test_explorer import Run
+from tests.support.models import make_tiny_model
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "train-on-chats.md").read_text(encoding="utf-8")
 CHATS, QUESTIONS = (yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL))

@@ -30,8 +30,8 @@ from rftdata.postgres.database import Row
 from rftdata.training.evaluations import claim_evaluation, fail_evaluation, finish_evaluation
 from rftdata.training.sampling import SamplingConfig
 from rftdata.workers import Worker
-from tests.models import make_tiny_model
-from tests.store_roles import own_group
+from tests.support.models import make_tiny_model
+from tests.support.store_roles import own_group
 
 Rewards = Callable[[Row], float | None]
 

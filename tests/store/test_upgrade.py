@@ -183,7 +183,7 @@ def test_an_upgraded_buffer_works(old: Database, tmp_path: Path, next_version: s
     import rftdata
     from rftdata import labels
     from rftdata.config import BufferConfig
-    from tests.store_roles import Roles
+    from tests.support.store_roles import Roles
 
     uri = old.uri
     old.close()

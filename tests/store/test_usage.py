@@ -6,7 +6,7 @@ import threading
 
 from rftdata import Buffer
 from rftdata.pipeline.budget import Limits, MemoryUsage, RunUsage, Usage, UsageLedger
-from tests.stored_run import StoredRun
+from tests.support.stored_run import StoredRun
 
 
 def test_a_budget_survives_the_process_that_spent_it(buffer: Buffer) -> None:

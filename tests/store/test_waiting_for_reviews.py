@@ -12,7 +12,7 @@ from rftdata import Buffer
 from rftdata.planning.claims import ClaimedGroup
 from rftdata.training.attempt import Attempt
 from tests.store.test_pipeline_worker import rows, run_pipeline
-from tests.store_roles import Roles
+from tests.support.store_roles import Roles
 
 HELD = 2  # the id of the group that is asked about
 

@@ -17,7 +17,7 @@ from rftdata.postgres import notify
 from rftdata.postgres.database import queries
 from rftdata.training.evaluations import plan_evaluations
 from rftdata.workers import Worker
-from tests.store_roles import Roles, own_group
+from tests.support.store_roles import Roles, own_group
 
 HOLDER = """
 import sys, time, rftdata

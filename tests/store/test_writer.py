@@ -16,7 +16,7 @@ import rftdata
 from rftdata import Buffer, Group, RftError, Rollout
 from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError, DiskFullError, FencedError
-from tests.store_roles import Roles, own_group, tokens
+from tests.support.store_roles import Roles, own_group, tokens
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from rftdata.postgres.database import Database
 from rftdata.segments.posix import PosixSegmentStore
 from rftdata.writing.writer import Writer, _Ids
 from tests.store.test_writer import counts
-from tests.store_roles import own_group
+from tests.support.store_roles import own_group
 
 
 @pytest.fixture

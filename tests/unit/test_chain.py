@@ -16,7 +16,7 @@ from operators.chain.build import build_chain
 from operators.chain.stage import StageError
 from rftdata.errors import ConfigError, OperatorError, PluginError
 from rftdata.pipeline.records import DECISION_SCHEMA
-from tests.batches import batch_of_groups
+from tests.support.batches import batch_of_groups
 
 
 def decisions(table: pa.Table, *stages: object, **options: object) -> dict[int, dict[str, object]]:

@@ -12,7 +12,7 @@ from rftcore.workflows.demonstration import check_task, demonstration
 from rftcore.workflows.task import Model, Score, Task, written_sequence
 from rftdata.errors import ConfigError
 from rftdata.experience import Sequence
-from tests.models import make_character_tokenizer
+from tests.support.models import make_character_tokenizer
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] | trim + '<|im_end|>' + '\n' }}{% endfor %}"
@@ -120,7 +120,7 @@ def test_a_trimmed_answer_is_the_trimmed_one() -> None:
     assert parts(found, chat_sequence(found, chat))[-1] == (True, "2<|im_end|>")
 
 
-@pytest.mark.parametrize("template", [None, "tests/models.py"])
+@pytest.mark.parametrize("template", [None, "tests/support/models.py"])
 def test_without_end_tokens_in_the_text_the_last_answer_ends_with_the_tokenizers(template: str | None) -> None:
     found = tokenizer(None if template is None else make_character_tokenizer().chat_template)
     shown = parts(found, chat_sequence(found, CHAT))

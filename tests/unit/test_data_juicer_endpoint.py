@@ -10,9 +10,9 @@ import pytest
 
 from operators.chain.build import build_chain
 from operators.chain.stage import StageError
-from tests.batches import batch_of_groups, stored
-from tests.model_server import ModelServer
-from tests.models import make_tiny_model
+from tests.support.batches import batch_of_groups, stored
+from tests.support.model_server import ModelServer
+from tests.support.models import make_tiny_model
 
 pytestmark = pytest.mark.slow
 

@@ -18,9 +18,9 @@ from operators.chain.stage import StageError
 from rftdata.errors import ConfigError
 from rftdata.pipeline.records import Verdicts
 from rftdata.pipeline.tasks import TASK_BATCH_SCHEMA
-from tests.batches import batch_of_groups, batch_of_tasks, stored
-from tests.chat_server import Body, ChatServer, Says
-from tests.models import make_tiny_model
+from tests.support.batches import batch_of_groups, batch_of_tasks, stored
+from tests.support.chat_server import Body, ChatServer, Says
+from tests.support.models import make_tiny_model
 
 PROMPTS = ["Rain fell on the hills.", "The river rose.", "A bell rang.", "The bridge held."]
 TOPICS = ["river", "river", "bell", "river"]

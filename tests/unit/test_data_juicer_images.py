@@ -19,7 +19,7 @@ from operators.data_juicer.images import read_images
 from operators.data_juicer.runtime import select
 from rftdata.errors import ConfigError, OperatorError
 from rftdata.pipeline.tasks import TASK_BATCH_SCHEMA
-from tests.batches import batch_of_groups, stored
+from tests.support.batches import batch_of_groups, stored
 
 Arrays = dict[int, Any]
 RNG = np.random.default_rng(0)

@@ -20,8 +20,8 @@ from operators.chain.chain import Chain
 from operators.chain.resolve import resolve_stage
 from rftdata.errors import ConfigError
 from rftdata.pipeline.budget import Limits, MemoryUsage, Usage
-from tests.batches import batch_of_groups, replaced
-from tests.chat_server import Body, ChatServer, Says
+from tests.support.batches import batch_of_groups, replaced
+from tests.support.chat_server import Body, ChatServer, Says
 
 GOOD = '{"reason": "fine", "score": 7}'
 Serve = Callable[[Callable[[int, Body], Says | str]], ChatServer]

@@ -8,7 +8,7 @@ import pytest
 
 from operators.chain.build import build_chain
 from rftdata.selectors import Observation, build_selector
-from tests.batches import batch_of_groups
+from tests.support.batches import batch_of_groups
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "custom_stages"
 

@@ -11,7 +11,7 @@ import pytest
 
 from operators.sql.expression import Expression
 from rftdata.errors import ConfigError, OperatorError
-from tests.batches import batch_of_groups
+from tests.support.batches import batch_of_groups
 
 METRICS = ['{"quality": 0.5, "ok": true}', '{"quality": "good"}', "{}", None, '{"a b/c": 2, "quality": "3"}']
 

@@ -27,7 +27,12 @@ def heavy_modules_after(statement: str) -> list[str]:
     return done.stdout.rpartition("loaded:")[2].split()
 
 
-@pytest.mark.parametrize("module", ["rftdata", "rftcore.cli", "rftcore.config", "operators"])
+# A role that computes nothing is there as soon as it can be: in a run of seconds, torch would be most of what it does.
+ROLES = ["rftcore.run.prepare", "rftcore.pipeline.role", "rftcore.explorer.role"]
+ALGORITHMS = [f"rftcore.algorithms.{name}" for name in ("grpo", "dpo", "sft")]
+
+
+@pytest.mark.parametrize("module", ["rftdata", "rftcore.cli", "rftcore.config", "operators", *ROLES, *ALGORITHMS])
 def test_importing_it_loads_no_training_stack(module: str) -> None:
     assert heavy_modules_after(f"import {module}") == []
 

@@ -21,7 +21,7 @@ from operators.experience.rubric import weighted_score
 from rftdata.errors import ConfigError
 from rftdata.pipeline.records import Verdicts
 from rftdata.pipeline.tasks import TASK_BATCH_SCHEMA
-from tests.batches import batch_of_groups, batch_of_tasks, replaced, stored
+from tests.support.batches import batch_of_groups, batch_of_tasks, replaced, stored
 
 Policy = Callable[[str], str]
 

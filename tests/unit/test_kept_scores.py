@@ -15,7 +15,7 @@ from operators.base import Messages, StageContext
 from operators.chain.build import build_chain
 from operators.chain.chain import Chain
 from operators.chain.input_digests import input_digests
-from tests.batches import batch_of_groups, stored
+from tests.support.batches import batch_of_groups, stored
 
 
 def set_column(table: pa.Table, name: str, values: Sequence[object]) -> pa.Table:

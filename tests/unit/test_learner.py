@@ -23,7 +23,7 @@ from rftcore.algorithms.sft import SFT
 from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.learner import Learner
 from rftdata.errors import ConfigError, RftError
-from tests.learning import VOCABULARY, config, make_batch, save_model, weights
+from tests.support.learning import VOCABULARY, config, make_batch, save_model, weights
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from rftcore.algorithms.grpo import GRPO
 from rftcore.trainer.checkpoints import remove_abandoned, write_folder
 from rftcore.trainer.learner import Learner
 from rftdata.errors import DiskFullError, ModelError
-from tests.learning import config, make_batch, save_model, weights
+from tests.support.learning import config, make_batch, save_model, weights
 
 
 @pytest.fixture(autouse=True)

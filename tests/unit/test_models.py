@@ -15,7 +15,7 @@ import pytest
 from rftcore.models import PACKAGED, resolve_model
 from rftcore.sync.weights_file import read_shapes_of_model
 from rftdata.errors import ModelError
-from tests.models import make_tiny_model
+from tests.support.models import make_tiny_model
 
 SMOL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 

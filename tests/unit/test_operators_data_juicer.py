@@ -19,7 +19,7 @@ from operators.chain.stage import StageError
 from operators.data_juicer.catalogue import operator_names
 from operators.data_juicer.runtime import missing_package_named
 from rftdata.errors import ConfigError, PluginError
-from tests.batches import batch_of_groups, replaced
+from tests.support.batches import batch_of_groups, replaced
 
 RESPONSES = ["short", "a response of a good length", "see https://example.com/page for more", None]
 

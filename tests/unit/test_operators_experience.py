@@ -10,7 +10,7 @@ import pytest
 
 from operators.base import Operator, StageOutcome
 from operators.chain.resolve import resolve_stage
-from tests.batches import batch_of_groups
+from tests.support.batches import batch_of_groups
 
 
 def outcome(name: str, args: object, table: pa.Table) -> StageOutcome:

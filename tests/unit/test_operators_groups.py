@@ -10,7 +10,7 @@ import pytest
 from operators.chain.build import build_chain
 from operators.chain.resolve import resolve_stage
 from rftdata.errors import ConfigError
-from tests.batches import batch_of_groups
+from tests.support.batches import batch_of_groups
 from tests.unit.test_operators_experience import outcome, reasons
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from operators.chain.build import build_chain
 from rftdata.errors import ConfigError
-from tests.batches import batch_of_groups, replaced, stored
+from tests.support.batches import batch_of_groups, replaced, stored
 from tests.unit.test_operators_experience import outcome, reasons
 from tests.unit.test_operators_groups import bound
 

@@ -9,7 +9,7 @@ import pytest
 from operators.chain.build import build_chain
 from operators.groups import hashed
 from rftdata.errors import ConfigError
-from tests.batches import batch_of_groups
+from tests.support.batches import batch_of_groups
 from tests.unit.test_operators_experience import outcome, reasons
 
 

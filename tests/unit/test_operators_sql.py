@@ -16,7 +16,7 @@ from operators.chain.build import build_chain
 from operators.chain.stage import StageError
 from operators.sql.sandbox import open_sandbox
 from rftdata.errors import ConfigError
-from tests.batches import batch_of_groups
+from tests.support.batches import batch_of_groups
 
 
 def kept(table: pa.Table, args: object) -> list[int]:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from operators.chain.build import build_chain
 from operators.text.ngrams import distinct, ngrams, tokens
 from rftdata.errors import ConfigError
-from tests.batches import batch_of_groups
+from tests.support.batches import batch_of_groups
 from tests.unit.test_operators_experience import outcome, reasons
 
 WORDS = [

@@ -10,7 +10,7 @@ import pytest
 from operators.chain.build import build_chain
 from operators.experience.pair_builder import PairBuilder
 from rftdata.errors import ConfigError
-from tests.batches import batch_of_groups
+from tests.support.batches import batch_of_groups
 
 
 def built(*groups: Sequence[float | None], columns: dict[str, Any] | None = None, **args: Any) -> list[tuple[int, int]]:

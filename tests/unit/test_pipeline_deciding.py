@@ -13,7 +13,7 @@ from operators.chain.stage import StageError
 from rftcore.pipeline.decide import decide
 from rftcore.pipeline.patience import Patience
 from rftdata.pipeline.records import SealedBatch
-from tests.batches import batch_of_groups
+from tests.support.batches import batch_of_groups
 
 poison: set[int] = set()
 away = False

@@ -12,7 +12,7 @@ from rftcore.pipeline.policy_endpoint import Policy
 from rftcore.resolved import ResolvedRun
 from rftdata.errors import EngineStoppedError, RftError
 from rftdata.pipeline.budget import MemoryUsage, Usage
-from tests.models import make_tiny_model
+from tests.support.models import make_tiny_model
 
 
 def tiny_policy(folder: Path) -> Policy:

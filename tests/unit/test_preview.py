@@ -6,7 +6,7 @@ from typing import Any
 
 from operators.chain.build import build_chain
 from rftcore.pipeline.preview import Preview, preview
-from tests.batches import batch_of_groups
+from tests.support.batches import batch_of_groups
 
 
 def shown(stages: list[Any], *groups: list[float | None], **columns: list[Any]) -> Preview:

@@ -26,7 +26,7 @@ from rftdata.experience import Group, Rollout, successes_and_trials
 from rftdata.planning.claims import ClaimedGroup
 from rftdata.selectors import Screening
 from rftdata.user_code.blocked import read_report
-from tests.models import make_character_tokenizer
+from tests.support.models import make_character_tokenizer
 
 TASK = Task(1, "sums", "one", "1+1=", "2")
 
@@ -328,7 +328,7 @@ def test_what_ends_the_run_is_raised(error: Exception) -> None:
 def test_an_engine_that_was_stopped_says_so_by_its_class(tmp_path: Path) -> None:
     from rftcore.engines.base import EngineConfig
     from rftcore.engines.transformers_engine import TransformersEngine
-    from tests.models import make_tiny_model
+    from tests.support.models import make_tiny_model
 
     class Exploding(TransformersEngine):
         def _step(self) -> Any:

@@ -19,7 +19,7 @@ from operators.chain.chain import Chain
 from operators.chain.stage import RunOptions, StageError, identify
 from rftdata.errors import ConfigError
 from rftdata.pipeline.records import KnownScore
-from tests.batches import batch_of_groups, stored
+from tests.support.batches import batch_of_groups, stored
 
 seen: list[list[str]] = []
 

@@ -15,7 +15,7 @@ from rftcore.pipeline.decide import decide
 from rftdata.errors import ConfigError, PluginError, TimeLimitError, time_limit_behind
 from rftdata.pipeline.records import SealedBatch
 from rftdata.user_code.time_limits import DEFAULT_S, LOADING_S, at_most
-from tests.batches import batch_of_groups
+from tests.support.batches import batch_of_groups
 
 HERE = __name__
 ENDLESS_ON_NO_ROWS = "SELECT * FROM batch WHERE (SELECT count(*) FROM range(1000000000000)) > 0"
@@ -122,6 +122,13 @@ def test_a_stage_that_exceeds_its_limit_on_everything_is_broken_and_not_tried_on
     assert len(calls) <= 8
     # Not patient, as where a group is alone: everything is set aside.
     assert len(decide(chain, batch((0.0, 1.0))).failed) == 2
+
+
+def test_a_stage_that_loops_on_every_row_is_broken_though_what_is_left_of_a_group_is_too_small_for_it() -> None:
+    groups = batch((0.0, 1.0))
+    stages = [limited("loops_on", 0.05, ids=groups.table["experience_id"].to_pylist())]
+    with pytest.raises(StageError, match="did not return"):
+        decide(build_chain(stages, min_group_size=2), groups, patient=True)
 
 
 def test_all_rows_of_a_lone_group_that_loops_are_set_aside_where_others_passed_before() -> None:

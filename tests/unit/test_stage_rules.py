@@ -14,7 +14,7 @@ from operators.chain.build import build_chain
 from operators.chain.stage import StageError
 from rftcore.pipeline.preview import preview
 from rftdata.errors import ConfigError, PluginError, RftError
-from tests.batches import batch_of_groups, stored
+from tests.support.batches import batch_of_groups, stored
 
 
 class AsksAlways(Operator):

@@ -17,7 +17,7 @@ from operators.llm.synthesis import same_answer
 from rftdata.errors import ConfigError, OperatorError, PluginError
 from rftdata.pipeline.records import Verdicts
 from rftdata.pipeline.tasks import TASK_BATCH_SCHEMA
-from tests.batches import batch_of_groups, batch_of_tasks
+from tests.support.batches import batch_of_groups, batch_of_tasks
 
 
 def prepared(policy: Callable[[Messages], str] | None = None, base_dir: Path | None = None, **arguments: Any) -> Chain:

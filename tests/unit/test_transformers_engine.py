@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rftcore.engines.base import Decoding, EngineConfig, Generation
 from rftcore.engines.transformers_engine import TransformersEngine
-from tests.models import make_tiny_model
+from tests.support.models import make_tiny_model
 
 CONFIG = EngineConfig(dtype="float32", num_threads=1)
 

@@ -6,7 +6,8 @@ import os
 import subprocess
 from pathlib import Path
 
-from tests.acceptance.conftest import EXAMPLE, Warm, rft_command, rft_environment
+from tests.support.command_line import EXAMPLE, rft_command, rft_environment
+from tests.support.warm_up import Warm
 
 STEPS = 4
 RUN = "sort-grpo"

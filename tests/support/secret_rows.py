@@ -8,7 +8,7 @@ import numpy as np
 
 from rftdata import Buffer, Group, Rollout
 from rftdata.maintenance import purge
-from tests.store_roles import own_group, tokens
+from tests.support.store_roles import own_group, tokens
 
 SECRET = "the patient's name is Mallory"
 # As bytes in a segment, and as text in a table.

@@ -12,7 +12,7 @@ from typer.main import get_command
 
 from rftcore.cli import app
 
-CHECKOUT = Path(__file__).resolve().parents[1]
+CHECKOUT = Path(__file__).resolve().parents[2]
 _COMMAND = re.compile(r"\brft docs ([a-z0-9][\w./-]*\w)")
 _PATH = re.compile(r"\bdocs/([\w./-]*\w)")
 
