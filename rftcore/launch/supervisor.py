@@ -202,7 +202,7 @@ def _supervise(resolved: ResolvedRun, buffer: Buffer, row: Row, view: View, inte
         roles = Roles(started, Restarts(buffer, row), view, interrupts)
         progress, people = Progress(buffer, row["run_id"]), People(view, buffer_option(buffer.location))
         asked_at: float | None = None
-        grace_s = config.run.stop_grace_s
+        grace_s = resolved.config.run.stop_grace_s
         revive = _Reviver(buffer, row, view)
         while roles.running:
             roles.watch(_REFRESH_S)
