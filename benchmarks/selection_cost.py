@@ -2,8 +2,7 @@
 
 `python -m benchmarks.selection_cost [--tasks 10000,100000,1000000]` gives every selector that many tasks in this process, lets it learn
 from `--tried` groups first, and then times steps of `--groups` groups: `select`, and `observe` of their outcomes. `anchored` is the
-selector difficulty with two features of `--levels` values each; `all_different` the same with features that differ for every task,
-which is the worst case. `set_up_ms` is what a process pays when it starts or tasks have changed: making the selector and learning
+selector difficulty with two features. `set_up_ms` is what a process pays when it starts or tasks have changed: making the selector and learning
 everything again.
 
 `--store` also loads the largest number of tasks into a buffer of its own and times `Planner.plan()`, the whole transaction: outcomes
@@ -44,36 +43,31 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "difficulty": ("difficulty", {}),
     "difficulty_anchored": ("difficulty", _REFERENCES),
     "difficulty_temperature": ("difficulty", {**_REFERENCES, "temperature": 0.2}),
-    "difficulty_all_different": ("difficulty", _REFERENCES),
     "speed": ("speed", {}),
     "greso": ("greso", {}),
     "plr": ("plr", {"replay": 0.5}),
 }
 
 
-def features_of(case: str, num_tasks: int, levels: int) -> dict[str, Any]:
-    """Pass rates of two reference models, each out of so many rollouts."""
-    rng = np.random.default_rng(1)
-    skill = rng.random(num_tasks)
-    if case == "difficulty_all_different":
-        return {"weak": skill * 0.5, "strong": skill * 0.5 + 0.4}
-    weak = rng.binomial(levels, skill * 0.5) / levels
-    return {"weak": weak, "strong": np.maximum(weak, rng.binomial(levels, skill) / levels)}
+def features_of(num_tasks: int) -> dict[str, Any]:
+    """Pass rates of two reference models."""
+    skill = np.random.default_rng(1).random(num_tasks)
+    return {"weak": skill * 0.5, "strong": skill * 0.5 + 0.4}
 
 
 def outcomes(chosen: Sequence[int], step: int, rng: np.random.Generator) -> list[Observation]:
     successes = rng.binomial(_ROLLOUTS, rng.random(len(chosen)))
     return [
-        Observation(task_id, float(s), _ROLLOUTS, "explicit", step * len(chosen) + i, step)
+        Observation(task_id, float(s), _ROLLOUTS, kind="explicit", group=step * len(chosen) + i, seq=step)
         for i, (task_id, s) in enumerate(zip(chosen, successes.tolist(), strict=True))
     ]
 
 
-def made(case: str, num_tasks: int, levels: int) -> Selector:
+def made(case: str, num_tasks: int) -> Selector:
     name, args = CASES[case]
     selector = build_selector(name, args, np.arange(1, num_tasks + 1), 0)
     if selector.feature_keys:
-        selector.set_features(features_of(case, num_tasks, levels))
+        selector.set_features(features_of(num_tasks))
     return selector
 
 
@@ -85,7 +79,7 @@ def measure(case: str, num_tasks: int, options: argparse.Namespace) -> dict[str,
         for step in range(1, options.tried // options.groups + 1)
     ]
     started = time.perf_counter()
-    selector = made(case, num_tasks, options.levels)
+    selector = made(case, num_tasks)
     if selector.learns:
         for batch in past:
             selector.observe(batch)
@@ -113,7 +107,7 @@ class Run:
 
     def __init__(self, buffer: Buffer, num_tasks: int, options: argparse.Namespace) -> None:
         self.buffer, self.options = buffer, options
-        weak = features_of("difficulty", num_tasks, options.levels)
+        weak = features_of(num_tasks)
         buffer.sql(
             "INSERT INTO rft.task (taskset, task_key, payload, features)"
             " SELECT 'all', n::text, '{}', jsonb_build_object('weak', w, 'strong', s) FROM unnest(%s::float8[], %s::float8[])"
@@ -126,9 +120,15 @@ class Run:
         name, args = CASES[case]
         row = self.buffer.create_run(name=f"plan-{case}", config={}, seed=1, steps=10**6, pipeline_version="none")
         config = PlanConfig(
-            (TasksetConfig(name="all", source="none"),), SelectorConfig.model_validate({"type": name, **args}), 1, self.options.groups,
-            _ROLLOUTS, 0, 1, 0,
-        )  # fmt: skip
+            tasksets=(TasksetConfig(name="all", source="none"),),
+            selector=SelectorConfig.model_validate({"type": name, **args}),
+            seed=1,
+            batch_groups=self.options.groups,
+            group_size=_ROLLOUTS,
+            max_refill=0,
+            interval=1,
+            offset=0,
+        )
         planner = Planner(self.buffer.database, row["run_id"], config)
         with self.buffer.attempt(row) as attempt:
             self._step(attempt, row, 0)
@@ -166,7 +166,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--groups", type=int, default=64, help="groups of a step")
     parser.add_argument("--tried", type=int, default=8192, help="groups learned before")
     parser.add_argument("--steps", type=int, default=50, help="steps timed")
-    parser.add_argument("--levels", type=int, default=16, help="rollouts behind each reference pass rate")
     parser.add_argument("--store", action="store_true", help="also the planner's transaction, in a buffer")
     options = parser.parse_args(arguments)
     sizes, cases = [int(size) for size in options.tasks.split(",")], options.selectors.split(",")

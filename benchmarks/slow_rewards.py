@@ -59,7 +59,7 @@ def sampling_seconds(engine: Timed, reward: str, folder: Path) -> float:
     """Seconds until the last of the responses was sampled, the rollouts begun all at once."""
     scorer = Scorer([f"./rewards.py:{reward}"], folder)
     runner = RolloutRunner(
-        engine, single_turn, {}, scorer, 600.0, "explorer", asyncio.Semaphore(2 * NUM_ROLLOUTS)
+        engine=engine, workflow=single_turn, workflow_args={}, scorer=scorer, timeout_s=600.0, source="explorer", slots=asyncio.Semaphore(2 * NUM_ROLLOUTS)
     )  # fmt: skip
     loop = WorkflowLoop(block_timeout_s=60.0)
     decoding = Decoding(max_tokens=200)

@@ -13,7 +13,6 @@ Not here: what is stored (the caller writes verdicts and scores), finding the ro
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import inspect
 import json
@@ -25,9 +24,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from rftdata.config import allowed_keys
+from rftdata.config_errors import parse_section
 from rftdata.errors import ConfigError, OperatorError
 from rftdata.pipeline import records
 from rftdata.pipeline.budget import MemoryUsage, UsageLedger
@@ -213,7 +212,7 @@ class Operator(ABC):
         Raises:
             ConfigError: an unknown key (with the nearest one) or a value of the wrong type.
         """
-        return cls(parse_config(cls.Config, args))
+        return cls(parse_section(cls.Config, args))
 
     @property
     def base_dir(self) -> Path:
@@ -281,33 +280,6 @@ class Operator(ABC):
         return spec if self.revision == 1 else {**spec, "revision": self.revision}
 
 
-def parse_config(config_class: type[StageConfig], args: object) -> StageConfig:
-    """Validate YAML arguments against a config class, one clear sentence per failure."""
-    if args is None:
-        args = {}
-    allowed = ", ".join(config_class.model_fields) or "no arguments"
-    if not isinstance(args, Mapping):
-        raise ConfigError("its arguments are not a mapping", value=args, allowed=allowed)
-    unknown = [str(key) for key in args if key not in config_class.model_fields]
-    if unknown:
-        raise unknown_key(unknown[0], list(config_class.model_fields))
-    try:
-        return config_class.model_validate(dict(args))
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        within = first["loc"][:-1]
-        beside = allowed_keys(config_class, within) if within else list(config_class.model_fields)
-        if first["type"] == "extra_forbidden":
-            raise unknown_key(place, beside) from error
-        if first["type"] == "missing":
-            raise ConfigError(f"the key {place!r} is missing", allowed=", ".join(beside) or None) from error
-        message = first["msg"].removeprefix("Value error, ")
-        if place:  # the message says what the value may be; keys are not values
-            raise ConfigError(f"the key {place!r} is wrong: {message}", value=first["input"]) from error
-        raise ConfigError(message, value=first["input"], allowed=f"the keys {allowed}") from error
-
-
 def check_plain(args: Mapping[str, object]) -> None:
     """Refuse arguments of a function that a pipeline's version could not tell apart, or JSON not hold: dates, NaN, sets.
 
@@ -322,16 +294,6 @@ def check_plain(args: Mapping[str, object]) -> None:
                 f"the argument {str(key)!r} is neither a finite number, a text, true or false nor a list or mapping of them: {error}",
                 value=str(value), todo="write a date as a text, in quotes",
             ) from error  # fmt: skip
-
-
-def unknown_key(key: str, known: list[str]) -> ConfigError:
-    """The error for a key that a stage does not have, naming the nearest one it has."""
-    near = difflib.get_close_matches(key.rpartition(".")[2], known, n=1)
-    return ConfigError(
-        f"there is no key {key!r}",
-        allowed=", ".join(known) or "no arguments",
-        todo=f"did you mean {near[0]!r}?" if near else None,
-    )
 
 
 def source_digest(plugin: object) -> str:

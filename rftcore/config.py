@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
 from rftcore.explorer.config import ExplorerConfig
 from rftcore.trainer.config import TrainerConfig
@@ -22,8 +22,8 @@ from rftdata.config import (
     SelectorConfig,
     SyncConfig,
     TasksetConfig,
-    config_error,
 )
+from rftdata.config_errors import parse_section
 from rftdata.errors import ConfigError
 from rftdata.planning.mixing import check_weights
 from rftdata.training.sampling import SamplingConfig
@@ -211,7 +211,9 @@ def load_config(file: Path, overrides: list[str] | None = None) -> RunConfig:
         ConfigError: unreadable file, unknown key (with the nearest valid one), wrong value, malformed override.
     """
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is not UTF-8 text: {error}", todo="save the file as UTF-8") from error
     except OSError as error:
         raise ConfigError(
             f"the configuration file cannot be read: {error.strerror}", value=str(file), todo="correct the path"
@@ -229,10 +231,7 @@ def load_config(file: Path, overrides: list[str] | None = None) -> RunConfig:
 
 def parse_config(raw: dict[str, Any], base_dir: Path, origin: str) -> RunConfig:
     """Validate a mapping; `origin` names it in errors."""
-    try:
-        config = RunConfig.model_validate(raw)
-    except ValidationError as error:
-        raise config_error(error, RunConfig, origin) from error
+    config = parse_section(RunConfig, raw, origin)
     config._base_dir = base_dir
     return config
 

@@ -32,8 +32,9 @@ from rftdata.config import TasksetConfig
 from rftdata.connection import exists
 from rftdata.errors import ConfigError, ModelError, RftError, RolloutsFailedError
 from rftdata.pipeline.tasks import source_batch
-from rftdata.postgres.database import Database, Row, schema_version
+from rftdata.postgres.database import Database, Row
 from rftdata.postgres.embedded import check_folder
+from rftdata.postgres.migrations import schema_version
 from rftdata.tasks import read_tasks
 from rftdata.tasks.loading import no_task, taskset_texts
 from rftdata.tasks.query import asks_buffer

@@ -6,7 +6,6 @@ A `Buffer` may be shared by threads; each process opens its own.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from psycopg.rows import tuple_row
 from psycopg.types.json import Jsonb
 
 from rftdata.config import BufferConfig
+from rftdata.config_errors import did_you_mean
 from rftdata.errors import PurgedError, QueryError, SegmentCorruptError
 from rftdata.postgres.database import Database, Row, execute, fetch, redacted
 from rftdata.postgres.embedded import EmbeddedServer
@@ -125,12 +125,11 @@ class Buffer:
         names = [str(row["name"]) for row in self.database.fetch("run_names")]
         if not names:
             raise QueryError(f"the buffer {self.location} holds no run", todo="start one with `rft run CONFIG`")
-        near = difflib.get_close_matches(str(name_or_id), names, n=1)
         raise QueryError(
             f"the buffer {self.location} holds no such run",
             value=name_or_id,
             allowed=", ".join(names),
-            todo=f"did you mean {near[0]!r}?" if near else "name one of these, or another buffer by --buffer",
+            todo=did_you_mean(str(name_or_id), names, "name one of these, or another buffer by --buffer"),
         )
 
     def writer(

@@ -1,18 +1,13 @@
-"""Configuration of the buffer, of task sources and selectors: what `rftdata` itself reads from a YAML file.
-
-`config_error` says in one sentence what is wrong with any section.
-"""
+"""Configuration of the buffer, of task sources and selectors: what `rftdata` itself reads from a YAML file."""
 
 from __future__ import annotations
 
-import difflib
 import math
 from itertools import pairwise
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator
 
-from rftdata.errors import ConfigError
 from rftdata.user_code.time_limits import DEFAULT_S
 
 
@@ -214,51 +209,3 @@ def _address(url: str) -> str:
         return without_password(url)[0]
     except Exception:  # noqa: BLE001 - whatever it is, it is no connection string; who connects will say so
         return redacted(url)
-
-
-def config_error(error: ValidationError, section: type[BaseModel], origin: str, *, within: str = "") -> ConfigError:
-    """The first thing that is wrong, and how many more there are; an unknown key names the nearest known one.
-
-    Args:
-        error: of validating `section`.
-        section: the class that was validated.
-        origin: where the values come from: a file, a plug-in's name.
-        within: key of the section in the file; empty for the whole file.
-    """
-    first, *others = error.errors(include_url=False)
-    where = ".".join(str(part) for part in (*filter(None, [within]), *first["loc"])) or "the file"
-    more = f"; {len(others)} more after this one" if others else ""
-    if first["type"] == "extra_forbidden":
-        allowed = allowed_keys(section, first["loc"][:-1])
-        near = difflib.get_close_matches(str(first["loc"][-1]), allowed, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "remove the key or correct it"
-        return ConfigError(
-            f"{origin}: unknown key {where!r}", allowed=", ".join(allowed) or "no keys", todo=hint + more
-        )
-    if first["type"] == "missing":
-        return ConfigError(f"{origin}: {where!r} is missing", todo="add it" + more)
-    value = first["input"] if not isinstance(first["input"], dict) else None
-    message = first["msg"].removeprefix("Value error, ")
-    return ConfigError(f"{origin}: {where!r}: {message}", value=value, todo="correct it" + more)
-
-
-def allowed_keys(section: Any, location: tuple[int | str, ...]) -> list[str]:
-    """Keys that the section at `location` within `section` accepts."""
-    for part in location:
-        if isinstance(part, int):
-            continue
-        field = section.model_fields.get(part) if hasattr(section, "model_fields") else None
-        if field is None:
-            return []
-        section = _section_of(field.annotation)
-    return sorted(section.model_fields) if hasattr(section, "model_fields") else []
-
-
-def _section_of(annotation: Any) -> Any:
-    if hasattr(annotation, "model_fields"):
-        return annotation
-    for argument in getattr(annotation, "__args__", ()):
-        found = _section_of(argument)
-        if found is not None:
-            return found
-    return None

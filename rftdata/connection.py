@@ -16,8 +16,9 @@ from typing import Literal
 from rftdata.buffer import Buffer
 from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError, QueryError, RftError
-from rftdata.postgres.database import Database, check_schema, migrate, newest_version, redacted, schema_version
+from rftdata.postgres.database import Database, redacted
 from rftdata.postgres.embedded import EmbeddedServer
+from rftdata.postgres.migrations import check_schema, migrate, newest_version, schema_version
 from rftdata.segments.posix import PosixSegmentStore
 
 _SERVER_SCHEMES = ("postgresql://", "postgres://")

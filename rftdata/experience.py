@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import numpy.typing as npt
@@ -20,7 +20,7 @@ _OUTCOMES = ("ok", "failed", "timeout", "cancelled")
 SOURCES = ("explorer", "human", "import", "synthesis")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LabelRecord:
     """A label as it was given, for an import; fields as in `rft.label`."""
 
@@ -35,7 +35,7 @@ class LabelRecord:
     labelled_at: datetime.datetime
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SequenceOrigin:
     """What an imported experience was where it was exported; fields as in `rft.experience_origin`.
 
@@ -58,7 +58,7 @@ class SequenceOrigin:
     labels: tuple[LabelRecord, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GroupOrigin:
     """What an imported group was where it was exported; fields as in `rft.group_origin`."""
 
@@ -94,6 +94,7 @@ class Sequence:
     token_ids: IntegerSequence
     num_prompt_tokens: int
     finish_reason: str
+    _: KW_ONLY
     reward: float | None = None
     behavior_logprobs: FloatSequence | None = None
     loss_mask: MaskSequence | None = None
@@ -114,6 +115,7 @@ class Rollout:
     outcome: str = "ok"
     reward: float | None = None
     sequences: list[Sequence] = field(default_factory=list)
+    _: KW_ONLY
     seconds: float = 0.0
     error: str | None = None
 
@@ -129,6 +131,7 @@ class Group:
     rollouts: list[Rollout]
     group_id: int | None = None
     claim_token: int | None = None
+    _: KW_ONLY
     source: str = "explorer"
     taskset: str | None = None
     task_key: str | None = None

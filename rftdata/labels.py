@@ -19,7 +19,8 @@ import pyarrow as pa
 
 from rftdata.buffer import Buffer
 from rftdata.errors import QueryError
-from rftdata.postgres.database import Connection, Row, execute, fetch, storable
+from rftdata.postgres.database import Connection, Row, execute, fetch
+from rftdata.postgres.values import storable
 
 _UNDO = re.compile(r"^undo of label batch (\d+)")
 

@@ -8,7 +8,6 @@ never a warning.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib
 import importlib.metadata
@@ -20,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
+from rftdata.config_errors import did_you_mean
 from rftdata.errors import PluginError
 from rftdata.user_code.time_limits import LOADING_S, call
 
@@ -79,13 +79,9 @@ class Registry(Generic[T]):
 
     def _unknown(self, name: str) -> PluginError:
         known = self.names()
-        near = difflib.get_close_matches(name, known, n=1)
         own = f"for your own {self.kind} write './file.py:attr' or 'package.module:attr'"
         return PluginError(
-            f"unknown {self.kind}",
-            value=name,
-            allowed=", ".join(known),
-            todo=f"did you mean {near[0]!r}?" if near else own,
+            f"unknown {self.kind}", value=name, allowed=", ".join(known), todo=did_you_mean(name, known, own)
         )
 
 

@@ -17,8 +17,9 @@ from psycopg.types.json import Jsonb
 
 from rftdata.errors import BufferUnavailableError, RftError
 from rftdata.postgres import notify
-from rftdata.postgres.database import Database, Row, storable
+from rftdata.postgres.database import Database, Row
 from rftdata.postgres.retry import ride_out
+from rftdata.postgres.values import storable
 from rftdata.user_code import blocked
 
 HEARTBEAT_S = 2.0

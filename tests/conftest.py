@@ -15,8 +15,9 @@ import pytest
 
 import rftdata
 from rftdata.config import BufferConfig
-from rftdata.postgres.database import Database, migrate
+from rftdata.postgres.database import Database
 from rftdata.postgres.embedded import EmbeddedServer
+from rftdata.postgres.migrations import migrate
 from tests.support import durations, servers
 from tests.support.system_postgres import SystemServer
 

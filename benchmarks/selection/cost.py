@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.selection_cost import CASES, measure
 
-_OPTIONS = argparse.Namespace(groups=64, tried=8192, levels=16)
+_OPTIONS = argparse.Namespace(groups=64, tried=8192)
 
 
 def cost_of_selecting(num_tasks: int, steps: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from operators.chain.input_digests import input_digests
 from operators.chain.parts import in_parts
 from operators.chain.stage import Stage
 from rftdata.pipeline.records import Known, KnownScore, StageScores
-from rftdata.postgres.database import storable
+from rftdata.postgres.values import storable
 from rftdata.user_code.time_limits import call
 
 

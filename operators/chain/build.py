@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from operators.base import BATCH_SCHEMA, Operator, Place, parse_config
+from operators.base import BATCH_SCHEMA, Operator, Place
 from operators.chain.chain import Chain
 from operators.chain.groupings import fitted_to_created
 from operators.chain.resolve import resolve_stage
 from operators.chain.stage import RunOptions, Stage, at, identify, name_among
 from operators.data_juicer.recipe import expand
+from rftdata.config_errors import parse_section
 from rftdata.errors import ConfigError, RftError, TimeLimitError
 from rftdata.user_code.time_limits import DEFAULT_S, LOADING_S, call
 
@@ -95,10 +96,9 @@ def _options(args: object) -> tuple[object, RunOptions]:
     if not isinstance(args, Mapping) or "run" not in args:
         return args, RunOptions()
     try:
-        options = parse_config(RunOptions, args["run"])
+        options = parse_section(RunOptions, args["run"])
     except ConfigError as error:
-        raise ConfigError(f"run: {error.what}", value=error.value, allowed=error.allowed, todo=error.todo) from error
-    assert isinstance(options, RunOptions)
+        raise error.about("run") from error
     return {key: value for key, value in args.items() if key != "run"}, options
 
 

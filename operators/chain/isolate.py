@@ -78,8 +78,10 @@ class _Isolator:
         self._found = Verdicts()
 
     def decide(self, table: pa.Table, patient: bool, as_whole: bool) -> Verdicts:
-        error = self._try(table)
+        first = error = self._try(table)
         rest, error = self._without_late_rows(table, error) if error is not None else (table, None)
+        if patient and first is not None and error is None and not self._has_passed(first):
+            raise first from first.__cause__  # what was left was dropped before the stage
         if error is not None:
             if patient and not self._any_passes(rest, error):
                 raise error from error.__cause__
@@ -152,6 +154,12 @@ class _Isolator:
                 return table, None
             error = self._try(table)
         return table, error
+
+    def _has_passed(self, error: StageError) -> bool:
+        """Whether any row got through the stage that failed."""
+        return error.run is None or any(
+            run.index == error.run.index and run.error is None and run.rows_in for run in self._found.stages
+        )
 
     def _any_passes(self, table: pa.Table, error: StageError) -> bool:
         """Whether one of a few units gets through by itself, or one of their rows: every unit may have a row that fails."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 
 from operators import OPERATORS
@@ -10,6 +9,7 @@ from operators.base import Operator
 from operators.chain.row_function import RowFunction
 from operators.data_juicer.catalogue import operator_names
 from operators.data_juicer.stage import juicer_stage
+from rftdata.config_errors import did_you_mean
 from rftdata.errors import PluginError
 
 
@@ -26,14 +26,13 @@ def resolve_stage(name: str, args: object, base_dir: Path | None = None) -> Oper
         juicer = operator_names()
         if name in juicer:
             return juicer_stage(name, args)
-        near = difflib.get_close_matches(name, [*own, *juicer], n=1)
         raise PluginError(
             "unknown operator",
             value=name,
             allowed=f"{', '.join(own)}, or one of {len(juicer)} Data-Juicer operators by its own name",
-            todo=f"did you mean {near[0]!r}?"
-            if near
-            else "for your own operator write './file.py:attr' or 'package.module:attr'",
+            todo=did_you_mean(
+                name, [*own, *juicer], "for your own operator write './file.py:attr' or 'package.module:attr'"
+            ),
         )
     target = OPERATORS.load(name, base_dir)
     if isinstance(target, type) and issubclass(target, Operator):

@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from operators.base import Drop, Operator, StageConfig, StageOutcome, check_plain, source_digest, unknown_key
+from operators.base import Drop, Operator, StageConfig, StageOutcome, check_plain, source_digest
+from rftdata.config_errors import unknown_key
 from rftdata.errors import ConfigError, OperatorError
 from rftdata.user_code import time_limits
 

@@ -18,6 +18,7 @@ from typing import Any
 import pydantic
 
 from operators.data_juicer.catalogue import Facts
+from rftdata.config_errors import reasons
 from rftdata.errors import ConfigError
 
 _NAMES: Mapping[str, Any] = {
@@ -59,8 +60,7 @@ def mismatch(known: pydantic.TypeAdapter[Any], value: Any) -> str:
         # As JSON: strict, but a list of YAML may stand for a tuple or set.
         known.validate_json(json.dumps(_whole(value)), strict=True)
     except pydantic.ValidationError as error:
-        messages = list(dict.fromkeys(str(one["msg"]) for one in error.errors()))
-        return " or ".join(message[:1].lower() + message[1:] for message in messages[:3])
+        return reasons(error.errors())
     except TypeError:
         return ""
     return ""

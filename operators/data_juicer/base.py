@@ -9,11 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from operators.base import CreatedTask, Operator, StageConfig, unknown_key
+from operators.base import CreatedTask, Operator, StageConfig
 from operators.data_juicer import runtime
 from operators.data_juicer.arguments import check_types
 from operators.data_juicer.catalogue import DATA_KEYS, PACKAGE, RUNNING, Facts, facts, installed_version
 from operators.data_juicer.columns import Plan
+from rftdata.config_errors import unknown_key
 from rftdata.errors import ConfigError
 
 MODES = ("default", "ray")

@@ -19,8 +19,9 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field
 
-from operators.base import StageConfig, parse_config
+from operators.base import StageConfig
 from operators.data_juicer.catalogue import AGGREGATED, COLUMN_ARGUMENTS, DATA_KEYS, facts, operator_names
+from rftdata.config_errors import parse_section
 from rftdata.errors import ConfigError
 
 NAME = "data_juicer"
@@ -50,8 +51,7 @@ def expand(name: str, args: object, base_dir: Path | None) -> list[tuple[str, ob
     """
     if name != NAME:
         return [(name, args)]
-    config = parse_config(RecipeConfig, args)
-    assert isinstance(config, RecipeConfig)
+    config = parse_section(RecipeConfig, args)
     if (config.recipe is None) == (config.process is None):
         raise ConfigError(
             "it takes a recipe file or a list of operators", allowed="recipe: FILE, or process: [{operator: arguments}]"

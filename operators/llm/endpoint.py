@@ -19,7 +19,8 @@ from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from operators.base import Messages, StageConfig, StageContext, check_plain, parse_config
+from operators.base import Messages, StageConfig, StageContext, check_plain
+from rftdata.config_errors import parse_section
 from rftdata.errors import ConfigError
 from rftdata.pipeline.budget import Limits, Usage, UsageLedger
 
@@ -188,7 +189,7 @@ def _nested(key: str, config_class: type[StageConfig]) -> BeforeValidator:
         if isinstance(value, str | config_class):
             return value
         try:
-            return parse_config(config_class, value)
+            return parse_section(config_class, value)
         except ConfigError as error:
             raise ConfigError(
                 f"{key}: {error.what}", value=error.value, allowed=error.allowed, todo=_hint(error)

@@ -10,9 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pydantic import ValidationError
-
-from rftdata.config import config_error
+from rftdata.config_errors import parse_section
 from rftdata.errors import ConfigError
 from rftdata.plugins import Registry
 
@@ -45,10 +43,7 @@ def build_algorithm(config: AlgorithmChoice, base_dir: Path | None = None) -> Ru
         ConfigError: an unknown or wrong key, or groups smaller than the algorithm can learn from.
     """
     algorithm_class = ALGORITHMS.load(config.name, base_dir)
-    try:
-        algorithm_config = algorithm_class.Config.model_validate(dict(config.args))
-    except ValidationError as error:
-        raise config_error(error, algorithm_class.Config, config.name, within="algorithm") from error
+    algorithm_config = parse_section(algorithm_class.Config, config.args, config.name, within="algorithm")
     if config.group_size < algorithm_class.min_group_size:
         raise ConfigError(
             f"algorithm.group_size is too small for {config.name}, which compares rollouts of one group",

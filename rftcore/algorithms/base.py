@@ -111,7 +111,7 @@ class TokenLoss:
     metrics_N: dict[str, Tensor] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PairBatch:
     """The P pairs of a micro-batch, whole: each number is of one response, all of whose tokens that count are in it.
 
@@ -225,7 +225,12 @@ def pairs_of(tokens: TokenBatch) -> PairBatch:
     logprobs_P2, reference_P2 = sums_P2(tokens.logprobs_N), sums_P2(tokens.reference_logprobs_N)
     tokens_P2 = sums_P2(tokens.reference_logprobs_N.new_ones(len(tokens.reference_logprobs_N)))
     return PairBatch(
-        logprobs_P2[:, 0], logprobs_P2[:, 1], reference_P2[:, 0], reference_P2[:, 1], tokens_P2[:, 0], tokens_P2[:, 1]
+        chosen_logprobs_P=logprobs_P2[:, 0],
+        rejected_logprobs_P=logprobs_P2[:, 1],
+        chosen_reference_P=reference_P2[:, 0],
+        rejected_reference_P=reference_P2[:, 1],
+        chosen_tokens_P=tokens_P2[:, 0],
+        rejected_tokens_P=tokens_P2[:, 1],
     )
 
 

@@ -162,7 +162,7 @@ def roles(buffer: BufferOption = None, as_json: JsonOption = False) -> None:
     CREATE ROLE ada LOGIN IN ROLE rft_labeler, and \\password ada.
     """
     from rftcore.cli.output import print_json, warn
-    from rftdata.postgres.database import grant_roles
+    from rftdata.postgres.migrations import grant_roles
 
     with opened(buffer, "rft db", schema="migrate") as found:
         made, held = grant_roles(found.database)

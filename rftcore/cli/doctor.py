@@ -78,7 +78,7 @@ def _versions(names: tuple[str, ...]) -> str:
 
 
 def _buffer(buffer: Buffer) -> Iterator[Finding]:
-    from rftdata.postgres.database import schema_version
+    from rftdata.postgres.migrations import schema_version
 
     with buffer.database.connection() as connection:
         server = connection.info.parameter_status("server_version")

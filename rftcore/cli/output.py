@@ -52,7 +52,7 @@ def print_rows(
         console = Console(highlight=False, width=max(width, 80))
         console.print(_table(titles, cells, None))
     else:
-        short = [[_cut(cell, _MAX_CELL) for cell in line] for line in cells]
+        short = [[cut(cell, _MAX_CELL) for cell in line] for line in cells]
         table = _table(titles, short, _MAX_CELL)
         if table.__rich_measure__(console, console.options.update(max_width=10_000)).maximum <= console.width:
             console.print(table)
@@ -78,7 +78,7 @@ def _print_records(console: Console, names: Sequence[str], cells: Sequence[Seque
         grid.add_column(style="bold", no_wrap=True)
         grid.add_column(overflow="fold")
         for name, cell in zip(names, line):
-            grid.add_row(name, Text(_cut(cell, _MAX_FIELD), style="dim" if cell == "NULL" else ""))
+            grid.add_row(name, Text(cut(cell, _MAX_FIELD), style="dim" if cell == "NULL" else ""))
         console.print(grid)
 
 
@@ -94,7 +94,8 @@ def _cell(value: Any) -> str:
     return str(value).replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t")
 
 
-def _cut(text: str, length: int) -> str:
+def cut(text: str, length: int) -> str:
+    """The beginning of a text that is too long, with an ellipsis."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 

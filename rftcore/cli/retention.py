@@ -65,9 +65,8 @@ def retention(
 def _rules(
     buffer: Buffer, config: Path | None, limits: dict[str, float], taskset: str | None, labelled_too: bool
 ) -> RetentionConfig:
-    from pydantic import ValidationError
-
-    from rftdata.config import RetentionConfig, config_error
+    from rftdata.config import RetentionConfig
+    from rftdata.config_errors import parse_section
 
     if limits:
         values: dict[str, Any] = {"tasksets": {taskset: limits}} if taskset else dict(limits)
@@ -80,10 +79,7 @@ def _rules(
         values = (buffer.find_run()["config"].get("buffer") or {}).get("retention") or {}
     if labelled_too:
         values["keep_labelled"] = False
-    try:
-        rules = RetentionConfig.model_validate(values)
-    except ValidationError as error:
-        raise config_error(error, RetentionConfig, "the retention rules") from error
+    rules = parse_section(RetentionConfig, values, "the retention rules")
     if not rules.has_limits:
         raise ConfigError(
             "there is no retention rule",

@@ -77,7 +77,8 @@ def _config(uri: str, application: str) -> BufferConfig:
     """A server's URL does not say where the arrays are: RFT_SEGMENTS does, else the newest run's configuration."""
     from rftdata.config import BufferConfig
     from rftdata.connection import no_buffer
-    from rftdata.postgres.database import Database, schema_version
+    from rftdata.postgres.database import Database
+    from rftdata.postgres.migrations import schema_version
 
     if "://" not in uri:
         return BufferConfig(uri=uri)

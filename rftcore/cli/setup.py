@@ -51,7 +51,12 @@ def setup(
             " and run `rft setup` again",
         ) from error
     if dry_run:
-        print("nothing was changed (--dry-run)" if changed else f"nothing to do: {extra} is installed completely")
+        nothing = (
+            "nothing was installed but uv, which resolved the packages"
+            if installer.has_installed_uv
+            else "nothing was changed"
+        )
+        print(f"{nothing} (--dry-run)" if changed else f"nothing to do: {extra} is installed completely")
         return
     if changed:
         _check_imports(extra)

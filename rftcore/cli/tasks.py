@@ -55,13 +55,16 @@ def _load(config: ConfigArgument, overrides: list[str] | None, buffer: str | Non
 @app.command("list")
 def list_tasksets(buffer: BufferOption = None, as_json: JsonOption = False) -> None:
     """List the tasksets of the buffer: how many tasks may be selected, and the means of their scores."""
-    from rftcore.cli.output import print_rows
+    from rftcore.cli.output import cut, print_rows
     from rftdata import tasks
 
     with opened(buffer, "rft tasks") as found:
         rows = tasks.list_tasksets(found.database)
     if not as_json:
-        rows = [{**row, "source": _cut(row["source"]), "args": _cut(_set_args(row["args"]))} for row in rows]
+        rows = [
+            {**row, "source": cut(row["source"], _MAX_CELL), "args": cut(_set_args(row["args"]), _MAX_CELL)}
+            for row in rows
+        ]
     columns = ("taskset", "source", "args", "num_tasks", "active", "excluded", "pending", "scores", "loaded_at")
     print_rows(rows, columns, as_json=as_json)
 
@@ -74,10 +77,6 @@ def _set_args(args: dict[str, Any]) -> str:
         **{key: args[key] for key, value in usual.items() if args.get(key, value) != value},
     }
     return ", ".join(f"{key}: {value}" for key, value in given.items())
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _MAX_CELL else text[: _MAX_CELL - 1] + "…"
 
 
 @app.command("show")

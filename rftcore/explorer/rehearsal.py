@@ -87,9 +87,15 @@ def rehearse(config: RunConfig, task: Task, tokenizer: PreTrainedTokenizerBase) 
         allowed_s, limit = LIMIT_S, f"{LIMIT_S:g} s (a run allows {limit})"
     scorer = Scorer(explorer.reward, config.base_dir, timeout_s=allowed_s, limit=limit, max_processes=1)
     runner = RolloutRunner(
-        engine, WORKFLOWS.load(explorer.workflow, config.base_dir), explorer.workflow_args, scorer,
-        min(LIMIT_S, explorer.rollout_timeout_s), "explorer", asyncio.Semaphore(1), lambda *failure: failures.append(failure),
-    )  # fmt: skip
+        engine=engine,
+        workflow=WORKFLOWS.load(explorer.workflow, config.base_dir),
+        workflow_args=explorer.workflow_args,
+        scorer=scorer,
+        timeout_s=min(LIMIT_S, explorer.rollout_timeout_s),
+        source="explorer",
+        slots=asyncio.Semaphore(1),
+        on_failure=lambda *failure: failures.append(failure),
+    )
     loop = WorkflowLoop(min(LIMIT_S, explorer.block_timeout_s), on_stuck=_leave)
     try:
         # The limit around it is for code that keeps the interpreter's lock: the limits within need other threads.

@@ -105,20 +105,38 @@ class Explorer:
             max_processes=self.config.reward_processes,
         )  # fmt: skip
         self.runner = RolloutRunner(
-            engine, WORKFLOWS.load(self.config.workflow, config.base_dir), self.config.workflow_args,
-            self.scorer, self.config.rollout_timeout_s, source,
-            asyncio.Semaphore(_ROLLOUTS_PER_SEQUENCE * engine_config(config, worker_index=0).max_num_seqs),
-            self.failed_steps.note,
-        )  # fmt: skip
+            engine=engine,
+            workflow=WORKFLOWS.load(self.config.workflow, config.base_dir),
+            workflow_args=self.config.workflow_args,
+            scorer=self.scorer,
+            timeout_s=self.config.rollout_timeout_s,
+            source=source,
+            slots=asyncio.Semaphore(_ROLLOUTS_PER_SEQUENCE * engine_config(config, worker_index=0).max_num_seqs),
+            on_failure=self.failed_steps.note,
+        )
         self.workflows = WorkflowLoop(
             min(self.config.block_timeout_s, self.config.rollout_timeout_s), self._show_blocking, end_blocked_process,
             report_path(joined.buffer.run_folder(joined.row), os.getpid()),
         )  # fmt: skip
-        self.planner = Planner(self.database, self.run_id, PlanConfig(
-            tuple(config.tasks), config.selector, config.run.seed, config.trainer.batch_groups, config.algorithm.group_size,
-            self.config.max_refill, self.sync.interval, self.sync.offset, source, config.sampling.fresh_share(),
-            config.base_dir, config.pipelines.max_waiting_groups, config.mixing,
-        ))  # fmt: skip
+        self.planner = Planner(
+            self.database,
+            self.run_id,
+            PlanConfig(
+                tasksets=tuple(config.tasks),
+                selector=config.selector,
+                seed=config.run.seed,
+                batch_groups=config.trainer.batch_groups,
+                group_size=config.algorithm.group_size,
+                max_refill=self.config.max_refill,
+                interval=self.sync.interval,
+                offset=self.sync.offset,
+                source=source,
+                fresh_share=config.sampling.fresh_share(),
+                base_dir=config.base_dir,
+                max_waiting_groups=config.pipelines.max_waiting_groups,
+                mixing=config.mixing,
+            ),
+        )
         self.screenings = {
             taskset.name: check_selector(selector.type, selector.args, config.base_dir).screening
             for taskset in config.tasks for selector in [taskset.selector or config.selector]

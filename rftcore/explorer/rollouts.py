@@ -31,7 +31,7 @@ _OF_A_USER = (Exception, BaseExceptionGroup, BlockedError, SystemExit, KeyboardI
 _ERRORS_OF_THE_RUN = (ConfigError, ModelError, EngineStoppedError)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RolloutRunner:
     """How this run tries a task.
 
@@ -67,7 +67,10 @@ class RolloutRunner:
         size = claimed.group_size
         first = min(screening.rollouts, size) if screening else size
         group = Group(
-            await self._rollouts(task, range(first), decoding), claimed.group_id, claimed.claim_token, self.source
+            await self._rollouts(task, range(first), decoding),
+            claimed.group_id,
+            claimed.claim_token,
+            source=self.source,
         )
         if screening and first < size:
             refusal = screening.refusal(*successes_and_trials(group))
@@ -114,7 +117,9 @@ class RolloutRunner:
             # The reward of a rollout is given to each of its turns.
             sequence.reward = score.reward if score else None
             sequence.reward_parts = score.parts if score else {}
-        return Rollout(index, outcome, score.reward if score else None, sequences, time.monotonic() - started, error)
+        return Rollout(
+            index, outcome, score.reward if score else None, sequences, seconds=time.monotonic() - started, error=error
+        )
 
     async def _run_workflow(self, task: Task, model: Model) -> Any:
         if not _is_async(self.workflow):

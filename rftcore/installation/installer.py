@@ -47,12 +47,16 @@ class Installer:
     Args:
         python: the interpreter.
         indent: printed before every line.
+
+    Attributes:
+        has_installed_uv: whether uv was missing and is now in the environment.
     """
 
     def __init__(self, python: Path, *, indent: str = "") -> None:
         self.python = python
         self._indent = indent
         self._uv: list[str] | None = None
+        self.has_installed_uv = False
 
     def install(self, requirements: Sequence[str], extras: Collection[str], *, dry_run: bool = False) -> None:
         """Install the requirements at the versions that were tested together.
@@ -117,7 +121,7 @@ class Installer:
             elif on_path:
                 self._uv = [on_path]
             elif succeeds(pip, show=True):
-                self._uv = inside
+                self._uv, self.has_installed_uv = inside, True
         return self._uv
 
     def _environment(self, settings: Mapping[str, list[str]]) -> dict[str, str]:

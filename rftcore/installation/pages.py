@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from rftdata.config_errors import nearest
 from rftdata.errors import ConfigError
 
 
@@ -63,9 +63,9 @@ def find_page(name: str) -> Page:
         if found:
             raise ConfigError("several pages fit", value=name, allowed=", ".join(page.name for page in found))
     names = [page.name for page in pages()]
-    near = difflib.get_close_matches(wanted, names + [page.path.stem for page in pages()], n=1, cutoff=0.5)
+    near = nearest(wanted, [*names, *(page.path.stem for page in pages())], cutoff=0.5)
     raise ConfigError(
-        "there is no such page" + (f"; the nearest is {near[0]}" if near else ""),
+        "there is no such page" + (f"; the nearest is {near}" if near else ""),
         value=name,
         todo="`rft docs` lists the pages",
     )

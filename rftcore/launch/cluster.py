@@ -27,7 +27,7 @@ from rftcore.run.prepare import engine_config
 from rftdata.errors import ConfigError
 
 
-@dataclass
+@dataclass(kw_only=True)
 class RoleProcess:
     """A started role.
 
@@ -217,7 +217,12 @@ def _start(
             num_cpus=0, num_gpus=gpus, runtime_env={"env_vars": environment}, scheduling_strategy=placed
         ).remote()
         return RoleProcess(
-            name, role, start, actor, actor.identity.remote(), actor.run.remote(role, config, run, options)
+            name=name,
+            role=role,
+            start=start,
+            actor=actor,
+            identity=actor.identity.remote(),
+            done=actor.run.remote(role, config, run, options),
         )
 
     return start()

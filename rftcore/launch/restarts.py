@@ -16,7 +16,8 @@ from rftcore.launch.cluster import RoleProcess
 from rftcore.launch.deaths import RoleDiedError
 from rftdata.buffer import Buffer
 from rftdata.errors import BufferUnavailableError
-from rftdata.postgres.database import Row, storable
+from rftdata.postgres.database import Row
+from rftdata.postgres.values import storable
 from rftdata.user_code import blocked
 from rftdata.workers import mark_dead_workers
 

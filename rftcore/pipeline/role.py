@@ -30,7 +30,8 @@ from rftdata.pipeline.queue import SealedQueue, give_back
 from rftdata.pipeline.records import SealedBatch, Verdicts
 from rftdata.pipeline.verdicts import check_pipeline, commit_verdicts, known_scores
 from rftdata.postgres import notify
-from rftdata.postgres.database import Database, storable
+from rftdata.postgres.database import Database
+from rftdata.postgres.values import storable
 from rftdata.segments.compaction import BackgroundCompaction
 from rftdata.tasks import taskset_texts
 from rftdata.user_code import blocked, held_lock

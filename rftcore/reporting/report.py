@@ -81,6 +81,7 @@ class Steps(_Fact):
     before_fork: int
     skipped: int
     skipped_because: dict[str, int]
+    without_gradient: int
     wait_seconds: float
     train_seconds: float
     publish_seconds: float
@@ -230,7 +231,7 @@ def _steps(buffer: Buffer, row: Row, steps: dict[str, Any]) -> Steps:
     return Steps(
         planned=row["planned_steps"], done=steps["trained"] + steps["skipped"], before_fork=steps["before_fork"],
         skipped=steps["skipped"],
-        skipped_because={r["reason"]: r["num_steps"] for r in reasons},
+        skipped_because={r["reason"]: r["num_steps"] for r in reasons}, without_gradient=steps["without_gradient"],
         wait_seconds=steps["wait_seconds"], train_seconds=steps["train_seconds"], publish_seconds=steps["publish_seconds"],
     )  # fmt: skip
 

@@ -62,6 +62,11 @@ def _facts(reports: Sequence[Report]) -> Table:
 
 def _fact_lines(one: Report) -> list[tuple[str, str]]:
     steps, groups = one.steps, one.groups
+    still = (
+        f", {steps.without_gradient} without a gradient (these did not change the weights; rewards that are equal within every group give none)"
+        if steps.without_gradient
+        else ""
+    )
     skipped = f", {steps.skipped} skipped ({'; '.join(steps.skipped_because)})" if steps.skipped else ""
     forked = f", {steps.before_fork} of them before the fork" if steps.before_fork else ""
     attempts = f" in {one.num_attempts} attempts" if one.num_attempts > 1 else ""
@@ -81,7 +86,7 @@ def _fact_lines(one: Report) -> list[tuple[str, str]]:
     return [
         ("status", one.status + (f": {one.outcome}" if one.outcome else "")),
         ("model", f"{one.model}, {one.algorithm}, seed {one.seed}"),
-        ("steps", f"{steps.done} of {steps.planned}{forked}{skipped}{attempts}"),
+        ("steps", f"{steps.done} of {steps.planned}{forked}{skipped}{still}{attempts}"),
         ("time", f"{_seconds(one.wall_seconds)}; the trainer {trainer}"),
         ("tokens", f"{one.sampled_tokens:,} sampled for training{rate}, {one.evaluated_tokens:,} for evaluation"),
         ("training reward", reward),

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from psycopg.types.json import Jsonb
-from pydantic import ValidationError
 
 import rftdata
 from operators.chain.build import build_chain
@@ -28,9 +27,9 @@ from rftcore.monitor import MONITORS
 from rftcore.rewards import REWARDS
 from rftcore.tasks.checks import check_before_buffer
 from rftcore.tasks.pipeline import build_task_chain, load_tasks
-from rftcore.workflows import WORKFLOWS
+from rftcore.workflows import WORKFLOWS, check_workflow_args
 from rftdata.buffer import Buffer
-from rftdata.config import config_error
+from rftdata.config_errors import parse_section
 from rftdata.errors import ConfigError, RftError
 from rftdata.postgres.database import Row
 from rftdata.selectors import check_selector
@@ -46,7 +45,8 @@ def check_plugins(config: RunConfig) -> Chain:
     """
     for name in config.explorer.reward:
         REWARDS.load(name, config.base_dir)
-    WORKFLOWS.load(config.explorer.workflow, config.base_dir)
+    workflow = WORKFLOWS.load(config.explorer.workflow, config.base_dir)
+    check_workflow_args(config.explorer.workflow, workflow, config.explorer.workflow_args)
     check_selectors(config)
     if config.explorer.engine not in ENGINES.names():
         ENGINES.load(config.explorer.engine, config.base_dir)
@@ -104,12 +104,8 @@ def build_pipeline(config: RunConfig) -> Chain:
 
 def engine_config(config: RunConfig, worker_index: int) -> EngineConfig:
     """The engine's settings; every explorer samples from a stream of its own."""
-    try:
-        return EngineConfig.model_validate(
-            {"seed": config.run.seed * 1000 + worker_index, **config.explorer.engine_args}
-        )
-    except ValidationError as error:
-        raise config_error(error, EngineConfig, "the engine's settings", within="explorer.engine_args") from error
+    settings = {"seed": config.run.seed * 1000 + worker_index, **config.explorer.engine_args}
+    return parse_section(EngineConfig, settings, "the engine's settings", within="explorer.engine_args")
 
 
 def check_run(config: RunConfig) -> None:

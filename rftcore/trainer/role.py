@@ -337,9 +337,9 @@ class TrainerRole:
     def _wait_for_evaluations(self, what: str) -> bool:
         """False when the run was asked to stop instead."""
         listener = notify.Listener(self.buffer.database, notify.RUN)
-        self.worker.says("waits", f"the explorer to answer {what}")
         try:
             while self.buffer.database.fetch("open_evaluations", run_id=self.attempt.run_id)[0]["open"]:
+                self.worker.says("waits", f"the explorer to answer {what}")
                 if self.worker.run_state()["stop_requested"]:
                     return False
                 listener.wait(1.0)

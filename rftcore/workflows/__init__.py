@@ -10,10 +10,37 @@ A workflow may declare what it needs of tasks, and `rft check --deep` and loadin
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
 from rftcore.workflows.task import Workflow
+from rftdata.errors import ConfigError
 from rftdata.plugins import Registry
 
 WORKFLOWS = Registry[Workflow]("workflow", {
     "single_turn": "rftcore.workflows.single_turn:single_turn",
     "demonstration": "rftcore.workflows.demonstration:demonstration",
 })  # fmt: skip
+
+
+def check_workflow_args(name: str, workflow: Workflow, args: Mapping[str, Any]) -> None:
+    """Refuse arguments that would fail in every rollout.
+
+    Args:
+        name: of the workflow, in the configuration.
+        args: explorer.workflow_args.
+
+    Raises:
+        ConfigError: the workflow does not take them, or lacks one.
+    """
+    signature = inspect.signature(workflow)
+    try:
+        signature.bind(None, None, None, **args)
+    except TypeError as error:
+        parameters = list(signature.parameters.values())[3:]
+        names = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        raise ConfigError(
+            f"the workflow {name!r} does not take its explorer.workflow_args: {error}", value=dict(args),
+            allowed=", ".join(names) or "none", todo="correct explorer.workflow_args",
+        ) from error  # fmt: skip

@@ -124,14 +124,14 @@ def read(path: Path) -> Iterator[tuple[str, Row]]:
         raise QueryError("there is no such file", value=str(path), todo="correct the path")
     try:
         yield from _lines(path) if path.suffix in (".jsonl", ".ndjson") else _arrow_rows(path)
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise QueryError(
             f"{path} cannot be read: {' '.join(str(error).split())}", todo="correct the path or the file"
         ) from error
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Row]]:
-    with open(path, encoding="utf-8") as file:
+    with open(path, encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue

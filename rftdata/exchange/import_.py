@@ -34,7 +34,8 @@ from rftdata.experience import (
     validate,
 )
 from rftdata.postgres.database import Row as DatabaseRow
-from rftdata.postgres.database import execute, storable
+from rftdata.postgres.database import execute
+from rftdata.postgres.values import storable
 from rftdata.segments.codec import encode
 from rftdata.writing.writer import NO_PIPELINE
 
@@ -303,12 +304,12 @@ def _group(rows: list[Placed], prefix: str, parents: dict[int, int], batches: di
                 rollouts[index].sequences.append(_sequence(row, parents, batches))
         place = rows[0][0]
         origin = GroupOrigin(
-            first["buffer_id"],
-            first["run_id"],
-            first["run"],
-            first["group_id"],
-            first["explore_step"],
-            first["group_size"],
+            buffer_id=first["buffer_id"],
+            origin_run_id=first["run_id"],
+            origin_run=first["run"],
+            origin_group_id=first["group_id"],
+            explore_step=first["explore_step"],
+            group_size=first["group_size"],
         )
         group = Group(
             list(rollouts.values()), source="import", taskset=prefix + first["taskset"], task_key=first["task_key"],
@@ -330,9 +331,18 @@ def _sequence(row: Row, parents: dict[int, int], batches: dict[int, int]) -> Seq
     if row["source"] not in SOURCES:
         raise RftError("an experience has an unknown source", value=row["source"], allowed=", ".join(SOURCES))
     origin = SequenceOrigin(
-        row["experience_id"], row["parent_id"], row["policy_version_min"], row["policy_version_max"], row["policy_step"],
-        row["created_at"], json.loads(row["earlier"]), row["source"], row["reward"], bool(row["reward_final"]), labels,
-    )  # fmt: skip
+        origin_experience_id=row["experience_id"],
+        origin_parent_id=row["parent_id"],
+        policy_version_min=row["policy_version_min"],
+        policy_version_max=row["policy_version_max"],
+        policy_step=row["policy_step"],
+        sampled_at=row["created_at"],
+        earlier=json.loads(row["earlier"]),
+        source=row["source"],
+        reward=row["reward"],
+        reward_final=bool(row["reward_final"]),
+        labels=labels,
+    )
     for name in ("loss_mask", "behavior_logprobs"):
         if len(row[name]) != len(row["token_ids"]):
             raise RftError(
@@ -340,11 +350,11 @@ def _sequence(row: Row, parents: dict[int, int], batches: dict[int, int]) -> Seq
             )
     check_reward(row["reward"])
     return Sequence(
-        row["prompt"], row["response"], row["token_ids"], prompt, row["finish_reason"], row["reward_sampled"],
-        row["behavior_logprobs"][prompt:], row["loss_mask"][prompt:],
-        [(span["start"], span["policy_version_id"]) for span in row["policy_spans"]], json.loads(row["reward_parts"]),
-        json.loads(row["metrics"]), None if row["messages"] is None else json.loads(row["messages"]),
-        parents.get(row["parent_id"]), {array["name"]: unpacked(array) for array in row["arrays"]}, origin,
+        row["prompt"], row["response"], row["token_ids"], prompt, row["finish_reason"], reward=row["reward_sampled"],
+        behavior_logprobs=row["behavior_logprobs"][prompt:], loss_mask=row["loss_mask"][prompt:],
+        policy_spans=[(span["start"], span["policy_version_id"]) for span in row["policy_spans"]], reward_parts=json.loads(row["reward_parts"]),
+        metrics=json.loads(row["metrics"]), messages=None if row["messages"] is None else json.loads(row["messages"]),
+        parent_id=parents.get(row["parent_id"]), arrays={array["name"]: unpacked(array) for array in row["arrays"]}, origin=origin,
     )  # fmt: skip
 
 

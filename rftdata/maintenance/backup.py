@@ -25,15 +25,16 @@ from rftdata.config import BufferConfig
 from rftdata.connection import open as open_buffer
 from rftdata.durable_files import sync_path, write_whole
 from rftdata.errors import BufferUnavailableError, QueryError, RftError
-from rftdata.postgres.database import fetch, grant_roles, redacted, schema_version, translated
+from rftdata.postgres.database import fetch, redacted, translated
 from rftdata.postgres.embedded import EmbeddedServer
+from rftdata.postgres.migrations import grant_roles, schema_version
 from rftdata.postgres.programs import client_program, without_password
 from rftdata.segments.base import SegmentAddress
 
 DUMP, SEGMENTS, MANIFEST = "rft.dump", "segments", "manifest.json"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """What a back-up holds; sizes in bytes."""
 
@@ -88,9 +89,13 @@ def _write(buffer: Buffer, draft: Path) -> Manifest:
     sync_path(draft / DUMP)
     size = _copy_segments(buffer, addresses, draft / SEGMENTS)
     return Manifest(
-        str(schema_version(buffer.database)), server_version, counts["experiences"], len(addresses), size,
-        (draft / DUMP).stat().st_size,
-    )  # fmt: skip
+        schema_version=str(schema_version(buffer.database)),
+        server_version=server_version,
+        num_experiences=counts["experiences"],
+        num_segments=len(addresses),
+        segment_bytes=size,
+        dump_bytes=(draft / DUMP).stat().st_size,
+    )
 
 
 def _copy_segments(buffer: Buffer, addresses: list[dict[str, Any]], folder: Path) -> int:

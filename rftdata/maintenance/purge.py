@@ -225,7 +225,13 @@ def _commit_chunk(connection: Connection, moves: list[Move], ids: list[int], pur
 def _rewrite(buffer: Buffer, appender: SegmentAppender, segment_id: int, rows: list[Row]) -> Move:
     """Write a segment anew without the values of some rows."""
     first = rows[0]
-    address = SegmentAddress(segment_id, first["uri"], first["offset_bytes"], first["length_bytes"], first["checksum"])
+    address = SegmentAddress(
+        segment_id=segment_id,
+        uri=first["uri"],
+        offset_bytes=first["offset_bytes"],
+        length_bytes=first["length_bytes"],
+        checksum=first["checksum"],
+    )
     batch = buffer.segments.read(address, verify=True)
     return Move(address, appender.append(emptied(batch, [row["segment_row"] for row in rows])))
 

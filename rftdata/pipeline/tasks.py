@@ -20,7 +20,8 @@ from psycopg.types.json import Jsonb
 from rftdata.errors import ConfigError, OperatorError
 from rftdata.pipeline.records import KnownScore, StageScores, Verdicts
 from rftdata.pipeline.verdicts import STAGE_FAILED, insert_stage_runs
-from rftdata.postgres.database import Connection, Database, Row, copy_rows, execute, fetch, storable
+from rftdata.postgres.database import Connection, Database, Row, copy_rows, execute, fetch
+from rftdata.postgres.values import storable
 
 TASK_BATCH_SCHEMA = pa.schema(
     [

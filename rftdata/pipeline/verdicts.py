@@ -18,8 +18,9 @@ from rftdata.errors import ConflictError, FencedError
 from rftdata.failpoints import failpoint
 from rftdata.pipeline.records import CreatedTask, KnownScore, Question, SealedBatch, StageRun, StageScores, Verdicts
 from rftdata.postgres import notify
-from rftdata.postgres.database import Connection, Database, copy_rows, execute, fetch, storable
+from rftdata.postgres.database import Connection, Database, copy_rows, execute, fetch
 from rftdata.postgres.retry import ride_out
+from rftdata.postgres.values import storable
 
 STAGE_FAILED = "the stage failed: "
 """How the reason of a verdict begins that was made because a stage raised."""

@@ -11,7 +11,7 @@ from rftdata.postgres.database import Database, Row
 from rftdata.postgres.retry import ride_out
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ClaimedGroup:
     """A group to roll out, and its task."""
 

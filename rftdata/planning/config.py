@@ -8,7 +8,7 @@ from pathlib import Path
 from rftdata.config import MixingConfig, SelectorConfig, TasksetConfig
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PlanConfig:
     """What planning needs of a run's configuration.
 

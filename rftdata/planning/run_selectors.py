@@ -23,7 +23,8 @@ from rftdata.errors import ConfigError, TaskSourceError
 from rftdata.planning.active_tasks import ActiveTasks
 from rftdata.planning.config import PlanConfig
 from rftdata.planning.mixing import mix
-from rftdata.postgres.database import Connection, Row, execute, fetch, storable
+from rftdata.postgres.database import Connection, Row, execute, fetch
+from rftdata.postgres.values import storable
 from rftdata.selectors import Observation, Selector, build_selector
 from rftdata.selectors.base import Ids
 
@@ -163,10 +164,10 @@ class RunSelectors:
                 row["task_id"],
                 row["successes"],
                 row["trials"],
-                row["kind"],
-                row["ordinal"],
-                row["seq"],
-                row["corrects"],
+                kind=row["kind"],
+                group=row["ordinal"],
+                seq=row["seq"],
+                corrects=row["corrects"],
             )
             by_name.setdefault(row["taskset"], []).append(observation)
         for name, observations in by_name.items():

@@ -13,7 +13,8 @@ from itertools import islice
 from struct import Struct
 
 from rftdata.experience import Rollout, Sequence
-from rftdata.postgres.database import Connection, jsonb_bytes, storable
+from rftdata.postgres.database import Connection
+from rftdata.postgres.values import jsonb_bytes, storable
 
 NULL = b"\xff\xff\xff\xff"
 _SIGNATURE = b"PGCOPY\n\xff\r\n\x00" + bytes(8)

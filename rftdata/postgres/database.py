@@ -1,4 +1,4 @@
-"""Connections, named queries and migrations.
+"""Connections and named queries.
 
 SQL is read from the folder `sql/` (in a wheel: `rftdata/sql/`). A query file holds blocks that begin with
 `-- name: the_name` and a comment that says what the query is for; parameters are psycopg's `%(name)s`. Connections are
@@ -7,8 +7,6 @@ autocommit; work that belongs together runs in `Database.transaction()`. Passwor
 
 from __future__ import annotations
 
-import json
-import math
 import re
 import threading
 import weakref
@@ -18,7 +16,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psycopg
 import psycopg.errors
 from psycopg.rows import DictRow, dict_row
@@ -37,9 +34,6 @@ _CHANGES = re.compile(
     r"\b(INSERT|UPDATE|DELETE|CREATE|TRUNCATE|FOR (NO KEY )?(UPDATE|SHARE)|nextval|set_config|pg_export_snapshot|pg_(try_)?advisory\w*|pg_notify"
     r"|rft\.(?!(?:clock|compare_verdicts)\()\w+\()"
 )
-_MIGRATING = threading.Lock()
-_ENCODE = json.JSONEncoder(allow_nan=False).encode
-_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 @cache
@@ -229,37 +223,6 @@ def copy_rows(
             copy.write_row(row)
 
 
-def storable(value: Any) -> Any:
-    """The value as text and jsonb can hold it: no NUL or half surrogate (models do sample them), no NaN or infinity."""
-    if isinstance(value, str):
-        # ASCII is the common case and known without looking at the text.
-        if value.isascii() and "\x00" not in value:
-            return value
-        return _SURROGATE.sub("\ufffd", value).replace("\x00", "\ufffd")
-    if isinstance(value, np.generic):
-        return storable(value.item())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {storable(str(key)): storable(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [storable(item) for item in value]
-    return value
-
-
-def jsonb_bytes(value: Any) -> bytes:
-    """A jsonb value's binary form, as COPY takes it: a version byte and the text."""
-    if value == {}:
-        return b"\x01{}"
-    try:
-        encoded = _ENCODE(value)
-    except (TypeError, ValueError):  # numpy's numbers, NaN and infinity
-        return b"\x01" + json.dumps(storable(value)).encode()
-    if "\\u0000" in encoded or "\\ud" in encoded:  # perhaps NUL or half a surrogate
-        encoded = json.dumps(storable(value))
-    return b"\x01" + encoded.encode()
-
-
 @contextmanager
 def translated(uri: str) -> Iterator[None]:
     """Turn the driver's errors that a user can correct into ours."""
@@ -294,110 +257,3 @@ def translated(uri: str) -> Iterator[None]:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
-
-
-def run_folder(bind: Any, migration: str) -> None:
-    """The DDL of a migration: the files of the folder that is called as its script, in the order of their names.
-
-    Args:
-        bind: what Alembic runs the migration on.
-        migration: path of the script.
-    """
-    for file in sorted(Path(migration).with_suffix("").glob("*.sql")):
-        # The driver itself: SQLAlchemy would hand over parameters and psycopg then reads % as a placeholder.
-        bind.connection.driver_connection.execute(file.read_text(encoding="utf-8"))
-
-
-def newest_version() -> str:
-    """The schema version of this program.
-
-    Revisions are numbered, so the newest is known without Alembic, whose import takes a second that every command would pay.
-    """
-    versions = sql_folder() / "migrations" / "versions"
-    return max(file.name.partition("_")[0] for file in versions.glob("[0-9]*.py"))
-
-
-def check_schema(version: str | None, location: str) -> None:
-    """Refuse a schema of another release.
-
-    Raises:
-        SchemaVersionError: what to do about it.
-    """
-    newest = newest_version()
-    if version is not None and version < newest:
-        raise SchemaVersionError(
-            f"the schema of the buffer {location} is older than this program, and commands that only read do not change it",
-            value=version, allowed=newest,
-            todo=f"end the processes of the earlier release, then run `rft db migrate --buffer {location}` (`rft db backup` first)",
-        )  # fmt: skip
-    if version != newest:
-        raise _newer(version)
-
-
-def _newer(version: str | None) -> SchemaVersionError:
-    return SchemaVersionError(
-        "the database's schema is newer than this program", value=version, allowed=f"up to {newest_version()}",
-        todo="upgrade rftdata",
-    )  # fmt: skip
-
-
-def migrate(database: Database) -> str:
-    """Bring the schema to the newest version; return that version. Concurrent callers take turns.
-
-    Raises:
-        SchemaVersionError: the database was migrated by a newer release.
-    """
-    head = newest_version()
-    if schema_version(database) == head:
-        return head
-    from alembic import command
-    from alembic.config import Config
-    from alembic.util.exc import CommandError
-    from sqlalchemy import create_engine
-    from sqlalchemy.exc import ProgrammingError
-
-    config = Config()
-    config.set_main_option("script_location", str(sql_folder() / "migrations"))
-    engine = create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(database.uri))
-    try:
-        # Alembic keeps what it works on in globals: threads of this process take turns, whatever their databases.
-        with _MIGRATING, translated(database.uri), engine.begin() as connection:
-            # Two processes may open a new buffer at once; the lock goes with the transaction.
-            connection.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext('rft.migrate'))")
-            connection.exec_driver_sql("CREATE SCHEMA IF NOT EXISTS rft")
-            config.attributes["connection"] = connection
-            command.upgrade(config, "head")
-            connection.exec_driver_sql("SELECT rft.grant_roles()")  # tables that came after the roles
-    except ProgrammingError as error:
-        if not isinstance(error.orig, psycopg.errors.InsufficientPrivilege):
-            raise
-        raise SchemaVersionError(
-            f"the schema must be brought to version {head}, which this account may not do", value=schema_version(database),
-            todo="let the schema's owner run `rft db migrate`",
-        ) from error  # fmt: skip
-    except CommandError as error:
-        raise _newer(schema_version(database)) from error
-    finally:
-        engine.dispose()
-    return head
-
-
-def grant_roles(database: Database) -> tuple[list[str], list[str]]:
-    """Make the roles of `rft.create_roles` where this account may, and give each what it may do; those made, and those granted.
-
-    Raises:
-        QueryError: this account does not own the schema.
-    """
-    with database.transaction() as connection:
-        row = fetch(connection, "create_and_grant_roles")[0]
-    return list(row["made"]), list(row["granted"])
-
-
-def schema_version(database: Database) -> str | None:
-    """Revision of the schema; None for a database without one."""
-    with database.connection() as connection:
-        known = connection.execute("SELECT to_regclass('rft.schema_version') AS t").fetchone()
-        if known is None or known["t"] is None:
-            return None
-        row = connection.execute("SELECT version_num FROM rft.schema_version").fetchone()
-        return None if row is None else str(row["version_num"])

@@ -24,7 +24,7 @@ ROLL_BYTES = 512 * 2**20
 ADDRESS_MAX_AGE_S = 600.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SegmentAddress:
     """Where a segment's bytes are now."""
 
@@ -35,7 +35,7 @@ class SegmentAddress:
     checksum: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Appended:
     """What an append made durable: the file, the range and its checksum."""
 

@@ -216,7 +216,13 @@ class _PosixAppender(SegmentAppender):
             self._give_up()
             raise _full(self.folder, error) from error
         self._unflushed = True
-        appended = Appended(self._uri, self._offset, data.size, num_rows, checksum(memoryview(data)))
+        appended = Appended(
+            uri=self._uri,
+            offset_bytes=self._offset,
+            length_bytes=data.size,
+            num_rows=num_rows,
+            checksum=checksum(memoryview(data)),
+        )
         self._offset += data.size
         return appended
 

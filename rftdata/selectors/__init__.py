@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from rftdata.config_errors import did_you_mean
 from rftdata.errors import ConfigError
 from rftdata.plugins import Registry
 from rftdata.selectors.base import Observation, Screening, Selector, TaskIds
@@ -64,10 +64,9 @@ def _check_names(name: str, cls: type[Selector], args: dict[str, Any]) -> None:
     known = [key for key in parameters if key not in ("task_ids", "seed")]
     unknown = [key for key in args if key not in known]
     if unknown:
-        near = difflib.get_close_matches(unknown[0], known, n=1)
         raise ConfigError(
             f"the selector {name!r} has no argument {unknown[0]!r}", allowed=", ".join(known) or "none",
-            todo=f"did you mean {near[0]!r}?" if near else "correct the section selector",
+            todo=did_you_mean(unknown[0], known, "correct the section selector"),
         )  # fmt: skip
     missing = [key for key in known if parameters[key].default is inspect.Parameter.empty and key not in args]
     if missing:

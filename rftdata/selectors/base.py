@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,7 @@ class Observation:
     task_id: int
     successes: float
     trials: float
+    _: KW_ONLY
     kind: str = "explicit"
     group: int | None = None
     seq: int = 0

@@ -9,16 +9,15 @@ mean reward p as baseline and rewards 0 and 1, is 2 p (1 - p).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from rftdata.selectors.base import Floats, Ids, Observation, Selector, TaskIds
+from rftdata.selectors.base import Floats, Ids, Observation, TaskIds
 from rftdata.selectors.checks import number
-from rftdata.selectors.table import TaskTable, draw_distinct, in_rounds
+from rftdata.selectors.table import DrawnSelector, draw_distinct
 
 
-class PrioritizedLevelReplay(Selector):
+class PrioritizedLevelReplay(DrawnSelector):
     """Scores and times of the tasks tried so far.
 
     Args:
@@ -42,9 +41,7 @@ class PrioritizedLevelReplay(Selector):
         number("plr", "staleness", staleness, 0, 1)
         if replay is not None:
             number("plr", "replay", replay, 0, 1)
-        self.table = TaskTable(task_ids)
         self._temperature, self._staleness, self._replay = temperature, staleness, replay
-        self._draws = 0
         self._num_replayed = 0
         self._clock = 0
         self._slot: dict[int, int] = {}  # position -> place in the arrays below
@@ -54,12 +51,6 @@ class PrioritizedLevelReplay(Selector):
         self._tried_at = np.zeros(64)
         self._untried = np.ones(len(self.table), dtype=np.bool_)
         self._num_untried = len(self.table)
-
-    def select(self, count: int) -> list[int]:
-        rng = np.random.default_rng((self.seed, self._draws))
-        self._draws += 1
-        chosen = [self._choose(rng, size) for size in in_rounds(count, self.table.num_open)]
-        return self.table.ids[np.concatenate(chosen)].tolist() if chosen else []
 
     def probabilities(self) -> tuple[Ids, Floats]:
         """Positions of the open tasks tried before, and P of each."""
@@ -88,25 +79,18 @@ class PrioritizedLevelReplay(Selector):
                 self._tried_at[slot] = self._clock
                 self._score(slot)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"draws": self._draws}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._draws = state["draws"]
-
     def metrics(self) -> dict[str, float]:
         tried = len(self._slot)
         mean = float(self._scores[:tried].mean()) if tried else 0.0
         return {"tried": float(tried), "replayed": float(self._num_replayed), "mean_score": mean}
 
     def retire(self, task_ids: Sequence[int]) -> bool:
-        self.table.retire(task_ids)
+        super().retire(task_ids)
         places = self.table.positions(task_ids)
         self._close(places[places >= 0])
         return True
 
     def _choose(self, rng: np.random.Generator, size: int) -> Ids:
-        """Positions of `size` different tasks."""
         positions, probabilities = self.probabilities()
         share = self._replay if self._replay is not None else len(self._slot) / len(self.table)
         replayed = int(rng.binomial(size, share))
@@ -116,7 +100,7 @@ class PrioritizedLevelReplay(Selector):
         with np.errstate(divide="ignore"):
             keys = np.log(probabilities) - np.log(rng.standard_exponential(len(positions)))
         best = np.argpartition(-keys, replayed - 1)[:replayed] if replayed else np.zeros(0, dtype=np.int64)
-        return np.concatenate([positions[best], draw_distinct(rng, None, self._untried, size - replayed)])
+        return np.concatenate([positions[best], draw_distinct(rng, self._untried, size - replayed)])
 
     def _correct(self, position: int, o: Observation) -> None:
         slot = self._slot.get(position)

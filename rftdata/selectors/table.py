@@ -1,13 +1,18 @@
-"""The tasks of a selector as arrays: where an id stands, which are still open, and drawing among them."""
+"""The tasks of a selector as arrays: where an id stands, which are still open, and drawing among them.
+
+`DrawnSelector` is the base of selectors that draw at random.
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rftdata.selectors.base import Ids, TaskIds
+from rftdata.selectors.base import Ids, Selector, TaskIds
 
 Flags = npt.NDArray[np.bool_]
 
@@ -43,36 +48,46 @@ class TaskTable:
         self.open[places] = False
 
 
-def draw_distinct(rng: np.random.Generator, segment: Ids | None, wanted: Flags, count: int) -> Ids:
-    """`count` different positions at random, all equally likely, among those of a segment that are wanted.
+def draw_distinct(rng: np.random.Generator, wanted: Flags, count: int) -> Ids:
+    """`count` different positions at random, all equally likely, among the wanted ones, which are at least so many.
 
-    Args:
-        segment: positions; None for all of them.
-        wanted: [N] by position; at least `count` of the segment are.
-
-    Few are drawn and looked up, so the work is O(count) unless most of the segment is unwanted. What is drawn depends on the
-    segment and on the flags only, not on how they came about: a selector that is made anew draws the same.
+    What is drawn depends on the flags only, not on how they came about: a selector that is made anew draws the same.
     """
-    size = len(wanted) if segment is None else len(segment)
-    found: dict[int, None] = {}
-    for _ in range(4):
-        missing = count - len(found)
-        if missing == 0 or 4 * missing > size:
-            break
-        places = rng.integers(0, size, 2 * missing + 8)
-        drawn = places if segment is None else segment[places]
-        for position in drawn[wanted[drawn]].tolist():
-            if len(found) == count:
-                break
-            found.setdefault(position)
-    chosen: Ids = np.fromiter(found, dtype=np.int64, count=len(found))
-    if len(chosen) < count:
-        rest = np.flatnonzero(wanted) if segment is None else segment[wanted[segment]]
-        rest = rest[~np.isin(rest, chosen)]
-        chosen = np.concatenate([chosen, rng.choice(rest, count - len(chosen), replace=False)])
+    chosen: Ids = rng.choice(np.flatnonzero(wanted), count, replace=False)
     return chosen
 
 
-def in_rounds(count: int, num_open: int) -> list[int]:
-    """Sizes of the draws without repetition that `count` takes: whole rounds of all tasks, and what remains."""
-    return [num_open] * (count // num_open) + ([count % num_open] if count % num_open else [])
+class DrawnSelector(Selector):
+    """Draws its tasks at random.
+
+    Every choice has random numbers of its own, by the run's seed and the number of choices before, so a restart goes on with the same.
+    """
+
+    def __init__(self, task_ids: TaskIds, seed: int) -> None:
+        super().__init__(task_ids, seed)
+        self.table = TaskTable(task_ids)
+        self._draws = 0
+
+    @abstractmethod
+    def _choose(self, rng: np.random.Generator, size: int) -> Ids:
+        """Positions of `size` different open tasks."""
+
+    def select(self, count: int) -> list[int]:
+        rng = np.random.default_rng((self.seed, self._draws))
+        self._draws += 1
+        whole_rounds, rest = divmod(count, self.table.num_open)
+        sizes = [self.table.num_open] * whole_rounds + [rest] * (rest > 0)
+        chosen_ids: list[int] = []
+        for size in sizes:
+            chosen_ids += self.table.ids[self._choose(rng, size)].tolist()
+        return chosen_ids
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"draws": self._draws}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._draws = state["draws"]
+
+    def retire(self, task_ids: Sequence[int]) -> bool:
+        self.table.retire(task_ids)
+        return True

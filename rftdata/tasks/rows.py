@@ -14,7 +14,6 @@ A task's split (see `splits`) follows from its split key: the column that `split
 from __future__ import annotations
 
 import decimal
-import difflib
 import json
 from collections.abc import Collection, Generator, Mapping
 from dataclasses import dataclass, field
@@ -24,8 +23,10 @@ from typing import Any
 import xxhash
 
 from rftdata.config import TasksetConfig
+from rftdata.config_errors import nearest
 from rftdata.errors import TaskSourceError, ranges
-from rftdata.postgres.database import Database, storable
+from rftdata.postgres.database import Database
+from rftdata.postgres.values import storable
 from rftdata.tasks.sources import source_rows, was_cut
 from rftdata.tasks.splits import SplitCounts, Splitter, key_column, key_of_value
 
@@ -177,9 +178,8 @@ def _named_columns(config: TasksetConfig) -> list[_NamedColumn]:
 def _nearest(name: str, columns: Collection[str], usual: Collection[str]) -> str | None:
     """The column that is most likely meant: one that is written alike, one that is often called so, else the least unlike."""
     candidates = sorted(set(columns) - {"task_key", "split_key", "features"})
-    alike = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
-    often = [column for column in usual if column in candidates]
-    return next(iter([*alike, *often, *difflib.get_close_matches(name, candidates, n=1, cutoff=0.0)]), None)
+    often = next((column for column in usual if column in candidates), None)
+    return nearest(name, candidates) or often or nearest(name, candidates, cutoff=0.0)
 
 
 def _meant(near: str | None) -> str:

@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rftdata.config import TasksetConfig
+from rftdata.config_errors import did_you_mean
 from rftdata.errors import TaskSourceError, TimeLimitError
 from rftdata.plugins import Registry
 from rftdata.postgres.database import Database
@@ -188,11 +188,10 @@ def _reasoning_gym(config: TasksetConfig, name: str) -> Iterator[dict[str, Any]]
     except ImportError as error:
         raise TaskSourceError("reasoning_gym is not installed", todo="pip install reasoning-gym") from error
     if name not in DATASETS:
-        near = " or ".join(repr(one) for one in difflib.get_close_matches(name, DATASETS, n=3))
         raise TaskSourceError(
             f"reasoning_gym has no generator {name!r}",
             allowed=f"the {len(DATASETS)} names in reasoning_gym.factory.DATASETS",
-            todo=f"did you mean {near}?" if near else f"correct the taskset {config.name!r}",
+            todo=did_you_mean(name, DATASETS, f"correct the taskset {config.name!r}", most=3),
         )
     try:
         dataset = reasoning_gym.create_dataset(name, **{"seed": 0, "size": 1000, **config.args})

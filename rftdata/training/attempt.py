@@ -22,8 +22,9 @@ from psycopg.types.json import Jsonb
 from rftdata.errors import BufferUnavailableError, FencedError, QueryError, RftError
 from rftdata.failpoints import failpoint
 from rftdata.postgres import notify
-from rftdata.postgres.database import Connection, Database, Row, execute, fetch, storable
+from rftdata.postgres.database import Connection, Database, Row, execute, fetch
 from rftdata.postgres.retry import ride_out
+from rftdata.postgres.values import storable
 from rftdata.segments.reader import SegmentReader
 from rftdata.training import stored_selection
 from rftdata.training.batch import Batch

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rftdata.postgres import notify
-from rftdata.postgres.database import Database, Row, copy_rows, execute, storable
+from rftdata.postgres.database import Database, Row, copy_rows, execute
 from rftdata.postgres.retry import ride_out
+from rftdata.postgres.values import storable
 from rftdata.training.attempt import Attempt
 
 

@@ -33,7 +33,7 @@ _FACTS = {"experience": "selected_experiences", "pair": "selected_pairs"}
 _TODO = "write one SELECT of experience_id (or pair_id), for example: select experience_id from rft.experience where reward = 1"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Selection:
     """What a query selected.
 
@@ -102,7 +102,7 @@ def select(database: Database, sql: str, *, pin_labels: bool = True) -> Selectio
             f"{KINDS[column]} {item} {problem}",
             todo="leave such rows out of the query",
         )
-    return Selection(sql, KINDS[column], item_ids, content_hash, label_cut)
+    return Selection(sql=sql, kind=KINDS[column], item_ids=item_ids, content_hash=content_hash, label_cut=label_cut)
 
 
 def store(connection: Connection, run_id: int, selection: Selection, epochs: int) -> Row:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from rftdata.experience import GroupOrigin
 from rftdata.experience import Sequence as Experience
-from rftdata.postgres.database import Connection, copy_rows, jsonb_bytes, storable
+from rftdata.postgres.database import Connection, copy_rows
+from rftdata.postgres.values import jsonb_bytes, storable
 
 _GROUP = (
     ("group_id", "int8"), ("run_id", "int8"), ("buffer_id", "uuid"), ("origin_run_id", "int8"), ("origin_run", "text"),

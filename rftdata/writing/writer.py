@@ -24,7 +24,8 @@ from rftdata.experience import Group, Sequence, is_complete, successes_and_trial
 from rftdata.failpoints import failpoint
 from rftdata.postgres import notify
 from rftdata.postgres.binary_copy import EXPERIENCE_COLUMNS, ROLLOUT_COLUMNS, copy_bytes, experience_row, rollout_row
-from rftdata.postgres.database import Connection, Cursor, Database, Row, one, send, storable
+from rftdata.postgres.database import Connection, Cursor, Database, Row, one, send
+from rftdata.postgres.values import storable
 from rftdata.segments.base import Appended, SegmentStore
 from rftdata.segments.codec import encode
 from rftdata.writing import origins

@@ -1,4 +1,4 @@
-"""Alembic's environment: online only, on the connection that rftdata.postgres.database hands over."""
+"""Alembic's environment: online only, on the connection that rftdata.postgres.migrations hands over."""
 
 from __future__ import annotations
 

@@ -32,6 +32,7 @@ WHERE g.run_id = %(run_id)s GROUP BY g.explore_step HAVING count(o.reward) > 0 O
 -- A fork's history begins with steps of its parent (`before_fork`). Their groups, tokens and seconds are the parent's: the fork's own
 -- add up to no more than the time in which it worked.
 SELECT count(*) FILTER (WHERE s.outcome = 'trained') AS trained, count(*) FILTER (WHERE s.outcome = 'skipped') AS skipped,
+       count(*) FILTER (WHERE s.outcome = 'trained' AND (s.metrics ->> 'grad_norm')::float8 = 0) AS without_gradient,
        count(*) FILTER (WHERE NOT o.own) AS before_fork, coalesce(sum(s.num_groups) FILTER (WHERE o.own), 0)::bigint AS num_groups,
        coalesce(sum(s.num_tokens) FILTER (WHERE o.own), 0)::bigint AS num_tokens,
        coalesce(sum(s.wait_seconds) FILTER (WHERE o.own), 0) AS wait_seconds,
@@ -72,13 +73,13 @@ FROM rft.rollout_group WHERE run_id = %(run_id)s;
 -- name: report_closed
 -- Ageing out names steps and errors name rows, which would make every reason its own.
 SELECT regexp_replace(regexp_replace(coalesce(closed_reason, 'no reason given'), '^aged out:.*', 'aged out'),
-                      '\m(experience|rollout|group|task|row|segment)s? [0-9]+([-,] ?[0-9]+)*', '\1 …', 'g') AS reason, count(*) AS num_groups
+                      '\m(experience|rollout|group|task|row|segment)s? [0-9]+([-,] ?[0-9]+)*|\mon [0-9]+ rows? \([0-9]+( to [0-9]+)?\)', '\1 …', 'g') AS reason, count(*) AS num_groups
 FROM rft.rollout_group
 WHERE run_id = %(run_id)s AND NOT trainable GROUP BY 1 ORDER BY 2 DESC, 1;
 
 -- name: report_dropped
 -- As rft.v_dropped, but reasons that differ only by the rows they name are one.
-SELECT coalesce(stage, '–') AS stage, regexp_replace(coalesce(reason, '–'), '\m(experience|rollout|group|task|row|segment)s? [0-9]+([-,] ?[0-9]+)*', '\1 …', 'g') AS reason,
+SELECT coalesce(stage, '–') AS stage, regexp_replace(coalesce(reason, '–'), '\m(experience|rollout|group|task|row|segment)s? [0-9]+([-,] ?[0-9]+)*|\mon [0-9]+ rows? \([0-9]+( to [0-9]+)?\)', '\1 …', 'g') AS reason,
        count(*) AS num_experiences, count(DISTINCT group_id) AS num_groups
 FROM (SELECT DISTINCT ON (v.experience_id) v.stage, v.reason, v.group_id, v.kept
       FROM rft.verdict v JOIN rft.experience e USING (experience_id) JOIN rft.run r USING (run_id)

@@ -193,15 +193,15 @@ WRONG = {
     ),
     "key that is unknown": (
         "trainer.lerning_rate=0.1",
-        ["unknown key 'trainer.lerning_rate'", "allowed:", "did you mean 'learning_rate'?"],
+        ["no key 'trainer.lerning_rate'", "allowed:", "did you mean 'learning_rate'?"],
     ),
     "section that is unknown": (
         "explorr.engine=vllm",
-        ["unknown key 'explorr'", "allowed:", "did you mean 'explorer'?"],
+        ["no key 'explorr'", "allowed:", "did you mean 'explorer'?"],
     ),
     "key of the algorithm that is unknown": (
         "algorithm.clipp=0.2",
-        ["unknown key 'algorithm.clipp'", "allowed:", "did you mean 'clip'?"],
+        ["no key 'algorithm.clipp'", "allowed:", "did you mean 'clip'?"],
     ),
     "key of the engine that is unknown": (
         "explorer.engine_args={dtyp: float32}",

@@ -38,7 +38,15 @@ def tried(files: Path, workflow: str, answer: str, **arguments: Any) -> Rollout:
 
     async def run() -> Rollout:
         scorer = Scorer(["exact_match"], files)
-        runner = RolloutRunner(engine, function, arguments, scorer, 30.0, "explorer", asyncio.Semaphore(1))
+        runner = RolloutRunner(
+            engine=engine,
+            workflow=function,
+            workflow_args=arguments,
+            scorer=scorer,
+            timeout_s=30.0,
+            source="explorer",
+            slots=asyncio.Semaphore(1),
+        )
         return await runner.rollout(TASK, 0, Decoding())
 
     return asyncio.run(run())

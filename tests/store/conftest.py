@@ -9,7 +9,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from rftdata.postgres import database
+from rftdata.postgres import database, migrations
 from rftdata.postgres.embedded import EmbeddedServer
 
 NEXT = Path(__file__).with_name("next_version")
@@ -32,5 +32,5 @@ def next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     folder = tmp_path / "sql-of-the-next-release"
     shutil.copytree(database.sql_folder(), folder, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(NEXT, folder / "migrations" / "versions", dirs_exist_ok=True)
-    monkeypatch.setattr(database, "sql_folder", lambda: folder)
-    return database.newest_version()
+    monkeypatch.setattr(migrations, "sql_folder", lambda: folder)
+    return migrations.newest_version()

@@ -13,8 +13,9 @@ from rftcore.cli import run_command
 from rftdata import Buffer, exchange
 from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError, QueryError, SchemaVersionError
-from rftdata.postgres.database import Database, newest_version, schema_version
+from rftdata.postgres.database import Database
 from rftdata.postgres.embedded import EmbeddedServer
+from rftdata.postgres.migrations import newest_version, schema_version
 from tests.store.test_process_verb import CONFIG
 from tests.support.models import make_tiny_model
 from tests.support.store_roles import own_group

@@ -177,7 +177,7 @@ def test_a_reader_elsewhere_follows_the_segment_before_its_old_bytes_go(
         before = elsewhere.read_arrays(plain, ["token_ids"])
         purge.purge(stored, "task_key = 'secret'", reason="x", author="ada")
         assert elsewhere.read_arrays(plain, ["token_ids"]) == before  # the old bytes are still there
-        monkeypatch.setattr("rftdata.training.batch.ADDRESS_MAX_AGE_S", 0.0)
+        monkeypatch.setattr("rftdata.segments.reader.ADDRESS_MAX_AGE_S", 0.0)
         erase_at_once(stored)
         assert elsewhere.read_arrays(plain, ["token_ids"]) == before
         with pytest.raises(PurgedError):
@@ -226,7 +226,7 @@ def test_killed_in_the_middle_every_experience_is_whole_or_purged_and_the_same_c
         for i in range(60):
             writer.insert(secret_group(f"s{i}"))  # a segment each
     script = (
-        "import sys, rftdata; from rftdata import purge; from rftdata.config import BufferConfig; purge._CHUNK_SEGMENTS = 1\n"
+        "import sys, rftdata; from rftdata.maintenance import purge; from rftdata.config import BufferConfig; purge._CHUNK_SEGMENTS = 1\n"
         "buffer = rftdata.open(BufferConfig(uri=sys.argv[1], segments=sys.argv[2], min_free_bytes=0))\n"
         "purge.purge(buffer, \"prompt LIKE '%Mallory%'\", reason='x', author='ada')"
     )
@@ -329,5 +329,14 @@ def test_emptied_batches_hold_nothing_of_the_rows(buffer: Buffer) -> None:
     appender.sync()
     appender.close()
     assert files_hold(buffer, MARK.tobytes()) == []
-    read = store.read(SegmentAddress(1, place.uri, place.offset_bytes, place.length_bytes, place.checksum), verify=True)
+    read = store.read(
+        SegmentAddress(
+            segment_id=1,
+            uri=place.uri,
+            offset_bytes=place.offset_bytes,
+            length_bytes=place.length_bytes,
+            checksum=place.checksum,
+        ),
+        verify=True,
+    )
     assert read == left and purged_rows(read) == {0, 2}

@@ -132,6 +132,17 @@ def test_steps_after_the_checkpoint_of_a_crashed_attempt_do_not_count(buffer: rf
     assert gain(report.gains, "validation").difference == 0.5
 
 
+def test_steps_without_a_gradient_are_counted(
+    buffer: rftdata.Buffer, run: StoredRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.train_step(1, grad_norm=0.0)
+    run.train_step(2, grad_norm=0.5)
+    report = build_report(buffer)
+    assert report.steps.without_gradient == 1
+    print_report([report])
+    assert "1 without a gradient" in " ".join(capsys.readouterr().out.split())
+
+
 def test_rows_and_groups_are_counted_by_what_became_of_them(buffer: rftdata.Buffer, run: StoredRun) -> None:
     run.group(0, [1.0, 0.0])
     flat = run.group(0, [0.0, 0.0], trainable=False, closed_reason="dropped: zero variance")

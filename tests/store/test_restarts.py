@@ -27,7 +27,7 @@ def role(name: str, watch: ProcessWatch | None = None) -> RoleProcess:
     def start() -> RoleProcess:
         return role(name)
 
-    return RoleProcess(name, name.split()[0], start, None, None, None, watch)
+    return RoleProcess(name=name, role=name.split()[0], start=start, actor=None, identity=None, done=None, watch=watch)
 
 
 @pytest.fixture

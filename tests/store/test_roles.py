@@ -25,8 +25,9 @@ from rftdata.labels import Opinion
 from rftdata.maintenance import purge
 from rftdata.pipeline.records import Question, Review
 from rftdata.pipeline.verdicts import ask
-from rftdata.postgres.database import Database, grant_roles, migrate
+from rftdata.postgres.database import Database
 from rftdata.postgres.embedded import EmbeddedServer
+from rftdata.postgres.migrations import grant_roles, migrate
 from rftdata.segments.compaction import Compactor
 from rftdata.training import stored_selection
 from tests.support.models import make_tiny_model
@@ -292,7 +293,10 @@ def test_the_migration_makes_the_roles_on_a_new_server_from_two_databases_at_onc
         with psycopg.connect(uri, autocommit=True) as connection:
             connection.execute("CREATE DATABASE second")
         uris = [uri, uri.replace("/rft?", "/second?")]
-        script = "import sys; from rftdata.postgres.database import *; migrate(Database(sys.argv[1]))"
+        script = (
+            "import sys; from rftdata.postgres.database import Database; from rftdata.postgres.migrations import migrate; "
+            "migrate(Database(sys.argv[1]))"
+        )
         processes = [
             subprocess.Popen([sys.executable, "-c", script, uri], stderr=subprocess.PIPE, text=True) for uri in uris
         ]

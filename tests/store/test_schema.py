@@ -16,8 +16,9 @@ from psycopg.adapt import Transformer
 import rftdata
 from rftdata import Buffer
 from rftdata.errors import BufferUnavailableError, ConflictError, SchemaVersionError
-from rftdata.postgres.database import Database, migrate, queries, redacted, schema_version, translated
+from rftdata.postgres.database import Database, queries, redacted, sql_folder, translated
 from rftdata.postgres.embedded import EmbeddedServer
+from rftdata.postgres.migrations import migrate, schema_version
 
 CATALOGUE = """
     SELECT 'relation' AS kind, c.relname::text AS name, pg_get_viewdef(c.oid) AS text
@@ -71,6 +72,17 @@ def test_the_migrations_alone_make_the_schema_and_run_twice_without_a_trace(empt
         assert connection.execute(CATALOGUE).fetchall() == first
     assert buffer.sql(CATALOGUE).to_pylist() == first
     database.close()
+
+
+def test_the_first_version_defines_everything_once() -> None:
+    files = sorted((sql_folder() / "migrations" / "versions" / "0001_initial").glob("*.sql"))
+    text = "\n".join(file.read_text() for file in files)
+    made = re.findall(
+        r"^CREATE (?:UNIQUE |CONSTRAINT )?(TABLE|TYPE|FUNCTION|VIEW|TRIGGER|INDEX) ([\w.]+)", text, re.MULTILINE
+    )
+    assert len(made) > 100 and len(set(made)) == len(made)
+    altered = re.findall(r"^(?:CREATE OR REPLACE|DROP|ALTER) .*", text, re.MULTILINE)
+    assert altered == ["ALTER TABLE rft.experience"]  # storage of columns, which PostgreSQL 15 sets in no other way
 
 
 def test_every_named_query_fits_the_schema(buffer: Buffer) -> None:

@@ -42,7 +42,13 @@ def record_batch(rows: list[list[int]]) -> pa.RecordBatch:
 
 
 def at(appended: Appended, segment_id: int = 1) -> SegmentAddress:
-    return SegmentAddress(segment_id, appended.uri, appended.offset_bytes, appended.length_bytes, appended.checksum)
+    return SegmentAddress(
+        segment_id=segment_id,
+        uri=appended.uri,
+        offset_bytes=appended.offset_bytes,
+        length_bytes=appended.length_bytes,
+        checksum=appended.checksum,
+    )
 
 
 def test_segments_lie_one_after_the_other_in_one_file(

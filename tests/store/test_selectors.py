@@ -55,9 +55,13 @@ def test_a_restart_that_learns_again_and_takes_the_saved_state_changes_nothing(
 ) -> None:
     def outcomes(plan: int, chosen: list[int]) -> list[Observation]:
         learned = [
-            Observation(i, float((i + plan) % 5), 4.0, "explicit", 100 * plan + g, plan) for g, i in enumerate(chosen)
+            Observation(i, float((i + plan) % 5), 4.0, kind="explicit", group=100 * plan + g, seq=plan)
+            for g, i in enumerate(chosen)
         ]
-        return [*learned, Observation(chosen[0], -0.5, 0.0, "correction", 100 * plan, plan, plan)]
+        return [
+            *learned,
+            Observation(chosen[0], -0.5, 0.0, kind="correction", group=100 * plan, seq=plan, corrects=plan),
+        ]
 
     selector = build(kind, num_tasks, seed)
     history: list[list[Observation]] = []
@@ -87,7 +91,9 @@ def test_no_task_comes_twice_in_a_choice_unless_there_are_too_few(
     for plan, count in enumerate(counts, start=1):
         chosen = selector.select(count)
         assert len(chosen) == count and (count > num_tasks or len(set(chosen)) == count)
-        selector.observe([Observation(i, 4.0 * (i % 2), 4.0, "explicit", g, plan) for g, i in enumerate(chosen)])
+        selector.observe(
+            [Observation(i, 4.0 * (i % 2), 4.0, kind="explicit", group=g, seq=plan) for g, i in enumerate(chosen)]
+        )
 
 
 @BY_EPOCHS

@@ -13,8 +13,9 @@ import pytest
 from psycopg import sql
 
 from rftdata.errors import SchemaVersionError
-from rftdata.postgres.database import Database, check_schema, migrate, schema_version, sql_folder
+from rftdata.postgres.database import Database, sql_folder
 from rftdata.postgres.embedded import EmbeddedServer
+from rftdata.postgres.migrations import check_schema, migrate, schema_version
 from tests.store.test_schema import CATALOGUE
 
 FIRST = "0001"

@@ -10,7 +10,7 @@ from operators.base import BATCH_SCHEMA
 from operators.chain.chain import Chain
 from rftdata.pipeline.records import KnownScore, StageScores
 from rftdata.pipeline.tasks import TASK_BATCH_SCHEMA
-from rftdata.postgres.database import storable
+from rftdata.postgres.values import storable
 
 
 def batch_of_groups(*groups: Sequence[float | None], **columns: Sequence[object]) -> pa.Table:

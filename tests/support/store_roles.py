@@ -98,14 +98,14 @@ class Roles:
             )
         selector_config = SelectorConfig.model_validate({"type": selector, **(selector_args or {})})
         self.plan_config = PlanConfig(
-            tasksets,
-            selector_config,
-            3,
-            batch_groups,
-            group_size,
-            max_refill,
-            interval,
-            offset,
+            tasksets=tasksets,
+            selector=selector_config,
+            seed=3,
+            batch_groups=batch_groups,
+            group_size=group_size,
+            max_refill=max_refill,
+            interval=interval,
+            offset=offset,
             base_dir=base_dir,
             fresh_share=self.sampling.fresh_share(),
         )

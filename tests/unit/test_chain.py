@@ -198,10 +198,10 @@ def test_wrong_yaml_is_refused_before_anything_runs(spec: object, message: str) 
 @pytest.mark.parametrize(
     ("stage", "message"),
     [
-        ({"human_review": {"otherwise": "keep"}}, r"'otherwise' is wrong: Input should be 'pass' or 'drop' \(got 'keep'\)\.$"),
-        ({"sample": {"fraction": 2}}, r"'fraction' is wrong: Input should be less than 1 \(got 2\)\.$"),
+        ({"human_review": {"otherwise": "keep"}}, r"'otherwise' is wrong: Input should be 'pass' or 'drop' \(got 'keep'\); correct it\.$"),
+        ({"sample": {"fraction": 2}}, r"'fraction' is wrong: Input should be less than 1 \(got 2\); correct it\.$"),
         ({"sql": {"query": "FROM batch", "allow": {"filez": []}}}, r"no key 'allow.filez'; allowed: files, network; did you mean 'files'\?$"),
-        ({"rubric": {"endpoint": "policy", "criteria": [{"weight": 1}]}}, r"'criteria.0.description' is missing; allowed: description, name, weight\.$"),
+        ({"rubric": {"endpoint": "policy", "criteria": [{"weight": 1}]}}, r"'criteria.0.description' is missing; allowed: description, weight, name; add it\."),
         ({"sample": {}}, r"give one of fraction, .*; allowed: the keys fraction, max_groups"),
     ],
 )  # fmt: skip

@@ -65,7 +65,7 @@ def test_a_missing_buffer_is_one_paragraph(
     [
         ("algorithm.group_sise=4", []),
         ("trainer.learning_rat=1", ["trainer.learning_rat", "did you mean 'learning_rate'?"]),
-        ("stepz=4", ["unknown key 'stepz'", "did you mean 'steps'?"]),
+        ("stepz=4", ["no key 'stepz'", "did you mean 'steps'?"]),
         ("steps=0", ["'steps'", "greater than 0", "got 0"]),
         ("steps", ["a.b=value"]),
         ("run.name.x=1", ["not a section"]),
@@ -78,6 +78,34 @@ def test_a_bad_setting_names_the_key_and_the_nearest(
     assert run_command(["check", "config.yaml", "--set", change]) == 2
     text = said(capsys)
     assert all(word in text for word in words)
+
+
+def test_a_file_that_is_not_utf8_is_one_paragraph(empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (empty_folder / "wide.yaml").write_text(CONFIG, encoding="utf-16")
+    assert run_command(["check", "wide.yaml"]) == ConfigError.exit_code
+    assert "wide.yaml is not UTF-8 text" in said(capsys)
+    (empty_folder / "wide.jsonl").write_text("{}", encoding="utf-16")
+    assert run_command(["import", "wide.jsonl", "--buffer", "new"]) == QueryError.exit_code
+    assert "wide.jsonl cannot be read" in said(capsys) and not (empty_folder / "new").exists()
+    (empty_folder / "marked.yaml").write_text(CONFIG, encoding="utf-8-sig")  # as some editors save it
+    assert run_command(["check", "marked.yaml"]) == 0
+
+
+def test_ctrl_c_while_the_command_line_is_imported_ends_it_in_good_order() -> None:
+    program = """
+import importlib.abc, os, signal, sys
+
+class Interrupting(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "rftcore.cli.status":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+from rftcore.command import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "rft: interrupted.\n")
 
 
 @pytest.mark.parametrize("verb", ["run", "explore", "process", "train", "check"])

@@ -88,6 +88,11 @@ def test_sampling_whose_probabilities_the_learner_cannot_compute_is_refused(chan
     check_plugins(config(explorer=change, algorithm={"name": "sft"}))
 
 
+def test_arguments_that_the_workflow_does_not_take_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"unexpected keyword argument 'turnz'.*allowed: system"):
+        check_plugins(config(explorer={"workflow_args": {"turnz": 2}}))
+
+
 def test_a_comparison_of_rollouts_that_nobody_rewards_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"explorer\.reward"):
         check_plugins(config(explorer={"reward": []}))

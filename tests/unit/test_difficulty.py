@@ -1,4 +1,4 @@
-"""BOTS: two updates by hand, the shortcut for untried tasks against the plain recurrence and plain draws, corrections."""
+"""BOTS: two updates by hand, the recurrence in parts and whole, choices against plain draws, corrections."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from rftdata.errors import ConfigError
 from rftdata.selectors import Observation, build_selector
 from rftdata.selectors.difficulty import Difficulty
-from rftdata.selectors.nearest import _largest_density, log_beta, log_density, nearest_draws, noisy_draws
 
 FEATURES = ["weak", "strong"]
 
@@ -31,7 +30,7 @@ def posterior(selector: Difficulty, *task_ids: int) -> list[float]:
 
 
 def outcome(task_id: int, successes: float, trials: float = 10, seq: int = 1, group: int = 0) -> Observation:
-    return Observation(task_id, successes, trials, "explicit", group, seq)
+    return Observation(task_id, successes, trials, kind="explicit", group=group, seq=seq)
 
 
 def test_two_updates_by_hand() -> None:
@@ -156,63 +155,76 @@ def _alike(ours: list[float], plain: list[float]) -> None:
     assert abs(np.mean(ours) - np.mean(plain)) <= 4 * error + 1e-9
 
 
-@pytest.mark.parametrize("radius", [None, 1e-4, 0.003, 0.3])
-def test_the_nearest_draws_are_distributed_as_those_of_all_members(radius: float | None) -> None:
-    """Whatever the radius, also one within which too few lie; the third class is narrow, and 400 tasks have posteriors of their own."""
+def given(alpha: Any, beta: Any, sizes: Any, **args: Any) -> tuple[Difficulty, Any, Any, Any]:
+    """A selector whose tasks have the posteriors of these kinds, as a person set them; alpha, beta and kind of each task."""
+    of_kind = np.repeat(np.arange(len(sizes)), sizes)
+    alpha, beta = np.asarray(alpha)[of_kind], np.asarray(beta)[of_kind]
+    selector = bots(len(of_kind), **args)
+    selector.observe(
+        [
+            Observation(i, a - 1, a + b - 2, kind="manual", group=None, seq=1)
+            for i, (a, b) in enumerate(zip(alpha.tolist(), beta.tolist(), strict=True), 1)
+        ]
+    )
+    return selector, alpha, beta, of_kind
+
+
+def _of_choices(found: list[Any], keys: Any, kinds: Any, num_kinds: int) -> None:
+    """Add some of the chosen tasks' keys, best first, and how many tasks are of each kind."""
+    found.append([*keys, *np.bincount(np.minimum(kinds, num_kinds - 1), minlength=num_kinds)])
+
+
+def test_the_nearest_draws_are_distributed_as_those_of_all_members() -> None:
+    """The third kind is narrow, and 400 tasks have posteriors of their own."""
     rng = np.random.default_rng(1)
-    alpha = np.array([3.0, 1.0, 40.0, *(1 + rng.random(400) * 12)])
-    beta = np.array([2.0, 1.0, 60.0, *(1 + rng.random(400) * 12)])
-    sizes, target, count = np.array([4000, 30, 500] + [1] * 400), 0.4, 10
-    members = np.repeat(np.arange(403), sizes)
+    selector, alpha, beta, of_kind = given(
+        [3.0, 1.0, 40.0, *(1 + rng.random(400) * 12)],
+        [2.0, 1.0, 60.0, *(1 + rng.random(400) * 12)],
+        [4000, 30, 500] + [1] * 400,
+        target_pass_rate=0.4,
+    )
     ours: list[list[float]] = []
     plain: list[list[float]] = []
     for _ in range(600):
-        got, which = nearest_draws(rng, alpha, beta, sizes, target, count, radius)
-        best = np.argsort(got)[:count]
-        ours.append([*got[best][[0, 4, 9]], *np.bincount(np.minimum(which[best], 3), minlength=4)])
-        distances = np.abs(target - rng.beta(alpha[members], beta[members]))
-        best = np.argsort(distances)[:count]
-        plain.append([*distances[best][[0, 4, 9]], *np.bincount(np.minimum(members[best], 3), minlength=4)])
+        chosen = np.array(selector.select(10)) - 1
+        _of_choices(ours, sorted(selector.pass_rates(chosen))[::4], of_kind[chosen], 4)
+        best = np.argsort(np.abs(0.4 - rng.beta(alpha, beta)))[:10]
+        _of_choices(plain, sorted(alpha[best] / (alpha[best] + beta[best]))[::4], of_kind[best], 4)
     for a, b in zip(np.transpose(ours), np.transpose(plain), strict=True):
         _alike(list(a), list(b))
         _alike(list(a**2), list(b**2))
 
 
-def test_no_density_is_above_the_bound_of_one_draw() -> None:
+@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 1.0), (3.0, 2.0), (40.0, 60.0), (0.3, 7.0)])
+def test_drawn_pass_rates_follow_the_posterior(alpha: float, beta: float) -> None:
+    """Quantiles of the draws, against those of the Beta distribution's own draws."""
     rng = np.random.default_rng(4)
-    alpha, beta = 1 + rng.exponential(10, 3000), 1 + rng.exponential(10, 3000)
-    mode = (alpha - 1) / (alpha + beta - 2)
-    largest = np.exp(log_density(mode, alpha, beta, log_beta(alpha, beta)))
-    assert np.all(largest <= alpha + beta - 1)
-    bound = _largest_density(alpha, beta, 0.0, 1.0)
-    assert np.all(largest <= bound * (1 + 1e-9)) and np.all(bound <= 1.2 * largest)
+    selector, *_ = given([alpha], [beta], [40_000])
+    drawn = selector._rates(rng)
+    wanted = rng.beta(alpha, beta, 40_000)
+    for cut in np.quantile(wanted, [0.01, 0.1, 0.5, 0.9, 0.99]):
+        _alike(list(drawn <= cut), list(wanted <= cut))
+    _alike(list(drawn), list(wanted))
 
 
 @pytest.mark.parametrize("thompson", [True, False])
 @pytest.mark.parametrize("temperature", [0.03, 0.5])
 def test_draws_with_a_temperature_are_distributed_as_those_of_all_members(thompson: bool, temperature: float) -> None:
     rng = np.random.default_rng(2)
-    alpha, beta, sizes, target, count = (
-        np.array([3.0, 1.0, 9.0]),
-        np.array([2.0, 1.0, 3.0]),
-        np.array([300, 30, 200]),
-        0.4,
-        10,
-    )
+    selector, alpha, beta, of_kind = given(
+        [3.0, 1.0, 9.0], [2.0, 1.0, 3.0], [300, 30, 200], target_pass_rate=0.4, temperature=temperature, thompson=thompson
+    )  # fmt: skip
     ours: list[list[float]] = []
     plain: list[list[float]] = []
     for _ in range(600):
-        keys, which = noisy_draws(rng, alpha, beta, sizes, target, temperature, count, thompson=thompson)
-        best = np.argsort(-keys)[:count]
-        ours.append([*keys[best][[0, 4, 9]], *np.bincount(which[best], minlength=3)])
-        members = np.repeat(np.arange(3), sizes)
-        a, b = alpha[members], beta[members]
-        rates = rng.beta(a, b) if thompson else a / (a + b)
-        keys = -np.abs(target - rates) / temperature + rng.gumbel(size=len(members))
-        best = np.argsort(-keys)[:count]
-        plain.append([*keys[best][[0, 4, 9]], *np.bincount(members[best], minlength=3)])
+        chosen = np.array(selector.select(10)) - 1
+        _of_choices(ours, [], of_kind[chosen], 3)
+        rates = rng.beta(alpha, beta) if thompson else alpha / (alpha + beta)
+        keys = -np.abs(0.4 - rates) / temperature + rng.gumbel(size=len(alpha))
+        _of_choices(plain, [], of_kind[np.argsort(-keys)[:10]], 3)
     for a, b in zip(np.transpose(ours), np.transpose(plain), strict=True):
         _alike(list(a), list(b))
+        _alike(list(a**2), list(b**2))
 
 
 def test_chosen_tasks_are_distributed_as_by_one_draw_per_task() -> None:
@@ -235,7 +247,7 @@ def test_chosen_tasks_are_distributed_as_by_one_draw_per_task() -> None:
         _alike(list(a), list(b))
 
 
-def test_members_of_a_class_are_equally_likely() -> None:
+def test_tasks_with_one_posterior_are_equally_likely() -> None:
     counts = np.zeros(20)
     for seed in range(2000):
         counts[np.array(bots(20, seed=seed).select(3)) - 1] += 1
@@ -260,7 +272,7 @@ def test_a_correction_counts_as_if_the_outcome_had_been_so() -> None:
     right.observe([outcome(1, 2, 8), outcome(2, 3, 8)])
     for selector in (wrong, right):
         selector.observe([outcome(3, 4, 8, seq=2), outcome(1, 1, 8, seq=2)])
-    wrong.observe([Observation(1, -6, 0, "correction", 0, 3, 1)])
+    wrong.observe([Observation(1, -6, 0, kind="correction", group=0, seq=3, corrects=1)])
     assert posterior(wrong, 1, 2, 3) == pytest.approx(posterior(right, 1, 2, 3))
     for selector in (wrong, right):
         selector.observe([outcome(4, 4, 8, seq=4)])
@@ -269,9 +281,9 @@ def test_a_correction_counts_as_if_the_outcome_had_been_so() -> None:
 
 def test_what_a_person_says_counts_in_full() -> None:
     selector = bots(3)
-    selector.observe([Observation(2, 0, 16, "manual", None, 1)])
+    selector.observe([Observation(2, 0, 16, kind="manual", group=None, seq=1)])
     assert posterior(selector, 2) == [1, 17]
-    selector.observe([Observation(2, 0, -100, "manual", None, 2)])
+    selector.observe([Observation(2, 0, -100, kind="manual", group=None, seq=2)])
     assert min(posterior(selector, 2)) > 0
 
 

@@ -32,7 +32,7 @@ def test_the_selector_mixes_new_tasks_with_those_near_its_target() -> None:
     selector = build_selector("./selector.py:Curious", {"target": 0.5}, list(range(1, 11)), 0, FOLDER)
     assert selector.select(4) == [1, 2, 3, 4]
     selector.observe(
-        [Observation(key, successes, 8.0, "explicit") for key, successes in enumerate([0.0, 3.0, 8.0, 5.0], 1)]
+        [Observation(key, successes, 8.0, kind="explicit") for key, successes in enumerate([0.0, 3.0, 8.0, 5.0], 1)]
     )
     assert selector.select(4) == [2, 4, 5, 6]
     again = build_selector("./selector.py:Curious", {}, [1, 2, 3], 0, FOLDER)

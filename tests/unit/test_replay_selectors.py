@@ -18,7 +18,7 @@ def built(name: str, num_tasks: int, seed: int = 0, **args: Any) -> Any:
 
 
 def outcome(task_id: int, successes: float, trials: float = 4, group: int = 0, seq: int = 1) -> Observation:
-    return Observation(task_id, successes, trials, "explicit", group, seq)
+    return Observation(task_id, successes, trials, kind="explicit", group=group, seq=seq)
 
 
 def test_greso_skips_by_the_streak_of_groups_that_taught_nothing() -> None:
@@ -29,9 +29,9 @@ def test_greso_skips_by_the_streak_of_groups_that_taught_nothing() -> None:
             selector.observe([outcome(task_id, s, group=10 * task_id + group)])
     assert selector.skip_probability(np.arange(5)) == pytest.approx([0, 1 - 0.4**2, 1 - 0.5**3, 0, 1 - 0.4])
     # A relabel breaks a streak where it is.
-    selector.observe([Observation(2, 1.0, 0, "correction", 21, 9, 1)])
+    selector.observe([Observation(2, 1.0, 0, kind="correction", group=21, seq=9, corrects=1)])
     assert selector.skip_probability(np.array([2])) == pytest.approx([1 - 0.5])
-    selector.observe([Observation(3, 2.0, 0, "correction", 31, 10, 1)])
+    selector.observe([Observation(3, 2.0, 0, kind="correction", group=31, seq=10, corrects=1)])
     assert selector.skip_probability(np.array([3])) == pytest.approx([1 - 0.4**2])
 
 
@@ -46,10 +46,15 @@ def test_what_a_person_says_changes_what_is_known_of_a_task(name: str) -> None:
         return float(selector._scores[selector._slot[task_id]])
 
     selector.observe([outcome(1, 0, 8), outcome(2, 4, 8, group=1)])
-    selector.observe([Observation(1, 8, 8, "manual", None, 2), Observation(2, -4, -4, "manual", None, 2)])
+    selector.observe(
+        [
+            Observation(1, 8, 8, kind="manual", group=None, seq=2),
+            Observation(2, -4, -4, kind="manual", group=None, seq=2),
+        ]
+    )
     assert worth(1) == (1.0 if name == "greso" else 0.5)  # as good as any
     assert worth(2) == (0.5 if name == "greso" else 0.0)  # 0 of 4
-    selector.observe([Observation(3, 8, 8, "manual", None, 3)])
+    selector.observe([Observation(3, 8, 8, kind="manual", group=None, seq=3)])
     assert worth(3) == (0.5 if name == "greso" else 0.0)
 
 
@@ -84,7 +89,7 @@ def test_plr_mixes_rank_and_staleness() -> None:
     by_rank = np.array([1, 1 / 9, 1 / 4]) / (1 + 1 / 9 + 1 / 4)
     assert positions.tolist() == [7, 2, 5]
     assert probabilities == pytest.approx(0.7 * by_rank + 0.3 * np.array([2, 1, 0]) / 3)
-    selector.observe([Observation(2, -2.0, 0, "correction", 0, 2, 1)])  # now 0.5, too
+    selector.observe([Observation(2, -2.0, 0, kind="correction", group=0, seq=2, corrects=1)])  # now 0.5, too
     assert selector.probabilities()[1] == pytest.approx(
         0.7 * np.array([1, 1 / 4, 1 / 9]) / (1 + 1 / 9 + 1 / 4) + 0.3 * np.array([2, 1, 0]) / 3
     )

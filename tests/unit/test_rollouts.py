@@ -53,7 +53,15 @@ def tried(
     """Rollouts of a workflow, by default of one that needs neither engine nor reward."""
 
     async def run() -> list[Rollout]:
-        runner = RolloutRunner(engine, workflow, {}, scorer, timeout_s, "explorer", asyncio.Semaphore(slots))
+        runner = RolloutRunner(
+            engine=engine,
+            workflow=workflow,
+            workflow_args={},
+            scorer=scorer,
+            timeout_s=timeout_s,
+            source="explorer",
+            slots=asyncio.Semaphore(slots),
+        )
         return await asyncio.gather(*(runner.rollout(TASK, index, Decoding()) for index in range(count)))
 
     return asyncio.run(run())
@@ -157,7 +165,15 @@ def test_an_async_workflow_that_blocks_is_ended_and_the_others_go_on() -> None:
         return Score(1.0)
 
     loop = WorkflowLoop(block_timeout_s=2.5, on_blocking=said.append)
-    runner = RolloutRunner(None, workflow, {}, None, 60.0, "explorer", asyncio.Semaphore(8))  # type: ignore[arg-type]
+    runner = RolloutRunner(
+        engine=None,
+        workflow=workflow,
+        workflow_args={},
+        scorer=None,
+        timeout_s=60.0,
+        source="explorer",
+        slots=asyncio.Semaphore(8),
+    )  # type: ignore[arg-type]
 
     async def run() -> list[Rollout]:
         tasks = [Task(1, "sums", key, "1+1=", "2") for key in ("endless", "one")]
@@ -190,7 +206,15 @@ def test_an_async_workflow_that_no_exception_reaches_is_reported_with_its_stack(
         released.set()
 
     loop = WorkflowLoop(block_timeout_s=2.0, on_stuck=report)
-    runner = RolloutRunner(None, workflow, {}, None, 60.0, "explorer", asyncio.Semaphore(8))  # type: ignore[arg-type]
+    runner = RolloutRunner(
+        engine=None,
+        workflow=workflow,
+        workflow_args={},
+        scorer=None,
+        timeout_s=60.0,
+        source="explorer",
+        slots=asyncio.Semaphore(8),
+    )  # type: ignore[arg-type]
     try:
         asyncio.run(loop.run(runner.rollout(TASK, 0, Decoding())))
     finally:
@@ -261,8 +285,24 @@ async def _cancels(task: Task, model: Model, score: Scorer) -> Score:
 )
 def test_no_way_to_end_in_a_users_code_ends_more_than_its_rollout(workflow: Any, outcome: str, error: str) -> None:
     loop = WorkflowLoop(block_timeout_s=2.5)
-    runner = RolloutRunner(None, workflow, {}, no_score, 60.0, "explorer", asyncio.Semaphore(8))  # type: ignore[arg-type]
-    good = RolloutRunner(None, slow, {}, no_score, 60.0, "explorer", asyncio.Semaphore(8))  # type: ignore[arg-type]
+    runner = RolloutRunner(
+        engine=None,
+        workflow=workflow,
+        workflow_args={},
+        scorer=no_score,
+        timeout_s=60.0,
+        source="explorer",
+        slots=asyncio.Semaphore(8),
+    )  # type: ignore[arg-type]
+    good = RolloutRunner(
+        engine=None,
+        workflow=slow,
+        workflow_args={},
+        scorer=no_score,
+        timeout_s=60.0,
+        source="explorer",
+        slots=asyncio.Semaphore(8),
+    )  # type: ignore[arg-type]
 
     async def run() -> list[Rollout]:
         first = await loop.run(runner.rollout(TASK, 0, Decoding()))
@@ -291,14 +331,22 @@ def test_plain_workflows_that_catch_everything_are_asked_again_and_reported_when
         return Score(1.0)
 
     loop = WorkflowLoop(60.0, on_stuck=lambda sentence, stack: stuck.append((sentence, stack)))
-    runner = RolloutRunner(None, workflow, {}, no_score, 0.2, "explorer", asyncio.Semaphore(8))  # type: ignore[arg-type]
+    runner = RolloutRunner(
+        engine=None,
+        workflow=workflow,
+        workflow_args={},
+        scorer=no_score,
+        timeout_s=0.2,
+        source="explorer",
+        slots=asyncio.Semaphore(8),
+    )  # type: ignore[arg-type]
 
     async def run() -> list[Rollout]:
         return await asyncio.gather(*(loop.run(runner.rollout(TASK, index, Decoding())) for index in range(3)))
 
     try:
         assert {rollout.outcome for rollout in asyncio.run(run())} == {"timeout"}
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 90
         while not stuck or asked[0] < 6:
             assert time.monotonic() < deadline, (stuck, asked)
             time.sleep(0.05)
@@ -356,8 +404,26 @@ def screened(first: list[float | None], rule: Screening, size: int = 6) -> tuple
         return Score(reward)
 
     async def run() -> Group:
-        runner = RolloutRunner(None, workflow, {}, no_score, 10.0, "explorer", asyncio.Semaphore(8))  # type: ignore[arg-type]
-        claimed = ClaimedGroup(1, 1, 0, 0, size, 1, "sums", "one", {"prompt": "1+1=", "answer": "2"})
+        runner = RolloutRunner(
+            engine=None,
+            workflow=workflow,
+            workflow_args={},
+            scorer=no_score,
+            timeout_s=10.0,
+            source="explorer",
+            slots=asyncio.Semaphore(8),
+        )  # type: ignore[arg-type]
+        claimed = ClaimedGroup(
+            group_id=1,
+            claim_token=1,
+            explore_step=0,
+            ordinal=0,
+            group_size=size,
+            task_id=1,
+            taskset="sums",
+            task_key="one",
+            payload={"prompt": "1+1=", "answer": "2"},
+        )
         return await runner.group(claimed, Decoding(), rule)
 
     return asyncio.run(run()), begun

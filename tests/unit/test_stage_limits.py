@@ -124,6 +124,13 @@ def test_a_stage_that_exceeds_its_limit_on_everything_is_broken_and_not_tried_on
     assert len(decide(chain, batch((0.0, 1.0))).failed) == 2
 
 
+def test_a_stage_that_loops_on_every_row_is_broken_though_what_is_left_of_a_group_is_too_small_for_it() -> None:
+    groups = batch((0.0, 1.0))
+    stages = [limited("loops_on", 0.05, ids=groups.table["experience_id"].to_pylist())]
+    with pytest.raises(StageError, match="did not return"):
+        decide(build_chain(stages, min_group_size=2), groups, patient=True)
+
+
 def test_all_rows_of_a_lone_group_that_loops_are_set_aside_where_others_passed_before() -> None:
     groups = batch((0.0, 1.0))
     chain = build_chain([limited("loops_on", 0.05, ids=groups.table["experience_id"].to_pylist())])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from alembic import op
 
-from rftdata.postgres.database import run_folder
+from rftdata.postgres.migrations import run_folder
 
 revision = "0002"
 down_revision = "0001"

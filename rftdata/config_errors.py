@@ -1,0 +1,142 @@
+"""From values that do not validate, and from names that do not exist, to errors that say what is allowed.
+
+Every configuration section, stage argument and rule is validated with `parse_section`, and every name that a user may mistype is compared with
+`did_you_mean`, so the same mistake reads the same everywhere. `section_errors` has one error per place, for commands that report all of them.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Mapping
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from rftdata.errors import ConfigError
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+_UNKNOWN = ("extra_forbidden", "invalid_key")
+
+
+def parse_section(section: type[ModelT], values: object, origin: str = "", *, within: str = "") -> ModelT:
+    """The section that these values make; None is an empty mapping.
+
+    Args:
+        origin: where the values come from (a file, a plug-in's name), which errors name first.
+        within: key of the section in the file; empty for the whole file.
+
+    Raises:
+        ConfigError: the first thing that is wrong, and how many more there are.
+    """
+    if values is None:
+        values = {}
+    if not isinstance(values, Mapping):
+        refused = ConfigError("its arguments are not a mapping", value=values, allowed=_listed(section.model_fields))
+        raise refused.about(origin) if origin else refused
+    try:
+        return section.model_validate(dict(values))
+    except ValidationError as error:
+        first, *others = section_errors(error, section, origin, within=within)
+        more = f"{len(others)} more after this one" if others else None
+        todo = "; ".join(filter(None, [first.todo, more]))
+        raise ConfigError(first.what, value=first.value, allowed=first.allowed, todo=todo) from error
+
+
+def section_errors(
+    error: ValidationError, section: type[BaseModel], origin: str = "", *, within: str = ""
+) -> list[ConfigError]:
+    """One error per place of `section` that does not validate. Unknown keys come first: one is often why another key is missing."""
+    places: dict[tuple[int | str, ...], list[Any]] = {}
+    for one in sorted(error.errors(include_url=False), key=lambda one: one["type"] not in _UNKNOWN):
+        places.setdefault(_place(section, one["loc"])[0], []).append(one)
+    found = [_section_error(section, place, errors, within) for place, errors in places.items()]
+    return [each.about(origin) for each in found] if origin else found  # type: ignore[misc]
+
+
+def _section_error(
+    section: type[BaseModel], place: tuple[int | str, ...], errors: list[Any], within: str
+) -> ConfigError:
+    first = errors[0]
+    key = ".".join(str(part) for part in (*filter(None, [within]), *place))
+    beside = _keys(_place(section, place[:-1])[1])
+    if first["type"] in _UNKNOWN:
+        return unknown_key(key, beside)
+    if first["type"] == "missing":
+        return ConfigError(f"the key {key!r} is missing", allowed=", ".join(beside) or None, todo="add it")
+    value = first["input"] if not isinstance(first["input"], Mapping) else None
+    if not key:
+        allowed = f"the keys {_listed(section.model_fields)}"
+        return ConfigError(reasons(errors), value=value, allowed=allowed, todo="correct it")
+    if _keys(_place(section, place)[1]):  # a rule over several keys of a section, which names them
+        return ConfigError(f"{key}: {reasons(errors)}", value=value, todo="correct it")
+    return ConfigError(f"the key {key!r} is wrong: {reasons(errors)}", value=value, todo="correct it")
+
+
+def reasons(errors: Iterable[Any]) -> str:
+    """What pydantic says of one value: several things where it has several types."""
+    first, *others = dict.fromkeys(str(one["msg"]).removeprefix("Value error, ") for one in errors)
+    return " or ".join([first, *(other[:1].lower() + other[1:] for other in others[:2])])
+
+
+def unknown_key(key: str, known: Collection[str]) -> ConfigError:
+    """The error for a key that does not exist; a key within a section may be written with dots."""
+    hint = did_you_mean(key.rpartition(".")[2], known, "remove the key or correct it")
+    return ConfigError(f"there is no key {key!r}", allowed=_listed(known), todo=hint)
+
+
+def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """The known name that is most like this one."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)), None)
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str, *, most: int = 1) -> str:
+    """A hint at what `name` stands for.
+
+    Args:
+        otherwise: the hint where nothing known is like it.
+        most: names offered.
+    """
+    near = difflib.get_close_matches(name, list(known), n=most)
+    return f"did you mean {' or '.join(map(repr, near))}?" if near else otherwise
+
+
+def _listed(keys: Iterable[str]) -> str:
+    return ", ".join(keys) or "no keys"
+
+
+def _keys(annotation: Any) -> list[str]:
+    """Keys of a section; none of what is no section."""
+    return list(getattr(annotation, "model_fields", ()))
+
+
+def _place(section: Any, location: tuple[int | str, ...]) -> tuple[tuple[int | str, ...], Any]:
+    """Keys and indexes of one of pydantic's locations, and the type of what stands there; None for a type that has no keys."""
+    place: list[int | str] = []
+    found = _types(section)
+    for part in location:
+        if len(found) > 1:  # the location names which of several types was tried, which says nothing to a user
+            found = [one for one in found if getattr(one, "__name__", None) == part] or [None]
+            continue
+        place.append(part)
+        found = _types(_type_within(found[0], part))
+    return tuple(place), found[0] if len(found) == 1 else None
+
+
+def _types(annotation: Any) -> list[Any]:
+    """The types that a value may have, apart from None."""
+    if get_origin(annotation) is Annotated:
+        return _types(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return [one for member in get_args(annotation) if member is not type(None) for one in _types(member)]
+    return [annotation]
+
+
+def _type_within(annotation: Any, part: int | str) -> Any:
+    """The type of a field of a section, or of an element of a list or mapping."""
+    if hasattr(annotation, "model_fields"):
+        field = annotation.model_fields.get(part)
+        return None if field is None else field.annotation
+    elements = [one for one in get_args(annotation) if one is not Ellipsis]
+    return elements[-1] if elements else None
