@@ -62,8 +62,10 @@ class Buffer:
         return root / "runs" / str(run["name"])
 
     def close(self) -> None:
-        """Close the connections; an embedded server goes on running."""
+        """Close the connections; an embedded server that nothing else uses stops after `buffer.idle_stop_s`."""
         self.database.close()
+        if self.server is not None:
+            self.server.release()
 
     def __enter__(self) -> Buffer:
         return self

@@ -49,10 +49,20 @@ class BufferConfig(Section):
         description="How long a segment file must be silent before its writer is taken for dead, and how long a file stays"
         " whose segments were moved; longer than a reader on another machine uses an address (10 minutes).",
     )
-    listen: str | None = Field(None, description="HOST:PORT on which the embedded server also accepts TCP.")
+    listen: str | None = Field(
+        None,
+        description="HOST:PORT on which the embedded server also accepts TCP. Such a server does not stop by itself.",
+    )
+    idle_stop_s: float | None = Field(
+        60.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="The embedded server stops this many seconds after the last process has closed the buffer and the last session has"
+        " ended; the next command starts it again. 0 or null: only `rft db stop` stops it.",
+    )
     retention: RetentionConfig | None = Field(
         None,
-        description="What `rft db retention` purges; a run applies it when it starts. Everything is kept by default.",
+        description="What `rft retention` purges; a run applies it when it starts. Everything is kept by default.",
     )
 
 

@@ -1,13 +1,13 @@
 """From values that do not validate, and from names that do not exist, to errors that say what is allowed.
 
 Every configuration section, stage argument and rule is validated with `parse_section`, and every name that a user may mistype is compared with
-`did_you_mean`, so the same mistake reads the same everywhere. `section_errors` has one error per place, for commands that report all of them.
+`did_you_mean`, so the same mistake reads the same everywhere. Everything that is wrong is reported at once, one error per place.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
@@ -28,7 +28,7 @@ def parse_section(section: type[ModelT], values: object, origin: str = "", *, wi
         within: key of the section in the file; empty for the whole file.
 
     Raises:
-        ConfigError: the first thing that is wrong, and how many more there are.
+        ConfigError: everything that is wrong.
     """
     if values is None:
         values = {}
@@ -38,10 +38,9 @@ def parse_section(section: type[ModelT], values: object, origin: str = "", *, wi
     try:
         return section.model_validate(dict(values))
     except ValidationError as error:
-        first, *others = section_errors(error, section, origin, within=within)
-        more = f"{len(others)} more after this one" if others else None
-        todo = "; ".join(filter(None, [first.todo, more]))
-        raise ConfigError(first.what, value=first.value, allowed=first.allowed, todo=todo) from error
+        found = section_errors(error, section, within=within)
+        wrong = found[0] if len(found) == 1 else _together(found)
+        raise (wrong.about(origin) if origin else wrong) from error
 
 
 def section_errors(
@@ -53,6 +52,19 @@ def section_errors(
         places.setdefault(_place(section, one["loc"])[0], []).append(one)
     found = [_section_error(section, place, errors, within) for place, errors in places.items()]
     return [each.about(origin) for each in found] if origin else found  # type: ignore[misc]
+
+
+def _together(errors: Sequence[ConfigError]) -> ConfigError:
+    """Several errors as one paragraph."""
+    return ConfigError(f"{len(errors)} settings are wrong: {'; '.join(map(_shortly, errors))}", todo="correct them")
+
+
+def _shortly(error: ConfigError) -> str:
+    """What is wrong, the value, and the nearest or the allowed keys."""
+    is_hint = bool(error.todo and error.todo.endswith("?"))
+    hint = error.todo if is_hint else f"allowed: {error.allowed}" if error.allowed else None
+    notes = [note for note in (None if error.value is None else f"got {error.value!r}", hint) if note]
+    return error.what.rstrip(".") + (f" ({', '.join(notes)})" if notes else "")
 
 
 def _section_error(

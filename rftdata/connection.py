@@ -59,12 +59,12 @@ def open(
         if config.segments is None:
             raise BufferUnavailableError(
                 "a buffer on a server needs a folder for its arrays",
-                allowed="a folder all processes see",
-                todo="set buffer.segments, or RFT_SEGMENTS for commands without a configuration",
+                allowed="a folder that all processes see",
+                todo="set buffer.segments in the configuration, or for a command without one: export RFT_SEGMENTS=FOLDER",
             )
         database = Database(config.uri, application=application, patience_s=patience_s)
     else:
-        server = EmbeddedServer(Path(config.uri), config.listen)
+        server = _embedded(config)
         if not create and not exists(config):
             raise BufferUnavailableError(
                 "there is no buffer here",
@@ -78,6 +78,8 @@ def open(
         owner = database.fetch("buffer_id")[0]["buffer_id"].hex[:12]
     except BaseException:
         database.close()
+        if server is not None:
+            server.release()
         raise
     # Absolute: a process started elsewhere (a Ray actor) must find the same files.
     folder = (Path(config.segments) if config.segments else Path(config.uri) / "segments").resolve()
@@ -117,7 +119,7 @@ def create(uri: str | BufferConfig, *, exist_ok: bool = False) -> bool:
     if _is_server(config):
         made = _migrate_if_empty(Database(config.uri))
     else:
-        made = _create_in_folder(EmbeddedServer(Path(config.uri), config.listen))
+        made = _create_in_folder(_embedded(config))
     if not made and not exist_ok:
         raise QueryError(
             "there is a buffer already",
@@ -174,7 +176,8 @@ def upgrade(config: BufferConfig, application: str) -> tuple[str, str]:
     """
     if not exists(config):
         raise BufferUnavailableError("there is no buffer here", value=_location(config), todo="name one with --buffer")
-    uri = config.uri if _is_server(config) else EmbeddedServer(Path(config.uri)).start()
+    server = None if _is_server(config) else _embedded(config)
+    uri = config.uri if server is None else server.start()
     with contextlib.closing(Database(uri, application=application)) as database:
         before = schema_version(database)
         if before is None:
@@ -191,6 +194,12 @@ def no_buffer(location: str) -> BufferUnavailableError:
 
 def _is_server(config: BufferConfig) -> bool:
     return config.uri.startswith(_SERVER_SCHEMES)
+
+
+def _embedded(config: BufferConfig) -> EmbeddedServer:
+    """The server of a folder; a configuration that does not say when it stops leaves that as it is."""
+    says = "idle_stop_s" in config.model_fields_set
+    return EmbeddedServer(Path(config.uri), config.listen, (config.idle_stop_s or 0.0) if says else None)
 
 
 def _location(config: BufferConfig) -> str:

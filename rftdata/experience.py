@@ -221,5 +221,6 @@ def check_reward(reward: float | None) -> None:
         raise RftError(
             "a reward is not a finite number",
             value=reward,
-            todo="give None while it is awaited, or record the rollout as failed",
+            allowed="a finite number, or None while it is awaited",
+            todo="correct what computes it, or record the rollout as failed",
         )

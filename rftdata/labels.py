@@ -106,6 +106,11 @@ def import_rewards(
                 f"row {number} of {file} has no usable experience_id and reward",
                 value=f"{row['experience_id']}, {row['reward']}", allowed="a whole number and a number", todo="correct the row",
             ) from error  # fmt: skip
+        if not math.isfinite(value):
+            raise QueryError(
+                f"row {number} of {file} has a reward for experience {key} that is not a finite number",
+                value=value, allowed="a finite number", todo="correct the row; nothing was written",
+            )  # fmt: skip
         opinions.append(Opinion(key, value, final, _reason(row.get("reason")) or reason))
     return apply(buffer, opinions, author=author)
 
@@ -166,8 +171,9 @@ def _check(opinions: Sequence[Opinion]) -> None:
     for opinion in opinions:
         if opinion.reward is None or not math.isfinite(opinion.reward):
             raise QueryError(
-                f"the reward of experience {opinion.experience_id} is not a finite number", value=opinion.reward
-            )
+                f"the reward of experience {opinion.experience_id} is not a finite number", value=opinion.reward,
+                allowed="a finite number", todo="correct it; nothing was written",
+            )  # fmt: skip
         if opinion.experience_id in seen:
             raise QueryError(
                 "an experience is labelled twice in one batch", value=opinion.experience_id, todo="keep one of its rows"
@@ -188,6 +194,9 @@ def _lock(connection: Connection, keys: Sequence[int]) -> None:
 
 
 def _write(connection: Connection, opinions: Sequence[Opinion], author: str) -> LabelBatch:
+    # Rows of tables by their keys, however few there were when the tables were analysed; the changed rows, a list, by hashing.
+    fetch(connection, "plan_by_index")
+    fetch(connection, "allow_hash_joins")
     batch = int(fetch(connection, "label_next_batch")[0]["label_batch_id"])
     ids = [opinion.experience_id for opinion in opinions]
     asked = int(fetch(connection, "count_open_reviews", experience_ids=ids)[0]["n"])

@@ -10,7 +10,7 @@ than n words is contaminated where all of its words, in order, are an evaluation
 without punctuation. The reason names the text of the evaluation set: its file, its row (from 1), and how it begins.
 `taskset:NAME` is a set in the buffer, with `prompt` and `answer` as columns; a file is part of the pipeline's version by its content, a set by its name.
 
-Prompts of a template share the template: raise n or `max_share` until what is dropped is what should be (`rft process --preview`).
+Prompts of a template share the template: raise n or `max_share` until what is dropped is what should be (`rft pipeline preview`).
 """
 
 from __future__ import annotations

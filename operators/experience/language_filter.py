@@ -4,7 +4,7 @@
     - language_filter: {keep: [en]}
     - language_filter: {keep: [en, de], min_probability: 0.7, "null": keep}
 
-Short texts and lists of numbers have languages of low probability: look at some with `rft process --preview` before choosing a bound.
+Short texts and lists of numbers have languages of low probability: look at some with `rft pipeline preview` before choosing a bound.
 """
 
 from __future__ import annotations

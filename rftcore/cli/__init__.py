@@ -27,10 +27,11 @@ from rftcore.cli import (
     label,
     lineage,
     pairs,
-    process,
+    pipeline,
     purge,
     query,
     report,
+    retention,
     roles,
     run,
     setup,
@@ -55,7 +56,7 @@ app = typer.Typer(
 )
 app.command("run")(run.run)
 app.command("explore")(roles.explore)
-app.command("process")(process.process)
+app.command("process")(roles.process)
 app.command("train")(roles.train)
 app.command("status")(status.status)
 app.command("report")(report.report)
@@ -65,6 +66,7 @@ app.command("lineage")(lineage.lineage)
 app.command("export")(export.export)
 app.command("import")(import_.import_)
 app.command("purge")(purge.purge)
+app.command("retention")(retention.retention)
 app.command("check")(check.check)
 app.command("setup")(setup.setup)
 app.command("doctor")(doctor.doctor)
@@ -75,6 +77,7 @@ app.command(
 app.add_typer(label.app, name="label")
 app.add_typer(pairs.app, name="pairs")
 app.add_typer(tasks.app, name="tasks")
+app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(db.app, name="db")
 
 

@@ -1,4 +1,4 @@
-"""`rft db …`: making a buffer, its embedded server; schema, segment files, roles, retention and back-up of any buffer."""
+"""`rft db …`: making a buffer, its embedded server; schema, segment files, roles and back-up of any buffer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rftcore.cli import backup, retention
+from rftcore.cli import backup
 from rftcore.cli.session import BufferOption, JsonOption, find_buffer, opened, place_name
 from rftdata.errors import BufferUnavailableError, ConfigError
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rftdata.postgres.embedded import EmbeddedServer
 
 app = typer.Typer(
-    help="The PostgreSQL of a buffer: the embedded server, segment files, roles, retention, back-up.",
+    help="The PostgreSQL of a buffer: the embedded server, segment files, roles, back-up.",
     no_args_is_help=True,
 )
 
@@ -59,15 +59,17 @@ def start(
     buffer: BufferOption = None,
     listen: Annotated[str | None, typer.Option("--listen", metavar="HOST:PORT", help="Accept TCP there, too.")] = None,
 ) -> None:
-    """Start the server; it goes on running until it is stopped."""
+    """Start the server; it then runs until `rft db stop`, used or not."""
     server = _server(buffer, listen)
     was_running = server.is_running()
     if was_running and listen:
         raise BufferUnavailableError(
             "the server runs already, without the address you ask for", value=listen, todo="`rft db stop` it first"
         )
-    server.start()
-    print(f"the server of {server.folder} {'runs already' if was_running else 'is started'}")
+    server.start(until_stopped=True)
+    print(
+        f"the server of {server.folder} {'runs already' if was_running else 'is started'}; it runs until `rft db stop`"
+    )
 
 
 @app.command("stop")
@@ -77,7 +79,7 @@ def stop(
         bool, typer.Option("--force", help="End open sessions, too; they lose what they had not committed.")
     ] = False,
 ) -> None:
-    """Stop the server, unless somebody works with it."""
+    """Stop the server, unless sessions are open. Without this command it stops after `buffer.idle_stop_s` unused seconds (60)."""
     server = _server(buffer)
     if not server.is_running():
         print(f"the server of {server.folder} does not run")
@@ -101,21 +103,25 @@ def status(buffer: BufferOption = None, as_json: JsonOption = False) -> None:
     server = _server(buffer)
     running = server.is_running()
     sessions = _sessions(server) if running else []
+    limit_s = server.idle.limit_s
     if as_json:
-        print_json({"folder": str(server.folder), "running": running, "sessions": sessions})
+        idle_stop_s = limit_s if running and limit_s else None
+        print_json({"folder": str(server.folder), "running": running, "idle_stop_s": idle_stop_s, "sessions": sessions})
         return
     print(f"{server.folder}: {'running' if running else 'stopped'}")
+    if running:
+        print(f"it stops {limit_s:g} s after its last use" if limit_s else "it runs until `rft db stop`")
     if sessions:
         print_rows(sessions)
 
 
 @app.command("uri")
 def uri(buffer: BufferOption = None) -> None:
-    """Print the connection string for other SQL clients. It holds the password: do not paste it into a log."""
-    server = _server(buffer)
-    if not server.is_running():
-        server.start()
-    print(server.uri)
+    """Print the connection string for other SQL clients; the server then runs until `rft db stop`, since they cannot start it.
+
+    The string holds the password: do not paste it into a log.
+    """
+    print(_server(buffer).start(until_stopped=True))
 
 
 @app.command("compact")
@@ -176,7 +182,6 @@ def roles(buffer: BufferOption = None, as_json: JsonOption = False) -> None:
         raise typer.Exit(1)
 
 
-app.command("retention")(retention.retention)
 app.command("backup")(backup.backup)
 app.command("restore")(backup.restore)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rftcore.cli.session import BufferOption, JsonOption, author, opened
+from rftcore.cli.session import BufferOption, JsonOption, author, check_experience, opened
 
 if TYPE_CHECKING:
     from rftdata.labels import LabelBatch
@@ -117,7 +117,17 @@ def history(
             rows = labels.batches(found, limit)
         else:
             rows = labels.history(found, experience, batch, limit)
-    print_rows(rows, as_json=as_json)
+        if not rows and experience is not None:
+            check_experience(found, experience)
+    if rows or as_json:
+        print_rows(rows, as_json=as_json)
+    elif batch is not None:
+        of = "" if experience is None else f" of experience {experience}"
+        print(f"batch {batch} holds no label{of}: `rft label history` lists the newest batches")
+    elif experience is not None:
+        print(f"experience {experience} was never labelled: its reward is the one it was stored with")
+    else:
+        print("nothing was labelled in this buffer")
 
 
 def _tell(batch: LabelBatch, as_json: bool) -> None:

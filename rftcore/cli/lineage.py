@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rftcore.cli.session import BufferOption, JsonOption, opened
+from rftcore.cli.session import BufferOption, JsonOption, check_experience, opened
 from rftdata.errors import QueryError
 
 if TYPE_CHECKING:
@@ -60,22 +60,26 @@ def lineage(
         if experience is None:
             print_rows(*_of_checkpoint(found, run, checkpoint), as_json=as_json)
             return
-        if not database.fetch("experience_exists", experience_id=experience):
-            raise QueryError(
-                "there is no such experience",
-                value=experience,
-                todo='`rft sql "select * from v_experience limit 5"` shows some',
-            )
+        check_experience(found, experience)
+        columns: tuple[str, ...]
         if origin:
-            print_rows(_hops(database, experience), ("buffer_id", "run", "experience_id"), as_json=as_json)
-            return
-        if pipeline:
+            rows = _hops(database, experience)
+            columns, none = (
+                ("buffer_id", "run", "experience_id"),
+                "was not imported: it was stored in this buffer first",
+            )
+        elif pipeline:
             rows = database.fetch("pipeline_of_experience", experience_id=experience)
-            print_rows(rows, ("at", "version", "stage", "what", "detail"), as_json=as_json)
-            return
-        if not as_json:
-            _tell(database, experience)
-        print_rows(database.fetch("lineage_of_experience", experience_id=experience), _STEPS, as_json=as_json)
+            columns, none = ("at", "version", "stage", "what", "detail"), "has not been decided on by any pipeline"
+        else:
+            rows = database.fetch("lineage_of_experience", experience_id=experience)
+            columns, none = _STEPS, "has not been trained on: no step drew it"
+            if not as_json:
+                _tell(database, experience)
+        if rows or as_json:
+            print_rows(rows, columns, as_json=as_json)
+        else:
+            print(f"experience {experience} {none}")
 
 
 def _of_checkpoint(buffer: Buffer, run: str | None, step: int | None) -> tuple[list[Row], tuple[str, ...]]:

@@ -43,10 +43,11 @@ def purge(
     buffer: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove texts and arrays of experiences for good; ids, counts, rewards and lineage stay, and a line that says who and why.
+    """Remove texts and arrays of experiences for good, by a condition; `rft retention` does so by age, number and size.
 
+    Ids, counts, rewards and lineage stay, and a line that says who and why.
     No query, batch or export sees them from then on, and their groups are never drawn again. The bytes of the arrays are
-    overwritten an hour later, when no reader can hold them, by the next rft purge or rft db retention; --now does not wait.
+    overwritten an hour later, when no reader can hold them, by the next rft purge or rft retention; --now does not wait.
     Back-ups and the write-ahead log keep what they have until they are replaced.
     """
     from rftcore.cli.output import print_json
@@ -60,14 +61,19 @@ def purge(
             done = purging.purge(
                 found, where, reason=reason or "", author=by or author(), runs=run or (), tasks_too=with_tasks, dry_run=dry_run
             )  # fmt: skip
+        rewritten = 0
         if not dry_run and (rewrite_tables or (done is not None and done.num_experiences)):
-            purging.vacuum(found, rewrite=rewrite_tables)
+            rewritten = purging.vacuum(found, rewrite=rewrite_tables)
         erased = None if dry_run else purging.erase(found, now=now)
     if as_json:
-        print_json({"purge": done and asdict(done), "erased": erased and asdict(erased)})
+        print_json(
+            {"purge": done and asdict(done), "erased": erased and asdict(erased), "num_tables_rewritten": rewritten}
+        )
         return
     if done is not None:
         _tell(done, dry_run)
+    if rewritten:
+        print(f"{rewritten} tables with texts are written anew: no byte of purged texts is left in their files")
     if erased is not None:
         _tell_erased(erased)
 

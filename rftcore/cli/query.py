@@ -34,7 +34,9 @@ def query(
         str | None, typer.Option("--run", metavar="RUN", help="Load the experiences of this run only.")
     ] = None,
 ) -> None:
-    """Run a DuckDB query over experiences with their token arrays.
+    """Query experiences with their token arrays in DuckDB: `rft query "select avg(len(token_ids)) from experience"`.
+
+    This is DuckDB, read-only: use it for token arrays and analysis. `rft sql` is PostgreSQL, live: use it for rows and to change them.
 
     `experience` has the columns of rft.v_experience and token_ids, loss_mask, behavior_logprobs; every other table and
     view of schema rft goes by its own name (run, draw, verdict, task, evaluation, v_group, …). Arrays of purged experiences are

@@ -1,4 +1,4 @@
-"""`rft db retention`: purge what has been kept long enough."""
+"""`rft retention`: texts and arrays removed for good once they have been kept long enough."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ def retention(
     buffer: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Purge what retention rules no longer keep, and overwrite the bytes of earlier purges that are due.
+    """Remove texts and arrays for good by age, number and size; `rft purge` does so by a condition.
 
+    The bytes of earlier purges that are due are overwritten, too.
     Rules are those given here, else those of --config, else buffer.retention of the newest run. What is labelled, or may still be
     trained on, stays.
     """
@@ -42,7 +43,7 @@ def retention(
     from rftdata.maintenance import retention as rules
 
     given = {"max_age_days": max_age_days, "max_experiences": max_experiences, "max_bytes": max_bytes}
-    with opened(buffer, "rft db", schema="check" if dry_run else "migrate") as found:
+    with opened(buffer, "rft retention", schema="check" if dry_run else "migrate") as found:
         wanted = _rules(found, config, {k: v for k, v in given.items() if v is not None}, taskset, labelled_too)
         if dry_run:
             done, erased = rules.apply(found, wanted, author=author(), dry_run=True), None

@@ -1,4 +1,4 @@
-"""`rft explore|train`: one role in this process; it finds the others through the buffer.
+"""`rft explore|process|train`: one role in this process; it finds the others through the buffer.
 
 The configuration is read before a role's packages are imported, so that a mistake in it is told at once.
 """
@@ -33,6 +33,21 @@ def explore(
     """
     resolved = configuration(config, overrides, buffer)
     from rftcore.explorer import role
+
+    raise typer.Exit(role.main(resolved, run, by_hand=True))
+
+
+def process(
+    config: ConfigArgument, overrides: SetOption = None, run: RunOption = None, buffer: ConfigBufferOption = None
+) -> None:
+    """Decide on the experiences of a run as one more pipeline worker, beside the roles that others start.
+
+    It joins the newest run of the file's name that is at work or has not begun, and makes one where the buffer has none of that name.
+    Beside runs that have all ended it makes no other. While it waits it says for what, and which roles nobody plays.
+    `rft pipeline` tries stages out and compares their versions.
+    """
+    resolved = configuration(config, overrides, buffer)
+    from rftcore.pipeline import role
 
     raise typer.Exit(role.main(resolved, run, by_hand=True))
 

@@ -132,11 +132,12 @@ def stored_configuration(
     """Name of a stored run and the configuration it was started with, on the buffer it was found in."""
     from rftcore.cli.session import find_buffer
     from rftcore.config import apply_override, parse_config
+    from rftcore.run.prepare import named_resumable
 
     found = find_buffer(buffer_uri)
     _refuse_two_buffers(overrides or [], found)
     with opened(found, "rft run", schema="migrate") as buffer:
-        row = buffer.find_run(name)
+        row = named_resumable(buffer, name)
     raw = dict(row["config"])
     base_dir = Path(raw.pop("base_dir", "."))
     for override in overrides or []:

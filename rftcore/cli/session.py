@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rftdata.errors import BufferUnavailableError
+from rftdata.errors import BufferUnavailableError, QueryError
 
 if TYPE_CHECKING:
     from rftdata.buffer import Buffer
@@ -93,6 +93,20 @@ def _config(uri: str, application: str) -> BufferConfig:
             database.close()
         segments = found[0]["config"].get("buffer", {}).get("segments") if found else None
     return BufferConfig(uri=uri, segments=segments)
+
+
+def check_experience(buffer: Buffer, experience: int) -> None:
+    """Refuse an id that no experience has.
+
+    Raises:
+        QueryError: there is none.
+    """
+    if not buffer.database.fetch("experience_exists", experience_id=experience):
+        raise QueryError(
+            "there is no such experience",
+            value=experience,
+            todo='`rft sql "select * from v_experience limit 5"` shows some',
+        )
 
 
 def author() -> str:

@@ -23,7 +23,9 @@ def sql(
     buffer: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Query or relabel with SQL: `rft sql "select * from rft.v_experience limit 5"`.
+    """Query or change the buffer in PostgreSQL: `rft sql "select * from rft.v_experience limit 5"`.
+
+    This is PostgreSQL, live: use it for rows and to change them. `rft query` is DuckDB, read-only: use it for token arrays and analysis.
 
     Names without a schema mean schema rft. Labels written here carry the author RFT_AUTHOR, else your login name.
     """

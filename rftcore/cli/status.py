@@ -31,7 +31,7 @@ def status(
     from rftcore.cli.output import print_json
     from rftcore.launch.progress import Progress, block, open_view, worker_table
     from rftcore.launch.reviews import waits_for_people
-    from rftcore.run.commands import buffer_option
+    from rftcore.run.commands import buffer_option, what_decides
     from rftcore.run.stacks import read_stacks
 
     with opened(buffer, "rft status") as found:
@@ -67,6 +67,8 @@ def status(
         worker["liveness"] == "alive" and worker["role"] != "replay" for worker in snapshot["workers"]
     ):
         console.print(f"nobody works for it now; go on with `rft run --resume {snapshot['run']}{option}`", markup=False)
+    if sentence := what_decides(row, snapshot["queue"]["sealed"], option):
+        console.print(sentence, markup=False)
     for other in at_work if run is None else []:
         if other["run_id"] != row["run_id"]:
             console.print(f"also at work: {other['name']}: rft status {other['name']}{option}", markup=False)

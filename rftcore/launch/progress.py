@@ -246,7 +246,9 @@ def block(snapshot: Snapshot, width: int) -> Group:
         "sampling", ", ".join(part for part in (_speed(snapshot), _policy(snapshot)) if part) or "no explorer yet"
     )
     queue = snapshot["queue"]
-    facts.add_row("groups", f"{queue['planned']} planned, {queue['claimed']} being sampled, {queue['sealed']} await verdicts, "
+    # Nobody plans, samples or decides any more in a run that has ended; what it takes is a line of its own (`rft status`).
+    verdicts = "await verdicts" if snapshot["status"] in ("created", "running") else "undecided"
+    facts.add_row("groups", f"{queue['planned']} planned, {queue['claimed']} being sampled, {queue['sealed']} {verdicts}, "
                   f"{queue['ready']} ready; {snapshot['closed_groups']} dropped, {snapshot['refills']} refills")  # fmt: skip
     if snapshot["failures"]:
         facts.add_row("failures", Text(_failures(snapshot["failures"]), style="red"))

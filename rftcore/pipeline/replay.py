@@ -230,7 +230,7 @@ def compare(buffer: Buffer, run: Row, before: str, after: str, limit: int) -> Di
         if name not in known:
             raise ConfigError(
                 f"no such pipeline version decided on experiences of run {run['name']!r}", value=name,
-                allowed=", ".join(known) or "none yet", todo="make it with `rft process CONFIG --replay --version NAME`",
+                allowed=", ".join(known) or "none yet", todo="make it with `rft pipeline replay CONFIG --version NAME`",
             )  # fmt: skip
     names = {"run_id": run["run_id"], "before": before, "after": after}
     (coverage,) = buffer.database.fetch("compare_coverage", **names)

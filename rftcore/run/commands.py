@@ -6,7 +6,7 @@ import os
 import shlex
 from pathlib import Path
 
-from rftdata.postgres.database import redacted
+from rftdata.postgres.database import Row, redacted
 
 
 def buffer_option(location: str) -> str:
@@ -14,3 +14,20 @@ def buffer_option(location: str) -> str:
     default = os.environ.get("RFT_BUFFER") or "buffer"
     found = redacted(default) if "://" in default else str(Path(default).resolve())
     return "" if location == found else f" --buffer {shlex.quote(location)}"
+
+
+def what_decides(run: Row, num_groups: int, option: str) -> str | None:
+    """What decides on groups of a run that are relabelled or undecided and that no process will look at; None while the run goes on.
+
+    Args:
+        option: what the command needs to find the buffer, see `buffer_option`.
+    """
+    groups = "1 undecided group" if num_groups == 1 else f"{num_groups} undecided groups"
+    as_they_are = "exports and stored selections (sampling.source) read the rewards as they are"
+    if not num_groups or ("import" not in run["config"] and run["status"] in ("created", "running")):
+        return None
+    if "import" in run["config"]:
+        return f"{groups}: the run was imported and has no pipeline; {as_they_are}"
+    steps = f" --set steps={2 * run['planned_steps']}" if run["status"] == "finished" else ""
+    command = f"rft run --resume {run['name']}{steps}{option}"
+    return f"{groups}: the run has ended, so no process decides on them; `{command}` decides first and then goes on; {as_they_are}"

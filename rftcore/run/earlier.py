@@ -17,8 +17,7 @@ _MAX_OUTCOME = 200
 
 def earlier_run(config: RunConfig, buffer: Buffer) -> str | None:
     """How the newest run of the configuration's name stands and the command that goes on with it; None where there is none."""
-    # What an import brought was run elsewhere: there is nothing to go on with.
-    found = [row for row in runs_of_name(buffer, config.run.name) if "import" not in row["config"]]
+    found = runs_of_name(buffer, config.run.name)
     if not found:
         return None
     row, others = found[0], len(found) - 1

@@ -119,7 +119,7 @@ def _ended(buffer: Buffer, row: Row, role: str) -> ConfigError:
             f"go on with it: rft run --resume {name}{option}, or by hand with rft train CONFIG --run {name} first"
         )
     if role == "pipeline":
-        ways.append(f"decide on what it stored: {verb} --replay --run {name}")
+        ways.append(f"decide on what it stored: rft pipeline replay CONFIG --run {name}")
     ways.append(f"start a new run: rft run CONFIG, or {verb} --set run.name=NAME for every role")
     return ConfigError(
         f"the run {name!r} {how}: there is nothing to do in it for {'an' if role == 'explorer' else 'a'} {role}",

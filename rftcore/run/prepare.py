@@ -259,10 +259,28 @@ def find_resumable(config: RunConfig, buffer: Buffer, name: str | None) -> Row:
     """The run to go on with: the one named, else the newest of the configuration's name.
 
     Raises:
-        ConfigError: there is none.
+        QueryError: there is none.
+        ConfigError: it was imported.
     """
     found = runs_of_name(buffer, config.run.name) if name is None else []
-    return found[0] if found else buffer.find_run(name or config.run.name)
+    return found[0] if found else named_resumable(buffer, name or config.run.name)
+
+
+def named_resumable(buffer: Buffer, name: str | None) -> Row:
+    """The run of a name or an id, by default the newest that was not imported.
+
+    Raises:
+        QueryError: there is none.
+        ConfigError: it was imported.
+    """
+    newest = buffer.database.fetch("newest_own_run") if name is None else []
+    row = newest[0] if newest else buffer.find_run(name)
+    if was_imported(row):
+        raise ConfigError(
+            f"the run {row['name']!r} was imported: it has no checkpoint and no configuration to go on with",
+            todo="start a run of another name; `sampling.source` in its configuration trains on what was imported (rft docs train-on-chats)",
+        )
+    return row
 
 
 @dataclass(frozen=True)
@@ -318,5 +336,10 @@ def stored_config(config: RunConfig) -> dict[str, Any]:
 
 
 def runs_of_name(buffer: Buffer, name: str) -> list[Row]:
-    """Stored runs of a configured name, newest first."""
-    return buffer.database.fetch("runs_of_name", name=name)
+    """Stored runs of a configured name, newest first; what an import brought was run elsewhere and is left out."""
+    return [row for row in buffer.database.fetch("runs_of_name", name=name) if not was_imported(row)]
+
+
+def was_imported(row: Row) -> bool:
+    """Whether an import made the run."""
+    return "import" in row["config"]

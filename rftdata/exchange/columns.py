@@ -11,7 +11,9 @@ import base64
 import datetime
 import json
 import math
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -113,25 +115,67 @@ def from_json(line: str) -> Row:
     """The row of a line of JSON, as `to_json` took it.
 
     Raises:
-        ValueError: not JSON, or a value that cannot be what its column holds.
+        ValueError: not JSON, or a value that cannot be what its column holds; it names the column.
     """
     row = json.loads(line)
     if not isinstance(row, dict):
         raise ValueError(f"a JSON object is wanted, not {type(row).__name__}")
-    for name in JSON_COLUMNS:
-        if row.get(name) is not None:
-            row[name] = json.dumps(row[name], ensure_ascii=False)
-    for name, dtype in BASE_ARRAYS.items():
-        if row.get(name) is not None:
-            # float() reads the three spellings; an integer column refuses them.
-            row[name] = np.array([float(v) for v in row[name]] if dtype is np.float32 else row[name], dtype=dtype)
-    if row.get("created_at") is not None:
-        row["created_at"] = datetime.datetime.fromisoformat(row["created_at"])
-    for label in row.get("labels") or ():
-        label["labelled_at"] = datetime.datetime.fromisoformat(label["labelled_at"])
-    for array in row.get("arrays") or ():
-        array["data"] = base64.b64decode(array["data"], validate=True)
+    for name, value in row.items():
+        if value is not None and name in _FROM_JSON:
+            try:
+                row[name] = _FROM_JSON[name](value)
+            except (ValueError, TypeError, OverflowError, KeyError, AttributeError) as error:
+                what = f"no {error}" if isinstance(error, KeyError) else error
+                raise ValueError(f"the column {name} cannot be {reprlib.repr(value)}: {what}") from error
     return row
+
+
+def _number_from_json(value: Any) -> Any:
+    if isinstance(value, str) and value in _NOT_FINITE:
+        return float(value)
+    return _of_type((int, float), "a number", value)
+
+
+def _of_type(types: tuple[type, ...], words: str, value: Any) -> Any:
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        raise ValueError(f"{words} is wanted")
+    return value
+
+
+def _labels_from_json(labels: Any) -> Any:
+    return [{**label, "labelled_at": datetime.datetime.fromisoformat(label["labelled_at"])} for label in labels]
+
+
+def _arrays_from_json(arrays: Any) -> Any:
+    return [{**array, "data": base64.b64decode(array["data"], validate=True)} for array in arrays]
+
+
+def _array_from_json(dtype: Any, values: Any) -> Array:
+    # float() reads the three spellings; an integer column refuses them.
+    return np.array([float(v) for v in values] if dtype is np.float32 else values, dtype=dtype)
+
+
+def _converters() -> dict[str, Callable[[Any], Any]]:
+    """How each column's values are read from JSON."""
+    found: dict[str, Callable[[Any], Any]] = {}
+    for column in SCHEMA:
+        if pa.types.is_string(column.type):
+            found[column.name] = partial(_of_type, (str,), "a text")
+        elif pa.types.is_integer(column.type):
+            found[column.name] = partial(_of_type, (int,), "a whole number")
+        elif pa.types.is_floating(column.type):
+            found[column.name] = _number_from_json
+        elif pa.types.is_boolean(column.type):
+            found[column.name] = partial(_of_type, (bool,), "true or false")
+    found |= dict.fromkeys(JSON_COLUMNS, partial(json.dumps, ensure_ascii=False))
+    found |= {name: partial(_array_from_json, dtype) for name, dtype in BASE_ARRAYS.items()}
+    return found | {
+        "created_at": datetime.datetime.fromisoformat, "labels": _labels_from_json, "arrays": _arrays_from_json,
+    }  # fmt: skip
+
+
+_NOT_FINITE = ("NaN", "Infinity", "-Infinity")
+_FROM_JSON = _converters()
 
 
 def _spelled(value: Any) -> Any:

@@ -152,7 +152,13 @@ def _arrow_rows(path: Path) -> Iterator[tuple[str, Row]]:
         _check_columns(batch.schema.names, str(path))
         columns: dict[str, Iterable[Any]] = {name: [None] * batch.num_rows for name in SCHEMA.names}
         for name in set(SCHEMA.names) & set(batch.schema.names):
-            column = batch.column(name).cast(SCHEMA.field(name).type)
+            try:
+                column = batch.column(name).cast(SCHEMA.field(name).type)
+            except pa.ArrowException as error:
+                raise QueryError(
+                    f"the column {name} of {path} cannot be read: {' '.join(str(error).split())}",
+                    value=str(batch.schema.field(name).type), allowed=str(SCHEMA.field(name).type), todo="correct the file; nothing was imported",
+                ) from error  # fmt: skip
             columns[name] = _views(column) if name in BASE_ARRAYS else column.to_pylist()
         for values in zip(*columns.values(), strict=True):
             number += 1

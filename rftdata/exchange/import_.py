@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from psycopg.types.json import Jsonb
 
@@ -185,9 +184,9 @@ def _make_target(buffer: Buffer, origin: Origin, name: str | None) -> DatabaseRo
     buffer_id, run_id, run = origin
     # With the folder of the arrays, by which verbs find it where the buffer is a server's.
     segments = buffer.config.segments and str(Path(buffer.config.segments).resolve())
-    config: dict[str, Any] = {"run": {"name": name or run}, "buffer": {"segments": segments}}
-    if name is None:
-        config["import"] = {"buffer_id": buffer_id, "run_id": run_id, "run": run}
+    # The key `import` tells such a run from one that can go on; a named one is no run's counterpart, so further imports do not look for it.
+    origin_run = {"buffer_id": buffer_id, "run_id": run_id, "run": run} if name is None else {}
+    config = {"run": {"name": name or run}, "buffer": {"segments": segments}, "import": origin_run}
     return buffer.create_run(
         name=name or run, config=config, seed=0, steps=0, pipeline_version=NO_PIPELINE, mode="train"
     )

@@ -236,8 +236,8 @@ def _rewrite(buffer: Buffer, appender: SegmentAppender, segment_id: int, rows: l
     return Move(address, appender.append(emptied(batch, [row["segment_row"] for row in rows])))
 
 
-def vacuum(buffer: Buffer, *, rewrite: bool) -> None:
-    """Remove the old versions of purged rows, and what the planner's statistics remember of them.
+def vacuum(buffer: Buffer, *, rewrite: bool) -> int:
+    """Remove the old versions of purged rows, and what the planner's statistics remember of them; the number of tables written anew.
 
     Args:
         rewrite: write the tables anew, so that not a byte of the old texts is left in their files; nobody can use them meanwhile.
@@ -245,6 +245,7 @@ def vacuum(buffer: Buffer, *, rewrite: bool) -> None:
     options = "FULL, ANALYZE" if rewrite else "ANALYZE"
     with buffer.database.connection() as connection:
         connection.execute(f"VACUUM ({options}) {', '.join(_WITH_TEXTS)}")
+    return len(_WITH_TEXTS) if rewrite else 0
 
 
 def erase(buffer: Buffer, *, now: bool = False) -> Erased:

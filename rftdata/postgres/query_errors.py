@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import psycopg
 
 from rftdata.errors import QueryError
@@ -10,6 +12,18 @@ from rftdata.errors import QueryError
 def query_error(error: psycopg.Error) -> QueryError:
     """The database's refusal as one paragraph."""
     diagnostic = error.diag
+    if diagnostic.constraint_name == "experience_reward_check":
+        return _bad_reward(diagnostic.message_detail or "")
     message = diagnostic.message_primary or " ".join(str(error).split())
     detail = f" ({diagnostic.message_detail.rstrip('.')})" if diagnostic.message_detail else ""
     return QueryError(f"the database refused the query: {message}{detail}", todo=diagnostic.message_hint)
+
+
+def _bad_reward(row: str) -> QueryError:
+    """An UPDATE that sets a reward to NaN or infinity; the server shows the whole row, to those who may read it."""
+    which = re.match(r"Failing row contains \((\d+),", row)
+    values = set(re.findall(r", (NaN|-?Infinity)(?=[,)])", row))
+    return QueryError(
+        f"the reward of {f'experience {which[1]}' if which else 'an experience'} cannot be {values.pop() if len(values) == 1 else 'NaN or infinite'}",
+        allowed="a finite number, or NULL while it is awaited", todo="correct the statement; it changed nothing",
+    )  # fmt: skip

@@ -59,7 +59,7 @@ class PosixSegmentStore(SegmentStore):
             raise BufferUnavailableError(
                 f"the folder of the segments cannot be made: {error.strerror}",
                 value=str(folder),
-                todo="correct buffer.segments",
+                todo="correct buffer.segments; for a command without a configuration: export RFT_SEGMENTS=FOLDER",
             ) from error
         self._maps: OrderedDict[str, pa.MemoryMappedFile] = OrderedDict()
         self._maps_since = time.monotonic()

@@ -23,6 +23,10 @@ SELECT * FROM rft.run WHERE name = %(run)s OR run_id::text = %(run)s ORDER BY na
 -- The run that was made last.
 SELECT * FROM rft.run ORDER BY run_id DESC LIMIT 1;
 
+-- name: newest_own_run
+-- The run that was made last, and not by an import.
+SELECT * FROM rft.run WHERE NOT jsonb_exists(config, 'import') ORDER BY run_id DESC LIMIT 1;
+
 -- name: runs_at_work
 -- Runs with a live process of their own, newest first. A replay looks at a run and does not work for it.
 SELECT r.* FROM rft.run r

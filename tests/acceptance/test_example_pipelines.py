@@ -47,7 +47,9 @@ def test_shaping_by_a_score_and_a_stricter_threshold_replayed(rft: Rft, warm: Wa
             assert row["shaped"] == pytest.approx(row["reward"] + 0.3 * row["closeness"])
 
     preview = json.loads(
-        rft("process", SHAPING / "config.yaml", "--preview", 16, "--buffer", buffer, "--json", *options(warm)).stdout
+        rft(
+            "pipeline", "preview", SHAPING / "config.yaml", "--rows", 16, "--buffer", buffer, "--json", *options(warm)
+        ).stdout
     )["experiences"]
     assert [stage["stage"] for stage in preview["stages"]][:4] == [
         "drop_truncated",
@@ -56,14 +58,14 @@ def test_shaping_by_a_score_and_a_stricter_threshold_replayed(rft: Rft, warm: Wa
         "reward_shaping",
     ]
     before = rows(buffer, "select max(scored_at)::text as at, count(*) as n from rft.score")
-    arguments: list[Any] = ["--replay", "--version", "stricter", "--buffer", buffer, "--json", *options(warm)]
-    done = json.loads(rft("process", SHAPING / "stricter.yaml", *arguments).stdout)
+    arguments: list[Any] = ["--version", "stricter", "--buffer", buffer, "--json", *options(warm)]
+    done = json.loads(rft("pipeline", "replay", SHAPING / "stricter.yaml", *arguments).stdout)
     assert done["num_experiences"] > 0
     assert (
         rows(buffer, "select max(scored_at)::text as at, count(*) as n from rft.score") == before
     )  # nothing was scored again
     (used,) = rows(buffer, "select pipeline_version as v from rft.run")
-    difference = json.loads(rft("process", "--diff", used["v"], "stricter", "--buffer", buffer, "--json").stdout)
+    difference = json.loads(rft("pipeline", "diff", used["v"], "stricter", "--buffer", buffer, "--json").stdout)
     changes = {(row["before"], row["after"]) for row in difference["counts"]}
     assert not any(before != "kept" and after == "kept" for before, after in changes)  # a stricter one keeps no more
     EmbeddedServer(buffer).stop()

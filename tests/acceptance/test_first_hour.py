@@ -233,8 +233,8 @@ def test_a_fork_goes_on_from_an_earlier_step_with_other_stages(place: Place) -> 
 
 def test_other_stages_are_replayed_over_history_and_compared(place: Place) -> None:
     strict = "pipelines.experience=[{./stages.py:to_the_point: {cost: 0.02}}, {reward_threshold: {min: 0.1}}]"
-    place.rft("process", "grpo.yaml", "--replay", "--version", "strict", "--run", "sums", "--set", strict)
-    versions = json.loads(place.rft("process", "--versions", "--run", "sums", "--json"))
+    place.rft("pipeline", "replay", "grpo.yaml", "--version", "strict", "--run", "sums", "--set", strict)
+    versions = json.loads(place.rft("pipeline", "versions", "--run", "sums", "--json"))
     assert len(versions) == 2 and "strict" in json.dumps(versions), versions
     kept = place.rows(
         "select count(*) filter (where not kept) as dropped from rft.verdict where pipeline_version = 'strict'"
@@ -298,9 +298,10 @@ REFUSED = {
     ),
     "a stage that never returns": (
         [
-            "process",
+            "pipeline",
+            "preview",
             "grpo.yaml",
-            "--preview",
+            "--rows",
             2,
             "--set",
             "pipelines.experience=[{./stages.py:endless: {run: {timeout_s: 2}}}]",

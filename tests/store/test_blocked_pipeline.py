@@ -71,9 +71,9 @@ def config(buffer: Buffer, roles: Roles, tmp_path: Path) -> Any:
     return write
 
 
-def start(config: Path, *options: str) -> subprocess.Popen[str]:
+def start(config: Path, *options: str, verb: tuple[str, ...] = ("process",)) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", WORKER, "process", str(config), *options],
+        [sys.executable, "-c", WORKER, *verb, str(config), *options],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(os.environ),
     )  # fmt: skip
 
@@ -125,26 +125,26 @@ def test_a_preview_and_a_replay_end_with_the_stack_and_the_next_replay_goes_on(
     buffer: Buffer, roles: Roles, config: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = config(sleeps_on=3)
-    replays = start(path, "--replay", "--version", "other")
+    replays = start(path, "--version", "other", verb=("pipeline", "replay"))
     said, _ = replays.communicate(timeout=120)
     assert replays.returncode != 0
     assert "did not return for experience 3 within 1 s and could not be stopped" in said and "in stuck" in said
     assert set(verdicts(buffer)) == {3, 4}
-    assert run_command(["process", str(path), "--replay", "--version", "other", "--json"]) == 0
+    assert run_command(["pipeline", "replay", str(path), "--version", "other", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["num_kept"] == 6
 
     path = config(loops_on=3)
-    assert run_command(["process", str(path), "--preview", "8", "--run", "roles"]) == 1
+    assert run_command(["pipeline", "preview", str(path), "--rows", "8", "--run", "roles"]) == 1
     error = capsys.readouterr().err
     assert "did not return for experience 3 within 1 s" in error and "Stack of the function" in error
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("verb", [["--preview", "8", "--run", "roles"], []], ids=["preview", "worker"])
+@pytest.mark.parametrize("verb", [("pipeline", "preview"), ("process",)], ids=["preview", "worker"])
 def test_a_regular_expression_that_holds_the_interpreters_lock_ends_the_process_with_sentence_and_stack(
-    buffer: Buffer, roles: Roles, config: Any, verb: list[str]
+    buffer: Buffer, roles: Roles, config: Any, verb: tuple[str, ...]
 ) -> None:
-    process = start(config(backtracks_on=3), *verb)
+    process = start(config(backtracks_on=3), verb=verb)
     said, _ = process.communicate(timeout=200)
     assert process.returncode == 1
     assert (
@@ -153,7 +153,7 @@ def test_a_regular_expression_that_holds_the_interpreters_lock_ends_the_process_
     )
     assert "rules.py" in said and "in stuck" in said
     report = blocked.read_report(buffer.run_folder(roles.run), process.pid)
-    assert (report is None) == bool(verb)  # a worker keeps it for the one that follows, and for `rft run`
+    assert (report is None) == (verb != ("process",))  # a worker keeps it for the one that follows, and for `rft run`
     assert verdicts(buffer) == {}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -222,6 +223,63 @@ def test_labels_are_imported_from_a_file(run: StoredRun, capsys: pytest.CaptureF
     assert code == 0 and "1 changed" in out
     code, out, _ = rft(capsys, "label", "history")
     assert "bob" in out
+
+
+def test_a_reward_that_is_no_finite_number_is_refused_with_the_value_and_what_is_allowed(
+    run: StoredRun, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "nan.csv").write_text("experience_id,reward\n1,0.5\n2,nan\n")
+    refused = {
+        ("label", "set", "1", "nan"): "the reward of experience 1 is not a finite number (got nan); allowed: a finite number",
+        ("label", "import", str(tmp_path / "nan.csv")): "row 2 of .* has a reward for experience 2 .*got nan.*allowed: a finite number",
+        ("sql", "update rft.experience set reward = 'NaN' where experience_id = 2"): (
+            "the reward of experience 2 cannot be NaN; allowed: a finite number, or NULL while it is awaited"
+        ),
+        ("sql", "update rft.experience set reward = '-Infinity'"): "the reward of experience . cannot be -Infinity; allowed: a finite number",
+    }  # fmt: skip
+    for arguments, words in refused.items():
+        code, _, err = rft(capsys, *arguments)
+        assert code == 2 and re.search(words.replace("(got nan)", r"\(got nan\)"), err), err
+    assert "Infinity" not in rft(capsys, "sql", "select reward from rft.experience")[1]
+
+
+def test_what_has_no_history_is_said_in_words(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
+    said = {
+        ("label", "history"): "nothing was labelled in this buffer",
+        ("label", "history", "1"): "experience 1 was never labelled: its reward is the one it was stored with",
+        ("label", "history", "--batch", "7"): "batch 7 holds no label: `rft label history` lists the newest batches",
+        ("lineage", "1"): "experience 1 has not been trained on: no step drew it",
+        ("lineage", "1", "--origin"): "experience 1 was not imported: it was stored in this buffer first",
+        ("lineage", "1", "--pipeline"): "experience 1 has not been decided on by any pipeline",
+    }
+    run.buffer.sql("DELETE FROM rft.worklist")
+    for arguments, words in said.items():
+        assert rft(capsys, *arguments) == (0, f"{words}\n", ""), arguments
+        assert json.loads(rft(capsys, *arguments, "--json")[1]) == []
+    code, out, err = rft(capsys, "label", "history", "99")
+    assert (code, out) == (2, "") and "there is no such experience (got 99)" in err
+
+
+def test_help_says_which_of_the_two_is_postgresql_and_which_is_duckdb(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in ("sql", "query"):
+        lines = rft(capsys, verb, "--help")[1]
+        assert "PostgreSQL" in lines and "DuckDB" in lines and "token arrays" in lines
+
+
+def test_status_says_what_decides_on_groups_relabelled_after_the_end_of_a_run(
+    run: StoredRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.group(1, [0.0, 1.0], status="sealed")
+    assert "1 await verdicts" in rft(capsys, "status")[1]
+    run.buffer.database.run("finish_run", run_id=run.run_id, status="finished", outcome="done")
+    out = " ".join(rft(capsys, "status")[1].split())
+    assert "await verdicts" not in out
+    assert "1 undecided group: the run has ended, so no process decides on them" in out
+    assert "`rft run --resume sums --set steps=8` decides first and then goes on" in out
+    assert "exports and stored selections (sampling.source) read the rewards as they are" in out
+    run.buffer.database.run("finish_run", run_id=run.run_id, status="interrupted", outcome="stopped")
+    run.buffer.sql("UPDATE rft.run SET status = 'interrupted'")
+    assert "`rft run --resume sums` decides first" in " ".join(rft(capsys, "status")[1].split())
 
 
 def test_status_and_report_speak_of_the_newest_run(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,7 +73,7 @@ def test_image_filters_decide_on_images_in_segments(
         file = tmp_path / f"{version}.yaml"
         values = {"uri": buffer.config.uri, "segments": buffer.config.segments, "min_width": min_width}
         file.write_text(CONFIG % values)
-        assert run_command(["process", str(file), "--replay", "--version", version, "--json"]) == 0
+        assert run_command(["pipeline", "replay", str(file), "--version", version, "--json"]) == 0
         done: dict[str, Any] = json.loads(capsys.readouterr().out)
         return done
 

@@ -42,7 +42,7 @@ def test_another_bound_is_decided_on_without_computing_again(
     def replay(version: str, min_len: int) -> dict[str, Any]:
         file = tmp_path / f"{version}.yaml"
         file.write_text(CONFIG % {"uri": buffer.config.uri, "segments": buffer.config.segments, "min_len": min_len})
-        assert run_command(["process", str(file), "--replay", "--version", version, "--json"]) == 0
+        assert run_command(["pipeline", "replay", str(file), "--version", version, "--json"]) == 0
         done: dict[str, Any] = json.loads(capsys.readouterr().out)
         return done
 

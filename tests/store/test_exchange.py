@@ -299,10 +299,17 @@ def _break(file: Path, **changes: Any) -> None:
         ({"loss_mask": [0, 0, 0, 1, 300]}, "out of bounds"),
         ({"token_ids": ["a"]}, "invalid literal"),
         ({"num_prompt_tokens": 99}, "so many prompt tokens"),
-        ({"reward": "NaN"}, "must be real number"),
+        ({"reward": "NaN"}, r"a reward is not a finite number \(got nan\); allowed: a finite number"),
+        ({"reward": "high"}, r"line 6 .*the column reward cannot be 'high': a number is wanted"),
+        ({"turn_index": True}, "the column turn_index cannot be True: a whole number is wanted"),
+        ({"response": 4}, "the column response cannot be 4: a text is wanted"),
+        ({"reward_final": "yes"}, "the column reward_final cannot be 'yes': true or false is wanted"),
+        ({"loss_mask": [0, 300]}, "the column loss_mask cannot be"),
+        ({"behavior_logprobs": 3}, "the column behavior_logprobs cannot be 3"),
+        ({"labels": [{"new_value": 1}]}, "the column labels cannot be .*no 'labelled_at'"),
         ({"source": "dream"}, "unknown source"),
         ({"outcome": "dream"}, "unknown outcome"),
-        ({"created_at": "yesterday"}, "Invalid isoformat"),
+        ({"created_at": "yesterday"}, "the column created_at cannot be .*Invalid isoformat"),
         ({"arrays": [{"name": "x", "dtype": "object", "shape": [1], "data": "AAAAAAAAAAA="}]}, "array 'x'"),
         ({"arrays": [{"name": "x", "dtype": "float32", "shape": [3], "data": "AAAA"}]}, "array 'x'"),
         ({"arrays": [{"name": "token_ids", "dtype": "int8", "shape": [1], "data": "AA=="}]}, "cannot have this name"),
@@ -320,6 +327,17 @@ def test_a_bad_row_is_named_and_nothing_is_imported(
     assert "line 6" in str(refused.value) or "lacks" in str(refused.value)
     counts = "SELECT (SELECT count(*) FROM rft.run) + (SELECT count(*) FROM rft.task) + (SELECT count(*) FROM rft.rollout_group) AS n"
     assert other.sql(counts)["n"].to_pylist() == [0]
+
+
+def test_a_parquet_column_of_another_type_is_named(full: Buffer, other: Buffer, tmp_path: Path) -> None:
+    exchange.export(full, tmp_path / "a.parquet")
+    table = pyarrow.parquet.read_table(tmp_path / "a.parquet")
+    index = table.column_names.index("reward")
+    pyarrow.parquet.write_table(table.set_column(index, "reward", [["high"] * table.num_rows]), tmp_path / "b.parquet")
+    with pytest.raises(
+        QueryError, match=r"the column reward of .*b\.parquet cannot be read.*got 'string'.*allowed: double"
+    ):
+        exchange.load(other, tmp_path / "b.parquet")
 
 
 def test_rows_of_a_group_must_stand_together(full: Buffer, other: Buffer, tmp_path: Path) -> None:

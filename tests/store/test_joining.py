@@ -16,10 +16,11 @@ from rftcore.launch.progress import LineView
 from rftcore.launch.supervisor import _reachable, await_departure
 from rftcore.run.commands import buffer_option
 from rftcore.run.join import Companions, join_run
-from rftcore.run.prepare import find_resumable, stored_config
-from rftdata import Buffer
+from rftcore.run.prepare import find_resumable, named_resumable, stored_config
+from rftdata import Buffer, exchange
 from rftdata.errors import ConfigError, QueryError
 from rftdata.workers import Worker
+from tests.support.store_roles import own_group
 
 
 def configured(name: str, buffer: Buffer, model: Path | str = "none") -> RunConfig:
@@ -62,6 +63,32 @@ def test_a_run_that_was_stored_without_a_configuration_is_known_by_its_name(buff
         find_resumable(configured("yours", buffer), buffer, None)
 
 
+@pytest.mark.parametrize("by_name", [False, True])
+def test_an_imported_run_of_the_same_name_is_nothing_to_go_on_with(
+    buffer: Buffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], by_name: bool
+) -> None:
+    elsewhere = buffer.create_run(name="sums", config={}, seed=1, steps=1, pipeline_version="none")
+    with buffer.writer(elsewhere) as writer:
+        writer.insert(own_group())
+    exchange.export(buffer, tmp_path / "sums.parquet")
+    buffer.sql('UPDATE rft.run SET name = \'other\', config = \'{"run": {"name": "other"}}\'')
+    imported = "mine" if by_name else "sums"
+    exchange.load(buffer, tmp_path / "sums.parquet", run=imported if by_name else None)
+    refused = rf"the run '{imported}' was imported: .*start a run of another name"
+    with pytest.raises(ConfigError, match=refused):
+        find_resumable(configured(imported, buffer), buffer, None)
+    with pytest.raises(ConfigError, match=refused):
+        find_resumable(configured("sums", buffer), buffer, imported)
+    monkeypatch.setenv("RFT_BUFFER", buffer.config.uri)
+    monkeypatch.setenv("RFT_SEGMENTS", str(buffer.config.segments))
+    assert run_command(["run", "--resume", imported]) == 2
+    assert "was imported" in capsys.readouterr().err
+    # The newest is the imported one, and what goes on is the newest that was begun here.
+    assert named_resumable(buffer, None)["name"] == "other"
+    store(buffer, imported)
+    assert find_resumable(configured(imported, buffer), buffer, None)["name"] == f"{imported}-2"
+
+
 MODEL_FILES = ("config.json", "model.safetensors", "tokenizer.json")  # a model's folder, to be joined but not opened
 
 
@@ -87,7 +114,7 @@ def test_a_role_started_by_hand_makes_no_run_beside_one_that_has_finished(
     assert run_command([verb, str(tmp_path / "run.yaml"), *named]) == 2
     said = capsys.readouterr().err
     assert "the run 'exp' has finished its 1 step:" in said and "rft run CONFIG --resume exp --set steps=2" in said
-    assert ("--replay" in said) == (verb == "process")
+    assert ("rft pipeline replay CONFIG" in said) == (verb == "process")
     assert runs(buffer) == ["exp"]
 
 

@@ -16,7 +16,7 @@ from rftdata.errors import BufferUnavailableError, QueryError, SchemaVersionErro
 from rftdata.postgres.database import Database
 from rftdata.postgres.embedded import EmbeddedServer
 from rftdata.postgres.migrations import newest_version, schema_version
-from tests.store.test_process_verb import CONFIG
+from tests.store.test_pipeline_verbs import CONFIG
 from tests.support.models import make_tiny_model
 from tests.support.store_roles import own_group
 
@@ -153,9 +153,9 @@ READING = [
     ["label", "queue"],
     ["pairs", "export", "x.jsonl"],
     ["pairs", "build", "--dry-run"],
-    ["process", "--versions"],
+    ["pipeline", "versions"],
     ["purge", "--where", "true", "--reason", "test", "--dry-run"],
-    ["db", "retention", "--max-experiences", "1", "--dry-run"],
+    ["retention", "--max-experiences", "1", "--dry-run"],
 ]
 
 
@@ -170,7 +170,7 @@ def test_a_command_that_reads_refuses_an_older_schema_and_leaves_it(
     assert schema_version(old.database) == "0001"
 
 
-@pytest.mark.parametrize("arguments", [["process", "--preview", "1"], ["check", "--deep"]], ids=" ".join)
+@pytest.mark.parametrize("arguments", [["pipeline", "preview"], ["check", "--deep"]], ids=" ".join)
 def test_looking_at_a_configuration_refuses_an_older_schema_and_leaves_it(
     old: Buffer, rft: Said, tmp_path: Path, arguments: list[str]
 ) -> None:
@@ -179,8 +179,7 @@ def test_looking_at_a_configuration_refuses_an_older_schema_and_leaves_it(
     places = {"uri": old.config.uri, "segments": old.config.segments, "stages": "[{drop_truncated: {}}]"}
     config = (CONFIG % places).replace("none.jsonl", "tasks.jsonl").replace("path: tiny", "path: ./tiny")
     (tmp_path / "config.yaml").write_text(config.replace("engine: none", "engine: transformers, reward: exact_match"))
-    verb, *options = arguments
-    code, _, err = rft(verb, str(tmp_path / "config.yaml"), *options)
+    code, _, err = rft(*arguments, str(tmp_path / "config.yaml"))
     assert code == 1 and "older than this program" in err and "rft db migrate" in err, err
     assert schema_version(old.database) == "0001"
 

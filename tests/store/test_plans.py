@@ -155,6 +155,32 @@ def test_verdicts_on_a_long_queue_read_no_more_rows_from_batch_to_batch(hasty: B
     assert 0 < late < 1.5 * early, (early, late)
 
 
+def test_labels_read_no_more_rows_when_many_groups_can_be_drawn_and_none_could_when_tables_were_analysed(
+    hasty: Buffer,
+) -> None:
+    roles = Roles(hasty)
+    roles.insert(*groups(NUM_GROUPS, BATCH))
+    roles.decide()
+    with hasty.database.connection() as connection:
+        connection.execute("UPDATE rft.worklist SET available = false")
+        connection.execute("ANALYZE rft.worklist")
+    ids = itertools.count(1, BATCH)
+
+    def label() -> None:
+        first = next(ids)
+        labels.set_rewards(hasty, dict.fromkeys(range(first, first + BATCH), 0.25), author="ada")
+
+    def store(first: int, end: int) -> int:
+        for key in range(first, end, 100):
+            roles.insert(*groups(key, 100))
+        while roles.decide():
+            pass
+        return rows_read(hasty, label)
+
+    few, many = store(0, 800), store(800, 3000)
+    assert 0 < many < 1.5 * few, (few, many)
+
+
 def _export(options: BufferConfig, num: int, file: Path) -> pyarrow.Table:
     """An export of groups of one experience each; for every fourth there is one made of it, every fifth is labelled."""
     with rftdata.open(options, application="rft export") as buffer:

@@ -289,6 +289,10 @@ def test_lineage_still_names_the_checkpoints(
     assert "purged by ada on 20" in out and "the law" in out and "/checkpoints/1" in out
     assert run_command(["purge", "--erase", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["erased"]["num_ranges_left"] == 1
+    assert run_command(["purge", "--erase", "--rewrite-tables"]) == 0
+    assert "11 tables with texts are written anew" in capsys.readouterr().out
+    assert run_command(["purge", "--erase", "--rewrite-tables", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_tables_rewritten"] == 11
 
 
 @pytest.mark.parametrize(

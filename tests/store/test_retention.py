@@ -117,15 +117,15 @@ def test_retention_from_the_command_line(
 ) -> None:
     monkeypatch.setenv("RFT_SEGMENTS", str(aged.config.segments))
     monkeypatch.setenv("RFT_BUFFER", aged.config.uri)
-    assert run_command(["db", "retention"]) == 2
+    assert run_command(["retention"]) == 2
     assert "no retention rule" in capsys.readouterr().err
-    assert run_command(["db", "retention", "--max-age-days", "-1"]) == 2
+    assert run_command(["retention", "--max-age-days", "-1"]) == 2
     assert "max_age_days" in capsys.readouterr().err
-    assert run_command(["db", "retention", "--max-age-days", "7.5", "--dry-run"]) == 0
+    assert run_command(["retention", "--max-age-days", "7.5", "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert "4 experiences would be purged" in out and "2 over the limits stay" in out and len(kept(aged)) == 10
     aged.sql('UPDATE rft.run SET config = \'{"buffer": {"retention": {"max_age_days": 7.5}}}\'')
-    assert run_command(["db", "retention", "--json"]) == 0
+    assert run_command(["retention", "--json"]) == 0
     done = json.loads(capsys.readouterr().out)
     assert done["purged"]["max_age_days 7.5"]["num_experiences"] == 4 and len(kept(aged)) == 6
 

@@ -80,6 +80,24 @@ def test_a_bad_setting_names_the_key_and_the_nearest(
     assert all(word in text for word in words)
 
 
+def test_everything_that_is_wrong_in_a_configuration_is_named_at_once(
+    empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (empty_folder / "config.yaml").write_text(
+        CONFIG.replace("trainer: {}", "trainer: {lerning_rate: 3, batch_groups: zero}")
+        .replace("steps: 3", "steps: -3\nbuffr: 1")
+        .replace("{name: a, source:", "{name: a, weight: hello, timeout_s: -1, limit: -1, source:")
+    )
+    assert run_command(["check", "config.yaml"]) == 2
+    text = said(capsys)
+    for words in (
+        "config.yaml: 7 settings are wrong: ", "there is no key 'trainer.lerning_rate' (did you mean 'learning_rate'?)",
+        "there is no key 'buffr' (did you mean 'buffer'?)", "the key 'steps' is wrong: Input should be greater than 0 (got -3)",
+        "'trainer.batch_groups'", "(got 'zero')", "'tasks.0.timeout_s'", "'tasks.0.limit'", "a weight is a number above 0",
+    ):  # fmt: skip
+        assert words in text, (words, text)
+
+
 def test_a_file_that_is_not_utf8_is_one_paragraph(empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (empty_folder / "wide.yaml").write_text(CONFIG, encoding="utf-16")
     assert run_command(["check", "wide.yaml"]) == ConfigError.exit_code

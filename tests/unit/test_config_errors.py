@@ -69,9 +69,13 @@ def test_the_type_that_was_tried_of_several_is_no_part_of_a_key() -> None:
     assert any("'mixed.0.depth' is missing" in message for message in errors_of({"mixed": [{}]}))
 
 
-def test_the_first_error_counts_the_others() -> None:
-    with pytest.raises(ConfigError, match=r"^here: there is no key 'a\.b\.x'; .* correct it; 2 more after this one\.$"):
-        parse_section(Outer, {"width": 0, "x": 1, "several": 3}, "here", within="a.b")
+def test_all_errors_are_raised_as_one() -> None:
+    message = (
+        r"^here: 3 settings are wrong: there is no key 'a\.b\.x' \(allowed: width, .*\); the key 'a\.b\.width' is wrong: .* \(got 0\);"
+        r" the key 'a\.b\.either' is wrong: .* \(got 3\); correct them\.$"
+    )
+    with pytest.raises(ConfigError, match=message):
+        parse_section(Outer, {"width": 0, "x": 1, "either": 3}, "here", within="a.b")
 
 
 def test_nothing_is_an_empty_mapping_and_a_list_is_none() -> None:

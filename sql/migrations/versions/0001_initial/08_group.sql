@@ -117,9 +117,10 @@ BEGIN
     SELECT 'pipeline/' || run_id, 'group', group_id, explore_step::bigint << 32 | ordinal FROM open
     ON CONFLICT (consumer, item_kind, item_id) DO UPDATE SET available = true, claimed_by = NULL, lease_until = NULL;
 
+    -- Not only those that are available: an index of these would be taken for the key where few were when tables were analysed.
     FOR item IN SELECT g.group_id, g.run_id FROM rft.rollout_group g WHERE g.group_id = ANY (touched) LOOP
         UPDATE rft.worklist SET available = false
-        WHERE consumer = 'trainer/' || item.run_id AND item_kind = 'group' AND item_id = item.group_id AND available;
+        WHERE consumer = 'trainer/' || item.run_id AND item_kind = 'group' AND item_id = item.group_id;
     END LOOP;
 
     PERFORM pg_notify('rft_sealed', '');

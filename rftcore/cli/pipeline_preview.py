@@ -1,4 +1,4 @@
-"""`rft process --preview` and how `rft process` finds its run: what each stage would do to a sample, side by side."""
+"""What each stage would do to a sample, side by side: the work and the tables of `rft pipeline preview`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def show_preview(config: RunConfig, run: str | None, rows: int, seed: int, limit
     from rftdata.user_code import held_lock
     from rftdata.user_code.time_limits import at_most
 
-    with _buffer(config) as found, held_lock.printed(), at_most(_LIMIT_S, "rft process --preview"):
+    with _buffer(config) as found, held_lock.printed(), at_most(_LIMIT_S, "rft pipeline preview"):
         tasks = _preview_tasks(config, found, rows) if config.pipelines.task else {}
         experiences, row = None, None
         # Before the first run there are tasks to look at, and no experiences.
@@ -62,7 +62,7 @@ def _buffer(config: RunConfig) -> Iterator[Buffer]:
     from rftdata.user_code.time_limits import when_blocked
 
     if exists(config.buffer) or not config.pipelines.task:
-        with rftdata.open(config.buffer, create=False, schema="check", application="rft process") as found:
+        with rftdata.open(config.buffer, create=False, schema="check", application="rft pipeline") as found:
             yield found
         return
     with tempfile.TemporaryDirectory(prefix="rft-preview-") as folder:
@@ -76,7 +76,7 @@ def _buffer(config: RunConfig) -> Iterator[Buffer]:
         try:
             with (
                 when_blocked(end),
-                rftdata.open(BufferConfig(uri=folder, min_free_bytes=0), application="rft process") as found,
+                rftdata.open(BufferConfig(uri=folder, min_free_bytes=0), application="rft pipeline") as found,
             ):
                 yield found
         finally:

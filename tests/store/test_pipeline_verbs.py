@@ -1,4 +1,4 @@
-"""`rft process --preview|--replay|--diff|--versions` and what the queue of reviews shows, as a person calls them."""
+"""`rft pipeline preview|replay|diff|versions` and what the queue of reviews shows, as a person calls them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ SHAPED = '[{sql: "SELECT * REPLACE (reward + 0.5 AS reward) FROM batch"}, {rewar
 def test_a_preview_shows_what_every_stage_does_and_stores_nothing(
     run: StoredRun, config: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, out, err = rft(capsys, "process", config(SHAPED), "--preview", "8", "--json")
+    code, out, err = rft(capsys, "pipeline", "preview", config(SHAPED), "--rows", "8", "--json")
     assert code == 0, err
     shown = json.loads(out)["experiences"]
     shaped, threshold = shown["stages"]
@@ -76,7 +76,7 @@ def test_a_preview_shows_what_every_stage_does_and_stores_nothing(
     assert changed == {key: (float(key >= 4), float(key >= 4) + 0.5) for key in range(1, 9)}
     assert (threshold["rows_in"], threshold["rows_kept"]) == (8, 3)
     assert dict(map(tuple, threshold["dropped"])) == dict.fromkeys(range(4, 9), "reward 1.5 > max 1.2")
-    code, out, err = rft(capsys, "process", config(SHAPED), "--preview", "8")
+    code, out, err = rft(capsys, "pipeline", "preview", config(SHAPED), "--rows", "8")
     assert code == 0 and "1. sql: 8 in, 8 kept, 0 dropped" in out and "dropped 4: reward 1.5 > max 1.2" in out
     assert run.buffer.sql("SELECT count(*) AS n FROM rft.verdict")["n"].to_pylist() == [8]
     assert run.buffer.sql("SELECT count(*) AS n FROM rft.score")["n"].to_pylist() == [0]
@@ -85,7 +85,7 @@ def test_a_preview_shows_what_every_stage_does_and_stores_nothing(
 def test_a_replay_decides_beside_the_verdicts_and_the_two_are_compared(
     run: StoredRun, config: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, out, err = rft(capsys, "process", config(SHAPED), "--replay", "--version", "shaped", "--json")
+    code, out, err = rft(capsys, "pipeline", "replay", config(SHAPED), "--version", "shaped", "--json")
     assert code == 0, err
     done = json.loads(out)
     assert (done["num_groups"], done["num_experiences"], done["num_kept"]) == (2, 8, 3)
@@ -93,20 +93,20 @@ def test_a_replay_decides_beside_the_verdicts_and_the_two_are_compared(
     states = run.buffer.sql("SELECT status::text AS s FROM rft.rollout_group ORDER BY 1")["s"].to_pylist()
     assert states == ["ready", "ready"]  # nothing that the run trains on has changed
 
-    again = json.loads(rft(capsys, "process", config(SHAPED), "--replay", "--version", "shaped", "--json")[1])
+    again = json.loads(rft(capsys, "pipeline", "replay", config(SHAPED), "--version", "shaped", "--json")[1])
     assert again["num_groups"] == 0
     run.buffer.sql("UPDATE rft.experience SET reward = 0.1 WHERE experience_id = 8")
-    after_label = json.loads(rft(capsys, "process", config(SHAPED), "--replay", "--version", "shaped", "--json")[1])
+    after_label = json.loads(rft(capsys, "pipeline", "replay", config(SHAPED), "--version", "shaped", "--json")[1])
     assert (after_label["num_groups"], after_label["num_kept"]) == (1, 0)  # one row is left: too few for its group
 
-    code, out, err = rft(capsys, "process", "--versions", "--json")
+    code, out, err = rft(capsys, "pipeline", "versions", "--json")
     versions = {row["pipeline_version"]: row for row in json.loads(out)}
     assert versions["v1"]["used"] and not versions["shaped"]["used"]
     assert versions["shaped"]["stages"] == (
         "sql {query: SELECT * REPLACE (reward + 0.5 AS reward) FROM batch} > reward_threshold {max: 1.2}"
     )
 
-    code, out, err = rft(capsys, "process", "--diff", "v1", "shaped", "--json")
+    code, out, err = rft(capsys, "pipeline", "diff", "v1", "shaped", "--json")
     assert code == 0, err
     difference = json.loads(out)
     counts = {(row["before"], row["after"]): row["num_experiences"] for row in difference["counts"]}
@@ -114,7 +114,7 @@ def test_a_replay_decides_beside_the_verdicts_and_the_two_are_compared(
     kept = next(row for row in difference["counts"] if row["after"] == "kept")
     assert (kept["num_rewards_changed"], kept["mean_reward_change"]) == (3, 0.5)
     assert [row["experience_id"] for row in difference["rows"]] == list(range(1, 9))
-    assert rft(capsys, "process", "--diff", "v1", "shaped")[0] == 0
+    assert rft(capsys, "pipeline", "diff", "v1", "shaped")[0] == 0
 
     code, out, err = rft(capsys, "lineage", "4", "--pipeline", "--json")
     told = [(row["version"], row["what"], row["stage"]) for row in json.loads(out)]
@@ -125,8 +125,8 @@ def test_versions_do_not_differ_by_what_they_made_of_a_reward_that_is_final(
     run: StoredRun, config: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     labels.set_rewards(run.buffer, {1: 0.25}, author="me", final=True)
-    assert rft(capsys, "process", config(SHAPED), "--replay", "--version", "shaped")[0] == 0
-    difference = json.loads(rft(capsys, "process", "--diff", "v1", "shaped", "--json")[1])
+    assert rft(capsys, "pipeline", "replay", config(SHAPED), "--version", "shaped")[0] == 0
+    difference = json.loads(rft(capsys, "pipeline", "diff", "v1", "shaped", "--json")[1])
     kept = next(row for row in difference["counts"] if row["after"] == "kept")
     assert (kept["num_experiences"], kept["num_rewards_changed"]) == (3, 2)
     assert 1 not in [row["experience_id"] for row in difference["rows"]]
@@ -136,7 +136,7 @@ def test_a_replay_takes_unanswered_questions_for_answered(
     run: StoredRun, config: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stages = '[{human_review: {where: "reward = 0", otherwise: drop}}]'
-    done = json.loads(rft(capsys, "process", config(stages), "--replay", "--version", "asked", "--json")[1])
+    done = json.loads(rft(capsys, "pipeline", "replay", config(stages), "--version", "asked", "--json")[1])
     assert (done["num_kept"], done["dropped_by"]) == (4, {"human_review": 4})
     assert run.buffer.sql("SELECT count(*) AS n FROM rft.review")["n"].to_pylist() == [0]
 
@@ -144,36 +144,38 @@ def test_a_replay_takes_unanswered_questions_for_answered(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--diff", "v1", "v2"], "no such pipeline version .*v2.*allowed: v1"),
-        (["--version", "a"], "--version names the verdicts of a replay"),
-        (["--replay", "--preview", "3"], "one thing at a time"),
-        (["--replay", "--version", "v1"], "only their pipeline workers make them"),
-        (["--replay", "--version", "none"], "only their pipeline workers make them"),
-        (["--replay", "--version", "0123456789ab"], "only their pipeline workers make them"),
+        (["pipeline", "diff", "v1", "v2"], "no such pipeline version .*v2.*allowed: v1"),
+        (["process", "CONFIG", "--version", "a"], "No such option: --version"),
+        (["process", "CONFIG", "--replay"], "No such option: --replay"),
+        (["pipeline", "preview", "CONFIG", "--version", "a"], "No such option: --version"),
+        (["pipeline", "replay", "CONFIG", "--version", "v1"], "only their pipeline workers make them"),
+        (["pipeline", "replay", "CONFIG", "--version", "none"], "only their pipeline workers make them"),
+        (["pipeline", "replay", "CONFIG", "--version", "0123456789ab"], "only their pipeline workers make them"),
         (
-            ["--replay", "--version", "a b"],
+            ["pipeline", "replay", "CONFIG", "--version", "a b"],
             "cannot be the name of a version .*'a b'.*allowed: up to 64 letters, digits",
         ),
-        (["--replay", "--version", ""], "cannot be the name of a version"),
-        (["--replay", "--version", "../v\n"], "cannot be the name of a version"),
-        (["--replay", "--version", "v" * 65], "cannot be the name of a version"),
+        (["pipeline", "replay", "CONFIG", "--version", ""], "cannot be the name of a version"),
+        (["pipeline", "replay", "CONFIG", "--version", "../v\n"], "cannot be the name of a version"),
+        (["pipeline", "replay", "CONFIG", "--version", "v" * 65], "cannot be the name of a version"),
     ],
 )
 def test_what_makes_no_sense_is_refused(
     run: StoredRun, config: Any, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
-    code, _, err = rft(capsys, "process", config(SHAPED), *arguments)
+    file = config(SHAPED)
+    code, _, err = rft(capsys, *(file if argument == "CONFIG" else argument for argument in arguments))
     assert code != 0 and re.search(message, " ".join(err.split())), err
 
 
 def test_a_replay_without_a_name_is_never_what_a_run_trains_on(
     run: StoredRun, config: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = json.loads(rft(capsys, "process", config(SHAPED), "--replay", "--json")[1])
+    done = json.loads(rft(capsys, "pipeline", "replay", config(SHAPED), "--json")[1])
     assert done["version"].startswith("replay-")
     # An empty list of stages is a version like any other: its name stands for it alone.
-    assert rft(capsys, "process", config("[]"), "--replay", "--version", "nothing")[0] == 0
-    code, _, err = rft(capsys, "process", config(SHAPED), "--replay", "--version", "nothing")
+    assert rft(capsys, "pipeline", "replay", config("[]"), "--version", "nothing")[0] == 0
+    code, _, err = rft(capsys, "pipeline", "replay", config(SHAPED), "--version", "nothing")
     assert code != 0 and "stands for other stages already" in err
 
 
@@ -184,7 +186,7 @@ def test_a_replay_counts_rows_on_which_a_stage_failed_apart_from_dropped_ones(
         "def fragile(row):\n    return 1 / (row['experience_id'] - 6) and row['experience_id'] != 2\n"
     )
     file = config("['./mine.py:fragile']")
-    code, out, err = rft(capsys, "process", file, "--replay", "--version", "one", "--json")
+    code, out, err = rft(capsys, "pipeline", "replay", file, "--version", "one", "--json")
     assert code == 0, err
     done = json.loads(out)
     assert (done["num_kept"], done["dropped_by"], done["failed_by"]) == (
@@ -192,12 +194,12 @@ def test_a_replay_counts_rows_on_which_a_stage_failed_apart_from_dropped_ones(
         {"./mine.py:fragile": 1},
         {"./mine.py:fragile": 1},
     )
-    _, out, err = rft(capsys, "process", file, "--replay", "--version", "two")
+    _, out, err = rft(capsys, "pipeline", "replay", file, "--version", "two")
     assert "dropped by ./mine.py:fragile 1; set aside since a stage failed: ./mine.py:fragile 1" in out
     assert "rft.operator_run" in err
     assert (
         "nothing was sealed, labelled or answered since"
-        in rft(capsys, "process", file, "--replay", "--version", "two")[1]
+        in rft(capsys, "pipeline", "replay", file, "--version", "two")[1]
     )
 
 
@@ -211,7 +213,7 @@ def test_a_replay_goes_on_past_a_group_that_fails_alone_where_others_passed(
     )
     file = Path(config("['./mine.py:fragile']"))
     file.write_text(file.read_text().replace("pipelines:\n", "pipelines:\n  batch_groups: 1\n"))
-    code, _, err = rft(capsys, "process", str(file), "--replay", "--version", "one")
+    code, _, err = rft(capsys, "pipeline", "replay", str(file), "--version", "one")
     assert (code == 0) == bool(decided), err
     assert decided or "no answer" in err
     found = run.buffer.sql(
@@ -225,7 +227,7 @@ def test_a_replay_of_a_run_without_groups_says_so(
     buffer: rftdata.Buffer, config: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     StoredRun(buffer)
-    code, _, err = rft(capsys, "process", config(SHAPED), "--replay", "--version", "mine")
+    code, _, err = rft(capsys, "pipeline", "replay", config(SHAPED), "--version", "mine")
     assert code == 2 and "has no sealed group of experiences yet" in err
     assert buffer.sql("SELECT count(*) AS n FROM rft.pipeline")["n"].to_pylist() == [0]
 
@@ -240,9 +242,9 @@ def test_a_replay_and_a_preview_judge_staleness_as_of_then(
     for step in range(1, 6):
         run.policy(step)
     stages = "[{drop_stale: {max: 2}}]"
-    done = json.loads(rft(capsys, "process", config(stages), "--replay", "--version", "fresh", "--json")[1])
+    done = json.loads(rft(capsys, "pipeline", "replay", config(stages), "--version", "fresh", "--json")[1])
     assert (done["num_kept"], done["dropped_by"]) == (8, {})
-    shown = json.loads(rft(capsys, "process", config(stages), "--preview", "8", "--json")[1])["experiences"]
+    shown = json.loads(rft(capsys, "pipeline", "preview", config(stages), "--rows", "8", "--json")[1])["experiences"]
     assert all(row["kept"] for row in shown["decisions"])
 
 
@@ -252,9 +254,9 @@ def test_versions_that_differ_by_an_argument_are_told_apart(
     (tmp_path / "mine.py").write_text("def mine(row, least):\n    return row['reward'] >= least\n")
     for least in (12, 6):
         stages = f"[{{reward_threshold: {{max: {least}}}}}, {{./mine.py:mine: {{least: {least}}}}}, {{drop_truncated: {{}}}}]"
-        code, _, err = rft(capsys, "process", config(stages), "--replay", "--version", f"at-{least}")
+        code, _, err = rft(capsys, "pipeline", "replay", config(stages), "--version", f"at-{least}")
         assert code == 0, err
-    rows = json.loads(rft(capsys, "process", "--versions", "--json")[1])
+    rows = json.loads(rft(capsys, "pipeline", "versions", "--json")[1])
     found = {row["pipeline_version"]: row["stages"].split(" > ") for row in rows if row["stages"]}
     assert set(found) == {"at-12", "at-6"}
     for least in (12, 6):
@@ -262,15 +264,15 @@ def test_versions_that_differ_by_an_argument_are_told_apart(
         assert threshold == f"reward_threshold {{max: {least}.0}}"
         assert re.fullmatch(rf".*mine {{least: {least}, code: [0-9a-f]{{12}}}}", own), own
         assert truncated.startswith("drop_truncated")
-    out = rft(capsys, "process", "--versions")[1]
+    out = rft(capsys, "pipeline", "versions")[1]
     assert "max: 12.0" in out and "max: 6.0" in out
 
 
 def test_a_version_name_stands_for_one_list_of_stages(
     run: StoredRun, config: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert rft(capsys, "process", config(SHAPED), "--replay", "--version", "mine")[0] == 0
-    code, _, err = rft(capsys, "process", config("[{drop_truncated: {}}]"), "--replay", "--version", "mine")
+    assert rft(capsys, "pipeline", "replay", config(SHAPED), "--version", "mine")[0] == 0
+    code, _, err = rft(capsys, "pipeline", "replay", config("[{drop_truncated: {}}]"), "--version", "mine")
     assert code != 0 and "stands for other stages already" in err
 
 
@@ -283,18 +285,18 @@ def test_tasks_are_previewed_before_there_is_a_buffer_and_none_is_made(
     file = tmp_path / "first.yaml"
     raw["pipelines"] = {"task": ["usage_frequency", {"text_length_filter": {"min_len": 1, "max_len": 10}}]}
     file.write_text(json.dumps(raw))
-    code, out, err = rft(capsys, "process", str(file), "--preview", "5", "--json")
+    code, out, err = rft(capsys, "pipeline", "preview", str(file), "--rows", "5", "--json")
     assert code == 0, err
     stages = json.loads(out)["tasks"]["sums"]["stages"]
     assert [(stage["rows_in"], stage["rows_kept"]) for stage in stages] == [(2, 2), (2, 1)]
     assert not (tmp_path / "buffer").exists()
     raw["pipelines"]["task"] = [{"text_length_filter": {"max_len": "ten"}}]
     file.write_text(json.dumps(raw))
-    code, _, err = rft(capsys, "process", str(file), "--preview", "5")
+    code, _, err = rft(capsys, "pipeline", "preview", str(file), "--rows", "5")
     assert code == 2 and "pipelines.task: stage 1 of the pipeline (text_length_filter): the argument 'max_len'" in err
     raw["pipelines"] = {"experience": ["drop_truncated"]}
     file.write_text(json.dumps(raw))
-    code, _, err = rft(capsys, "process", str(file), "--preview", "5")
+    code, _, err = rft(capsys, "pipeline", "preview", str(file), "--rows", "5")
     assert code == 1 and "there is no buffer here" in err
 
 
@@ -307,7 +309,7 @@ def test_a_preview_shows_task_stages_too_before_any_run(
         file.read_text().replace("  experience: []", "  task: [{text_length_filter: {min_len: 1, max_len: 10}}]")
     )
     for is_loaded in (False, True):
-        code, out, err = rft(capsys, "process", str(file), "--preview", "5", "--json")
+        code, out, err = rft(capsys, "pipeline", "preview", str(file), "--rows", "5", "--json")
         assert code == 0, err
         (stage,) = json.loads(out)["tasks"]["sums"]["stages"]
         assert (stage["rows_in"], stage["rows_kept"]) == (2, 1) and "max_len 10" in stage["dropped"][0][1]
@@ -317,12 +319,12 @@ def test_a_preview_shows_task_stages_too_before_any_run(
         assert json.loads(out)["experiences"] is None
         assert buffer.sql("SELECT count(*) AS n FROM rft.task")["n"].to_pylist() == [2 if is_loaded else 0]
         assert rft(capsys, "tasks", "load", str(file))[0] == 0
-    shown = rft(capsys, "process", str(file), "--preview", "5")[1]
+    shown = rft(capsys, "pipeline", "preview", str(file), "--rows", "5")[1]
     assert "2 tasks of sums; nothing is stored" in shown
     broken = file.read_text().replace(
         "{text_length_filter: {min_len: 1, max_len: 10}}", "{difficulty_score: {features: {level: [1, 5]}}}"
     )
     file.with_name("broken.yaml").write_text(broken)
-    code, _, err = rft(capsys, "process", str(file.with_name("broken.yaml")), "--preview", "5")
+    code, _, err = rft(capsys, "pipeline", "preview", str(file.with_name("broken.yaml")), "--rows", "5")
     assert code == 1 and "the taskset 'sums': stage 1 of the pipeline (difficulty_score)" in err
     assert re.search(r"\btask +field +before +after", shown) and "experience" not in shown

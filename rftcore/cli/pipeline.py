@@ -1,0 +1,150 @@
+"""`rft pipeline preview|replay|diff|versions`: stages tried on a sample, run over history, and compared."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rftcore.cli.pipeline_preview import run_of, show_preview
+from rftcore.cli.roles import ConfigArgument
+from rftcore.cli.run import SetOption, configuration
+from rftcore.cli.session import BufferOption, ConfigBufferOption, JsonOption, opened
+
+if TYPE_CHECKING:
+    from rftcore.config import RunConfig
+    from rftcore.pipeline.replay import Replayed
+
+
+app = typer.Typer(
+    help="Try the stages of a configuration on stored experiences, and compare pipeline versions. `rft process` is the role itself.",
+    no_args_is_help=True,
+)
+RunOption = Annotated[
+    str | None,
+    typer.Option("--run", metavar="RUN", help="Name or id; by default the newest of the file's name, else the newest."),
+]
+NewestRunOption = Annotated[
+    str | None, typer.Option("--run", metavar="RUN", help="Name or id of a run; the newest by default.")
+]
+
+
+@app.command("preview")
+def preview(
+    config: ConfigArgument,
+    rows: Annotated[
+        int, typer.Option("--rows", metavar="N", min=1, help="Size of the sample: experiences, or tasks of each set.")
+    ] = 20,
+    overrides: SetOption = None,
+    run: RunOption = None,
+    buffer: ConfigBufferOption = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Rows shown for each stage.")] = 10,
+    seed: Annotated[int, typer.Option("--seed", help="Another number draws another sample.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what each stage of CONFIG would do to a sample of tasks and of a run's experiences; nothing is stored."""
+    show_preview(configuration(config, overrides, buffer), run, rows, seed, limit, as_json)
+
+
+@app.command("replay")
+def replay(
+    config: ConfigArgument,
+    version: Annotated[
+        str | None, typer.Option("--version", metavar="NAME", help="Name of the new verdicts; made up by default.")
+    ] = None,
+    overrides: SetOption = None,
+    run: RunOption = None,
+    buffer: ConfigBufferOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Decide on all sealed groups of a run again, by the stages of CONFIG and under a version of their own.
+
+    The verdicts stand beside those there are, and change nothing that the run trains on.
+    """
+    _replay(configuration(config, overrides, buffer), run, version, as_json)
+
+
+@app.command("diff")
+def diff(
+    before: Annotated[
+        str, typer.Argument(metavar="BEFORE", help="A pipeline version; `rft pipeline versions` lists them.")
+    ],
+    after: Annotated[str, typer.Argument(metavar="AFTER", help="The version to compare it with.")],
+    run: NewestRunOption = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Example rows shown.")] = 10,
+    buffer: BufferOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what two pipeline versions treat differently: counts, and example rows."""
+    from rftcore.cli.output import print_json, print_rows
+    from rftcore.pipeline.replay import compare
+
+    with opened(buffer, "rft pipeline") as found:
+        row = found.find_run(run)
+        difference = compare(found, row, before, after, limit)
+    if as_json:
+        print_json(difference.plain())
+        return
+    print(f"experiences of run {row['name']}: {before} before, {after} after")
+    print_rows(difference.counts, ("before", "after", "num_experiences", "num_rewards_changed", "mean_reward_change"))
+    for only, name in ((difference.only_before, before), (difference.only_after, after)):
+        if only:
+            print(f"on {only} more only {name} has decided")
+    print_rows(difference.rows, ("experience_id", "reward", "before", "after", "reward_before", "reward_after"))
+
+
+@app.command("versions")
+def versions(run: NewestRunOption = None, buffer: BufferOption = None, as_json: JsonOption = False) -> None:
+    """List the pipeline versions that decided on a run's experiences, with their stages and what they kept."""
+    from rftcore.cli.output import print_rows
+    from rftcore.pipeline.replay import versions as versions_of
+
+    with opened(buffer, "rft pipeline") as found:
+        rows = versions_of(found, found.find_run(run))
+    names = ("pipeline_version", "used", "num_kept", "num_dropped", "stages", "first_used_at")
+    print_rows(rows, names, as_json=as_json)
+
+
+def _replay(config: RunConfig, run: str | None, version: str | None, as_json: bool) -> None:
+    import rftdata
+    from rftcore.cli.output import print_json, warn
+    from rftcore.pipeline.replay import replay as decide_again
+    from rftcore.run.prepare import build_pipeline
+    from rftdata.user_code import held_lock
+
+    chain = build_pipeline(config)
+    with (
+        rftdata.open(config.buffer, create=False, application="rft pipeline", report=warn) as found,
+        held_lock.printed(),
+    ):
+        row = run_of(config, found, run)
+        done = decide_again(config, found, row, chain, version, _tell)
+    if as_json:
+        print_json(asdict(done))
+        return
+    if not done.num_groups:
+        print(f"version {done.version}: nothing was sealed, labelled or answered since its last replay")
+        return
+    failed = f"; set aside since a stage failed: {_counts(done.failed_by)}" if done.failed_by else ""
+    print(
+        f"version {done.version}: {done.num_experiences} experiences of {done.num_groups} groups decided, {done.num_kept} kept, "
+        f"dropped by {_counts(done.dropped_by) or 'none'}{failed}"
+    )
+    if done.failed_by:
+        warn("rft.operator_run and the reasons in rft.verdict say with which error a stage failed")
+    for stage, number in sorted(done.failed_scores.items()):
+        warn(f"{stage} has no score for {number} experiences, since its calls failed: see rft.score.error")
+    if done.num_not_made:
+        warn(f"a replay makes nothing new: {done.num_not_made} tasks or groups of stages were left out")
+    print(f"compare with `rft pipeline diff {row['pipeline_version']} {done.version} --run {row['name']}`")
+
+
+def _counts(by_stage: dict[str, int]) -> str:
+    return ", ".join(f"{stage} {count}" for stage, count in sorted(by_stage.items()))
+
+
+def _tell(done: Replayed) -> None:
+    from rftcore.cli.output import warn
+
+    warn(f"{done.num_groups} groups decided, {done.num_kept} of {done.num_experiences} experiences kept")

@@ -1,0 +1,108 @@
+"""When an embedded server stops by itself: the marks of those who use it, and the start of the process that watches them.
+
+Every process that has the buffer open shares a lock (flock) on `<folder>/in_use`, which the kernel releases when the process ends,
+however it ends. `<folder>/idle_stop_s` holds how long the running server may go unused, `<folder>/server.watch` the lock of its
+watcher (`idle_watch`). Whoever opens or closes the buffer starts the watcher again where it was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+
+from rftdata.durable_files import write_whole
+from rftdata.postgres import idle_watch
+from rftdata.postgres.database import queries
+from rftdata.postgres.programs import binary_dir
+
+DEFAULT_S = 60.0
+_UNTIL_STOPPED = "until stopped"
+
+
+class IdleStop:
+    """The use of one server by one `EmbeddedServer`.
+
+    Args:
+        folder: the buffer's folder.
+        user, database: as whom, and where, the watcher asks for sessions.
+    """
+
+    def __init__(self, folder: Path, user: str, database: str) -> None:
+        self.folder = folder
+        self._arguments = [user, database]
+        self._end: weakref.finalize[[Path, int, list[str]], IdleStop] | None = None
+
+    def hold(self) -> None:
+        """Mark the buffer as open, until `release`, the end of this object or that of the process."""
+        if self._end is not None and self._end.alive:
+            return
+        mark = os.open(self.folder / "in_use", os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(mark, fcntl.LOCK_SH)
+        os.utime(mark)
+        self._end = weakref.finalize(self, _leave, self.folder, mark, self._arguments)
+
+    def release(self) -> None:
+        """The buffer is not open any more."""
+        if self._end is not None:
+            self._end()
+
+    @property
+    def limit_s(self) -> float:
+        """After how many unused seconds the running server stops; 0 for never."""
+        return idle_watch.read_limit_s(self.folder)
+
+    def settle(self, wanted_s: float | None, *, started: bool) -> None:
+        """Set how long the server may go unused, and see to it that it is watched.
+
+        Args:
+            wanted_s: 0 for always; None leaves what a running server has, and is `DEFAULT_S` for one that starts.
+            started: the server was started now. Otherwise one that runs until it is stopped stays so.
+        """
+        if started:
+            self._write(f"{DEFAULT_S if wanted_s is None else wanted_s:g}")
+        elif wanted_s is not None and self._read() not in (_UNTIL_STOPPED, f"{wanted_s:g}"):
+            self._write(f"{wanted_s:g}")
+        _watch(self.folder, self._arguments)
+
+    def never(self) -> None:
+        """Let the running server go on until a command stops it, whatever configurations say."""
+        self._write(_UNTIL_STOPPED)
+
+    def _read(self) -> str:
+        try:
+            return (self.folder / "idle_stop_s").read_text().strip()
+        except FileNotFoundError:
+            return ""
+
+    def _write(self, text: str) -> None:
+        write_whole(self.folder / "idle_stop_s", f"{text}\n")
+
+
+def _leave(folder: Path, mark: int, arguments: list[str]) -> None:
+    with contextlib.suppress(OSError):  # the buffer was removed
+        os.utime(mark)
+        _watch(folder, arguments)
+    os.close(mark)
+
+
+def _watch(folder: Path, arguments: list[str]) -> None:
+    """Start the watcher of a running server unless there is one."""
+    if not idle_watch.read_limit_s(folder):
+        return
+    lock = os.open(folder / "server.watch", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        subprocess.run(
+            [sys.executable, "-IS", idle_watch.__file__, str(folder), str(binary_dir()), *arguments, queries()["open_sessions"], str(lock)],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/", start_new_session=True,
+            pass_fds=(lock,), check=False,
+        )  # fmt: skip
+    except BlockingIOError:
+        pass  # it has one
+    finally:
+        os.close(lock)

@@ -1,0 +1,174 @@
+"""The program that stops an embedded server some time after its last use; `rftdata.postgres.idle_stop` starts it by its path.
+
+One process per running server. It needs nothing but the standard library, so it is small, and it sleeps in the kernel on two locks:
+`in_use`, which every process that has the buffer open shares, and `server.alive`, which the server holds. It ends with the server,
+however that ends. While it asks for sessions and stops the server it holds `server.lock`: a process that opens the buffer at that
+moment waits, finds the server stopped, and starts it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+_SMART_S = 10
+
+
+def read_limit_s(folder: Path) -> float:
+    """How long the running server may go unused; 0 for one that nothing but a command stops."""
+    try:
+        return float((folder / "idle_stop_s").read_text())
+    except (OSError, ValueError):  # removed with the buffer, or `until stopped`
+        return 0.0
+
+
+class Watcher:
+    """Waits until a server is not used any more, and stops it.
+
+    Args:
+        folder: the buffer's folder.
+        binaries: folder of the PostgreSQL programs.
+        sessions: the query that lists the sessions of others.
+        environment: of psql: user, database.
+    """
+
+    def __init__(self, folder: Path, binaries: Path, sessions: str, environment: dict[str, str]) -> None:
+        self.folder = folder
+        self.data = folder / "postgres"
+        self.binaries = binaries
+        self.sessions = sessions
+        self.environment = environment
+        self.stopping = False
+        self.in_use = os.open(folder / "in_use", os.O_RDWR)
+
+    def run(self, held: int) -> None:
+        """Watch until the server has ended.
+
+        Args:
+            held: file descriptor of the lock that says that the server has a watcher.
+        """
+        threading.Thread(target=self._end_with_server, args=(held,), daemon=True).start()
+        idle_since = 0.0
+        while limit_s := read_limit_s(self.folder):
+            if self._waited_for_users():
+                idle_since = time.time()
+            idle_since = max(idle_since, self._last_use())
+            left_s = min(limit_s, idle_since + limit_s - time.time())
+            if left_s > 0:
+                time.sleep(left_s)
+                continue
+            with self._turn():
+                if not self._is_unused() or self._last_use() > idle_since:
+                    continue
+                if not self._has_postmaster():
+                    return
+                if not self._has_sessions():
+                    self._stop()
+                    return
+                idle_since = time.time()
+
+    def _end_with_server(self, held: int) -> None:
+        """End this process when the server and all of its sessions are gone."""
+        alive = os.open(self.folder / "server.alive", os.O_RDWR)
+        fcntl.flock(alive, fcntl.LOCK_EX)
+        if not self.stopping:
+            os.close(held)  # first: the next server, which waits for `alive`, is to find that it has no watcher
+            os._exit(0)
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """The lock under which servers are started and stopped."""
+        lock = os.open(self.folder / "server.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+    def _is_unused(self) -> bool:
+        try:
+            fcntl.flock(self.in_use, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        fcntl.flock(self.in_use, fcntl.LOCK_UN)
+        return True
+
+    def _waited_for_users(self) -> bool:
+        """Wait until no process has the buffer open; whether one had."""
+        if self._is_unused():
+            return False
+        fcntl.flock(self.in_use, fcntl.LOCK_EX)
+        fcntl.flock(self.in_use, fcntl.LOCK_UN)
+        return True
+
+    def _last_use(self) -> float:
+        return os.fstat(self.in_use).st_mtime
+
+    def _line(self, number: int) -> str:
+        """A line of the server's lock file: 0 its process id, 3 its port."""
+        try:
+            return (self.data / "postmaster.pid").read_text().split("\n")[number].strip()
+        except (OSError, IndexError):
+            return ""
+
+    def _has_postmaster(self) -> bool:
+        """Whether the server's process is one that we can see: the number may be another program's, or another container's."""
+        if not Path("/proc/self").exists():
+            return bool(self._line(0))
+        try:
+            return os.readlink(f"/proc/{self._line(0)}/cwd") == str(self.data)
+        except OSError:
+            return False
+
+    def _has_sessions(self) -> bool:
+        """Whether a client that we do not know of is connected: psql, a notebook on another machine, a dashboard."""
+        connection = {
+            "PGHOST": (self.folder / "socket_dir").read_text().strip(), "PGPORT": self._line(3),
+            "PGPASSWORD": (self.folder / "password").read_text().strip(), "PGCONNECT_TIMEOUT": "10",
+        }  # fmt: skip
+        # The starter's own settings for clients (PGOPTIONS, PGSSLMODE) are for other servers.
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+        asked = subprocess.run(
+            [str(self.binaries / "psql"), "-XAtc", self.sessions], env={**inherited, **self.environment, **connection},
+            stdin=subprocess.DEVNULL, capture_output=True, check=False,
+        )  # fmt: skip
+        # A server that does not let us in has no place left, or recovers.
+        return asked.returncode != 0 or bool(asked.stdout.strip())
+
+    def _stop(self) -> None:
+        """Stop the server. A client that connects at this moment is waited for; what takes longer is ended."""
+        self.stopping = True
+        account = os.stat(self.data)
+        user = {"user": account.st_uid, "group": account.st_gid, "extra_groups": []} if os.geteuid() == 0 else {}
+        for mode, limit_s in (("smart", _SMART_S), ("fast", 60)):
+            stopped = subprocess.run(
+                [str(self.binaries / "pg_ctl"), "stop", "-D", str(self.data), "-m", mode, "-w", "-t", str(limit_s)],
+                stdin=subprocess.DEVNULL, capture_output=True, check=False, cwd="/", **user,  # type: ignore[call-overload]
+            )  # fmt: skip
+            if stopped.returncode == 0:
+                break
+        sockets = Path((self.folder / "socket_dir").read_text().strip())
+        if not sockets.is_relative_to(self.folder):
+            shutil.rmtree(sockets, ignore_errors=True)  # made again by the next start
+
+
+def main() -> None:
+    """Arguments: folder, folder of the programs, user, database, query for sessions, file descriptor of the watcher's lock."""
+    folder, binaries, user, database, sessions, held = sys.argv[1:]
+    if os.fork():
+        os._exit(0)  # nobody waits for the watcher, so nobody is left with a zombie
+    with contextlib.suppress(OSError):  # the buffer was removed
+        Watcher(Path(folder), Path(binaries), sessions, {"PGUSER": user, "PGDATABASE": database}).run(int(held))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+"""An embedded server stops some time after its last use, under nobody's hands, and whatever process is killed meanwhile."""
+
+from __future__ import annotations
+
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+
+import rftdata
+from rftcore.cli import run_command
+from rftdata.config import BufferConfig
+from rftdata.postgres.embedded import EmbeddedServer
+
+IDLE_S = 1.0
+
+HOLD = """
+import sys, time, rftdata
+from rftdata.config import BufferConfig
+buffer = rftdata.open(BufferConfig(uri=sys.argv[1], idle_stop_s=float(sys.argv[2])))
+buffer.database.close()  # open, and without a session, as after ten idle minutes
+print("open", flush=True)
+time.sleep(600)
+"""
+
+FORGET = """
+import psutil, sys, rftdata
+from rftdata.config import BufferConfig
+buffer = rftdata.open(BufferConfig(uri=sys.argv[1], idle_stop_s=float(sys.argv[2])))
+lines = {p: p.info["cmdline"] or [] for p in psutil.process_iter(["cmdline"])}
+watchers = [p for p, line in lines.items() if sys.argv[1] in line and any(part.endswith("idle_watch.py") for part in line)]
+for watcher in watchers:
+    watcher.kill()
+    watcher.wait()
+print(len(watchers))
+"""
+
+
+@pytest.fixture
+def folder(server_folders: Path) -> Iterator[Path]:
+    """One buffer for all tests here, stopped after each."""
+    folder = server_folders / "idle"
+    yield folder
+    EmbeddedServer(folder).stop()
+    assert stops(folder)
+
+
+@pytest.fixture
+def hold(folder: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+    """Starts a process that has the buffer open without a session."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*before: str) -> subprocess.Popen[str]:
+        arguments = [*before, sys.executable, "-c", HOLD, str(folder), str(IDLE_S)]
+        process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout is not None and process.stdout.readline() == "open\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def use(folder: Path, idle_stop_s: float | None = IDLE_S) -> str:
+    """Open and close the buffer; when its server was started."""
+    with rftdata.open(BufferConfig(uri=str(folder), idle_stop_s=idle_stop_s)) as buffer:
+        return str(buffer.sql("SELECT pg_postmaster_start_time()::text AS t")["t"][0])
+
+
+def postmaster(folder: Path) -> psutil.Process:
+    return psutil.Process(int((folder / "postgres" / "postmaster.pid").read_text().split()[0]))
+
+
+def watchers(folder: Path) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        line = process.info["cmdline"] or []
+        if str(folder) in line and any(part.endswith("idle_watch.py") for part in line):
+            found.append(process)
+    return found
+
+
+def stops(folder: Path, within_s: float = 30.0) -> bool:
+    """Whether the server and its watcher end."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if not EmbeddedServer(folder).is_running() and not watchers(folder):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def stays(folder: Path) -> bool:
+    """Whether the server still runs when it would long have stopped."""
+    time.sleep(2.5 * IDLE_S)
+    return EmbeddedServer(folder).is_running()
+
+
+def test_the_server_stops_after_its_last_use_and_the_next_open_starts_it(folder: Path) -> None:
+    first = use(folder)
+    closed = time.monotonic()
+    server = postmaster(folder)
+    assert server.is_running() and len(watchers(folder)) == 1
+    server.wait(timeout=30)
+    assert time.monotonic() - closed >= IDLE_S * 0.95
+    assert stops(folder)
+    assert use(folder) > first
+
+
+def test_it_stays_while_somebody_works_who_pauses_for_less(folder: Path) -> None:
+    started = set()
+    for _ in range(6):
+        started.add(use(folder))
+        time.sleep(0.6 * IDLE_S)
+    assert len(started) == 1
+    assert stops(folder)
+
+
+def test_it_stays_while_one_of_two_processes_has_the_buffer_open_and_kill_9_of_the_last_stops_it(
+    folder: Path, hold: Callable[..., subprocess.Popen[str]]
+) -> None:
+    first, second = hold(), hold()
+    assert stays(folder)
+    first.kill()
+    assert stays(folder)
+    second.kill()
+    assert stops(folder)
+
+
+def test_it_stays_while_a_process_of_another_container_has_the_buffer_open(
+    folder: Path, hold: Callable[..., subprocess.Popen[str]]
+) -> None:
+    use(folder)
+    apart = ["unshare", "--pid", "--ipc", "--fork", "--kill-child", "--mount-proc"]
+    if subprocess.run([*apart, "true"], check=False, capture_output=True).returncode != 0:
+        pytest.skip("this user may not make process namespaces")
+    there = hold(*apart)
+    assert stays(folder)
+    there.kill()
+    assert stops(folder)
+
+
+def test_it_stays_under_a_session_of_another_program(folder: Path) -> None:
+    use(folder)
+    with psycopg.connect(EmbeddedServer(folder).uri) as session:
+        assert stays(folder)
+        assert session.execute("SELECT 1").fetchone() == (1,)
+    assert stops(folder)
+
+
+def test_after_kill_9_of_the_watcher_the_next_open_starts_another(folder: Path) -> None:
+    use(folder, 3.0)
+    (watcher,) = watchers(folder)
+    watcher.kill()
+    watcher.wait(timeout=10)
+    assert stays(folder)
+    use(folder, 3.0)
+    assert len(watchers(folder)) == 1
+    assert stops(folder)
+
+
+def test_a_program_that_closes_nothing_leaves_a_watcher_although_it_was_killed_meanwhile(folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORGET, str(folder), str(IDLE_S)], capture_output=True, text=True, check=True, timeout=120
+    )  # fmt: skip
+    assert done.stdout == "1\n"
+    assert stops(folder)
+
+
+def test_after_kill_9_of_the_server_the_watcher_ends_and_the_next_server_has_one(
+    folder: Path, hold: Callable[..., subprocess.Popen[str]]
+) -> None:
+    process = hold()
+    postmaster(folder).send_signal(signal.SIGKILL)
+    assert stops(folder)
+    use(folder)
+    assert len(watchers(folder)) == 1 and stays(folder)
+    process.kill()
+    assert stops(folder)
+
+
+def test_the_watcher_ends_with_a_server_that_a_command_stops(folder: Path) -> None:
+    use(folder, 600.0)
+    (watcher,) = watchers(folder)
+    assert run_command(["db", "stop", "--buffer", str(folder)]) == 0
+    watcher.wait(timeout=10)
+
+
+@pytest.mark.parametrize("idle_stop_s", [0, None])
+def test_without_a_limit_it_is_neither_watched_nor_stopped(folder: Path, idle_stop_s: float | None) -> None:
+    use(folder, idle_stop_s)
+    assert not watchers(folder) and stays(folder)
+    use(folder)  # the newest configuration counts
+    assert stops(folder)
+
+
+def test_a_command_that_does_not_know_the_configuration_leaves_the_limit_as_it_is(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(folder, 600.0)
+    assert run_command(["sql", "select 1", "--buffer", str(folder)]) == 0
+    assert run_command(["db", "status", "--buffer", str(folder)]) == 0
+    assert "it stops 600 s after its last use" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", ["start", "uri"])
+def test_a_server_that_a_command_starts_or_names_to_other_clients_runs_until_it_is_stopped(
+    folder: Path, verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(folder)
+    assert run_command(["db", verb, "--buffer", str(folder)]) == 0
+    use(folder)  # a configuration does not change that
+    assert stays(folder)
+    assert run_command(["db", "status", "--buffer", str(folder)]) == 0
+    assert "it runs until `rft db stop`" in capsys.readouterr().out
+    assert run_command(["db", "stop", "--buffer", str(folder)]) == 0
+    use(folder)
+    assert stops(folder)
+
+
+def test_a_server_that_listens_for_other_machines_is_not_stopped(folder: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    rftdata.open(BufferConfig(uri=str(folder), idle_stop_s=IDLE_S, listen=f"127.0.0.1:{port}")).close()
+    assert not watchers(folder) and stays(folder)
+
+
+def test_commands_that_come_while_the_server_stops_wait_and_start_it_again(folder: Path) -> None:
+    """Two at a time open the buffer shortly before, while and after the server stops."""
+    draw = random.Random(7)
+    pauses = [0.5 + draw.uniform(-0.05, 0.3) for _ in range(20)]
+    starts = set()
+    with ThreadPoolExecutor(2) as pool:
+        for pause_s in pauses:
+            both = list(pool.map(lambda _: use(folder, 0.5), range(2)))
+            starts.update(both)
+            time.sleep(pause_s)
+    assert 3 < len(starts) < len(pauses)
+    assert stops(folder)
