@@ -102,7 +102,7 @@ def experience_ids(buffer: Buffer, run: str | None = None) -> list[int]:
 def rows_of(path: Path) -> list[dict[str, Any]]:
     """What a file says, without what every buffer gives anew: ids, the run's name, batches, hops."""
     rows = []
-    for _, row in exchange.files.read(path):
+    for _, row in exchange.formats.read(path):
         for name in ("buffer_id", "run_id", "run", "group_id", "experience_id", "parent_id", "earlier"):
             row.pop(name)
         for name in ("token_ids", "loss_mask", "behavior_logprobs"):
