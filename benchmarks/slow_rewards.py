@@ -21,6 +21,7 @@ from rftcore.engines.transformers_engine import TransformersEngine
 from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.explorer.scorer import Scorer
 from rftcore.explorer.workflow_loop import WorkflowLoop
+from rftcore.rewards import load_rewards
 from rftcore.workflows.single_turn import single_turn
 from rftcore.workflows.task import Task
 from tests.support.models import make_tiny_model
@@ -57,7 +58,7 @@ class Timed(TransformersEngine):
 
 def sampling_seconds(engine: Timed, reward: str, folder: Path) -> float:
     """Seconds until the last of the responses was sampled, the rollouts begun all at once."""
-    scorer = Scorer([f"./rewards.py:{reward}"], folder)
+    scorer = Scorer(load_rewards([f"./rewards.py:{reward}"], folder), folder)
     runner = RolloutRunner(
         engine=engine, workflow=single_turn, workflow_args={}, scorer=scorer, timeout_s=600.0, source="explorer", slots=asyncio.Semaphore(2 * NUM_ROLLOUTS)
     )  # fmt: skip

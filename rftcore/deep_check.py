@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +22,10 @@ from rftcore.config import RunConfig
 from rftcore.explorer.rehearsal import check_context, rehearse
 from rftcore.installation.packages import check_environment
 from rftcore.installation.requirements import installed_version
-from rftcore.models import model_folder
-from rftcore.run.prepare import check_max_tokens, context_length, engine_config, planned_steps, select_source
+from rftcore.resolved import ResolvedRun
+from rftcore.run.prepare import check_max_tokens, planned_steps, select_source
 from rftcore.tasks.features import FeatureCheck
 from rftcore.tasks.needs import TaskNeeds
-from rftcore.tasks.pipeline import build_task_chain
 from rftcore.workflows.task import Task
 from rftdata.config import TasksetConfig
 from rftdata.connection import exists
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
 _READING_S = 60.0
 
 
-def open_inputs(config: RunConfig, experience_chain: Chain) -> Iterator[str]:
+def open_inputs(resolved: ResolvedRun) -> Iterator[str]:
     """Open what the run will read; a sentence for each.
 
     Raises:
@@ -58,26 +57,26 @@ def open_inputs(config: RunConfig, experience_chain: Chain) -> Iterator[str]:
         QueryError, ConfigError: a priority formula that the database does not take, a selection that cannot be trained on, tasks without
             what their selector chooses by.
     """
+    config, chain = resolved.config, resolved.task_chain
     check_environment(config.explorer.engine)
-    chain = build_task_chain(config)
-    model, tokenizer = _open_model(config)
+    model, tokenizer = _open_model(resolved.model_folder)
     yield f"model {config.model.path}: a {model.model_type} with {len(tokenizer):,} tokens, in {tokenizer.name_or_path}"
-    yield from _describe_device(config)
+    yield from _describe_device(resolved)
     samples = []
     with _stored(config) as database:
         for taskset in config.tasks:
             sample = _Sample(taskset, passes_stages=bool(chain.stages))
-            yield from _describe_tasks(config, sample, chain, FeatureCheck(config, taskset, chain, database))
+            yield from _describe_tasks(resolved, sample, chain, FeatureCheck(resolved, taskset, database))
             samples.append(sample)
         for taskset in (*config.eval.tasks, *config.eval.test):
             samples.append(_Sample(taskset))
-            yield from _describe_tasks(config, samples[-1])
+            yield from _describe_tasks(resolved, samples[-1])
         if config.has_explorer:
-            yield from _describe_rollouts(config, samples, tokenizer)
-        yield from _describe_stages(config, {"task": chain, "experience": experience_chain}, database)
+            yield from _describe_rollouts(resolved, samples, tokenizer)
+        yield from _describe_stages(resolved, database)
     yield _describe_database(config)
     if config.sampling.source is not None:
-        yield _describe_selection(config)
+        yield _describe_selection(resolved)
 
 
 @dataclass
@@ -105,7 +104,7 @@ class _Sample:
 
 
 def _describe_tasks(
-    config: RunConfig, sample: _Sample, chain: Chain | None = None, features: FeatureCheck | None = None
+    resolved: ResolvedRun, sample: _Sample, chain: Chain | None = None, features: FeatureCheck | None = None
 ) -> Iterator[str]:
     taskset = sample.taskset
 
@@ -113,9 +112,9 @@ def _describe_tasks(
         yield f"taskset {taskset.name}: its query on the buffer is asked when it is loaded"
         return
     # To the end: the run reads every row, and refuses the source for any of them.
-    num_tasks, reading, needs = 0, Reading(), TaskNeeds(config, taskset, chain)
+    num_tasks, reading, needs = 0, Reading(), TaskNeeds(resolved, taskset, chain)
     with reading_for(_READING_S) as cut:
-        for task in read_tasks(taskset, config.base_dir, reading=reading):
+        for task in read_tasks(taskset, resolved.config.base_dir, reading=reading):
             num_tasks += 1
             sample.see(task)
             needs.see(task)
@@ -136,13 +135,14 @@ def _describe_tasks(
         yield from features.verdict(are_all=not reading.was_cut)
 
 
-def _describe_stages(config: RunConfig, chains: Mapping[str, Chain], database: Database | None) -> Iterator[str]:
+def _describe_stages(resolved: ResolvedRun, database: Database | None) -> Iterator[str]:
     """Make every stage ready for its first batch, as the processes of a run do when they start."""
+    config = resolved.config
     context = StageContext(
         config.base_dir, model_path=config.model.path, generate=_ask_nobody,
         read_taskset=functools.partial(_task_texts, config, database),
     )  # fmt: skip
-    for name, chain in chains.items():
+    for name, chain in (("task", resolved.task_chain), ("experience", resolved.experience_chain)):
         try:
             chain.prepare(context)
         except RftError as error:
@@ -185,17 +185,17 @@ def _stored(config: RunConfig) -> Iterator[Database | None]:
         yield found.database
 
 
-def _describe_selection(config: RunConfig) -> str:
+def _describe_selection(resolved: ResolvedRun) -> str:
     """What the run would train on if it were made now."""
+    config = resolved.config
     with rftdata.open(config.buffer, create=False, schema="check", application="rft check") as found:
-        selected = select_source(config, found)
+        selected = select_source(resolved, found)
     assert selected is not None
     steps = planned_steps(config, len(selected.item_ids))
     return f"sampling.source: {len(selected.item_ids):,} {selected.kind}s, {steps} steps, hash {selected.content_hash[:12]}"
 
 
-def _open_model(config: RunConfig) -> tuple[PretrainedConfig, PreTrainedTokenizerBase]:
-    folder = model_folder(config)
+def _open_model(folder: Path) -> tuple[PretrainedConfig, PreTrainedTokenizerBase]:
     from transformers import AutoConfig, AutoTokenizer
 
     try:
@@ -205,7 +205,7 @@ def _open_model(config: RunConfig) -> tuple[PretrainedConfig, PreTrainedTokenize
         raise ModelError(f"the model in {folder} does not open: {reason}", todo="correct model.path") from error
 
 
-def _describe_device(config: RunConfig) -> Iterator[str]:
+def _describe_device(resolved: ResolvedRun) -> Iterator[str]:
     """What of the engine's settings does not fit this machine. On a cluster the roles run elsewhere.
 
     Raises:
@@ -213,9 +213,10 @@ def _describe_device(config: RunConfig) -> Iterator[str]:
     """
     import torch
 
+    config = resolved.config
     if os.environ.get("RAY_ADDRESS") or torch.cuda.is_available() or not config.has_explorer:
         return
-    engine = engine_config(config, worker_index=0)
+    engine = resolved.engine(worker_index=0)
     if config.explorer.engine == "vllm" and installed_version("vllm"):
         raise ConfigError(
             "the installed vLLM is the build for GPUs, and this machine has none that works", value=config.explorer.engine,
@@ -230,15 +231,16 @@ def _describe_device(config: RunConfig) -> Iterator[str]:
         yield "explorer.engine_args.gpu_memory_utilization has no effect on this machine, which has no GPU: kv_cache_gib counts"
 
 
-def _describe_rollouts(config: RunConfig, samples: list[_Sample], tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
+def _describe_rollouts(
+    resolved: ResolvedRun, samples: list[_Sample], tokenizer: PreTrainedTokenizerBase
+) -> Iterator[str]:
     """Try workflow and rewards on tasks of each set, with a stand-in for the engine.
 
     Raises:
         RolloutsFailedError: a rollout fails.
         ConfigError: a prompt or explorer.max_tokens does not fit the engine's context.
     """
-    context = context_length(config, Path(tokenizer.name_or_path))
-    check_max_tokens(config, context)
+    check_max_tokens(resolved)
     for sample in samples:
         if sample.first is None or sample.longest is None:
             continue
@@ -247,16 +249,16 @@ def _describe_rollouts(config: RunConfig, samples: list[_Sample], tokenizer: Pre
             Task.from_row({"task_id": 0, "taskset": name, **row}) for row in (sample.first, sample.longest)
         )
         try:
-            tried = rehearse(config, first, tokenizer)
-            longest_tried = tried if longest == first else rehearse(config, longest, tokenizer)
+            tried = rehearse(resolved, first, tokenizer)
+            longest_tried = tried if longest == first else rehearse(resolved, longest, tokenizer)
         except RolloutsFailedError as error:
             if not sample.passes_stages:
                 raise
             yield f"{error.what}; stages of pipelines.task may change or drop that task"
             continue
         yield f"taskset {name}: a rollout with a stand-in for the model gets the reward {tried.reward:g}"
-        if context is not None and longest_tried.num_prompt_tokens is not None:
-            sentence = check_context(config, context, longest, longest_tried.num_prompt_tokens)
+        if longest_tried.num_prompt_tokens is not None:
+            sentence = check_context(resolved, longest, longest_tried.num_prompt_tokens)
             yield from [f"taskset {name}: {sentence}"] if sentence else []
 
 

@@ -19,7 +19,6 @@ from typing import Any
 
 from filelock import FileLock
 
-from rftcore.config import RunConfig
 from rftdata.errors import ModelError
 
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
@@ -173,9 +172,3 @@ def convert_gguf(gguf: str, folder: str) -> None:
 
 def _say(text: str) -> None:
     print(f"model: {text}", file=sys.stderr, flush=True)
-
-
-def model_folder(config: RunConfig) -> Path:
-    """The folder of the run's model, fetched and converted where needed."""
-    path = config.model.path
-    return resolve_model(str(config.base_dir / path) if path.startswith((".", "/")) else path)

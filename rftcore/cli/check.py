@@ -32,17 +32,19 @@ def check(
 
     from rftcore.cli.output import print_json, warn
 
-    resolved = configuration(config, overrides, buffer)
+    found = configuration(config, overrides, buffer)
     from rftcore.deep_check import open_inputs
+    from rftcore.resolved import ResolvedRun
     from rftcore.run.prepare import check_plugins
     from rftdata.user_code import held_lock
     from rftdata.user_code.time_limits import at_most
 
     with held_lock.printed(), at_most(_LIMIT_S, "rft check"):
-        chain = check_plugins(resolved)
-        for sentence in open_inputs(resolved, chain) if deep else ():
+        resolved = ResolvedRun(found)
+        check_plugins(resolved)
+        for sentence in open_inputs(resolved) if deep else ():
             warn(sentence)
-    plain = resolved.model_dump(mode="json")
+    plain = found.model_dump(mode="json")
     if as_json:
         print_json(plain)
     else:

@@ -110,16 +110,17 @@ def _replay(config: RunConfig, run: str | None, version: str | None, as_json: bo
     import rftdata
     from rftcore.cli.output import print_json, warn
     from rftcore.pipeline.replay import replay as decide_again
-    from rftcore.run.prepare import build_pipeline
+    from rftcore.resolved import ResolvedRun
     from rftdata.user_code import held_lock
 
-    chain = build_pipeline(config)
+    resolved = ResolvedRun(config)
+    _ = resolved.experience_chain  # before the buffer is opened: a mistake in it is told at once
     with (
         rftdata.open(config.buffer, create=False, application="rft pipeline", report=warn) as found,
         held_lock.printed(),
     ):
         row = run_of(config, found, run)
-        done = decide_again(config, found, row, chain, version, _tell)
+        done = decide_again(resolved, found, row, version, _tell)
     if as_json:
         print_json(asdict(done))
         return

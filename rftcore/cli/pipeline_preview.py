@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from rftcore.config import RunConfig
     from rftcore.pipeline.preview import Preview, StagePreview
+    from rftcore.resolved import ResolvedRun
     from rftdata.buffer import Buffer
     from rftdata.postgres.database import Row
 
@@ -27,16 +28,18 @@ _LIMIT_S = 60.0
 def show_preview(config: RunConfig, run: str | None, rows: int, seed: int, limit: int, as_json: bool) -> None:
     """Show what the stages of a configuration would do to `rows` tasks of each set and experiences of a run."""
     from rftcore.cli.output import print_json, warn
+    from rftcore.resolved import ResolvedRun
     from rftdata.user_code import held_lock
     from rftdata.user_code.time_limits import at_most
 
+    resolved = ResolvedRun(config)
     with _buffer(config) as found, held_lock.printed(), at_most(_LIMIT_S, "rft pipeline preview"):
-        tasks = _preview_tasks(config, found, rows) if config.pipelines.task else {}
+        tasks = _preview_tasks(resolved, found, rows) if config.pipelines.task else {}
         experiences, row = None, None
         # Before the first run there are tasks to look at, and no experiences.
         if config.pipelines.experience and (not tasks or run is not None or found.database.fetch("newest_run")):
             row = run_of(config, found, run)
-            experiences = _preview_experiences(config, found, row, rows, seed)
+            experiences = _preview_experiences(resolved, found, row, rows, seed)
     if as_json:
         plain = {name: _of_tasks(shown) for name, shown in tasks.items()}
         print_json({"tasks": plain, "experiences": asdict(experiences) if experiences else None})
@@ -83,15 +86,15 @@ def _buffer(config: RunConfig) -> Iterator[Buffer]:
             EmbeddedServer(Path(folder)).stop()
 
 
-def _preview_tasks(config: RunConfig, buffer: Buffer, rows: int) -> dict[str, Preview]:
+def _preview_tasks(resolved: ResolvedRun, buffer: Buffer, rows: int) -> dict[str, Preview]:
     from rftcore.pipeline.preview import preview
     from rftcore.tasks.checks import of_taskset
-    from rftcore.tasks.pipeline import build_task_chain, task_batches
+    from rftcore.tasks.pipeline import task_batches
 
-    chain = build_task_chain(config)
+    chain = resolved.task_chain
     shown: dict[str, Preview] = {}
     try:
-        for name, table in task_batches(config, buffer.database, chain, rows):
+        for name, table in task_batches(resolved, buffer.database, rows):
             if table.num_rows:
                 try:
                     shown[name] = preview(chain, table)
@@ -109,17 +112,16 @@ def run_of(config: RunConfig, buffer: Buffer, run: str | None) -> Row:
     return buffer.find_run(run)
 
 
-def _preview_experiences(config: RunConfig, buffer: Buffer, row: Row, rows: int, seed: int) -> Preview:
+def _preview_experiences(resolved: ResolvedRun, buffer: Buffer, row: Row, rows: int, seed: int) -> Preview:
     from rftcore.pipeline import preview
     from rftcore.pipeline.policy_endpoint import Policy
     from rftcore.pipeline.role import stage_context
-    from rftcore.run.prepare import build_pipeline
     from rftdata.pipeline.budget import RunUsage
     from rftdata.pipeline.verdicts import known_scores
 
-    chain = build_pipeline(config)
+    config, chain = resolved.config, resolved.experience_chain
     table = preview.sample(buffer, row, chain, rows, seed).table
-    policy = Policy(config, buffer.database, row["run_id"])
+    policy = Policy(resolved, buffer.database, row["run_id"])
     chain.prepare(stage_context(config, policy, RunUsage(buffer.database, row["run_id"]), buffer))
     known = known_scores(buffer.database, chain.score_keys, table["experience_id"].to_pylist())
     result = preview.preview(chain, table, known)

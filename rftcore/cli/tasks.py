@@ -32,18 +32,20 @@ def _load(config: ConfigArgument, overrides: list[str] | None, buffer: str | Non
     from rftcore.cli.output import warn
     from rftdata.errors import ConfigError
 
-    resolved = configuration(config, overrides, buffer)
-    if again and not resolved.pipelines.task:
+    settings = configuration(config, overrides, buffer)
+    if again and not settings.pipelines.task:
         raise ConfigError("there is nothing to score tasks with: pipelines.task has no stage", todo="add stages to it")
+    from rftcore.resolved import ResolvedRun
     from rftcore.tasks.checks import check_before_buffer
-    from rftcore.tasks.pipeline import build_task_chain, load_tasks
+    from rftcore.tasks.pipeline import load_tasks
     from rftdata.tasks import list_tasksets
     from rftdata.user_code import held_lock
 
-    names = {taskset.name for taskset in (*resolved.tasks, *resolved.eval.tasks, *resolved.eval.test)}
+    names = {taskset.name for taskset in (*settings.tasks, *settings.eval.tasks, *settings.eval.test)}
     with held_lock.printed():
-        check_before_buffer(resolved, build_task_chain(resolved))
-        with rftdata.open(resolved.buffer, application="rft tasks", report=warn) as found:
+        resolved = ResolvedRun(settings)
+        check_before_buffer(resolved)
+        with rftdata.open(settings.buffer, application="rft tasks", report=warn) as found:
             load_tasks(resolved, found.database, again=again)
             rows = list_tasksets(found.database)
     for row in rows:

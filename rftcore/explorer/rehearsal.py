@@ -16,7 +16,6 @@ from rftcore.engines.base import Decoding, Engine, Generation
 from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.explorer.scorer import Scorer
 from rftcore.explorer.workflow_loop import TO_UNBLOCK, WorkflowLoop
-from rftcore.workflows import WORKFLOWS
 from rftcore.workflows.task import Task
 from rftdata.errors import ConfigError, RolloutsFailedError
 from rftdata.user_code import time_limits
@@ -24,7 +23,7 @@ from rftdata.user_code import time_limits
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from rftcore.config import RunConfig
+    from rftcore.resolved import ResolvedRun
 
 LIMIT_S = 10.0
 """A run allows more; here a person waits."""
@@ -72,7 +71,7 @@ class StandIn(Engine):
         pass
 
 
-def rehearse(config: RunConfig, task: Task, tokenizer: PreTrainedTokenizerBase) -> Rehearsal:
+def rehearse(resolved: ResolvedRun, task: Task, tokenizer: PreTrainedTokenizerBase) -> Rehearsal:
     """Try one task as an explorer would, with the stand-in for the engine and at most `LIMIT_S` for each wait.
 
     Raises:
@@ -80,15 +79,15 @@ def rehearse(config: RunConfig, task: Task, tokenizer: PreTrainedTokenizerBase) 
         ConfigError, PluginError: what would end a run.
     """
     failures: list[tuple[str, str]] = []
-    explorer = config.explorer
+    explorer = resolved.config.explorer
     engine = StandIn(tokenizer, _ANSWER if task.answer is None else task.answer)
     allowed_s, limit = explorer.reward_limit
     if allowed_s > LIMIT_S:
         allowed_s, limit = LIMIT_S, f"{LIMIT_S:g} s (a run allows {limit})"
-    scorer = Scorer(explorer.reward, config.base_dir, timeout_s=allowed_s, limit=limit, max_processes=1)
+    scorer = Scorer(resolved.rewards, resolved.config.base_dir, timeout_s=allowed_s, limit=limit, max_processes=1)
     runner = RolloutRunner(
         engine=engine,
-        workflow=WORKFLOWS.load(explorer.workflow, config.base_dir),
+        workflow=resolved.workflow,
         workflow_args=explorer.workflow_args,
         scorer=scorer,
         timeout_s=min(LIMIT_S, explorer.rollout_timeout_s),
@@ -117,18 +116,19 @@ def rehearse(config: RunConfig, task: Task, tokenizer: PreTrainedTokenizerBase) 
     return Rehearsal(engine.num_prompt_tokens, rollout.reward)
 
 
-def check_context(config: RunConfig, context_length: int, longest: Task, num_prompt_tokens: int) -> str | None:
+def check_context(resolved: ResolvedRun, longest: Task, num_prompt_tokens: int) -> str | None:
     """A sentence where answers to the longest prompt would be cut short by the engine's context.
 
     Args:
-        context_length: most tokens of prompt and response.
         longest: the task with the longest prompt.
         num_prompt_tokens: of its prompt.
 
     Raises:
         ConfigError: the prompt does not fit.
     """
-    max_tokens = config.explorer.max_tokens
+    max_tokens, context_length = resolved.config.explorer.max_tokens, resolved.context_length
+    if context_length is None:
+        return None
     if num_prompt_tokens >= context_length:
         raise ConfigError(
             f"the prompt of the task {longest.task_key!r} of {longest.taskset!r} does not fit the engine's context",

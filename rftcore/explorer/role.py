@@ -18,16 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from rftcore.config import RunConfig
-from rftcore.engines import ENGINES
 from rftcore.engines.base import Decoding, Engine
 from rftcore.explorer.failed_steps import FailedSteps
 from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.explorer.scorer import Scorer
 from rftcore.explorer.workflow_loop import WorkflowLoop
-from rftcore.models import model_folder
+from rftcore.resolved import ResolvedRun
 from rftcore.run.join import JoinedRun, join_run
-from rftcore.run.prepare import engine_config
-from rftcore.workflows import WORKFLOWS
 from rftcore.workflows.task import Task
 from rftdata.errors import FencedError, ModelError
 from rftdata.experience import Group
@@ -36,7 +33,6 @@ from rftdata.planning.config import PlanConfig
 from rftdata.planning.planner import Planner, last_startable_step
 from rftdata.postgres import notify
 from rftdata.postgres.database import Row
-from rftdata.selectors import check_selector
 from rftdata.training.evaluations import claim_evaluation, fail_evaluation, finish_evaluation
 from rftdata.user_code.blocked import end_blocked_process, report_path
 from rftdata.workers import Worker
@@ -57,7 +53,8 @@ def main(config: RunConfig, run: str | None = None, *, index: int = 0, by_hand: 
         index: number of this explorer among those of the run; gives it a sampling stream of its own.
         by_hand: a person started it, and is told what it waits for.
     """
-    joined = join_run(config, run, by_hand="explorer" if by_hand else None)
+    resolved = ResolvedRun(config)
+    joined = join_run(resolved, run, by_hand="explorer" if by_hand else None)
     with (
         joined.buffer,
         Worker(
@@ -66,8 +63,7 @@ def main(config: RunConfig, run: str | None = None, *, index: int = 0, by_hand: 
         ) as worker,
     ):  # fmt: skip
         worker.says("starts the engine")
-        engine_class = ENGINES.load(config.explorer.engine, config.base_dir)
-        engine = engine_class(model_folder(config), engine_config(config, index))
+        engine = resolved.engine_class(resolved.model_folder, resolved.engine(index))
         try:
             asyncio.run(Explorer(joined, worker, engine).run())
             joined.leave()
@@ -80,7 +76,7 @@ class Explorer:
     """One explorer process."""
 
     def __init__(self, joined: JoinedRun, worker: Worker, engine: Engine) -> None:
-        config = joined.config
+        resolved, config = joined.resolved, joined.resolved.config
         self.config = config.explorer
         self.sync = config.sync
         self.database = joined.buffer.database
@@ -101,17 +97,17 @@ class Explorer:
             min(self.config.max_failed_steps, config.steps or self.config.max_failed_steps),
         )  # fmt: skip
         self.scorer = Scorer(
-            self.config.reward, config.base_dir, timeout_s=self.config.reward_limit[0], limit=self.config.reward_limit[1],
+            resolved.rewards, config.base_dir, timeout_s=self.config.reward_limit[0], limit=self.config.reward_limit[1],
             max_processes=self.config.reward_processes,
         )  # fmt: skip
         self.runner = RolloutRunner(
             engine=engine,
-            workflow=WORKFLOWS.load(self.config.workflow, config.base_dir),
+            workflow=resolved.workflow,
             workflow_args=self.config.workflow_args,
             scorer=self.scorer,
             timeout_s=self.config.rollout_timeout_s,
             source=source,
-            slots=asyncio.Semaphore(_ROLLOUTS_PER_SEQUENCE * engine_config(config, worker_index=0).max_num_seqs),
+            slots=asyncio.Semaphore(_ROLLOUTS_PER_SEQUENCE * resolved.engine(worker_index=0).max_num_seqs),
             on_failure=self.failed_steps.note,
         )
         self.workflows = WorkflowLoop(
@@ -137,10 +133,7 @@ class Explorer:
                 mixing=config.mixing,
             ),
         )
-        self.screenings = {
-            taskset.name: check_selector(selector.type, selector.args, config.base_dir).screening
-            for taskset in config.tasks for selector in [taskset.selector or config.selector]
-        }  # fmt: skip
+        self.screenings = {name: selector.screening for name, selector in resolved.selectors.items()}
         self.writer = joined.buffer.writer(joined.row)
         self.in_flight: dict[asyncio.Task[Group], ClaimedGroup] = {}  # with the group each works on
         self._has_claimed = False

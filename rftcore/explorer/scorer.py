@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from pathlib import Path
 
 from rftcore.explorer.reward_processes import RewardProcesses
 from rftcore.explorer.reward_value import CheckedValue, checked_value
-from rftcore.rewards import Reward, load_rewards
+from rftcore.rewards import Reward
 from rftcore.workflows.task import Score, Task, Turn
 
 DEFAULT_TIMEOUT_S = 60.0
@@ -20,22 +21,19 @@ class Scorer:
     name in the configuration as well (`./b.py:score`, `./b.py:score.accuracy`).
 
     Args:
-        names: rewards as the configuration names them.
-        base_dir: folder of the configuration file.
+        rewards: functions by their names in the configuration.
+        base_dir: folder of the configuration file; processes of their own load functions by name.
         timeout_s: a call of a plain function that takes longer fails.
         limit: the setting that it comes from, for people; explorer.reward_timeout_s by default.
         max_processes: most processes for plain functions.
-
-    Raises:
-        PluginError: a name that is unknown or does not load.
     """
 
     def __init__(
-        self, names: list[str], base_dir: Path, *, timeout_s: float = DEFAULT_TIMEOUT_S, limit: str = "",
+        self, rewards: Mapping[str, Reward], base_dir: Path, *, timeout_s: float = DEFAULT_TIMEOUT_S, limit: str = "",
         max_processes: int = 8,
     ) -> None:  # fmt: skip
         limit = limit or f"explorer.reward_timeout_s = {timeout_s:g} s"
-        self._functions = load_rewards(names, base_dir)
+        self._functions = rewards
         outside = [name for name, function in self._functions.items() if not _runs_here(function)]
         self._processes = RewardProcesses(outside, base_dir, timeout_s, limit, max_processes) if outside else None
 

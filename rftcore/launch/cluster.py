@@ -20,10 +20,9 @@ from ray.exceptions import AuthenticationError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rftcore.config import RunConfig
-from rftcore.engines import ENGINES
 from rftcore.launch.deaths import ProcessWatch
 from rftcore.launch.threads import Threads, thread_environment
-from rftcore.run.prepare import engine_config
+from rftcore.resolved import ResolvedRun
 from rftdata.errors import ConfigError
 
 
@@ -134,13 +133,15 @@ def _knock(address: str | None) -> None:
         socket.create_connection((host, int(port)), timeout=10).close()
 
 
-def start_roles(config: RunConfig, run: str, threads: Threads) -> list[RoleProcess]:
+def start_roles(resolved: ResolvedRun, run: str, threads: Threads) -> list[RoleProcess]:
     """Start every role of the run's mode."""
-    engine_class = ENGINES.load(config.explorer.engine, config.base_dir)
+    config = resolved.config
     gpus = _gpu_shares(config.explorer.num_explorers)
     processes = []
     if config.has_explorer:
-        environment = engine_class.process_environment(engine_config(config, 0)) | thread_environment(threads.explorer)
+        environment = resolved.engine_class.process_environment(resolved.engine(0)) | thread_environment(
+            threads.explorer
+        )
         for index in range(config.explorer.num_explorers):
             name = "explorer" if config.explorer.num_explorers == 1 else f"explorer {index}"
             processes.append(_start(name, "explorer", config, run, environment, gpus[0], {"index": index}))

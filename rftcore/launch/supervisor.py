@@ -27,7 +27,7 @@ from rftcore.launch.reviews import People
 from rftcore.launch.roles import Roles, failure
 from rftcore.launch.summary import show_results
 from rftcore.launch.threads import divide_threads
-from rftcore.models import model_folder
+from rftcore.resolved import ResolvedRun
 from rftcore.run.commands import buffer_option
 from rftcore.run.earlier import earlier_run
 from rftcore.run.prepare import GoBack, check_run, find_resumable, has_finished, prepare_run, take_back
@@ -86,8 +86,8 @@ def run(
 def _run(
     config: RunConfig, resume: bool, name: str | None, go_back: GoBack | None, view: View, interrupts: Interrupts
 ) -> int:
-    config = _reachable(config)
-    check_run(config)  # before a buffer is made: a mistake leaves none behind
+    resolved = ResolvedRun(config := _reachable(config))
+    check_run(resolved)  # before a buffer is made: a mistake leaves none behind
     with rftdata.open(config.buffer, application="rft run", patience_s=_PATIENCE_S, report=view.message) as buffer:
         stored = None
         if resume:
@@ -97,7 +97,7 @@ def _run(
             stored = buffer.find_run(stored["run_id"])
             if go_back is not None:
                 interrupts.defer()  # it stores an attempt, or a run
-                config, stored = take_back(config, buffer, stored, go_back)
+                resolved, stored = take_back(resolved, buffer, stored, go_back)
                 view.message(f"{stored['name']} begins {_begins(go_back)}")
             elif has_finished(config, stored):
                 view.message(
@@ -110,17 +110,20 @@ def _run(
             view.message(sentence)
         with held_lock.printed():  # it calls sources and stages of the user
             # A run that is stored ends with a status: from then on the roles are stopped, or not started.
-            row = prepare_run(config, buffer, resumed=stored, before_storing=interrupts.defer)
-        return _work(config, buffer, row, view, interrupts, is_resumed=resume)
+            row = prepare_run(resolved, buffer, resumed=stored, before_storing=interrupts.defer)
+        return _work(resolved, buffer, row, view, interrupts, is_resumed=resume)
 
 
-def _work(config: RunConfig, buffer: Buffer, row: Row, view: View, interrupts: Interrupts, *, is_resumed: bool) -> int:
+def _work(
+    resolved: ResolvedRun, buffer: Buffer, row: Row, view: View, interrupts: Interrupts, *, is_resumed: bool
+) -> int:
     """Start the roles of a stored run and watch them to their end."""
+    config = resolved.config
     started = time.monotonic()
     answer_requests(buffer.run_folder(row))
     view.message(f"run {row['name']} in the buffer {buffer.location}" + (" (resumed)" if is_resumed else ""))
     apply_retention(config.buffer.retention, buffer, row, view)
-    view.message(f"model {config.model.path}: {model_folder(config)}")
+    view.message(f"model {config.model.path}: {resolved.model_folder}")
     threads = divide_threads()
     view.message(threads.sentence)
     if not interrupts.stop:
@@ -128,7 +131,7 @@ def _work(config: RunConfig, buffer: Buffer, row: Row, view: View, interrupts: I
             with interrupts.kept():
                 view.message(f"{cluster.start_cluster()} places {_roles(config)}; they load what they need now")
             if not interrupts.stop:
-                _supervise(config, buffer, row, view, interrupts)
+                _supervise(resolved, buffer, row, view, interrupts)
         except DiskFullError as error:  # it was here that the full disk was met first, and not in a role
             todo = f"{error.todo}; then go on with {_resume(buffer, row)}"
             raise DiskFullError(error.what, value=error.value, allowed=error.allowed, todo=todo) from error
@@ -187,7 +190,7 @@ def await_departure(buffer: Buffer, row: Row, view: View) -> None:
         time.sleep(_REFRESH_S)
 
 
-def _supervise(config: RunConfig, buffer: Buffer, row: Row, view: View, interrupts: Interrupts) -> None:
+def _supervise(resolved: ResolvedRun, buffer: Buffer, row: Row, view: View, interrupts: Interrupts) -> None:
     """Watch the roles until the run ends.
 
     Raises:
@@ -195,11 +198,11 @@ def _supervise(config: RunConfig, buffer: Buffer, row: Row, view: View, interrup
     """
     with Worker(buffer.database, row["run_id"], "supervisor") as worker:
         worker.says("watches")
-        started = cluster.start_roles(config, row["name"], divide_threads())
+        started = cluster.start_roles(resolved, row["name"], divide_threads())
         roles = Roles(started, Restarts(buffer, row), view, interrupts)
         progress, people = Progress(buffer, row["run_id"]), People(view, buffer_option(buffer.location))
         asked_at: float | None = None
-        grace_s = config.run.stop_grace_s
+        grace_s = resolved.config.run.stop_grace_s
         revive = _Reviver(buffer, row, view)
         while roles.running:
             roles.watch(_REFRESH_S)

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from operators.base import CreatedGroup
-from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.requirements import check_answers
-from rftcore.config import RunConfig
-from rftcore.models import model_folder
+from rftcore.resolved import ResolvedRun
 from rftcore.workflows.task import written_sequence
 from rftdata.buffer import Buffer
 from rftdata.errors import BufferUnavailableError, DiskFullError, RftError
@@ -25,12 +23,11 @@ _SYNTHESIS = uuid.UUID("5f0c7f5e-6a3b-4b3f-9d57-0f6f6d2c1f11")
 class Created:
     """Stores groups that stages made, each once, with their tasks."""
 
-    def __init__(self, config: RunConfig, buffer: Buffer, writer: Writer) -> None:
-        self._config = config
+    def __init__(self, resolved: ResolvedRun, buffer: Buffer, writer: Writer) -> None:
+        self._resolved = resolved
         self._buffer = buffer
         self._writer = writer
         self._tokenizer: Any = None
-        self._algorithm: Any = None
 
     def store(self, created: Sequence[CreatedGroup]) -> list[StageRun]:
         """Store groups; one that cannot be stored is noted as an error of its own, and the others go on."""
@@ -56,9 +53,9 @@ class Created:
         if self._tokenizer is None:
             from transformers import AutoTokenizer
 
-            self._tokenizer = AutoTokenizer.from_pretrained(model_folder(self._config))
-            self._algorithm = build_algorithm(self._config.algorithm, self._config.base_dir)
-        check_answers(self._algorithm, self._config.algorithm.smallest_group, len(made.answers))
+            self._tokenizer = AutoTokenizer.from_pretrained(self._resolved.model_folder)
+        smallest = self._resolved.config.algorithm.smallest_group
+        check_answers(self._resolved.algorithm, smallest, len(made.answers))
         rollouts = []
         for index, answer in enumerate(made.answers):
             sequence = written_sequence(

@@ -11,9 +11,8 @@ import threading
 from collections.abc import Sequence
 
 from operators.base import Messages
-from rftcore.config import RunConfig
 from rftcore.engines.base import Decoding, Engine, EngineConfig
-from rftcore.models import model_folder
+from rftcore.resolved import ResolvedRun
 from rftcore.workflows.task import render_chat
 from rftdata.errors import EngineStoppedError, ModelError
 from rftdata.postgres.database import Database
@@ -23,12 +22,12 @@ class Policy:
     """Answers chats with the run's model.
 
     Args:
-        config: the run's.
+        resolved: the run's.
         database, run_id: where its weights are published; None answers with the model the run begins with.
     """
 
-    def __init__(self, config: RunConfig, database: Database | None = None, run_id: int | None = None) -> None:
-        self._config = config
+    def __init__(self, resolved: ResolvedRun, database: Database | None = None, run_id: int | None = None) -> None:
+        self._resolved, self._seed = resolved, resolved.config.run.seed
         self._database, self._run_id = database, run_id
         self._engine: Engine | None = None
         self._lock = threading.Lock()
@@ -42,9 +41,7 @@ class Policy:
         with self._lock:  # parts of a batch may ask at the same time
             engine = self._engine or self._start()
             self._take_newest(engine)
-        decoding = Decoding(
-            temperature=temperature, max_tokens=max_tokens, seed=self._config.run.seed if temperature else None
-        )
+        decoding = Decoding(temperature=temperature, max_tokens=max_tokens, seed=self._seed if temperature else None)
         answers = asyncio.run(_answers(engine, chats, decoding))
         if any(isinstance(answer, EngineStoppedError) for answer in answers):
             self._leave(engine)
@@ -64,7 +61,7 @@ class Policy:
     def _start(self) -> Engine:
         from rftcore.engines.transformers_engine import TransformersEngine
 
-        self._engine = TransformersEngine(model_folder(self._config), EngineConfig(seed=self._config.run.seed), 0)
+        self._engine = TransformersEngine(self._resolved.model_folder, EngineConfig(seed=self._seed), 0)
         return self._engine
 
     def _leave(self, engine: Engine) -> None:

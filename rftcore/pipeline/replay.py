@@ -17,11 +17,11 @@ from typing import Any
 import pyarrow as pa
 
 from operators.chain.chain import Chain
-from rftcore.config import RunConfig
 from rftcore.pipeline.blocked import setting_aside
 from rftcore.pipeline.decide import decide
 from rftcore.pipeline.policy_endpoint import Policy
 from rftcore.pipeline.role import register, stage_context
+from rftcore.resolved import ResolvedRun
 from rftdata.buffer import Buffer
 from rftdata.errors import ConfigError, ConflictError, QueryError
 from rftdata.pipeline.budget import RunUsage
@@ -60,7 +60,7 @@ class Replayed:
 
 
 def replay(
-    config: RunConfig, buffer: Buffer, run: Row, chain: Chain, version: str | None, tell: Callable[[Replayed], None]
+    resolved: ResolvedRun, buffer: Buffer, run: Row, version: str | None, tell: Callable[[Replayed], None]
 ) -> Replayed:
     """Decide on every sealed group of a run under another version.
 
@@ -77,6 +77,7 @@ def replay(
         StageError: a stage fails on everything: on a batch of several groups, or on one that is alone where nothing passed before it.
         ConflictError: somebody else replays it at the moment.
     """
+    config, chain = resolved.config, resolved.experience_chain
     name = f"replay-{chain.version}" if version is None else version
     if name == NO_PIPELINE or name == run["pipeline_version"] or _DIGEST.fullmatch(name):
         raise ConfigError(
@@ -94,7 +95,7 @@ def replay(
             todo="wait until it has, or name another with --run",
         )
     done = Replayed(name)
-    policy = Policy(config, buffer.database, run["run_id"])
+    policy = Policy(resolved, buffer.database, run["run_id"])
     with (
         Worker(buffer.database, run["run_id"], "replay") as worker,
         contextlib.closing(buffer.database.dedicated()) as lock,  # held as long as this process lives

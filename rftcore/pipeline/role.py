@@ -21,8 +21,8 @@ from rftcore.pipeline.created import Created
 from rftcore.pipeline.decide import decide
 from rftcore.pipeline.patience import Patience
 from rftcore.pipeline.policy_endpoint import Policy
+from rftcore.resolved import ResolvedRun
 from rftcore.run.join import JoinedRun, join_run
-from rftcore.run.prepare import build_pipeline
 from rftdata.buffer import Buffer
 from rftdata.errors import BufferUnavailableError, ConfigError
 from rftdata.pipeline.budget import RunUsage, UsageLedger
@@ -48,7 +48,7 @@ def main(config: RunConfig, run: str | None = None, *, by_hand: bool = False) ->
         run: name or id of the run; see `join_run`.
         by_hand: a person started it, and is told what it waits for.
     """
-    joined = join_run(config, run, by_hand="pipeline" if by_hand else None)
+    joined = join_run(ResolvedRun(config), run, by_hand="pipeline" if by_hand else None)
     with (
         joined.buffer as buffer,
         held_lock.written_to(blocked.report_path(buffer.run_folder(joined.row), os.getpid()), is_printed=by_hand),
@@ -65,10 +65,10 @@ def main(config: RunConfig, run: str | None = None, *, by_hand: bool = False) ->
 
 def _work(joined: JoinedRun, worker: Worker, compaction: BackgroundCompaction, writer: Writer) -> None:
     """Claim, decide and store until the run ends."""
-    buffer, config = joined.buffer, joined.config
+    buffer, resolved, config = joined.buffer, joined.resolved, joined.resolved.config
     worker.says("loads the operator chain")
-    chain = build_pipeline(config)
-    policy = Policy(config, buffer.database, worker.run_id)
+    chain = resolved.experience_chain
+    policy = Policy(resolved, buffer.database, worker.run_id)
     chain.prepare(stage_context(config, policy, RunUsage(buffer.database, worker.run_id), buffer))
     register(buffer.database, chain)
     _check_version(buffer.database, worker.run_id, chain)
@@ -76,7 +76,7 @@ def _work(joined: JoinedRun, worker: Worker, compaction: BackgroundCompaction, w
     queue = SealedQueue(
         buffer.database, worker.run_id, worker.worker_id, lease_s=_LEASE_S, columns=chain.columns
     )  # fmt: skip
-    created, patience, decided = Created(config, buffer, writer), Patience(config.pipelines.patience_s), 0
+    created, patience, decided = Created(resolved, buffer, writer), Patience(config.pipelines.patience_s), 0
     run_folder = buffer.run_folder(joined.row)
 
     def store_aside(aside: SealedBatch) -> None:

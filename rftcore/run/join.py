@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 
 import rftdata
 from rftcore.config import RunConfig
+from rftcore.installation.packages import check_environment
+from rftcore.resolved import ResolvedRun
 from rftcore.run.commands import buffer_option
 from rftcore.run.prepare import check_run, prepare_run, runs_of_name
 from rftcore.run.stacks import answer_requests
@@ -41,7 +43,7 @@ class JoinedRun:
 
     buffer: Buffer
     row: Row
-    config: RunConfig
+    resolved: ResolvedRun
     by_hand: Companions | None = None
 
     @property
@@ -55,8 +57,10 @@ class JoinedRun:
             self.by_hand.farewell()
 
 
-def join_run(config: RunConfig, run: str | None, *, by_hand: str | None = None) -> JoinedRun:
+def join_run(resolved: ResolvedRun, run: str | None, *, by_hand: str | None = None) -> JoinedRun:
     """Open the buffer and find the run a role belongs to; the first role of a new configuration makes it.
+
+    A role that `rft run` started checks nothing that `rft run` has checked, but the packages of the machine it was placed on.
 
     Args:
         run: name or id; None for the newest run of the configuration's name that is at work or has not begun, else a new one.
@@ -65,11 +69,15 @@ def join_run(config: RunConfig, run: str | None, *, by_hand: str | None = None) 
     Raises:
         ConfigError: a role started by hand would join, or be beside, nothing but runs that have ended.
     """
-    check_run(config)
+    config = resolved.config
+    if by_hand is not None:
+        check_run(resolved)
+    else:
+        check_environment(config.explorer.engine)
     report = functools.partial(print, file=sys.stderr, flush=True)
     buffer = rftdata.open(config.buffer, application=f"rft {socket.gethostname()}", report=report)
     try:
-        row, is_new = _named(config, buffer, run, by_hand) if run is not None else _of_name(config, buffer, by_hand)
+        row, is_new = _named(config, buffer, run, by_hand) if run is not None else _of_name(resolved, buffer, by_hand)
     except BaseException:
         buffer.close()
         raise
@@ -82,7 +90,7 @@ def join_run(config: RunConfig, run: str | None, *, by_hand: str | None = None) 
         companions.say(
             f"{'makes' if is_new else 'joins'} the run {row['name']} in the buffer {buffer.location} as its {by_hand}"
         )
-    return JoinedRun(buffer, row, config, companions)
+    return JoinedRun(buffer, row, resolved, companions)
 
 
 def _named(config: RunConfig, buffer: Buffer, run: str, by_hand: str | None) -> tuple[Row, bool]:
@@ -94,16 +102,16 @@ def _named(config: RunConfig, buffer: Buffer, run: str, by_hand: str | None) -> 
     return row, False
 
 
-def _of_name(config: RunConfig, buffer: Buffer, by_hand: str | None) -> tuple[Row, bool]:
+def _of_name(resolved: ResolvedRun, buffer: Buffer, by_hand: str | None) -> tuple[Row, bool]:
     with buffer.database.transaction() as connection:
         execute(connection, "lock_joining")
-        found = runs_of_name(buffer, config.run.name)
+        found = runs_of_name(buffer, resolved.config.run.name)
         for row in found:
             if row["status"] in _OPEN:
                 return row, False
         if found and by_hand is not None:
             raise _ended(buffer, found[0], by_hand)
-        return prepare_run(config, buffer), True
+        return prepare_run(resolved, buffer), True
 
 
 def _ended(buffer: Buffer, row: Row, role: str) -> ConfigError:

@@ -5,58 +5,46 @@ Everything that can be wrong with a configuration is found here, before a proces
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from psycopg.types.json import Jsonb
 
 import rftdata
-from operators.chain.build import build_chain
-from operators.chain.chain import Chain
-from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.requirements import check_made, check_rollouts, check_sampling, check_selected, check_source
 from rftcore.config import RunConfig
 from rftcore.engines import ENGINES
-from rftcore.engines.base import EngineConfig
 from rftcore.installation.packages import check_environment
-from rftcore.models import model_folder
 from rftcore.monitor import MONITORS
-from rftcore.rewards import REWARDS
+from rftcore.resolved import ResolvedRun
 from rftcore.tasks.checks import check_before_buffer
-from rftcore.tasks.pipeline import build_task_chain, load_tasks
-from rftcore.workflows import WORKFLOWS, check_workflow_args
+from rftcore.tasks.pipeline import load_tasks
+from rftcore.workflows import check_workflow_args
 from rftdata.buffer import Buffer
-from rftdata.config_errors import parse_section
-from rftdata.errors import ConfigError, RftError
+from rftdata.errors import ConfigError
 from rftdata.postgres.database import Row
-from rftdata.selectors import check_selector
 from rftdata.training.sampling import checked_formula
 from rftdata.training.stored_selection import Selection, num_steps, select
 
 
-def check_plugins(config: RunConfig) -> Chain:
-    """Load everything the configuration names; returns the experience chain.
+def check_plugins(resolved: ResolvedRun) -> None:
+    """Build everything the configuration names, apart from its model.
 
     Raises:
         PluginError, ConfigError: what does not exist, load or fit.
     """
-    for name in config.explorer.reward:
-        REWARDS.load(name, config.base_dir)
-    workflow = WORKFLOWS.load(config.explorer.workflow, config.base_dir)
-    check_workflow_args(config.explorer.workflow, workflow, config.explorer.workflow_args)
-    check_selectors(config)
+    config = resolved.config
+    _ = resolved.rewards
+    check_workflow_args(config.explorer.workflow, resolved.workflow, config.explorer.workflow_args)
+    check_selectors(resolved)
+    # Engines and monitors with a name of their own may import large packages; the roles that use them will.
     if config.explorer.engine not in ENGINES.names():
-        ENGINES.load(config.explorer.engine, config.base_dir)
-    for name in config.monitor:
-        if name not in MONITORS.names():
-            MONITORS.load(name, config.base_dir)
-    engine_config(config, worker_index=0)
-    chain = build_pipeline(config)
-    build_task_chain(config)
-    algorithm = build_algorithm(config.algorithm, config.base_dir)
+        _ = resolved.engine_class
+    if not {*config.monitor} <= {*MONITORS.names()}:
+        _ = resolved.monitors
+    resolved.engine(worker_index=0)
+    chain, _, algorithm = resolved.experience_chain, resolved.task_chain, resolved.algorithm
     for taskset in config.tasks:
         if taskset.group_size is not None and taskset.group_size < algorithm.min_group_size:
             raise ConfigError(
@@ -68,19 +56,18 @@ def check_plugins(config: RunConfig) -> Chain:
     if config.run.mode == "both" and config.sampling.source is None:
         check_rollouts(algorithm, config.explorer, chain)
         check_made(algorithm, config.algorithm.smallest_group, chain)
-    return chain
 
 
-def check_selectors(config: RunConfig) -> None:
+def check_selectors(resolved: ResolvedRun) -> None:
     """Load every selector and try its arguments.
 
     Raises:
         PluginError, ConfigError: what does not exist, load or fit.
     """
-    check_selector(config.selector.type, config.selector.args, config.base_dir)
+    config, selectors = resolved.config, resolved.selectors
     for taskset in config.tasks:
         chosen = taskset.selector or config.selector
-        screening = check_selector(chosen.type, chosen.args, config.base_dir).screening
+        screening = selectors[taskset.name].screening
         size = taskset.group_size or config.algorithm.group_size
         if screening is not None and screening.rollouts >= size:
             raise ConfigError(
@@ -89,56 +76,27 @@ def check_selectors(config: RunConfig) -> None:
             )  # fmt: skip
 
 
-def build_pipeline(config: RunConfig) -> Chain:
-    """The chain between explorer and trainer.
-
-    Raises:
-        PluginError, ConfigError: a stage that does not exist, load or fit experiences.
-    """
-    smallest = config.algorithm.smallest_group
-    try:
-        return build_chain(config.pipelines.experience, config.base_dir, min_group_size=smallest)
-    except RftError as error:
-        raise error.about("pipelines.experience") from error
-
-
-def engine_config(config: RunConfig, worker_index: int) -> EngineConfig:
-    """The engine's settings; every explorer samples from a stream of its own."""
-    settings = {"seed": config.run.seed * 1000 + worker_index, **config.explorer.engine_args}
-    return parse_section(EngineConfig, settings, "the engine's settings", within="explorer.engine_args")
-
-
-def check_run(config: RunConfig) -> None:
+def check_run(resolved: ResolvedRun) -> None:
     """Everything that a run needs and that can be wrong, apart from its buffer; its tasks where the buffer is still to be made.
 
     Raises:
         PluginError, ConfigError, ModelError, TaskSourceError, OperatorError: what is wrong.
         EnvironmentMismatchError: packages that are missing here or break each other.
     """
-    check_environment(config.explorer.engine)
-    check_plugins(config)
-    check_before_buffer(config, build_task_chain(config))
-    folder = model_folder(config)  # fetched now: a run whose model does not exist must not be stored
-    check_max_tokens(config, context_length(config, folder))
+    check_environment(resolved.config.explorer.engine)
+    check_plugins(resolved)
+    check_before_buffer(resolved)
+    check_max_tokens(resolved)  # fetches the model now: a run whose model does not exist must not be stored
 
 
-def context_length(config: RunConfig, folder: Path) -> int | None:
-    """Most tokens of prompt and response, by the engine's settings and the model's config.json; None where neither says."""
-    try:
-        model = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        limit = (model.get("text_config") or model).get("max_position_embeddings")
-    except (OSError, ValueError, AttributeError):
-        limit = None  # opening the model says what is wrong with it
-    asked = engine_config(config, worker_index=0).context_length
-    return min((length for length in (asked, limit) if length), default=None)
-
-
-def check_max_tokens(config: RunConfig, context: int | None) -> None:
+def check_max_tokens(resolved: ResolvedRun) -> None:
     """Refuse explorer.max_tokens that leaves no room for a prompt. With its default the context ends responses sooner.
 
     Raises:
+        ModelError: there is no such model.
         ConfigError: it was set to that.
     """
+    config, context = resolved.config, resolved.context_length
     explorer = config.explorer
     if context is None or explorer.max_tokens < context or "max_tokens" not in explorer.model_fields_set:
         return
@@ -151,7 +109,7 @@ def check_max_tokens(config: RunConfig, context: int | None) -> None:
 
 
 def prepare_run(
-    config: RunConfig,
+    resolved: ResolvedRun,
     buffer: Buffer,
     *,
     resumed: Row | None = None,
@@ -167,12 +125,13 @@ def prepare_run(
         ConfigError: a priority formula that the database does not take.
         TaskSourceError: a taskset that cannot be loaded, or of which the task pipeline leaves nothing.
     """
+    config = resolved.config
     checked_formula(buffer.database, config.sampling.priority.formula)
-    chain = build_pipeline(config)
-    load_tasks(config, buffer.database)
+    pipeline_version = resolved.experience_chain.version
+    load_tasks(resolved, buffer.database)
     stored = stored_config(config)
     if resumed is None:
-        selected = select_source(config, buffer)
+        selected = select_source(resolved, buffer)
         steps = planned_steps(config, len(selected.item_ids) if selected else None)
         before_storing()
         return buffer.create_run(
@@ -180,7 +139,7 @@ def prepare_run(
             config=stored,
             seed=config.run.seed,
             steps=steps,
-            pipeline_version=chain.version,
+            pipeline_version=pipeline_version,
             mode="both" if config.has_explorer else "train",
             selected=selected,
             epochs=config.sampling.epochs,
@@ -192,23 +151,23 @@ def prepare_run(
         run_id=resumed["run_id"],
         config=Jsonb(stored),
         planned_steps=planned_steps(config, resumed["source_rows"]),
-        pipeline_version=chain.version,
+        pipeline_version=pipeline_version,
     )
     return buffer.find_run(resumed["run_id"])
 
 
-def select_source(config: RunConfig, buffer: Buffer) -> Selection | None:
+def select_source(resolved: ResolvedRun, buffer: Buffer) -> Selection | None:
     """What `sampling.source` selects at this moment; None for a run that samples for itself.
 
     Raises:
         QueryError: see `rftdata.training.stored_selection.select`.
         ConfigError: the algorithm does not learn from what is selected.
     """
-    source = config.sampling.source
+    source = resolved.config.sampling.source
     if source is None:
         return None
     selected = select(buffer.database, source.sql, pin_labels=source.pin_labels)
-    check_selected(build_algorithm(config.algorithm, config.base_dir), selected.kind)
+    check_selected(resolved.algorithm, selected.kind)
     return selected
 
 
@@ -298,13 +257,13 @@ class GoBack:
     fork: str | None = None
 
 
-def take_back(config: RunConfig, buffer: Buffer, row: Row, go_back: GoBack) -> tuple[RunConfig, Row]:
-    """Take a stored run, or a new fork of it, to an earlier step; its configuration and row.
+def take_back(resolved: ResolvedRun, buffer: Buffer, row: Row, go_back: GoBack) -> tuple[ResolvedRun, Row]:
+    """Take a stored run, or a new fork of it, to an earlier step; what it runs and its row.
 
     Raises:
         ConfigError: there is no such checkpoint, or the configuration asks for no step beyond it.
     """
-    steps = planned_steps(config, row["source_rows"])
+    steps = planned_steps(resolved.config, row["source_rows"])
     if go_back.step is not None and go_back.step >= steps:
         raise ConfigError(
             "nothing would be left to do after going back", value=f"--at-step {go_back.step} with steps: {steps}",
@@ -313,12 +272,11 @@ def take_back(config: RunConfig, buffer: Buffer, row: Row, go_back: GoBack) -> t
     if go_back.fork is None:
         assert go_back.step is not None
         buffer.rewind(row, go_back.step, keep_rollouts=go_back.keep_rollouts)
-        return config, buffer.find_run(row["run_id"])
-    forked = config.model_copy(update={"run": config.run.model_copy(update={"name": go_back.fork})})
-    forked._base_dir = config.base_dir
+        return resolved, buffer.find_run(row["run_id"])
+    forked = resolved.renamed(go_back.fork)
     new = buffer.fork(
-        row, name=go_back.fork, step=go_back.step, keep_rollouts=go_back.keep_rollouts, config=stored_config(forked), steps=steps,
-        pipeline_version=build_pipeline(config).version,
+        row, name=go_back.fork, step=go_back.step, keep_rollouts=go_back.keep_rollouts, config=stored_config(forked.config), steps=steps,
+        pipeline_version=forked.experience_chain.version,
     )  # fmt: skip
     return forked, new
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from operators.chain.chain import Chain
 from operators.chain.stage import at
-from rftcore.config import RunConfig
+from rftcore.resolved import ResolvedRun
 from rftcore.tasks.needs import TaskNeeds
 from rftdata.config import TasksetConfig
 from rftdata.connection import exists
@@ -32,29 +32,30 @@ _LOOKING_S = 60.0
 Tasks = Sequence[Mapping[str, Any]]
 
 
-def check_before_buffer(config: RunConfig, chain: Chain) -> None:
+def check_before_buffer(resolved: ResolvedRun) -> None:
     """Check the buffer's folder and the sources where the buffer is not made yet, so that a mistake makes none.
 
     Raises:
         BufferUnavailableError: the folder cannot be made.
         TaskSourceError, OperatorError: see `check_tasks`.
     """
-    if not exists(config.buffer):
-        check_folder(Path(config.buffer.uri))
-        check_tasks(config, chain)
+    buffer = resolved.config.buffer
+    if not exists(buffer):
+        check_folder(Path(buffer.uri))
+        check_tasks(resolved)
 
 
-def check_tasks(config: RunConfig, chain: Chain, database: Database | None = None) -> None:
+def check_tasks(resolved: ResolvedRun, database: Database | None = None) -> None:
     """Check names, arguments and columns of every source that would be read, as far as its first rows show them.
 
     Args:
-        chain: of `pipelines.task`.
         database: what is stored there is not looked at again; without it a query on the buffer is not asked.
 
     Raises:
         TaskSourceError: a source that cannot be read, whose rows are no tasks, or lack what the rewards and the workflow need.
         OperatorError: a stage looks for a number that the tasks do not have, as far as that can be told.
     """
+    config, chain = resolved.config, resolved.task_chain
     trained = {taskset.name for taskset in config.tasks}
     wants_numbers = any(stage.operator.keys for stage in chain.stages)
     rowwise = all(stage.operator.rowwise for stage in chain.stages)
@@ -71,7 +72,7 @@ def check_tasks(config: RunConfig, chain: Chain, database: Database | None = Non
         # A query on the buffer may ask for what the sets before it are about to store.
         if not first and are_all and not asks_buffer(taskset):
             raise no_task(taskset, reading)
-        needs = TaskNeeds(config, taskset, chain if taskset.name in trained else None)
+        needs = TaskNeeds(resolved, taskset, chain if taskset.name in trained else None)
         for task in first[:_FIRST_ROWS]:
             needs.see(task)
         if are_all and len(first) <= _FIRST_ROWS:

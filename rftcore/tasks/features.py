@@ -11,11 +11,10 @@ from typing import Any
 
 from operators.base import IDENTITY_COLUMNS
 from operators.chain.chain import Chain
-from rftcore.config import RunConfig
+from rftcore.resolved import ResolvedRun
 from rftdata.config import TasksetConfig
 from rftdata.errors import ConfigError
 from rftdata.postgres.database import Database
-from rftdata.selectors import check_selector
 from rftdata.tasks.loading import is_current
 
 
@@ -23,18 +22,18 @@ class FeatureCheck:
     """Counts the tasks of one set that lack what its selector needs.
 
     Args:
-        chain: of `pipelines.task`; what its stages add is not looked for in the source.
         database: the buffer, where there is one: features that its active tasks have already are there.
 
     Raises:
         PluginError, ConfigError: a selector that does not load.
     """
 
-    def __init__(self, config: RunConfig, taskset: TasksetConfig, chain: Chain, database: Database | None) -> None:
+    def __init__(self, resolved: ResolvedRun, taskset: TasksetConfig, database: Database | None) -> None:
+        config, chain = resolved.config, resolved.task_chain
         chosen = taskset.selector or config.selector
         self._taskset, self._selector, self._may_drop = taskset.name, chosen.type, bool(chain.stages)
-        keys = check_selector(chosen.type, chosen.args, config.base_dir).feature_keys
-        added = _added(chain)
+        keys = resolved.selectors[taskset.name].feature_keys
+        added = _added(chain)  # is not looked for in the source
         self._lacking: dict[str, int] = {}
         if added is not None:
             # Stored tasks are looked at where no load will change them; of others what a person set lasts.

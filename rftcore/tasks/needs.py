@@ -13,8 +13,7 @@ from typing import Any
 
 from operators.chain.chain import Chain
 from rftcore.config import RunConfig
-from rftcore.rewards import REWARDS
-from rftcore.workflows import WORKFLOWS
+from rftcore.resolved import ResolvedRun
 from rftcore.workflows.task import Task
 from rftdata.config import TasksetConfig
 from rftdata.errors import ConfigError, ModelError, RftError, TaskSourceError
@@ -36,20 +35,17 @@ class TaskNeeds:
         ConfigError: arguments that the workflow does not take.
     """
 
-    def __init__(self, config: RunConfig, taskset: TasksetConfig, chain: Chain | None) -> None:
-        self._config, self._taskset = config, taskset
-        explorer = config.explorer
-        workflow = WORKFLOWS.load(explorer.workflow, config.base_dir)
-        functions: dict[str, object] = {
-            f"the reward {name!r}": REWARDS.load(name, config.base_dir) for name in explorer.reward
-        }
-        functions[f"the workflow {explorer.workflow!r}"] = workflow
+    def __init__(self, resolved: ResolvedRun, taskset: TasksetConfig, chain: Chain | None) -> None:
+        self._resolved, self._taskset = resolved, taskset
+        workflow = resolved.workflow
+        functions: dict[str, object] = {f"the reward {name!r}": function for name, function in resolved.rewards.items()}
+        functions[f"the workflow {resolved.config.explorer.workflow!r}"] = workflow
         self._who = [who for who, function in functions.items() if getattr(function, "needs_answer", False)]
         stages = chain.stages if chain is not None else []
         self._may_answer = any(stage.operator.writes is None or "answer" in stage.operator.writes for stage in stages)
         self._check_task = None if stages else getattr(workflow, "check_task", None)
         if self._check_task is not None:
-            _refuse_args(self._check_task, config)
+            _refuse_args(self._check_task, resolved.config)
         self._num_tasks = self._num_lacking = 0
         self._keys: list[str] = []
         self._columns: set[str] = set()
@@ -76,7 +72,7 @@ class TaskNeeds:
         found = Task.from_row({"task_id": 0, "taskset": self._taskset.name, **task})
         tokenizer = self._opened_tokenizer() if isinstance(found.prompt, list) else None
         try:
-            self._check_task(found, tokenizer, **self._config.explorer.workflow_args)
+            self._check_task(found, tokenizer, **self._resolved.config.explorer.workflow_args)
         except RftError as error:
             raise TaskSourceError(
                 f"row {task['row']} of the taskset {self._taskset.name!r}: {error.what}", value=error.value,
@@ -88,10 +84,7 @@ class TaskNeeds:
         if self._num_tasks > _RENDERED_TASKS:
             return None
         if self._tokenizer is None:
-            # Imported here: this module's users prepare runs.
-            from rftcore.models import model_folder
-
-            folder = model_folder(self._config)
+            folder = self._resolved.model_folder
             from transformers import AutoTokenizer
 
             try:

@@ -21,16 +21,15 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from operators.base import StageContext
-from operators.chain.build import build_chain
 from operators.chain.chain import Chain
-from rftcore.config import RunConfig
+from rftcore.resolved import ResolvedRun
 from rftcore.tasks.blocked import setting_aside
 from rftcore.tasks.checks import check_tasks, of_taskset
 from rftcore.tasks.decide import decide_batch
 from rftcore.tasks.embeddings import TaskEmbeddings
 from rftcore.tasks.needs import TaskNeeds
 from rftdata.config import TasksetConfig
-from rftdata.errors import OperatorError, RftError, TaskSourceError
+from rftdata.errors import OperatorError, TaskSourceError
 from rftdata.pipeline.records import Verdicts
 from rftdata.pipeline.tasks import (
     TASK_BATCH_SCHEMA,
@@ -67,19 +66,7 @@ class TasksDecided:
     dropped_by: dict[str, int]
 
 
-def build_task_chain(config: RunConfig) -> Chain:
-    """The chain of `pipelines.task`.
-
-    Raises:
-        PluginError, ConfigError: a stage that does not exist, load or fit tasks.
-    """
-    try:
-        return build_chain(config.pipelines.task, config.base_dir, schema=TASK_BATCH_SCHEMA, require_reward=False)
-    except RftError as error:
-        raise error.about("pipelines.task") from error
-
-
-def load_tasks(config: RunConfig, database: Database, *, again: bool = False) -> list[TasksDecided]:
+def load_tasks(resolved: ResolvedRun, database: Database, *, again: bool = False) -> list[TasksDecided]:
     """Load every taskset of a configuration, and decide on those that are trained on. Evaluations see their tasks as they are.
 
     Nothing is stored before the first rows of all sources were looked at. A set that a stage cannot decide on keeps no other from being
@@ -89,26 +76,27 @@ def load_tasks(config: RunConfig, database: Database, *, again: bool = False) ->
         TaskSourceError: a taskset that cannot be loaded, of which no task is left, or that lacks what the rewards and the workflow need.
         PluginError, ConfigError, OperatorError, ModelError: a stage that cannot work.
     """
-    chain = build_task_chain(config)
-    check_tasks(config, chain, database)
-    needs = {taskset.name: TaskNeeds(config, taskset, chain) for taskset in config.tasks}
+    config, chain = resolved.config, resolved.task_chain
+    check_tasks(resolved, database)
+    needs = {taskset.name: TaskNeeds(resolved, taskset, chain) for taskset in config.tasks}
     for taskset in config.tasks:
         load_taskset(database, taskset, config.base_dir, pending=bool(chain.stages), check=needs[taskset.name])
     for taskset in (*config.eval.tasks, *config.eval.test):
-        needs[taskset.name] = TaskNeeds(config, taskset, None)
+        needs[taskset.name] = TaskNeeds(resolved, taskset, None)
         load_taskset(database, taskset, config.base_dir, check=needs[taskset.name])
-    decided = _run_chain(config, database, chain, again=again) if chain.stages else []
+    decided = _run_chain(resolved, database, again=again) if chain.stages else []
     for name, need in needs.items():
         for sentence in need.stored(database):
             print(f"tasks: {name}: {sentence}", file=sys.stderr, flush=True)
     return decided
 
 
-def _run_chain(config: RunConfig, database: Database, chain: Chain, *, again: bool) -> list[TasksDecided]:
+def _run_chain(resolved: ResolvedRun, database: Database, *, again: bool) -> list[TasksDecided]:
+    chain = resolved.task_chain
     register_task_pipeline(database, chain.version, [{stage.name: stage.operator.spec()} for stage in chain.stages])
-    _prepare(chain, config, database)
+    _prepare(resolved, database)
     try:
-        return _decide_sets(chain, database, config.tasks, again=again)
+        return _decide_sets(chain, database, resolved.config.tasks, again=again)
     finally:
         chain.close()
 
@@ -129,12 +117,13 @@ def _decide_sets(
     return decided
 
 
-def task_batches(config: RunConfig, database: Database, chain: Chain, limit: int) -> Iterator[tuple[str, pa.Table]]:
-    """The first `limit` tasks of every taskset as the chain would see them, for a preview; the chain is prepared for them.
+def task_batches(resolved: ResolvedRun, database: Database, limit: int) -> Iterator[tuple[str, pa.Table]]:
+    """The first `limit` tasks of every taskset as the chain of tasks would see them, for a preview; it is prepared for them.
 
     Nothing is stored: sets that are not loaded yet are read from their sources, under ids from 1.
     """
-    _prepare(chain, config, database, keep_vectors=False)
+    config, chain = resolved.config, resolved.task_chain
+    _prepare(resolved, database, keep_vectors=False)
     for taskset in config.tasks:
         ids = decidable_tasks(database, taskset.name)[:limit]
         if ids:
@@ -190,10 +179,12 @@ def _sentence(done: TasksDecided) -> str:
     )
 
 
-def _prepare(chain: Chain, config: RunConfig, database: Database, *, keep_vectors: bool = True) -> None:
+def _prepare(resolved: ResolvedRun, database: Database, *, keep_vectors: bool = True) -> None:
+    config = resolved.config
     embed = TaskEmbeddings(database, config.model.path, config.base_dir, keep=keep_vectors)
     read = functools.partial(taskset_texts, database)
-    chain.prepare(StageContext(config.base_dir, model_path=config.model.path, embed=embed, read_taskset=read))
+    context = StageContext(config.base_dir, model_path=config.model.path, embed=embed, read_taskset=read)
+    resolved.task_chain.prepare(context)
 
 
 def _is_rowwise(chain: Chain) -> bool:

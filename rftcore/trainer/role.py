@@ -20,10 +20,8 @@ from typing import Any
 
 import xxhash
 
-from rftcore.algorithms import build_algorithm
 from rftcore.config import RunConfig
-from rftcore.models import model_folder
-from rftcore.monitor import open_monitors
+from rftcore.resolved import ResolvedRun
 from rftcore.run.commands import buffer_option
 from rftcore.run.join import JoinedRun, join_run
 from rftcore.sync import METHODS
@@ -48,7 +46,7 @@ def main(config: RunConfig, run: str | None = None, *, by_hand: bool = False) ->
         run: name or id of the run; see `join_run`.
         by_hand: a person started it, and is told what it waits for.
     """
-    joined = join_run(config, run, by_hand="trainer" if by_hand else None)
+    joined = join_run(ResolvedRun(config), run, by_hand="trainer" if by_hand else None)
     with (
         joined.buffer as buffer,
         Worker(buffer.database, joined.row["run_id"], "trainer", on_waiting=joined.on_waiting) as worker,
@@ -78,7 +76,7 @@ class TrainerRole:
     """One trainer process on one attempt."""
 
     def __init__(self, joined: JoinedRun, worker: Worker, attempt: Attempt) -> None:
-        config = joined.config
+        resolved, config = joined.resolved, joined.resolved.config
         self.config = config
         self.buffer = joined.buffer
         self.worker = worker
@@ -87,9 +85,9 @@ class TrainerRole:
         self.run_name: str = joined.row["name"]
         # A run on a stored selection lasts as long as that does, unless it is told to end earlier.
         self.planned_steps: int = config.steps or joined.row["planned_steps"]
-        self.model = model_folder(config)
+        self.model = resolved.model_folder
         self.learner = Learner(
-            str(self.model), config.trainer, build_algorithm(config.algorithm, config.base_dir), config.run.seed,
+            str(self.model), config.trainer, resolved.algorithm, config.run.seed,
             temperature=config.explorer.temperature, total_steps=self.planned_steps,
         )  # fmt: skip
         self._remove_abandoned_checkpoints()
@@ -99,7 +97,7 @@ class TrainerRole:
         shared_name = f"{self.run_name}-{xxhash.xxh3_64_hexdigest(str(self.folder).encode())[:8]}"
         publisher_class = METHODS.load(config.sync.method)
         self.publisher = publisher_class(self.folder, shared_name, attempt.attempt_id, 2 * folder_bytes(self.model))
-        self.monitors = open_monitors(config.monitor, self.run_name, self.folder, config.base_dir)
+        self.monitors = [monitor(self.run_name, self.folder) for monitor in resolved.monitors]
         self.published: Publication | None = None
         self.policy_version_id = 0
 

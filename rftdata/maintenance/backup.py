@@ -11,11 +11,12 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psycopg
 from psycopg.rows import dict_row
@@ -32,6 +33,8 @@ from rftdata.postgres.programs import client_program, without_password
 from rftdata.segments.base import SegmentAddress
 
 DUMP, SEGMENTS, MANIFEST = "rft.dump", "segments", "manifest.json"
+_KNOWS_TRANSACTION_TIMEOUT = 170000
+_HEADER_LINES = 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,21 +145,14 @@ def restore(folder: Path, target: BufferConfig) -> Buffer:
         )
     uri = uri or server.start()
     with translated(uri), psycopg.connect(uri, connect_timeout=10, row_factory=dict_row) as connection:
+        server_version = connection.info.server_version
         if fetch(connection, "holds_a_buffer")[0]["found"]:
             raise QueryError(
                 "the database holds a buffer already", value=redacted(uri), todo="restore into an empty database"
             )
     # Arrays first: a restore that is killed leaves no row without its arrays.
     _copy_all((folder / SEGMENTS).iterdir(), segments)
-    _run(
-        "pg_restore",
-        uri,
-        "--no-owner",
-        "--no-privileges",
-        "--exit-on-error",
-        "--single-transaction",
-        str(folder / DUMP),
-    )
+    _restore_database(uri, server_version, folder / DUMP)
     buffer = open_buffer(target.model_copy(update={"segments": str(segments)}))
     grant_roles(buffer.database)  # a dump names no rights: the roles may be missing on the new server
     problems = list(buffer.verify())
@@ -180,13 +176,32 @@ def _copy_all(files: Iterable[Path], folder: Path) -> None:
         ) from error
 
 
-def _run(program: str, uri: str, *arguments: str) -> None:
+def _restore_database(uri: str, server_version: int, dump: Path) -> None:
+    options = ["--no-owner", "--no-privileges", "--exit-on-error"]
+    if server_version >= _KNOWS_TRANSACTION_TIMEOUT:
+        _run("pg_restore", uri, *options, "--single-transaction", str(dump))
+        return
+    # The bundled pg_restore begins with a parameter that an older server refuses. In its script, which psql runs, it can be left out.
+    command = [client_program("pg_restore"), *options, "--file=-", str(dump)]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as reading:
+        assert reading.stdout is not None
+        with tempfile.TemporaryFile() as script:
+            for number, line in enumerate(reading.stdout):
+                if number >= _HEADER_LINES or line.strip() != b"SET transaction_timeout = 0;":
+                    script.write(line)
+            script.seek(0)
+            if reading.wait():
+                raise BufferUnavailableError(f"pg_restore cannot read {dump}", todo="restore another back-up")
+            _run("psql", uri, "--no-psqlrc", "--quiet", "--single-transaction", "--set=ON_ERROR_STOP=1", stdin=script)
+
+
+def _run(program: str, uri: str, *arguments: str, stdin: IO[bytes] | int = subprocess.DEVNULL) -> None:
     """Run a client program on a database; the password travels in the environment only."""
     address, password = without_password(uri)
     try:
         done = subprocess.run(
             [client_program(program), f"--dbname={address}", *arguments], env={**os.environ, **password, "LC_ALL": "C"},
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+            stdin=stdin, capture_output=True, text=True, check=False,
         )  # fmt: skip
     except FileNotFoundError as error:
         raise BufferUnavailableError(

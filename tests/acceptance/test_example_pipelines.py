@@ -10,6 +10,7 @@ import pytest
 
 from rftcore.config import load_config
 from rftcore.pipeline.policy_endpoint import Policy
+from rftcore.resolved import ResolvedRun
 from rftdata.postgres.embedded import EmbeddedServer
 from tests.support.command_line import CHECKOUT, Rft, report, rows
 from tests.support.warm_up import Warm
@@ -111,7 +112,7 @@ def test_a_curriculum_on_two_tasksets(rft: Rft, warm: Warm, tmp_path: Path) -> N
 
 def test_stages_may_ask_the_policy_itself(warm: Warm) -> None:
     config = load_config(SHAPING / "config.yaml", [f"model.path={warm.model}"])
-    policy = Policy(config)
+    policy = Policy(ResolvedRun(config))
     asked = ["372", "9180", "55013"]
     answers = policy([[{"role": "user", "content": f"{digits}>"}] for digits in asked], 8, 0.0)
     policy.close()

@@ -32,7 +32,6 @@ from rftdata.pipeline.budget import MemoryUsage, RunUsage, UsageLedger
 from rftdata.postgres.embedded import EmbeddedServer
 from tests.support.batches import batch_of_groups
 from tests.support.command_line import CHECKOUT, Rft, rows
-from tests.support.models import make_tiny_model
 from tests.support.stored_run import StoredRun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -282,7 +281,6 @@ def test_a_wrong_key_or_model_is_said_by_the_server(judge: Judge) -> None:
 def test_the_example_trains_with_the_judges_part_of_the_reward(judge: Judge, rft: Rft, tmp_path: Path) -> None:
     example = CHECKOUT / "examples" / "llm_judge"
     config = yaml.safe_load((example / "config.yaml").read_text())
-    config["model"]["path"] = str(make_tiny_model(tmp_path / "model"))  # the judge reads whatever it writes
     config["pipelines"]["experience"][1]["llm_judge"]["endpoint"]["url"] = judge.url
     config["explorer"]["reward"] = f"{example}/reward.py:right_at_the_end"
     config["explorer"] |= {"engine": "transformers", "engine_args": {"dtype": "float32", "context_length": 256}}

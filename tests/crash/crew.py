@@ -23,6 +23,7 @@ import rftdata
 from rftcore.config import RunConfig, load_config
 from rftcore.explorer import role as explorer
 from rftcore.pipeline import role as pipeline
+from rftcore.resolved import ResolvedRun
 from rftcore.run.prepare import check_run, prepare_run
 from rftcore.trainer import role as trainer
 from rftdata import failpoints
@@ -216,9 +217,10 @@ class Crew:
         name = self.config.run.name
         match role.partition("-")[0]:
             case "prepare":
-                check_run(self.config)
+                resolved = ResolvedRun(self.config)
+                check_run(resolved)
                 with rftdata.open(self.config.buffer) as buffer:
-                    prepare_run(self.config, buffer)
+                    prepare_run(resolved, buffer)
                 return 0
             case "explorer":
                 return explorer.main(self.config, name, index=int(role[-1]))

@@ -13,6 +13,7 @@ from rftcore.engines.base import Decoding
 from rftcore.explorer.rehearsal import StandIn
 from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.explorer.scorer import Scorer
+from rftcore.rewards import load_rewards
 from rftcore.workflows import WORKFLOWS
 from rftcore.workflows.task import Task, Turn
 from rftdata.experience import Rollout, Sequence
@@ -37,7 +38,7 @@ def tried(files: Path, workflow: str, answer: str, **arguments: Any) -> Rollout:
     function = WORKFLOWS.load(workflow, files)
 
     async def run() -> Rollout:
-        scorer = Scorer(["exact_match"], files)
+        scorer = Scorer(load_rewards(["exact_match"], files), files)
         runner = RolloutRunner(
             engine=engine,
             workflow=function,
@@ -53,7 +54,7 @@ def tried(files: Path, workflow: str, answer: str, **arguments: Any) -> Rollout:
 
 
 def test_the_reward_of_the_page(files: Path) -> None:
-    scorer = Scorer(["./reward.py:score"], files)
+    scorer = Scorer(load_rewards(["./reward.py:score"], files), files)
     try:
         score = asyncio.run(scorer(Turn([], " 2", "stop", Sequence("1+1=", " 2", [1, 2], 1, "stop")), TASK))
     finally:

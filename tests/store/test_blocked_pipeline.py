@@ -16,7 +16,7 @@ import yaml
 from rftcore.cli import run_command
 from rftcore.config import load_config
 from rftcore.pipeline.blocked import with_report
-from rftcore.run.prepare import build_pipeline
+from rftcore.resolved import ResolvedRun
 from rftdata import Buffer
 from rftdata.user_code import blocked
 from tests.support.store_roles import Roles, own_group, two_sealed_groups
@@ -64,7 +64,7 @@ def config(buffer: Buffer, roles: Roles, tmp_path: Path) -> Any:
         }  # fmt: skip
         path = tmp_path / "config.yaml"
         path.write_text(yaml.safe_dump(raw))
-        version = build_pipeline(load_config(path)).version
+        version = ResolvedRun(load_config(path)).experience_chain.version
         buffer.sql("UPDATE rft.run SET pipeline_version = %s", [version])
         return path
 

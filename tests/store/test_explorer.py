@@ -20,6 +20,7 @@ from rftcore.explorer.failed_steps import FailedSteps
 from rftcore.explorer.role import Explorer
 from rftcore.launch.progress import Progress, line
 from rftcore.reporting.report import build_report
+from rftcore.resolved import ResolvedRun
 from rftcore.run.join import JoinedRun
 from rftdata.errors import EngineStoppedError, ModelError, RolloutsFailedError
 from rftdata.training.attempt import Attempt
@@ -103,7 +104,9 @@ class Run:
         config = parse_config({**CONFIG, "explorer": section, **(changes or {})}, self.folder, "test")
 
         async def explore() -> None:
-            explorer = asyncio.create_task(Explorer(JoinedRun(self.buffer, self.row, config), worker, engine).run())
+            explorer = asyncio.create_task(
+                Explorer(JoinedRun(self.buffer, self.row, ResolvedRun(config)), worker, engine).run()
+            )
             deadline = time.monotonic() + 30
             while not until() and not explorer.done():
                 assert time.monotonic() < deadline, self.evaluations()

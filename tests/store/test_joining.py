@@ -14,6 +14,7 @@ from rftcore.cli import run_command
 from rftcore.config import RunConfig, parse_config
 from rftcore.launch.progress import LineView
 from rftcore.launch.supervisor import _reachable, await_departure
+from rftcore.resolved import ResolvedRun
 from rftcore.run.commands import buffer_option
 from rftcore.run.join import Companions, join_run
 from rftcore.run.prepare import find_resumable, named_resumable, stored_config
@@ -50,7 +51,7 @@ def test_an_experiment_whose_name_looks_numbered_is_another_one(buffer: Buffer, 
         (tmp_path / name).touch()
     assert [store(buffer, name) for name in ("exp", "exp-1", "exp-7")] == ["exp", "exp-1", "exp-7"]
     assert find_resumable(configured("exp", buffer), buffer, None)["name"] == "exp"
-    joined = join_run(configured("exp", buffer, tmp_path), None)
+    joined = join_run(ResolvedRun(configured("exp", buffer, tmp_path)), None)
     joined.buffer.close()
     assert joined.row["name"] == "exp"
 
@@ -125,10 +126,10 @@ def test_only_a_trainer_takes_up_a_run_that_was_interrupted(buffer: Buffer, tmp_
     end(buffer, "exp", "interrupted")
     config = configured("exp", buffer, tmp_path)
     with pytest.raises(ConfigError, match="rft train CONFIG --run exp first"):
-        join_run(config, "exp", by_hand="explorer")
+        join_run(ResolvedRun(config), "exp", by_hand="explorer")
     with pytest.raises(ConfigError, match="has ended"):
-        join_run(config, None, by_hand="trainer")  # the newest may not be the one that is meant
-    joined = join_run(config, "exp", by_hand="trainer")
+        join_run(ResolvedRun(config), None, by_hand="trainer")  # the newest may not be the one that is meant
+    joined = join_run(ResolvedRun(config), "exp", by_hand="trainer")
     joined.buffer.close()
     assert joined.row["name"] == "exp" and runs(buffer) == ["exp"]
 
@@ -141,7 +142,7 @@ def test_a_role_joins_the_run_that_is_open_beside_one_that_has_ended(
     for _ in range(2):
         store(buffer, "exp")
     end(buffer, "exp", "finished")
-    joined = join_run(configured("exp", buffer, tmp_path), None, by_hand="pipeline")
+    joined = join_run(ResolvedRun(configured("exp", buffer, tmp_path)), None, by_hand="pipeline")
     joined.buffer.close()
     assert joined.row["name"] == "exp-2"
     assert capsys.readouterr().out.startswith("joins the run exp-2 in the buffer")

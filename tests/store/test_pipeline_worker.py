@@ -17,6 +17,7 @@ from rftcore.pipeline.decide import decide
 from rftcore.pipeline.policy_endpoint import Policy
 from rftcore.pipeline.replay import without_people
 from rftcore.pipeline.role import stage_context
+from rftcore.resolved import ResolvedRun
 from rftdata import Buffer, labels
 from rftdata.pipeline.budget import RunUsage
 from rftdata.pipeline.queue import SealedQueue, claim_sealed_groups, give_back, read_groups
@@ -389,7 +390,7 @@ def test_stages_are_told_which_weights_the_policy_answers_with(buffer: Buffer) -
         Path(), "the test",
     )  # fmt: skip
     roles = Roles(buffer)
-    policy = Policy(config, buffer.database, roles.run_id)
+    policy = Policy(ResolvedRun(config), buffer.database, roles.run_id)
     context = stage_context(config, policy, RunUsage(buffer.database, roles.run_id), buffer)
     assert context.policy_version is not None
     before = context.policy_version()
@@ -397,4 +398,4 @@ def test_stages_are_told_which_weights_the_policy_answers_with(buffer: Buffer) -
         first = roles.publish(attempt, 0)
         assert context.policy_version() == str(first) != before
         assert str(roles.publish(attempt, 1)) == context.policy_version() != str(first)
-    assert Policy(config).version() == before
+    assert Policy(ResolvedRun(config)).version() == before

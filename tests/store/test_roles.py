@@ -17,6 +17,7 @@ from psycopg import sql
 import rftdata
 from rftcore.cli import run_command
 from rftcore.config import parse_config
+from rftcore.resolved import ResolvedRun
 from rftcore.tasks.pipeline import load_tasks
 from rftdata import Buffer, exchange, labels
 from rftdata.config import BufferConfig
@@ -357,7 +358,7 @@ def test_a_worker_loads_tasks_and_decides_on_them(as_: dict[str, Buffer], tmp_pa
         "trainer": {"batch_groups": 2, "learning_rate": 0.001}, "tasks": [{"name": "by worker", "source": "t.jsonl"}],
         "pipelines": {"task": stages},
     }  # fmt: skip
-    (done,) = load_tasks(parse_config(raw, tmp_path, "test"), as_["rft_worker"].database)
+    (done,) = load_tasks(ResolvedRun(parse_config(raw, tmp_path, "test")), as_["rft_worker"].database)
     assert (done.num_active, done.num_excluded) == (3, 1)
     # An account that may not change tables keeps vectors as arrays.
     kind = "SELECT format_type(atttypid, atttypmod) AS t FROM pg_attribute WHERE attrelid = 'rft.task_embedding'::regclass AND attname = 'embedding'"

@@ -13,8 +13,9 @@ from rftcore.cli import check as check_verb
 from rftcore.cli import run_command
 from rftcore.config import load_config, parse_config
 from rftcore.deep_check import _describe_tasks, _Sample
+from rftcore.resolved import ResolvedRun
 from rftcore.tasks.checks import check_tasks, first_tasks
-from rftcore.tasks.pipeline import build_task_chain, load_tasks
+from rftcore.tasks.pipeline import load_tasks
 from rftdata import Buffer
 from rftdata.config import TasksetConfig
 from rftdata.errors import ConfigError, QueryError, TaskSourceError
@@ -135,8 +136,9 @@ def test_what_the_rest_of_a_source_may_have_is_not_missed(
     monkeypatch.setattr("rftcore.deep_check._READING_S", 0.15)
     slow = {"name": "t", "source": "./tasks.py:has_answers_later", **column}
     config = load_config(configuration(folder, tasks=[slow]))
-    check_tasks(config, build_task_chain(config))
-    sentences = list(_describe_tasks(config, _Sample(config.tasks[0])))
+    resolved = ResolvedRun(config)
+    check_tasks(resolved)
+    sentences = list(_describe_tasks(resolved, _Sample(config.tasks[0])))
     assert "its source has not ended after" in sentences[0]
 
 
@@ -215,7 +217,7 @@ def test_a_task_at_which_a_rule_loops_is_excluded_and_the_others_are_decided_on(
     )
     raw = yaml.safe_load(configuration(folder).read_text())
     raw["pipelines"] = {"task": [{"./rules.py:short": {"run": {"timeout_s": 1}}}]}
-    (done,) = load_tasks(parse_config(raw, folder, "test"), buffer.database)
+    (done,) = load_tasks(ResolvedRun(parse_config(raw, folder, "test")), buffer.database)
     assert (done.num_active, done.num_excluded) == (19, 1)
     row = buffer.sql("SELECT reason FROM rft.v_task WHERE status = 'excluded'").to_pylist()[0]
     assert "did not return for experience" in row["reason"] and "rules.py, line" in row["reason"]

@@ -13,6 +13,7 @@ import pytest
 from rftcore.cli import run_command
 from rftcore.config import RunConfig, parse_config
 from rftcore.launch.interrupts import Interrupts, StartInterrupted
+from rftcore.resolved import ResolvedRun
 from rftcore.run.prepare import has_finished, prepare_run
 from rftdata import Buffer
 from rftdata.errors import ConfigError, QueryError
@@ -39,36 +40,38 @@ def configured(sql: str = SQL, *, epochs: int = 1, pin_labels: bool = True, **ch
 
 
 def test_a_run_lasts_as_long_as_its_selection_unless_it_is_told_to_end_earlier(stored: Buffer) -> None:
-    assert prepare_run(configured(), stored)["planned_steps"] == 3
-    assert prepare_run(configured(epochs=4), stored)["planned_steps"] == 10
-    assert prepare_run(configured(steps=2), stored)["planned_steps"] == 2
+    assert prepare_run(ResolvedRun(configured()), stored)["planned_steps"] == 3
+    assert prepare_run(ResolvedRun(configured(epochs=4)), stored)["planned_steps"] == 10
+    assert prepare_run(ResolvedRun(configured(steps=2)), stored)["planned_steps"] == 2
     row = stored.find_run("again")
     assert (row["mode"], row["source_sql"], row["source_rows"], row["label_cut"]) == ("train", SQL, 10, 0)
 
 
 def test_more_steps_than_it_lasts_are_refused_and_no_run_is_stored(stored: Buffer) -> None:
     with pytest.raises(ConfigError, match=r"got 4.*allowed: up to 3; raise sampling.epochs"):
-        prepare_run(configured(steps=4), stored)
+        prepare_run(ResolvedRun(configured(steps=4)), stored)
     with pytest.raises(QueryError, match="selects nothing"):
-        prepare_run(configured(f"{SQL} where reward > 5"), stored)
+        prepare_run(ResolvedRun(configured(f"{SQL} where reward > 5")), stored)
     assert [row["name"] for row in stored.sql("SELECT name FROM rft.run").to_pylist()] == ["source"]
 
 
 def test_the_algorithm_must_learn_from_what_is_selected(stored: Buffer) -> None:
     with pytest.raises(ConfigError, match="selects experiences, and dpo learns from pairs"):
-        prepare_run(configured(algorithm={"name": "dpo"}), stored)
+        prepare_run(ResolvedRun(configured(algorithm={"name": "dpo"})), stored)
     stored.sql("INSERT INTO rft.preference_pair (chosen_id, rejected_id) VALUES (1, 2)")
     with pytest.raises(ConfigError, match="selects pairs, and sft learns from experiences"):
-        prepare_run(configured("select pair_id from rft.v_pair"), stored)
+        prepare_run(ResolvedRun(configured("select pair_id from rft.v_pair")), stored)
     assert (
-        prepare_run(configured("select pair_id from rft.v_pair", algorithm={"name": "dpo"}), stored)["source_kind"]
+        prepare_run(ResolvedRun(configured("select pair_id from rft.v_pair", algorithm={"name": "dpo"})), stored)[
+            "source_kind"
+        ]
         == "pair"
     )
 
 
 @pytest.mark.parametrize("resumes", [False, True], ids=["new", "resumed"])
 def test_a_signal_stops_a_start_before_the_run_is_stored_or_leaves_it_stored(stored: Buffer, resumes: bool) -> None:
-    row = prepare_run(configured(), stored) if resumes else None
+    row = prepare_run(ResolvedRun(configured()), stored) if resumes else None
 
     def runs() -> list[tuple[str, int]]:
         found = stored.sql("SELECT name, planned_steps FROM rft.run ORDER BY run_id").to_pylist()
@@ -78,7 +81,10 @@ def test_a_signal_stops_a_start_before_the_run_is_stored_or_leaves_it_stored(sto
     with Interrupts() as interrupts:
         with pytest.raises(StartInterrupted):
             prepare_run(
-                configured(steps=2), stored, resumed=row, before_storing=lambda: os.kill(os.getpid(), signal.SIGTERM)
+                ResolvedRun(configured(steps=2)),
+                stored,
+                resumed=row,
+                before_storing=lambda: os.kill(os.getpid(), signal.SIGTERM),
             )
         assert runs() == before
     with Interrupts() as interrupts:
@@ -87,15 +93,15 @@ def test_a_signal_stops_a_start_before_the_run_is_stored_or_leaves_it_stored(sto
             interrupts.defer()
             os.kill(os.getpid(), signal.SIGTERM)
 
-        prepare_run(configured(steps=2), stored, resumed=row, before_storing=interrupted)
+        prepare_run(ResolvedRun(configured(steps=2)), stored, resumed=row, before_storing=interrupted)
         assert interrupts.first is signal.SIGTERM
     assert runs() == [run for run in before if run[0] != "again"] + [("again", 2)]
 
 
 def test_a_resumed_run_keeps_its_selection(stored: Buffer) -> None:
-    row = prepare_run(configured(), stored)
+    row = prepare_run(ResolvedRun(configured()), stored)
     stored.sql("UPDATE rft.experience SET reward = 7 WHERE experience_id = 1")
-    again = prepare_run(configured(), stored, resumed=row)
+    again = prepare_run(ResolvedRun(configured()), stored, resumed=row)
     unchanged = ("source_sql", "source_hash", "source_rows", "label_cut", "planned_steps", "source_epochs")
     assert {key: again[key] for key in unchanged} == {key: row[key] for key in unchanged}
     for key, other in {
@@ -103,20 +109,20 @@ def test_a_resumed_run_keeps_its_selection(stored: Buffer) -> None:
         "batch_groups": configured(trainer={"batch_groups": 5}),
     }.items():  # fmt: skip
         with pytest.raises(ConfigError, match=rf"\.{key} has changed"):
-            prepare_run(other, stored, resumed=row)
+            prepare_run(ResolvedRun(other), stored, resumed=row)
     with pytest.raises(ConfigError, match=r"sampling\.source\.sql has changed.*allowed: None"):
-        prepare_run(configured(), stored, resumed=stored.find_run("source"))
+        prepare_run(ResolvedRun(configured()), stored, resumed=stored.find_run("source"))
 
 
 def test_a_run_that_ended_early_on_purpose_can_go_on(stored: Buffer) -> None:
-    row = prepare_run(configured(steps=2), stored)
+    row = prepare_run(ResolvedRun(configured(steps=2)), stored)
     with stored.attempt(row) as attempt:
         seen = [attempt.draw(step, 4) for step in (1, 2)]
         attempt.commit_checkpoint(2, "/nowhere")
         attempt.finish("done")
     done = stored.find_run("again")
     assert has_finished(configured(steps=2), done) and not has_finished(configured(), done)
-    more = prepare_run(configured(), stored, resumed=done)
+    more = prepare_run(ResolvedRun(configured()), stored, resumed=done)
     assert more["planned_steps"] == 3
     with stored.attempt(more) as attempt:
         seen += [attempt.draw(3, 4), attempt.draw(4, 4)]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rftcore.resolved import ResolvedRun
 from rftcore.tasks.pipeline import load_tasks
 from rftdata import Buffer
 from rftdata.config import TasksetConfig
@@ -95,11 +96,11 @@ def test_tasks_that_a_stage_made_are_neither_gone_nor_counted(
     (tmp_path / "twice.py").write_text(TWICE)
     sets = [{"name": "sums", "source": "sums.jsonl", "limit": 3}]
     config = configuration(tmp_path, ["./twice.py:Twice"], tasks=sets)
-    load_tasks(config, buffer.database)
+    load_tasks(ResolvedRun(config), buffer.database)
     assert len(prompts(buffer)) == 4
     write(tmp_path, OLD[:4])
     capsys.readouterr()
-    load_tasks(config, buffer.database)
+    load_tasks(ResolvedRun(config), buffer.database)
     assert sorted(prompts(buffer)) == sorted([*(f"q{i}" for i in range(3)), *(f"again: q{i}" for i in range(3))])
     said = capsys.readouterr().err
     assert prompts(buffer, GONE) == [] and "any more" not in said and "left out" not in said

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from rftcore.cli import run_command
-from rftcore.tasks.pipeline import build_task_chain, load_tasks, task_batches
+from rftcore.resolved import ResolvedRun
+from rftcore.tasks.pipeline import load_tasks, task_batches
 from rftdata import Buffer
 from rftdata.errors import ConfigError
 from rftdata.tasks import list_tasksets, show_tasks
@@ -25,7 +26,8 @@ from tests.store.test_task_pipeline import (
 def test_tasks_are_listed_with_their_scores_and_shown_by_priority(buffer: Buffer, tmp_path: Path) -> None:
     write(tmp_path, ROWS)
     load_tasks(
-        configuration(tmp_path, [LEVELS, EASY, {"task_priority": {"weights": {"difficulty": 1}}}]), buffer.database
+        ResolvedRun(configuration(tmp_path, [LEVELS, EASY, {"task_priority": {"weights": {"difficulty": 1}}}])),
+        buffer.database,
     )
     (row,) = list_tasksets(buffer.database)
     assert (row["active"], row["excluded"], row["pending"]) == (16, 4, 0)
@@ -75,7 +77,8 @@ def test_the_list_of_sets_shows_what_somebody_gave_them_in_short_and_json_in_ful
     texts = [f"How much is {i} plus {i}?" for i in range(9)]
     own = {"name": "own", "source": "./mine.py:make", "args": {"texts": texts}, "limit": 3, "prompt": "text"}
     load_tasks(
-        configuration(tmp_path, [], tasks=[{**own, "args": {"texts": texts[:1]}, "name": "a"}, own]), buffer.database
+        ResolvedRun(configuration(tmp_path, [], tasks=[{**own, "args": {"texts": texts[:1]}, "name": "a"}, own])),
+        buffer.database,
     )
     assert run_command(["tasks", "list"]) == 0
     listed = capsys.readouterr().out
@@ -95,11 +98,11 @@ def test_a_preview_shows_the_first_tasks_as_the_chain_sees_them(
     )
     config = configuration(tmp_path, [LEVELS, EASY, "usage_frequency", "quality_score"])
     if is_loaded:
-        load_tasks(configuration(tmp_path, []), buffer.database)
-    chain = build_task_chain(config)
-    ((name, table),) = task_batches(config, buffer.database, chain, 5)
+        load_tasks(ResolvedRun(configuration(tmp_path, [])), buffer.database)
+    resolved = ResolvedRun(config)
+    ((name, table),) = task_batches(resolved, buffer.database, 5)
     assert (name, table["experience_id"].to_pylist(), table.num_rows) == ("sums", [1, 2, 3, 4, 5], 5)
     assert table["prompt"].to_pylist()[:2] == ["a\nb", ROWS[1]["question"]]
-    assert chain.run(table).decisions["kept"].to_pylist() == [True] * 4 + [False]
+    assert resolved.task_chain.run(table).decisions["kept"].to_pylist() == [True] * 4 + [False]
     assert count(buffer, "rft.task_verdict") == 0
     assert count(buffer, "rft.task") == (20 if is_loaded else 0)

@@ -10,9 +10,10 @@ import pytest
 
 from rftcore.config import RunConfig
 from rftcore.deep_check import open_inputs
+from rftcore.resolved import ResolvedRun
 from rftcore.run.prepare import check_plugins
 from rftcore.tasks.checks import check_before_buffer
-from rftcore.tasks.pipeline import build_task_chain, load_tasks
+from rftcore.tasks.pipeline import load_tasks
 from rftdata import Buffer
 from rftdata.errors import BufferUnavailableError, ConfigError, TaskSourceError
 from tests.store import test_task_pipeline
@@ -62,7 +63,9 @@ def opened(config: RunConfig, folder: Path) -> list[str]:
     """What `rft check --deep` says where no buffer is."""
     found = config.model_copy(update={"buffer": config.buffer.model_copy(update={"uri": str(folder / "none")})})
     found._base_dir = folder
-    return list(open_inputs(found, check_plugins(found)))
+    resolved = ResolvedRun(found)
+    check_plugins(resolved)
+    return list(open_inputs(resolved))
 
 
 def stored(buffer: Buffer) -> int:
@@ -78,7 +81,7 @@ def test_tasks_without_an_answer_are_counted_and_named(
     words = f"4 of 6 tasks have no answer, which the reward {reward!r} needs: task keys k1, k2, k3, …; add"
     assert any(sentence.startswith(f"taskset sums: {words}") for sentence in opened(config, place))
     for _ in range(2):  # when it is loaded, and when it is stored already
-        load_tasks(config, buffer.database)
+        load_tasks(ResolvedRun(config), buffer.database)
         assert f"tasks: sums: {words}" in capsys.readouterr().err
 
 
@@ -93,7 +96,7 @@ def test_a_set_in_which_no_task_has_an_answer_is_refused_and_not_stored(
     with pytest.raises(TaskSourceError, match=words):
         opened(config, place)
     with pytest.raises(TaskSourceError, match=words):
-        load_tasks(config, buffer.database)
+        load_tasks(ResolvedRun(config), buffer.database)
     assert stored(buffer) == 0
 
 
@@ -101,15 +104,15 @@ def test_a_reward_that_needs_no_answer_asks_for_none(
     buffer: Buffer, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(place, [None] * 3)
-    load_tasks(configuration(place, [], explorer={"reward": ["./own.py:any_answer"]}), buffer.database)
+    load_tasks(ResolvedRun(configuration(place, [], explorer={"reward": ["./own.py:any_answer"]})), buffer.database)
     assert stored(buffer) == 3 and "answer" not in capsys.readouterr().err
 
 
 def test_a_set_that_was_stored_for_another_reward_is_checked_too(buffer: Buffer, place: Path) -> None:
     write(place, [None] * 3)
-    load_tasks(configuration(place, [], explorer={"reward": ["./own.py:any_answer"]}), buffer.database)
+    load_tasks(ResolvedRun(configuration(place, [], explorer={"reward": ["./own.py:any_answer"]})), buffer.database)
     with pytest.raises(TaskSourceError, match="no task of the taskset 'sums' has an answer"):
-        load_tasks(configuration(place, []), buffer.database)
+        load_tasks(ResolvedRun(configuration(place, [])), buffer.database)
 
 
 def test_an_evaluation_set_needs_answers_too(buffer: Buffer, place: Path) -> None:
@@ -119,9 +122,9 @@ def test_an_evaluation_set_needs_answers_too(buffer: Buffer, place: Path) -> Non
     with pytest.raises(
         TaskSourceError, match=r"'held' has an answer .*allowed: other columns: solution; name the column"
     ):
-        load_tasks(configuration(place, [], eval=held), buffer.database)
+        load_tasks(ResolvedRun(configuration(place, [], eval=held)), buffer.database)
     held["tasks"][0]["answer"] = "solution"
-    load_tasks(configuration(place, [], eval=held), buffer.database)
+    load_tasks(ResolvedRun(configuration(place, [], eval=held)), buffer.database)
     assert stored(buffer) == 2
 
 
@@ -130,12 +133,13 @@ def test_stages_may_write_answers_and_drop_tasks_without_one(
 ) -> None:
     write(place, [None, "", None])
     (place / "fill.py").write_text("def fill(row):\n    return {'answer': '1'}\n")
-    load_tasks(configuration(place, ["./fill.py:fill"]), buffer.database)
+    load_tasks(ResolvedRun(configuration(place, ["./fill.py:fill"])), buffer.database)
     assert stored(buffer) == 3 and "no answer" not in capsys.readouterr().err
     write(place, ["1", None, "2"])
     tasks = [{"name": "other", "source": "sums.jsonl"}]
     load_tasks(
-        configuration(place, [{"sql": "SELECT * FROM batch WHERE answer IS NOT NULL"}], tasks=tasks), buffer.database
+        ResolvedRun(configuration(place, [{"sql": "SELECT * FROM batch WHERE answer IS NOT NULL"}], tasks=tasks)),
+        buffer.database,
     )
     assert "no answer" not in capsys.readouterr().err
 
@@ -146,8 +150,8 @@ def test_a_chat_without_an_answer_is_refused_with_its_row_before_anything_is_mad
     words = r"row 3 of the taskset 'sums': task .* has a chat without a turn of the assistant; add a message .*or remove the row"
     for check in (
         lambda: opened(config, place),
-        lambda: check_before_buffer(config, build_task_chain(config)),
-        lambda: load_tasks(config, buffer.database),
+        lambda: check_before_buffer(ResolvedRun(config)),
+        lambda: load_tasks(ResolvedRun(config), buffer.database),
     ):
         with pytest.raises(TaskSourceError, match=words):
             check()
@@ -158,10 +162,10 @@ def test_a_chat_deep_in_a_file_is_looked_at_too(buffer: Buffer, place: Path) -> 
     chats = [[{"role": "user", "content": f"{n}"}, *CHAT] for n in range(150)]
     write_chats(place, [*chats, CHAT[:1]])
     with pytest.raises(TaskSourceError, match="row 151 of the taskset 'sums'"):
-        load_tasks(configuration(place, [], **SFT), buffer.database)
+        load_tasks(ResolvedRun(configuration(place, [], **SFT)), buffer.database)
     assert stored(buffer) == 0
     write_chats(place, chats)
-    load_tasks(configuration(place, [], **SFT), buffer.database)
+    load_tasks(ResolvedRun(configuration(place, [], **SFT)), buffer.database)
     assert stored(buffer) == 150
 
 
@@ -178,7 +182,7 @@ def test_a_template_that_does_not_fit_is_found_before_the_run(buffer: Buffer, pl
     strict.save_pretrained(place)
     write_chats(place, [CHAT])
     config = configuration(place, [], **SFT, model={"path": "."})
-    for check in (lambda: opened(config, place), lambda: load_tasks(config, buffer.database)):
+    for check in (lambda: opened(config, place), lambda: load_tasks(ResolvedRun(config), buffer.database)):
         with pytest.raises(TaskSourceError, match=r"row 1 .*before message 2 in another way once that answer is there"):
             check()
 
@@ -187,7 +191,7 @@ def test_arguments_that_the_workflow_does_not_take_are_refused(buffer: Buffer, p
     write_chats(place, [CHAT])
     config = configuration(place, [], **{**SFT, "explorer": {**SFT["explorer"], "workflow_args": {"turn": "last"}}})
     with pytest.raises(ConfigError, match=r"unexpected keyword argument 'turn'.*allowed: column, .*turns"):
-        load_tasks(config, buffer.database)
+        load_tasks(ResolvedRun(config), buffer.database)
 
 
 @pytest.mark.parametrize("uri", ["/proc/rft/buffer", "/dev/null"])
@@ -195,7 +199,8 @@ def test_a_buffer_folder_that_cannot_be_made_is_refused_by_check_and_by_run(plac
     write(place, ["1"])
     config = configuration(place, [], buffer={"uri": uri})
     words = f"the buffer's folder cannot be made or written: .*{uri}.*; correct buffer.uri"
+    check_plugins(resolved := ResolvedRun(config))
     with pytest.raises(BufferUnavailableError, match=words):
-        list(open_inputs(config, check_plugins(config)))
+        list(open_inputs(resolved))
     with pytest.raises(BufferUnavailableError, match=words):
-        check_before_buffer(config, build_task_chain(config))
+        check_before_buffer(ResolvedRun(config))

@@ -14,6 +14,7 @@ import rftdata
 from rftcore.config import parse_config
 from rftcore.deep_check import open_inputs
 from rftcore.engines.no_engine import NoEngine
+from rftcore.resolved import ResolvedRun
 from rftcore.run.prepare import check_plugins
 from rftdata.errors import ConfigError
 from rftdata.tasks import load_taskset
@@ -44,7 +45,8 @@ def place(tmp_path: Path, tiny: Path) -> Path:
 def test_the_configurations_of_the_page_pass_the_deep_check(place: Path, changes: dict[str, Any]) -> None:
     config = parse_config({**CHATS, **changes, "buffer": {"uri": str(place / "buffer")}}, place, "docs")
     (name,) = (taskset.name for taskset in config.tasks)
-    assert any(said.startswith(f"taskset {name}: ") for said in open_inputs(config, check_plugins(config)))
+    check_plugins(resolved := ResolvedRun(config))
+    assert any(said.startswith(f"taskset {name}: ") for said in open_inputs(resolved))
 
 
 def explore(buffer: rftdata.Buffer, place: Path, **workflow_args: Any) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from psycopg.types.json import Jsonb
 
 from rftcore.config import RunConfig, parse_config
 from rftcore.reporting.report import build_report
+from rftcore.resolved import ResolvedRun
 from rftcore.run.join import JoinedRun
 from rftcore.run.prepare import stored_config
 from rftcore.sync.weights_file import iterate_weights, open_weights
@@ -104,7 +105,7 @@ class Training:
             Worker(self.buffer.database, self.run["run_id"], "trainer") as worker,
             self.buffer.attempt(self.run, sampling=SamplingConfig(max_staleness=1000)) as attempt,
         ):
-            TrainerRole(JoinedRun(self.buffer, self.run, self.config), worker, attempt).run()
+            TrainerRole(JoinedRun(self.buffer, self.run, ResolvedRun(self.config)), worker, attempt).run()
 
     def stop(self) -> None:
         self.buffer.database.run("request_stop", run_id=self.run["run_id"])
@@ -336,7 +337,7 @@ def test_greedy_rollouts_teach_nothing_to_an_algorithm_that_compares(training: T
 
 
 def learner_temperature(training: Training) -> float:
-    joined = JoinedRun(training.buffer, training.run, training.config)
+    joined = JoinedRun(training.buffer, training.run, ResolvedRun(training.config))
     with (
         Worker(training.buffer.database, training.run["run_id"], "trainer") as worker,
         training.buffer.attempt(training.run) as attempt,

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rftcore.config import parse_config
+from rftcore.resolved import ResolvedRun
 from rftcore.run.prepare import check_plugins
 from rftdata.config import MixingConfig, TasksetConfig
 from rftdata.errors import ConfigError
@@ -92,7 +93,7 @@ RUN: dict[str, Any] = {
 
 def configured(*, algorithm: dict[str, Any] | None = None, **taskset: Any) -> None:
     raw = {**RUN, "tasks": [{**RUN["tasks"][0], **taskset}], "algorithm": {**RUN["algorithm"], **(algorithm or {})}}
-    check_plugins(parse_config(raw, Path.cwd(), "test"))
+    check_plugins(ResolvedRun(parse_config(raw, Path.cwd(), "test")))
 
 
 @pytest.mark.parametrize(

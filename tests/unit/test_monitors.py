@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rftcore.monitor import open_monitors
+from rftcore.monitor import MONITORS
 from rftdata.errors import PluginError
 
 OWN = """
@@ -27,7 +27,7 @@ class Lines(Monitor):
 
 
 def test_tensorboard_reads_back_what_was_logged(tmp_path: Path) -> None:
-    (monitor,) = open_monitors(["tensorboard"], "sums", tmp_path)
+    monitor = MONITORS.load("tensorboard")("sums", tmp_path)
     for step in (1, 2):
         monitor.log(step, {"loss": 1 / step, "kl": float("nan")})
     monitor.close()
@@ -43,7 +43,7 @@ def test_tensorboard_reads_back_what_was_logged(tmp_path: Path) -> None:
 
 def test_your_own_monitor_is_named_by_its_file(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(OWN)
-    (monitor,) = open_monitors(["./mine.py:Lines"], "sums", tmp_path, base_dir=tmp_path)
+    monitor = MONITORS.load("./mine.py:Lines", tmp_path)("sums", tmp_path)
     monitor.log(3, {"loss": 0.5})
     monitor.close()
     assert (tmp_path / "sums.txt").read_text() == "3 {'loss': 0.5}\n"
@@ -51,4 +51,4 @@ def test_your_own_monitor_is_named_by_its_file(tmp_path: Path) -> None:
 
 def test_an_unknown_monitor_names_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(PluginError, match="did you mean 'tensorboard'"):
-        open_monitors(["tensorbord"], "sums", tmp_path)
+        MONITORS.load("tensorbord")

@@ -9,6 +9,7 @@ from operators.llm.client import chat
 from operators.llm.endpoint import BudgetConfig, Meter, PolicyEndpoint, Sampling, estimated_tokens, tokens_of
 from rftcore.config import parse_config
 from rftcore.pipeline.policy_endpoint import Policy
+from rftcore.resolved import ResolvedRun
 from rftdata.errors import EngineStoppedError, RftError
 from rftdata.pipeline.budget import MemoryUsage, Usage
 from tests.support.models import make_tiny_model
@@ -20,7 +21,7 @@ def tiny_policy(folder: Path) -> Policy:
         "model": {"path": str(make_tiny_model(folder / "model"))}, "tasks": [{"name": "t", "source": "./none.py:none"}],
         "algorithm": {"name": "sft", "group_size": 1}, "explorer": {}, "trainer": {}, "steps": 1,
     }  # fmt: skip
-    return Policy(parse_config(raw, folder, "the test"))
+    return Policy(ResolvedRun(parse_config(raw, folder, "the test")))
 
 
 def test_a_chat_that_cannot_be_answered_takes_no_other_answer_with_it(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from rftcore.explorer.failures import FunctionFailedError
 from rftcore.explorer.scorer import Scorer
+from rftcore.rewards import load_rewards
 from rftcore.workflows.task import Score, Task, Turn
 from rftdata.errors import PluginError, RftError
 from rftdata.experience import Sequence
@@ -33,7 +34,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
     def build(names: list[str], *, timeout_s: float = 30.0, max_processes: int = 2, **files: str) -> Scorer:
         for name, text in files.items():
             (tmp_path / f"{name}.py").write_text(text)
-        made.append(Scorer(names, tmp_path, timeout_s=timeout_s, max_processes=max_processes))
+        made.append(Scorer(load_rewards(names, tmp_path), tmp_path, timeout_s=timeout_s, max_processes=max_processes))
         return made[-1]
 
     yield build
