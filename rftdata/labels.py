@@ -264,10 +264,9 @@ def _read(file: Path) -> pa.Table:
         if file.suffix == ".csv":
             import pyarrow.csv
 
-            # As it was written: 007 is a reason, not the number 7.
-            return pyarrow.csv.read_csv(
-                file, convert_options=pyarrow.csv.ConvertOptions(column_types={"reason": pa.string()})
-            )
+            # As it was written: 007 is a reason and not the number 7, nan is a wrong reward and not a missing one.
+            options = pyarrow.csv.ConvertOptions(column_types={"reason": pa.string()}, null_values=[""])
+            return pyarrow.csv.read_csv(file, convert_options=options)
     except (OSError, pa.ArrowInvalid) as error:
         raise QueryError(
             f"{file} cannot be read: {' '.join(str(error).split())}", todo="correct the path or the file"
