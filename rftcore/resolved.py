@@ -168,8 +168,9 @@ class ResolvedRun:
         Raises:
             ModelError, ConfigError: see `model_folder` and `engine`.
         """
+        folder = self.model_folder
         try:
-            model = json.loads((self.model_folder / "config.json").read_text(encoding="utf-8"))
+            model = json.loads((folder / "config.json").read_text(encoding="utf-8"))
             limit = (model.get("text_config") or model).get("max_position_embeddings")
         except (OSError, ValueError, AttributeError):
             limit = None  # opening the model says what is wrong with it

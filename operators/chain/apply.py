@@ -14,6 +14,7 @@ from operators.chain.checks import check_created, checked, checked_reasons
 from operators.chain.input_digests import input_digests
 from operators.chain.parts import in_parts
 from operators.chain.stage import Stage
+from rftdata.errors import OperatorError
 from rftdata.pipeline.records import Known, KnownScore, StageScores
 from rftdata.postgres.values import storable
 from rftdata.user_code.time_limits import call
@@ -41,6 +42,15 @@ def apply_stage(stage: Stage, table: pa.Table, known: Known) -> Applied:
         position = given.schema.get_field_index(name)
         given = given.append_column(name, values) if position < 0 else given.set_column(position, name, values)
     decided = call(lambda: stage.operator.decide(given), stage.timeout_s(given.num_rows), stage.on_rows(given))
+    if not isinstance(decided, StageOutcome):
+        raise OperatorError(
+            "`decide` returned no StageOutcome", value=type(decided).__name__, todo="return StageOutcome(reasons)"
+        )
+    if decided.columns or decided.waiting:
+        raise OperatorError(
+            "`decide` of a stage that scores changes columns or asks a person", allowed="reasons, and new tasks or groups",
+            todo="let a stage after it do that",
+        )  # fmt: skip
     for one in decided.created:
         check_created(one)
     outcome = StageOutcome(decided.reasons, columns, created=decided.created)

@@ -6,6 +6,9 @@ nothing is decided, and the caller tries again later. Otherwise the batch is hal
 fails alone its rows are tried one by one: those that fail alone are set aside, dropped with the error as their reason, and the rest of
 the unit is decided on without them. A unit that fails only as a whole is set aside as a whole.
 
+Where rows that are set aside are decided on again later, as tasks are when their set is loaded again, not each of many rows is asked
+about in vain: a part of which some that are tried alone all fail is set aside as a whole.
+
 Where stages compare all rows of a batch, it is one unit, and the rows that fail alone are looked for by halves.
 
 Where a stage exceeds its time limit and names the row at which it was, that row is set aside at once: to look for it would take the
@@ -50,7 +53,7 @@ class Recorder(Protocol):
 
 def decide(
     chain: Chain, table: pa.Table, known: Known | None = None, *, patient: bool = False, as_whole: bool = False,
-    min_group_size: int | None = None, recorder: Recorder | None = None,
+    min_group_size: int | None = None, retried: bool = False, recorder: Recorder | None = None,
 ) -> Verdicts:  # fmt: skip
     """Verdicts on every row of a batch, whatever stages raise on some of them.
 
@@ -60,28 +63,32 @@ def decide(
         patient: raise where a stage fails on everything that is tried, rather than set everything aside.
         as_whole: stages compare all rows: they are decided on together.
         min_group_size: overrides the chain's own.
+        retried: what is set aside is decided on again later; a stage that is unavailable then ends the call at once.
         recorder: is shown what stages do.
 
     Raises:
-        StageError: with `patient`, the stage's error; with `as_whole` that of a batch of which no row fails alone; in any case that of a
-            stage which says that no row does it.
+        StageError: with `patient`, the stage's error; with `as_whole` that of a batch of which no row fails alone; with `retried` that
+            of a stage that is unavailable.
     """
-    return _Isolator(chain, known or {}, min_group_size, recorder).decide(table, patient, as_whole)
+    return _Isolator(chain, known or {}, min_group_size, retried, recorder).decide(table, patient, as_whole)
 
 
 class _Isolator:
-    def __init__(self, chain: Chain, known: Known, min_group_size: int | None, recorder: Recorder | None) -> None:
+    def __init__(
+        self, chain: Chain, known: Known, min_group_size: int | None, retried: bool, recorder: Recorder | None
+    ) -> None:
         self._chain = chain
         self._known = {key: dict(scores) for key, scores in known.items()}
         self._min_group_size = min_group_size
+        self._retried = retried
         self._recorder = recorder
         self._found = Verdicts()
 
     def decide(self, table: pa.Table, patient: bool, as_whole: bool) -> Verdicts:
         first = error = self._try(table)
         rest, error = self._without_late_rows(table, error) if error is not None else (table, None)
-        if patient and first is not None and error is None and not self._has_passed(first):
-            raise first from first.__cause__  # what was left was dropped before the stage
+        if patient and first is not None and error is None and not self._has_passed(first) and self._error_of(rest):
+            raise first from first.__cause__  # no row passed: what was left of the groups was dropped before the stage
         if error is not None:
             if patient and not self._any_passes(rest, error):
                 raise error from error.__cause__
@@ -103,9 +110,7 @@ class _Isolator:
             # No later pass computes them again.
             self._found.scores += error.scores
             remember(self._known, error.scores)
-            if isinstance(error.__cause__, UnavailableError):
-                raise  # no row does it
-            return error
+            return self._checked(error)
         self._found.add(verdicts)
         remember(self._known, verdicts.scores)
         if self._recorder is not None:
@@ -117,8 +122,13 @@ class _Isolator:
         try:
             self._chain.run(table, min_group_size, known=self._known)
         except StageError as error:
-            return error
+            return self._checked(error)
         return None
+
+    def _checked(self, error: StageError) -> StageError:
+        if self._retried and isinstance(error.__cause__, UnavailableError):
+            raise error from error.__cause__  # no row does it
+        return error
 
     def _set_aside(self, table: pa.Table, error: StageError) -> None:
         """Drop rows for good; what the stages before did with them counts."""
@@ -166,6 +176,8 @@ class _Isolator:
         units = _units(table)
         is_late = time_limit_behind(error) is not None
         probes = _PROBES if len(units) == table.num_rows and not is_late else _FEW_PROBES
+        if not is_late and len(units) == table.num_rows <= 2 * _PROBES:
+            probes = len(units)
         tried = units[np.unique(np.linspace(0, len(units) - 1, probes).astype(int))]
         parts = [_of(table, unit) for unit in tried]
         if len(units) > 1 and any(self._error_of(part, self._min_group_size) is None for part in parts):
@@ -175,12 +187,16 @@ class _Isolator:
         rows = [part.slice(row, 1) for part in parts for row in range(1 if is_late else part.num_rows)]
         return any(self._error_of(row) is None for row in rows)
 
+    def _is_long(self, table: pa.Table) -> bool:
+        """Whether not each of the rows is asked about where some fail alone."""
+        return self._retried and bool(table.num_rows > 2 * _PROBES)
+
     def _decide_parts(self, table: pa.Table, error: StageError) -> None:
         """Decide on the two halves of what failed, or on a unit without the rows that do it."""
         units = _units(table)
         if len(units) == 1:
             self._decide_unit(table, error)
-        elif _is_long(table) and not self._any_passes(table, error):
+        elif self._is_long(table) and not self._any_passes(table, error):
             self._set_aside(table, error)
         else:
             self._note(error)
@@ -222,7 +238,7 @@ class _Isolator:
         alone = self._error_of(table)
         if alone is None:
             return
-        if table.num_rows == 1 or (_is_long(table) and not self._any_passes(table, error)):
+        if table.num_rows == 1 or (self._is_long(table) and not self._any_passes(table, error)):
             yield table, alone
             return
         half = table.num_rows // 2
@@ -242,12 +258,6 @@ def _late_row(table: pa.Table, error: StageError) -> int | None:
 def _units(table: pa.Table) -> Ints:
     """Ids of the units, ascending."""
     return np.unique(table["group_id"].to_numpy())
-
-
-def _is_long(table: pa.Table) -> bool:
-    """Whether the table has so many tasks that, where each of some that are tried alone fails, the others are not asked about in vain."""
-    num_rows: int = table.num_rows
-    return num_rows > 2 * _PROBES and len(_units(table)) == num_rows
 
 
 def _of(table: pa.Table, units: Ints | int) -> pa.Table:

@@ -27,7 +27,14 @@ def decide_batch(
     known = known_task_scores(database, batch.table["experience_id"].to_pylist(), chain.score_keys)
     changes = Changes(batch)
     verdicts = decide(
-        chain, batch.table, known, patient=is_first, as_whole=not rowwise, min_group_size=1, recorder=changes
+        chain,
+        batch.table,
+        known,
+        patient=is_first,
+        as_whole=not rowwise,
+        min_group_size=1,
+        retried=True,
+        recorder=changes,
     )
     if verdicts.questions:
         raise _question(chain, verdicts.questions[0])

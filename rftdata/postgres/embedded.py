@@ -216,7 +216,7 @@ class EmbeddedServer:
         return self.uri
 
     def _settle_idle_stop(self, *, started: bool, until_stopped: bool) -> None:
-        if until_stopped or (started and self.listen):
+        if until_stopped or self.listen:
             self.idle.never()
         elif self._has_postmaster():  # in another container it is watched from there
             self.idle.settle(self.idle_stop_s, started=started)
@@ -249,6 +249,7 @@ class EmbeddedServer:
                 raise BufferUnavailableError(
                     f"the server of {self.folder} runs in another container", todo="stop it there with `rft db stop`"
                 )
+            self.idle.forget()
             if not self.socket_dir.is_relative_to(self.folder):
                 shutil.rmtree(self.socket_dir, ignore_errors=True)  # made again by the next start
 

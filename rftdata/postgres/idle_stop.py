@@ -61,17 +61,23 @@ class IdleStop:
 
         Args:
             wanted_s: 0 for always; None leaves what a running server has, and is `DEFAULT_S` for one that starts.
-            started: the server was started now. Otherwise one that runs until it is stopped stays so.
+            started: the server was started now. One that was to run until a command stops it, and ended without, stays so.
         """
+        if self._read() == _UNTIL_STOPPED:
+            return
         if started:
             self._write(f"{DEFAULT_S if wanted_s is None else wanted_s:g}")
-        elif wanted_s is not None and self._read() not in (_UNTIL_STOPPED, f"{wanted_s:g}"):
+        elif wanted_s is not None and self._read() != f"{wanted_s:g}":
             self._write(f"{wanted_s:g}")
         _watch(self.folder, self._arguments)
 
     def never(self) -> None:
         """Let the running server go on until a command stops it, whatever configurations say."""
         self._write(_UNTIL_STOPPED)
+
+    def forget(self) -> None:
+        """A command stopped the server: the next one to start may stop by itself again."""
+        (self.folder / "idle_stop_s").unlink(missing_ok=True)
 
     def _read(self) -> str:
         try:

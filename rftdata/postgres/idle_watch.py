@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _SMART_S = 10
+_QUERY_S = 15
 
 
 def read_limit_s(folder: Path) -> float:
@@ -66,6 +67,8 @@ class Watcher:
                 time.sleep(left_s)
                 continue
             with self._turn():
+                if self._was_replaced():
+                    return
                 if not self._is_unused() or self._last_use() > idle_since:
                     continue
                 if not self._has_postmaster():
@@ -92,6 +95,13 @@ class Watcher:
             yield
         finally:
             os.close(lock)
+
+    def _was_replaced(self) -> bool:
+        """Whether the buffer was removed, and perhaps another made in its place: that one has a watcher of its own."""
+        try:
+            return not os.path.samestat(os.stat(self.folder / "in_use"), os.fstat(self.in_use))
+        except FileNotFoundError:
+            return True
 
     def _is_unused(self) -> bool:
         try:
@@ -125,6 +135,8 @@ class Watcher:
             return bool(self._line(0))
         try:
             return os.readlink(f"/proc/{self._line(0)}/cwd") == str(self.data)
+        except PermissionError:  # it runs under another account, as our servers do where root starts them
+            return True
         except OSError:
             return False
 
@@ -136,10 +148,13 @@ class Watcher:
         }  # fmt: skip
         # The starter's own settings for clients (PGOPTIONS, PGSSLMODE) are for other servers.
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
-        asked = subprocess.run(
-            [str(self.binaries / "psql"), "-XAtc", self.sessions], env={**inherited, **self.environment, **connection},
-            stdin=subprocess.DEVNULL, capture_output=True, check=False,
-        )  # fmt: skip
+        try:
+            asked = subprocess.run(
+                [str(self.binaries / "psql"), "-XAtc", self.sessions], env={**inherited, **self.environment, **connection},
+                stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=_QUERY_S,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:  # `server.lock` is held meanwhile, for which every command waits
+            return True
         # A server that does not let us in has no place left, or recovers.
         return asked.returncode != 0 or bool(asked.stdout.strip())
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -248,4 +250,39 @@ def test_commands_that_come_while_the_server_stops_wait_and_start_it_again(folde
             starts.update(both)
             time.sleep(pause_s)
     assert 3 < len(starts) < len(pauses)
+    assert stops(folder)
+
+
+def test_a_buffer_made_in_the_place_of_a_removed_one_is_not_stopped_by_the_old_ones_watcher(
+    folder: Path, server_folders: Path
+) -> None:
+    place = server_folders / "replaced"
+    use(place, 4.0)
+    EmbeddedServer(place).binary("psql")  # the server runs, unused; its buffer is removed and made anew
+    postmaster(place).kill()
+    shutil.rmtree(place)
+    with rftdata.open(BufferConfig(uri=str(place), idle_stop_s=0.0)) as buffer:
+        buffer.database.close()
+        time.sleep(6.0)
+        assert EmbeddedServer(place).is_running()
+    EmbeddedServer(place).stop()
+
+
+def test_a_server_that_was_to_run_until_it_is_stopped_does_so_after_a_kill(folder: Path) -> None:
+    assert run_command(["db", "start", "--buffer", str(folder)]) == 0
+    killed = postmaster(folder)
+    killed.kill()
+    killed.wait()
+    use(folder)
+    assert stays(folder)
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv")
+def test_root_without_the_right_to_look_into_processes_has_its_servers_stopped_too(folder: Path) -> None:
+    program = (
+        "import sys, rftdata; from rftdata.config import BufferConfig; "
+        "rftdata.open(BufferConfig(uri=sys.argv[1], idle_stop_s=1.0)).close()"
+    )
+    command = ["setpriv", "--bounding-set", "-sys_ptrace", sys.executable, "-c", program, str(folder)]
+    subprocess.run(command, check=True)
     assert stops(folder)

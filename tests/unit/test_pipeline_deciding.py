@@ -7,7 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from operators.base import Operator, StageOutcome
+from operators.base import Operator, StageOutcome, UnavailableError
+from operators.chain import isolate
 from operators.chain.build import build_chain
 from operators.chain.stage import StageError
 from rftcore.pipeline.decide import decide
@@ -153,3 +154,39 @@ def test_a_stage_that_never_works_ends_the_worker_with_its_error(groups: int) ->
     assert now[0] == 63.0
     patience.passed()
     assert patience.failed(StageError("again")) == 1.0
+
+
+class Unavailable(Operator):
+    """Fails on one row at first, and is not there any more afterwards."""
+
+    def apply(self, table: pa.Table) -> StageOutcome:
+        calls.append(table.num_rows)
+        if len(calls) > 1:
+            raise UnavailableError("the endpoint is away")
+        raise ValueError("no number")
+
+
+def test_a_stage_that_becomes_unavailable_sets_no_task_aside() -> None:
+    stage = build_chain([{f"{__name__}:Unavailable": {}}])
+    with pytest.raises(StageError, match="away"):
+        isolate.decide(stage, batch(8, 2).table, as_whole=True, min_group_size=1, retried=True)
+
+
+def test_every_row_of_an_experience_pipeline_is_tried_however_many_fail() -> None:
+    rows = batch_of_groups(*([1.0] for _ in range(64)))
+    poison.update(
+        key for key in rows["experience_id"].to_pylist() if key % 8
+    )  # the eight that are spread over the batch fail
+    poison.discard(101)
+    verdicts = isolate.decide(chain(1), rows)
+    assert verdicts.failed == poison
+    tasks = isolate.decide(chain(1), rows, retried=True)
+    assert verdicts.failed <= tasks.failed and len(calls) < 64 * 12
+
+
+def test_each_of_a_few_tasks_is_tried_before_the_stage_is_taken_to_be_broken() -> None:
+    rows = batch_of_groups(*([1.0] for _ in range(10)))
+    poison.update(range(100, 110))
+    poison.difference_update({104, 108})
+    verdicts = isolate.decide(chain(1), rows, patient=True, min_group_size=1, retried=True)
+    assert verdicts.failed == poison

@@ -131,6 +131,13 @@ def test_a_stage_that_loops_on_every_row_is_broken_though_what_is_left_of_a_grou
         decide(build_chain(stages, min_group_size=2), groups, patient=True)
 
 
+def test_a_row_that_loops_is_set_aside_though_no_other_row_gets_to_the_stage() -> None:
+    groups = batch((0.0, 1.0), (0.0, 1.0))
+    late = groups.table["experience_id"][1].as_py()
+    only = {"sql": f"SELECT * FROM batch WHERE experience_id = {late}"}
+    assert decide(build_chain([only, limited("loops_on", 0.05, ids=[late])]), groups, patient=True).failed == {late}
+
+
 def test_all_rows_of_a_lone_group_that_loops_are_set_aside_where_others_passed_before() -> None:
     groups = batch((0.0, 1.0))
     chain = build_chain([limited("loops_on", 0.05, ids=groups.table["experience_id"].to_pylist())])
