@@ -108,7 +108,7 @@ def test_a_role_that_user_code_blocks_is_started_again_and_the_run_finishes(fold
     output, _ = process.communicate(timeout=400)
     assert process.returncode == 0, output
     task = (folder / "task").read_text()
-    sentence = r"a workflow blocks its event loop for \d+ s and cannot be stopped \(blocking\.py, line 25, in walk\)"
+    sentence = r"a workflow blocks its event loop for \d+ s and cannot be stopped \(blocking\.py, line 24, in walk\)"
     for number in (1, 2, 3):
         assert re.search(rf"{sentence}; the explorer is started again \({number}\)", output), output
     assert "the stage 'once' blocks on 4 experiences; the pipeline is started again (1)" in output
