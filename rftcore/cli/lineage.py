@@ -61,25 +61,27 @@ def lineage(
             print_rows(*_of_checkpoint(found, run, checkpoint), as_json=as_json)
             return
         check_experience(found, experience)
-        columns: tuple[str, ...]
-        if origin:
-            rows = _hops(database, experience)
-            columns, none = (
-                ("buffer_id", "run", "experience_id"),
-                "was not imported: it was stored in this buffer first",
-            )
-        elif pipeline:
-            rows = database.fetch("pipeline_of_experience", experience_id=experience)
-            columns, none = ("at", "version", "stage", "what", "detail"), "has not been decided on by any pipeline"
-        else:
-            rows = database.fetch("lineage_of_experience", experience_id=experience)
-            columns, none = _STEPS, "has not been trained on: no step drew it"
-            if not as_json:
-                _tell(database, experience)
+        rows, columns, none = _answer(database, experience, origin=origin, pipeline=pipeline)
+        if not (origin or pipeline or as_json):
+            _tell(database, experience)
         if rows or as_json:
             print_rows(rows, columns, as_json=as_json)
         else:
             print(f"experience {experience} {none}")
+
+
+def _answer(
+    database: Database, experience: int, *, origin: bool, pipeline: bool
+) -> tuple[list[Row], tuple[str, ...], str]:
+    """The rows that answer a question about an experience, the columns to show, and what it means that there are none."""
+    if origin:
+        columns = ("buffer_id", "run", "experience_id")
+        return _hops(database, experience), columns, "was not imported: it was stored in this buffer first"
+    if pipeline:
+        rows = database.fetch("pipeline_of_experience", experience_id=experience)
+        return rows, ("at", "version", "stage", "what", "detail"), "has not been decided on by any pipeline"
+    rows = database.fetch("lineage_of_experience", experience_id=experience)
+    return rows, _STEPS, "has not been trained on: no step drew it"
 
 
 def _of_checkpoint(buffer: Buffer, run: str | None, step: int | None) -> tuple[list[Row], tuple[str, ...]]:

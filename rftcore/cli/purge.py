@@ -66,10 +66,13 @@ def purge(
             rewritten = purging.vacuum(found, rewrite=rewrite_tables)
         erased = None if dry_run else purging.erase(found, now=now)
     if as_json:
-        print_json(
-            {"purge": done and asdict(done), "erased": erased and asdict(erased), "num_tables_rewritten": rewritten}
-        )
+        plain = {"purge": done and asdict(done), "erased": erased and asdict(erased), "num_tables_rewritten": rewritten}
+        print_json(plain)
         return
+    _show(done, rewritten, erased, dry_run)
+
+
+def _show(done: Purged | None, rewritten: int, erased: Erased | None, dry_run: bool) -> None:
     if done is not None:
         _tell(done, dry_run)
     if rewritten:

@@ -28,8 +28,8 @@ def explore(
     """Sample rollouts for a run, beside the roles that others start.
 
     It joins the newest run of the file's name that is at work or has not begun, and makes one where the buffer has none of that name.
-    Beside runs that have all ended it makes no other: `rft run CONFIG --resume` goes on with the last. While it waits it says for what,
-    and which roles nobody plays.
+    Beside runs that have all ended it makes no other: `rft run CONFIG --resume` goes on with the last. While it waits, it reports for
+    what and which roles are not running.
     """
     resolved = configuration(config, overrides, buffer)
     from rftcore.explorer import role
@@ -43,7 +43,7 @@ def process(
     """Decide on the experiences of a run as one more pipeline worker, beside the roles that others start.
 
     It joins the newest run of the file's name that is at work or has not begun, and makes one where the buffer has none of that name.
-    Beside runs that have all ended it makes no other. While it waits it says for what, and which roles nobody plays.
+    If every run of the name has ended, it makes no new one. While it waits, it reports for what and which roles are not running.
     `rft pipeline` tries stages out and compares their versions.
     """
     resolved = configuration(config, overrides, buffer)
@@ -59,7 +59,7 @@ def train(
 
     It joins the newest run of the file's name that is at work or has not begun, and makes one where the buffer has none of that name.
     `--run RUN` goes on with a run that was interrupted, from its last checkpoint. Beside runs that have all ended it makes no other.
-    While it waits it says for what, and which roles nobody plays.
+    While it waits, it reports for what and which roles are not running.
     """
     resolved = configuration(config, overrides, buffer)
     from rftcore.trainer import role

@@ -70,7 +70,7 @@ def run(
         config = configuration(file, overrides, buffer)
     # Imported when the configuration is known to be right: a mistake in it is told at once.
     from rftcore.launch import supervisor
-    from rftcore.launch.progress import open_view
+    from rftcore.launch.views import open_view
     from rftcore.run.prepare import GoBack
 
     go_back = GoBack(at_step, keep_rollouts, fork) if at_step is not None or fork is not None else None

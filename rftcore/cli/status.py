@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import socket
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rftcore.cli.session import BufferOption, JsonOption, opened
+
+if TYPE_CHECKING:
+    from rftcore.launch.progress import Progress, Snapshot
+    from rftdata.postgres.database import Row
 
 
 def status(
@@ -26,55 +30,68 @@ def status(
     """Show where a run stands, and what each of its processes does or waits for."""
     if watch and (as_json or everyone or stacks):
         raise typer.BadParameter("--watch draws for a person; leave it out to use --json, --all or --stacks")
-    from rich.console import Console
-
     from rftcore.cli.output import print_json
-    from rftcore.launch.progress import Progress, block, open_view, worker_table
-    from rftcore.launch.reviews import waits_for_people
-    from rftcore.run.commands import buffer_option, what_decides
+    from rftcore.launch.progress import Progress
     from rftcore.run.stacks import read_stacks
 
     with opened(buffer, "rft status") as found:
         at_work = found.database.fetch("runs_at_work")
         row = found.find_run(run) if run is not None or not at_work else at_work[0]
-        option = buffer_option(found.location)
         progress = Progress(found, row["run_id"])
-        snapshot = progress.snapshot()
         if watch:
-            with open_view() as view:
-                view.update(snapshot)
-                while snapshot["status"] in ("created", "running"):
-                    time.sleep(1.0)  # drawing for a person; nobody waits for it
-                    snapshot = progress.snapshot()
-                    view.update(snapshot)
+            _watch(progress)
             return
+        snapshot = progress.snapshot()
         here = [w for w in snapshot["workers"] if w["host"] == socket.gethostname() and w["liveness"] != "stopped"]
         pids = {worker["pid"]: worker for worker in here} if stacks else {}
         for pid, text in read_stacks(found.run_folder(row), pids).items():
             pids[pid]["stacks"] = text
+        location = found.location
     if as_json:
         print_json(snapshot)
         return
+    others = [other["name"] for other in at_work if run is None and other["run_id"] != row["run_id"]]
+    _show(snapshot, row, others, location, everyone=everyone)
+    for worker in pids.values():
+        print(f"\n{worker['role']} {worker['pid']}\n{worker.get('stacks', 'does not answer')}")
+
+
+def _watch(progress: Progress) -> None:
+    """Draw until the run has ended."""
+    from rftcore.launch.views import open_view
+
+    with open_view() as view:
+        while True:
+            snapshot = progress.snapshot()
+            view.update(snapshot)
+            if snapshot["status"] not in ("created", "running"):
+                return
+            time.sleep(1.0)  # drawing for a person: no process waits for it
+
+
+def _show(snapshot: Snapshot, row: Row, others: list[str], location: str, *, everyone: bool) -> None:
+    """Print where the run stands; `others`: runs that are at work beside it."""
+    from rich.console import Console
+
+    from rftcore.launch.reviews import waits_for_people
+    from rftcore.launch.views import block, worker_table
+    from rftcore.run.commands import buffer_option, what_decides
+
+    option, name = buffer_option(location), snapshot["run"]
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=160)
-    console.print(
-        f"{snapshot['run']}: {snapshot['status']}" + (f": {snapshot['outcome']}" if snapshot["outcome"] else ""),
-        markup=False,
-    )
+    outcome = f": {snapshot['outcome']}" if snapshot["outcome"] else ""
+    console.print(f"{name}: {snapshot['status']}{outcome}", markup=False)
     console.print(block({**snapshot, "workers": []} if everyone else snapshot, console.width))
-    if snapshot["status"] == "running" and not any(
-        worker["liveness"] == "alive" and worker["role"] != "replay" for worker in snapshot["workers"]
-    ):
-        console.print(f"nobody works for it now; go on with `rft run --resume {snapshot['run']}{option}`", markup=False)
+    works = any(worker["liveness"] == "alive" and worker["role"] != "replay" for worker in snapshot["workers"])
+    if snapshot["status"] == "running" and not works:
+        console.print(f"no process works for it now; go on with `rft run --resume {name}{option}`", markup=False)
     if sentence := what_decides(row, snapshot["queue"]["sealed"], option):
         console.print(sentence, markup=False)
-    for other in at_work if run is None else []:
-        if other["run_id"] != row["run_id"]:
-            console.print(f"also at work: {other['name']}: rft status {other['name']}{option}", markup=False)
+    for other in others:
+        console.print(f"also at work: {other}: rft status {other}{option}", markup=False)
     if snapshot["open_reviews"]:
-        console.print(waits_for_people(snapshot["open_reviews"], snapshot["run"], option), markup=False)
+        console.print(waits_for_people(snapshot["open_reviews"], name, option), markup=False)
     if everyone:
         console.print(worker_table(snapshot["workers"], everyone=True))
-    for worker in pids.values():
-        console.print(f"\n{worker['role']} {worker['pid']}\n{worker.get('stacks', 'does not answer')}", markup=False)

@@ -11,9 +11,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from rftcore.explorer.failures import place, user_frames
-from rftcore.explorer.workflow_loop import BlockedError, leave_behind, raise_in, thread_stack
+from rftcore.explorer.workflow_loop import BlockedError, leave_behind, thread_stack
 from rftcore.workflows.chats import Message
 from rftcore.workflows.task import Model, Score, Scorer, Task, Turn
+from rftdata.user_code.async_raise import raise_in
 
 T = TypeVar("T")
 
@@ -35,7 +36,7 @@ class PlainModel:
         return self._calls.wait(self._model.chat(messages))
 
     def write(self, messages: list[Message], response: str) -> Turn:
-        """Record an answer that nobody sampled; see `Model.write`."""
+        """Record an answer that was given and not sampled; see `Model.write`."""
         return self._model.write(messages, response)
 
     def write_chat(self, messages: list[Message], *, start: int = 0, turns: str = "all") -> Turn:
@@ -95,6 +96,6 @@ async def run_plain(
         error.add_note(place(user_frames(thread_stack(thread))))
         calls.end()
         if not done.done():
-            raise_in(thread, BlockedError)
+            raise_in(thread.ident or 0, BlockedError)
             leave_behind(thread)
         raise

@@ -72,6 +72,24 @@ def main(config: RunConfig, run: str | None = None, *, index: int = 0, by_hand: 
     return 0
 
 
+def _plan_config(config: RunConfig, source: str) -> PlanConfig:
+    return PlanConfig(
+        tasksets=tuple(config.tasks),
+        selector=config.selector,
+        seed=config.run.seed,
+        batch_groups=config.trainer.batch_groups,
+        group_size=config.algorithm.group_size,
+        max_refill=config.explorer.max_refill,
+        interval=config.sync.interval,
+        offset=config.sync.offset,
+        source=source,
+        fresh_share=config.sampling.fresh_share(),
+        base_dir=config.base_dir,
+        max_waiting_groups=config.pipelines.max_waiting_groups,
+        mixing=config.mixing,
+    )
+
+
 class Explorer:
     """One explorer process."""
 
@@ -114,25 +132,7 @@ class Explorer:
             min(self.config.block_timeout_s, self.config.rollout_timeout_s), self._show_blocking, end_blocked_process,
             report_path(joined.buffer.run_folder(joined.row), os.getpid()),
         )  # fmt: skip
-        self.planner = Planner(
-            self.database,
-            self.run_id,
-            PlanConfig(
-                tasksets=tuple(config.tasks),
-                selector=config.selector,
-                seed=config.run.seed,
-                batch_groups=config.trainer.batch_groups,
-                group_size=config.algorithm.group_size,
-                max_refill=self.config.max_refill,
-                interval=self.sync.interval,
-                offset=self.sync.offset,
-                source=source,
-                fresh_share=config.sampling.fresh_share(),
-                base_dir=config.base_dir,
-                max_waiting_groups=config.pipelines.max_waiting_groups,
-                mixing=config.mixing,
-            ),
-        )
+        self.planner = Planner(self.database, self.run_id, _plan_config(config, source))
         self.screenings = {name: selector.screening for name, selector in resolved.selectors.items()}
         self.writer = joined.buffer.writer(joined.row)
         self.in_flight: dict[asyncio.Task[Group], ClaimedGroup] = {}  # with the group each works on

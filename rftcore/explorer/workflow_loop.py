@@ -9,7 +9,6 @@ exception reaches (a wait inside C code) ends the process, which reports the sta
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import faulthandler
 import math
 import sys
@@ -22,6 +21,7 @@ from typing import Any, TypeVar
 
 from rftcore.explorer.failures import as_traceback, place, user_frames
 from rftdata.user_code import time_limits
+from rftdata.user_code.async_raise import raise_in
 
 T = TypeVar("T")
 
@@ -104,7 +104,7 @@ class WorkflowLoop:
             _left[:] = [thread for thread in _left if thread.is_alive()]
             alive = list(_left)
         for thread in alive:
-            raise_in(thread, BlockedError)
+            raise_in(thread.ident or 0, BlockedError)
         if len(alive) > _MAX_LEFT:
             frames = user_frames(thread_stack(alive[0]))
             sentence = f"{len(alive)} rollouts of a plain workflow were timed out and cannot be stopped{place(frames)}"
@@ -138,7 +138,9 @@ class WorkflowLoop:
             seconds = now - self._ticked
             if seconds < NOTICEABLE_S:
                 if stopped_at is not None:
-                    raise_in(self._thread, None)  # one that was not raised any more must not meet another rollout
+                    raise_in(
+                        self._thread.ident or 0, None
+                    )  # one that was not raised any more must not meet another rollout
                 if noticed:
                     self._on_blocking("")
                 noticed, stopped_at = False, None
@@ -151,7 +153,7 @@ class WorkflowLoop:
                 self._on_stuck(sentence, as_traceback(frames, f"{sentence}; {TO_UNBLOCK}"))
             elif stopped_at is None and seconds > self._block_timeout_s:
                 stopped_at = now
-                raise_in(self._thread, BlockedError)
+                raise_in(self._thread.ident or 0, BlockedError)
 
 
 _left: list[threading.Thread] = []
@@ -204,13 +206,3 @@ def thread_stack(thread: threading.Thread) -> traceback.StackSummary:
     """The frames of another thread, outermost first; none where it has ended."""
     frame = sys._current_frames().get(thread.ident or -1)
     return traceback.StackSummary() if frame is None else traceback.extract_stack(frame)
-
-
-def raise_in(thread: threading.Thread, error: type[BaseException] | None) -> None:
-    """Raise an exception in another thread, at its next line of Python; None takes back one that was not raised yet.
-
-    Code inside a C function is not reached.
-    """
-    if thread.ident is not None:
-        raised = ctypes.py_object(error) if error is not None else None
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), raised)

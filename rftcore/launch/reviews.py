@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from rftcore.launch.progress import Snapshot, View
+from rftcore.launch.progress import Snapshot
+from rftcore.launch.views import View
 
 # A person answers one after the other; the count is told again when a while has passed.
 _QUIET_S = 15.0

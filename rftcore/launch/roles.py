@@ -14,8 +14,8 @@ from rftcore.launch import cluster
 from rftcore.launch.cluster import RoleProcess
 from rftcore.launch.deaths import RoleDiedError
 from rftcore.launch.interrupts import Interrupts
-from rftcore.launch.progress import View
 from rftcore.launch.restarts import Restarts
+from rftcore.launch.views import View
 from rftdata.errors import RftError
 
 # A signal that ended a role may be on its way to this process, too.

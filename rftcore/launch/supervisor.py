@@ -21,12 +21,13 @@ from rftcore.config import RunConfig
 from rftcore.launch import cluster
 from rftcore.launch.deaths import RoleDiedError
 from rftcore.launch.interrupts import Interrupts, StartInterrupted
-from rftcore.launch.progress import Progress, View
+from rftcore.launch.progress import Progress
 from rftcore.launch.restarts import Restarts
 from rftcore.launch.reviews import People
 from rftcore.launch.roles import Roles, failure
 from rftcore.launch.summary import show_results
 from rftcore.launch.threads import divide_threads
+from rftcore.launch.views import View
 from rftcore.resolved import ResolvedRun
 from rftcore.run.commands import buffer_option
 from rftcore.run.earlier import earlier_run

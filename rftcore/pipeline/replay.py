@@ -78,17 +78,7 @@ def replay(
         ConflictError: somebody else replays it at the moment.
     """
     config, chain = resolved.config, resolved.experience_chain
-    name = f"replay-{chain.version}" if version is None else version
-    if name == NO_PIPELINE or name == run["pipeline_version"] or _DIGEST.fullmatch(name):
-        raise ConfigError(
-            "runs train on verdicts of such a version, and only their pipeline workers make them", value=name,
-            allowed="any other name", todo="choose another --version",
-        )  # fmt: skip
-    if not _NAME.fullmatch(name):
-        raise ConfigError(
-            "this cannot be the name of a version", value=name,
-            allowed="up to 64 letters, digits, points, dashes and underscores, beginning with a letter or digit", todo="choose another --version",
-        )  # fmt: skip
+    name = _checked_name(chain, run, version)
     if not _next(buffer, run["run_id"], _NEW, 0, 1):
         raise QueryError(
             f"run {run['name']!r} has no sealed group of experiences yet: there is nothing to decide on",
@@ -120,6 +110,26 @@ def replay(
         chain.close()
         policy.close()
     return done
+
+
+def _checked_name(chain: Chain, run: Row, version: str | None) -> str:
+    """The name of the version, one that no run trains on.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    name = f"replay-{chain.version}" if version is None else version
+    if name == NO_PIPELINE or name == run["pipeline_version"] or _DIGEST.fullmatch(name):
+        raise ConfigError(
+            "runs train on verdicts of such a version, and only their pipeline workers make them", value=name,
+            allowed="any other name", todo="choose another --version",
+        )  # fmt: skip
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            "this cannot be the name of a version", value=name,
+            allowed="up to 64 letters, digits, points, dashes and underscores, beginning with a letter or digit", todo="choose another --version",
+        )  # fmt: skip
+    return name
 
 
 def without_people(chain: Chain, batch: SealedBatch, known: Known, *, patient: bool = True) -> Verdicts:

@@ -95,7 +95,7 @@ def read_groups(
 class SealedQueue:
     """Claims batches of sealed groups one after the other.
 
-    While somebody holds a snapshot open, rows that were claimed and decided on cannot be cleaned away, and a claim that starts at
+    While another session holds a snapshot open, rows that were claimed and decided on cannot be cleaned away, and a claim that starts at
     the beginning passes over all of them. So it starts where the one before found its first group. That is a hint: groups that
     labels reopened, or that commit late, stand before that place, and once in `look_back_s` a claim starts at the beginning.
 

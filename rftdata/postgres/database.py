@@ -192,7 +192,7 @@ def execute(connection: Connection, name: str, /, **parameters: Any) -> int:
 
 def limit_statements(connection: psycopg.Connection[Any], seconds: float) -> None:
     """Let the server end every statement of the current transaction that takes longer."""
-    connection.execute("SELECT set_config('statement_timeout', %s, true)", [f"{max(1, round(seconds * 1000))}ms"])
+    connection.execute(queries()["limit_statements"], {"limit": f"{max(1, round(seconds * 1000))}ms"})
 
 
 def send(connection: Connection, name: str, /, **parameters: Any) -> Cursor:

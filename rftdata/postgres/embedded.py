@@ -75,6 +75,26 @@ def _unusable(folder: Path, error: OSError) -> BufferUnavailableError:
     )  # fmt: skip
 
 
+def _full(folder: Path, who: str) -> DiskFullError:
+    return DiskFullError(
+        f"the disk of {folder} is full: {who} could not write", todo="free some space and run the command again"
+    )
+
+
+def _does_not_start(folder: Path, log: Path, program: str, text: str) -> DiskFullError | BufferUnavailableError:
+    """The error of a program that failed, with the end of what it and the server's log say."""
+    logged = ""
+    with contextlib.suppress(OSError):
+        logged = log.read_text()[-2000:]
+    if "No space left on device" in text + logged:
+        return _full(folder, program)
+    last = " ".join((text + logged).split())[-600:]
+    return BufferUnavailableError(
+        f"the embedded PostgreSQL in {folder} does not start: {program} said: {last}",
+        todo=f"look into {log}; `rft doctor` checks the installation",
+    )
+
+
 class EmbeddedServer:
     """The server of one buffer folder.
 
@@ -211,7 +231,7 @@ class EmbeddedServer:
                 self._settle_idle_stop(started=lock is not None, until_stopped=until_stopped)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise self._full("the buffer") from error
+                raise _full(self.folder, "the buffer") from error
             raise _unusable(self.folder, error) from error
         return self.uri
 
@@ -365,23 +385,5 @@ class EmbeddedServer:
         """`run_program`, raising what its failure means."""
         result = run_program(program, *arguments, **options)
         if result.returncode != 0:
-            self._raise(program, result.stdout)
+            raise _does_not_start(self.folder, self.data / "server.log", program, result.stdout)
         return result
-
-    def _full(self, who: str) -> DiskFullError:
-        return DiskFullError(
-            f"the disk of {self.folder} is full: {who} could not write",
-            todo="free some space and run the command again",
-        )
-
-    def _raise(self, program: str, text: str) -> None:
-        log = ""
-        with contextlib.suppress(OSError):
-            log = (self.data / "server.log").read_text()[-2000:]
-        last = " ".join((text + log).split())[-600:]
-        if "No space left on device" in text + log:
-            raise self._full(program)
-        raise BufferUnavailableError(
-            f"the embedded PostgreSQL in {self.folder} does not start: {program} said: {last}",
-            todo=f"look into {self.data / 'server.log'}; `rft doctor` checks the installation",
-        )

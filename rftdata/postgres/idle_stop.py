@@ -2,7 +2,7 @@
 
 Every process that has the buffer open shares a lock (flock) on `<folder>/in_use`, which the kernel releases when the process ends,
 however it ends. `<folder>/idle_stop_s` holds how long the running server may go unused, `<folder>/server.watch` the lock of its
-watcher (`idle_watch`). Whoever opens or closes the buffer starts the watcher again where it was killed.
+watcher (`idle_watch`). A process that opens or closes the buffer starts a killed watcher again.
 """
 
 from __future__ import annotations

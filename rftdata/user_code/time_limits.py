@@ -17,7 +17,6 @@ call also ends, and a pending one is cleared there. Standard library only.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import os
 import sys
@@ -29,6 +28,7 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from rftdata.errors import TimeLimitError
+from rftdata.user_code.async_raise import raise_in
 from rftdata.user_code.blocked import report_or_print
 from rftdata.user_code.frames import user_stack
 
@@ -265,7 +265,7 @@ def _end(limited: Limited) -> None:
 def _forget(limited: Limited) -> None:
     limited.is_running = False
     if limited.signal is not None:
-        _raise_in(limited.thread_id, None)
+        raise_in(limited.thread_id, None)
     calls = _calls[limited.thread_id]
     # Calls inside this one whose own end was cut short end with it.
     for inner in calls[calls.index(limited) :]:
@@ -336,20 +336,13 @@ def _expire(limited: Limited) -> None:
     # The grace counts from here: the watcher itself may have come late.
     limited.deadline = time.monotonic()
     _interrupt(limited)
-    _raise_in(limited.thread_id, limited.signal)
+    raise_in(limited.thread_id, limited.signal)
 
 
 def _interrupt(limited: Limited) -> None:
     for interrupt in limited.interrupts:
         with contextlib.suppress(Exception):
             interrupt()
-
-
-def _raise_in(thread_id: int, exception: type[BaseException] | None) -> None:
-    """Raise an exception in another thread at its next Python instruction; None takes back one that is still to be raised."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(
-        ctypes.c_ulong(thread_id), ctypes.py_object(exception) if exception else None
-    )
 
 
 def _end_process(limited: Limited) -> NoReturn:

@@ -45,3 +45,7 @@ SELECT 'child', c.experience_id, c.source::text, NULL FROM rft.experience c WHER
 UNION ALL
 SELECT 'task', NULL, t.taskset, t.task_key FROM rft.task t WHERE t.features ? 'parent_experience_id' AND t.features ->> 'parent_experience_id' = %(experience_id)s::text
 ORDER BY kin, experience_id, task_key;
+
+-- name: limit_statements
+-- Lets the server end every statement of the current transaction that takes longer.
+SELECT set_config('statement_timeout', %(limit)s::text, true);

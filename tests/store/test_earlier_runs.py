@@ -9,7 +9,7 @@ import pytest
 
 from rftcore.cli import run_command
 from rftcore.launch import supervisor
-from rftcore.launch.progress import LineView
+from rftcore.launch.views import LineView
 from rftcore.run.earlier import earlier_run
 from rftdata import Buffer
 from rftdata.errors import ConfigError

@@ -18,7 +18,8 @@ from rftcore.engines.base import Decoding, Engine, Generation
 from rftcore.explorer import role
 from rftcore.explorer.failed_steps import FailedSteps
 from rftcore.explorer.role import Explorer
-from rftcore.launch.progress import Progress, line
+from rftcore.launch.progress import Progress
+from rftcore.launch.views import line
 from rftcore.reporting.report import build_report
 from rftcore.resolved import ResolvedRun
 from rftcore.run.join import JoinedRun

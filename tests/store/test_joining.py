@@ -12,8 +12,8 @@ import yaml
 
 from rftcore.cli import run_command
 from rftcore.config import RunConfig, parse_config
-from rftcore.launch.progress import LineView
 from rftcore.launch.supervisor import _reachable, await_departure
+from rftcore.launch.views import LineView
 from rftcore.resolved import ResolvedRun
 from rftcore.run.commands import buffer_option
 from rftcore.run.join import Companions, join_run

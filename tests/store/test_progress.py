@@ -8,8 +8,9 @@ import pytest
 from rich.console import Console
 
 import rftdata
-from rftcore.launch.progress import LineView, LiveView, Progress, block, line
+from rftcore.launch.progress import Progress
 from rftcore.launch.reviews import People
+from rftcore.launch.views import LineView, LiveView, block, line
 from tests.support.stored_run import StoredRun
 
 

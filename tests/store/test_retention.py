@@ -131,8 +131,8 @@ def test_retention_from_the_command_line(
 
 
 def test_a_run_that_starts_applies_the_rules_or_says_why_not(aged: Buffer, capsys: pytest.CaptureFixture[str]) -> None:
-    from rftcore.launch.progress import LineView
     from rftcore.launch.supervisor import apply_retention
+    from rftcore.launch.views import LineView
 
     view, run = LineView(), aged.find_run("r")
     apply_retention(None, aged, run, view)

@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import sys
-from rftcore.launch.progress import LineView
+from rftcore.launch.views import LineView
 
 view = LineView()
 for number in range(2000):

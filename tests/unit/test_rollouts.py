@@ -41,6 +41,28 @@ class Writer:
     tokenizer = make_character_tokenizer()
 
 
+def runner_of(
+    workflow: Any,
+    *,
+    timeout_s: float = 60.0,
+    slots: int = 8,
+    engine: Any = None,
+    scorer: Any = no_score,
+    **options: Any,
+) -> RolloutRunner:
+    """A runner of a workflow that, by default, needs neither engine nor reward."""
+    return RolloutRunner(
+        engine=engine,
+        workflow=workflow,
+        workflow_args={},
+        scorer=scorer,
+        timeout_s=timeout_s,
+        source="explorer",
+        slots=asyncio.Semaphore(slots),
+        **options,
+    )
+
+
 def tried(
     workflow: Any,
     *,
@@ -53,15 +75,7 @@ def tried(
     """Rollouts of a workflow, by default of one that needs neither engine nor reward."""
 
     async def run() -> list[Rollout]:
-        runner = RolloutRunner(
-            engine=engine,
-            workflow=workflow,
-            workflow_args={},
-            scorer=scorer,
-            timeout_s=timeout_s,
-            source="explorer",
-            slots=asyncio.Semaphore(slots),
-        )
+        runner = runner_of(workflow, timeout_s=timeout_s, slots=slots, engine=engine, scorer=scorer)
         return await asyncio.gather(*(runner.rollout(TASK, index, Decoding()) for index in range(count)))
 
     return asyncio.run(run())
@@ -165,15 +179,7 @@ def test_an_async_workflow_that_blocks_is_ended_and_the_others_go_on() -> None:
         return Score(1.0)
 
     loop = WorkflowLoop(block_timeout_s=2.5, on_blocking=said.append)
-    runner = RolloutRunner(
-        engine=None,
-        workflow=workflow,
-        workflow_args={},
-        scorer=None,
-        timeout_s=60.0,
-        source="explorer",
-        slots=asyncio.Semaphore(8),
-    )  # type: ignore[arg-type]
+    runner = runner_of(workflow, scorer=None)
 
     async def run() -> list[Rollout]:
         tasks = [Task(1, "sums", key, "1+1=", "2") for key in ("endless", "one")]
@@ -206,15 +212,7 @@ def test_an_async_workflow_that_no_exception_reaches_is_reported_with_its_stack(
         released.set()
 
     loop = WorkflowLoop(block_timeout_s=2.0, on_stuck=report)
-    runner = RolloutRunner(
-        engine=None,
-        workflow=workflow,
-        workflow_args={},
-        scorer=None,
-        timeout_s=60.0,
-        source="explorer",
-        slots=asyncio.Semaphore(8),
-    )  # type: ignore[arg-type]
+    runner = runner_of(workflow, scorer=None)
     try:
         asyncio.run(loop.run(runner.rollout(TASK, 0, Decoding())))
     finally:
@@ -285,24 +283,8 @@ async def _cancels(task: Task, model: Model, score: Scorer) -> Score:
 )
 def test_no_way_to_end_in_a_users_code_ends_more_than_its_rollout(workflow: Any, outcome: str, error: str) -> None:
     loop = WorkflowLoop(block_timeout_s=2.5)
-    runner = RolloutRunner(
-        engine=None,
-        workflow=workflow,
-        workflow_args={},
-        scorer=no_score,
-        timeout_s=60.0,
-        source="explorer",
-        slots=asyncio.Semaphore(8),
-    )  # type: ignore[arg-type]
-    good = RolloutRunner(
-        engine=None,
-        workflow=slow,
-        workflow_args={},
-        scorer=no_score,
-        timeout_s=60.0,
-        source="explorer",
-        slots=asyncio.Semaphore(8),
-    )  # type: ignore[arg-type]
+    runner = runner_of(workflow, timeout_s=60.0)
+    good = runner_of(slow, timeout_s=60.0)
 
     async def run() -> list[Rollout]:
         first = await loop.run(runner.rollout(TASK, 0, Decoding()))
@@ -331,15 +313,7 @@ def test_plain_workflows_that_catch_everything_are_asked_again_and_reported_when
         return Score(1.0)
 
     loop = WorkflowLoop(60.0, on_stuck=lambda sentence, stack: stuck.append((sentence, stack)))
-    runner = RolloutRunner(
-        engine=None,
-        workflow=workflow,
-        workflow_args={},
-        scorer=no_score,
-        timeout_s=0.2,
-        source="explorer",
-        slots=asyncio.Semaphore(8),
-    )  # type: ignore[arg-type]
+    runner = runner_of(workflow, timeout_s=0.2)
 
     async def run() -> list[Rollout]:
         return await asyncio.gather(*(loop.run(runner.rollout(TASK, index, Decoding())) for index in range(3)))
@@ -404,15 +378,7 @@ def screened(first: list[float | None], rule: Screening, size: int = 6) -> tuple
         return Score(reward)
 
     async def run() -> Group:
-        runner = RolloutRunner(
-            engine=None,
-            workflow=workflow,
-            workflow_args={},
-            scorer=no_score,
-            timeout_s=10.0,
-            source="explorer",
-            slots=asyncio.Semaphore(8),
-        )  # type: ignore[arg-type]
+        runner = runner_of(workflow, timeout_s=10.0)
         claimed = ClaimedGroup(
             group_id=1,
             claim_token=1,

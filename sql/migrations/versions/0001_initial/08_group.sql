@@ -40,12 +40,12 @@ COMMENT ON COLUMN rft.rollout_group.attempt_id IS 'The attempt that planned it.'
 COMMENT ON COLUMN rft.rollout_group.ordinal IS 'Its place in planning order.';
 COMMENT ON COLUMN rft.rollout_group.task_id IS 'The task tried.';
 COMMENT ON COLUMN rft.rollout_group.explore_step IS 'The step it was planned for, from 0; a refill keeps the step of the group it replaces.';
-COMMENT ON COLUMN rft.rollout_group.planned_policy_step IS 'The trainer step at which the policy stood when it was planned; NULL where nobody planned it.';
+COMMENT ON COLUMN rft.rollout_group.planned_policy_step IS 'The trainer step at which the policy stood when it was planned; NULL for a group that was not planned.';
 COMMENT ON COLUMN rft.rollout_group.group_size IS 'Rollouts planned.';
 COMMENT ON COLUMN rft.rollout_group.source IS 'Who fills it.';
 COMMENT ON COLUMN rft.rollout_group.status IS 'Where it stands.';
 COMMENT ON COLUMN rft.rollout_group.is_refill IS 'Planned in the place of a group that could not train.';
-COMMENT ON COLUMN rft.rollout_group.is_adopted IS 'Nobody planned it: an import, or written by a person. It takes the place of a planned one where it stands in a lane that explorers supply.';
+COMMENT ON COLUMN rft.rollout_group.is_adopted IS 'The group was imported or written by a person, and not planned. In a lane that explorers supply it takes the place of a planned group.';
 COMMENT ON COLUMN rft.rollout_group.trainable IS 'False once it was dropped, abandoned or aged out: pacing does not count it.';
 COMMENT ON COLUMN rft.rollout_group.closed_reason IS 'Why it cannot train; NULL while it can.';
 COMMENT ON COLUMN rft.rollout_group.left_by IS 'The attempt that went back to before the group was planned: it stays stored and counts no more. NULL while it counts.';

@@ -1,0 +1,310 @@
+"""How the progress of a run is shown.
+
+`LiveView` redraws one block on a terminal. `LineView` prints a line per step, and at least one every `quiet_s` seconds, where stdout is
+a file or a pipe. Views draw snapshots (`rftcore.launch.progress`) and do not read the buffer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypeVar
+
+from rich.console import Console, Group, JustifyMethod
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from rftcore.launch.progress import Snapshot
+from rftcore.reporting.report import evaluation_title
+from rftdata.workers import doing
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+V = TypeVar("V", bound="View")
+T = TypeVar("T")
+
+
+def outlives_its_reader(show: Callable[[V, T], None]) -> Callable[[V, T], None]:
+    """Once the terminal is closed or the reader of the pipe has gone, nothing is shown any more and the run goes on."""
+
+    @functools.wraps(show)
+    def guarded(view: V, what: T) -> None:
+        try:
+            show(view, what)
+        except OSError:
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    return guarded
+
+
+class View(ABC):
+    """Shows a person how a run goes. A context manager."""
+
+    @abstractmethod
+    def message(self, text: str) -> None:
+        """Say something once (a set-up step, a warning)."""
+
+    @abstractmethod
+    def update(self, snapshot: Snapshot) -> None:
+        """Show where the run stands now."""
+
+    def close(self) -> None:  # noqa: B027 - nothing to close is the common case
+        """Leave the screen as a person should find it."""
+
+    def __enter__(self) -> View:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_view(*, plain: bool = False) -> View:
+    """A live block on a terminal, lines elsewhere (or where `plain` asks for them)."""
+    console = Console(highlight=False)
+    return LiveView(console) if console.is_terminal and not plain else LineView()
+
+
+class LiveView(View):
+    """One block, redrawn in place; messages scroll above it."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, auto_refresh=False, transient=False)
+        self._started = False
+
+    @outlives_its_reader
+    def message(self, text: str) -> None:
+        self._console.print(text, markup=False)
+
+    @outlives_its_reader
+    def update(self, snapshot: Snapshot) -> None:
+        if not self._started:
+            self._live.start()
+            self._started = True
+        self._live.update(block(snapshot, self._console.width), refresh=True)
+
+    def close(self) -> None:
+        if self._started:
+            self._live.stop()
+            self._started = False
+
+
+class LineView(View):
+    """A line when a step or an evaluation is done or the work of a process changes hands, and when it was long quiet.
+
+    Args:
+        quiet_s: say something at least this often.
+    """
+
+    def __init__(self, quiet_s: float = 15.0) -> None:
+        self._quiet_s = quiet_s
+        self._last: tuple[Any, ...] | None = None
+        self._at = 0.0
+
+    @outlives_its_reader
+    def message(self, text: str) -> None:
+        print(text, flush=True)
+
+    @outlives_its_reader
+    def update(self, snapshot: Snapshot) -> None:
+        state = (
+            snapshot["status"],
+            snapshot["step"],
+            [(e["taskset"], e["decoding"], e["trainer_step"]) for e in snapshot["evaluations"]],
+        )
+        now = time.monotonic()
+        if state == self._last and now - self._at < self._quiet_s:
+            return
+        self._last, self._at = state, now
+        sys.stdout.write(line(snapshot) + "\n")
+        sys.stdout.flush()
+
+
+def line(snapshot: Snapshot) -> str:
+    """A snapshot in one line."""
+    parts = [f"step {snapshot['step']}/{snapshot['planned_steps']}", *_measures(snapshot)]
+    waits = [f"{w['role']} {_doing(w)}" for w in _shown(snapshot["workers"]) if w["role"] != "supervisor"]
+    return "  ".join(parts) + ("  | " + "; ".join(waits) if waits else "")
+
+
+def block(snapshot: Snapshot, width: int) -> Group:
+    """A snapshot as a block for a terminal of `width` columns."""
+    head = Table.grid(padding=(0, 2))
+    head.add_row(
+        Text(snapshot["run"], style="bold"),
+        f"step {snapshot['step']} of {snapshot['planned_steps']}",
+        ProgressBar(
+            total=max(snapshot["planned_steps"], 1), completed=snapshot["step"], width=max(10, min(40, width - 60))
+        ),
+        _clock(snapshot["seconds"])
+        + (f" (about {_clock(snapshot['remaining_seconds'])} left)" if snapshot["remaining_seconds"] else ""),
+    )
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="dim", no_wrap=True)
+    facts.add_column(overflow="fold")
+    if snapshot["rewards"]:
+        means = f"mean {snapshot['mean_reward']:.3f}, pass rate {_rate(snapshot['pass_rate'])}"
+        facts.add_row(
+            "reward", f"{_spark(snapshot['rewards'], 24)}  {means} at explorer step {snapshot['reward_step']}"
+        )
+    facts.add_row(
+        "sampling", ", ".join(part for part in (_speed(snapshot), _policy(snapshot)) if part) or "no explorer yet"
+    )
+    queue = snapshot["queue"]
+    # In a run that has ended nothing is planned, sampled or decided; `rft status` prints what would decide what is left.
+    verdicts = "await verdicts" if snapshot["status"] in ("created", "running") else "undecided"
+    facts.add_row("groups", f"{queue['planned']} planned, {queue['claimed']} being sampled, {queue['sealed']} {verdicts}, "
+                  f"{queue['ready']} ready; {snapshot['closed_groups']} dropped, {snapshot['refills']} refills")  # fmt: skip
+    if snapshot["failures"]:
+        facts.add_row("failures", Text(_failures(snapshot["failures"]), style="red"))
+    metrics = _metrics(snapshot["metrics"])
+    if metrics:
+        facts.add_row("training", metrics)
+    for e in snapshot["evaluations"]:
+        facts.add_row(
+            e["purpose"],
+            f"{e['taskset']}, {e['decoding']}: {e['mean_reward']:.3f} at step {e['trainer_step']} ({e['num_tasks']} questions)"
+            + (f"; {e['error']}" if e["error"] else ""),
+        )
+    if snapshot["evaluations_open"]:
+        facts.add_row("evaluation", f"{snapshot['evaluations_open']} to do")
+    return Group(head, facts, worker_table(snapshot["workers"]))
+
+
+def worker_table(workers: list[dict[str, Any]], *, everyone: bool = False) -> Table:
+    """What each process does or waits for; `everyone` shows those that left without an error, too."""
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    columns: dict[str, JustifyMethod] = {
+        "process": "left",
+        "pid": "right",
+        "doing": "left",
+        "heartbeat": "right",
+        "progress": "left",
+    }
+    for name, justify in columns.items():
+        table.add_column(name, justify=justify, no_wrap=name in ("pid", "process"), overflow="fold")
+    for worker in workers if everyone else _shown(workers):
+        style = {"lost": "red", "stopped": "dim"}.get(worker["liveness"], "")
+        age = "–" if worker["liveness"] == "stopped" else f"{max(0.0, worker['heartbeat_age_s']):.0f} s ago"
+        table.add_row(
+            worker["role"],
+            str(worker["pid"]),
+            Text(_doing(worker)),
+            age,
+            _worker_progress(worker["progress"]),
+            style=style,
+        )
+    return table
+
+
+def _shown(workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Living workers, and of each role without one the last that ended with an error or fell silent.
+
+    A replay that failed is not among them: it told the person who started it, and the run lacks nothing.
+    """
+    alive = [w for w in workers if w["liveness"] == "alive"]
+    roles = {w["role"] for w in alive} | {"replay"}
+    ended = {w["role"]: w for w in workers if w["role"] not in roles and (w["error"] or w["liveness"] == "lost")}
+    return [*alive, *ended.values()]
+
+
+def _doing(worker: dict[str, Any]) -> str:
+    if worker["liveness"] == "lost":
+        return f"silent since it was {worker['state']}"
+    if worker["error"]:
+        sentence, *_ = str(worker["error"]).splitlines()  # a stack may follow
+        return f"ended: {sentence}"
+    return doing(str(worker["state"]), worker["waiting_for"])
+
+
+def _worker_progress(progress: dict[str, Any]) -> str:
+    parts = []
+    if progress.get("policy_step") is not None:
+        parts.append(f"policy of step {progress['policy_step']}")
+    if progress.get("tokens_per_s") is not None:
+        parts.append(f"{progress['tokens_per_s']:,.0f} tokens/s")
+    known = {"policy_step", "policy_version_id", "tokens_per_s", "num_generated_tokens"}
+    for key, value in progress.items():
+        if key not in known and isinstance(value, int | float | str):
+            parts.append(f"{key.replace('_', ' ')} {value}")
+    return ", ".join(parts)
+
+
+def _measures(snapshot: Snapshot) -> list[str]:
+    parts = []
+    if snapshot["mean_reward"] is not None:
+        parts.append(f"reward {snapshot['mean_reward']:.3f} (pass {_rate(snapshot['pass_rate'])})")
+    parts += [part for part in (_speed(snapshot), _policy(snapshot)) if part]
+    queue = snapshot["queue"]
+    parts.append(
+        f"groups {queue['planned']} planned {queue['claimed']} claimed {queue['sealed']} sealed {queue['ready']} ready"
+    )
+    parts.append(f"refills {snapshot['refills']}")
+    parts += filter(None, [_failures(snapshot["failures"])])
+    parts += [
+        f"{evaluation_title(e['purpose'], e['taskset'])} {e['decoding']} {e['mean_reward']:.3f} @{e['trainer_step']}"
+        + (f" ({' '.join(e['error'].split())[:160]})" if e["error"] else "")
+        for e in snapshot["evaluations"]
+    ]
+    return parts
+
+
+def _failures(failures: dict[str, Any] | None) -> str:
+    if failures is None:
+        return ""
+    total, num = failures["num_rollouts"], failures["num_commonest"]
+    share = "all" if num == total else f"{num} of them"
+    which = f"{total:,} rollouts failed, {share} with" if total > 1 else "1 rollout failed with"
+    return f"{which} {' '.join(failures['commonest'].split())[:200]}"
+
+
+def _speed(snapshot: Snapshot) -> str:
+    return "" if snapshot["tokens_per_s"] is None else f"{snapshot['tokens_per_s']:,.0f} tokens/s"
+
+
+def _policy(snapshot: Snapshot) -> str:
+    step, published = snapshot["policy_step"], snapshot["published_step"]
+    if step is None:
+        return "" if published is None else f"policy of step {published} published"
+    return f"policy of step {step}" + (
+        f" (step {published} published)" if published is not None and published != step else ""
+    )
+
+
+def _metrics(metrics: dict[str, Any]) -> str:
+    shown = [
+        name
+        for name in ("loss", "grad_norm", "kl", "clip_fraction", "entropy")
+        if isinstance(metrics.get(name), int | float)
+    ]
+    return ", ".join(f"{name.replace('_', ' ')} {metrics[name]:.3g}" for name in shown)
+
+
+def _rate(value: Any) -> str:
+    return "–" if value is None else f"{value:.0%}"
+
+
+def _spark(values: list[float], width: int) -> str:
+    """The curve in `width` characters: means of equal stretches, scaled between the least and the greatest."""
+    count = min(width, len(values))
+    stretches = [values[i * len(values) // count : (i + 1) * len(values) // count] for i in range(count)]
+    means = [sum(part) / len(part) for part in stretches]
+    low, high = min(means), max(means)
+    return "".join(_BARS[round((mean - low) / (high - low) * (len(_BARS) - 1)) if high > low else 0] for mean in means)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
