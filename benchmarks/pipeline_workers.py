@@ -59,7 +59,7 @@ def _round(buffer: rftdata.Buffer, name: str, stages: list[dict[str, Any]], work
     barrier, seconds = context.Barrier(workers), context.Queue()
     config = (buffer.config.uri, buffer.config.segments)
     processes = [
-        context.Process(target=_work, args=(config, run["run_id"], stages, barrier, seconds)) for _ in range(workers)
+        context.Process(target=_work, args=(config, run.run_id, stages, barrier, seconds)) for _ in range(workers)
     ]
     for process in processes:
         process.start()
@@ -68,7 +68,7 @@ def _round(buffer: rftdata.Buffer, name: str, stages: list[dict[str, Any]], work
         process.join()
     decided = buffer.sql(
         "SELECT count(*) AS n FROM rft.verdict JOIN rft.experience USING (experience_id) WHERE run_id = %s",
-        [run["run_id"]],
+        [run.run_id],
     )["n"][0].as_py()
     if decided != num:
         raise RuntimeError(f"{decided} of {num} experiences were decided")

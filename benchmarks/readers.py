@@ -51,8 +51,8 @@ class Loop:
     def __init__(self, buffer: Buffer, experiences: Sequence[Experience]) -> None:
         self.buffer = buffer
         self._experiences = experiences
-        self._row = buffer.create_run(name="loop", config={}, seed=0, steps=10**6, pipeline_version="keep all")
-        self._run_id: int = self._row["run_id"]
+        self._run = buffer.create_run(name="loop", config={}, seed=0, steps=10**6, pipeline_version="keep all")
+        self._run_id = self._run.run_id
         worker = buffer.database.fetch(
             "insert_worker", run_id=self._run_id, role="pipeline", host="bench", pid=os.getpid()
         )
@@ -62,7 +62,7 @@ class Loop:
 
     def run(self, steps: int) -> None:
         """That many steps; every experience written is decided on and drawn in the step that wrote it."""
-        with self.buffer.writer(self._row) as writer, self.buffer.attempt(self._row) as attempt:
+        with self.buffer.writer(self._run) as writer, self.buffer.attempt(self._run) as attempt:
             for step in range(1, steps + 1):
                 started = time.perf_counter()
                 writer.insert(*as_groups(self._experiences, _GROUPS, _GROUP_SIZE, first=step * _GROUPS))
@@ -83,7 +83,7 @@ class Loop:
 
     def claim_costs(self) -> dict[str, dict[str, float]]:
         """Milliseconds and pages of claiming the groups of one more step, the server's figures; nothing is claimed."""
-        with self.buffer.writer(self._row) as writer:
+        with self.buffer.writer(self._run) as writer:
             writer.insert(*as_groups(self._experiences, _GROUPS, _GROUP_SIZE, first=0))
         rows = self.buffer.sql(
             "SELECT min(sort_key) AS key FROM rft.worklist WHERE available AND consumer = 'pipeline/' || %s",
@@ -162,7 +162,7 @@ def prepare(buffer: Buffer, made: Sequence[Experience], rows: int) -> int:
     with buffer.database.connection() as connection:
         connection.execute("VACUUM ANALYZE rft.experience")
         connection.execute("CHECKPOINT")
-    return int(run["run_id"])
+    return run.run_id
 
 
 def _hold_snapshot(uri: str, run_id: int, ready: Any, stop: Any, answers: Any) -> None:

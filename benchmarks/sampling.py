@@ -75,7 +75,7 @@ class Bench:
         self._next_group = 1_000_000
         self._execute("tasks")
         samples = self.buffer.create_run(name="samples", config={}, seed=0, steps=1, pipeline_version="none")
-        self._samples_run_id = samples["run_id"]
+        self._samples_run_id = samples.run_id
         with self.buffer.writer(samples) as writer:
             writer.insert(*as_groups(make_samples(_BATCH, seed=0)))
 
@@ -86,7 +86,7 @@ class Bench:
         )
         num = rows // self.group_size
         values = {
-            "run_id": run["run_id"], "first": self._next_group, "num": num, "group_size": self.group_size,
+            "run_id": run.run_id, "first": self._next_group, "num": num, "group_size": self.group_size,
             "samples_run_id": self._samples_run_id,
         }  # fmt: skip
         self._next_group += num
@@ -101,7 +101,7 @@ class Bench:
         ):
             self._execute_text(statement)
         self._set_fsync("on")
-        return int(run["run_id"])
+        return run.run_id
 
     def measure(self, run_id: int, policy: dict[str, Any], num_draws: int) -> dict[str, Any]:
         """Milliseconds of draws, decoding, priorities and a bare commit, in turns."""

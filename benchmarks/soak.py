@@ -87,7 +87,7 @@ def _review(folder: str, seed: int, stop: Any, events: Any) -> None:
     """A person corrects some of the newest rewards every second; the pipeline decides again on groups that were not drawn yet."""
     chance = random.Random(seed)
     with _open(folder) as buffer:
-        runs = {run: buffer.find_run(run)["run_id"] for run in RUNS}
+        runs = {run: buffer.find_run(run).run_id for run in RUNS}
         workers = {
             run: buffer.database.fetch("insert_worker", run_id=run_id, role="pipeline", host="here", pid=os.getpid())[0]["worker_id"]
             for run, run_id in runs.items()

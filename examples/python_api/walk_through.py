@@ -54,14 +54,14 @@ def main(folder: str) -> None:
                 group("Capital of France? ", {"Paris": 1.0, "Lyon": 0.0}),
                 group("Capital of Japan? ", {"Kyoto": 0.0, "Tokyo": 0.0}),  # one reward is wrong
             )
-        decide(buffer, run["run_id"])
+        decide(buffer, run.run_id)
 
         # Any SQL client may correct a reward: the group is decided again before it can be drawn, and the history is kept.
         buffer.sql("UPDATE rft.experience SET reward = 1 WHERE response = 'Tokyo'")
-        decide(buffer, run["run_id"])
+        decide(buffer, run.run_id)
 
         with buffer.attempt(run) as attempt:
-            for step in range(attempt.start_step + 1, run["planned_steps"] + 1):
+            for step in range(attempt.start_step + 1, run.planned_steps + 1):
                 batch = attempt.draw(step, num_groups=1, columns=["token_ids", "loss_mask", "behavior_logprobs"])
                 assert batch is not None
                 # Your own memory, padded or packed: the values go there from the mapped file in one copy.

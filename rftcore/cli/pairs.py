@@ -70,9 +70,9 @@ def export(
     from rftcore.pipeline.pairs import export_pairs
 
     with opened(buffer, "rft pairs") as found:
-        row = found.find_run(run)
-        count = export_pairs(found, row, file)
-    print(f"{count} pairs of {row['name']} written to {file}")
+        of_run = found.find_run(run)
+        count = export_pairs(found, of_run, file)
+    print(f"{count} pairs of {of_run.name} written to {file}")
 
 
 def _tell(built: BuiltPairs) -> None:

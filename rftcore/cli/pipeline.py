@@ -81,12 +81,12 @@ def diff(
     from rftcore.pipeline.replay import compare
 
     with opened(buffer, "rft pipeline") as found:
-        row = found.find_run(run)
-        difference = compare(found, row, before, after, limit)
+        of_run = found.find_run(run)
+        difference = compare(found, of_run, before, after, limit)
     if as_json:
         print_json(difference.plain())
         return
-    print(f"experiences of run {row['name']}: {before} before, {after} after")
+    print(f"experiences of run {of_run.name}: {before} before, {after} after")
     print_rows(difference.counts, ("before", "after", "num_experiences", "num_rewards_changed", "mean_reward_change"))
     for only, name in ((difference.only_before, before), (difference.only_after, after)):
         if only:
@@ -119,8 +119,8 @@ def _replay(config: RunConfig, run: str | None, version: str | None, as_json: bo
         rftdata.open(config.buffer, create=False, application="rft pipeline", report=warn) as found,
         held_lock.printed(),
     ):
-        row = run_of(config, found, run)
-        done = decide_again(resolved, found, row, version, _tell)
+        of_run = run_of(config, found, run)
+        done = decide_again(resolved, found, of_run, version, _tell)
     if as_json:
         print_json(asdict(done))
         return
@@ -138,7 +138,7 @@ def _replay(config: RunConfig, run: str | None, version: str | None, as_json: bo
         warn(f"{stage} has no score for {number} experiences, since its calls failed: see rft.score.error")
     if done.num_not_made:
         warn(f"a replay makes nothing new: {done.num_not_made} tasks or groups of stages were left out")
-    print(f"compare with `rft pipeline diff {row['pipeline_version']} {done.version} --run {row['name']}`")
+    print(f"compare with `rft pipeline diff {of_run.pipeline_version} {done.version} --run {of_run.name}`")
 
 
 def _counts(by_stage: dict[str, int]) -> str:

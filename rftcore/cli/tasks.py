@@ -141,7 +141,7 @@ def stats(
     if run is not None and run_option is not None:
         raise typer.BadParameter("RUN and --run name the run twice; give one of them")
     with opened(buffer, "rft tasks", schema="migrate" if rebuild else "check") as found:
-        run_id = found.find_run(run if run is not None else run_option)["run_id"]
+        run_id = found.find_run(run if run is not None else run_option).run_id
         if rebuild:
             print(f"{stats.rebuild_task_stats(found.database, run_id)} tasks folded again")
             return

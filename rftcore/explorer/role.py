@@ -58,7 +58,7 @@ def main(config: RunConfig, run: str | None = None, *, index: int = 0, by_hand: 
     with (
         joined.buffer,
         Worker(
-            joined.buffer.database, joined.row["run_id"], "explorer", lease_s=config.explorer.lease_s,
+            joined.buffer.database, joined.run.run_id, "explorer", lease_s=config.explorer.lease_s,
             on_waiting=joined.on_waiting,
         ) as worker,
     ):  # fmt: skip
@@ -98,7 +98,7 @@ class Explorer:
         self.config = config.explorer
         self.sync = config.sync
         self.database = joined.buffer.database
-        self.run_id: int = joined.row["run_id"]
+        self.run_id: int = joined.run.run_id
         self.worker = worker
         self.engine = engine
         # A run on a stored selection samples for its evaluations only.
@@ -130,11 +130,11 @@ class Explorer:
         )
         self.workflows = WorkflowLoop(
             min(self.config.block_timeout_s, self.config.rollout_timeout_s), self._show_blocking, end_blocked_process,
-            report_path(joined.buffer.run_folder(joined.row), os.getpid()),
+            report_path(joined.run.folder, os.getpid()),
         )  # fmt: skip
         self.planner = Planner(self.database, self.run_id, _plan_config(config, source))
         self.screenings = {name: selector.screening for name, selector in resolved.selectors.items()}
-        self.writer = joined.buffer.writer(joined.row)
+        self.writer = joined.buffer.writer(joined.run)
         self.in_flight: dict[asyncio.Task[Group], ClaimedGroup] = {}  # with the group each works on
         self._has_claimed = False
         self._weights_missing: tuple[int, float] | None = None  # policy version, and when that was first seen

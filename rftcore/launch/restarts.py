@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 
 from rftcore.launch.cluster import RoleProcess
 from rftcore.launch.deaths import RoleDiedError
-from rftdata.buffer import Buffer
 from rftdata.errors import BufferUnavailableError
-from rftdata.postgres.database import Row
 from rftdata.postgres.values import storable
+from rftdata.run import Run
 from rftdata.user_code import blocked
 from rftdata.workers import mark_dead_workers
 
@@ -39,13 +38,13 @@ class Restarts:
     """Decides which roles of a run are started again.
 
     Args:
-        buffer, row: of the run.
+        run: the run.
     """
 
-    def __init__(self, buffer: Buffer, row: Row) -> None:
-        self._database = buffer.database
-        self._folder = buffer.run_folder(row)
-        self._run_id: int = row["run_id"]
+    def __init__(self, run: Run) -> None:
+        self._database = run.database
+        self._folder = run.folder
+        self._run_id: int = run.run_id
         self._histories: dict[str, _History] = {}
 
     def record(self, process: RoleProcess, error: RoleDiedError) -> str | None:

@@ -22,7 +22,8 @@ from rftdata.buffer import Buffer
 from rftdata.durable_files import sync_path
 from rftdata.errors import QueryError
 from rftdata.pipeline.records import BATCH_SCHEMA
-from rftdata.postgres.database import Connection, Row, execute, fetch
+from rftdata.postgres.database import Connection, execute, fetch
+from rftdata.run import Run
 from rftdata.training.stored_selection import at_label_cut
 
 _PAGE_GROUPS = 512
@@ -55,7 +56,7 @@ class BuiltPairs:
     stored: bool
 
 
-def build_pairs(buffer: Buffer, run: Row, builder: PairBuilder, *, author: str, dry_run: bool = False) -> BuiltPairs:
+def build_pairs(buffer: Buffer, run: Run, builder: PairBuilder, *, author: str, dry_run: bool = False) -> BuiltPairs:
     """Build the pairs of a run's finished groups and store those that are new, all or none of them.
 
     Raises:
@@ -64,7 +65,7 @@ def build_pairs(buffer: Buffer, run: Row, builder: PairBuilder, *, author: str, 
     groups, num_new, found = 0, 0, []
     with at_label_cut(buffer.database, read_only=dry_run) as (connection, label_cut):
         settings = builder.config.model_dump(mode="json")
-        for table, num_groups in _pages(connection, run["run_id"]):
+        for table, num_groups in _pages(connection, run.run_id):
             pairs = builder.pairs(table)
             ids = {"chosen_ids": [p.chosen_id for p in pairs], "rejected_ids": [p.rejected_id for p in pairs]}
             num_new += (
@@ -76,10 +77,10 @@ def build_pairs(buffer: Buffer, run: Row, builder: PairBuilder, *, author: str, 
             )
             groups += num_groups
             found += pairs
-    return _summary(str(run["name"]), groups, found, num_new, label_cut, stored=not dry_run)
+    return _summary(run.name, groups, found, num_new, label_cut, stored=not dry_run)
 
 
-def export_pairs(buffer: Buffer, run: Row, file: Path) -> int:
+def export_pairs(buffer: Buffer, run: Run, file: Path) -> int:
     """Write the pairs of a run that stand to a .jsonl or .parquet file; how many.
 
     The columns `prompt`, `chosen` and `rejected` are what other DPO trainers read; the others say where they come from.
@@ -94,11 +95,11 @@ def export_pairs(buffer: Buffer, run: Row, file: Path) -> int:
             allowed=" or ".join(EXPORTS),
             todo="name such a file",
         )
-    rows = buffer.database.fetch("pairs_that_stand", run_id=run["run_id"])
+    rows = buffer.database.fetch("pairs_that_stand", run_id=run.run_id)
     if not rows:
         raise QueryError(
-            f"the run {run['name']!r} has no preference pair that stands",
-            todo=f"build some: rft pairs build {run['name']}",
+            f"the run {run.name!r} has no preference pair that stands",
+            todo=f"build some: rft pairs build {run.name}",
         )
     draft = file.with_name(f".{file.name}.draft")
     if file.suffix == ".parquet":

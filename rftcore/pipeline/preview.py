@@ -15,7 +15,7 @@ from rftdata.buffer import Buffer
 from rftdata.errors import QueryError
 from rftdata.pipeline.queue import read_groups
 from rftdata.pipeline.records import Known, SealedBatch
-from rftdata.postgres.database import Row
+from rftdata.run import Run
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Preview:
     decisions: list[dict[str, Any]]
 
 
-def sample(buffer: Buffer, run: Row, chain: Chain, rows: int, seed: int = 0) -> SealedBatch:
+def sample(buffer: Buffer, run: Run, chain: Chain, rows: int, seed: int = 0) -> SealedBatch:
     """Whole groups of a run with at least `rows` experiences together, or all there are; the same for the same seed.
 
     As in a replay, staleness is that of the time when a group was sealed.
@@ -66,7 +66,7 @@ def sample(buffer: Buffer, run: Row, chain: Chain, rows: int, seed: int = 0) -> 
     Raises:
         QueryError: the run has none.
     """
-    groups = buffer.database.fetch("sample_groups", run_id=run["run_id"], seed=seed, count=rows)
+    groups = buffer.database.fetch("sample_groups", run_id=run.run_id, seed=seed, count=rows)
     chosen, found = [], 0
     for group in groups:
         if found >= rows:
@@ -75,7 +75,7 @@ def sample(buffer: Buffer, run: Row, chain: Chain, rows: int, seed: int = 0) -> 
         found += group["num_experiences"]
     if not found:
         raise QueryError(
-            f"run {run['name']!r} has no whole group of experiences yet",
+            f"run {run.name!r} has no whole group of experiences yet",
             todo="wait until it has, or name another with --run",
         )
     return read_groups(buffer.database, chosen, chain.columns, as_sealed=True)

@@ -29,6 +29,7 @@ from rftdata.pipeline.queue import read_groups
 from rftdata.pipeline.records import Known, SealedBatch, Verdicts, remember
 from rftdata.pipeline.verdicts import insert_stage_runs, insert_verdicts, known_scores, store_scores
 from rftdata.postgres.database import Row, fetch
+from rftdata.run import Run
 from rftdata.workers import Worker
 from rftdata.writing.writer import NO_PIPELINE
 
@@ -60,7 +61,7 @@ class Replayed:
 
 
 def replay(
-    resolved: ResolvedRun, buffer: Buffer, run: Row, version: str | None, tell: Callable[[Replayed], None]
+    resolved: ResolvedRun, buffer: Buffer, run: Run, version: str | None, tell: Callable[[Replayed], None]
 ) -> Replayed:
     """Decide on every sealed group of a run under another version.
 
@@ -79,31 +80,31 @@ def replay(
     """
     config, chain = resolved.config, resolved.experience_chain
     name = _checked_name(chain, run, version)
-    if not _next(buffer, run["run_id"], _NEW, 0, 1):
+    if not _next(buffer, run.run_id, _NEW, 0, 1):
         raise QueryError(
-            f"run {run['name']!r} has no sealed group of experiences yet: there is nothing to decide on",
+            f"run {run.name!r} has no sealed group of experiences yet: there is nothing to decide on",
             todo="wait until it has, or name another with --run",
         )
     done = Replayed(name)
-    policy = Policy(resolved, buffer.database, run["run_id"])
+    policy = Policy(resolved, buffer.database, run.run_id)
     with (
-        Worker(buffer.database, run["run_id"], "replay") as worker,
+        Worker(buffer.database, run.run_id, "replay") as worker,
         contextlib.closing(buffer.database.dedicated()) as lock,  # held as long as this process lives
     ):
-        if not fetch(lock, "lock_replay", version=name, run_id=run["run_id"])[0]["locked"]:
+        if not fetch(lock, "lock_replay", version=name, run_id=run.run_id)[0]["locked"]:
             raise ConflictError(f"another process replays the version {name!r} of this run", todo="wait for its end")
         worker.says(f"replays version {name}")
-        chain.prepare(stage_context(config, policy, RunUsage(buffer.database, run["run_id"]), buffer))
+        chain.prepare(stage_context(config, policy, RunUsage(buffer.database, run.run_id), buffer))
         register(buffer.database, chain, name)
         after, passed = 0, False
-        while group_ids := _next(buffer, run["run_id"], name, after, config.pipelines.batch_groups):
+        while group_ids := _next(buffer, run.run_id, name, after, config.pipelines.batch_groups):
             batch = read_groups(buffer.database, group_ids, chain.columns, as_sealed=True)
             known = known_scores(buffer.database, chain.score_keys, batch.table["experience_id"].to_pylist())
             # A group that is alone in its batch and fails is to blame where the batch before it passed, and else the stage.
-            with setting_aside(batch, functools.partial(_store_aside, buffer, run["run_id"], worker.worker_id, name)):
+            with setting_aside(batch, functools.partial(_store_aside, buffer, run.run_id, worker.worker_id, name)):
                 verdicts = without_people(chain, batch, known, patient=len(group_ids) > 1 or not passed)
             passed = len(verdicts.failed) < verdicts.decisions.num_rows
-            _store(buffer, run["run_id"], worker.worker_id, name, batch, verdicts)
+            _store(buffer, run.run_id, worker.worker_id, name, batch, verdicts)
             _note(done, batch, verdicts)
             tell(done)
             after = group_ids[-1]
@@ -112,14 +113,14 @@ def replay(
     return done
 
 
-def _checked_name(chain: Chain, run: Row, version: str | None) -> str:
+def _checked_name(chain: Chain, run: Run, version: str | None) -> str:
     """The name of the version, one that no run trains on.
 
     Raises:
         ConfigError: it is not.
     """
     name = f"replay-{chain.version}" if version is None else version
-    if name == NO_PIPELINE or name == run["pipeline_version"] or _DIGEST.fullmatch(name):
+    if name == NO_PIPELINE or name == run.pipeline_version or _DIGEST.fullmatch(name):
         raise ConfigError(
             "runs train on verdicts of such a version, and only their pipeline workers make them", value=name,
             allowed="any other name", todo="choose another --version",
@@ -191,9 +192,9 @@ def _note(done: Replayed, batch: SealedBatch, verdicts: Verdicts) -> None:
             by_stage[row["stage"]] = by_stage.get(row["stage"], 0) + 1
 
 
-def versions(buffer: Buffer, run: Row) -> list[Row]:
+def versions(buffer: Buffer, run: Run) -> list[Row]:
     """Versions that decided on experiences of a run; `stages` as a person would write them, with their arguments."""
-    rows = buffer.database.fetch("pipeline_versions", run_id=run["run_id"])
+    rows = buffer.database.fetch("pipeline_versions", run_id=run.run_id)
     return [{**row, "stages": row["stages"] and " > ".join(map(_described, row["stages"]))} for row in rows]
 
 
@@ -230,7 +231,7 @@ class Difference:
         return dict(vars(self))
 
 
-def compare(buffer: Buffer, run: Row, before: str, after: str, limit: int) -> Difference:
+def compare(buffer: Buffer, run: Run, before: str, after: str, limit: int) -> Difference:
     """Compare two versions on a run.
 
     Raises:
@@ -240,10 +241,10 @@ def compare(buffer: Buffer, run: Row, before: str, after: str, limit: int) -> Di
     for name in (before, after):
         if name not in known:
             raise ConfigError(
-                f"no such pipeline version decided on experiences of run {run['name']!r}", value=name,
+                f"no such pipeline version decided on experiences of run {run.name!r}", value=name,
                 allowed=", ".join(known) or "none yet", todo="make it with `rft pipeline replay CONFIG --version NAME`",
             )  # fmt: skip
-    names = {"run_id": run["run_id"], "before": before, "after": after}
+    names = {"run_id": run.run_id, "before": before, "after": after}
     (coverage,) = buffer.database.fetch("compare_coverage", **names)
     counts = buffer.database.fetch("compare_versions", **names)
     rows = buffer.database.fetch("rows_that_differ", **names, count=limit)

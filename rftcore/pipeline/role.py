@@ -51,12 +51,12 @@ def main(config: RunConfig, run: str | None = None, *, by_hand: bool = False) ->
     joined = join_run(ResolvedRun(config), run, by_hand="pipeline" if by_hand else None)
     with (
         joined.buffer as buffer,
-        held_lock.written_to(blocked.report_path(buffer.run_folder(joined.row), os.getpid()), is_printed=by_hand),
+        held_lock.written_to(blocked.report_path(joined.run.folder, os.getpid()), is_printed=by_hand),
         Worker(
-            buffer.database, joined.row["run_id"], "pipeline", lease_s=_LEASE_S, on_waiting=joined.on_waiting
+            buffer.database, joined.run.run_id, "pipeline", lease_s=_LEASE_S, on_waiting=joined.on_waiting
         ) as worker,
         BackgroundCompaction(buffer.database, buffer.segments, grace_s=buffer.config.compaction_grace_s) as compaction,
-        buffer.writer(joined.row) as writer,
+        buffer.writer(joined.run) as writer,
     ):
         _work(joined, worker, compaction, writer)
         joined.leave()
@@ -77,7 +77,7 @@ def _work(joined: JoinedRun, worker: Worker, compaction: BackgroundCompaction, w
         buffer.database, worker.run_id, worker.worker_id, lease_s=_LEASE_S, columns=chain.columns
     )  # fmt: skip
     created, patience, decided = Created(resolved, buffer, writer), Patience(config.pipelines.patience_s), 0
-    run_folder = buffer.run_folder(joined.row)
+    run_folder = joined.run.folder
 
     def store_aside(aside: SealedBatch) -> None:
         """Before a blocked process ends: store what is to blame, and release the other groups as no suspects."""

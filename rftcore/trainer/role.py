@@ -49,9 +49,9 @@ def main(config: RunConfig, run: str | None = None, *, by_hand: bool = False) ->
     joined = join_run(ResolvedRun(config), run, by_hand="trainer" if by_hand else None)
     with (
         joined.buffer as buffer,
-        Worker(buffer.database, joined.row["run_id"], "trainer", on_waiting=joined.on_waiting) as worker,
+        Worker(buffer.database, joined.run.run_id, "trainer", on_waiting=joined.on_waiting) as worker,
         buffer.attempt(
-            joined.row,
+            joined.run,
             sampling=config.sampling,
             max_refill=config.explorer.max_refill,
             tasksets=[taskset.name for taskset in config.tasks],
@@ -81,10 +81,10 @@ class TrainerRole:
         self.buffer = joined.buffer
         self.worker = worker
         self.attempt = attempt
-        self.folder = joined.buffer.run_folder(joined.row).resolve()
-        self.run_name: str = joined.row["name"]
+        self.folder = joined.run.folder.resolve()
+        self.run_name: str = joined.run.name
         # A run on a stored selection lasts as long as that does, unless it is told to end earlier.
-        self.planned_steps: int = config.steps or joined.row["planned_steps"]
+        self.planned_steps: int = config.steps or joined.run.planned_steps
         self.model = resolved.model_folder
         self.learner = Learner(
             str(self.model), config.trainer, resolved.algorithm, config.run.seed,

@@ -86,7 +86,7 @@ def purge(
     """
     if not reason.strip():
         raise QueryError("a purge needs a reason", todo="say why with --reason: it is all that will be left to tell")
-    run_ids = [int(buffer.find_run(name)["run_id"]) for name in runs] or None
+    run_ids = [buffer.find_run(name).run_id for name in runs] or None
     with buffer.database.transaction() as connection:
         connection.execute("SET TRANSACTION READ ONLY")
         ids = [experience_id for _, experience_id in chosen(connection, where, run_ids)]

@@ -19,6 +19,10 @@ RETURNING *;
 -- The run of a name or an id, the name first.
 SELECT * FROM rft.run WHERE name = %(run)s OR run_id::text = %(run)s ORDER BY name = %(run)s DESC;
 
+-- name: run_by_id
+-- The run of an id.
+SELECT * FROM rft.run WHERE run_id = %(run_id)s;
+
 -- name: newest_run
 -- The run that was made last.
 SELECT * FROM rft.run ORDER BY run_id DESC LIMIT 1;

@@ -91,7 +91,7 @@ def test_a_worker_ends_with_a_report_and_the_next_decides_on_what_is_left(
     first = start(path)
     said, _ = first.communicate(timeout=120)
     assert first.returncode == blocked.EXIT_CODE, said
-    report = blocked.read_report(buffer.run_folder(roles.run), first.pid)
+    report = blocked.read_report(roles.run.folder, first.pid)
     assert report is not None
     sentence, stack = report
     assert (
@@ -117,7 +117,7 @@ def test_a_worker_ends_with_a_report_and_the_next_decides_on_what_is_left(
     assert {key for key, (kept, _) in found.items() if kept} >= {1, 2, 7, 8} and not found[6][0]
     assert "did not return for experience 6 within 1 s" in str(found[6][1])
     # A process that was not blocked leaves no report.
-    assert not blocked.report_path(buffer.run_folder(roles.run), second.pid).exists()
+    assert not blocked.report_path(roles.run.folder, second.pid).exists()
 
 
 @pytest.mark.timeout(240)
@@ -152,7 +152,7 @@ def test_a_regular_expression_that_holds_the_interpreters_lock_ends_the_process_
         in said
     )
     assert "rules.py" in said and "in stuck" in said
-    report = blocked.read_report(buffer.run_folder(roles.run), process.pid)
+    report = blocked.read_report(roles.run.folder, process.pid)
     assert (report is None) == (verb != ("process",))  # a worker keeps it for the one that follows, and for `rft run`
     assert verdicts(buffer) == {}
 
@@ -164,7 +164,7 @@ def test_a_group_that_several_workers_did_not_survive_is_set_aside_with_what_one
     buffer.sql("UPDATE rft.worklist SET available = false WHERE item_id <> 2 AND consumer LIKE 'pipeline/%%'")
     batch = roles.claim_sealed()
     assert batch is not None and batch.group_ids == [2]
-    folder = buffer.run_folder(roles.run)
+    folder = roles.run.folder
     given = (buffer.database, roles.run_id, folder)
     assert set(with_report(batch, *given).failed["reason"].to_pylist()) == {
         "4 pipeline workers ended while they decided on it"

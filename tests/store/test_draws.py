@@ -183,7 +183,7 @@ def test_of_two_trainers_that_start_at_once_one_gets_the_run(buffer: Buffer) -> 
     for thread in threads:
         thread.join()
     assert (len(won), len(fenced)) == (1, 1)
-    assert buffer.find_run(roles.run_id)["current_attempt_id"] == won[0].attempt_id
+    assert buffer.find_run(roles.run_id).current_attempt_id == won[0].attempt_id
     won[0].close()
 
 

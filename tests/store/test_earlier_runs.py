@@ -61,7 +61,7 @@ def test_a_second_run_is_told_how_the_first_ended_and_how_to_go_on(
 
 def test_a_run_at_work_is_to_be_watched_and_not_resumed(buffer: Buffer) -> None:
     store(buffer, "words")
-    with Worker(buffer.database, buffer.find_run("words")["run_id"], "trainer"):
+    with Worker(buffer.database, buffer.find_run("words").run_id, "trainer"):
         text = str(said(buffer))
     assert "it is at work, at step 0 of 1" in text and text.endswith("to watch that one: rft status words")
 
@@ -73,7 +73,7 @@ def test_status_without_a_name_shows_the_run_at_work(buffer: Buffer, capsys: pyt
 
     for name in ("first", "second", "third"):
         store(buffer, name)
-    first, second = (buffer.find_run(name)["run_id"] for name in ("first", "second"))
+    first, second = (buffer.find_run(name).run_id for name in ("first", "second"))
     assert shown() == "third"
     with Worker(buffer.database, first, "explorer"):
         assert shown() == "first"

@@ -77,8 +77,8 @@ class Run:
     def __init__(self, buffer: rftdata.Buffer, folder: Path) -> None:
         self.buffer = buffer
         self.folder = folder
-        self.row = buffer.create_run(name="explored", config={}, seed=7, steps=4, pipeline_version="p1")
-        self.run_id: int = self.row["run_id"]
+        self.run = buffer.create_run(name="explored", config={}, seed=7, steps=4, pipeline_version="p1")
+        self.run_id: int = self.run.run_id
         for taskset in ("train", "validation"):
             buffer.sql(
                 "INSERT INTO rft.task (taskset, task_key, payload)"
@@ -106,7 +106,7 @@ class Run:
 
         async def explore() -> None:
             explorer = asyncio.create_task(
-                Explorer(JoinedRun(self.buffer, self.row, ResolvedRun(config)), worker, engine).run()
+                Explorer(JoinedRun(self.buffer, self.run, ResolvedRun(config)), worker, engine).run()
             )
             deadline = time.monotonic() + 30
             while not until() and not explorer.done():
@@ -137,7 +137,7 @@ def run(buffer: rftdata.Buffer, tmp_path: Path) -> Run:
 
 @pytest.fixture
 def attempt(run: Run) -> Iterator[Attempt]:
-    with run.buffer.attempt(run.row) as attempt:
+    with run.buffer.attempt(run.run) as attempt:
         yield attempt
 
 
@@ -254,7 +254,7 @@ def test_weights_of_a_live_trainer_that_never_appear_end_the_explorer_and_name_t
 
 def test_weights_that_a_trainer_took_along_are_waited_for(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(role, "_MISSING_WEIGHTS_S", 0.5)
-    with run.buffer.attempt(run.row) as attempt:
+    with run.buffer.attempt(run.run) as attempt:
         run.publish(attempt, 0, "gone", exists=False)
     ends = time.monotonic() + 2
     run.explore(OneAtATime(), until=lambda: time.monotonic() > ends)
@@ -350,13 +350,13 @@ def test_a_step_with_one_good_rollout_goes_on(run: Run, attempt: Attempt) -> Non
 
 def test_a_run_resumed_with_a_corrected_reward_does_not_count_what_failed_before(run: Run) -> None:
     (run.folder / "bad.py").write_text(BAD_REWARD)
-    with run.buffer.attempt(run.row) as attempt:
+    with run.buffer.attempt(run.run) as attempt:
         run.publish(attempt, 0, "a")
         with pytest.raises(RolloutsFailedError):
             run.explore(OneAtATime(), until=lambda: False, reward="./bad.py:score")
     run.buffer.sql("UPDATE rft.run SET stop_requested = false WHERE run_id = %s", [run.run_id])
     (run.folder / "bad.py").write_text(BAD_REWARD.replace("return grade(turn)", "return 1.0"))
-    with run.buffer.attempt(run.row) as attempt:
+    with run.buffer.attempt(run.run) as attempt:
         run.publish(attempt, 1, "b")  # the places of the first step are taken until a pipeline drops its groups
         run.explore(OneAtATime(), until=lambda: outcomes(run).get("ok", 0) >= 4, reward="./bad.py:score")
 

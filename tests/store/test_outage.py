@@ -95,7 +95,7 @@ def test_every_role_goes_on_through_a_restart_between_any_two_of_its_steps(
             attempt.finish("done")
         with down(own):
             attempt.close()
-    assert restarting.find_run(roles.run_id)["status"] == "finished"
+    assert restarting.find_run(roles.run_id).status == "finished"
     counts = restarting.sql(
         "SELECT (SELECT count(*) FROM rft.policy_version WHERE attempt_id = %(a)s) AS versions,"
         " (SELECT count(*) FROM rft.checkpoint WHERE attempt_id = %(a)s) AS checkpoints,"
@@ -163,9 +163,9 @@ def test_a_writer_that_is_handed_groups_all_the_while_loses_and_doubles_none(
     time.sleep(0.5)
     ended.set()
     thread.join()
-    stored = restarting.sql("SELECT group_id FROM rft.rollout_group WHERE run_id = %s ORDER BY 1", [run["run_id"]])
+    stored = restarting.sql("SELECT group_id FROM rft.rollout_group WHERE run_id = %s ORDER BY 1", [run.run_id])
     assert stored["group_id"].to_pylist() == acknowledged and len(acknowledged) > 3
-    assert restarting.sql("SELECT count(*) AS n FROM rft.experience WHERE run_id = %s", [run["run_id"]])[
+    assert restarting.sql("SELECT count(*) AS n FROM rft.experience WHERE run_id = %s", [run.run_id])[
         "n"
     ].to_pylist() == [2 * len(acknowledged)]
     assert list(restarting.verify()) == []
@@ -180,11 +180,11 @@ def test_a_database_that_stays_away_is_an_error_in_the_end(
     own.stop()
     started = time.monotonic()
     with pytest.raises(BufferUnavailableError, match="cannot be used"):
-        restarting.find_run(run["run_id"])
+        restarting.find_run(run.run_id)
     assert 1.0 < time.monotonic() - started < 90
     monkeypatch.undo()
     own.start()
-    assert restarting.find_run(run["run_id"])["name"] == run["name"]
+    assert restarting.find_run(run.run_id).name == run.name
 
 
 def test_what_is_no_outage_is_not_tried_again() -> None:
@@ -369,7 +369,7 @@ def test_a_trainer_writes_nothing_twice_when_answers_are_lost(lossy: tuple[Lossy
         lost(proxy, b"COMMIT", lambda: attempt.commit_checkpoint(1, "/c/1"))
         assert (count(buffer, "train_step"), count(buffer, "checkpoint")) == (1, 1)
         lost(proxy, b"COMMIT", lambda: attempt.finish("done"))
-        assert buffer.find_run(roles.run_id)["status"] == "finished"
+        assert buffer.find_run(roles.run_id).status == "finished"
 
 
 def publish(attempt: Attempt, step: int) -> int:

@@ -127,7 +127,7 @@ def test_a_fork_knows_what_people_answered_and_stages_found_out(buffer: Buffer, 
     answer(buffer, "pass", "experience_id = 2")
     labels.set_rewards(buffer, {3: 0.25}, author="ada")
     new = buffer.fork(asked.run, name="fork", step=0, keep_rollouts=True, config={}, steps=4, pipeline_version="p1")
-    batch = claim_sealed_groups(buffer.database, new["run_id"], asked.worker_id, count=9, lease_s=60)
+    batch = claim_sealed_groups(buffer.database, new.run_id, asked.worker_id, count=9, lease_s=60)
     assert batch is not None
     stands = {row["parent_id"]: (row["reviews"], row["labelled"]) for row in batch.table.to_pylist()}
     assert stands == {

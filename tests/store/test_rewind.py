@@ -215,7 +215,7 @@ def forked(roles: Roles, **options: Any) -> Roles:
     other = object.__new__(Roles)
     other.__dict__.update(roles.__dict__)
     other.run = roles.buffer.fork(roles.run, name="other", **options)
-    other.run_id = other.run["run_id"]
+    other.run_id = other.run.run_id
     other.planner = type(roles.planner)(roles.database, other.run_id, roles.plan_config)
     other.worker_id = fetch_worker(other)
     other.version, other.policy_step = None, -1
@@ -231,9 +231,9 @@ def fetch_worker(roles: Roles) -> int:
 def test_a_fork_goes_on_alone(roles: Roles) -> None:
     first = trained(roles, 1, 4, checkpoints={2, 4})
     other = forked(roles, step=2)
-    assert other.run["name"] == "other"
+    assert other.run.name == "other"
     row = roles.buffer.find_run("other")
-    assert row["parent_run_id"] == roles.run_id
+    assert row.parent_run_id == roles.run_id
     in_fork = trained(other, 3, 6, checkpoints={4, 6})
     on = trained(roles, 5, 6, checkpoints={6})
     for step in (3, 4):

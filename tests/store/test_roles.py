@@ -73,7 +73,7 @@ def stored(owner: Buffer) -> int:
     """A new run with one group; the id of its first experience."""
     run = owner.create_run(name="r", config={}, seed=1, steps=1, pipeline_version="p")
     with owner.writer(run) as writer:
-        writer.insert(own_group(task_key=str(run["run_id"])))
+        writer.insert(own_group(task_key=str(run.run_id)))
     return int(owner.sql("SELECT max(experience_id) - 1 AS i FROM rft.experience")["i"][0].as_py())
 
 
@@ -250,7 +250,7 @@ def test_an_owner_without_the_right_to_make_roles_migrates_nevertheless(
         buffer.create_run(name="r", config={}, seed=1, steps=1, pipeline_version="p")
         assert grant_roles(buffer.database) == ([], sorted(ROLES))
     with rftdata.open(BufferConfig(uri=url(tcp, "a_rft_reader", database="outside"), segments=str(tmp_path))) as buffer:
-        assert buffer.find_run()["name"] == "r"
+        assert buffer.find_run().name == "r"
         assert denied(buffer, "UPDATE rft.run SET name = 'x'")
 
 

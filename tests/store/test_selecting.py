@@ -378,7 +378,7 @@ def test_a_fork_goes_on_with_what_its_parent_learned(buffer: Buffer) -> None:
     wanted = [key for _, key in roles.task_order()][16:24]
     fork = learning_run(buffer, "difficulty", {})
     fork.run = buffer.fork(roles.run, name="fork", step=4)
-    fork.run_id = fork.run["run_id"]
+    fork.run_id = fork.run.run_id
     fork.planner = Planner(fork.database, fork.run_id, fork.plan_config)
     steps(fork, 5, 6)
     assert [key for _, key in fork.task_order()] == wanted

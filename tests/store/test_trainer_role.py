@@ -46,7 +46,7 @@ def training(buffer: Buffer, tiny: Path) -> Iterator[Training]:
     with ThreadPoolExecutor() as pool:
         training = Training(buffer, tiny, pool)
         yield training
-        if training.run:
+        if training.was_started:
             training.stop()  # a trainer that a failed test left waiting must not hold up the others
 
 
@@ -60,7 +60,7 @@ class Training:
         self.buffer = buffer
         self.model = model
         self.pool = pool
-        self.run: Row = {}
+        self.was_started = False
 
     def start(self, steps: int, **sections: dict[str, Any]) -> None:
         """Store the run and a sealed group for every step."""
@@ -68,10 +68,11 @@ class Training:
         self.run = self.buffer.create_run(
             name="stored", config=stored_config(self.config), seed=1, steps=steps, pipeline_version="p1", mode="train"
         )
+        self.was_started = True
         with self.buffer.writer(self.run) as writer:
             writer.insert(*[own_group(task_key=str(step)) for step in range(steps)])
         self.explorer: int = self.buffer.database.fetch(
-            "insert_worker", run_id=self.run["run_id"], role="explorer", host="here", pid=os.getpid()
+            "insert_worker", run_id=self.run.run_id, role="explorer", host="here", pid=os.getpid()
         )[0]["worker_id"]
 
     def configured(self, steps: int, **sections: dict[str, Any]) -> RunConfig:
@@ -88,7 +89,7 @@ class Training:
 
     def make_ready(self, count: int) -> None:
         """Verdicts on that many more groups: so many steps can be drawn."""
-        database, run_id = self.buffer.database, self.run["run_id"]
+        database, run_id = self.buffer.database, self.run.run_id
         batch = claim_sealed_groups(database, run_id, self.explorer, count=count, lease_s=60)
         assert batch is not None
         commit_verdicts(database, run_id, self.explorer, "p1", batch, Verdicts(kept(batch.table)))
@@ -102,18 +103,18 @@ class Training:
 
     def train(self) -> None:
         with (
-            Worker(self.buffer.database, self.run["run_id"], "trainer") as worker,
+            Worker(self.buffer.database, self.run.run_id, "trainer") as worker,
             self.buffer.attempt(self.run, sampling=SamplingConfig(max_staleness=1000)) as attempt,
         ):
             TrainerRole(JoinedRun(self.buffer, self.run, ResolvedRun(self.config)), worker, attempt).run()
 
     def stop(self) -> None:
-        self.buffer.database.run("request_stop", run_id=self.run["run_id"])
+        self.buffer.database.run("request_stop", run_id=self.run.run_id)
 
     def answer(self, rewards: Rewards) -> list[Row]:
         """Answer what is asked; where `rewards` gives None the evaluation fails. What was answered."""
         answered = []
-        while row := claim_evaluation(self.buffer.database, self.run["run_id"], self.explorer, lease_s=60):
+        while row := claim_evaluation(self.buffer.database, self.run.run_id, self.explorer, lease_s=60):
             reward = rewards(row)
             if reward is None:
                 fail_evaluation(self.buffer.database, row["evaluation_id"], self.explorer, "it failed")
@@ -284,7 +285,7 @@ def test_a_step_that_a_checkpoint_contains_is_on_record_whenever_the_trainer_die
             training.train()
         connection.execute("DROP FUNCTION die CASCADE")
     assert training.checkpoints() == training.steps() == [1]
-    orphan = training.buffer.run_folder(training.run) / "checkpoints" / "attempt-1-step-000002"
+    orphan = training.run.folder / "checkpoints" / "attempt-1-step-000002"
     assert orphan.is_dir()
     training.train()
     assert training.steps() == [1, 2, 3]
@@ -295,7 +296,7 @@ def test_a_step_that_a_checkpoint_contains_is_on_record_whenever_the_trainer_die
 def test_what_selectors_say_of_themselves_is_recorded_with_the_step(training: Training) -> None:
     training.start(1)
     training.make_ready(1)
-    run_id = training.run["run_id"]
+    run_id = training.run.run_id
     metrics = Jsonb({"tried": 3.0, "chosen_pass_rate": 0.5})
     training.buffer.database.run(
         "save_selector_states", run_id=run_id, tasksets=["sums"], selectors=["difficulty"], states=[Jsonb({})], metrics=[metrics]
@@ -312,7 +313,7 @@ def test_what_a_killed_trainer_left_half_written_is_removed(training: Training) 
     training.wait_for("exists (select from rft.checkpoint)", life)
     training.stop()
     life.result(timeout=60)
-    folder = training.buffer.run_folder(training.run) / "checkpoints"
+    folder = training.run.folder / "checkpoints"
     for name in ("attempt-1-step-000002.draft", "attempt-1-step-000002", "attempt-9-step-000002", "my-favourite"):
         (folder / name).mkdir()
     training.make_ready(1)
@@ -339,7 +340,7 @@ def test_greedy_rollouts_teach_nothing_to_an_algorithm_that_compares(training: T
 def learner_temperature(training: Training) -> float:
     joined = JoinedRun(training.buffer, training.run, ResolvedRun(training.config))
     with (
-        Worker(training.buffer.database, training.run["run_id"], "trainer") as worker,
+        Worker(training.buffer.database, training.run.run_id, "trainer") as worker,
         training.buffer.attempt(training.run) as attempt,
     ):
         return TrainerRole(joined, worker, attempt).learner.temperature

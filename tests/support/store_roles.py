@@ -18,7 +18,7 @@ from rftdata.pipeline.verdicts import commit_verdicts
 from rftdata.planning.claims import ClaimedGroup, claim_groups
 from rftdata.planning.config import PlanConfig
 from rftdata.planning.planner import Planner, last_startable_step
-from rftdata.postgres.database import Row
+from rftdata.run import Run
 from rftdata.training import stored_selection
 from rftdata.training.attempt import Attempt
 from rftdata.training.sampling import SamplingConfig
@@ -52,7 +52,7 @@ def own_group(rewards: Sequence[float | None] = (0.0, 1.0), task_key: str = "one
     return Group(rollouts, source="import", taskset="mine", task_key=task_key, payload={"answer": "2"}, **changes)
 
 
-def selecting(buffer: Buffer, sql: str, name: str) -> Row:
+def selecting(buffer: Buffer, sql: str, name: str) -> Run:
     """A run that trains on what a query selects."""
     return buffer.create_run(
         name=name, config={}, seed=1, steps=9, pipeline_version="none", mode="train",
@@ -83,7 +83,7 @@ class Roles:
         self.max_refill, self.batch_groups = max_refill, batch_groups
         self.sampling = SamplingConfig.model_validate({"max_staleness": max_staleness, **(sampling or {})})
         self.run = buffer.create_run(name="roles", config={}, seed=3, steps=steps, pipeline_version="p1")
-        self.run_id: int = self.run["run_id"]
+        self.run_id: int = self.run.run_id
         self.worker_id: int = self.database.fetch(
             "insert_worker", run_id=self.run_id, role="explorer", host="here", pid=1
         )[0]["worker_id"]
