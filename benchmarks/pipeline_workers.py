@@ -91,13 +91,14 @@ def _work(
         worker = database.fetch("insert_worker", run_id=run_id, role="pipeline", host="here", pid=os.getpid())[0][
             "worker_id"
         ]
-        queue = SealedQueue(database, run_id, worker, lease_s=60.0, columns=chain.columns)
+        run = buffer.find_run(run_id)
+        queue = SealedQueue(run, worker, lease_s=60.0, columns=chain.columns)
         barrier.wait()
         started = time.time()
         while (batch := queue.claim(BATCH_GROUPS)) is not None:
             known = known_scores(database, chain.score_keys, batch.table["experience_id"].to_pylist())
             decided = decide(chain, batch, known)
-            commit_verdicts(database, run_id, worker, "benchmark", batch, decided)
+            commit_verdicts(run, worker, "benchmark", batch, decided)
         seconds.put((started, time.time()))
 
 

@@ -57,7 +57,7 @@ class Loop:
             "insert_worker", run_id=self._run_id, role="pipeline", host="bench", pid=os.getpid()
         )
         self._worker_id: int = worker[0]["worker_id"]
-        self._queue = SealedQueue(buffer.database, self._run_id, self._worker_id, lease_s=60)
+        self._queue = SealedQueue(self._run, self._worker_id, lease_s=60)
         self.seconds: dict[str, list[float]] = defaultdict(list)
 
     def run(self, steps: int) -> None:
@@ -109,10 +109,9 @@ class Loop:
         return found
 
     def _decide(self) -> None:
-        database, run_id = self.buffer.database, self._run_id
         batch = self._queue.claim(_GROUPS)
         assert batch is not None and len(batch.group_ids) == _GROUPS, "not every group written can be decided on"
-        commit_verdicts(database, run_id, self._worker_id, "keep all", batch, Verdicts(kept(batch.table)))
+        commit_verdicts(self._run, self._worker_id, "keep all", batch, Verdicts(kept(batch.table)))
 
 
 def explained(buffer: Buffer, query: str, parameters: dict[str, Any]) -> dict[str, Any]:

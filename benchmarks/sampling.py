@@ -141,13 +141,13 @@ class Bench:
         with _timed(times["set_priorities"]):
             attempt.set_priorities(priorities)
         with _timed(times["commit"]):
-            self._execute("touch", run_id=attempt.run_id)
+            self._execute("touch", run_id=attempt.run.run_id)
         return True
 
     def _work(self, attempt: Attempt, step: int) -> dict[str, float]:
         """What the database does for a draw, whatever else the machine is doing: pages looked at, and log written."""
         values = {
-            "run_id": attempt.run_id,
+            "run_id": attempt.run.run_id,
             "attempt_id": attempt.attempt_id,
             "step": step,
             "num_groups": _BATCH // self.group_size,

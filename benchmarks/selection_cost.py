@@ -128,7 +128,7 @@ class Run:
             interval=1,
             offset=0,
         )
-        planner = Planner(self.buffer.database, run.run_id, config)
+        planner = Planner(run, config)
         with self.buffer.attempt(run) as attempt:
             self._step(attempt, run, 0)
             first = timed(planner.plan)

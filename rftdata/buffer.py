@@ -166,7 +166,12 @@ class Buffer:
             linger_ms: how long to wait for more before a smaller batch is stored.
         """
         return Writer(
-            self.database, self.segments, self._run_id(run), max_rows=max_rows, max_bytes=max_bytes, linger_ms=linger_ms
+            self.database,
+            self.segments,
+            self._own(run).run_id,
+            max_rows=max_rows,
+            max_bytes=max_bytes,
+            linger_ms=linger_ms,
         )
 
     def attempt(
@@ -185,9 +190,7 @@ class Buffer:
             FencedError: another live process trains the run.
             ConfigError: a priority formula that is no expression.
         """
-        return Attempt.start(
-            self.database, self.reader, self._run_id(run), lease_s, sampling or SamplingConfig(), max_refill, tasksets
-        )
+        return Attempt.start(self._own(run), self.reader, lease_s, sampling or SamplingConfig(), max_refill, tasksets)
 
     def join_attempt(self, run: Run | str | int, attempt_id: int, *, max_refill: int = 0) -> Attempt:
         """Take part in an attempt that another process holds: a further rank of its trainer, which draws its share of each step.
@@ -201,7 +204,7 @@ class Buffer:
         Raises:
             FencedError: the attempt does not hold the run.
         """
-        return Attempt.join(self.database, self.reader, self._run_id(run), attempt_id, max_refill)
+        return Attempt.join(self._own(run), self.reader, attempt_id, max_refill)
 
     def rewind(self, run: Run | str | int, step: int, *, keep_rollouts: bool = False) -> None:
         """Take a run back to the checkpoint of an earlier step; what trains it next goes on from there.
@@ -217,7 +220,7 @@ class Buffer:
             ConfigError: there is no such checkpoint.
             FencedError: a live process trains the run.
         """
-        rewind(self.database, self._run_id(run), step, keep_rollouts=keep_rollouts)
+        rewind(self._own(run), step, keep_rollouts=keep_rollouts)
 
     def fork(
         self, run: Run | str | int, *, name: str, step: int | None = None, keep_rollouts: bool = False,
@@ -237,13 +240,13 @@ class Buffer:
         Raises:
             ConfigError: there is no such checkpoint.
         """
-        parent = self.find_run(run.run_id if isinstance(run, Run) else run)
+        parent = self._own(run).refreshed()
         new = {
             "name": name, "mode": parent.mode, "config": Jsonb(parent.config if config is None else config), "seed": parent.seed,
             "planned_steps": parent.planned_steps if steps is None else steps,
             "pipeline_version": pipeline_version or parent.pipeline_version,
         }  # fmt: skip
-        row = fork(self.database, parent, new, step, keep_rollouts=keep_rollouts)
+        row = fork(parent, new, step, keep_rollouts=keep_rollouts)
         return self._run(row)
 
     def read_arrays(
@@ -320,8 +323,11 @@ class Buffer:
     def _run(self, row: Row) -> Run:
         return Run.of_row(self.database, self.runs_folder, row)
 
-    def _run_id(self, run: Run | str | int) -> int:
-        return (run if isinstance(run, Run) else self.find_run(run)).run_id
+    def _own(self, run: Run | str | int) -> Run:
+        """A run as this buffer's connections see it; another buffer's object may name it."""
+        if isinstance(run, Run):
+            return run if run.database is self.database else self.find_run(run.run_id)
+        return self.find_run(run)
 
 
 def unique_names(names: Sequence[str]) -> list[str]:

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from psycopg.types.json import Jsonb
+
+from rftdata.postgres import notify
 from rftdata.postgres.database import Database, Row
 
 _ENDED = ("finished", "interrupted", "failed")
@@ -62,6 +65,23 @@ class Run:
     def was_imported(self) -> bool:
         """Whether an import made it: then it has no checkpoint, and no configuration to go on with."""
         return "import" in self.config
+
+    def end(self, status: str, outcome: str) -> bool:
+        """Store that the run is finished, interrupted or failed, and why; whether it was not finished before, which stands."""
+        ended = self.database.run("finish_run", run_id=self.run_id, status=status, outcome=outcome)
+        return bool(ended)
+
+    def request_stop(self) -> None:
+        """Ask every process of the run to stop at the next safe place."""
+        self.database.run("request_stop", run_id=self.run_id)
+        notify.notify(self.database, notify.RUN)
+
+    def go_on(self, config: dict[str, Any], *, steps: int, pipeline_version: str) -> Run:
+        """Set the run to go on with other settings, as it stands then."""
+        self.database.run(
+            "set_run_config", run_id=self.run_id, config=Jsonb(config), planned_steps=steps, pipeline_version=pipeline_version
+        )  # fmt: skip
+        return self.refreshed()
 
     def refreshed(self) -> Run:
         """The run as it stands now."""

@@ -121,8 +121,8 @@ def _preview_experiences(resolved: ResolvedRun, buffer: Buffer, run: Run, rows: 
 
     config, chain = resolved.config, resolved.experience_chain
     table = preview.sample(buffer, run, chain, rows, seed).table
-    policy = Policy(resolved, buffer.database, run.run_id)
-    chain.prepare(stage_context(config, policy, RunUsage(buffer.database, run.run_id), buffer))
+    policy = Policy(resolved, run)
+    chain.prepare(stage_context(config, policy, RunUsage(run), buffer))
     known = known_scores(buffer.database, chain.score_keys, table["experience_id"].to_pylist())
     result = preview.preview(chain, table, known)
     chain.close()

@@ -44,10 +44,9 @@ from rftdata.errors import (
     RolloutsFailedError,
 )
 from rftdata.maintenance import retention
-from rftdata.postgres import notify
 from rftdata.run import Run
 from rftdata.user_code import held_lock
-from rftdata.workers import Worker, mark_dead_workers
+from rftdata.workers import Worker, live_workers, mark_dead_workers
 
 _REFRESH_S = 1.0
 _DEPARTURE_S = 45.0
@@ -94,7 +93,7 @@ def _run(
         if resume:
             stored = find_resumable(config, buffer, name)
             if go_back is None or go_back.fork is None:
-                await_departure(buffer, stored, view)
+                await_departure(stored, view)
             stored = stored.refreshed()
             if go_back is not None:
                 interrupts.defer()  # it stores an attempt, or a run
@@ -165,7 +164,7 @@ def _roles(config: RunConfig) -> str:
     return "explorer (for evaluations) and trainer" if config.has_explorer else "the trainer"
 
 
-def await_departure(buffer: Buffer, run: Run, view: View) -> None:
+def await_departure(run: Run, view: View) -> None:
     """Let the processes of an earlier life of the run end: after a kill of its supervisor they take a few seconds.
 
     Raises:
@@ -174,12 +173,11 @@ def await_departure(buffer: Buffer, run: Run, view: View) -> None:
     deadline = time.monotonic() + _DEPARTURE_S
     told = False
     while True:
-        mark_dead_workers(buffer.database, run.run_id)
-        workers = buffer.database.fetch("live_workers", run_id=run.run_id)
-        alive = [worker for worker in workers if worker["beats"] and worker["role"] != "replay"]
+        mark_dead_workers(run)
+        alive = [worker for worker in live_workers(run) if worker.beats and worker.role != "replay"]
         if not alive:
             return
-        who = ", ".join(f"{worker['role']} {worker['pid']} on {worker['host']}" for worker in alive)
+        who = ", ".join(f"{worker.role} {worker.pid} on {worker.host}" for worker in alive)
         if time.monotonic() > deadline:
             raise FencedError(
                 f"the run {run.name!r} is still being worked on by {who}",
@@ -197,7 +195,7 @@ def _supervise(resolved: ResolvedRun, buffer: Buffer, run: Run, view: View, inte
     Raises:
         RoleFailedError: a role failed before anything asked the run to stop.
     """
-    with Worker(buffer.database, run.run_id, "supervisor") as worker:
+    with Worker(run, "supervisor") as worker:
         worker.says("watches")
         started = cluster.start_roles(resolved, run.name, divide_threads())
         roles = Roles(started, Restarts(run), view, interrupts)
@@ -213,7 +211,7 @@ def _supervise(resolved: ResolvedRun, buffer: Buffer, run: Run, view: View, inte
                     asked_at = time.monotonic()
                     _tell_stop(view, roles.failed, grace_s)
                 # Again and again: a trainer that begins its attempt now takes the request for one of before.
-                _ask_to_stop(buffer, run)
+                _ask_to_stop(run)
             if asked_at is not None and (interrupts.urgent or time.monotonic() - asked_at > grace_s):
                 roles.kill("did not stop yet" if interrupts.urgent else f"did not stop within {grace_s:.0f} s")
             _show(progress, view, people)
@@ -263,11 +261,10 @@ def _tell_stop(view: View, failed: dict[str, BaseException], grace_s: float) -> 
     view.message(f"{why}: the other processes are asked to stop (up to {grace_s:.0f} s)")
 
 
-def _ask_to_stop(buffer: Buffer, run: Run) -> None:
+def _ask_to_stop(run: Run) -> None:
     try:
-        mark_dead_workers(buffer.database, run.run_id)
-        buffer.database.run("request_stop", run_id=run.run_id)
-        notify.notify(buffer.database, notify.RUN)
+        mark_dead_workers(run)
+        run.request_stop()
     except BufferUnavailableError:
         return  # the database itself is what failed; roles notice by themselves
 
@@ -288,7 +285,7 @@ def _fail(buffer: Buffer, run: Run, failed: dict[str, BaseException], view: View
     with contextlib.suppress(
         BufferUnavailableError
     ):  # its status stays `running`; a resume finds that no process holds it
-        ended = buffer.database.run("finish_run", run_id=run.run_id, status="failed", outcome=f"the {name} {why}")
+        ended = run.end("failed", f"the {name} {why}")
         # Where no rollout succeeded, a trainer that skipped all of its steps meanwhile has finished nothing.
         if not ended and not isinstance(error, RolloutsFailedError):
             view.message(f"warning: the run had finished when the {name} failed: it {why}; its results are complete")
@@ -311,7 +308,7 @@ def _conclude(buffer: Buffer, run: Run, view: View, interrupts: Interrupts, seco
         state = run.refreshed()
         if state.status != "finished":
             outcome = interrupts.reason if interrupts.stop else "its roles ended without finishing"
-            buffer.database.run("finish_run", run_id=run.run_id, status="interrupted", outcome=outcome)
+            run.end("interrupted", outcome)
             view.message(f"{outcome}; go on with: {_resume(buffer, run)}")
             return interrupts.exit_code if interrupts.stop else 1
     except BufferUnavailableError:

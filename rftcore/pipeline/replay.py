@@ -86,15 +86,15 @@ def replay(
             todo="wait until it has, or name another with --run",
         )
     done = Replayed(name)
-    policy = Policy(resolved, buffer.database, run.run_id)
+    policy = Policy(resolved, run)
     with (
-        Worker(buffer.database, run.run_id, "replay") as worker,
+        Worker(run, "replay") as worker,
         contextlib.closing(buffer.database.dedicated()) as lock,  # held as long as this process lives
     ):
         if not fetch(lock, "lock_replay", version=name, run_id=run.run_id)[0]["locked"]:
             raise ConflictError(f"another process replays the version {name!r} of this run", todo="wait for its end")
         worker.says(f"replays version {name}")
-        chain.prepare(stage_context(config, policy, RunUsage(buffer.database, run.run_id), buffer))
+        chain.prepare(stage_context(config, policy, RunUsage(run), buffer))
         register(buffer.database, chain, name)
         after, passed = 0, False
         while group_ids := _next(buffer, run.run_id, name, after, config.pipelines.batch_groups):

@@ -186,7 +186,7 @@ def _scores(buffer: Buffer, run: Run, evaluations: Sequence[Row]) -> dict[int, f
     settings = run.config.get("eval", {})
     tasksets = [taskset["name"] for taskset in settings.get("tasks", [])]
     tasksets = tasksets or [e["taskset"] for e in evaluations if e["purpose"] == "validation"]
-    return validation_scores(buffer.database, run.run_id, tasksets, settings.get("decodings", ["greedy"])[0])
+    return validation_scores(run, tasksets, settings.get("decodings", ["greedy"])[0])
 
 
 def _by_curve(evaluations: Sequence[Row]) -> dict[tuple[str, str, str], list[Row]]:

@@ -26,7 +26,7 @@ from rftdata.errors import ConfigError
 from rftdata.postgres.database import execute
 from rftdata.run import Run
 from rftdata.user_code import blocked
-from rftdata.workers import note_blocked_workers
+from rftdata.workers import live_workers, note_blocked_workers
 
 _VERBS = {"explorer": "explore", "pipeline": "process", "trainer": "train"}
 # Silence of a role that waits; after it the same sentence is said again.
@@ -82,7 +82,7 @@ def join_run(resolved: ResolvedRun, run: str | None, *, by_hand: str | None = No
         buffer.close()
         raise
     answer_requests(joined.folder)
-    note_blocked_workers(buffer.database, joined.run_id, joined.folder)
+    note_blocked_workers(joined)
     blocked.report_to(joined.folder)
     companions = None
     if by_hand is not None:
@@ -169,8 +169,7 @@ class Companions:
 
     def missing(self) -> list[str]:
         """Roles that the run needs and that nobody plays now."""
-        alive = self.buffer.database.fetch("live_workers", run_id=self.run.run_id)
-        there = {worker["role"] for worker in alive if worker["beats"]}
+        there = {worker.role for worker in live_workers(self.run) if worker.beats}
         needed = {
             "explorer": self.config.has_explorer,
             "pipeline": self.config.sampling.source is None,

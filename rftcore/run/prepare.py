@@ -9,8 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from psycopg.types.json import Jsonb
-
 import rftdata
 from rftcore.algorithms.requirements import check_made, check_rollouts, check_sampling, check_selected, check_source
 from rftcore.config import RunConfig
@@ -146,14 +144,8 @@ def prepare_run(
         )
     _refuse_another_source(config, resumed)
     before_storing()
-    buffer.database.run(
-        "set_run_config",
-        run_id=resumed.run_id,
-        config=Jsonb(stored),
-        planned_steps=planned_steps(config, resumed.source_rows),
-        pipeline_version=pipeline_version,
-    )
-    return resumed.refreshed()
+    steps = planned_steps(config, resumed.source_rows)
+    return resumed.go_on(stored, steps=steps, pipeline_version=pipeline_version)
 
 
 def select_source(resolved: ResolvedRun, buffer: Buffer) -> Selection | None:

@@ -7,14 +7,15 @@ autocommit; work that belongs together runs in `Database.transaction()`. Passwor
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
 import psycopg.errors
@@ -24,6 +25,10 @@ from psycopg_pool import ConnectionPool, PoolTimeout
 from rftdata.errors import BufferUnavailableError, ConflictError, DiskFullError, QueryError, SchemaVersionError
 from rftdata.postgres.retry import ride_out
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
 Row = dict[str, Any]
 Connection = psycopg.Connection[DictRow]
 Cursor = psycopg.Cursor[DictRow]
@@ -188,6 +193,12 @@ def fetch(connection: Connection, name: str, /, **parameters: Any) -> list[Row]:
 def execute(connection: Connection, name: str, /, **parameters: Any) -> int:
     """Run a named statement on a given connection; the number of rows it touched."""
     return connection.execute(queries()[name], parameters).rowcount
+
+
+def records(kind: type[T], rows: Iterable[Row]) -> list[T]:
+    """Rows as objects of a dataclass, whose fields are columns of theirs."""
+    names = [f.name for f in dataclasses.fields(kind)]
+    return [kind(**{name: row[name] for name in names}) for row in rows]
 
 
 def limit_statements(connection: psycopg.Connection[Any], seconds: float) -> None:

@@ -19,22 +19,23 @@ from psycopg.types.json import Jsonb
 from rftdata.errors import ConfigError
 from rftdata.pipeline.verdicts import ready_groups
 from rftdata.postgres import notify
-from rftdata.postgres.database import Connection, Database, Row, execute, fetch
+from rftdata.postgres.database import Connection, Row, execute, fetch
 from rftdata.run import Run
 from rftdata.training.attempt import refuse_if_held, start_attempt
 from rftdata.workers import mark_dead_workers
 from rftdata.writing.writer import NO_PIPELINE
 
 
-def rewind(database: Database, run_id: int, step: int, *, keep_rollouts: bool = False) -> None:
+def rewind(run: Run, step: int, *, keep_rollouts: bool = False) -> None:
     """See `Buffer.rewind`."""
-    mark_dead_workers(database, run_id)
-    with database.transaction() as connection:
-        run = fetch(connection, "lock_run", run_id=run_id)[0]
-        parent = run["current_attempt_id"]
+    run_id = run.run_id
+    mark_dead_workers(run)
+    with run.database.transaction() as connection:
+        locked = fetch(connection, "lock_run", run_id=run_id)[0]
+        parent = locked["current_attempt_id"]
         if parent is not None:
-            refuse_if_held(fetch(connection, "attempt_holder", attempt_id=parent)[0], run)
-        checkpoint = _checkpoint(connection, run["name"], parent, step)
+            refuse_if_held(fetch(connection, "attempt_holder", attempt_id=parent)[0], locked)
+        checkpoint = _checkpoint(connection, run.name, parent, step)
         attempt_id = _insert_ended_attempt(connection, run_id, parent, checkpoint, f"the run went back to step {step}")
         if not keep_rollouts:
             fetch(connection, "lock_groups_to_leave", run_id=run_id, step=step)
@@ -48,18 +49,18 @@ def rewind(database: Database, run_id: int, step: int, *, keep_rollouts: bool = 
                 execute(connection, "forget_selectors", run_id=run_id, states=states)
             fetch(connection, "rebuild_task_stat", run_id=run_id)
         execute(connection, "take_run", run_id=run_id, attempt_id=attempt_id)
-        start_attempt(connection, run, attempt_id, checkpoint)
-    notify.notify(database, notify.RUN)
+        start_attempt(connection, locked, attempt_id, checkpoint)
+    notify.notify(run.database, notify.RUN)
 
 
-def fork(database: Database, parent: Run, new: dict[str, Any], step: int | None, *, keep_rollouts: bool = False) -> Row:
+def fork(parent: Run, new: dict[str, Any], step: int | None, *, keep_rollouts: bool = False) -> Row:
     """See `Buffer.fork`; `new` are the parameters of the query `insert_run`. Returns the new run's row."""
     if parent.source_kind:
         raise ConfigError(
             f"the run {parent.name!r} trains on a stored selection and cannot be forked",
             todo="start a new run with the checkpoint as model.path and a selection of its own (sampling.source)",
         )
-    with database.transaction() as connection:
+    with parent.database.transaction() as connection:
         if step is None:
             step = _kept_steps(connection, parent.current_attempt_id)[-1]
         checkpoint = _checkpoint(connection, parent.name, parent.current_attempt_id, step)

@@ -44,7 +44,7 @@ SELECT name FROM rft.run ORDER BY run_id DESC LIMIT 50;
 
 -- name: run_state
 -- What every role looks at between two pieces of work.
-SELECT run_id, name, mode, status, stop_requested, current_attempt_id, planned_steps FROM rft.run WHERE run_id = %(run_id)s;
+SELECT stop_requested, status IN ('finished', 'interrupted', 'failed') AS has_ended FROM rft.run WHERE run_id = %(run_id)s;
 
 -- name: request_stop
 -- Ask the roles of a run to stop.

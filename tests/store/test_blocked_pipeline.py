@@ -165,8 +165,7 @@ def test_a_group_that_several_workers_did_not_survive_is_set_aside_with_what_one
     batch = roles.claim_sealed()
     assert batch is not None and batch.group_ids == [2]
     folder = roles.run.folder
-    given = (buffer.database, roles.run_id, folder)
-    assert set(with_report(batch, *given).failed["reason"].to_pylist()) == {
+    assert set(with_report(batch, roles.run).failed["reason"].to_pylist()) == {
         "4 pipeline workers ended while they decided on it"
     }
 
@@ -176,7 +175,7 @@ def test_a_group_that_several_workers_did_not_survive_is_set_aside_with_what_one
     report.write_text(
         "stage 1 of the pipeline (slow) on 2 rows (3 to 4) did not return within 9 s".ljust(200) + "\nThread 1\n"
     )
-    (reason,) = set(with_report(batch, *given).failed["reason"].to_pylist())
+    (reason,) = set(with_report(batch, roles.run).failed["reason"].to_pylist())
     assert reason.endswith("stage 1 of the pipeline (slow) on 2 rows (3 to 4) did not return within 9 s")
     for rows in ("4 to 3) in the newest", "1 to 8) in a batch"):
         worker = buffer.database.fetch("insert_worker", run_id=roles.run_id, role="pipeline", host="here", pid=1)[0]
@@ -185,5 +184,5 @@ def test_a_group_that_several_workers_did_not_survive_is_set_aside_with_what_one
             worker_id=worker["worker_id"],
             error=f"stage 1 of the pipeline (slow) on 2 rows ({rows}\nstack",
         )
-    (reason,) = set(with_report(batch, *given).failed["reason"].to_pylist())
+    (reason,) = set(with_report(batch, roles.run).failed["reason"].to_pylist())
     assert reason.endswith("in the newest")

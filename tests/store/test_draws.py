@@ -198,7 +198,7 @@ def test_after_a_resume_draws_past_the_checkpoint_can_be_drawn_again_and_those_b
             attempt.commit_checkpoint(1, "/checkpoint/1")
     expire(roles)
     again = roles.attempt()
-    assert (again.start_step, again.checkpoint and again.checkpoint["uri"]) == (1, "/checkpoint/1")
+    assert (again.start_step, again.checkpoint and again.checkpoint.uri) == (1, "/checkpoint/1")
     assert roles.train(again, 2) == history[1]
     assert roles.train(again, 3) == history[2]
     again.commit_checkpoint(3, "/checkpoint/3")

@@ -106,7 +106,7 @@ class Run:
 
         async def explore() -> None:
             explorer = asyncio.create_task(
-                Explorer(JoinedRun(self.buffer, self.run, ResolvedRun(config)), worker, engine).run()
+                Explorer(JoinedRun(self.buffer, self.run, ResolvedRun(config)), worker, engine).explore()
             )
             deadline = time.monotonic() + 30
             while not until() and not explorer.done():
@@ -115,7 +115,7 @@ class Run:
             self.buffer.sql("UPDATE rft.run SET stop_requested = true WHERE run_id = %s", [self.run_id])
             await asyncio.wait_for(explorer, 20)
 
-        with Worker(self.buffer.database, self.run_id, "explorer") as worker:
+        with Worker(self.run, "explorer") as worker:
             asyncio.run(explore())
 
     def evaluations(self) -> list[dict[str, Any]]:
@@ -313,7 +313,7 @@ def test_failed_steps_are_counted_in_whatever_order_they_end(run: Run, attempt: 
         " VALUES (%s, %s, %s, 1, %s, 1, 'sealed', clock_timestamp()) RETURNING group_id)"
         " INSERT INTO rft.rollout (group_id, rollout_index, outcome, num_turns, seconds, error) SELECT group_id, 0, 'failed', 0, 0, %s FROM g"
     )
-    steps = FailedSteps(run.buffer.database, run.run_id, 1, 2)
+    steps = FailedSteps(run.run, 1, 2)
     steps.note("TimeoutError: long ago", "an old stack")
     steps.note("KeyError: 'answer'", "the stack")
     run.buffer.sql(seal, [run.run_id, attempt.attempt_id, 1, 1, "KeyError: 'answer'"])

@@ -170,7 +170,7 @@ def test_a_role_that_waits_says_for_what_and_who_is_missing(
     store(buffer, "exp")
     row, config = buffer.find_run("exp"), configured("exp", buffer, tmp_path)
     companions = Companions(buffer, config, row, "pipeline")
-    with Worker(buffer.database, row.run_id, "pipeline", on_waiting=companions.waiting) as worker:
+    with Worker(row, "pipeline", on_waiting=companions.waiting) as worker:
         worker.says("waits", "sealed groups")
         said = ""
         for _ in range(100):
@@ -183,7 +183,7 @@ def test_a_role_that_waits_says_for_what_and_who_is_missing(
         )
     companions.waiting("waits for sealed groups")
     assert capsys.readouterr().out == ""  # said already
-    with Worker(buffer.database, row.run_id, "explorer"):
+    with Worker(row, "explorer"):
         companions.waiting("waits for sealed groups")
         assert "no trainer is at work in the run exp (start with rft train CONFIG)" in capsys.readouterr().out
 
@@ -193,9 +193,9 @@ def test_a_replay_is_no_companion_and_keeps_no_run_from_being_resumed(
 ) -> None:
     store(buffer, "exp")
     row, config = buffer.find_run("exp"), configured("exp", buffer, tmp_path)
-    with Worker(buffer.database, row.run_id, "replay"):
+    with Worker(row, "replay"):
         assert Companions(buffer, config, row, "trainer").missing() == ["explorer", "pipeline"]
-        await_departure(buffer, row, LineView())
+        await_departure(row, LineView())
     assert capsys.readouterr().out == ""
 
 

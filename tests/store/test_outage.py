@@ -67,13 +67,11 @@ def test_every_role_goes_on_through_a_restart_between_any_two_of_its_steps(
         with down(own):
             assert roles.plan() == 2
         with down(own):
-            claimed = claim_groups(
-                roles.database, roles.run_id, roles.worker_id, last_step=0, count=9, lease_s=60, held=[]
-            )
+            claimed = claim_groups(roles.run, roles.worker_id, last_step=0, count=9, lease_s=60, held=[])
         with down(own):
             ids = roles.insert(*[roles.result(group, [0.0, 1.0]) for group in claimed])
         with down(own):
-            sealed = claim_sealed_groups(roles.database, roles.run_id, roles.worker_id, count=9, lease_s=60)
+            sealed = claim_sealed_groups(roles.run, roles.worker_id, count=9, lease_s=60)
         assert sealed is not None and sorted(sealed.group_ids) == sorted(ids)
         with down(own):
             assert roles.commit(sealed) == sorted(ids)
@@ -108,7 +106,7 @@ def test_every_role_goes_on_through_a_restart_between_any_two_of_its_steps(
 
 def test_who_waits_and_who_beats_is_there_afterwards(own: EmbeddedServer, restarting: Buffer) -> None:
     roles = Roles(restarting)
-    with roles.attempt() as attempt, Worker(restarting.database, roles.run_id, "trainer", lease_s=20) as worker:
+    with roles.attempt() as attempt, Worker(roles.run, "trainer", lease_s=20) as worker:
         drawn: list[Any] = []
         waiting = threading.Thread(target=lambda: drawn.append(attempt.draw(1, 2, timeout_s=30)))
         waiting.start()
@@ -312,9 +310,7 @@ def test_a_claim_whose_answer_was_lost_leaves_no_group_with_nobody(lossy: tuple[
         def claim(held: list[int], number: int) -> list[int]:
             return [
                 group.group_id
-                for group in claim_groups(
-                    roles.database, roles.run_id, roles.worker_id, last_step=0, count=number, lease_s=60, held=held
-                )
+                for group in claim_groups(roles.run, roles.worker_id, last_step=0, count=number, lease_s=60, held=held)
             ]
 
         first = claim([], 1)
@@ -343,7 +339,7 @@ def test_a_claim_of_verdicts_or_of_an_evaluation_whose_answer_was_lost_comes_bac
         assert count(buffer, "evaluation") == 1
 
         def claim() -> Any:
-            return claim_evaluation(buffer.database, roles.run_id, roles.worker_id, lease_s=60)
+            return claim_evaluation(roles.run, roles.worker_id, lease_s=60)
 
         assert lost(proxy, b"UPDATE rft.evaluation e", claim)["taskset"] == "set0"
 

@@ -128,7 +128,7 @@ def test_a_role_by_hand_notes_what_an_earlier_one_reported_before_it_reports_its
         report = blocked.report_path(folder, pid, host)
         report.parent.mkdir(parents=True, exist_ok=True)
         report.write_text("the workflow 'walk' blocks\nFile walk.py, line 7\n")
-    note_blocked_workers(roles.database, roles.run_id, folder)
+    note_blocked_workers(roles.run)
     living.communicate()
     crashed = rows(buffer, "SELECT host, pid, error FROM rft.worker WHERE crashed ORDER BY worker_id")
     error = "the workflow 'walk' blocks\nFile walk.py, line 7\n"
