@@ -282,7 +282,7 @@ def translated(uri: str) -> Iterator[None]:
         ) from error
     except psycopg.errors.QueryCanceled as error:
         raise QueryError(f"the database ended a query: {_one_line(error)}") from error
-    except (psycopg.OperationalError, PoolTimeout) as error:
+    except (psycopg.OperationalError, psycopg.errors.IdleInTransactionSessionTimeout, PoolTimeout) as error:
         reason = _one_line(error)
         raise BufferUnavailableError(
             f"the database at {redacted(uri)} cannot be used: {reason}",

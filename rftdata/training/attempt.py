@@ -78,6 +78,7 @@ class Attempt:
         formula = checked_formula(database, sampling.priority.formula)
         mark_dead_workers(database, run_id)
         with database.transaction() as connection:
+            execute(connection, "limit_idleness")
             run = fetch(connection, "lock_run", run_id=run_id)[0]
             parent = run["current_attempt_id"]
             checkpoint = None
