@@ -79,6 +79,7 @@ class Attempt:
         formula = checked_formula(database, sampling.priority.formula)
         mark_dead_workers(run)
         with database.transaction() as connection:
+            execute(connection, "limit_idleness")
             locked = fetch(connection, "lock_run", run_id=run_id)[0]
             parent = locked["current_attempt_id"]
             checkpoint = None

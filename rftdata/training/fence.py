@@ -1,7 +1,8 @@
 """The fencing of a run's attempts: only the newest one writes.
 
 The attempt's id is the fencing token: every transaction first locks the run row in share mode and finds its own id there, so a
-trainer that was replaced can do nothing any more, however late it wakes.
+trainer that was replaced can do nothing any more, however late it wakes. One that is suspended inside a transaction cannot keep the run
+locked: the server ends the transaction after two seconds (`limit_idleness`).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Fence:
 
         Raises:
             FencedError: another attempt holds the run.
+            BufferUnavailableError: the process stood still inside the transaction, and the server ended it.
         """
         with self.run.database.transaction() as connection:
             if not fetch(connection, "fence", run_id=self.run.run_id, attempt_id=self.attempt_id):

@@ -65,9 +65,15 @@ WHERE run_id = %(run_id)s AND status <> 'finished';
 -- The run, locked.
 SELECT * FROM rft.run WHERE run_id = %(run_id)s FOR UPDATE;
 
+-- name: limit_idleness
+-- Let the server end the current transaction of a process that is suspended in it.
+SELECT set_config('idle_in_transaction_session_timeout', '2s', true);
+
 -- name: fence
--- One row while the attempt still holds the run; FOR SHARE makes a take-over wait for the fenced transaction.
-SELECT 1 AS ok FROM rft.run WHERE run_id = %(run_id)s AND current_attempt_id = %(attempt_id)s FOR SHARE;
+-- One row while the attempt still holds the run; FOR SHARE makes a take-over wait for the fenced transaction, and the limit lets it wait
+-- for no suspended process.
+SELECT set_config('idle_in_transaction_session_timeout', '2s', true)
+FROM rft.run WHERE run_id = %(run_id)s AND current_attempt_id = %(attempt_id)s FOR SHARE;
 
 -- name: attempt_holder
 -- An attempt, and whether its lease still stands.

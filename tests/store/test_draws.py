@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from rftdata import Buffer
-from rftdata.errors import FencedError, QueryError
+from rftdata.errors import BufferUnavailableError, FencedError, QueryError
 from rftdata.postgres.database import execute
 from rftdata.training.attempt import Attempt
 from rftdata.training.batch import Batch
@@ -339,6 +339,26 @@ def test_an_attempt_renews_its_lease_while_it_lives(buffer: Buffer) -> None:
             buffer.attempt(roles.run)
     with roles.attempt():
         pass
+
+
+def test_a_trainer_that_stands_still_inside_a_transaction_does_not_hold_up_the_next(buffer: Buffer) -> None:
+    roles = Roles(buffer)
+    started: list[Attempt] = []
+    successor = threading.Thread(target=lambda: started.append(roles.attempt()), daemon=True)
+
+    def stand_still(attempt: Attempt) -> None:
+        with attempt.transaction():
+            successor.start()
+            successor.join(15)
+            assert started, "the new attempt waits for the transaction of the old one"
+
+    with roles.attempt() as attempt:
+        expire(roles)
+        with pytest.raises(BufferUnavailableError, match="idle-in-transaction"):
+            stand_still(attempt)
+        with pytest.raises(FencedError):
+            attempt.publish(1, method="checkpoint", uri="/w", num_bytes=0, checksum="")
+    started[0].close()
 
 
 def test_work_of_a_dead_explorer_is_planned_again_by_the_next_attempt(buffer: Buffer) -> None:

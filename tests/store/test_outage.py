@@ -58,6 +58,28 @@ def down(server: EmbeddedServer, seconds: float = 1.5) -> Iterator[None]:
     thread.join()
 
 
+def test_connections_are_back_as_soon_as_the_server_is(own: EmbeddedServer, restarting: Buffer) -> None:
+    """However long it was away, and however many connections to it were idle."""
+    database = restarting.database
+    with contextlib.ExitStack() as stack:
+        for _ in range(4):
+            stack.enter_context(database.connection())
+    own.stop()
+    answered: list[float] = []
+
+    def ask() -> None:
+        database.fetch("buffer_id")
+        answered.append(time.monotonic())
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    time.sleep(3.5)
+    own.start()
+    back = time.monotonic()
+    asking.join()
+    assert answered[0] - back < 1.5
+
+
 @pytest.mark.slow
 def test_every_role_goes_on_through_a_restart_between_any_two_of_its_steps(
     own: EmbeddedServer, restarting: Buffer
