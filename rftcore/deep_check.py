@@ -44,11 +44,12 @@ from rftdata.training.sampling import checked_formula
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-_READING_S = 60.0
 
-
-def open_inputs(resolved: ResolvedRun) -> Iterator[str]:
+def open_inputs(resolved: ResolvedRun, read_s: float = 60.0) -> Iterator[str]:
     """Open what the run will read; a sentence for each.
+
+    Args:
+        read_s: a task source is read for so many seconds at most.
 
     Raises:
         EnvironmentMismatchError: packages that are missing here or break each other.
@@ -65,15 +66,15 @@ def open_inputs(resolved: ResolvedRun) -> Iterator[str]:
     samples = []
     with _stored(config) as database:
         for taskset in config.tasks:
-            sample = _Sample(taskset, passes_stages=bool(chain.stages))
+            sample = _Sample(taskset, read_s, passes_stages=bool(chain.stages))
             yield from _describe_tasks(resolved, sample, chain, FeatureCheck(resolved, taskset, database))
             samples.append(sample)
         for taskset in (*config.eval.tasks, *config.eval.test):
-            samples.append(_Sample(taskset))
+            samples.append(_Sample(taskset, read_s))
             yield from _describe_tasks(resolved, samples[-1])
         if config.has_explorer:
             yield from _describe_rollouts(resolved, samples, tokenizer)
-        yield from _describe_stages(resolved, database)
+        yield from _describe_stages(resolved, database, read_s)
     yield _describe_database(config)
     if config.sampling.source is not None:
         yield _describe_selection(resolved)
@@ -84,11 +85,13 @@ class _Sample:
     """Tasks of a set on which a rollout is tried.
 
     Attributes:
+        read_s: its source is read for so many seconds at most.
         passes_stages: stages of pipelines.task may still change or drop them.
         first, longest: the first task and the one with the longest prompt; None where the set is not read here.
     """
 
     taskset: TasksetConfig
+    read_s: float
     passes_stages: bool = False
     first: Row | None = None
     longest: Row | None = None
@@ -113,7 +116,7 @@ def _describe_tasks(
         return
     # To the end: the run reads every row, and refuses the source for any of them.
     num_tasks, reading, needs = 0, Reading(), TaskNeeds(resolved, taskset, chain)
-    with reading_for(_READING_S) as cut:
+    with reading_for(sample.read_s) as cut:
         for task in read_tasks(taskset, resolved.config.base_dir, reading=reading):
             num_tasks += 1
             sample.see(task)
@@ -124,7 +127,7 @@ def _describe_tasks(
         raise no_task(taskset, reading)
     if reading.was_cut:
         yield (
-            f"taskset {taskset.name}: its source has not ended after {cut.num_rows:,} rows and {_READING_S:g} s; the rest was not "
+            f"taskset {taskset.name}: its source has not ended after {cut.num_rows:,} rows and {sample.read_s:g} s; the rest was not "
             "looked at, and a run reads all of it unless the taskset has a limit"
         )
     first = f", the first prompt is {str(sample.first['payload']['prompt'])[:80]!r}" if sample.first is not None else ""
@@ -135,12 +138,12 @@ def _describe_tasks(
         yield from features.verdict(are_all=not reading.was_cut)
 
 
-def _describe_stages(resolved: ResolvedRun, database: Database | None) -> Iterator[str]:
+def _describe_stages(resolved: ResolvedRun, database: Database | None, read_s: float) -> Iterator[str]:
     """Make every stage ready for its first batch, as the processes of a run do when they start."""
     config = resolved.config
     context = StageContext(
         config.base_dir, model_path=config.model.path, generate=_ask_nobody,
-        read_taskset=functools.partial(_task_texts, config, database),
+        read_taskset=functools.partial(_task_texts, config, database, read_s),
     )  # fmt: skip
     for name, chain in (("task", resolved.task_chain), ("experience", resolved.experience_chain)):
         try:
@@ -157,7 +160,7 @@ def _ask_nobody(*_: object) -> list[str]:
     raise AssertionError("a stage asks the policy before its first batch")
 
 
-def _task_texts(config: RunConfig, database: Database | None, name: str) -> pa.Table:
+def _task_texts(config: RunConfig, database: Database | None, read_s: float, name: str) -> pa.Table:
     """The tasks of a set from its source where the configuration has one of that name, else from the buffer.
 
     Raises:
@@ -166,7 +169,7 @@ def _task_texts(config: RunConfig, database: Database | None, name: str) -> pa.T
     tasksets = (*config.tasks, *config.eval.tasks, *config.eval.test)
     for taskset in tasksets:
         if taskset.name == name:
-            with reading_for(_READING_S):
+            with reading_for(read_s):
                 table: pa.Table = source_batch(name, list(read_tasks(taskset, config.base_dir, database)))
             return table.select(["task_key", "prompt", "answer"])
     if database is None:

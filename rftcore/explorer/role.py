@@ -47,8 +47,6 @@ logger = logging.getLogger(__name__)
 
 # Besides what the engine works on, as much waits in it again, so that it never runs dry between two rollouts.
 _ROLLOUTS_PER_SEQUENCE = 2
-# A trainer that ends in good order takes its weights along a moment before it gives back its lease.
-_MISSING_WEIGHTS_S = 10.0
 
 
 def main(config: RunConfig, run: str | None = None, *, index: int = 0, by_hand: bool = False) -> int:
@@ -97,9 +95,15 @@ def _plan_config(config: RunConfig, source: str) -> PlanConfig:
 
 
 class Explorer:
-    """One explorer process."""
+    """One explorer process.
 
-    def __init__(self, joined: JoinedRun, worker: Worker, engine: Engine) -> None:
+    Args:
+        missing_weights_s: for so long the weights of a live trainer may be missing: one that ends in good order takes them along a
+            moment before it gives back its lease.
+    """
+
+    def __init__(self, joined: JoinedRun, worker: Worker, engine: Engine, *, missing_weights_s: float = 10.0) -> None:
+        self._missing_weights_s = missing_weights_s
         resolved, config = joined.resolved, joined.resolved.config
         self.config = config.explorer
         self.sync = config.sync
@@ -238,7 +242,7 @@ class Explorer:
         if self._weights_missing is None or self._weights_missing[0] != version:
             self._weights_missing = (version, now)
         trainer = publisher(self.run, policy)
-        if trainer.alive and now - self._weights_missing[1] > _MISSING_WEIGHTS_S:
+        if trainer.alive and now - self._weights_missing[1] > self._missing_weights_s:
             raise ModelError(
                 f"the weights file {policy.uri} of policy version {version} does not exist on this host "
                 f"({socket.gethostname()}); the trainer on {trainer.host} published it by sync.method {policy.method!r}",

@@ -26,7 +26,6 @@ from rftdata.postgres.database import Connection, execute, fetch
 from rftdata.run import Run
 from rftdata.training.stored_selection import at_label_cut
 
-_PAGE_GROUPS = 512
 EXPORTS = (".jsonl", ".parquet")
 
 
@@ -56,8 +55,13 @@ class BuiltPairs:
     stored: bool
 
 
-def build_pairs(buffer: Buffer, run: Run, builder: PairBuilder, *, author: str, dry_run: bool = False) -> BuiltPairs:
+def build_pairs(
+    buffer: Buffer, run: Run, builder: PairBuilder, *, author: str, dry_run: bool = False, page_groups: int = 512
+) -> BuiltPairs:
     """Build the pairs of a run's finished groups and store those that are new, all or none of them.
+
+    Args:
+        page_groups: so many groups are in memory at a time.
 
     Raises:
         ConflictError: somebody's labels stay uncommitted, or the same pairs are being built elsewhere.
@@ -65,7 +69,7 @@ def build_pairs(buffer: Buffer, run: Run, builder: PairBuilder, *, author: str, 
     groups, num_new, found = 0, 0, []
     with at_label_cut(buffer.database, read_only=dry_run) as (connection, label_cut):
         settings = builder.config.model_dump(mode="json")
-        for table, num_groups in _pages(connection, run.run_id):
+        for table, num_groups in _pages(connection, run.run_id, page_groups):
             pairs = builder.pairs(table)
             ids = {"chosen_ids": [p.chosen_id for p in pairs], "rejected_ids": [p.rejected_id for p in pairs]}
             num_new += (
@@ -111,10 +115,10 @@ def export_pairs(buffer: Buffer, run: Run, file: Path) -> int:
     return len(rows)
 
 
-def _pages(connection: Connection, run_id: int) -> Iterator[tuple[pa.Table, int]]:
+def _pages(connection: Connection, run_id: int, num_groups: int) -> Iterator[tuple[pa.Table, int]]:
     """Batches of whole groups, as pipeline stages see them, and how many groups are in each."""
     after = 0
-    while rows := fetch(connection, "finished_groups", run_id=run_id, after_id=after, limit=_PAGE_GROUPS):
+    while rows := fetch(connection, "finished_groups", run_id=run_id, after_id=after, limit=num_groups):
         group_ids = [row["group_id"] for row in rows]
         after = group_ids[-1]
         batch = fetch(

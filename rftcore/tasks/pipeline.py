@@ -46,7 +46,8 @@ from rftdata.postgres.database import Database
 from rftdata.tasks.loading import load_taskset, taskset_texts
 from rftdata.tasks.rows import read_tasks
 
-_BATCH_TASKS = 4096
+BATCH_TASKS = 4096
+"""Tasks that stages without a look at other rows decide on at a time; what was decided is stored after each batch."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +217,7 @@ def _decide_all(
         if not asked.intersection(members):
             continue
         part = chain.passed_by(made_by)
-        size = _BATCH_TASKS if rowwise else len(members)
+        size = BATCH_TASKS if rowwise else len(members)
         for start in range(0, len(members), size):
             batch = reader.read(members[start : start + size])
             with setting_aside(taskset, batch, store_aside):

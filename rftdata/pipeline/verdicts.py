@@ -25,13 +25,15 @@ from rftdata.run import Run
 
 STAGE_FAILED = "the stage failed: "
 """How the reason of a verdict begins that was made because a stage raised."""
-_TRIES = 5
 
 
 def commit_verdicts(
-    run: Run, worker_id: int, pipeline_version: str, batch: SealedBatch, verdicts: Verdicts
+    run: Run, worker_id: int, pipeline_version: str, batch: SealedBatch, verdicts: Verdicts, *, tries: int = 5,
 ) -> list[int]:  # fmt: skip
     """Store verdicts and make the groups ready, or close those that lost every experience; groups with open questions wait.
+
+    Args:
+        tries: so often it begins anew where other transactions are in the way.
 
     Returns:
         The groups decided.
@@ -40,7 +42,7 @@ def commit_verdicts(
         FencedError: the run has another pipeline by now; nothing was stored.
         ConflictError: others were in the way again and again; nothing was stored.
     """
-    for last_try in [False] * (_TRIES - 1) + [True]:
+    for last_try in [False] * (tries - 1) + [True]:
         try:
             decided = ride_out(lambda: _commit_verdicts(run, worker_id, pipeline_version, batch, verdicts))
             break

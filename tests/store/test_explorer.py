@@ -15,7 +15,6 @@ import pytest
 import rftdata
 from rftcore.config import parse_config
 from rftcore.engines.base import Decoding, Engine, Generation
-from rftcore.explorer import role
 from rftcore.explorer.failed_steps import FailedSteps
 from rftcore.explorer.role import Explorer
 from rftcore.launch.progress import Progress
@@ -98,15 +97,17 @@ class Run:
         )  # fmt: skip
 
     def explore(
-        self, engine: Engine, until: Callable[[], bool], changes: dict[str, Any] | None = None, **explorer: Any
-    ) -> None:
+        self, engine: Engine, until: Callable[[], bool], changes: dict[str, Any] | None = None,
+        missing_weights_s: float = 10.0, **explorer: Any,
+    ) -> None:  # fmt: skip
         """Run an explorer until something holds, then ask it to stop; `changes`: of other sections of the configuration."""
         section = {"reward": "exact_match", "engine_args": {"max_num_seqs": 1}, **explorer}
         config = parse_config({**CONFIG, "explorer": section, **(changes or {})}, self.folder, "test")
 
         async def explore() -> None:
+            joined = JoinedRun(self.buffer, self.run, ResolvedRun(config))
             explorer = asyncio.create_task(
-                Explorer(JoinedRun(self.buffer, self.run, ResolvedRun(config)), worker, engine).explore()
+                Explorer(joined, worker, engine, missing_weights_s=missing_weights_s).explore()
             )
             deadline = time.monotonic() + 30
             while not until() and not explorer.done():
@@ -243,21 +244,19 @@ def test_weights_that_are_published_again_are_not_loaded_again(run: Run, attempt
 
 
 def test_weights_of_a_live_trainer_that_never_appear_end_the_explorer_and_name_the_method(
-    run: Run, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+    run: Run, attempt: Attempt
 ) -> None:
-    monkeypatch.setattr(role, "_MISSING_WEIGHTS_S", 0.5)
     run.publish(attempt, 0, "elsewhere", exists=False)
     with pytest.raises(ModelError, match=r"sync\.method 'memory'") as caught:
-        run.explore(OneAtATime(), until=lambda: False)
+        run.explore(OneAtATime(), until=lambda: False, missing_weights_s=0.5)
     assert socket.gethostname() in str(caught.value)
 
 
-def test_weights_that_a_trainer_took_along_are_waited_for(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(role, "_MISSING_WEIGHTS_S", 0.5)
+def test_weights_that_a_trainer_took_along_are_waited_for(run: Run) -> None:
     with run.buffer.attempt(run.run) as attempt:
         run.publish(attempt, 0, "gone", exists=False)
     ends = time.monotonic() + 2
-    run.explore(OneAtATime(), until=lambda: time.monotonic() > ends)
+    run.explore(OneAtATime(), until=lambda: time.monotonic() > ends, missing_weights_s=0.5)
 
 
 BAD_REWARD = "def score(turn, task):\n    return grade(turn)\n\ndef grade(turn):\n    return float(turn.answr == '2')\n"

@@ -30,10 +30,12 @@ def stored(buffer: Buffer) -> Buffer:
     return buffer
 
 
-def build(buffer: Buffer, dry_run: bool = False, **args: Any) -> pairs.BuiltPairs:
+def build(buffer: Buffer, dry_run: bool = False, page_groups: int = 512, **args: Any) -> pairs.BuiltPairs:
     builder = PairBuilder.from_args(args)
     assert isinstance(builder, PairBuilder)
-    return pairs.build_pairs(buffer, buffer.find_run("source"), builder, author="ada", dry_run=dry_run)
+    return pairs.build_pairs(
+        buffer, buffer.find_run("source"), builder, author="ada", dry_run=dry_run, page_groups=page_groups
+    )
 
 
 def stored_pairs(buffer: Buffer, where: str = "true") -> list[tuple[int, int]]:
@@ -95,9 +97,8 @@ def test_lengths_of_chosen_and_rejected_are_told(buffer: Buffer) -> None:
     assert build(buffer, max_length_ratio=1.5).num_pairs == 0
 
 
-def test_more_groups_than_a_page_holds_are_all_looked_at(stored: Buffer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pairs, "_PAGE_GROUPS", 2)
-    assert build(stored, margin=0.25).num_groups == 3
+def test_more_groups_than_a_page_holds_are_all_looked_at(stored: Buffer) -> None:
+    assert build(stored, page_groups=2, margin=0.25).num_groups == 3
     assert stored_pairs(stored) == [(2, 1), (6, 5)]
 
 

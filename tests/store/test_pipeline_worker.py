@@ -70,14 +70,14 @@ class Twins(Operator):
         return StageOutcome(pa.nulls(table.num_rows, pa.string()), created=made)
 
 
-def run_pipeline(roles: Roles, chain: Chain) -> list[int]:
+def run_pipeline(roles: Roles, chain: Chain, *, tries: int = 5) -> list[int]:
     """One batch through a chain; the groups decided."""
     batch = roles.claim_sealed()
     if batch is None:
         return []
     known = known_scores(roles.database, chain.score_keys, batch.table["experience_id"].to_pylist())
     decided = decide(chain, batch, known)
-    return commit_verdicts(roles.run, roles.worker_id, "p1", batch, decided)
+    return commit_verdicts(roles.run, roles.worker_id, "p1", batch, decided, tries=tries)
 
 
 def rows(buffer: Buffer, query: str) -> list[dict[str, Any]]:

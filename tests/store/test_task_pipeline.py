@@ -460,25 +460,24 @@ def test_evaluation_tasks_are_left_as_they_are(buffer: Buffer, tmp_path: Path) -
     assert rows == {"sums": (16, 4), "val": (20, 0)}
 
 
-def test_what_is_interrupted_goes_on_where_it_was(
-    buffer: Buffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pipeline, "_BATCH_TASKS", 6)
+def test_what_is_interrupted_goes_on_where_it_was(buffer: Buffer, tmp_path: Path) -> None:
+    num_tasks = pipeline.BATCH_TASKS + 14
+    last = str(2 * (num_tasks - 1))
     (tmp_path / "mine.py").write_text(
         "import pathlib\n"
         "def stops(row):\n"
-        "    if row['answer'] == '20' and not (pathlib.Path(__file__).parent / 'go').exists():\n"
+        f"    if row['answer'] == '{last}' and not (pathlib.Path(__file__).parent / 'go').exists():\n"
         "        raise KeyboardInterrupt\n"
         "    return True\n"
     )
-    write(tmp_path, ROWS)
+    write(tmp_path, [{"question": f"How much is {i} plus {i}?", "answer": str(2 * i)} for i in range(num_tasks)])
     config = configuration(tmp_path, ["./mine.py:stops"])
     with pytest.raises(KeyboardInterrupt):
         load_tasks(ResolvedRun(config), buffer.database)
-    assert statuses(buffer) == {"active": 6, "pending": 14}
+    assert statuses(buffer) == {"active": pipeline.BATCH_TASKS, "pending": 14}
     (tmp_path / "go").touch()
     (done,) = load_tasks(ResolvedRun(config), buffer.database)
-    assert (done.num_decided, done.num_active, count(buffer, "rft.task_verdict")) == (14, 20, 20)
+    assert (done.num_decided, done.num_active, count(buffer, "rft.task_verdict")) == (14, num_tasks, num_tasks)
 
 
 def test_two_processes_that_load_at_once_decide_once(buffer: Buffer, tmp_path: Path) -> None:
