@@ -26,7 +26,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from rftcore.algorithms.base import Rule, TokenBatch, aggregation_weights, kl_k3
+from rftcore.algorithms.algorithm import Algorithm, Plan
+from rftcore.algorithms.base import Signals
+from rftcore.algorithms.kl import estimate
 from rftcore.trainer.batches import MicroBatch, TrainBatch, split_batch
 from rftcore.trainer.checkpoints import copy_tokenizer, read_training_state, write_folder, write_training_state
 from rftcore.trainer.config import TrainerConfig
@@ -46,7 +48,7 @@ class Learner:
     Args:
         model_path: folder of a model or a checkpoint, or a Hugging Face id.
         config: the trainer's section.
-        algorithm: gives advantages and the loss per token.
+        algorithm: gives advantages and losses.
         seed: of torch's generators.
         temperature: the rollouts' sampling temperature; behaviour log-probabilities are after it, so ours must be. Of
             no effect with an algorithm that does not use them.
@@ -62,7 +64,7 @@ class Learner:
         self,
         model_path: str,
         config: TrainerConfig,
-        algorithm: Rule,
+        algorithm: Algorithm,
         seed: int,
         *,
         temperature: float = 1.0,
@@ -87,7 +89,7 @@ class Learner:
         self._model_path = model_path
         self._skipped_in_a_row = 0
         self.reference: PreTrainedModel | None = None
-        if algorithm.needs_reference:
+        if "reference" in algorithm.signals:
             self.reference = self._open_model(model_path).eval().requires_grad_(False)
         self._set_model(self._open_model(model_path))
 
@@ -115,22 +117,23 @@ class Learner:
         started = time.perf_counter()
         if self.algorithm.uses_behavior_logprobs:
             _refuse_missing_behavior(batch)
-        advantages_B = self.algorithm.advantages(batch.rewards_B, batch.group_index_B, batch.rollout_index_B)
-        weights_BT = (
-            aggregation_weights(batch.loss_mask_BT, self.algorithm.aggregation) * batch.importance_weights_B[:, None]
-        )
-        micro_batches = split_batch(
-            batch, weights_BT, self.config.max_tokens_per_microbatch, share_prompts=self._shares_prompts
-        )
+        micro_batches = [
+            micro_batch.to(self.device)
+            for micro_batch in split_batch(
+                batch, self.config.max_tokens_per_microbatch, share_prompts=self._shares_prompts
+            )
+        ]
+        flat = batch.for_algorithm(step)
+        num_tokens = len(flat.sequence_N)
+        plan = self.algorithm.plan(flat, self._signals(micro_batches, num_tokens))
         sums: dict[str, Tensor] = {}
-        num_tokens = batch.num_loss_tokens
-        share = 1.0 / max(1, batch.num_experiences // 2 if batch.paired else num_tokens)
         for micro_batch in micro_batches:
-            for name, value in self._accumulate(micro_batch.to(self.device), advantages_B, share, num_tokens).items():
+            for name, value in self._accumulate(micro_batch, plan).items():
                 sums[name] = sums.get(name, torch.zeros_like(value)) + value
-        metrics = {name: value.item() for name, value in sums.items()}
+        metrics = plan.metrics | {name: value.item() for name, value in sums.items()}
         metrics["learning_rate"] = self.learning_rate(step)
         metrics |= self._step_optimizer(metrics["learning_rate"]) if micro_batches else {"skipped": 1.0}
+        self.algorithm.observe(plan, metrics)
         self.step = step
         seconds = time.perf_counter() - started
         return metrics | {
@@ -180,7 +183,10 @@ class Learner:
             tensors["random/cuda"] = torch.cuda.get_rng_state(self.device)
         for parameter, state in self.optimizer.state.items():
             tensors |= {f"optimizer/{names[parameter]}/{key}": value for key, value in state.items()}
-        scalars = {"step": self.step, "algorithm": self.algorithm.name, "skipped_in_a_row": self._skipped_in_a_row}
+        scalars = {
+            "step": self.step, "algorithm": self.algorithm.name, "skipped_in_a_row": self._skipped_in_a_row,
+            "algorithm_state": self.algorithm.state_dict(),
+        }  # fmt: skip
 
         def fill(draft: Path) -> None:
             self.save_pretrained(draft)
@@ -210,6 +216,7 @@ class Learner:
             self.optimizer.state[parameters[name]][part] = tensor.to(self.device, copy=True)
         self.step = scalars["step"]
         self._skipped_in_a_row = scalars["skipped_in_a_row"]
+        self.algorithm.load_state_dict(scalars["algorithm_state"])
 
     def _open_model(self, path: str) -> PreTrainedModel:
         dtype = getattr(torch, self.config.dtype)
@@ -251,35 +258,45 @@ class Learner:
     def _parameter_names(self) -> dict[Tensor, str]:
         return {parameter: name for name, parameter in self.model.named_parameters()}
 
-    def _accumulate(
-        self, micro_batch: MicroBatch, advantages_B: Tensor, share: float, num_tokens: int
-    ) -> dict[str, Tensor]:
+    @torch.no_grad()
+    def _signals(self, micro_batches: list[MicroBatch], num_tokens: int) -> Signals:
+        """What the algorithm has to know of every token before the step."""
+        wanted = self.algorithm.signals
+        found: dict[str, Tensor] = {
+            f"{name}_N": torch.zeros(num_tokens) for name in ("old", "entropy", "reference") if name in wanted
+        }
+        for micro_batch in micro_batches if found else ():
+            place_N = micro_batch.index_N.cpu()
+            if "old" in wanted or "entropy" in wanted:
+                logprobs_NV = self._logprobs(self.model, micro_batch)
+                if "old" in wanted:
+                    found["old_N"][place_N] = _pick(logprobs_NV, micro_batch.target_N).cpu()
+                if "entropy" in wanted:
+                    found["entropy_N"][place_N] = _entropy(logprobs_NV).cpu()
+                del logprobs_NV
+            if self.reference is not None:
+                reference_NV = self._logprobs(self.reference, micro_batch)
+                found["reference_N"][place_N] = _pick(reference_NV, micro_batch.target_N).cpu()
+        return Signals(**found)
+
+    def _accumulate(self, micro_batch: MicroBatch, plan: Plan) -> dict[str, Tensor]:
         """Forward and backward of one micro-batch; returns what it adds to the batch's loss and mean metrics."""
-        reference_logprobs = None
-        if self.reference is not None:
-            with torch.no_grad():
-                reference_logprobs = _pick(self._logprobs(self.reference, micro_batch), micro_batch.target_N)
         all_logprobs_NV = self._logprobs(self.model, micro_batch)
         logprobs_N = _pick(all_logprobs_NV, micro_batch.target_N)
-        loss, metrics = self.algorithm.objective(
-            TokenBatch(
-                logprobs_N=logprobs_N,
-                behavior_logprobs_N=micro_batch.behavior_logprobs_N.nan_to_num(nan=0.0),
-                advantages_N=advantages_B.to(self.device)[micro_batch.sequence_N],
-                reference_logprobs_N=reference_logprobs,
-                sequence_N=micro_batch.sequence_N,
-            ),
-            micro_batch.weights_N,
-            share,
-        )
-        sums = {"loss": loss.detach(), "entropy": _entropy(all_logprobs_NV.detach()).sum() / num_tokens}
+        has_bonus = self.algorithm.config.entropy.coef > 0
+        entropy_N = _entropy(all_logprobs_NV if has_bonus else all_logprobs_NV.detach())
+        index_N = micro_batch.index_N.cpu()
+        view = plan.view(index_N, logprobs_N, entropy_N=entropy_N if has_bonus else None)
+        loss, metrics = self.algorithm.objective(plan, index_N, view)
+        share = 1.0 / len(plan.anchor_N)
+        sums = {"loss": loss.detach(), "entropy": entropy_N.detach().sum() * share}
         del all_logprobs_NV
         loss.backward()
         if self.algorithm.uses_behavior_logprobs:
-            difference = logprobs_N.detach() - micro_batch.behavior_logprobs_N
-            sums["logprob_diff"] = difference.abs().sum() / num_tokens
+            behavior_N = plan.batch.behavior_N[index_N].to(self.device)
+            sums["logprob_diff"] = (logprobs_N.detach() - behavior_N).abs().sum() * share
             # Samples come from the behaviour policy, so it is the `p` of the estimator.
-            sums["kl_behavior"] = kl_k3(micro_batch.behavior_logprobs_N, logprobs_N.detach()).sum() / num_tokens
+            sums["kl_behavior"] = estimate("k3", behavior_N, logprobs_N.detach()).sum() * share
         return sums | metrics
 
     def _logprobs(self, model: PreTrainedModel, micro_batch: MicroBatch) -> Tensor:
