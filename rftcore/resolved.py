@@ -34,7 +34,7 @@ from rftdata.pipeline.tasks import TASK_BATCH_SCHEMA
 from rftdata.selectors import Selector, check_selector
 
 if TYPE_CHECKING:
-    from rftcore.algorithms.base import Rule  # imports torch
+    from rftcore.algorithms.algorithm import Algorithm
 
 
 class ResolvedRun:
@@ -92,13 +92,14 @@ class ResolvedRun:
         return resolve_model(str(self.config.base_dir / path) if path.startswith((".", "/")) else path)
 
     @cached_property
-    def algorithm(self) -> Rule:
+    def algorithm(self) -> Algorithm:
         """The rule that the trainer learns by.
 
         Raises:
             PluginError, ConfigError: see `build_algorithm`.
         """
-        return build_algorithm(self.config.algorithm, self.config.base_dir)
+        section = self.config.algorithm
+        return build_algorithm(section.name, section.args, group_size=section.group_size, base_dir=self.config.base_dir)
 
     @cached_property
     def rewards(self) -> Mapping[str, Reward]:

@@ -24,9 +24,8 @@ from transformers import AutoTokenizer, DynamicCache
 
 from benchmarks.selection import training
 from benchmarks.selection.training import Group
-from rftcore.algorithms.base import Rule
-from rftcore.algorithms.grpo import GRPO
-from rftcore.algorithms.sft import SFT
+from rftcore.algorithms import build_algorithm
+from rftcore.algorithms.algorithm import Algorithm
 from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.config import TrainerConfig
 from rftcore.trainer.learner import Learner
@@ -184,7 +183,9 @@ class SortingLearner(training.Learner):
         prepared = json.loads((folder / "prepared.json").read_text(encoding="utf-8"))
         self._tasks, self._held_out = make_tasks(course, seed)
         self._tokens = Tokens(folder / "start")
-        self._learner = open_learner(folder / "start", GRPO(), course.learning_rate, seed, warmup_steps=10)
+        self._learner = open_learner(
+            folder / "start", build_algorithm("grpo"), course.learning_rate, seed, warmup_steps=10
+        )
         self._step = 0
         self.task_ids = list(range(1, len(self._tasks) + 1))
         self.levels = [task.level for task in self._tasks]
@@ -234,7 +235,7 @@ def rollouts_of(
         yield from zip(some, *sample(model, some, tokens), strict=True)
 
 
-def open_learner(folder: Path, algorithm: Rule, learning_rate: float, seed: int, **config: Any) -> Learner:
+def open_learner(folder: Path, algorithm: Algorithm, learning_rate: float, seed: int, **config: Any) -> Learner:
     settings = TrainerConfig(learning_rate=learning_rate, autocast="none", num_threads=1, **config)
     return Learner(str(folder), settings, algorithm, seed, device="cpu")
 
@@ -280,7 +281,7 @@ def _open_for_imitation(folder: Path, steps: int, seed: int) -> Learner:
         learning_rate=2.0e-3, warmup_steps=20, lr_schedule="cosine", min_lr_ratio=0.05, weight_decay=0.01,
         autocast="none", num_threads=1,
     )  # fmt: skip
-    return Learner(str(folder), config, SFT(), seed, device="cpu", total_steps=steps)
+    return Learner(str(folder), config, build_algorithm("sft"), seed, device="cpu", total_steps=steps)
 
 
 def _imitate(learner: Learner, demonstrations: Sequence[tuple[str, str]], tokens: Tokens, step: int) -> None:

@@ -1,53 +1,82 @@
-"""The algorithms by name, and `build_algorithm`, which makes one from its configuration section.
+"""Algorithms: presets by name, the parts by kind, and `build_algorithm`, which composes one.
 
-A third party's algorithm is named by `./file.py:Class`, a dotted path, or an entry point of group `rftdata.algorithm`.
-What a new file needs is written at the top of `base.py`. Importing this package does not import torch.
+A third party's part is named by `./file.py:Class`, a dotted path, or an entry point of group `rftdata.advantage`, `rftdata.loss` or
+`rftdata.mask`. A preset of one's own is a YAML file. `base.py` says what a part is. Importing this package does not import torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from rftcore.algorithms.config import AlgorithmConfig, PartChoice, merged
+from rftcore.algorithms.presets import load_preset
 from rftdata.config_errors import parse_section
 from rftdata.errors import ConfigError
 from rftdata.plugins import Registry
 
 if TYPE_CHECKING:
-    from rftcore.algorithms.base import Rule  # imports torch
+    from rftcore.algorithms.algorithm import Algorithm
+    from rftcore.algorithms.base import Advantage, Part, Term, TokenMask
 
-ALGORITHMS = Registry["type[Rule]"]("algorithm", {
-    "dpo": "rftcore.algorithms.dpo:DPO",
-    "grpo": "rftcore.algorithms.grpo:GRPO",
-    "sft": "rftcore.algorithms.sft:SFT",
+PartT = TypeVar("PartT", bound="Part")
+
+ADVANTAGES: Registry[type[Advantage]] = Registry("advantage", {
+    "group": "rftcore.algorithms.advantages.group:Group",
 })  # fmt: skip
+LOSSES: Registry[type[Term]] = Registry("loss", {
+    "dpo": "rftcore.algorithms.losses.dpo:DPO",
+    "ppo": "rftcore.algorithms.losses.ppo:PPO",
+    "sft": "rftcore.algorithms.losses.sft:SFT",
+})  # fmt: skip
+MASKS: Registry[type[TokenMask]] = Registry("mask", {})
 
 
-class AlgorithmChoice(Protocol):
-    """The part of the configuration's `algorithm` section that this package reads."""
+def build_algorithm(
+    name: str, changes: Mapping[str, Any] | None = None, *, group_size: int | None = None, base_dir: Path | None = None
+) -> Algorithm:
+    """Merge a preset with changes, build the parts, and check that they fit each other.
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def group_size(self) -> int: ...
-    @property
-    def args(self) -> Mapping[str, Any]: ...
-
-
-def build_algorithm(config: AlgorithmChoice, base_dir: Path | None = None) -> Rule:
-    """Load the named class and validate its own keys.
+    Args:
+        name: of a preset, or `./file.yaml`.
+        changes: keys of the `algorithm` section that replace the preset's.
+        group_size: rollouts per task; not checked when None.
+        base_dir: folder that `./` is relative to; the current folder when None.
 
     Raises:
-        PluginError: no such algorithm, or it does not load.
-        ConfigError: an unknown or wrong key, or groups smaller than the algorithm can learn from.
+        PluginError: no such preset or part, or one that does not load.
+        ConfigError: an unknown or wrong key, parts that do not fit each other, or groups smaller than the parts can learn from.
     """
-    algorithm_class = ALGORITHMS.load(config.name, base_dir)
-    algorithm_config = parse_section(algorithm_class.Config, config.args, config.name, within="algorithm")
-    if config.group_size < algorithm_class.min_group_size:
-        raise ConfigError(
-            f"algorithm.group_size is too small for {config.name}, which compares rollouts of one group",
-            value=config.group_size,
-            allowed=f"{algorithm_class.min_group_size} or more",
-        )
-    return algorithm_class(algorithm_config)
+    from rftcore.algorithms.algorithm import Algorithm
+    from rftcore.algorithms.requirements import check_parts
+
+    config = parse_section(AlgorithmConfig, _with_presets(name, changes or {}, base_dir), name, within="algorithm")
+    loss = _build(LOSSES, config.loss, "loss", base_dir)
+    advantage = _build(ADVANTAGES, config.advantage, "advantage", base_dir) if config.advantage else None
+    mask = _build(MASKS, config.mask, "mask", base_dir) if config.mask else None
+    expert = _build(LOSSES, config.expert.loss, "expert.loss", base_dir) if config.expert else None
+    value = _build(LOSSES, config.critic.loss, "critic.loss", base_dir) if config.critic else None
+    algorithm = Algorithm(name, config, loss=loss, advantage=advantage, mask=mask, expert=expert, value=value)
+    check_parts(algorithm, group_size)
+    return algorithm
+
+
+def _with_presets(name: str, changes: Mapping[str, Any], base_dir: Path | None) -> dict[str, Any]:
+    """A preset's keys under a user's; a preset file may build on another preset. A section that is null is left out."""
+    seen = [name]
+    parts = merged(load_preset(name, base_dir), changes)
+    while "name" in parts:
+        name = str(parts.pop("name"))
+        if name in seen:
+            raise ConfigError(
+                "presets name each other in a circle", value=" → ".join([*seen, name]), todo="remove one `name`"
+            )
+        seen.append(name)
+        parts = merged(load_preset(name, base_dir), parts)
+    return {key: value for key, value in parts.items() if value is not None}
+
+
+def _build(kinds: Registry[type[PartT]], choice: PartChoice, key: str, base_dir: Path | None) -> PartT:
+    part = kinds.load(choice.name, base_dir)
+    return part(parse_section(part.Config, choice.args, choice.name, within=f"algorithm.{key}"))

@@ -1,21 +1,16 @@
-"""What an algorithm is: advantages from rewards and a loss per token (`Algorithm`), or a loss per preference pair (`PairAlgorithm`).
+"""The parts of an algorithm, and the data that passes between them.
 
-To add one, write one file beside this with one class and one line in `ALGORITHMS`:
+An algorithm is composed (`algorithm.py`) of an advantage, one or more loss terms, and optional masks, corrections and penalties.
+Once per optimizer batch, and over all ranks, an `Advantage` turns a `StepBatch` and its `Signals` into a `Credit`. Per micro-batch
+each `Term` turns a `TokenView` into a loss per unit: a token, a sequence or a preference pair. A term never averages. The weight of
+every unit comes from the whole batch, so neither micro-batches, nor packing, nor the number of ranks change the gradient.
 
-1. `class Config(AlgorithmConfig)`: the keys it takes in YAML, each with a description.
-2. class attributes: `name`, `min_group_size` (2 if it compares rollouts of a group), `group_relative` (it must see
-   whole groups), `uses_behavior_logprobs` (it weighs tokens by the policy that sampled them), `uses_rewards` (False if it
-   can do without).
-3. `advantages`: one number per experience. Optional: the default gives zeros, for losses that take no reward.
-4. `loss`: one number per token that counts, and metrics per token. Never a mean: `aggregation` (a class attribute or
-   a configuration key) says how tokens are weighed, and the learner applies it over the whole batch, so that cutting
-   the batch into micro-batches changes nothing.
-5. a docstring with the formula and the paper, and a test against numbers computed by hand.
+To write a part: subclass `Advantage`, `TokenMask` or one of the terms, declare `needs`, give it a `Config`, and name the class by
+path (`loss: {name: ./my_loss.py:MyLoss}`). `docs/how-to/write-an-algorithm.md` shows one.
 
-One that compares two answers subclasses `PairAlgorithm` and writes `pair_loss`, one number per pair, instead of 3 and 4.
-
-Shapes: B experiences of a batch; N tokens that count, of any number of experiences, one after the other; P pairs. In a batch
-of pairs experience 2p is the chosen and 2p + 1 the rejected one of pair p.
+Shapes: B sequences (experiences) of the batch; N tokens with a loss, of all sequences, sequence after sequence; P pairs, where
+sequences 2p and 2p + 1 are the chosen and the rejected one. All tensors of a batch are on the CPU; those of a view are on the
+trainer's device.
 """
 
 from __future__ import annotations
@@ -23,9 +18,7 @@ from __future__ import annotations
 import importlib.util
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
-
-from pydantic import Field, field_validator
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from rftdata.config import Section
 from rftdata.errors import RftError
@@ -33,264 +26,258 @@ from rftdata.errors import RftError
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Most processes read an algorithm's needs and compute nothing with it: they do not wait two seconds for torch, but an installation
-# without it is found here.
+# Most processes read what an algorithm needs and compute nothing: they do not import torch, but a missing torch is reported here.
 if importlib.util.find_spec("torch") is None:
     raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
-Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"]
-KLType = Literal["none", "k1", "k2", "k3"]
+Signal = Literal["behavior", "old", "reference", "teacher", "values", "entropy"]
+Unit = Literal["token", "sequence", "pair"]
 
-# exp(20) is 5e8: a ratio there says that two policies have nothing in common, and a larger one overflows to NaN.
+# exp(20) is 5e8. A larger ratio overflows to NaN soon after, and already says that the two policies have nothing in common.
 MAX_LOG_RATIO = 20.0
 
 
-class AlgorithmConfig(Section):
-    """Base of every algorithm's own keys."""
-
-
-class ClipConfig(Section):
-    """How far the ratio of current to behaviour probability may count, as distances from 1 downwards and upwards.
-
-    YAML may also say one number for both, or a list `[low, high]`.
-    """
-
-    low: float = Field(0.2, ge=0, lt=1, description="The ratio counts down to 1 - low.")
-    high: float = Field(0.2, ge=0, description="The ratio counts up to 1 + high.")
-
-    @classmethod
-    def read(cls, value: Any) -> Any:
-        """Turn YAML's short forms into the long one; anything else is left to validation."""
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return {"low": value, "high": value}
-        if isinstance(value, list | tuple):
-            if len(value) != 2:
-                raise ValueError("clip takes two numbers, [low, high]")
-            return {"low": value[0], "high": value[1]}
-        return value
-
-
-class KLConfig(Section):
-    """Penalty for leaving the reference policy, which is the model the run started from."""
-
-    type: KLType = Field("none", description="Estimator: k1, k2 or k3.")
-    coef: float = Field(0.0, ge=0, description="Weight of the penalty in the loss; 0 loads no reference model.")
-
-    @field_validator("coef")
-    @classmethod
-    def _has_an_estimator(cls, coef: float, info: Any) -> float:
-        if coef > 0 and info.data.get("type") == "none":
-            raise ValueError("a coefficient without an estimator does nothing; set kl.type to k1, k2 or k3")
-        return coef
-
-
-@dataclass(frozen=True)
-class TokenBatch:
-    """The N tokens of a micro-batch that count, flat.
-
-    Attributes:
-        logprobs_N: log-probability (nats) under the policy being trained; carries the gradient. float32.
-        behavior_logprobs_N: under the policy that sampled, as recorded then; 0 where an experience has none. float32.
-        advantages_N: the experience's advantage at each of its tokens. float32.
-        reference_logprobs_N: under the reference model; None unless `needs_reference`. float32.
-        sequence_N: which experience of the batch a token belongs to. int64, 0..B-1.
-    """
-
-    logprobs_N: Tensor
-    behavior_logprobs_N: Tensor
-    advantages_N: Tensor
-    reference_logprobs_N: Tensor | None
-    sequence_N: Tensor
-
-
-@dataclass(frozen=True)
-class TokenLoss:
-    """A loss per token, not yet weighed, and metrics per token, which the learner averages over all tokens."""
-
-    loss_N: Tensor
-    metrics_N: dict[str, Tensor] = field(default_factory=dict)
+class PartConfig(Section):
+    """Base of the keys that a part takes in YAML, besides its `name`."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairBatch:
-    """The P pairs of a micro-batch, whole: each number is of one response, all of whose tokens that count are in it.
+class StepBatch:
+    """One optimizer batch over all ranks: whole groups, or whole pairs.
 
     Attributes:
-        chosen_logprobs_P, rejected_logprobs_P: Σ_t log π(o_t) in nats under the policy being trained; carry the gradient.
-        chosen_reference_P, rejected_reference_P: the same under the reference model.
-        chosen_tokens_P, rejected_tokens_P: tokens that count; 0 for a response without any, whose sums are 0.
+        step: number of the trainer step, from 1.
+        rewards_B: float32; the reward as it stood when the batch was drawn, NaN where there is none.
+        group_B: int64; index of the group, 0..G-1.
+        rollout_B: int64; rollout within the group. Turns of one rollout share it.
+        turn_B: int64; turn within the rollout, from 0.
+        sequence_N: int64, ascending; the sequence of each token.
+        behavior_N: float32, nats; log-probability under the policy that sampled the token, NaN where no policy did.
+        importance_weights_B: float32; corrects for the probability with which prioritised sampling drew the sequence
+            (arXiv 1511.05952, section 3.4), 1 otherwise.
+        expert_B: bool; the sequence was written by an expert (a person, a stronger model) and not sampled.
+        token_rewards_N: float32; rewards of single tokens, in addition to `rewards_B`. None where there are none.
+        step_rewards_B: float32; reward of the turn alone, None where workflows recorded none.
+        state_B: int64; hash of the environment's state before the turn, None where workflows recorded none.
+        baseline_rewards_B: float32; reward of the greedy response to the same task, None where none was sampled.
     """
 
-    chosen_logprobs_P: Tensor
-    rejected_logprobs_P: Tensor
-    chosen_reference_P: Tensor
-    rejected_reference_P: Tensor
-    chosen_tokens_P: Tensor
-    rejected_tokens_P: Tensor
+    step: int
+    rewards_B: Tensor
+    group_B: Tensor
+    rollout_B: Tensor
+    turn_B: Tensor
+    sequence_N: Tensor
+    behavior_N: Tensor
+    importance_weights_B: Tensor
+    expert_B: Tensor
+    token_rewards_N: Tensor | None = None
+    step_rewards_B: Tensor | None = None
+    state_B: Tensor | None = None
+    baseline_rewards_B: Tensor | None = None
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.rewards_B)
+
+    def sum_per_sequence(self, values_N: Tensor) -> Tensor:
+        """Σ over each sequence's tokens, [B]; 0 for a sequence without tokens."""
+        return values_N.new_zeros(self.num_sequences).index_add(0, self.sequence_N, values_N)
+
+    def mean_per_sequence(self, values_N: Tensor) -> Tensor:
+        """Mean over each sequence's tokens, [B]; 0 for a sequence without tokens."""
+        return self.sum_per_sequence(values_N) / self.tokens_B.clamp(min=1)
+
+    @property
+    def tokens_B(self) -> Tensor:
+        """Number of tokens with a loss, int64 [B]."""
+        return self.sequence_N.bincount(minlength=self.num_sequences)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signals:
+    """What forward passes without gradient gave at the start of the step. Only what the parts declare in `needs` is computed.
+
+    Attributes:
+        old_N: float32, nats; log-probability under the policy before the step.
+        reference_N: the same under the reference model, which is the model that the run started from.
+        teacher_N: the same under the teacher.
+        values_N: float32; the critic's value of the state before the token.
+        entropy_N: float32, nats; entropy of the policy's distribution before the token.
+    """
+
+    old_N: Tensor | None = None
+    reference_N: Tensor | None = None
+    teacher_N: Tensor | None = None
+    values_N: Tensor | None = None
+    entropy_N: Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Credit:
+    """What an advantage gives.
+
+    Attributes:
+        advantages_N: float32.
+        returns_N: float32; target of the critic, None where there is no critic.
+        metrics: means over the batch.
+    """
+
+    advantages_N: Tensor
+    returns_N: Tensor | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenView:
+    """The tokens of some whole sequences (whole pairs) in one micro-batch.
+
+    Attributes:
+        logprobs_N: float32, nats; under the policy being trained. Carries the gradient.
+        anchor_N: log-probability that ratios compare with: the policy before the step where an algorithm has it recomputed, else
+            the behaviour policy's as recorded. 0 where there is none.
+        advantages_N: float32; 0 in an algorithm without advantages.
+        sequence_N: int64; which sequence of the batch. The tokens of a sequence stand together.
+        reference_N, teacher_N: None unless declared in `needs`.
+        entropy_N: nats; carries the gradient. None unless the algorithm has an entropy bonus.
+        values_N, old_values_N, returns_N: of the critic; the first carries the gradient. None without one.
+    """
+
+    logprobs_N: Tensor
+    anchor_N: Tensor
+    advantages_N: Tensor
+    sequence_N: Tensor
+    reference_N: Tensor | None = None
+    teacher_N: Tensor | None = None
+    entropy_N: Tensor | None = None
+    values_N: Tensor | None = None
+    old_values_N: Tensor | None = None
+    returns_N: Tensor | None = None
+
+    @property
+    def log_ratio_N(self) -> Tensor:
+        """log(π / π_anchor), clamped to ±`MAX_LOG_RATIO`; carries the gradient."""
+        return (self.logprobs_N - self.anchor_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+    def pool(self, values_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Sum of each sequence's values and its number of tokens, [S], and the place of each token's sequence among them, [N].
+
+        S are the sequences with a token, in the batch's order.
+        """
+        _, place_N = self.sequence_N.unique(return_inverse=True)
+        num_tokens_S = place_N.bincount()
+        return values_N.new_zeros(len(num_tokens_S)).index_add(0, place_N, values_N), num_tokens_S, place_N
+
+    def sequence_mean(self, values_N: Tensor) -> Tensor:
+        """The mean over its sequence at each token, [N]; carries the gradient."""
+        sum_S, num_tokens_S, place_N = self.pool(values_N)
+        return (sum_S / num_tokens_S)[place_N]
 
 
 @dataclass(frozen=True)
-class PairLoss:
-    """A loss per pair and metrics per pair; the learner takes means over all pairs of the batch."""
+class Loss:
+    """A loss per unit, to be minimised and not yet weighted, and metrics per unit, which are averaged over the whole batch."""
 
-    loss_P: Tensor
-    metrics_P: dict[str, Tensor] = field(default_factory=dict)
+    loss_U: Tensor
+    metrics_U: dict[str, Tensor] = field(default_factory=dict)
 
 
-class Rule(ABC):
-    """One learning rule; it keeps no state between steps. Base of `Algorithm` and `PairAlgorithm`."""
+class Part:
+    """Base of all parts. A part keeps no state between steps.
 
-    Config: ClassVar[type[AlgorithmConfig]] = AlgorithmConfig
-    name: ClassVar[str]
+    Attributes:
+        needs: signals that it reads.
+        min_group_size: 2 where it compares the rollouts of a group.
+        uses_rewards: it reads rewards, so each sequence must have one.
+    """
+
+    Config: ClassVar[type[PartConfig]] = PartConfig
+    needs: ClassVar[frozenset[Signal]] = frozenset()
     min_group_size: ClassVar[int] = 1
-    group_relative: ClassVar[bool] = False
-    pairwise: ClassVar[bool] = False
-    uses_behavior_logprobs: ClassVar[bool] = False
-    uses_rewards: ClassVar[bool] = True
-    aggregation: Aggregation = "token-mean"
+    uses_rewards: ClassVar[bool] = False
 
-    def __init__(self, config: AlgorithmConfig | None = None) -> None:
+    def __init__(self, config: PartConfig | None = None) -> None:
         self.config = config or self.Config()
 
     @property
-    def needs_reference(self) -> bool:
-        """Whether `loss` reads reference log-probabilities."""
-        return False
+    def signals(self) -> frozenset[Signal]:
+        """The signals that it reads as configured; `needs` by default."""
+        return self.needs
 
-    def advantages(self, rewards_B: Tensor, group_index_B: Tensor, rollout_index_B: Tensor) -> Tensor:
-        """One advantage per experience, float32.
 
-        Args:
-            rewards_B: reward of each experience as it stands now.
-            group_index_B: the group of each experience.
-            rollout_index_B: its rollout within the group; turns of one rollout share it.
+class Advantage(Part, ABC):
+    """From rewards and signals to one advantage per token."""
+
+    uses_rewards = True
+
+    @abstractmethod
+    def __call__(self, batch: StepBatch, signals: Signals) -> Credit:
+        """The advantages of the whole batch.
 
         Raises:
             RftError: a reward that is not a number.
         """
-        return rewards_B.new_zeros(len(rewards_B)).float()
+
+
+class TokenMask(Part, ABC):
+    """Chooses tokens that give no gradient in this step, by statistics of the whole batch."""
 
     @abstractmethod
-    def objective(self, tokens: TokenBatch, weights_N: Tensor, share: float) -> tuple[Tensor, dict[str, Tensor]]:
-        """What a micro-batch adds to the batch's loss and to its metrics, which are means.
-
-        Args:
-            weights_N: weight of each token in the loss of the whole batch.
-            share: 1 / number of tokens that count in the whole batch; in a batch of pairs, 1 / number of pairs.
-        """
+    def __call__(self, batch: StepBatch, signals: Signals, advantages_N: Tensor) -> Tensor:
+        """bool [N]: False where the token gives no gradient. Dropped tokens still count in the loss's denominator."""
 
 
-class Algorithm(Rule):
-    """A rule whose loss is a sum over tokens."""
+class Term(Part, ABC):
+    """A loss; subclass `TokenTerm`, `SequenceTerm` or `PairTerm`.
 
-    @abstractmethod
-    def loss(self, tokens: TokenBatch) -> TokenLoss:
-        """The loss of each token, to be minimised."""
-
-    def objective(self, tokens: TokenBatch, weights_N: Tensor, share: float) -> tuple[Tensor, dict[str, Tensor]]:
-        found = self.loss(tokens)
-        metrics = {name: value.sum() * share for name, value in found.metrics_N.items()}
-        return (found.loss_N * weights_N).sum(), metrics
-
-
-class PairAlgorithm(Rule):
-    """A rule that compares the two responses of a preference pair with what the reference model makes of them."""
-
-    pairwise = True
-    uses_rewards = False
-
-    @property
-    def needs_reference(self) -> bool:
-        return True
-
-    @abstractmethod
-    def pair_loss(self, pairs: PairBatch) -> PairLoss:
-        """The loss of each pair, to be minimised."""
-
-    def objective(self, tokens: TokenBatch, weights_N: Tensor, share: float) -> tuple[Tensor, dict[str, Tensor]]:
-        found = self.pair_loss(pairs_of(tokens))
-        return found.loss_P.sum() * share, {name: value.sum() * share for name, value in found.metrics_P.items()}
-
-
-def pairs_of(tokens: TokenBatch) -> PairBatch:
-    """The pairs whose tokens these are, in order of their numbers; float32 sums."""
-    assert tokens.reference_logprobs_N is not None
-    pair_N, rejected_N = tokens.sequence_N // 2, tokens.sequence_N % 2
-    pairs_P, place_N = pair_N.unique(return_inverse=True)
-    place_N = 2 * place_N + rejected_N
-
-    def sums_P2(values_N: Tensor) -> Tensor:
-        return values_N.new_zeros(2 * len(pairs_P)).index_add(0, place_N, values_N).view(-1, 2)
-
-    logprobs_P2, reference_P2 = sums_P2(tokens.logprobs_N), sums_P2(tokens.reference_logprobs_N)
-    tokens_P2 = sums_P2(tokens.reference_logprobs_N.new_ones(len(tokens.reference_logprobs_N)))
-    return PairBatch(
-        chosen_logprobs_P=logprobs_P2[:, 0],
-        rejected_logprobs_P=logprobs_P2[:, 1],
-        chosen_reference_P=reference_P2[:, 0],
-        rejected_reference_P=reference_P2[:, 1],
-        chosen_tokens_P=tokens_P2[:, 0],
-        rejected_tokens_P=tokens_P2[:, 1],
-    )
-
-
-def aggregation_weights(loss_mask_BT: Tensor, mode: Aggregation) -> Tensor:
-    """Weight of each token in the loss, so that the loss is a plain weighted sum; 0 where the mask is False.
-
-    With n_b tokens in experience b, n over all, and B experiences that have any token:
-    `token-mean` 1/n (DAPO, arXiv 2503.14476 eq. 8); `seq-mean-token-mean` 1/(B n_b) (GRPO, arXiv 2402.03300 eq. 3);
-    `seq-mean-token-sum` 1/B (no preference by length; Dr. GRPO, arXiv 2503.20783, up to a constant).
-    A batch without any token has weight 0 everywhere.
+    Attributes:
+        unit: what one number of the loss belongs to.
+        compares: it compares the policy with `TokenView.anchor_N`.
+        uses_advantages: it reads `TokenView.advantages_N`.
+        of_critic: it trains the critic, from `values_N`, `old_values_N` and `returns_N`, and not the policy.
     """
-    mask = loss_mask_BT.double()
-    tokens_B = mask.sum(dim=1)
-    num_sequences = (tokens_B > 0).sum().clamp(min=1)
-    if mode == "token-mean":
-        weights = mask / tokens_B.sum().clamp(min=1)
-    elif mode == "seq-mean-token-mean":
-        weights = mask / tokens_B.clamp(min=1)[:, None] / num_sequences
-    elif mode == "seq-mean-token-sum":
-        weights = mask / num_sequences
-    else:
-        raise ValueError(f"unknown aggregation {mode!r}; allowed: token-mean, seq-mean-token-sum, seq-mean-token-mean")
-    return weights.float()
+
+    unit: ClassVar[Unit]
+    compares: ClassVar[bool] = False
+    uses_advantages: ClassVar[bool] = False
+    of_critic: ClassVar[bool] = False
+
+    @abstractmethod
+    def __call__(self, view: TokenView) -> Loss:
+        """The loss of each unit of a micro-batch."""
 
 
-def kl_k1(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """log p - log q: unbiased, high variance, may be negative (J. Schulman 2020, "Approximating KL Divergence").
+class TokenTerm(Term):
+    """One loss per token; `algorithm.aggregation` weights the tokens."""
 
-    As a loss its gradient on samples of p is 0 on average; k2 and k3 are the ones that pull.
-    """
-    return logprobs - reference
+    unit = "token"
 
 
-def kl_k2(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """(log p - log q)² / 2: biased, low variance, never negative (Schulman 2020)."""
-    return 0.5 * (logprobs - reference).square()
+class SequenceTerm(Term):
+    """One loss per sequence, in the order of `TokenView.pool`; the batch's loss is the mean over sequences."""
+
+    unit = "sequence"
 
 
-def kl_k3(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """q/p - 1 - log(q/p): unbiased, low variance, never negative (Schulman 2020; GRPO, arXiv 2402.03300 eq. 4)."""
-    log_ratio = (reference - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    return log_ratio.expm1() - log_ratio
+class PairTerm(Term):
+    """One loss per preference pair; the batch's loss is the mean over pairs."""
+
+    unit = "pair"
 
 
-KL_ESTIMATORS = {"k1": kl_k1, "k2": kl_k2, "k3": kl_k3}
-
-
-def refuse_missing_rewards(rewards_B: Tensor, group_index_B: Tensor, rollout_index_B: Tensor) -> None:
+def refuse_missing_rewards(batch: StepBatch) -> None:
     """Stop before a NaN reaches the weights.
 
     Raises:
         RftError: names the first reward that is not finite.
     """
-    wrong = (~rewards_B.isfinite()).nonzero().flatten().tolist()
+    wrong = (~batch.rewards_B.isfinite()).nonzero().flatten().tolist()
     if wrong:
         row = wrong[0]
         raise RftError(
-            f"{len(wrong)} of {len(rewards_B)} rewards of the batch cannot be trained on; the first is row {row}, "
-            f"rollout {int(rollout_index_B[row])} of group {int(group_index_B[row])} of the batch",
-            value=float(rewards_B[row]),
+            f"{len(wrong)} of {batch.num_sequences} rewards of the batch cannot be trained on; the first is row {row}, "
+            f"rollout {int(batch.rollout_B[row])} of group {int(batch.group_B[row])} of the batch",
+            value=float(batch.rewards_B[row]),
             allowed="finite numbers",
             todo="set the reward (UPDATE rft.experience SET reward = …) or drop the row in the operator chain",
         )

@@ -11,10 +11,93 @@ from rftcore.explorer.config import ExplorerConfig
 from rftdata.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rftcore.algorithms.base import Rule  # imports torch
+    from rftcore.algorithms.algorithm import Algorithm
 
 
-def check_sampling(algorithm: Rule, explorer: ExplorerConfig) -> None:
+def check_parts(algorithm: Algorithm, group_size: int | None) -> None:
+    """Whether the parts of an algorithm fit each other, and the groups are large enough for them.
+
+    Raises:
+        ConfigError: which two do not fit, and what would.
+    """
+    config, loss, advantage = algorithm.config, algorithm.loss, algorithm.advantage
+    name = config.loss.name
+    if loss.of_critic:
+        raise ConfigError(f"algorithm.loss: {name} trains a critic, not the policy", todo="name it under critic.loss")
+    if loss.uses_advantages and advantage is None:
+        raise ConfigError(
+            f"the loss {name} needs advantages", todo="name an advantage: algorithm.advantage: {name: group}"
+        )
+    if advantage is not None and not loss.uses_advantages:
+        raise ConfigError(
+            f"the loss {name}, one per {loss.unit}, reads no advantages", value=f"algorithm.advantage: {config.advantage and config.advantage.name}",
+            todo="leave the advantage out (advantage: null), or name a loss that reads them, such as ppo",
+        )  # fmt: skip
+    _check_token_parts(algorithm)
+    _check_critic(algorithm)
+    if group_size is not None and group_size < algorithm.min_group_size:
+        raise ConfigError(
+            f"algorithm.group_size is too small for {algorithm.name}, which compares rollouts of one group",
+            value=group_size,
+            allowed=f"{algorithm.min_group_size} or more",
+            todo="raise it, or take an advantage that compares nothing, such as advantage: {baseline: none, scale: none}",
+        )
+
+
+def _check_token_parts(algorithm: Algorithm) -> None:
+    """Parts that go with losses per token, or with advantages, only."""
+    config = algorithm.config
+    per_token = {
+        "kl": config.kl.is_on, "entropy": config.entropy.coef > 0, "mask": config.mask is not None,
+        "correction": config.correction is not None, "expert": config.expert is not None,
+    }  # fmt: skip
+    for key in (key for key, is_on in per_token.items() if is_on and algorithm.loss.unit != "token"):
+        raise ConfigError(
+            f"algorithm.{key} is for losses per token, and {config.loss.name} has one per {algorithm.loss.unit}",
+            todo=f"leave {key} out, or name a loss per token, such as ppo or sft",
+        )
+    needs_advantage = {
+        "mask": config.mask is not None, "correction": config.correction is not None,
+        "kl.where: reward": config.kl.is_on and config.kl.where == "reward",
+    }  # fmt: skip
+    for key in (key for key, is_on in needs_advantage.items() if is_on and algorithm.advantage is None):
+        raise ConfigError(
+            f"algorithm.{key} changes how advantages count, and {config.loss.name} has none",
+            todo="leave it out, or name an advantage and a loss that reads it",
+        )
+    if config.correction is not None and config.old_logprobs == "behavior":
+        raise ConfigError(
+            "algorithm.correction compares the recomputed log-probabilities with those of the engine",
+            value="old_logprobs: behavior", allowed="recomputed", todo="leave old_logprobs out",
+        )  # fmt: skip
+    if algorithm.expert is not None and (algorithm.expert.unit != "token" or algorithm.expert.uses_advantages):
+        assert config.expert is not None
+        raise ConfigError(
+            "algorithm.expert.loss is for responses that have no advantage", value=config.expert.loss.name,
+            allowed="a loss per token without advantages", todo="name sft",
+        )  # fmt: skip
+
+
+def _check_critic(algorithm: Algorithm) -> None:
+    config, value = algorithm.config, algorithm.value
+    wants_values = algorithm.advantage is not None and "values" in algorithm.advantage.signals
+    if wants_values and value is None:
+        assert config.advantage is not None
+        raise ConfigError(
+            f"the advantage {config.advantage.name} needs a critic", todo="add critic: {} to the algorithm section"
+        )
+    if value is not None and not value.of_critic:
+        assert config.critic is not None
+        raise ConfigError(f"algorithm.critic.loss: {config.critic.loss.name} does not train a critic", allowed="value")
+    if value is not None and not wants_values:
+        raise ConfigError(
+            "algorithm.critic trains values that no advantage reads",
+            value=config.advantage.name if config.advantage else None,
+            todo="name the advantage gae, or leave the critic out",
+        )
+
+
+def check_sampling(algorithm: Algorithm, explorer: ExplorerConfig) -> None:
     """Engines record log-probabilities of the distribution they sampled from; the learner must be able to compute the same.
 
     Raises:
@@ -39,7 +122,7 @@ def check_sampling(algorithm: Rule, explorer: ExplorerConfig) -> None:
         )
 
 
-def check_rollouts(algorithm: Rule, explorer: ExplorerConfig, chain: Chain) -> None:
+def check_rollouts(algorithm: Algorithm, explorer: ExplorerConfig, chain: Chain) -> None:
     """Whether rollouts that come through the chain have what the algorithm learns from.
 
     Raises:
@@ -64,7 +147,7 @@ def check_rollouts(algorithm: Rule, explorer: ExplorerConfig, chain: Chain) -> N
         )
 
 
-def check_source(algorithm: Rule, has_source: bool) -> None:
+def check_source(algorithm: Algorithm, has_source: bool) -> None:
     """Whether the algorithm can learn from where the run's batches come from.
 
     Raises:
@@ -83,7 +166,7 @@ def check_source(algorithm: Rule, has_source: bool) -> None:
         )
 
 
-def check_selected(algorithm: Rule, kind: str) -> None:
+def check_selected(algorithm: Algorithm, kind: str) -> None:
     """Whether the algorithm learns from what was selected.
 
     Raises:
@@ -97,7 +180,7 @@ def check_selected(algorithm: Rule, kind: str) -> None:
         )  # fmt: skip
 
 
-def check_answers(algorithm: Rule, smallest: int, answers: int) -> None:
+def check_answers(algorithm: Algorithm, smallest: int, answers: int) -> None:
     """Whether a group of answers that a stage makes, and that no policy sampled, can be trained on.
 
     Args:
@@ -119,7 +202,7 @@ def check_answers(algorithm: Rule, smallest: int, answers: int) -> None:
         )  # fmt: skip
 
 
-def check_made(algorithm: Rule, smallest: int, chain: Chain) -> None:
+def check_made(algorithm: Algorithm, smallest: int, chain: Chain) -> None:
     """Whether the experiences that stages make of experiences can be trained on.
 
     Raises:

@@ -3,8 +3,7 @@
 Owns: `TrainBatch` (what the trainer loop hands to the learner) and `MicroBatch` (what one forward pass takes).
 
 Invariants:
-- Every token of the batch whose loss mask is True appears in exactly one micro-batch, with the weight it has in the
-  whole batch; so the sum of the micro-batches' losses is the batch's loss, however it is cut.
+- Every token of the batch whose loss mask is True appears in exactly one micro-batch, which knows the token's place in the batch.
 - Nothing is computed that no loss reads: experiences without such tokens, tokens after the last one, and the last one
   itself as an input.
 
@@ -28,6 +27,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from rftcore.algorithms.base import StepBatch
+
 Scalar = TypeVar("Scalar", bound=np.generic)
 Array = npt.NDArray[np.generic]
 # Values of all experiences one after the other, or who writes them, padded, into an array of [B, T]; and offsets of B + 1 entries.
@@ -49,6 +50,8 @@ class TrainBatch:
         rollout_index_B: int64; which rollout of its group; turns of one rollout share it.
         importance_weights_B: float32; the loss of each of its tokens is multiplied by it: the correction for the chance with
             which prioritised sampling drew it (arXiv 1511.05952, section 3.4), 1 otherwise.
+        turn_index_B: int64; turn within the rollout.
+        expert_B: bool; an expert wrote the response, and no policy sampled it.
         paired: whether experiences 2p and 2p + 1 are the chosen and the rejected one of a preference pair.
     """
 
@@ -60,6 +63,8 @@ class TrainBatch:
     group_index_B: Tensor
     rollout_index_B: Tensor
     importance_weights_B: Tensor
+    turn_index_B: Tensor
+    expert_B: Tensor
     paired: bool = False
 
     @property
@@ -69,6 +74,33 @@ class TrainBatch:
     @property
     def num_loss_tokens(self) -> int:
         return int(self.loss_mask_BT.sum())
+
+    def deal(self, parts: int, seed: int) -> list[list[int]]:
+        """Whole groups, or whole pairs, in so many parts of nearly the same number of them; fewer where there are fewer groups.
+
+        Args:
+            seed: of the order in which they are dealt.
+        """
+        units_B = torch.arange(self.num_experiences) // 2 if self.paired else self.group_index_B
+        units = units_B.unique()
+        order = units[torch.randperm(len(units), generator=torch.Generator().manual_seed(seed))]
+        return [
+            torch.isin(units_B, dealt).nonzero().flatten().tolist()
+            for dealt in order.chunk(min(parts, max(1, len(units))))
+        ]
+
+    def for_algorithm(self, step: int) -> StepBatch:
+        """The tokens that count, flat, and the entries per experience: what algorithms see of it.
+
+        Args:
+            step: number of the trainer step, from 1.
+        """
+        counted = self.loss_mask_BT
+        return StepBatch(
+            step=step, rewards_B=self.rewards_B, group_B=self.group_index_B, rollout_B=self.rollout_index_B,
+            turn_B=self.turn_index_B, sequence_N=counted.nonzero()[:, 0], behavior_N=self.behavior_logprobs_BT[counted],
+            importance_weights_B=self.importance_weights_B, expert_B=self.expert_B,
+        )  # fmt: skip
 
     @classmethod
     def from_packed(
@@ -81,6 +113,8 @@ class TrainBatch:
         group_ids: Array | Sequence[int],
         rollout_index: Array | Sequence[int],
         importance_weights: Array | Sequence[float] | None = None,
+        turn_index: Array | Sequence[int] | None = None,
+        expert: Array | Sequence[bool] | None = None,
         pad_token_id: int = 0,
         paired: bool = False,
     ) -> TrainBatch:
@@ -93,18 +127,21 @@ class TrainBatch:
                 values a function `scatter(out_BT, fill=…)` may be given: it writes straight into the batch's memory.
             rewards, group_ids, rollout_index: B entries; group_ids may be any integers.
             importance_weights: B entries; None is 1 for all.
+            turn_index, expert: B entries; None is 0, or False, for all.
             paired: the experiences are preference pairs, chosen and rejected in turn.
 
         Raises:
             ValueError: columns that do not fit each other, or a log-probability that counts and is infinite.
         """
         lengths = np.diff(token_ids[1])
-        if importance_weights is None:
-            importance_weights = np.ones(len(lengths))
+        num_experiences = len(lengths)
+        importance_weights = np.ones(num_experiences) if importance_weights is None else importance_weights
+        turn_index = np.zeros(num_experiences) if turn_index is None else turn_index
+        expert = np.zeros(num_experiences) if expert is None else expert
         _check_tokens(lengths, loss_mask=loss_mask, behavior_logprobs=behavior_logprobs)
         _check_entries(
             lengths, paired, rewards=rewards, group_ids=group_ids, rollout_index=rollout_index,
-            importance_weights=importance_weights,
+            importance_weights=importance_weights, turn_index=turn_index, expert=expert,
         )  # fmt: skip
         present_BT = np.arange(lengths.max(initial=1))[None, :] < lengths[:, None]
         loss_mask_BT = _pad(loss_mask, present_BT, np.bool_, False)
@@ -127,6 +164,8 @@ class TrainBatch:
             group_index_B=torch.from_numpy(group_index.astype(np.int64)),
             rollout_index_B=torch.tensor(np.asarray(rollout_index), dtype=torch.int64),
             importance_weights_B=torch.tensor(np.asarray(importance_weights), dtype=torch.float32),
+            turn_index_B=torch.tensor(np.asarray(turn_index), dtype=torch.int64),
+            expert_B=torch.tensor(np.asarray(expert), dtype=torch.bool),
             paired=paired,
         )
 
@@ -174,7 +213,7 @@ class MicroBatch:
         source_N: int64; index into the flattened R·L positions whose output predicts the token.
         target_N: int64; the token.
         sequence_N: int64; the experience it belongs to, 0..B-1.
-        behavior_logprobs_N, weights_N: float32.
+        index_N: int64; its place among the tokens of the batch that count, experience after experience.
         num_tokens: tokens computed, without padding.
     """
 
@@ -184,8 +223,7 @@ class MicroBatch:
     source_N: Tensor
     target_N: Tensor
     sequence_N: Tensor
-    behavior_logprobs_N: Tensor
-    weights_N: Tensor
+    index_N: Tensor
     num_tokens: int
 
     def to(self, device: torch.device) -> MicroBatch:
@@ -210,7 +248,9 @@ class _Row:
         return self.prompt_length + sum(end - self.prompt_length for end in self.ends)
 
 
-def split_batch(batch: TrainBatch, weights_BT: Tensor, max_tokens: int, *, share_prompts: bool) -> list[MicroBatch]:
+def split_batch(
+    batch: TrainBatch, max_tokens: int, *, share_prompts: bool, members: Sequence[int] | None = None
+) -> list[MicroBatch]:
     """Cut a batch into micro-batches of at most `max_tokens` tokens, padding included, longest rows first.
 
     A row that is longer than `max_tokens` is a micro-batch of its own. Rows of similar length travel together, which
@@ -218,20 +258,18 @@ def split_batch(batch: TrainBatch, weights_BT: Tensor, max_tokens: int, *, share
     together, whatever their size: its loss needs both.
 
     Args:
-        weights_BT: weight of each token in the loss, for the whole batch (`aggregation_weights`).
         share_prompts: compute a prompt once for the experiences that begin with it.
+        members: the experiences to take, ascending and in whole pairs; all by default.
     """
+    chosen = range(batch.num_experiences) if members is None else members
     together = (
-        [list(_rows(batch, members, max_tokens, share_prompts)) for members in _pairs(batch)]
+        [list(_rows(batch, chosen[i : i + 2], max_tokens, share_prompts)) for i in range(0, len(chosen), 2)]
         if batch.paired
-        else [[row] for row in _rows(batch, range(batch.num_experiences), max_tokens, share_prompts)]
+        else [[row] for row in _rows(batch, chosen, max_tokens, share_prompts)]
     )
     units = sorted(filter(None, together), key=lambda rows: (-max(row.length for row in rows), rows[0].experiences))
-    return [_micro_batch(batch, weights_BT, chunk) for chunk in _chunks(units, max_tokens)]
-
-
-def _pairs(batch: TrainBatch) -> Iterator[range]:
-    return (range(first, first + 2) for first in range(0, batch.num_experiences, 2))
+    place_BT = (batch.loss_mask_BT.flatten().cumsum(0) - 1).view_as(batch.loss_mask_BT)
+    return [_micro_batch(batch, place_BT, chunk) for chunk in _chunks(units, max_tokens)]
 
 
 def _chunks(units: list[list[_Row]], max_tokens: int) -> Iterator[list[_Row]]:
@@ -249,7 +287,7 @@ def _chunks(units: list[list[_Row]], max_tokens: int) -> Iterator[list[_Row]]:
         yield chunk
 
 
-def _rows(batch: TrainBatch, members: range, max_tokens: int, share_prompts: bool) -> Iterator[_Row]:
+def _rows(batch: TrainBatch, members: Sequence[int], max_tokens: int, share_prompts: bool) -> Iterator[_Row]:
     mask = batch.loss_mask_BT.numpy()
     token_ids = batch.token_ids_BT.numpy()
     open_rows: dict[bytes, _Row] = {}
@@ -274,7 +312,7 @@ def _rows(batch: TrainBatch, members: range, max_tokens: int, share_prompts: boo
     yield from open_rows.values()
 
 
-def _micro_batch(batch: TrainBatch, weights_BT: Tensor, rows: list[_Row]) -> MicroBatch:
+def _micro_batch(batch: TrainBatch, place_BT: Tensor, rows: list[_Row]) -> MicroBatch:
     width = max(row.length for row in rows)
     token_ids = np.zeros((len(rows), width), np.int64)
     position_ids = np.tile(np.arange(width), (len(rows), 1))
@@ -310,8 +348,7 @@ def _micro_batch(batch: TrainBatch, weights_BT: Tensor, rows: list[_Row]) -> Mic
         source_N=torch.from_numpy(np.concatenate(source)),
         target_N=batch.token_ids_BT[b_N, t_N],
         sequence_N=b_N,
-        behavior_logprobs_N=batch.behavior_logprobs_BT[b_N, t_N],
-        weights_N=weights_BT[b_N, t_N],
+        index_N=place_BT[b_N, t_N],
         num_tokens=sum(row.length for row in rows),
     )
 

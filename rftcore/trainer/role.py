@@ -348,6 +348,7 @@ def _train_batch(batch: Batch, learner: Learner) -> TrainBatch:
         rewards=[math.nan if reward is None else reward for reward in batch.rows["reward"].to_pylist()],
         group_ids=batch.rows["group_id"].to_pylist(),
         rollout_index=batch.rows["rollout_index"].to_pylist(),
+        turn_index=batch.rows["turn_index"].to_pylist(),
         importance_weights=batch.rows["importance_weight"].to_pylist(),
         paired=learner.algorithm.pairwise,
     )

@@ -21,7 +21,7 @@ COUNTED = """
 from pathlib import Path
 
 from operators.base import Operator, StageOutcome
-from rftcore.algorithms.sft import SFT
+from rftcore.algorithms.losses.sft import SFT
 from rftdata.selectors.shuffle import Shuffle
 
 
@@ -64,7 +64,7 @@ def file(buffer: Buffer, tmp_path: Path) -> Path:
         "model": {"path": str(make_tiny_model(tmp_path / "model", context_length=64))}, "steps": 1, "trainer": {"batch_groups": 1},
         "tasks": [{"name": "sums", "source": "tasks.jsonl"}, {"name": "more", "source": "tasks.jsonl"}],
         "explorer": {"engine": "transformers", "reward": "exact_match", "max_tokens": 8}, "selector": {"type": "./counted.py:Mixed"},
-        "algorithm": {"name": "./counted.py:Own", "group_size": 2},
+        "algorithm": {"name": "sft", "loss": "./counted.py:Own", "group_size": 2},
         "pipelines": {"experience": [{"./counted.py:Experiences": {}}], "task": [{"./counted.py:Tasks": {}}]},
     }  # fmt: skip
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(raw))

@@ -3,56 +3,37 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from rftcore.algorithms import ALGORITHMS, build_algorithm
-from rftcore.algorithms.base import (
-    KLConfig,
-    TokenBatch,
-    aggregation_weights,
-    kl_k1,
-    kl_k2,
-    kl_k3,
-)
-from rftcore.algorithms.dpo import DPO, DPOConfig
-from rftcore.algorithms.grpo import GRPO, GRPOConfig
-from rftcore.algorithms.sft import SFT
+from rftcore.algorithms import build_algorithm
+from rftcore.algorithms.advantages.group import Group
+from rftcore.algorithms.aggregation import AggregationConfig, token_weights
+from rftcore.algorithms.base import Signals, TokenView
+from rftcore.algorithms.kl import Estimator, estimate
+from rftcore.algorithms.losses.ppo import PPO, PPOConfig
+from rftcore.algorithms.presets import presets
+from rftdata.config_errors import parse_section
 from rftdata.errors import ConfigError, PluginError, RftError
-
-
-@dataclass
-class Section:
-    """The `algorithm` section as `build_algorithm` reads it."""
-
-    name: str
-    group_size: int = 8
-    args: dict[str, Any] = field(default_factory=dict)
+from tests.support.algorithms import loss_and_gradient, step_batch, token_view
 
 
 def advantages(rewards: list[float], groups: list[int], rollouts: list[int] | None = None) -> list[float]:
-    rollout_index = rollouts if rollouts is not None else list(range(len(rewards)))
-    return GRPO().advantages(torch.tensor(rewards), torch.tensor(groups), torch.tensor(rollout_index)).tolist()
+    return Group()(step_batch(rewards, groups, rollouts), Signals()).advantages_N.tolist()
 
 
-def tokens(ratio: list[float], advantage: list[float], reference: list[float] | None = None) -> TokenBatch:
-    """Tokens with these ratios; the current log-probability is log(ratio), the behaviour's is 0."""
-    return TokenBatch(
-        logprobs_N=torch.tensor(ratio).log().requires_grad_(),
-        behavior_logprobs_N=torch.zeros(len(ratio)),
-        advantages_N=torch.tensor(advantage),
-        reference_logprobs_N=None if reference is None else torch.tensor(reference),
-        sequence_N=torch.arange(len(ratio)),
-    )
+def ratios(values: list[float], advantage: list[float]) -> TokenView:
+    """Tokens with these ratios: the current log-probability is log(ratio), the anchor's is 0."""
+    return token_view([math.log(value) for value in values], advantages_N=advantage)
 
 
-def gradient(loss_N: Tensor, batch: TokenBatch) -> list[float]:
-    (grad,) = torch.autograd.grad(loss_N.sum(), batch.logprobs_N)
-    return grad.tolist()
+def gradient(loss_N: torch.Tensor, view: TokenView) -> list[float]:
+    (grad,) = torch.autograd.grad(loss_N.sum(), view.logprobs_N)
+    found: list[float] = grad.tolist()
+    return found
 
 
 class TestGRPOAdvantages:
@@ -88,178 +69,233 @@ class TestGRPOAdvantages:
         assert advantages([5.0, 1.0], [0, 0], [3, 3]) == [0.0, 0.0]
 
     def test_are_empty_for_an_empty_batch(self) -> None:
-        empty = torch.zeros(0, dtype=torch.int64)
-        assert GRPO().advantages(torch.zeros(0), empty, empty).tolist() == []
+        assert advantages([], [], []) == []
 
     @pytest.mark.parametrize("reward", [math.nan, math.inf])
     def test_refuse_a_reward_that_is_not_a_number_and_name_it(self, reward: float) -> None:
         with pytest.raises(RftError, match="row 2, rollout 1 of group 7") as caught:
-            advantages([0.0, 1.0, reward], [7, 7, 7], [5, 0, 1])
+            build_algorithm("grpo").plan(step_batch([0.0, 1.0, reward], [7, 7, 7], [5, 0, 1]), Signals())
         assert str(reward) in str(caught.value)
 
 
-class TestGRPOLoss:
+class TestClippedLoss:
     # Clip range [0.8, 1.28]; ratios 0.5, 1, 1.2, 1.5.
-    clip = GRPOConfig(clip=[0.2, 0.28])
+    loss = PPO(parse_section(PPOConfig, {"clip": [0.2, 0.28]}))
 
     def test_of_a_good_rollout_is_clipped_upwards_only(self) -> None:
         # A = 2: min(ρ·2, clip(ρ)·2): 0.5 -> min(1.0, 1.6); 1 -> 2; 1.2 -> 2.4; 1.5 -> min(3.0, 2.56).
-        batch = tokens([0.5, 1.0, 1.2, 1.5], [2.0] * 4)
-        found = GRPO(self.clip).loss(batch)
-        assert found.loss_N.tolist() == pytest.approx([-1.0, -2.0, -2.4, -2.56])
-        assert found.metrics_N["clip_fraction"].tolist() == [0, 0, 0, 1]
+        view = ratios([0.5, 1.0, 1.2, 1.5], [2.0] * 4)
+        found = self.loss(view)
+        assert found.loss_U.tolist() == pytest.approx([-1.0, -2.0, -2.4, -2.56])
+        assert found.metrics_U["clip_fraction"].tolist() == [0, 0, 0, 1]
         # d(-ρA)/d(log π) = -ρA, and nothing where the clip binds.
-        assert gradient(found.loss_N, batch) == pytest.approx([-1.0, -2.0, -2.4, 0.0])
+        assert gradient(found.loss_U, view) == pytest.approx([-1.0, -2.0, -2.4, 0.0])
 
     def test_of_a_bad_rollout_is_clipped_downwards_only(self) -> None:
         # A = -1: min(-ρ, -clip(ρ)): 0.5 -> min(-0.5, -0.8); 1 -> -1; 1.2 -> -1.2; 1.5 -> min(-1.5, -1.28).
-        batch = tokens([0.5, 1.0, 1.2, 1.5], [-1.0] * 4)
-        found = GRPO(self.clip).loss(batch)
-        assert found.loss_N.tolist() == pytest.approx([0.8, 1.0, 1.2, 1.5])
-        assert found.metrics_N["clip_fraction"].tolist() == [1, 0, 0, 0]
-        assert gradient(found.loss_N, batch) == pytest.approx([0.0, 1.0, 1.2, 1.5])
+        view = ratios([0.5, 1.0, 1.2, 1.5], [-1.0] * 4)
+        found = self.loss(view)
+        assert found.loss_U.tolist() == pytest.approx([0.8, 1.0, 1.2, 1.5])
+        assert found.metrics_U["clip_fraction"].tolist() == [1, 0, 0, 0]
+        assert gradient(found.loss_U, view) == pytest.approx([0.0, 1.0, 1.2, 1.5])
 
     def test_of_an_advantage_of_zero_is_zero(self) -> None:
-        batch = tokens([0.5, 1.5], [0.0, 0.0])
-        found = GRPO(self.clip).loss(batch)
-        assert [abs(value) for value in found.loss_N.tolist()] == [0.0, 0.0]
-        assert [abs(value) for value in gradient(found.loss_N, batch)] == [0.0, 0.0]
-        assert found.metrics_N["clip_fraction"].tolist() == [0, 0]
+        view = ratios([0.5, 1.5], [0.0, 0.0])
+        found = self.loss(view)
+        assert [abs(value) for value in found.loss_U.tolist()] == [0.0, 0.0]
+        assert [abs(value) for value in gradient(found.loss_U, view)] == [0.0, 0.0]
+        assert found.metrics_U["clip_fraction"].tolist() == [0, 0]
 
     def test_stays_finite_when_policies_have_nothing_in_common(self) -> None:
-        batch = TokenBatch(
-            torch.tensor([-1.0, -900.0], requires_grad=True),
-            torch.tensor([-900.0, -1.0]),
-            torch.tensor([-1.0, 1.0]),
-            None,
-            torch.arange(2),
-        )
-        found = GRPO().loss(batch)
-        assert torch.isfinite(found.loss_N).all()
-        assert all(math.isfinite(value) for value in gradient(found.loss_N, batch))
+        view = token_view([-1.0, -900.0], anchor_N=[-900.0, -1.0], advantages_N=[-1.0, 1.0])
+        found = PPO()(view)
+        assert torch.isfinite(found.loss_U).all()
+        assert all(math.isfinite(value) for value in gradient(found.loss_U, view))
 
-    def test_adds_the_penalty_for_leaving_the_reference(self) -> None:
-        # ρ = 1, A = 1 gives -1. log π = 0, log π_ref = log 2: k3 = 2 - 1 - log 2 = 0.3068528; times 0.1.
-        algorithm = GRPO(GRPOConfig(kl=KLConfig(type="k3", coef=0.1)))
-        assert algorithm.needs_reference
-        found = algorithm.loss(tokens([1.0], [1.0], reference=[math.log(2)]))
-        assert found.loss_N.item() == pytest.approx(-1.0 + 0.03068528)
-        assert found.metrics_N["kl_reference"].item() == pytest.approx(0.3068528)
+    def test_dual_clip_limits_a_bad_token_far_above_its_anchor(self) -> None:
+        # A = -1, ρ = 5: -ρA = 5 without, c · |A| = 3 with c = 3; ρ = 2 stays. A good token is not touched.
+        loss = PPO(parse_section(PPOConfig, {"dual_clip": 3.0}))
+        view = ratios([5.0, 2.0, 1.1], [-1.0, -1.0, 1.0])
+        found = loss(view)
+        assert found.loss_U.tolist() == pytest.approx([3.0, 2.0, -1.1])
+        assert gradient(found.loss_U, view) == pytest.approx([0.0, 2.0, -1.1])
+
+    def test_level_sequence_uses_the_geometric_mean_of_the_sequence(self) -> None:
+        # Ratios 1.1 and 1.3 of one sequence: sqrt(1.43) = 1.1958261, A = 2. Each token's gradient is -s A.
+        loss = PPO(parse_section(PPOConfig, {"level": "sequence"}))
+        view = token_view([math.log(1.1), math.log(1.3)], advantages_N=[2.0, 2.0], sequence_N=[3, 3])
+        found = loss(view)
+        assert found.loss_U.tolist() == pytest.approx([-2.3916521] * 2)
+        assert gradient(found.loss_U, view) == pytest.approx([-2.3916521] * 2)
+
+    def test_max_sequence_kl_drops_bad_tokens_of_sequences_far_from_the_anchor(self) -> None:
+        # Sequence 0: mean log(π_anchor/π) = log 2 = 0.69 > 0.5; sequence 1: 0. Its good token stays.
+        loss = PPO(parse_section(PPOConfig, {"max_sequence_kl": 0.5}))
+        view = token_view([-math.log(2)] * 2 + [0.0], advantages_N=[-1.0, 1.0, -1.0], sequence_N=[0, 0, 1])
+        assert loss(view).loss_U.tolist() == pytest.approx([0.0, -0.5, 1.0])
+
+
+class TestKLPenalty:
+    def test_in_the_loss_is_added_at_each_token(self) -> None:
+        # ρ = 1, A = 0 (equal rewards). log π = 0, log π_ref = log 2: k3 = 2 - 1 - log 2 = 0.3068528; times 0.1.
+        algorithm = build_algorithm("grpo", {"kl": {"type": "k3", "coef": 0.1}})
+        assert algorithm.signals == {"behavior", "reference"}
+        signals = Signals(reference_N=torch.tensor([math.log(2)] * 2))
+        loss, _, metrics = loss_and_gradient(algorithm, step_batch([1.0, 1.0]), [0.0, 0.0], signals)
+        assert loss == pytest.approx(0.03068528)
+        assert metrics["kl_reference"] == pytest.approx(0.3068528)
+
+    def test_in_the_reward_changes_the_advantages(self) -> None:
+        # k1 = log π_anchor - log π_ref = 0 - (-1) = 1 and 0. Rewards 1 - 0.5 and 1: A = ∓0.5 / (0.25 · 1.41421) = ∓0.7071.
+        algorithm = build_algorithm("grpo", {"kl": {"type": "k1", "coef": 0.5, "where": "reward"}})
+        plan = algorithm.plan(step_batch([1.0, 1.0]), Signals(reference_N=torch.tensor([-1.0, 0.0])))
+        assert plan.advantages_N.tolist() == pytest.approx([-0.7071, 0.7071], abs=1e-4)
+        assert plan.kl_weights_N is None and plan.metrics["kl_reference"] == pytest.approx(0.5)
 
     def test_needs_no_reference_without_a_coefficient(self) -> None:
-        assert not GRPO(GRPOConfig(kl=KLConfig(type="k3", coef=0.0))).needs_reference
+        assert build_algorithm("grpo", {"kl": {"type": "k3", "coef": 0.0}}).signals == {"behavior"}
+
+    def test_a_target_adapts_the_coefficient_within_a_fifth(self) -> None:
+        # KL 0.3 against a target of 0.1 is off by more than 0.2: coef · (1 + 0.2 · 2 / 10) = 0.104.
+        kl = {"type": "k1", "coef": 0.1, "target": 0.1, "horizon": 10}
+        algorithm = build_algorithm("grpo", {"kl": kl})
+        plan = algorithm.plan(step_batch([0.0, 1.0]), Signals(reference_N=torch.zeros(2)))
+        algorithm.observe(plan, {"kl_reference": 0.3})
+        assert algorithm.state_dict() == {"kl_coef": pytest.approx(0.104)}
+        again = build_algorithm("grpo", {"kl": kl})
+        again.load_state_dict(algorithm.state_dict())
+        assert again.plan(step_batch([0.0, 1.0]), Signals(reference_N=torch.zeros(2))).kl_coef == pytest.approx(0.104)
 
 
 def test_sft_is_the_negative_log_likelihood_and_ignores_rewards() -> None:
-    # Probabilities 0.5 and 0.25: losses log 2 and log 4.
-    algorithm = SFT()
-    assert algorithm.loss(tokens([0.5, 0.25], [9.0, -9.0])).loss_N.tolist() == pytest.approx([math.log(2), math.log(4)])
-    index = torch.zeros(2, dtype=torch.int64)
-    assert algorithm.advantages(torch.tensor([math.nan, 1.0]), index, index).tolist() == [0.0, 0.0]
+    # Probabilities 0.5 and 0.25: losses log 2 and log 4, mean 1.5 log 2.
+    algorithm = build_algorithm("sft")
+    batch = step_batch([math.nan, 1.0])
+    loss, grad, _ = loss_and_gradient(algorithm, batch, [math.log(0.5), math.log(0.25)])
+    assert loss == pytest.approx(1.5 * math.log(2)) and grad == pytest.approx([-0.5, -0.5])
+    assert not algorithm.uses_rewards
 
 
 class TestKLEstimators:
-    def test_against_numbers(self) -> None:
-        # p = 0.5, q = 0.25: log p - log q = log 2 = 0.6931472. k1 = 0.6931472; k2 = 0.6931472² / 2 = 0.2402265;
-        # k3 = q/p - 1 - log(q/p) = 0.5 - 1 + 0.6931472 = 0.1931472.
+    @pytest.mark.parametrize(
+        ("kind", "expected"), [("k1", 0.6931472), ("k2", 0.2402265), ("k3", 0.1931472), ("abs", 0.6931472)]
+    )
+    def test_against_numbers(self, kind: Estimator, expected: float) -> None:
+        # p = 0.5, q = 0.25: log p - log q = log 2 = 0.6931472. k2 = 0.6931472² / 2; k3 = q/p - 1 - log(q/p) = 0.5 - 1 + 0.6931472.
         p, q = torch.tensor(0.5).log(), torch.tensor(0.25).log()
-        assert kl_k1(p, q).item() == pytest.approx(0.6931472)
-        assert kl_k2(p, q).item() == pytest.approx(0.2402265)
-        assert kl_k3(p, q).item() == pytest.approx(0.1931472)
+        assert estimate(kind, p, q).item() == pytest.approx(expected)
+
+    @pytest.mark.parametrize(("anchor", "ratio"), [(0.4, 1.25), (0.1, 2.0)])
+    def test_corrected_is_k3_times_the_ratio_up_to_two(self, anchor: float, ratio: float) -> None:
+        p, q = torch.tensor(0.5).log(), torch.tensor(0.25).log()
+        assert estimate("corrected", p, q, torch.tensor(anchor).log()).item() == pytest.approx(0.1931472 * ratio)
 
     def test_k1_and_k3_average_to_the_divergence(self) -> None:
         # Exactly, by summing over three outcomes instead of sampling them.
         p, q = torch.tensor([0.5, 0.3, 0.2]).double(), torch.tensor([0.2, 0.2, 0.6]).double()
         divergence = (p * (p / q).log()).sum().item()
-        assert (p * kl_k1(p.log(), q.log())).sum().item() == pytest.approx(divergence)
-        assert (p * kl_k3(p.log(), q.log())).sum().item() == pytest.approx(divergence)
+        assert (p * estimate("k1", p.log(), q.log())).sum().item() == pytest.approx(divergence)
+        assert (p * estimate("k3", p.log(), q.log())).sum().item() == pytest.approx(divergence)
 
     def test_k3_of_policies_far_apart_is_finite(self) -> None:
-        assert torch.isfinite(kl_k3(torch.tensor(-500.0), torch.tensor(0.0)))
+        assert torch.isfinite(estimate("k3", torch.tensor(-500.0), torch.tensor(0.0)))
 
 
-def pair_tokens(
-    chosen: tuple[list[float], list[float]], rejected: tuple[list[float], list[float]], first: int = 0
-) -> TokenBatch:
-    """One pair, as (log-probabilities, the reference's); `first` is the experience of its chosen answer."""
-    return TokenBatch(
-        logprobs_N=torch.tensor(chosen[0] + rejected[0]).requires_grad_(),
-        behavior_logprobs_N=torch.zeros(len(chosen[0]) + len(rejected[0])),
-        advantages_N=torch.zeros(len(chosen[0]) + len(rejected[0])),
-        reference_logprobs_N=torch.tensor(chosen[1] + rejected[1]),
-        sequence_N=torch.tensor([first] * len(chosen[0]) + [first + 1] * len(rejected[0])),
+Sides = tuple[list[float], list[float]]
+
+
+def dpo(*pairs: tuple[Sides, Sides], **args: Any) -> tuple[float, list[float], dict[str, float]]:
+    """Loss, gradient and metrics of pairs; a side is (log-probabilities, the reference's)."""
+    sides = [side for pair in pairs for side in pair]
+    batch = step_batch([math.nan] * len(sides), tokens=[len(side[0]) for side in sides])
+    signals = Signals(reference_N=torch.tensor([value for side in sides for value in side[1]]))
+    return loss_and_gradient(
+        build_algorithm("dpo", {"loss": args}), batch, [value for side in sides for value in side[0]], signals
     )
-
-
-def dpo(batch: TokenBatch, share: float = 1.0, **args: Any) -> tuple[Tensor, dict[str, float]]:
-    loss, metrics = DPO(DPOConfig(**args)).objective(batch, torch.zeros(len(batch.sequence_N)), share)
-    return loss, {name: value.item() for name, value in metrics.items()}
 
 
 class TestDPO:
     # Chosen, two tokens: log π = -1 - 2 = -3 against -1.5 - 2.5 = -4, so r_w = 1. Rejected, one: -4 against -2, so r_l = -2.
-    batch = pair_tokens(([-1.0, -2.0], [-1.5, -2.5]), ([-4.0], [-2.0]))
+    pair: tuple[Sides, Sides] = (([-1.0, -2.0], [-1.5, -2.5]), ([-4.0], [-2.0]))
+    swapped: tuple[Sides, Sides] = (([-4.0], [-2.0]), ([-1.0, -2.0], [-1.5, -2.5]))
 
     def test_is_minus_the_log_sigmoid_of_the_scaled_difference_of_log_ratios(self) -> None:
         # h = 0.1 (1 + 2) = 0.3; -log σ(0.3) = log(1 + e^-0.3) = log 1.7408182 = 0.5543552.
-        loss, metrics = dpo(self.batch, beta=0.1)
-        assert loss.item() == pytest.approx(0.5543552, abs=1e-6)
+        loss, _, metrics = dpo(self.pair, beta=0.1)
+        assert loss == pytest.approx(0.5543552, abs=1e-6)
         expected = {"chosen_reward": 0.1, "rejected_reward": -0.2, "pair_margin": 0.3, "pair_accuracy": 1.0}
         assert metrics == pytest.approx(expected, abs=1e-6)
 
     def test_gradient_lifts_the_chosen_and_lowers_the_rejected_by_how_wrong_the_margin_is(self) -> None:
         # dL/dlog π(y_w) = -β σ(-h) = -0.1 · 0.4255575, at each of its tokens; the rejected one's has the other sign.
-        (grad,) = torch.autograd.grad(dpo(self.batch, beta=0.1)[0], self.batch.logprobs_N)
-        assert grad.tolist() == pytest.approx([-0.04255575, -0.04255575, 0.04255575], abs=1e-7)
+        assert dpo(self.pair, beta=0.1)[1] == pytest.approx([-0.04255575, -0.04255575, 0.04255575], abs=1e-7)
 
     def test_label_smoothing_allows_for_pairs_that_are_the_wrong_way_round(self) -> None:
         # 0.9 · 0.5543552 + 0.1 · (0.5543552 + 0.3) = 0.5843552.
-        assert dpo(self.batch, beta=0.1, label_smoothing=0.1)[0].item() == pytest.approx(0.5843552, abs=1e-6)
+        assert dpo(self.pair, beta=0.1, label_smoothing=0.1)[0] == pytest.approx(0.5843552, abs=1e-6)
 
     def test_length_normalised_log_ratios_are_per_token(self) -> None:
         # r_w = 1/2, r_l = -2/1; h = 0.1 · 2.5 = 0.25; log(1 + e^-0.25) = log 1.7788008 = 0.5759394.
-        assert dpo(self.batch, beta=0.1, length_normalised=True)[0].item() == pytest.approx(0.5759394, abs=1e-6)
+        assert dpo(self.pair, beta=0.1, length_normalised=True)[0] == pytest.approx(0.5759394, abs=1e-6)
+
+    @pytest.mark.parametrize(
+        ("args", "expected"),
+        [
+            ({"form": "ipo", "beta": 0.5}, 4.0),  # (3 - 1 / (2 · 0.5))²
+            ({"form": "hinge", "beta": 0.1}, 0.7),  # 1 - 0.1 · 3
+            ({"form": "hinge", "beta": 1.0}, 0.0),
+            # (0.9 · 0.5543552 - 0.1 · 0.8543552) / 0.8
+            ({"form": "robust", "beta": 0.1, "label_smoothing": 0.1}, 0.5168552),
+        ],
+    )
+    def test_other_forms_of_the_loss(self, args: dict[str, Any], expected: float) -> None:
+        assert dpo(self.pair, **args)[0] == pytest.approx(expected, abs=1e-6)
 
     def test_the_reference_itself_is_at_log_two(self) -> None:
-        loss, metrics = dpo(pair_tokens(([-1.0, -2.0], [-1.0, -2.0]), ([-3.0], [-3.0])))
-        assert loss.item() == pytest.approx(math.log(2)) and metrics["pair_accuracy"] == 0.0
+        loss, _, metrics = dpo((([-1.0, -2.0], [-1.0, -2.0]), ([-3.0], [-3.0])))
+        assert loss == pytest.approx(math.log(2)) and metrics["pair_accuracy"] == 0.0
 
     def test_a_pair_the_wrong_way_round_is_not_accurate(self) -> None:
         # h = 0.1 (-2 - 1) = -0.3; log(1 + e^0.3) = 0.8543552.
-        loss, metrics = dpo(pair_tokens(([-4.0], [-2.0]), ([-1.0, -2.0], [-1.5, -2.5])), beta=0.1)
-        assert loss.item() == pytest.approx(0.8543552, abs=1e-6)
+        loss, _, metrics = dpo(self.swapped, beta=0.1)
+        assert loss == pytest.approx(0.8543552, abs=1e-6)
         assert metrics["pair_margin"] == pytest.approx(-0.3, abs=1e-6) and metrics["pair_accuracy"] == 0.0
 
     def test_a_far_margin_is_finite(self) -> None:
-        far = pair_tokens(([-900.0], [0.0]), ([0.0], [-900.0]))
-        loss, _ = dpo(far, beta=1.0)
-        (grad,) = torch.autograd.grad(loss, far.logprobs_N)
-        assert loss.item() == pytest.approx(1800.0) and grad.tolist() == pytest.approx([-1.0, 1.0])
+        loss, grad, _ = dpo((([-900.0], [0.0]), ([0.0], [-900.0])), beta=1.0)
+        assert loss == pytest.approx(1800.0) and grad == pytest.approx([-1.0, 1.0])
 
     def test_an_answer_without_a_token_that_counts_has_a_log_ratio_of_zero(self) -> None:
         # h = 0.1 (0 - (-2)) = 0.2; log(1 + e^-0.2) = 0.5981389. Alone and normalised too.
-        empty = pair_tokens(([], []), ([-4.0], [-2.0]), first=6)
-        assert dpo(empty, beta=0.1)[0].item() == pytest.approx(0.5981389, abs=1e-6)
-        assert dpo(empty, beta=0.1, length_normalised=True)[0].item() == pytest.approx(0.5981389, abs=1e-6)
+        empty: tuple[Sides, Sides] = (([], []), ([-4.0], [-2.0]))
+        assert dpo(empty, beta=0.1)[0] == pytest.approx(0.5981389, abs=1e-6)
+        assert dpo(empty, beta=0.1, length_normalised=True)[0] == pytest.approx(0.5981389, abs=1e-6)
 
-    def test_two_pairs_of_a_micro_batch_are_kept_apart(self) -> None:
-        other = pair_tokens(([-4.0], [-2.0]), ([-1.0, -2.0], [-1.5, -2.5]), first=4)
-        tensors = {name: torch.cat([getattr(self.batch, name), getattr(other, name)]) for name in vars(other)}
-        # 0.5543552 and 0.8543552, in a batch of four pairs.
-        loss, metrics = dpo(TokenBatch(**tensors), 0.25, beta=0.1)
-        assert loss.item() == pytest.approx((0.5543552 + 0.8543552) / 4, abs=1e-6)
-        assert metrics["pair_accuracy"] == 0.25
+    def test_pairs_are_kept_apart_also_in_different_micro_batches(self) -> None:
+        # 0.5543552 and 0.8543552; the mean over both pairs, in one micro-batch or in two.
+        loss, _, metrics = dpo(self.pair, self.swapped, beta=0.1)
+        assert loss == pytest.approx((0.5543552 + 0.8543552) / 2, abs=1e-6) and metrics["pair_accuracy"] == 0.5
+        algorithm = build_algorithm("dpo", {"loss": {"beta": 0.1}})
+        sides = [*self.pair, *self.swapped]
+        batch = step_batch([math.nan] * 4, tokens=[2, 1, 1, 2])
+        plan = algorithm.plan(batch, Signals(reference_N=torch.tensor([value for side in sides for value in side[1]])))
+        logprobs_N = torch.tensor([value for side in sides for value in side[0]])
+        parts = [
+            algorithm.objective(plan, index_N, plan.view(index_N, logprobs_N[index_N]))[0].item()
+            for index_N in (torch.arange(3, 6), torch.arange(3))
+        ]
+        assert parts == pytest.approx([0.8543552 / 2, 0.5543552 / 2], abs=1e-6)
 
     @pytest.mark.parametrize("args", [{"beta": 0}, {"label_smoothing": 0.5}, {"label_smoothing": -0.1}])
     def test_settings_that_mean_nothing_are_refused(self, args: dict[str, Any]) -> None:
         with pytest.raises(ConfigError, match=next(iter(args))):
-            build_algorithm(Section("dpo", args=args))
+            build_algorithm("dpo", {"loss": args})
 
 
 class TestAggregation:
-    # Experience 0 has 1 token that counts, experience 1 has 3, experience 2 none. Losses 6; 1, 2, 3.
-    mask = torch.tensor([[False, True, False, False], [False, True, True, True], [False] * 4])
-    loss = torch.tensor([[9.0, 6.0, 9.0, 9.0], [9.0, 1.0, 2.0, 3.0], [9.0] * 4])
+    # Sequence 0 has 1 token, sequence 1 has 3, sequence 2 none. Losses 6; 1, 2, 3.
+    sequence_N = torch.tensor([0, 1, 1, 1])
+    loss_N = torch.tensor([6.0, 1.0, 2.0, 3.0])
 
     @pytest.mark.parametrize(
         ("mode", "expected"),
@@ -267,57 +303,108 @@ class TestAggregation:
             ("token-mean", 3.0),  # (6 + 1 + 2 + 3) / 4
             ("seq-mean-token-mean", 4.0),  # (6 + (1 + 2 + 3)/3) / 2: the empty experience is not a sequence
             ("seq-mean-token-sum", 6.0),  # (6 + 6) / 2
+            ({"mode": "seq-mean-token-sum-norm", "length": 12}, 0.5),  # (6 + 6) / 2 / 12
         ],
     )
     def test_of_two_sequences(self, mode: Any, expected: float) -> None:
-        assert (self.loss * aggregation_weights(self.mask, mode)).sum().item() == pytest.approx(expected)
+        weights_N = token_weights(
+            self.sequence_N, 3, AggregationConfig.model_validate(mode), torch.ones(4, dtype=torch.bool)
+        )
+        assert (self.loss_N * weights_N).sum().item() == pytest.approx(expected)
+
+    def test_counts_only_the_tokens_of_its_term(self) -> None:
+        # Tokens 0 and 2: (6 + 2) / 2.
+        counted_N = torch.tensor([True, False, True, False])
+        weights_N = token_weights(self.sequence_N, 3, AggregationConfig(), counted_N)
+        assert (self.loss_N * weights_N).sum().item() == pytest.approx(4.0)
 
     @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"])
     def test_of_an_empty_mask_is_zero_and_not_nan(self, mode: Any) -> None:
-        assert aggregation_weights(torch.zeros(2, 3, dtype=torch.bool), mode).tolist() == [[0.0] * 3] * 2
+        weights_N = token_weights(self.sequence_N, 3, AggregationConfig(mode=mode), torch.zeros(4, dtype=torch.bool))
+        assert weights_N.tolist() == [0.0] * 4
 
-    def test_refuses_an_unknown_mode(self) -> None:
-        with pytest.raises(ValueError, match="token-mean"):
-            aggregation_weights(self.mask, "mean")  # type: ignore[arg-type]
+    def test_a_length_goes_with_the_mode_that_needs_one(self) -> None:
+        for aggregation in ("seq-mean-token-sum-norm", {"mode": "token-mean", "length": 5}):
+            with pytest.raises(ConfigError, match="needs a length, such as explorer"):
+                build_algorithm("grpo", {"aggregation": aggregation})
 
 
 class TestBuildAlgorithm:
-    @pytest.mark.parametrize("name", sorted(ALGORITHMS.builtins))
-    def test_makes_every_built_in_from_its_defaults(self, name: str) -> None:
-        algorithm = build_algorithm(Section(name))
+    @pytest.mark.parametrize("name", sorted(presets()))
+    def test_makes_every_preset_from_its_defaults(self, name: str) -> None:
+        algorithm = build_algorithm(name, group_size=8)
         assert algorithm.name == name
-        assert all(description.description for description in algorithm.Config.model_fields.values())
+        for part in (algorithm.loss, algorithm.advantage, algorithm.mask, algorithm.expert, algorithm.value):
+            assert part is None or all(field.description for field in part.Config.model_fields.values())
 
     def test_reads_the_keys_of_the_design(self) -> None:
-        args = {"clip": [0.2, 0.28], "kl": {"type": "k3", "coef": 0.001}, "aggregation": "seq-mean-token-mean"}
-        algorithm = build_algorithm(Section("grpo", args=args))
-        assert isinstance(algorithm, GRPO)
-        assert (algorithm.config.clip.low, algorithm.config.clip.high) == (0.2, 0.28)
+        args = {
+            "loss": {"clip": [0.2, 0.28]},
+            "kl": {"type": "k3", "coef": 0.001},
+            "aggregation": "seq-mean-token-mean",
+        }
+        algorithm = build_algorithm("grpo", args)
+        assert isinstance(algorithm.loss, PPO)
+        assert (algorithm.loss.config.clip.low, algorithm.loss.config.clip.high) == (0.2, 0.28)
         assert algorithm.config.kl.coef == 0.001
-        assert algorithm.aggregation == "seq-mean-token-mean"
+        assert algorithm.config.aggregation.mode == "seq-mean-token-mean"
 
     def test_takes_one_clip_for_both_sides(self) -> None:
-        algorithm = build_algorithm(Section("grpo", args={"clip": 0.1}))
-        assert isinstance(algorithm, GRPO)
-        assert (algorithm.config.clip.low, algorithm.config.clip.high) == (0.1, 0.1)
+        algorithm = build_algorithm("grpo", {"loss": {"clip": 0.1}})
+        assert isinstance(algorithm.loss, PPO)
+        assert (algorithm.loss.config.clip.low, algorithm.loss.config.clip.high) == (0.1, 0.1)
+
+    def test_naming_another_part_leaves_the_preset_s_keys_of_it_out(self, tmp_path: Path) -> None:
+        (tmp_path / "mine.yaml").write_text("name: grpo\nloss: {clip: 0.1, dual_clip: 3}\n")
+        assert isinstance(build_algorithm("./mine.yaml", {"loss": {"dual_clip": 2}}, base_dir=tmp_path).loss, PPO)
+        replaced = build_algorithm("./mine.yaml", {"loss": {"name": "sft"}, "advantage": None}, base_dir=tmp_path)
+        assert not replaced.uses_rewards and replaced.advantage is None
+
+    def test_presets_that_name_each_other_are_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "a.yaml").write_text("name: ./b.yaml\n")
+        (tmp_path / "b.yaml").write_text("name: ./a.yaml\n")
+        with pytest.raises(ConfigError, match="circle"):
+            build_algorithm("./a.yaml", base_dir=tmp_path)
 
     def test_names_the_nearest_key(self) -> None:
-        with pytest.raises(ConfigError, match=r"algorithm\.clipp.*did you mean 'clip'"):
-            build_algorithm(Section("grpo", args={"clipp": 0.2}))
+        with pytest.raises(ConfigError, match=r"algorithm\.loss\.clipp.*did you mean 'clip'"):
+            build_algorithm("grpo", {"loss": {"clipp": 0.2}})
+        with pytest.raises(ConfigError, match=r"algorithm\.clip"):
+            build_algorithm("grpo", {"clip": 0.2})
 
     @pytest.mark.parametrize(
         "args",
-        [{"clip": [0.2]}, {"clip": [-0.1, 0.2]}, {"kl": {"coef": 0.1}}, {"kl": {"type": "k4"}}, {"clip": "wide"}],
-    )
+        [
+            {"loss": {"clip": [0.2]}}, {"loss": {"clip": [-0.1, 0.2]}}, {"kl": {"coef": 0.1}}, {"kl": {"type": "k4"}},
+            {"loss": {"clip": "wide"}}, {"loss": {"dual_clip": 1.1}},
+        ],
+    )  # fmt: skip
     def test_refuses_values_that_mean_nothing(self, args: dict[str, Any]) -> None:
-        with pytest.raises(ConfigError, match=r"algorithm\.(clip|kl)"):
-            build_algorithm(Section("grpo", args=args))
+        with pytest.raises(ConfigError, match=r"algorithm\.(loss\.(clip|dual_clip)|kl)"):
+            build_algorithm("grpo", args)
 
     def test_refuses_groups_too_small_to_compare(self) -> None:
         with pytest.raises(ConfigError, match="group_size"):
-            build_algorithm(Section("grpo", group_size=1))
-        assert build_algorithm(Section("sft", group_size=1)).group_relative is False
+            build_algorithm("grpo", group_size=1)
+        assert build_algorithm("sft", group_size=1).group_relative is False
+
+    @pytest.mark.parametrize(
+        ("name", "args", "message"),
+        [
+            ("grpo", {"loss": {"name": "dpo"}}, "one per pair, reads no advantages"),
+            ("sft", {"loss": {"name": "ppo"}}, "needs advantages"),
+            ("dpo", {"kl": {"type": "k3", "coef": 0.1}}, "kl is for losses per token"),
+            ("dpo", {"entropy": {"coef": 0.1}}, "entropy is for losses per token"),
+            ("sft", {"kl": {"type": "k1", "coef": 0.1, "where": "reward"}}, "changes how advantages count"),
+            ("sft", {"correction": {}}, "changes how advantages count"),
+            ("grpo", {"correction": {}, "old_logprobs": "behavior"}, "leave old_logprobs out"),
+            ("grpo", {"expert": {"loss": "ppo"}}, "responses that have no advantage"),
+        ],
+    )
+    def test_refuses_parts_that_do_not_fit_each_other(self, name: str, args: dict[str, Any], message: str) -> None:
+        with pytest.raises(ConfigError, match=message):
+            build_algorithm(name, args)
 
     def test_names_the_nearest_algorithm(self) -> None:
         with pytest.raises(PluginError, match="grpo"):
-            build_algorithm(Section("gpro"))
+            build_algorithm("gpro")

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from rftcore.algorithms import ADVANTAGES, LOSSES, MASKS
+
 HEAVY = ("torch", "ray", "vllm", "transformers")
 
 # Runs in a process of its own, prints the heavy modules that are loaded when the statement is done.
@@ -29,7 +31,8 @@ def heavy_modules_after(statement: str) -> list[str]:
 
 # A role that computes nothing is there as soon as it can be: in a run of seconds, torch would be most of what it does.
 ROLES = ["rftcore.run.prepare", "rftcore.pipeline.role", "rftcore.explorer.role"]
-ALGORITHMS = [f"rftcore.algorithms.{name}" for name in ("grpo", "dpo", "sft")]
+PARTS = {target.partition(":")[0] for parts in (ADVANTAGES, LOSSES, MASKS) for target in parts.builtins.values()}
+ALGORITHMS = ["rftcore.algorithms.algorithm", *sorted(PARTS)]
 
 
 @pytest.mark.parametrize("module", ["rftdata", "rftcore.cli", "rftcore.config", "operators", *ROLES, *ALGORITHMS])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rftcore.algorithms.grpo import GRPO
+from rftcore.algorithms import build_algorithm
 from rftcore.trainer.checkpoints import remove_abandoned, write_folder
 from rftcore.trainer.learner import Learner
 from rftdata.errors import DiskFullError, ModelError
@@ -34,15 +34,15 @@ class TestCheckpoint:
     @pytest.mark.parametrize("tied", [True, False])
     def test_four_updates_equal_two_a_restart_and_two(self, tmp_path: Path, tied: bool) -> None:
         path = str(save_model(tmp_path / "model", tied=tied))
-        settings = config(warmup_steps=3, weight_decay=0.01)
-        through = Learner(path, settings, GRPO(), 7)
+        settings = config(warmup_steps=3, optimizer={"name": "adamw", "weight_decay": 0.01})
+        through = Learner(path, settings, build_algorithm("grpo"), 7)
         metrics = [through.update(make_batch(step), step) for step in (1, 2, 3, 4)]
 
-        first = Learner(path, settings, GRPO(), 7)
+        first = Learner(path, settings, build_algorithm("grpo"), 7)
         for step in (1, 2):
             first.update(make_batch(step), step)
         first.save_checkpoint(tmp_path / "step-2")
-        second = Learner(path, settings, GRPO(), 8)
+        second = Learner(path, settings, build_algorithm("grpo"), 8)
         second.load_checkpoint(tmp_path / "step-2")
         assert second.step == 2
         resumed = [second.update(make_batch(step), step) for step in (3, 4)]
@@ -53,7 +53,7 @@ class TestCheckpoint:
             assert [entry[name] for entry in resumed] == [entry[name] for entry in metrics[2:]]
 
     def test_training_on_leaves_the_folder_as_it_was(self, model_path: str, tmp_path: Path) -> None:
-        learner = Learner(model_path, config(), GRPO(), 0)
+        learner = Learner(model_path, config(), build_algorithm("grpo"), 0)
         learner.update(make_batch(1), 1)
         learner.save_checkpoint(tmp_path / "c")
         learner.load_checkpoint(tmp_path / "c")
@@ -62,7 +62,7 @@ class TestCheckpoint:
         assert _digests(tmp_path / "c") == before
 
     def test_folder_is_a_model_folder_and_holds_no_pickle(self, model_path: str, tmp_path: Path) -> None:
-        learner = Learner(model_path, config(), GRPO(), 0)
+        learner = Learner(model_path, config(), build_algorithm("grpo"), 0)
         learner.update(make_batch(1), 1)
         learner.save_checkpoint(tmp_path / "c")
         assert (tmp_path / "c" / "tokenizer.json").is_file()
@@ -70,10 +70,10 @@ class TestCheckpoint:
         opened = AutoModelForCausalLM.from_pretrained(tmp_path / "c", dtype=torch.float32)
         expected = weights(learner)
         assert all(torch.equal(expected[name], tensor) for name, tensor in opened.named_parameters())
-        Learner(str(tmp_path / "c"), config(), GRPO(), 0).update(make_batch(1), 1)
+        Learner(str(tmp_path / "c"), config(), build_algorithm("grpo"), 0).update(make_batch(1), 1)
 
     def test_can_be_written_again_in_the_same_place(self, model_path: str, tmp_path: Path) -> None:
-        learner = Learner(model_path, config(), GRPO(), 0)
+        learner = Learner(model_path, config(), build_algorithm("grpo"), 0)
         for step in (1, 2):
             learner.update(make_batch(step), step)
             learner.save_checkpoint(tmp_path / "c")
@@ -99,7 +99,7 @@ class TestCheckpoint:
         assert remove_abandoned(tmp_path / "no-checkpoint-yet", 3, ()) == []
 
     def test_a_folder_that_is_none_is_refused(self, model_path: str, tmp_path: Path) -> None:
-        learner = Learner(model_path, config(), GRPO(), 0)
+        learner = Learner(model_path, config(), build_algorithm("grpo"), 0)
         with pytest.raises(ModelError, match="cannot be read"):
             learner.load_checkpoint(tmp_path)
         learner.update(make_batch(1), 1)  # and the learner is still whole
@@ -111,7 +111,7 @@ def _digests(folder: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_export_holds_every_weight_and_the_output_head_sharing_none(tmp_path: Path, tied: bool) -> None:
-    learner = Learner(str(save_model(tmp_path, tied=tied)), config(), GRPO(), 0)
+    learner = Learner(str(save_model(tmp_path, tied=tied)), config(), build_algorithm("grpo"), 0)
     exported = dict(learner.export_tensors())
     assert set(exported) == {*dict(learner.model.named_parameters()), "lm_head.weight"}
     assert len({tensor.data_ptr() for tensor in exported.values()}) == len(exported)
@@ -121,4 +121,4 @@ def test_export_holds_every_weight_and_the_output_head_sharing_none(tmp_path: Pa
 
 def test_a_model_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"model\.path"):
-        Learner(str(tmp_path / "nowhere"), config(), GRPO(), 0)
+        Learner(str(tmp_path / "nowhere"), config(), build_algorithm("grpo"), 0)

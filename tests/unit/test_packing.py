@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rftcore.algorithms.base import aggregation_weights
 from rftcore.trainer.batches import TrainBatch, split_batch
 
 
@@ -99,23 +98,23 @@ class TestFromPacked:
             group_ids=[],
             rollout_index=[],
         )
-        assert split_batch(batch, aggregation_weights(batch.loss_mask_BT, "token-mean"), 10, share_prompts=True) == []
+        assert split_batch(batch, 10, share_prompts=True) == []
 
 
 class TestSplitBatch:
     def test_one_row_each_leaves_out_the_last_token_as_an_input(self) -> None:
         batch = make_batch([([5, 6], [7, 8])])
-        (micro,) = split_batch(batch, aggregation_weights(batch.loss_mask_BT, "token-mean"), 100, share_prompts=False)
+        (micro,) = split_batch(batch, 100, share_prompts=False)
         assert micro.token_ids_RL.tolist() == [[5, 6, 7]]
         assert micro.attention_R1LL is None
         # 7 is predicted at position 1, 8 at position 2.
         assert (micro.source_N.tolist(), micro.target_N.tolist()) == ([1, 2], [7, 8])
-        assert micro.behavior_logprobs_N.tolist() == [-1.0, -2.0]
-        assert micro.weights_N.tolist() == [0.5, 0.5]
+        assert micro.index_N.tolist() == [0, 1]
+        assert batch.for_algorithm(1).behavior_N.tolist() == [-1.0, -2.0]
 
     def test_a_shared_prompt_is_computed_once_and_continuations_do_not_see_each_other(self) -> None:
         batch = make_batch([([1, 2, 3, 4], [7, 8]), ([1, 2, 3, 4], [9, 5, 6])])
-        (micro,) = split_batch(batch, aggregation_weights(batch.loss_mask_BT, "token-mean"), 100, share_prompts=True)
+        (micro,) = split_batch(batch, 100, share_prompts=True)
         assert micro.token_ids_RL.tolist() == [[1, 2, 3, 4, 7, 9, 5]]
         assert micro.position_ids_RL.tolist() == [[0, 1, 2, 3, 4, 4, 5]]
         assert micro.attention_R1LL is not None
@@ -128,18 +127,18 @@ class TestSplitBatch:
 
     def test_a_row_stops_growing_when_its_continuations_are_as_long_as_its_prompt(self) -> None:
         batch = make_batch([([1, 2, 3, 4], [5, 6, 7])] * 5)
-        micros = split_batch(batch, aggregation_weights(batch.loss_mask_BT, "token-mean"), 8, share_prompts=True)
+        micros = split_batch(batch, 8, share_prompts=True)
         # Each continuation takes 2 inputs after the prompt of 4: two fit in 8, so rows of 2, 2 and 1.
         assert [micro.token_ids_RL.shape[1] for micro in micros] == [8, 8, 6]
 
     def test_experiences_without_a_token_that_counts_are_not_computed(self) -> None:
         batch = make_batch([([1, 2, 3], []), ([1], [2])])
-        (micro,) = split_batch(batch, aggregation_weights(batch.loss_mask_BT, "token-mean"), 100, share_prompts=False)
+        (micro,) = split_batch(batch, 100, share_prompts=False)
         assert micro.sequence_N.tolist() == [1]
 
     def test_a_sequence_longer_than_the_limit_passes_alone(self) -> None:
         batch = make_batch([([1] * 20, [2]), ([1, 2], [3]), ([1, 3], [3])])
-        micros = split_batch(batch, aggregation_weights(batch.loss_mask_BT, "token-mean"), 10, share_prompts=False)
+        micros = split_batch(batch, 10, share_prompts=False)
         assert [tuple(micro.token_ids_RL.shape) for micro in micros] == [(1, 20), (2, 2)]
 
 
@@ -147,8 +146,7 @@ class TestPairs:
     def test_the_rows_of_a_pair_stay_together_and_long_pairs_pass_alone(self) -> None:
         short, long = ([1, 2], [3]), ([4, 5], [6] * 7)
         batch = replace(make_batch([short, short, short, long, short, short]), paired=True)
-        weights = aggregation_weights(batch.loss_mask_BT, "token-mean")
-        micros = split_batch(batch, weights, 8, share_prompts=False)
+        micros = split_batch(batch, 8, share_prompts=False)
         # The pair with the long answer is 2 rows of 8; the others are 4 rows of 2.
         assert [tuple(micro.token_ids_RL.shape) for micro in micros] == [(2, 8), (4, 2)]
         assert [sorted(set(micro.sequence_N.tolist())) for micro in micros] == [[2, 3], [0, 1, 4, 5]]
@@ -156,7 +154,7 @@ class TestPairs:
     def test_only_the_two_of_a_pair_share_their_prompt(self) -> None:
         prompt = [1, 2, 3, 4, 5, 6]
         batch = replace(make_batch([(prompt, [7, 8]), (prompt, [9, 5])] * 2), paired=True)
-        (micro,) = split_batch(batch, aggregation_weights(batch.loss_mask_BT, "token-mean"), 100, share_prompts=True)
+        (micro,) = split_batch(batch, 100, share_prompts=True)
         assert micro.token_ids_RL.tolist() == [[*prompt, 7, 9]] * 2
 
     def test_half_a_pair_is_refused(self) -> None:
@@ -177,8 +175,7 @@ def test_every_token_that_counts_is_in_one_micro_batch_and_sees_exactly_its_past
     experiences: list[tuple[list[int], list[int]]], max_tokens: int, share: bool
 ) -> None:
     batch = make_batch(experiences)
-    weights = aggregation_weights(batch.loss_mask_BT, "seq-mean-token-mean")
-    micros = split_batch(batch, weights, max_tokens, share_prompts=share)
+    micros = split_batch(batch, max_tokens, share_prompts=share)
     found: list[tuple[int, tuple[int, ...], int]] = []
     for micro in micros:
         rows, width = micro.token_ids_RL.shape
@@ -195,5 +192,8 @@ def test_every_token_that_counts_is_in_one_micro_batch_and_sees_exactly_its_past
         for b, t in batch.loss_mask_BT.nonzero().tolist()
     ]
     assert sorted(found) == sorted(expected)
-    total = sum(float(micro.weights_N.sum()) for micro in micros)
-    assert total == pytest.approx(float(weights.sum()), abs=1e-5)
+    places = sorted(place for micro in micros for place in micro.index_N.tolist())
+    assert places == list(range(batch.num_loss_tokens))
+    flat = batch.for_algorithm(1)
+    for micro in micros:
+        assert torch.equal(flat.sequence_N[micro.index_N], micro.sequence_N)

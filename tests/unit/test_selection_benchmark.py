@@ -15,6 +15,7 @@ import pytest
 from benchmarks.selection.experiments import COMPARED, EXPERIMENTS
 from benchmarks.selection.summary import at_target, summarize
 from benchmarks.selection.training import Group, Learner, Plan, train
+from rftcore.algorithms import build_algorithm
 from rftdata.selectors import build_selector
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -129,11 +130,10 @@ def test_the_sampler_and_the_held_out_score_agree_with_the_model_alone(tmp_path:
     import torch
 
     from benchmarks.selection import sorting
-    from rftcore.algorithms.grpo import GRPO
 
     sorting.example("make_model").make_model(tmp_path, seed=4)
     tokens = sorting.Tokens(tmp_path)
-    model = sorting.open_learner(tmp_path, GRPO(), 1e-4, seed=0).model
+    model = sorting.open_learner(tmp_path, build_algorithm("grpo"), 1e-4, seed=0).model
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.0 if parameter.ndim < 2 else 3.0)  # so that some responses end early

@@ -1,0 +1,147 @@
+"""Rewards compared within the group: GRPO, RLOO, OPMD, AsymRE and plain REINFORCE differ in the baseline and the scale.
+
+For rollout i of a group of G with rewards r:
+
+    A_i = (r_i - b - shift) / (s + eps)
+
+    baseline  mean               b = mean(r)                                  GRPO (arXiv 2402.03300, section 4.1)
+              leave-one-out      b = mean of the others' rewards              RLOO (arXiv 2402.14740, eq. 8)
+              log-mean-exp       b = τ log mean exp(r / τ)                    OPMD (arXiv 2505.17826, appendix)
+              none               b = 0                                        REINFORCE
+    scale     group              s = std(r) with G - 1                        GRPO
+              batch              s = std of all rollouts' rewards in the batch
+              none               s + eps = 1                                  Dr. GRPO (arXiv 2503.20783)
+
+`shift` is AsymRE's (arXiv 2506.20520): a negative one gives every rollout a little push. `skip_std` gives groups with std(r) at or
+below it no gradient. `rank_penalty` p lowers the rewards from which mean and std are computed to r (1 - p k / G), k = 0 … G - 1 the
+rank of the rollout by mean behaviour log-probability, the most likely first with the highest k (Trinity-RFT).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from rftcore.algorithms.base import Advantage, Credit, PartConfig, Signal, Signals, StepBatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class GroupConfig(PartConfig):
+    baseline: Literal["mean", "leave-one-out", "log-mean-exp", "none"] = Field("mean", description="b of the formula.")
+    scale: Literal["group", "batch", "none"] = Field("group", description="s of the formula.")
+    eps: float = Field(1.0e-6, gt=0, description="Added to s.")
+    shift: float = Field(0.0, description="Added to the baseline.")
+    tau: float = Field(1.0, gt=0, description="τ of log-mean-exp.")
+    skip_std: float | None = Field(
+        None, ge=0, description="Groups with a standard deviation up to this give no gradient."
+    )
+    rank_penalty: float = Field(0.0, ge=0, le=1, description="p of the formula.")
+
+
+class Group(Advantage):
+    """Rewards of each rollout count once: a rollout of several turns counts with the mean of its turns' rewards.
+
+    They are equal unless one turn alone was relabelled. Otherwise long rollouts would shift the baseline of short ones. With
+    `scale: group`, a group of one rollout or of equal rewards has advantage 0: nothing differs, and rounding in the mean of equal
+    rewards, divided by eps, would be a push of random sign.
+    """
+
+    Config = GroupConfig
+    config: GroupConfig
+
+    @property
+    def min_group_size(self) -> int:  # type: ignore[override]  # a class attribute where it is the same for all configurations
+        return 1 if self.config.baseline == "none" and self.config.scale != "group" else 2
+
+    @property
+    def signals(self) -> frozenset[Signal]:
+        return frozenset({"behavior"}) if self.config.rank_penalty else frozenset()
+
+    def __call__(self, batch: StepBatch, signals: Signals) -> Credit:
+        config = self.config
+        rewards_B = total_rewards(batch).double()
+        advantages_B = rewards_B.new_zeros(len(rewards_B))
+        all_rollouts = [rollout_means(rewards_B[members], batch.rollout_B[members]) for members in groups(batch)]
+        batch_std = _std(_concatenated(all_rollouts)) if config.scale == "batch" else None
+        skipped = 0
+        for members, rollouts in zip(groups(batch), all_rollouts, strict=True):
+            rewards = rewards_B[members]
+            is_equal = len(rollouts) < 2 or bool(rewards.max() == rewards.min())
+            if is_equal and config.scale == "group":
+                skipped += 1
+                continue
+            if config.rank_penalty:
+                likelihood = batch.mean_per_sequence(batch.behavior_N.nan_to_num(nan=0.0)).double()[members]
+                rollouts = self._penalised(rollouts, rollout_means(likelihood, batch.rollout_B[members]))
+            if config.skip_std is not None and float(_std(rollouts)) <= config.skip_std:
+                skipped += 1
+                continue
+            scale = {"group": _std(rollouts), "batch": batch_std, "none": None}[config.scale]
+            centred = _BASELINES[config.baseline](rewards, rollouts, config.tau)
+            if is_equal and config.baseline != "none":
+                centred = centred.zero_()  # exactly, and not but for rounding
+            centred = centred - config.shift
+            advantages_B[members] = centred if scale is None else centred / (scale + config.eps)
+        metrics = {"groups_without_gradient": skipped / max(1, len(all_rollouts))}
+        return Credit(advantages_N=advantages_B.float()[batch.sequence_N], metrics=metrics)
+
+    def _penalised(self, rollouts: Tensor, likelihood: Tensor) -> Tensor:
+        rank = likelihood.argsort().argsort()
+        return rollouts * (1.0 - self.config.rank_penalty * rank / len(rollouts))
+
+
+def total_rewards(batch: StepBatch) -> Tensor:
+    """The reward of each sequence with the rewards of its tokens, [B]."""
+    if batch.token_rewards_N is None:
+        return batch.rewards_B
+    return batch.rewards_B + batch.sum_per_sequence(batch.token_rewards_N)
+
+
+def groups(batch: StepBatch) -> list[Tensor]:
+    """Indices of the sequences of each group."""
+    order = batch.group_B.argsort(stable=True)
+    return list(order.split(batch.group_B.unique(return_counts=True)[1].tolist()))
+
+
+def rollout_means(values: Tensor, rollout: Tensor) -> Tensor:
+    """The mean of each rollout's turns, one entry per rollout."""
+    _, place = rollout.unique(return_inverse=True)
+    means: Tensor = place.bincount(weights=values) / place.bincount()
+    return means
+
+
+def _mean(rewards: Tensor, rollouts: Tensor, tau: float) -> Tensor:
+    return rewards - rollouts.mean()
+
+
+def _leave_one_out(rewards: Tensor, rollouts: Tensor, tau: float) -> Tensor:
+    return (rewards - rollouts.mean()) * (len(rollouts) / max(1, len(rollouts) - 1))
+
+
+def _log_mean_exp(rewards: Tensor, rollouts: Tensor, tau: float) -> Tensor:
+    return rewards - tau * ((rollouts / tau).logsumexp(0) - math.log(len(rollouts)))
+
+
+def _none(rewards: Tensor, rollouts: Tensor, tau: float) -> Tensor:
+    return rewards
+
+
+_BASELINES: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
+    "mean": _mean, "leave-one-out": _leave_one_out, "log-mean-exp": _log_mean_exp, "none": _none,
+}  # fmt: skip
+
+
+def _std(values: Tensor) -> Tensor:
+    """With n - 1; 1 for fewer than two values, which have none."""
+    return values.std(correction=1) if len(values) > 1 else values.new_ones(())
+
+
+def _concatenated(parts: list[Tensor]) -> Tensor:
+    import torch
+
+    return torch.cat(parts)

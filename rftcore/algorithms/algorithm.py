@@ -1,0 +1,300 @@
+"""An algorithm: the parts that a preset or a user chose, put together.
+
+`plan` looks at the whole optimizer batch once, over all ranks, and fixes every advantage and every weight. `objective` then gives what
+a micro-batch adds to the batch's loss, which is
+
+    L = (1 - μ) Σ w_u · policy_u + μ Σ w_u · expert_u + coef_kl Σ w_t · KL_t - coef_entropy Σ w_t · H_t
+
+with units u of the loss term (tokens, sequences or pairs) and one set of weights w per term, each with a denominator of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from rftcore.algorithms import correction
+from rftcore.algorithms.aggregation import token_weights
+from rftcore.algorithms.base import (
+    Advantage,
+    Loss,
+    Signal,
+    Signals,
+    StepBatch,
+    Term,
+    TokenMask,
+    TokenView,
+    refuse_missing_rewards,
+)
+from rftcore.algorithms.config import AlgorithmConfig
+from rftcore.algorithms.kl import adapted, estimate
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One trainer step, before the first micro-batch; `Algorithm.restrict` gives the plan of one of several optimizer updates in it.
+
+    Attributes:
+        anchor_N, advantages_N, returns_N: see `TokenView`.
+        factor_N: what masks and corrections make of each token's weight in the policy loss, float32.
+        policy_weights_N, expert_weights_N, kl_weights_N, entropy_weights_N: weight of each token in its term, float32. The last
+            three are None where the algorithm has no such term.
+        unit_weights_B: weight of a sequence, or of the pair that it belongs to, in a loss per sequence or pair.
+        num_units: tokens, sequences or pairs over which metrics of the loss are averaged.
+        num_tokens: tokens over which the others are averaged.
+        kl_coef: coefficient of the KL penalty in this step.
+        metrics: of the whole batch.
+    """
+
+    batch: StepBatch
+    signals: Signals
+    anchor_N: Tensor
+    advantages_N: Tensor
+    returns_N: Tensor | None
+    factor_N: Tensor
+    policy_weights_N: Tensor
+    expert_weights_N: Tensor | None
+    kl_weights_N: Tensor | None
+    entropy_weights_N: Tensor | None
+    unit_weights_B: Tensor
+    num_units: int
+    num_tokens: int
+    kl_coef: float
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def view(
+        self, index_N: Tensor, logprobs_N: Tensor, *, entropy_N: Tensor | None = None, values_N: Tensor | None = None
+    ) -> TokenView:
+        """The view of a micro-batch.
+
+        Args:
+            index_N: int64; places of its tokens in the batch, whole sequences, ascending.
+            logprobs_N, entropy_N, values_N: of those tokens; they carry the gradient.
+        """
+
+        def part(whole: Tensor | None) -> Tensor | None:
+            return None if whole is None else whole[index_N].to(logprobs_N.device)
+
+        signals = self.signals
+        anchor_N, advantages_N, sequence_N = (
+            part(x) for x in (self.anchor_N, self.advantages_N, self.batch.sequence_N)
+        )
+        assert anchor_N is not None and advantages_N is not None and sequence_N is not None
+        return TokenView(
+            logprobs_N=logprobs_N, anchor_N=anchor_N, advantages_N=advantages_N, sequence_N=sequence_N,
+            reference_N=part(signals.reference_N), teacher_N=part(signals.teacher_N), entropy_N=entropy_N,
+            values_N=values_N, old_values_N=part(signals.values_N), returns_N=part(self.returns_N),
+        )  # fmt: skip
+
+
+class Algorithm:
+    """What the trainer optimizes; made by `build_algorithm`.
+
+    Args:
+        name: of the preset.
+        loss, advantage, mask, expert, value: the parts; None where the algorithm has none.
+    """
+
+    def __init__(
+        self, name: str, config: AlgorithmConfig, *, loss: Term, advantage: Advantage | None = None,
+        mask: TokenMask | None = None, expert: Term | None = None, value: Term | None = None,
+    ) -> None:  # fmt: skip
+        self.name = name
+        self.config = config
+        self.loss = loss
+        self.advantage = advantage
+        self.mask = mask
+        self.expert = expert
+        self.value = value
+        self._kl_coef = config.kl.coef
+
+    @property
+    def signals(self) -> frozenset[Signal]:
+        """What must be known of each token before the step, besides what the batch holds."""
+        needed: set[Signal] = set()
+        for part in (self.loss, self.advantage, self.mask, self.expert, self.value):
+            needed |= part.signals if part is not None else set()
+        if self.config.kl.is_on:
+            needed.add("reference")
+        if self.config.correction is not None:
+            needed |= {"old", "behavior"}
+        if self.config.old_logprobs == "recomputed":
+            needed.add("old")
+        if self._compares and "old" not in needed:
+            needed.add("behavior")
+        return frozenset(needed)
+
+    @property
+    def uses_behavior_logprobs(self) -> bool:
+        """Whether each token needs the log-probability under the policy that sampled it."""
+        return "behavior" in self.signals
+
+    @property
+    def uses_rewards(self) -> bool:
+        return any(part is not None and part.uses_rewards for part in (self.loss, self.advantage))
+
+    @property
+    def min_group_size(self) -> int:
+        return max(part.min_group_size for part in (self.loss, self.advantage) if part is not None)
+
+    @property
+    def group_relative(self) -> bool:
+        """Whether it compares the rollouts of a group, and so must see groups whole."""
+        return self.min_group_size > 1
+
+    @property
+    def pairwise(self) -> bool:
+        return self.loss.unit == "pair"
+
+    @property
+    def _compares(self) -> bool:
+        in_loss = self.config.kl.is_on and (self.config.kl.where == "reward" or self.config.kl.type == "corrected")
+        return self.loss.compares or in_loss
+
+    def plan(self, batch: StepBatch, signals: Signals) -> Plan:
+        """Advantages and weights of a step.
+
+        Args:
+            batch: the whole batch, over all ranks, on the CPU.
+            signals: those that `signals` names.
+
+        Raises:
+            RftError: a reward that is not a number, where rewards are used.
+        """
+        if self.uses_rewards:
+            refuse_missing_rewards(batch)
+        config, metrics = self.config, dict[str, float]()
+        anchor_N = (batch.behavior_N if signals.old_N is None else signals.old_N).nan_to_num(nan=0.0)
+        credited = self._with_kl_in_reward(batch, signals, anchor_N, metrics)
+        advantages_N, returns_N = anchor_N.new_zeros(len(anchor_N)), None
+        if self.advantage is not None:
+            credit = self.advantage(credited, signals)
+            advantages_N, returns_N = credit.advantages_N, credit.returns_N
+            metrics |= credit.metrics
+        factor_N = advantages_N.new_ones(len(advantages_N))
+        if self.mask is not None:
+            kept_N = self.mask(batch, signals, advantages_N)
+            factor_N = factor_N * kept_N
+            metrics["mask_kept"] = kept_N.float().mean().item() if len(kept_N) else 1.0
+        if config.correction is not None:
+            correction_N, measured = correction.weights(config.correction, batch, signals)
+            factor_N = factor_N * correction_N
+            metrics |= measured
+        if config.expert is not None:
+            metrics["expert_coef"] = config.expert.coef.at(batch.step)
+        everything_B = batch.expert_B.new_ones(batch.num_sequences)
+        return Plan(
+            batch=batch, signals=signals, anchor_N=anchor_N, advantages_N=advantages_N, returns_N=returns_N, factor_N=factor_N,
+            kl_coef=self._kl_coef, metrics=metrics, **self._weights(batch, factor_N, everything_B),
+        )  # fmt: skip
+
+    def restrict(self, plan: Plan, members_B: Tensor) -> Plan:
+        """The plan of an optimizer update on some of the step's sequences: the same advantages, weights of its own.
+
+        Args:
+            members_B: bool; whole groups, or whole pairs.
+        """
+        return replace(plan, **self._weights(plan.batch, plan.factor_N, members_B))
+
+    def _weights(self, batch: StepBatch, factor_N: Tensor, members_B: Tensor) -> dict[str, Any]:
+        """The fields of a plan that depend on which sequences an update is made of."""
+        config = self.config
+        members_N, expert_N = members_B[batch.sequence_N], batch.expert_B[batch.sequence_N]
+        drawn_N = batch.importance_weights_B[batch.sequence_N]
+
+        def weigh(tokens_N: Tensor) -> Tensor:
+            return token_weights(batch.sequence_N, batch.num_sequences, config.aggregation, tokens_N) * drawn_N
+
+        weights_N = weigh(members_N & ~expert_N if self.expert is not None else members_N)
+        policy_weights_N, expert_weights_N = weights_N * factor_N, None
+        if config.expert is not None:
+            coef = config.expert.coef.at(batch.step)
+            expert_weights_N, policy_weights_N = coef * weigh(members_N & expert_N), (1.0 - coef) * policy_weights_N
+        num_tokens = int(members_N.sum())
+        num_units = num_tokens
+        if self.loss.unit != "token":
+            sequences = batch.sequence_N[members_N].unique()
+            num_units = len(sequences) if self.loss.unit == "sequence" else len((sequences // 2).unique())
+        return {
+            "policy_weights_N": policy_weights_N, "expert_weights_N": expert_weights_N,
+            "kl_weights_N": weights_N if config.kl.is_on and config.kl.where == "loss" else None,
+            "entropy_weights_N": weights_N if config.entropy.coef > 0 else None,
+            "unit_weights_B": batch.importance_weights_B / max(1, num_units),
+            "num_units": num_units, "num_tokens": num_tokens,
+        }  # fmt: skip
+
+    def objective(self, plan: Plan, index_N: Tensor, view: TokenView) -> tuple[Tensor, dict[str, Tensor]]:
+        """What a micro-batch adds to the batch's loss and to its metrics, which are means over the whole batch.
+
+        Args:
+            index_N: places of the view's tokens in the batch.
+        """
+        total, metrics = self._weighted(plan, index_N, view, self.loss, plan.policy_weights_N)
+        if self.expert is not None:
+            assert plan.expert_weights_N is not None
+            loss, found = self._weighted(plan, index_N, view, self.expert, plan.expert_weights_N)
+            total = total + loss
+            metrics |= {f"expert_{name}": value for name, value in found.items()} | {"expert_loss": loss.detach()}
+        share = 1.0 / max(1, plan.num_tokens)
+        if plan.kl_weights_N is not None:
+            assert view.reference_N is not None and self.config.kl.type != "none"
+            kl_N = estimate(self.config.kl.type, view.logprobs_N, view.reference_N, view.anchor_N)
+            total = total + plan.kl_coef * (kl_N * plan.kl_weights_N[index_N].to(kl_N.device)).sum()
+            metrics["kl_reference"] = kl_N.detach().sum() * share
+        if plan.entropy_weights_N is not None:
+            assert view.entropy_N is not None
+            weights_N = plan.entropy_weights_N[index_N].to(view.entropy_N.device)
+            total = total - self.config.entropy.coef * (view.entropy_N * weights_N).sum()
+        return total, metrics
+
+    def critic_objective(self, plan: Plan, index_N: Tensor, view: TokenView) -> tuple[Tensor, dict[str, Tensor]]:
+        """The same for the critic: the mean of its loss over all tokens of the batch."""
+        assert self.value is not None
+        found = self.value(view)
+        share = 1.0 / max(1, plan.num_tokens)
+        metrics = {name: value.sum() * share for name, value in found.metrics_U.items()}
+        loss = found.loss_U.sum() * share
+        return loss, metrics | {"value_loss": loss.detach()}
+
+    def observe(self, plan: Plan, metrics: Mapping[str, float]) -> None:
+        """Adapt what changes from step to step, after a step with these metrics."""
+        if "kl_reference" in metrics:
+            self._kl_coef = adapted(self._kl_coef, self.config.kl, metrics["kl_reference"], plan.batch.num_sequences)
+
+    def state_dict(self) -> dict[str, float]:
+        """What changes from step to step; a checkpoint holds it."""
+        return {"kl_coef": self._kl_coef} if self.config.kl.target is not None else {}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Go on from a checkpoint."""
+        self._kl_coef = state.get("kl_coef", self._kl_coef)
+
+    def _with_kl_in_reward(
+        self, batch: StepBatch, signals: Signals, anchor_N: Tensor, metrics: dict[str, float]
+    ) -> StepBatch:
+        kl = self.config.kl
+        if not kl.is_on or kl.where == "loss" or kl.type == "none":
+            return batch
+        assert signals.reference_N is not None
+        penalty_N = estimate(kl.type, anchor_N, signals.reference_N)
+        metrics["kl_reference"] = penalty_N.mean().item() if len(penalty_N) else 0.0
+        rewards_N = penalty_N.new_zeros(len(penalty_N)) if batch.token_rewards_N is None else batch.token_rewards_N
+        return replace(batch, token_rewards_N=rewards_N - self._kl_coef * penalty_N)
+
+    def _weighted(
+        self, plan: Plan, index_N: Tensor, view: TokenView, term: Term, weights_N: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        found: Loss = term(view)
+        share = 1.0 / max(1, plan.num_units)
+        metrics = {name: value.sum() * share for name, value in found.metrics_U.items()}
+        if term.unit == "token":
+            return (found.loss_U * weights_N[index_N].to(found.loss_U.device)).sum(), metrics
+        sequence_S = plan.batch.sequence_N[index_N].unique()
+        if term.unit == "pair":
+            sequence_S = 2 * (sequence_S // 2).unique()
+        weights_U = plan.unit_weights_B[sequence_S].to(found.loss_U.device)
+        return (found.loss_U * weights_U).sum(), metrics

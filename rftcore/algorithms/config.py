@@ -1,0 +1,121 @@
+"""The `algorithm` section of a configuration: a preset, and the parts that replace or change its own.
+
+A preset is data: the same keys as a user's, plus what the reference page shows. A user's keys are merged into it key by key. Naming
+another part (`loss: {name: cispo}`) replaces the preset's part as a whole, since its keys belong to the part that it names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from rftcore.algorithms.aggregation import AggregationConfig
+from rftcore.algorithms.correction import CorrectionConfig
+from rftcore.algorithms.kl import KLConfig
+from rftdata.config import Section
+
+
+class PartChoice(Section):
+    """A part by name, and its own keys. YAML may also give the name alone."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str = Field(description="A built-in part, or your own by path: ./file.py:Class.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @property
+    def args(self) -> dict[str, Any]:
+        """The part's own keys, which its `Config` validates."""
+        return dict(self.model_extra or {})
+
+
+class EntropyConfig(Section):
+    coef: float = Field(0.0, ge=0, description="Weight of the entropy bonus in the loss.")
+
+
+class ScheduleConfig(Section):
+    """A coefficient that changes with the step. YAML may also give one number.
+
+    It rises linearly from `start` to `peak` over `warmup_steps`, then falls to `end` over `decay_steps` on a half cosine.
+    """
+
+    start: float = Field(0.0, ge=0, le=1, description="Value before the first step.")
+    peak: float = Field(0.1, ge=0, le=1, description="Value after the warm-up.")
+    end: float = Field(0.1, ge=0, le=1, description="Value after the decay.")
+    warmup_steps: int = Field(0, ge=0, description="Steps from start to peak.")
+    decay_steps: int = Field(0, ge=0, description="Steps from peak to end.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, value: Any) -> Any:
+        return {"peak": value, "end": value} if isinstance(value, int | float) else value
+
+    def at(self, step: int) -> float:
+        """The value in a step, counted from 1."""
+        if step <= self.warmup_steps:
+            return self.start + (self.peak - self.start) * step / self.warmup_steps
+        progress = 1.0 if not self.decay_steps else min(1.0, (step - self.warmup_steps) / self.decay_steps)
+        return self.end + (self.peak - self.end) * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+class ExpertConfig(Section):
+    """A loss of its own for sequences that an expert wrote; `loss` then applies to the others only."""
+
+    loss: PartChoice = Field(PartChoice(name="sft"), description="Loss of an expert's tokens.")
+    coef: ScheduleConfig = Field(
+        ScheduleConfig(), description="μ: the expert's loss has weight μ, the other 1 - μ. A number or a schedule."
+    )
+
+
+class CriticConfig(Section):
+    """A value model, trained beside the policy."""
+
+    loss: PartChoice = Field(PartChoice(name="value"), description="Loss of the critic.")
+    learning_rate: float = Field(1e-5, gt=0, description="Peak learning rate of the critic.")
+    warmup_steps: int = Field(0, ge=0, description="First steps in which the critic alone is trained.")
+
+
+class AlgorithmConfig(Section):
+    """An algorithm in full, after the merge with its preset."""
+
+    advantage: PartChoice | None = Field(None, description="From rewards to advantages; none for losses without them.")
+    loss: PartChoice = Field(description="The policy loss, or the loss of sequences or pairs.")
+    mask: PartChoice | None = Field(None, description="Chooses tokens that give no gradient.")
+    kl: KLConfig = Field(KLConfig(), description="Penalty for leaving the reference model.")
+    entropy: EntropyConfig = Field(EntropyConfig(), description="Bonus for entropy.")
+    aggregation: AggregationConfig = Field(AggregationConfig(), description="How tokens are weighted in the loss.")
+    correction: CorrectionConfig | None = Field(
+        None, description="Importance weights for the mismatch between engine and trainer."
+    )
+    expert: ExpertConfig | None = Field(None, description="A loss of its own for sequences that an expert wrote.")
+    critic: CriticConfig | None = Field(None, description="A value model, for advantages that need one.")
+    old_logprobs: Literal["behavior", "recomputed"] | None = Field(
+        None,
+        description="What ratios compare with: the engine's recorded log-probabilities, or the trainer's own, recomputed before the"
+        " step. By default behavior, and recomputed where a part needs it.",
+    )
+
+
+def merged(preset: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A preset's keys with a user's in their place, at every depth."""
+    result = dict(preset)
+    for key, value in changes.items():
+        under = result.get(key)
+        if isinstance(value, str) and isinstance(under, Mapping) and "name" in under:
+            value = {"name": value}
+        if (
+            isinstance(value, Mapping)
+            and isinstance(under, Mapping)
+            and value.get("name", under.get("name")) == under.get("name")
+        ):
+            result[key] = merged(under, value)
+        else:
+            result[key] = value
+    return result

@@ -1,0 +1,1 @@
+"""Losses of tokens, sequences and pairs, one file each."""

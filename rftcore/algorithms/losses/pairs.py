@@ -1,0 +1,35 @@
+"""Preference pairs out of a view of tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rftcore.algorithms.base import TokenView
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def pooled_pairs(view: TokenView, values_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum of the values, and number of tokens, of the chosen and the rejected response of each pair: two tensors [P, 2].
+
+    A response without tokens has 0 of both. The pairs are in the batch's order.
+    """
+    pairs_P, place_N = (view.sequence_N // 2).unique(return_inverse=True)
+    place_N = 2 * place_N + view.sequence_N % 2
+    sums = values_N.new_zeros(2 * len(pairs_P)).index_add(0, place_N, values_N)
+    return sums.view(-1, 2), place_N.bincount(minlength=2 * len(pairs_P)).view(-1, 2)
+
+
+def pair_metrics(rewards_P2: Tensor) -> dict[str, Tensor]:
+    """`chosen_reward`, `rejected_reward`, `pair_margin` (their difference) and `pair_accuracy` (share with a margin above 0).
+
+    Args:
+        rewards_P2: the rewards that the policy implies, nats.
+    """
+    chosen_P, rejected_P = rewards_P2.detach().unbind(dim=1)
+    margin_P = chosen_P - rejected_P
+    return {
+        "chosen_reward": chosen_P, "rejected_reward": rejected_P, "pair_margin": margin_P,
+        "pair_accuracy": (margin_P > 0).float(),
+    }  # fmt: skip

@@ -1,0 +1,1 @@
+"""Masks: tokens that give no gradient in a step, one file each."""

@@ -1,0 +1,82 @@
+"""The presets: algorithms by name, as data.
+
+Each YAML file of this folder holds one family. A preset's `parts` are the keys that a user may write in the `algorithm` section. The
+other keys are shown on the reference page (`scripts/algorithm_reference.py`), and a test compares what they claim.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import Field
+
+from rftdata.config import Section
+from rftdata.config_errors import did_you_mean, parse_section
+from rftdata.errors import ConfigError, PluginError
+
+
+class Preset(Section):
+    """An algorithm of the field.
+
+    `parts` are merged with a user's keys by `rftcore.algorithms.config.merged`.
+    """
+
+    title: str = Field(description="The algorithm's name in full.")
+    source: str = Field(description="Paper with its number and equation, or the implementation that defines it.")
+    formula: str = Field(description="What is computed, in terms of the parts.")
+    compared_with: str = Field(description="The implementation, or the numbers by hand, that a test compares it with.")
+    differs: str = Field("", description="How it differs in definition from that implementation.")
+    parts: dict[str, Any] = Field(description="Keys of the `algorithm` section.")
+
+
+@cache
+def presets() -> dict[str, Preset]:
+    """The built-in presets by name."""
+    found: dict[str, Preset] = {}
+    for file in sorted(resources.files(__name__).iterdir(), key=lambda file: file.name):
+        if file.name.endswith(".yaml"):
+            for name, values in yaml.safe_load(file.read_text(encoding="utf-8")).items():
+                found[name] = parse_section(Preset, values, f"{file.name}: {name}")
+    return found
+
+
+def load_preset(name: str, base_dir: Path | None = None) -> dict[str, Any]:
+    """The parts of a preset.
+
+    Args:
+        name: of a built-in preset, or `./file.yaml`: the same keys as in an `algorithm` section, which may name another preset
+            by `name`.
+        base_dir: folder that `./` is relative to; the current folder when None.
+
+    Raises:
+        PluginError: an unknown name, or a file that does not exist.
+        ConfigError: a file that holds no mapping.
+    """
+    if not name.endswith((".yaml", ".yml")):
+        known = presets()
+        if name not in known:
+            raise PluginError(
+                "unknown algorithm", value=name, allowed=", ".join(known),
+                todo=did_you_mean(name, list(known), "for parts of your own write './preset.yaml'"),
+            )  # fmt: skip
+        return known[name].parts
+    path = (base_dir or Path.cwd()) / name
+    if not path.is_file():
+        raise PluginError(
+            "the algorithm's file does not exist",
+            value=str(path),
+            todo="correct the path; it is relative to the configuration file",
+        )
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not YAML: {error}", todo="correct the file") from error
+    if not isinstance(values, dict):
+        raise ConfigError(
+            f"{path} holds no mapping", allowed="the keys of an `algorithm` section", todo="correct the file"
+        )
+    return values

@@ -1,0 +1,62 @@
+"""Batches and views of a few tokens, for tests of algorithms against numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rftcore.algorithms.algorithm import Algorithm
+from rftcore.algorithms.base import Signals, StepBatch, TokenView
+
+
+def step_batch(
+    rewards: list[float], groups: list[int] | None = None, rollouts: list[int] | None = None, *,
+    tokens: list[int] | None = None, turns: list[int] | None = None, behavior: list[float] | None = None,
+    expert: list[bool] | None = None, step: int = 1, **optional: Any,
+) -> StepBatch:  # fmt: skip
+    """A batch of `len(rewards)` sequences with `tokens` tokens each (1 by default), all in group 0 unless `groups` tells."""
+    num = len(rewards)
+    sequence_N = torch.arange(num).repeat_interleave(torch.tensor(tokens or [1] * num, dtype=torch.int64))
+    return StepBatch(
+        step=step,
+        rewards_B=torch.tensor(rewards, dtype=torch.float32),
+        group_B=torch.tensor(groups or [0] * num, dtype=torch.int64),
+        rollout_B=torch.tensor(rollouts if rollouts is not None else range(num), dtype=torch.int64),
+        turn_B=torch.tensor(turns or [0] * num, dtype=torch.int64),
+        sequence_N=sequence_N,
+        behavior_N=torch.zeros(len(sequence_N)) if behavior is None else torch.tensor(behavior, dtype=torch.float32),
+        importance_weights_B=torch.ones(num),
+        expert_B=torch.zeros(num, dtype=torch.bool) if expert is None else torch.tensor(expert, dtype=torch.bool),
+        **{name: value if value is None else torch.as_tensor(value) for name, value in optional.items()},
+    )
+
+
+def token_view(logprobs: list[float], **fields: list[float] | list[int]) -> TokenView:
+    """A view of tokens with these log-probabilities, which carry the gradient; each token is a sequence unless told otherwise."""
+    num = len(logprobs)
+    fields = {"anchor_N": [0.0] * num, "advantages_N": [0.0] * num, "sequence_N": list(range(num))} | fields
+    return TokenView(
+        logprobs_N=torch.tensor(logprobs, dtype=torch.float32).requires_grad_(),
+        **{
+            name: torch.tensor(values, dtype=torch.int64 if name == "sequence_N" else torch.float32)
+            for name, values in fields.items()
+        },
+    )
+
+
+def loss_and_gradient(
+    algorithm: Algorithm,
+    batch: StepBatch,
+    logprobs: list[float],
+    signals: Signals | None = None,
+    **with_gradient: Tensor,
+) -> tuple[float, list[float], dict[str, float]]:
+    """The loss of a whole batch in one micro-batch, its gradient by log-probability, and all metrics."""
+    plan = algorithm.plan(batch, signals or Signals())
+    logprobs_N = torch.tensor(logprobs, dtype=torch.float32, requires_grad=True)
+    index_N = torch.arange(len(logprobs))
+    loss, metrics = algorithm.objective(plan, index_N, plan.view(index_N, logprobs_N, **with_gradient))
+    (gradient,) = torch.autograd.grad(loss, logprobs_N)
+    return loss.item(), gradient.tolist(), plan.metrics | {name: value.item() for name, value in metrics.items()}
