@@ -360,7 +360,7 @@ def test_a_claim_of_verdicts_or_of_an_evaluation_whose_answer_was_lost_comes_bac
         def claim() -> Any:
             return claim_evaluation(roles.run, roles.worker_id, lease_s=60)
 
-        assert lost(proxy, b"UPDATE rft.evaluation e", claim)["taskset"] == "set0"
+        assert lost(proxy, b"UPDATE rft.evaluation e", claim).taskset == "set0"
 
 
 def test_a_trainer_writes_nothing_twice_when_answers_are_lost(lossy: tuple[LossyProxy, Buffer]) -> None:

@@ -207,7 +207,7 @@ def test_a_deadline_passes_by_the_databases_clock_though_nobody_works(buffer: Bu
         assert rows(later, "SELECT state FROM rft.v_review") == [{"state": "drop"}] * 2
         assert rows(later, "SELECT * FROM rft.v_review_queue") == []
         later.database.run("end_waiting", run_id=roles.run_id)
-        roles.database = later.database
+        roles.run = later.find_run(roles.run_id)
         assert run_pipeline(roles, chain) == [1, 2]
     kept = rows(buffer, "SELECT kept FROM rft.verdict ORDER BY experience_id")
     assert [row["kept"] for row in kept] == [False, True, False, True]
