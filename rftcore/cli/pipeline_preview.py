@@ -94,7 +94,7 @@ def _preview_tasks(resolved: ResolvedRun, buffer: Buffer, rows: int) -> dict[str
     chain = resolved.task_chain
     shown: dict[str, Preview] = {}
     try:
-        for name, table in task_batches(resolved, buffer.database, rows):
+        for name, table in task_batches(resolved, buffer, rows):
             if table.num_rows:
                 try:
                     shown[name] = preview(chain, table)
