@@ -22,6 +22,7 @@ from rftdata.config_errors import did_you_mean
 from rftdata.errors import PurgedError, QueryError, SegmentCorruptError
 from rftdata.postgres.database import Database, Row, execute, fetch, redacted
 from rftdata.postgres.embedded import EmbeddedServer
+from rftdata.postgres.migrations import schema_version
 from rftdata.postgres.query_errors import query_error
 from rftdata.run import Run
 from rftdata.segments.base import SegmentStore
@@ -61,6 +62,10 @@ class Buffer:
     def runs_folder(self) -> Path:
         """Where runs keep files that are not experiences, each in a folder of its own (`Run.folder`)."""
         return (self.folder or Path(self.config.segments or ".").parent) / "runs"
+
+    def schema_version(self) -> str | None:
+        """Version of the schema; None where it has none yet."""
+        return schema_version(self.database)
 
     def close(self) -> None:
         """Close the connections; an embedded server that nothing else uses stops after `buffer.idle_stop_s`."""

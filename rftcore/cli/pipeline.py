@@ -78,13 +78,13 @@ def diff(
 ) -> None:
     """Show what two pipeline versions treat differently: counts, and example rows."""
     from rftcore.cli.output import print_json, print_rows
-    from rftcore.pipeline.replay import compare
+    from rftdata.pipeline.versions import compare_versions
 
     with opened(buffer, "rft pipeline") as found:
         of_run = found.find_run(run)
-        difference = compare(found, of_run, before, after, limit)
+        difference = compare_versions(of_run, before, after, limit)
     if as_json:
-        print_json(difference.plain())
+        print_json(asdict(difference))
         return
     print(f"experiences of run {of_run.name}: {before} before, {after} after")
     print_rows(difference.counts, ("before", "after", "num_experiences", "num_rewards_changed", "mean_reward_change"))
@@ -98,10 +98,12 @@ def diff(
 def versions(run: NewestRunOption = None, buffer: BufferOption = None, as_json: JsonOption = False) -> None:
     """List the pipeline versions that decided on a run's experiences, with their stages and what they kept."""
     from rftcore.cli.output import print_rows
-    from rftcore.pipeline.replay import versions as versions_of
+    from rftcore.pipeline.replay import described
+    from rftdata.pipeline.versions import versions_of_run
 
     with opened(buffer, "rft pipeline") as found:
-        rows = versions_of(found, found.find_run(run))
+        found_versions = versions_of_run(found.find_run(run))
+    rows = [{**vars(version), "stages": version.stages and described(version.stages)} for version in found_versions]
     names = ("pipeline_version", "used", "num_kept", "num_dropped", "stages", "first_used_at")
     print_rows(rows, names, as_json=as_json)
 

@@ -94,7 +94,7 @@ def _preview_tasks(resolved: ResolvedRun, buffer: Buffer, rows: int) -> dict[str
     chain = resolved.task_chain
     shown: dict[str, Preview] = {}
     try:
-        for name, table in task_batches(resolved, buffer.database, rows):
+        for name, table in task_batches(resolved, buffer, rows):
             if table.num_rows:
                 try:
                     shown[name] = preview(chain, table)
@@ -120,7 +120,7 @@ def _preview_experiences(resolved: ResolvedRun, buffer: Buffer, run: Run, rows: 
     from rftdata.pipeline.verdicts import known_scores
 
     config, chain = resolved.config, resolved.experience_chain
-    table = preview.sample(buffer, run, chain, rows, seed).table
+    table = preview.sample(run, chain, rows, seed).table
     policy = Policy(resolved, run)
     chain.prepare(stage_context(config, policy, RunUsage(run), buffer))
     known = known_scores(buffer.database, chain.score_keys, table["experience_id"].to_pylist())

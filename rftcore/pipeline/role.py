@@ -10,8 +10,6 @@ import functools
 import json
 import os
 
-from psycopg.types.json import Jsonb
-
 from operators.base import StageContext
 from operators.chain.chain import Chain
 from operators.chain.stage import StageError
@@ -24,13 +22,12 @@ from rftcore.pipeline.policy_endpoint import Policy
 from rftcore.resolved import ResolvedRun
 from rftcore.run.join import JoinedRun, join_run
 from rftdata.buffer import Buffer
-from rftdata.errors import BufferUnavailableError, ConfigError
+from rftdata.errors import BufferUnavailableError
 from rftdata.pipeline.budget import RunUsage, UsageLedger
 from rftdata.pipeline.queue import SealedQueue, give_back
 from rftdata.pipeline.records import SealedBatch, Verdicts
 from rftdata.pipeline.verdicts import check_pipeline, commit_verdicts, known_scores
-from rftdata.postgres.database import Database
-from rftdata.postgres.values import storable
+from rftdata.pipeline.versions import register_version
 from rftdata.segments.compaction import BackgroundCompaction
 from rftdata.tasks import taskset_texts
 from rftdata.user_code import blocked, held_lock
@@ -67,7 +64,7 @@ def _work(joined: JoinedRun, worker: Worker, compaction: BackgroundCompaction, w
     chain = resolved.experience_chain
     policy = Policy(resolved, run)
     chain.prepare(stage_context(config, policy, RunUsage(run), buffer))
-    register(buffer.database, chain)
+    register(buffer, chain)
     check_pipeline(run, chain.version)
     queue = SealedQueue(
         run, worker.worker_id, lease_s=_LEASE_S, columns=chain.columns
@@ -125,7 +122,7 @@ def stage_context(config: RunConfig, policy: Policy, usage: UsageLedger, buffer:
     )  # fmt: skip
 
 
-def register(database: Database, chain: Chain, version: str | None = None) -> None:
+def register(buffer: Buffer, chain: Chain, version: str | None = None) -> None:
     """Note which stages a version has.
 
     Raises:
@@ -133,11 +130,5 @@ def register(database: Database, chain: Chain, version: str | None = None) -> No
     """
     if version is None and chain.version == NO_PIPELINE:
         return
-    name = version or chain.version
     stages = json.loads(json.dumps([{stage.name: stage.operator.spec()} for stage in chain.stages], default=str))
-    (row,) = database.fetch("register_pipeline", version=name, digest=chain.version, stages=Jsonb(storable(stages)))
-    if row["digest"] != chain.version:
-        raise ConfigError(
-            f"the pipeline version {name!r} stands for other stages already", value=chain.version, allowed=row["digest"],
-            todo="choose another --version",
-        )  # fmt: skip
+    register_version(buffer.database, version or chain.version, chain.version, stages)

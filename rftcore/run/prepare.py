@@ -126,7 +126,7 @@ def prepare_run(
     config = resolved.config
     checked_formula(buffer.database, config.sampling.priority.formula)
     pipeline_version = resolved.experience_chain.version
-    load_tasks(resolved, buffer.database)
+    load_tasks(resolved, buffer)
     stored = stored_config(config)
     if resumed is None:
         selected = select_source(resolved, buffer)

@@ -58,6 +58,18 @@ def give_back(run: Run, worker_id: int) -> int:
     return ride_out(lambda: run.database.run("release_items", run_id=run.run_id, worker_id=worker_id))
 
 
+def sample_groups(run: Run, num_experiences: int, seed: int) -> list[int]:
+    """Whole groups of a run with so many experiences together, or all there are; the same for the same seed."""
+    chosen: list[int] = []
+    found = 0
+    for row in run.database.fetch("sample_groups", run_id=run.run_id, seed=seed, count=num_experiences):
+        if found >= num_experiences:
+            break
+        chosen.append(row["group_id"])
+        found += row["num_experiences"]
+    return chosen
+
+
 def read_groups(
     database: Database, group_ids: list[int], columns: Collection[str] = BATCH_SCHEMA.names, first_key: int = 0, *,
     as_sealed: bool = False,

@@ -116,7 +116,7 @@ def test_groups_without_experiences_are_neither_replayed_nor_shown(buffer: Buffe
     assert to_replay(roles, "any") == [last.group_id]
     chain = build_chain([{"drop_truncated": {}}])
     for seed in range(8):
-        assert preview.sample(buffer, roles.run, chain, 1, seed).group_ids == [last.group_id]
+        assert preview.sample(roles.run, chain, 1, seed).group_ids == [last.group_id]
 
 
 def test_a_fork_knows_what_people_answered_and_stages_found_out(buffer: Buffer, asked: Roles) -> None:

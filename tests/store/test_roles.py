@@ -358,7 +358,7 @@ def test_a_worker_loads_tasks_and_decides_on_them(as_: dict[str, Buffer], tmp_pa
         "trainer": {"batch_groups": 2, "learning_rate": 0.001}, "tasks": [{"name": "by worker", "source": "t.jsonl"}],
         "pipelines": {"task": stages},
     }  # fmt: skip
-    (done,) = load_tasks(ResolvedRun(parse_config(raw, tmp_path, "test")), as_["rft_worker"].database)
+    (done,) = load_tasks(ResolvedRun(parse_config(raw, tmp_path, "test")), as_["rft_worker"])
     assert (done.num_active, done.num_excluded) == (3, 1)
     # An account that may not change tables keeps vectors as arrays.
     kind = "SELECT format_type(atttypid, atttypmod) AS t FROM pg_attribute WHERE attrelid = 'rft.task_embedding'::regclass AND attname = 'embedding'"

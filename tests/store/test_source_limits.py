@@ -202,7 +202,7 @@ def test_a_task_at_which_a_rule_loops_is_excluded_and_the_others_are_decided_on(
     )
     raw = yaml.safe_load(configuration(folder).read_text())
     raw["pipelines"] = {"task": [{"./rules.py:short": {"run": {"timeout_s": 1}}}]}
-    (done,) = load_tasks(ResolvedRun(parse_config(raw, folder, "test")), buffer.database)
+    (done,) = load_tasks(ResolvedRun(parse_config(raw, folder, "test")), buffer)
     assert (done.num_active, done.num_excluded) == (19, 1)
     row = buffer.sql("SELECT reason FROM rft.v_task WHERE status = 'excluded'").to_pylist()[0]
     assert "did not return for experience" in row["reason"] and "rules.py, line" in row["reason"]
