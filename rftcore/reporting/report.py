@@ -1,8 +1,8 @@
 """The results of a run, computed from the buffer alone.
 
-A gain is paired: the same questions answered before and after, their mean difference and its standard error. On
-validation tasksets "after" is the best step, chosen on them, so that gain is optimistic; on test tasksets it is the same
-step on questions that chose nothing. Only the run's present history counts, so an interrupted and resumed run is one curve.
+A gain is paired: the mean difference of the same questions answered before and after, and its standard error. On validation
+tasksets "after" is the best step, chosen on them, so that gain is optimistic. On test tasksets it is the same step, which these
+questions did not choose. Only the run's current history counts, so an interrupted and resumed run is one curve.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rftdata.postgres.database import Row
 from rftdata.run import Run
 from rftdata.training.evaluations import best_step, validation_scores
 
-# How the reason of a closed group begins, before those of its rows.
+# The beginning of a closed group's reason, before the reasons of its rows.
 _CLOSED_BY = "dropped by "
 
 
@@ -27,7 +27,7 @@ class _Fact(BaseModel):
 
 
 def evaluation_title(purpose: str, taskset: str) -> str:
-    """What an evaluation is called where people read: a taskset named like its purpose is named once."""
+    """Return the title of an evaluation; a taskset named like its purpose is named once."""
     return purpose if taskset == purpose else f"{purpose} {taskset}"
 
 
@@ -75,7 +75,7 @@ class Checkpoint(_Fact):
 
 
 class Steps(_Fact):
-    """Trainer steps of the present history; seconds are those of the run's own trainer, without the steps before a fork."""
+    """Trainer steps of the current history; seconds are those of the run's own trainer, without the steps before a fork."""
 
     planned: int
     done: int
@@ -97,7 +97,7 @@ class Groups(_Fact):
 
 
 class Report(_Fact):
-    """Everything `rft report` prints; `unscored`: evaluations with answers that failed and count 0."""
+    """Everything that `rft report` prints; `unscored`: evaluations with failed answers, which count 0."""
 
     run: str
     run_id: int
@@ -129,13 +129,13 @@ class Report(_Fact):
 
 
 def build_report(buffer: Buffer, run: Run | str | int | None = None) -> Report:
-    """The report of a run.
+    """Compute the report of a run.
 
     Args:
-        run: the run, or its name or id; the newest when None.
+        run: the run, or its name or id; None for the newest run.
 
     Raises:
-        QueryError: no such run.
+        QueryError: the run does not exist.
     """
     run = run if isinstance(run, Run) else buffer.find_run(run)
     run_id = run.run_id
@@ -172,7 +172,7 @@ def build_report(buffer: Buffer, run: Run | str | int | None = None) -> Report:
 
 
 def compare(buffer: Buffer, run: int, other: int) -> list[Gain]:
-    """What `other` ended with against what `run` ended with, question by question, on every taskset both answered."""
+    """Compare the final results of `other` and `run` question by question, on every taskset that both answered."""
     ends = []
     for run_id in (run, other):
         evaluations = buffer.database.fetch("report_evaluations", run_id=run_id)
@@ -182,7 +182,7 @@ def compare(buffer: Buffer, run: int, other: int) -> list[Gain]:
 
 
 def _scores(buffer: Buffer, run: Run, evaluations: Sequence[Row]) -> dict[int, float]:
-    """Validation scores of a run's steps. A run stored without a configuration is judged on every taskset it answered."""
+    """Return the validation scores of a run's steps. For a run stored without a configuration, every taskset counts."""
     settings = run.config.get("eval", {})
     tasksets = [taskset["name"] for taskset in settings.get("tasks", [])]
     tasksets = tasksets or [e["taskset"] for e in evaluations if e["purpose"] == "validation"]
@@ -190,7 +190,7 @@ def _scores(buffer: Buffer, run: Run, evaluations: Sequence[Row]) -> dict[int, f
 
 
 def _by_curve(evaluations: Sequence[Row]) -> dict[tuple[str, str, str], list[Row]]:
-    """Evaluations by purpose (test first), taskset and decoding, in order of steps."""
+    """Group evaluations by purpose (test first), taskset and decoding, in order of steps."""
     curves: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
     for e in sorted(evaluations, key=lambda e: (e["purpose"], e["taskset"], e["decoding"], e["trainer_step"])):
         curves[e["purpose"], e["taskset"], e["decoding"]].append(e)
@@ -242,7 +242,7 @@ def _groups(buffer: Buffer, run_id: int, trained: int) -> Groups:
     reasons = buffer.database.fetch("report_closed", run_id=run_id)
     closed: Counter[str] = Counter()
     for r in reasons:
-        # The reasons of a group's rows stand one after the other; those that are the same but for the row are one.
+        # The reasons of a group's rows are joined in one text; equal ones are shown once.
         by = _CLOSED_BY if r["reason"].startswith(_CLOSED_BY) else ""
         parts = dict.fromkeys(r["reason"].removeprefix(by).split("; "))
         closed[by + "; ".join(parts)] += r["num_groups"]

@@ -1,4 +1,4 @@
-"""The tables of a report: the results of one run, or of two side by side, as a person reads them."""
+"""The tables of a report, for one run or two runs side by side."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _facts(reports: Sequence[Report]) -> Table:
 def _fact_lines(one: Report) -> list[tuple[str, str]]:
     steps, groups = one.steps, one.groups
     still = (
-        f", {steps.without_gradient} without a gradient (these did not change the weights; rewards that are equal within every group give none)"
+        f", {steps.without_gradient} without a gradient (these did not change the weights; groups with equal rewards give no gradient)"
         if steps.without_gradient
         else ""
     )
@@ -125,7 +125,7 @@ def _titled(title: str) -> Table:
 
 
 def _seconds(seconds: float | None) -> str:
-    """`7 s`, `3 min 20 s`, `2 h 5 min`."""
+    """Format as `7 s`, `3 min 20 s`, `2 h 5 min`."""
     if seconds is None:
         return "–"
     whole = round(seconds)
