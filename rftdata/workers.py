@@ -1,4 +1,4 @@
-"""A live process in the buffer: its row, its heartbeat, what it says it does, and the claims it keeps alive."""
+"""A live process in the buffer: its row, its heartbeat, its reported state, and the claims it keeps alive."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rftdata.run import Run
 from rftdata.user_code import blocked
 
 HEARTBEAT_S = 2.0
-# A shorter wait is part of the work.
+# Shorter waits are part of the work.
 _WAITS_S = 4.0
 # What each role works on.
 _WAKES = {
@@ -37,16 +37,16 @@ _FAILURES = (RftError, psycopg.Error)
 
 
 class Worker:
-    """Registers on entering, beats in a thread of its own, and notes on leaving whether it failed.
+    """Registers on entering, sends heartbeats from a separate thread, and records on leaving whether it failed.
 
-    The workers that are left of a run, on any machine, go on with it: a new worker frees at once what processes that died on its
-    machine held, and every worker's heartbeat what lost workers anywhere hold.
+    The remaining workers of a run, on any machine, continue it. A new worker releases at once what exited processes on its machine
+    held, and every worker's heartbeat releases what lost workers anywhere hold.
 
     Args:
         run: the run it works for.
         role: explorer, pipeline, trainer, supervisor or replay.
-        lease_s: how long its claims stand without a heartbeat.
-        on_waiting: told with every heartbeat what it has been waiting for, once that takes a few seconds; called from another thread.
+        lease_s: how long its claims are valid without a heartbeat.
+        on_waiting: called with every heartbeat, from another thread, once it has been waiting for a few seconds, with what it waits for.
     """
 
     def __init__(
@@ -73,13 +73,13 @@ class Worker:
         self._thread.start()
 
     def says(self, state: str, waiting_for: str | None = None) -> None:
-        """What it does now, and what it waits for; visible in `rft status` with the next heartbeat."""
+        """Set what it does now, and what it waits for; `rft status` shows it after the next heartbeat."""
         changed = (state, waiting_for) != (self._state, self._waiting_for)
         self._state, self._waiting_for = state, waiting_for
         if changed:
             self._waits_since = time.monotonic()
             with contextlib.suppress(*_FAILURES):
-                self._beat()  # only information: the work goes on, and the heartbeat says it later
+                self._beat()  # only information: the work continues, and the next heartbeat reports it
 
     def wait(self, timeout_s: float = notify.POLL_S) -> bool:
         """Sleep until something changes that the role works on, or the time is over; whether it changed. For one thread at a time."""
@@ -98,10 +98,10 @@ class Worker:
         return self._database.fetch("run_state", run_id=self.run.run_id)[0]
 
     def stop(self, error: str | None = None, *, patience_s: float | None = None) -> None:
-        """Leave; claims it still holds go back to others.
+        """Leave the run and release the claims it still holds.
 
         Args:
-            patience_s: for how long to wait for a database that is away; as others do by default.
+            patience_s: how long to wait for an unavailable database; None for the default.
         """
         if self._stopped.is_set():
             return
@@ -117,13 +117,13 @@ class Worker:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         try:
-            if isinstance(error, BufferUnavailableError):  # it was waited for already
+            if isinstance(error, BufferUnavailableError):  # it has already been waited for
                 self.stop(str(error), patience_s=0.0)
             else:
                 self.stop(None if error is None else f"{type(error).__name__}: {error}")
         except _FAILURES:
             if error is None:
-                raise  # else what ended the work is worth more than that it could not be noted
+                raise  # otherwise the error that ended the work is more important than this one
 
     def _beat_often(self) -> None:
         looked_at = time.monotonic()
@@ -139,7 +139,7 @@ class Worker:
                     looked_at = time.monotonic()
                 self._tell_waiting()
             except _FAILURES as error:
-                # The server restarts, its disk is full, …: the lease is longer than that, and the thread must outlive it.
+                # The server restarts, its disk is full, …: the lease outlasts that, and so must this thread.
                 what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
                 self._heartbeat_error = f"at {time.strftime('%H:%M:%S')}, {what}"
 
@@ -163,7 +163,7 @@ class Worker:
 
 
 def doing(state: str, waiting_for: str | None) -> str:
-    """What a worker does, in a few words."""
+    """Describe what a worker does, in a few words."""
     if not waiting_for:
         return state
     waits = f"waits for {waiting_for}"
@@ -239,11 +239,11 @@ def release_lost_claims(run: Run) -> int:
 
 
 def process_lives(pid: int) -> bool:
-    """Whether a process of this machine runs (a zombie does not)."""
+    """Return whether a process of this machine runs (a zombie does not)."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except (FileNotFoundError, ProcessLookupError):  # the second: it ended between opening and reading
+    except (FileNotFoundError, ProcessLookupError):  # the second if it ended between opening and reading
         if os.path.isdir("/proc/self"):
             return False
     try:

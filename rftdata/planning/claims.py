@@ -1,4 +1,4 @@
-"""Groups that an explorer claims: leased rows, taken with SKIP LOCKED and kept alive by the worker's heartbeat."""
+"""Claims of groups by explorers: rows leased with SKIP LOCKED, and kept alive by the worker's heartbeat."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class ClaimedGroup:
 def claim_groups(
     run: Run, worker_id: int, *, last_step: int, count: int, lease_s: float, held: Collection[int] | None = None,
 ) -> list[ClaimedGroup]:  # fmt: skip
-    """Up to `count` planned groups of explorer steps up to `last_step`, in planning order.
+    """Claim up to `count` planned groups of explorer steps up to `last_step`, in planning order.
 
     Args:
-        held: every group this worker works on, by which a restart of the database can be ridden out: what a claim whose answer was
-            lost took beside them is given back. None raises instead.
+        held: all groups this worker works on. With it, a claim is retried across a restart of the database: groups from a claim
+            whose answer was lost are released. None raises instead.
     """
 
     def claim() -> list[Row]:

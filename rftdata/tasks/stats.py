@@ -1,4 +1,4 @@
-"""What a run knows of its tasks: the fold of their outcomes, to read, to check and to fold again."""
+"""A run's statistics of tasks, folded from their outcomes: reading, checking and rebuilding them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def task_stats(run: Run, *, taskset: str | None = None, limit: int | None = None
     """Rows of `rft.v_task_stat`, the tasks chosen last first.
 
     Args:
-        taskset: of one set only.
-        limit: at most so many; None for all.
+        taskset: only this set.
+        limit: maximum number of rows; None for all.
     """
     return run.database.fetch("task_stats", run_id=run.run_id, taskset=taskset, limit=limit)
 
