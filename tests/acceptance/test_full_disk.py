@@ -185,7 +185,7 @@ def test_the_disk_of_the_checkpoints(
     # What a run has reached is in the buffer: a picture that cannot be drawn takes nothing from it.
     disk.fill()
     output = rft("run", "--resume", "--plain", "--buffer", buffer).stdout
-    assert "warning: the picture" in output and "cannot be written: No space left on device" in output
+    assert "warning: the image" in output and "cannot be written: No space left on device" in output
     assert f"rft report {RUN} --buffer {buffer} --png FILE" in output
     picture = buffer / "runs" / RUN / "learning_curve.png"
     assert picture.read_bytes().startswith(b"\x89PNG") and not list(picture.parent.glob(".unfinished*"))

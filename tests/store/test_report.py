@@ -277,7 +277,7 @@ def test_a_picture_that_cannot_be_written_is_said_so(buffer: rftdata.Buffer, tmp
     report = build_report(buffer)
     folder = tmp_path / "pictures"
     folder.mkdir()
-    with pytest.raises(QueryError, match=r"names that end so \(got '.*curve.txt'\); allowed: .*\.png"):
+    with pytest.raises(QueryError, match=r"unknown image format \(got '.*curve.txt'\); allowed: .*\.png"):
         write_learning_curve(report, folder / "curve.txt")
     (folder / "file").write_text("")
     with pytest.raises(QueryError, match=r"cannot be written: (File exists|Not a directory)"):
