@@ -36,7 +36,7 @@ class Registry(Generic[T]):
     Attributes:
         kind: the kind as configurations call it (`operator`, `reward`, `selector`, …).
         builtins: name -> `module:attr`.
-        loading_s: limit for the import of what is not built in.
+        loading_s: limit for importing a plug-in that is not built in, in seconds.
     """
 
     kind: str
@@ -86,7 +86,7 @@ class Registry(Generic[T]):
 
 
 def _from_module(kind: str, name: str, target: str, loading_s: float | None) -> Any:
-    """Ours have no limit (None): they may import large packages, and take as long as that takes."""
+    """Import an attribute. Built-in modules have no time limit (None), since they may import large packages."""
     module_name, _, attribute = target.partition(":")
 
     def load_module() -> ModuleType:

@@ -52,13 +52,13 @@ def claim_groups(
 
 
 def release_groups(run: Run, worker_id: int) -> int:
-    """Give back the groups this worker holds; the number of them."""
+    """Release the groups this worker holds; return their number."""
     return ride_out(lambda: run.database.run("release_groups_but", worker_id=worker_id, held=[]))
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepOutcome:
-    """How the rollouts of an explorer step ended, of groups sealed since the run's present attempt began."""
+    """Outcomes of an explorer step's rollouts, counting groups sealed since the run's current attempt began."""
 
     explore_step: int
     num_groups: int
@@ -68,6 +68,6 @@ class StepOutcome:
 
 
 def step_outcomes(run: Run, explore_steps: Collection[int]) -> list[StepOutcome]:
-    """Outcomes of explorer steps, in their order; those without a sealed group are missing."""
+    """Return the outcomes of explorer steps, in step order; steps without a sealed group are missing."""
     rows = run.database.fetch("step_outcomes", run_id=run.run_id, explore_steps=list(explore_steps))
     return records(StepOutcome, rows)

@@ -17,9 +17,9 @@ from rftdata.segments.codec import SCHEMA, SHAPE_SUFFIX, ColumnReader, purged_ro
 class SegmentReader:
     """Reads rows of segments.
 
-    A segment's content changes in one way only: a purge writes it anew, elsewhere, with rows emptied. Its address may change at any
-    time: addresses, and the memory mapped at them, are used for at most `max_age_s`, far less than old bytes stay, and where
-    an address no longer holds the segment, the database is asked for the new one.
+    A segment's content changes in one way only: a purge writes it again, elsewhere, with rows emptied. Its address may change at any
+    time. Addresses, and the memory mapped at them, are therefore used for at most `max_age_s` seconds, much less than old bytes stay.
+    If an address no longer holds the segment, the database is asked for the new one.
     """
 
     def __init__(self, database: Database, store: SegmentStore, *, max_age_s: float = ADDRESS_MAX_AGE_S) -> None:

@@ -22,8 +22,8 @@ tasks not in J is multiplied by n / B.
 A correction counts as if the outcome had been so from the start: it is forgotten as far as that outcome has been. A person's outcome
 counts in full.
 
-Every task has a posterior of its own, in two arrays, and a choice draws from each: 0.1 s for a million tasks. Learning touches the tasks of
-the batch only (`Posteriors`), since a new process learns all outcomes of the run again.
+Every task has its own posterior, in two arrays, and a choice draws from all of them: 0.1 s for a million tasks. Learning touches only the
+tasks of the batch (`Posteriors`), because a new process learns all outcomes of the run again.
 """
 
 from __future__ import annotations
@@ -119,13 +119,13 @@ class Difficulty(DrawnSelector):
                 self._add(o, position)
 
     def pass_rates(self, positions: Ids) -> Floats:
-        """Mean of the posterior of the tasks at these positions."""
+        """Return the posterior means of the tasks at these positions."""
         alpha, beta = self._posteriors.at(positions)
         rates: Floats = alpha / (alpha + beta)
         return rates
 
     def posteriors(self, task_ids: Iterable[int]) -> tuple[Floats, Floats]:
-        """alpha and beta of these tasks."""
+        """Return alpha and beta of these tasks."""
         return self._posteriors.at(self.table.positions(task_ids))
 
     def metrics(self) -> dict[str, float]:
@@ -191,7 +191,7 @@ class Difficulty(DrawnSelector):
         return _largest(rng, keys, size)
 
     def _rates(self, rng: np.random.Generator) -> Floats:
-        """A pass rate for each task: its posterior's mean, or drawn from the posterior."""
+        """Return a pass rate for each task: its posterior's mean, or a draw from the posterior."""
         passed, failed = self._posteriors.at(slice(None))
         if self._thompson:
             # Beta draws as quotients of Gamma draws: NumPy's own take twice as long at Beta(1, 1), the initial posterior.

@@ -35,9 +35,9 @@ from rftdata.user_code.frames import user_stack
 DEFAULT_S = 600.0
 """Limit of a stage, and of a task source for its next row, if none is configured."""
 LOADING_S = 300.0
-"""The limit for what a plug-in does before its first call: imports, its constructor, `prepare`."""
+"""Limit for everything a plug-in does before its first call: imports, constructor, `prepare`."""
 FILE_S = 30.0
-"""What a command that waits little leaves a file of the user's, which may import large packages."""
+"""Minimum time for importing a user's file, which may import large packages, under commands with lower time limits."""
 HEADER_BYTES = 1024
 """Length of the sentence at the beginning of a file of stacks, including the blanks that follow it."""
 GRACE_S = 5.0
@@ -58,7 +58,7 @@ class _Expired(BaseException):
 
 
 class _Cap(NamedTuple):
-    """What `at_most` lowers limits to."""
+    """The limits that `at_most` sets."""
 
     seconds: float
     where: str
@@ -108,12 +108,12 @@ class Limited:
 
 
 def call(function: Callable[[], T], timeout_s: float, what: str, *, cap: bool = True, loading: bool = False) -> T:
-    """Run a function, for so many seconds at most.
+    """Run a function under a time limit.
 
     Args:
         what: the call with its rows or task, as the subject of the error's sentence.
         cap: whether `at_most` lowers the limit.
-        loading: it imports a file of the user's: `at_most` has a limit of its own for that.
+        loading: whether the call imports a user's file, for which `at_most` has a separate limit.
 
     Raises:
         TimeLimitError: it took longer. Anything else is what the function raised.
@@ -161,11 +161,11 @@ def current() -> Limited | None:
 
 @contextlib.contextmanager
 def at_most(seconds: float, where: str, *, loading_s: float = FILE_S) -> Iterator[None]:
-    """Lower the limits of this process to so many seconds; lower ones stay, and so do those of calls with `cap=False`.
+    """Lower the limits of this process to `seconds`; lower limits stay, and those of calls with `cap=False`.
 
     Args:
-        where: what lowers it, for the error's sentence, such as `rft check`.
-        loading_s: the limit for the import of a user's file where it is more than `seconds`.
+        where: the reason, for the error's sentence, such as `rft check`.
+        loading_s: limit for importing a user's file, if greater than `seconds`.
     """
     global _cap
     before, _cap = _cap, _Cap(seconds, where, max(seconds, loading_s))
@@ -176,7 +176,7 @@ def at_most(seconds: float, where: str, *, loading_s: float = FILE_S) -> Iterato
 
 
 def lowered(timeout_s: float) -> float:
-    """A limit as `at_most` lowers it, for what enforces it by itself, such as PostgreSQL's `statement_timeout`."""
+    """Return a limit as lowered by `at_most`, for other enforcers such as PostgreSQL's `statement_timeout`."""
     return timeout_s if _cap is None else min(timeout_s, _cap.seconds)
 
 
