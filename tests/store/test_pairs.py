@@ -97,7 +97,7 @@ def test_lengths_of_chosen_and_rejected_are_told(buffer: Buffer) -> None:
 
 
 def test_more_groups_than_a_page_holds_are_all_looked_at(stored: Buffer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pairs, "_PAGE_GROUPS", 2)
+    monkeypatch.setattr("rftdata.pairs._PAGE_GROUPS", 2)
     assert build(stored, margin=0.25).num_groups == 3
     assert stored_pairs(stored) == [(2, 1), (6, 5)]
 
