@@ -6,8 +6,9 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from rftcore.reporting.report import Point, Report
+from rftcore.reporting.report import Report
 from rftdata.errors import QueryError
+from rftdata.results import Point
 
 _COLOURS = ("#1b6ca8", "#c8553d", "#2a9d6f", "#8f5bb5", "#b8860b", "#555555")
 _TRAIN_COLOUR = "#9a9a9a"

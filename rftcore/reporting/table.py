@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rftcore.reporting.report import Checkpoint, Gain, Report, evaluation_title
+from rftcore.reporting.report import Gain, Report, evaluation_title
+from rftdata.results import CheckpointFolder
 
 
 def print_report(reports: Sequence[Report], between: Sequence[Gain] = (), console: Console | None = None) -> None:
@@ -99,7 +100,7 @@ def _fact_lines(one: Report) -> list[tuple[str, str]]:
     ]  # fmt: skip
 
 
-def _checkpoint(checkpoint: Checkpoint | None, step: int | None) -> str:
+def _checkpoint(checkpoint: CheckpointFolder | None, step: int | None) -> str:
     if checkpoint is None:
         return "none" if step is None else f"step {step} is best; its files are not kept"
     return f"step {checkpoint.trainer_step}: {checkpoint.uri}"

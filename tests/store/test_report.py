@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import rftdata
-from rftcore.launch.progress import Progress
 from rftcore.reporting.learning_curve import write_learning_curve
 from rftcore.reporting.report import Gain, build_report, compare
 from rftcore.reporting.table import print_report
 from rftdata.errors import QueryError
+from rftdata.progress import Progress
 from tests.support.stored_run import StoredRun
 
 
@@ -62,7 +62,7 @@ def test_answers_that_could_not_be_scored_are_told_of(
     assert report.unscored == [f"validation sums, greedy, step 0: {said}"]
     print_report([report])
     assert f"warning validation sums, greedy, step 0: {said}" in " ".join(capsys.readouterr().out.split())
-    assert Progress(buffer, run.run_id).snapshot()["evaluations"][0]["error"] == said
+    assert Progress(run.run).snapshot().evaluations[0].error == said
 
 
 def test_the_best_step_is_chosen_on_validation_alone(buffer: rftdata.Buffer, run: StoredRun) -> None:
@@ -250,7 +250,7 @@ def test_two_runs_are_compared_question_by_question_at_their_best_steps(buffer: 
     other.attempt()
     other.evaluation(0, {1: 0, 2: 0})
     other.evaluation(2, {1: 1, 2: 1})
-    (found,) = compare(buffer, run.run_id, other.run_id)
+    (found,) = compare(run.run, other.run)
     assert (found.before, found.after, found.difference, found.before_step, found.after_step) == (0.5, 1.0, 0.5, 4, 2)
 
 
