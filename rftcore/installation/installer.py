@@ -85,8 +85,7 @@ class Installer:
     def _install_with_uv(self, command: list[str], requirements: Sequence[str], extras: Collection[str]) -> bool:
         settings = pip_settings(self.python)
         environment = self._environment(settings)
-        # Compiled now, as pip does: a run starts several processes, each of which would compile again if the cache is not writable.
-        command = [*command, "--compile-bytecode", "--python", str(self.python), "--constraint", str(CONSTRAINTS)]
+        command = [*command, "--python", str(self.python), "--constraint", str(CONSTRAINTS)]
         command += ["--no-index"] if _is_set(settings, "no-index") else []
         for attempt in _attempts(extras, environment):
             self._print(f"uv {' '.join(_named(attempt)) or 'without further options'}")
@@ -166,6 +165,8 @@ def uv_environment(settings: Mapping[str, list[str]]) -> dict[str, str]:
     environment.setdefault("UV_INDEX_STRATEGY", "unsafe-best-match")
     environment.setdefault("UV_HTTP_TIMEOUT", "120")
     environment.setdefault("UV_NO_PROGRESS", "1")
+    # As pip does it: a run starts several processes, and each would compile again where the cache is not writable.
+    environment.setdefault("UV_COMPILE_BYTECODE", "1")
     return environment
 
 
