@@ -54,6 +54,11 @@ class Point(_Fact):
     pass_rate: float | None = None
 
 
+class Loss(_Fact):
+    step: int
+    loss: float
+
+
 class EvaluationCurve(_Fact):
     purpose: str
     taskset: str
@@ -123,6 +128,7 @@ class Report(_Fact):
     last_checkpoint: Checkpoint | None
     gains: list[Gain]
     train_curve: list[Point]
+    loss_curve: list[Loss]
     evaluation_curves: list[EvaluationCurve]
     unscored: list[str]
 
@@ -162,6 +168,7 @@ def build_report(buffer: Buffer, run: str | int | Row | None = None) -> Report:
         last_checkpoint=checkpoints[-1] if checkpoints else None,
         gains=[gain for gain in (_gain(buffer, rows, best) for rows in _by_curve(evaluations).values()) if gain],
         train_curve=[Point(**p) for p in database.fetch("report_train_curve", run_id=run_id)],
+        loss_curve=[Loss(**p) for p in database.fetch("report_losses", run_id=run_id)],
         evaluation_curves=[_curve(rows) for rows in _by_curve(evaluations).values()],
         unscored=[
             f"{evaluation_title(e['purpose'], e['taskset'])}, {e['decoding']}, step {e['trainer_step']}: {e['error']}"
