@@ -46,6 +46,14 @@ class Point:
     pass_rate: float | None = None
 
 
+@dataclass(frozen=True)
+class Loss:
+    """The training loss of a step."""
+
+    step: int
+    loss: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepTotals:
     """Trainer steps of the present history; groups, tokens and seconds are without those before a fork."""
@@ -116,6 +124,10 @@ class RunResults:
     def train_curve(self) -> list[Point]:
         """Rewards as sampled, by explorer step: groups dropped later count."""
         return records(Point, self._rows("report_train_curve"))
+
+    def loss_curve(self) -> list[Loss]:
+        """The training loss by trainer step."""
+        return records(Loss, self._rows("report_losses"))
 
     def totals(self) -> Totals:
         """See `Totals`."""

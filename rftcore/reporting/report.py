@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pydantic import BaseModel, ConfigDict
 
 from rftdata.buffer import Buffer
-from rftdata.results import CheckpointFolder, Dropped, EvaluationResult, Point, RunResults, StepTotals
+from rftdata.results import CheckpointFolder, Dropped, EvaluationResult, Loss, Point, RunResults, StepTotals
 from rftdata.run import Run
 from rftdata.training.evaluations import best_step, validation_scores
 
@@ -103,6 +103,7 @@ class Report(_Fact):
     last_checkpoint: CheckpointFolder | None
     gains: list[Gain]
     train_curve: list[Point]
+    loss_curve: list[Loss]
     evaluation_curves: list[EvaluationCurve]
     unscored: list[str]
 
@@ -133,7 +134,7 @@ def build_report(buffer: Buffer, run: Run | str | int | None = None) -> Report:
         best_step=best, best_checkpoint=next((c for c in checkpoints if c.trainer_step == best), None),
         last_checkpoint=checkpoints[-1] if checkpoints else None,
         gains=[gain for gain in (_gain(results, curve, best) for curve in _by_curve(evaluations).values()) if gain],
-        train_curve=results.train_curve(),
+        train_curve=results.train_curve(), loss_curve=results.loss_curve(),
         evaluation_curves=[_curve(curve) for curve in _by_curve(evaluations).values()],
         unscored=[
             f"{evaluation_title(e.purpose, e.taskset)}, {e.decoding}, step {e.trainer_step}: {e.error}"

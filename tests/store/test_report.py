@@ -143,6 +143,28 @@ def test_steps_without_a_gradient_are_counted(
     assert "1 without a gradient" in " ".join(capsys.readouterr().out.split())
 
 
+def test_a_run_without_rewards_shows_its_loss(
+    buffer: rftdata.Buffer, run: StoredRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step, loss in ((1, 2.0), (2, 1.5), (3, 1.0), (4, 0.5)):
+        run.train_step(step, loss=loss)
+    report = build_report(buffer)
+    assert [(p.step, p.loss) for p in report.loss_curve] == [(1, 2.0), (2, 1.5), (3, 1.0), (4, 0.5)]
+    print_report([report])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "training loss 1.750 (first 2 steps) to 0.750 (last 2)" in shown and "training reward" not in shown
+    # Beside a run that has rewards each stands under its name.
+    other = StoredRun(buffer, "other")
+    other.attempt()
+    other.group(0, [1.0, 0.0])
+    other.train_step(1, loss=0.1)
+    print_report([report, build_report(buffer, "other")])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("training ")]
+    assert sorted(line[1] for line in lines) == ["loss", "reward"]
+    assert [line[2] for line in sorted(lines)] == ["1.750", "–"]
+    assert next(line[3:5] for line in lines if line[1] == "reward") == ["0.500", "(first"]
+
+
 def test_rows_and_groups_are_counted_by_what_became_of_them(buffer: rftdata.Buffer, run: StoredRun) -> None:
     run.group(0, [1.0, 0.0])
     flat = run.group(0, [0.0, 0.0], trainable=False, closed_reason="dropped: zero variance")

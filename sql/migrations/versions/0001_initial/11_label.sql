@@ -47,7 +47,9 @@ CREATE FUNCTION rft.record_labels() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    batch bigint := nullif(current_setting('rft.label_batch', true), '')::bigint;
+    given bigint := nullif(current_setting('rft.label_batch', true), '')::bigint;
+    batch bigint;
+    num_labels bigint;
     touched bigint[];
 BEGIN
     SELECT array_agg(DISTINCT n.group_id) INTO touched
@@ -59,7 +61,7 @@ BEGIN
     -- Lock before the labels get their ids, so that within a group ids grow in the order in which labels commit. A verdict's label_cut
     -- then covers every label up to it.
     PERFORM rft.lock_groups_and_reviews(touched);
-    batch := coalesce(batch, nextval('rft.label_batch_id_seq'));
+    batch := coalesce(given, nextval('rft.label_batch_id_seq'));
     INSERT INTO rft.label (experience_id, field, old_value, new_value, author, source, reason, label_batch_id, final)
     SELECT n.experience_id, 'reward', o.reward, n.reward,
            coalesce(nullif(current_setting('rft.author', true), ''), session_user),
@@ -68,7 +70,11 @@ BEGIN
            batch, n.reward_final
     FROM new_rows n JOIN old_rows o USING (experience_id)
     WHERE (n.reward, n.reward_final) IS DISTINCT FROM (o.reward, o.reward_final);
+    GET DIAGNOSTICS num_labels = ROW_COUNT;
     PERFORM rft.reopen_groups(touched);
+    IF given IS NULL THEN  -- written by a person in SQL, who has not seen the id
+        RAISE NOTICE 'label batch %: % changed', batch, num_labels USING HINT = format('rft label undo %s', batch);
+    END IF;
     RETURN NULL;
 END
 $$;
