@@ -24,11 +24,18 @@ PartT = TypeVar("PartT", bound="Part")
 
 ADVANTAGES: Registry[type[Advantage]] = Registry("advantage", {
     "group": "rftcore.algorithms.advantages.group:Group",
+    "jsd": "rftcore.algorithms.advantages.jsd:SampledJSD",
+    "teacher": "rftcore.algorithms.advantages.teacher:Teacher",
 })  # fmt: skip
 LOSSES: Registry[type[Term]] = Registry("loss", {
+    "bradley_terry": "rftcore.algorithms.losses.bradley_terry:BradleyTerry",
     "dpo": "rftcore.algorithms.losses.dpo:DPO",
+    "jsd": "rftcore.algorithms.losses.jsd:JSD",
+    "kto": "rftcore.algorithms.losses.kto:KTO",
+    "orpo": "rftcore.algorithms.losses.orpo:ORPO",
     "ppo": "rftcore.algorithms.losses.ppo:PPO",
     "sft": "rftcore.algorithms.losses.sft:SFT",
+    "simpo": "rftcore.algorithms.losses.simpo:SimPO",
 })  # fmt: skip
 MASKS: Registry[type[TokenMask]] = Registry("mask", {})
 

@@ -67,13 +67,20 @@ class Plan:
     metrics: dict[str, float] = field(default_factory=dict)
 
     def view(
-        self, index_N: Tensor, logprobs_N: Tensor, *, entropy_N: Tensor | None = None, values_N: Tensor | None = None
+        self,
+        index_N: Tensor,
+        logprobs_N: Tensor,
+        *,
+        entropy_N: Tensor | None = None,
+        values_N: Tensor | None = None,
+        read_N: Tensor | None = None,
     ) -> TokenView:
         """The view of a micro-batch.
 
         Args:
             index_N: int64; places of its tokens in the batch, whole sequences, ascending.
-            logprobs_N, entropy_N, values_N: of those tokens; they carry the gradient.
+            logprobs_N, entropy_N, values_N, read_N: of those tokens; they carry the gradient. Log-probabilities are 0 for a loss of
+                a scorer, which has none.
         """
 
         def part(whole: Tensor | None) -> Tensor | None:
@@ -84,10 +91,13 @@ class Plan:
             part(x) for x in (self.anchor_N, self.advantages_N, self.batch.sequence_N)
         )
         assert anchor_N is not None and advantages_N is not None and sequence_N is not None
+        rewards_N = self.batch.rewards_B[self.batch.sequence_N[index_N]].to(logprobs_N.device)
+        mismatched_kl = None if signals.mismatched_kl is None else signals.mismatched_kl.to(logprobs_N.device)
         return TokenView(
             logprobs_N=logprobs_N, anchor_N=anchor_N, advantages_N=advantages_N, sequence_N=sequence_N,
             reference_N=part(signals.reference_N), teacher_N=part(signals.teacher_N), entropy_N=entropy_N,
             values_N=values_N, old_values_N=part(signals.values_N), returns_N=part(self.returns_N),
+            rewards_N=rewards_N, read_N=read_N, mismatched_kl=mismatched_kl,
         )  # fmt: skip
 
 
@@ -151,6 +161,11 @@ class Algorithm:
         return self.loss.unit == "pair"
 
     @property
+    def trains_scorer(self) -> bool:
+        """Whether the model that it trains gives scores, and no log-probabilities."""
+        return self.loss.of_scorer
+
+    @property
     def _compares(self) -> bool:
         in_loss = self.config.kl.is_on and (self.config.kl.where == "reward" or self.config.kl.type == "corrected")
         return self.loss.compares or in_loss
@@ -168,6 +183,8 @@ class Algorithm:
         if self.uses_rewards:
             refuse_missing_rewards(batch)
         config, metrics = self.config, dict[str, float]()
+        if signals.mismatched_kl is not None:
+            metrics["kl_mismatched"] = signals.mismatched_kl.item()
         anchor_N = (batch.behavior_N if signals.old_N is None else signals.old_N).nan_to_num(nan=0.0)
         credited = self._with_kl_in_reward(batch, signals, anchor_N, metrics)
         advantages_N, returns_N = anchor_N.new_zeros(len(anchor_N)), None

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 if importlib.util.find_spec("torch") is None:
     raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
-Signal = Literal["behavior", "old", "reference", "teacher", "values", "entropy"]
+Signal = Literal["behavior", "old", "reference", "teacher", "values", "entropy", "mismatched", "teacher_logits"]
 Unit = Literal["token", "sequence", "pair"]
 
 # exp(20) is 5e8. A larger ratio overflows to NaN soon after, and already says that the two policies have nothing in common.
@@ -104,6 +104,10 @@ class Signals:
         teacher_N: the same under the teacher.
         values_N: float32; the critic's value of the state before the token.
         entropy_N: float32, nats; entropy of the policy's distribution before the token.
+        mismatched_kl: float32, a single number, nats; mean of Σ_t log(π / π_reference) over sequences that join a prompt of the batch with the response to
+            another one (`rftcore.trainer.batch_forms.mismatched`), over all ranks. 0 where the batch has one prompt.
+
+    `teacher_logits` is not among them: a `HeadTerm` reads the teacher's logits in the forward pass of the loss.
     """
 
     old_N: Tensor | None = None
@@ -111,6 +115,7 @@ class Signals:
     teacher_N: Tensor | None = None
     values_N: Tensor | None = None
     entropy_N: Tensor | None = None
+    mismatched_kl: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +145,11 @@ class TokenView:
         sequence_N: int64; which sequence of the batch. The tokens of a sequence stand together.
         reference_N, teacher_N: None unless declared in `needs`.
         entropy_N: nats; carries the gradient. None unless the algorithm has an entropy bonus.
-        values_N, old_values_N, returns_N: of the critic; the first carries the gradient. None without one.
+        values_N, old_values_N, returns_N: of the critic; the first carries the gradient. None without one. For a loss of a scorer
+            `values_N` is the score of each sequence, at the one token that each then has.
+        rewards_N: float32; the reward of the token's sequence, NaN where there is none.
+        read_N: what a `HeadTerm` read of the token's logits; carries the gradient. None for other terms.
+        mismatched_kl: see `Signals`.
     """
 
     logprobs_N: Tensor
@@ -153,6 +162,9 @@ class TokenView:
     values_N: Tensor | None = None
     old_values_N: Tensor | None = None
     returns_N: Tensor | None = None
+    rewards_N: Tensor | None = None
+    read_N: Tensor | None = None
+    mismatched_kl: Tensor | None = None
 
     @property
     def log_ratio_N(self) -> Tensor:
@@ -235,12 +247,14 @@ class Term(Part, ABC):
         compares: it compares the policy with `TokenView.anchor_N`.
         uses_advantages: it reads `TokenView.advantages_N`.
         of_critic: it trains the critic, from `values_N`, `old_values_N` and `returns_N`, and not the policy.
+        of_scorer: it trains a model with a scalar head in place of the language-model head, from `values_N`.
     """
 
     unit: ClassVar[Unit]
     compares: ClassVar[bool] = False
     uses_advantages: ClassVar[bool] = False
     of_critic: ClassVar[bool] = False
+    of_scorer: ClassVar[bool] = False
 
     @abstractmethod
     def __call__(self, view: TokenView) -> Loss:
@@ -251,6 +265,30 @@ class TokenTerm(Term):
     """One loss per token; `algorithm.aggregation` weights the tokens."""
 
     unit = "token"
+
+
+class HeadTerm(TokenTerm):
+    """One loss per token that depends on whole distributions: of the policy, and of the teacher at the same place.
+
+    The trainer calls `read` on some rows of logits at a time, and again on the same rows in the backward pass, so that logits of all
+    tokens never exist at once. What it returned stands in `TokenView.read_N`. It may depend on the row alone.
+    """
+
+    needs = frozenset({"teacher_logits"})
+
+    @abstractmethod
+    def read(self, logits_RV: Tensor, teacher_logits_RV: Tensor) -> Tensor:
+        """One number per row, float32 [R].
+
+        Args:
+            logits_RV: float32, after division by the temperature; carries the gradient.
+            teacher_logits_RV: the same of the teacher, without gradient.
+        """
+
+    def __call__(self, view: TokenView) -> Loss:
+        """The numbers themselves are the loss."""
+        assert view.read_N is not None
+        return Loss(view.read_N)
 
 
 class SequenceTerm(Term):

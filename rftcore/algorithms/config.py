@@ -95,6 +95,9 @@ class AlgorithmConfig(Section):
         None, description="Importance weights for the mismatch between engine and trainer."
     )
     expert: ExpertConfig | None = Field(None, description="A loss of its own for sequences that an expert wrote.")
+    train_on: Literal["responses", "all"] = Field(
+        "responses", description="Tokens that count: those of responses that the loss mask names, or all, prompts too."
+    )
     critic: CriticConfig | None = Field(None, description="A value model, for advantages that need one.")
     old_logprobs: Literal["behavior", "recomputed"] | None = Field(
         None,

@@ -33,6 +33,11 @@ def check_parts(algorithm: Algorithm, group_size: int | None) -> None:
             f"the loss {name}, one per {loss.unit}, reads no advantages", value=f"algorithm.advantage: {config.advantage and config.advantage.name}",
             todo="leave the advantage out (advantage: null), or name a loss that reads them, such as ppo",
         )  # fmt: skip
+    if config.train_on == "all" and (loss.unit != "token" or algorithm.uses_behavior_logprobs or advantage is not None):
+        raise ConfigError(
+            f"algorithm.train_on: all is for losses that imitate text, and {name} judges responses", value="all",
+            allowed="responses", todo="leave train_on out, or name the loss sft",
+        )  # fmt: skip
     _check_token_parts(algorithm)
     _check_critic(algorithm)
     if group_size is not None and group_size < algorithm.min_group_size:
