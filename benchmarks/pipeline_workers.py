@@ -59,7 +59,7 @@ def _round(buffer: rftdata.Buffer, name: str, stages: list[dict[str, Any]], work
     barrier, seconds = context.Barrier(workers), context.Queue()
     config = (buffer.config.uri, buffer.config.segments)
     processes = [
-        context.Process(target=_work, args=(config, run["run_id"], stages, barrier, seconds)) for _ in range(workers)
+        context.Process(target=_work, args=(config, run.run_id, stages, barrier, seconds)) for _ in range(workers)
     ]
     for process in processes:
         process.start()
@@ -68,7 +68,7 @@ def _round(buffer: rftdata.Buffer, name: str, stages: list[dict[str, Any]], work
         process.join()
     decided = buffer.sql(
         "SELECT count(*) AS n FROM rft.verdict JOIN rft.experience USING (experience_id) WHERE run_id = %s",
-        [run["run_id"]],
+        [run.run_id],
     )["n"][0].as_py()
     if decided != num:
         raise RuntimeError(f"{decided} of {num} experiences were decided")
@@ -91,13 +91,14 @@ def _work(
         worker = database.fetch("insert_worker", run_id=run_id, role="pipeline", host="here", pid=os.getpid())[0][
             "worker_id"
         ]
-        queue = SealedQueue(database, run_id, worker, lease_s=60.0, columns=chain.columns)
+        run = buffer.find_run(run_id)
+        queue = SealedQueue(run, worker, lease_s=60.0, columns=chain.columns)
         barrier.wait()
         started = time.time()
         while (batch := queue.claim(BATCH_GROUPS)) is not None:
             known = known_scores(database, chain.score_keys, batch.table["experience_id"].to_pylist())
             decided = decide(chain, batch, known)
-            commit_verdicts(database, run_id, worker, "benchmark", batch, decided)
+            commit_verdicts(run, worker, "benchmark", batch, decided)
         seconds.put((started, time.time()))
 
 

@@ -51,18 +51,18 @@ class Loop:
     def __init__(self, buffer: Buffer, experiences: Sequence[Experience]) -> None:
         self.buffer = buffer
         self._experiences = experiences
-        self._row = buffer.create_run(name="loop", config={}, seed=0, steps=10**6, pipeline_version="keep all")
-        self._run_id: int = self._row["run_id"]
+        self._run = buffer.create_run(name="loop", config={}, seed=0, steps=10**6, pipeline_version="keep all")
+        self._run_id = self._run.run_id
         worker = buffer.database.fetch(
             "insert_worker", run_id=self._run_id, role="pipeline", host="bench", pid=os.getpid()
         )
         self._worker_id: int = worker[0]["worker_id"]
-        self._queue = SealedQueue(buffer.database, self._run_id, self._worker_id, lease_s=60)
+        self._queue = SealedQueue(self._run, self._worker_id, lease_s=60)
         self.seconds: dict[str, list[float]] = defaultdict(list)
 
     def run(self, steps: int) -> None:
         """That many steps; every experience written is decided on and drawn in the step that wrote it."""
-        with self.buffer.writer(self._row) as writer, self.buffer.attempt(self._row) as attempt:
+        with self.buffer.writer(self._run) as writer, self.buffer.attempt(self._run) as attempt:
             for step in range(1, steps + 1):
                 started = time.perf_counter()
                 writer.insert(*as_groups(self._experiences, _GROUPS, _GROUP_SIZE, first=step * _GROUPS))
@@ -83,7 +83,7 @@ class Loop:
 
     def claim_costs(self) -> dict[str, dict[str, float]]:
         """Milliseconds and pages of claiming the groups of one more step, the server's figures; nothing is claimed."""
-        with self.buffer.writer(self._row) as writer:
+        with self.buffer.writer(self._run) as writer:
             writer.insert(*as_groups(self._experiences, _GROUPS, _GROUP_SIZE, first=0))
         rows = self.buffer.sql(
             "SELECT min(sort_key) AS key FROM rft.worklist WHERE available AND consumer = 'pipeline/' || %s",
@@ -109,10 +109,9 @@ class Loop:
         return found
 
     def _decide(self) -> None:
-        database, run_id = self.buffer.database, self._run_id
         batch = self._queue.claim(_GROUPS)
         assert batch is not None and len(batch.group_ids) == _GROUPS, "not every group written can be decided on"
-        commit_verdicts(database, run_id, self._worker_id, "keep all", batch, Verdicts(kept(batch.table)))
+        commit_verdicts(self._run, self._worker_id, "keep all", batch, Verdicts(kept(batch.table)))
 
 
 def explained(buffer: Buffer, query: str, parameters: dict[str, Any]) -> dict[str, Any]:
@@ -162,7 +161,7 @@ def prepare(buffer: Buffer, made: Sequence[Experience], rows: int) -> int:
     with buffer.database.connection() as connection:
         connection.execute("VACUUM ANALYZE rft.experience")
         connection.execute("CHECKPOINT")
-    return int(run["run_id"])
+    return run.run_id
 
 
 def _hold_snapshot(uri: str, run_id: int, ready: Any, stop: Any, answers: Any) -> None:

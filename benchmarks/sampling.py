@@ -75,7 +75,7 @@ class Bench:
         self._next_group = 1_000_000
         self._execute("tasks")
         samples = self.buffer.create_run(name="samples", config={}, seed=0, steps=1, pipeline_version="none")
-        self._samples_run_id = samples["run_id"]
+        self._samples_run_id = samples.run_id
         with self.buffer.writer(samples) as writer:
             writer.insert(*as_groups(make_samples(_BATCH, seed=0)))
 
@@ -86,7 +86,7 @@ class Bench:
         )
         num = rows // self.group_size
         values = {
-            "run_id": run["run_id"], "first": self._next_group, "num": num, "group_size": self.group_size,
+            "run_id": run.run_id, "first": self._next_group, "num": num, "group_size": self.group_size,
             "samples_run_id": self._samples_run_id,
         }  # fmt: skip
         self._next_group += num
@@ -101,7 +101,7 @@ class Bench:
         ):
             self._execute_text(statement)
         self._set_fsync("on")
-        return int(run["run_id"])
+        return run.run_id
 
     def measure(self, run_id: int, policy: dict[str, Any], num_draws: int) -> dict[str, Any]:
         """Milliseconds of draws, decoding, priorities and a bare commit, in turns."""
@@ -141,13 +141,13 @@ class Bench:
         with _timed(times["set_priorities"]):
             attempt.set_priorities(priorities)
         with _timed(times["commit"]):
-            self._execute("touch", run_id=attempt.run_id)
+            self._execute("touch", run_id=attempt.run.run_id)
         return True
 
     def _work(self, attempt: Attempt, step: int) -> dict[str, float]:
         """What the database does for a draw, whatever else the machine is doing: pages looked at, and log written."""
         values = {
-            "run_id": attempt.run_id,
+            "run_id": attempt.run.run_id,
             "attempt_id": attempt.attempt_id,
             "step": step,
             "num_groups": _BATCH // self.group_size,

@@ -29,7 +29,6 @@ from rftdata import Buffer
 from rftdata.config import SelectorConfig, TasksetConfig
 from rftdata.planning.config import PlanConfig
 from rftdata.planning.planner import Planner
-from rftdata.postgres.database import Row
 from rftdata.selectors import Observation, Selector, build_selector
 from rftdata.training.attempt import Attempt
 
@@ -118,7 +117,7 @@ class Run:
 
     def plan(self, case: str) -> dict[str, Any]:
         name, args = CASES[case]
-        row = self.buffer.create_run(name=f"plan-{case}", config={}, seed=1, steps=10**6, pipeline_version="none")
+        run = self.buffer.create_run(name=f"plan-{case}", config={}, seed=1, steps=10**6, pipeline_version="none")
         config = PlanConfig(
             tasksets=(TasksetConfig(name="all", source="none"),),
             selector=SelectorConfig.model_validate({"type": name, **args}),
@@ -129,26 +128,26 @@ class Run:
             interval=1,
             offset=0,
         )
-        planner = Planner(self.buffer.database, row["run_id"], config)
-        with self.buffer.attempt(row) as attempt:
-            self._step(attempt, row, 0)
+        planner = Planner(run, config)
+        with self.buffer.attempt(run) as attempt:
+            self._step(attempt, run, 0)
             first = timed(planner.plan)
             seconds, commits = [], []
             for step in range(1, self.options.steps + 1):
-                self._step(attempt, row, step)
+                self._step(attempt, run, step)
                 seconds.append(timed(planner.plan))
                 commits.append(
-                    timed(lambda: self.buffer.sql("UPDATE rft.run SET seed = seed WHERE run_id = %s", [row["run_id"]]))
+                    timed(lambda: self.buffer.sql("UPDATE rft.run SET seed = seed WHERE run_id = %s", [run.run_id]))
                 )
         return {"plan_ms": quantiles(seconds), "first_plan_ms": 1000 * first, "commit_ms": quantiles(commits)}
 
-    def _step(self, attempt: Attempt, row: Row, step: int) -> None:
+    def _step(self, attempt: Attempt, run: rftdata.Run, step: int) -> None:
         """Seal what is planned, and move the policy on."""
         self.buffer.sql(
             "WITH done AS (UPDATE rft.rollout_group SET status = 'ready', sealed_at = now(), trainable = false WHERE run_id = %s AND"
             " status = 'planned' RETURNING *) INSERT INTO rft.task_observation (run_id, attempt_id, ordinal, task_id, successes, trials)"
             " SELECT run_id, attempt_id, ordinal, task_id, (task_id + ordinal) %% 9, 8 FROM done",
-            [row["run_id"]],
+            [run.run_id],
         )
         attempt.publish(step, method="memory", uri="none", num_bytes=0, checksum="0")
 

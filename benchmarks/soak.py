@@ -87,10 +87,10 @@ def _review(folder: str, seed: int, stop: Any, events: Any) -> None:
     """A person corrects some of the newest rewards every second; the pipeline decides again on groups that were not drawn yet."""
     chance = random.Random(seed)
     with _open(folder) as buffer:
-        runs = {run: buffer.find_run(run)["run_id"] for run in RUNS}
+        runs = [buffer.find_run(run) for run in RUNS]
         workers = {
-            run: buffer.database.fetch("insert_worker", run_id=run_id, role="pipeline", host="here", pid=os.getpid())[0]["worker_id"]
-            for run, run_id in runs.items()
+            run.run_id: buffer.database.fetch("insert_worker", run_id=run.run_id, role="pipeline", host="here", pid=os.getpid())[0]["worker_id"]
+            for run in runs
         }  # fmt: skip
         events.put(("ready", time.monotonic(), 1, 0.0))
         due = time.monotonic()
@@ -101,11 +101,11 @@ def _review(folder: str, seed: int, stop: Any, events: Any) -> None:
                 buffer.sql("UPDATE rft.experience SET reward = 1 - reward WHERE experience_id = ANY (%s)", [ids])
                 events.put(("relabelled", time.monotonic(), len(set(ids)), 0.0))
                 due += 1.0
-            for run, run_id in runs.items():
-                batch = claim_sealed_groups(buffer.database, run_id, workers[run], count=100, lease_s=60)
+            for run in runs:
+                batch = claim_sealed_groups(run, workers[run.run_id], count=100, lease_s=60)
                 if batch is not None:
                     verdicts = Verdicts(kept(batch.table))
-                    commit_verdicts(buffer.database, run_id, workers[run], NO_PIPELINE, batch, verdicts)
+                    commit_verdicts(run, workers[run.run_id], NO_PIPELINE, batch, verdicts)
 
 
 def _retain(folder: str, keep: int, every_s: float, stop: Any, events: Any) -> None:

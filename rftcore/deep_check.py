@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -27,13 +27,11 @@ from rftcore.run.prepare import check_max_tokens, planned_steps, select_source
 from rftcore.tasks.features import FeatureCheck
 from rftcore.tasks.needs import TaskNeeds
 from rftcore.workflows.task import Task
+from rftdata.buffer import Buffer
 from rftdata.config import TasksetConfig
-from rftdata.connection import exists
+from rftdata.connection import check_new_folder, exists
 from rftdata.errors import ConfigError, ModelError, RftError, RolloutsFailedError
 from rftdata.pipeline.tasks import source_batch
-from rftdata.postgres.database import Database, Row
-from rftdata.postgres.embedded import check_folder
-from rftdata.postgres.migrations import schema_version
 from rftdata.tasks import read_tasks
 from rftdata.tasks.loading import no_task, taskset_texts
 from rftdata.tasks.query import asks_buffer
@@ -44,11 +42,12 @@ from rftdata.training.sampling import checked_formula
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-_READING_S = 60.0
 
-
-def open_inputs(resolved: ResolvedRun) -> Iterator[str]:
+def open_inputs(resolved: ResolvedRun, read_s: float = 60.0) -> Iterator[str]:
     """Open what the run will read; a sentence for each.
+
+    Args:
+        read_s: a task source is read for so many seconds at most.
 
     Raises:
         EnvironmentMismatchError: packages that are missing here or break each other.
@@ -63,17 +62,17 @@ def open_inputs(resolved: ResolvedRun) -> Iterator[str]:
     yield f"model {config.model.path}: a {model.model_type} with {len(tokenizer):,} tokens, in {tokenizer.name_or_path}"
     yield from _describe_device(resolved)
     samples = []
-    with _stored(config) as database:
+    with _stored(config) as buffer:
         for taskset in config.tasks:
-            sample = _Sample(taskset, passes_stages=bool(chain.stages))
-            yield from _describe_tasks(resolved, sample, chain, FeatureCheck(resolved, taskset, database))
+            sample = _Sample(taskset, read_s, passes_stages=bool(chain.stages))
+            yield from _describe_tasks(resolved, sample, chain, FeatureCheck(resolved, taskset, buffer))
             samples.append(sample)
         for taskset in (*config.eval.tasks, *config.eval.test):
-            samples.append(_Sample(taskset))
+            samples.append(_Sample(taskset, read_s))
             yield from _describe_tasks(resolved, samples[-1])
         if config.has_explorer:
             yield from _describe_rollouts(resolved, samples, tokenizer)
-        yield from _describe_stages(resolved, database)
+        yield from _describe_stages(resolved, buffer, read_s)
     yield _describe_database(config)
     if config.sampling.source is not None:
         yield _describe_selection(resolved)
@@ -84,17 +83,19 @@ class _Sample:
     """Tasks of a set on which a rollout is tried.
 
     Attributes:
+        read_s: its source is read for so many seconds at most.
         passes_stages: stages of pipelines.task may still change or drop them.
         first, longest: the first task and the one with the longest prompt; None where the set is not read here.
     """
 
     taskset: TasksetConfig
+    read_s: float
     passes_stages: bool = False
-    first: Row | None = None
-    longest: Row | None = None
+    first: Mapping[str, Any] | None = None
+    longest: Mapping[str, Any] | None = None
     _length: int = -1
 
-    def see(self, task: Row) -> None:
+    def see(self, task: Mapping[str, Any]) -> None:
         """Look at the next task."""
         self.first = self.first or task
         prompt = task["payload"]["prompt"]
@@ -113,7 +114,7 @@ def _describe_tasks(
         return
     # To the end: the run reads every row, and refuses the source for any of them.
     num_tasks, reading, needs = 0, Reading(), TaskNeeds(resolved, taskset, chain)
-    with reading_for(_READING_S) as cut:
+    with reading_for(sample.read_s) as cut:
         for task in read_tasks(taskset, resolved.config.base_dir, reading=reading):
             num_tasks += 1
             sample.see(task)
@@ -124,7 +125,7 @@ def _describe_tasks(
         raise no_task(taskset, reading)
     if reading.was_cut:
         yield (
-            f"taskset {taskset.name}: its source has not ended after {cut.num_rows:,} rows and {_READING_S:g} s; the rest was not "
+            f"taskset {taskset.name}: its source has not ended after {cut.num_rows:,} rows and {sample.read_s:g} s; the rest was not "
             "looked at, and a run reads all of it unless the taskset has a limit"
         )
     first = f", the first prompt is {str(sample.first['payload']['prompt'])[:80]!r}" if sample.first is not None else ""
@@ -135,12 +136,12 @@ def _describe_tasks(
         yield from features.verdict(are_all=not reading.was_cut)
 
 
-def _describe_stages(resolved: ResolvedRun, database: Database | None) -> Iterator[str]:
+def _describe_stages(resolved: ResolvedRun, buffer: Buffer | None, read_s: float) -> Iterator[str]:
     """Make every stage ready for its first batch, as the processes of a run do when they start."""
     config = resolved.config
     context = StageContext(
         config.base_dir, model_path=config.model.path, generate=_ask_nobody,
-        read_taskset=functools.partial(_task_texts, config, database),
+        read_taskset=functools.partial(_task_texts, config, buffer, read_s),
     )  # fmt: skip
     for name, chain in (("task", resolved.task_chain), ("experience", resolved.experience_chain)):
         try:
@@ -157,7 +158,7 @@ def _ask_nobody(*_: object) -> list[str]:
     raise AssertionError("a stage asks the policy before its first batch")
 
 
-def _task_texts(config: RunConfig, database: Database | None, name: str) -> pa.Table:
+def _task_texts(config: RunConfig, buffer: Buffer | None, read_s: float, name: str) -> pa.Table:
     """The tasks of a set from its source where the configuration has one of that name, else from the buffer.
 
     Raises:
@@ -166,23 +167,24 @@ def _task_texts(config: RunConfig, database: Database | None, name: str) -> pa.T
     tasksets = (*config.tasks, *config.eval.tasks, *config.eval.test)
     for taskset in tasksets:
         if taskset.name == name:
-            with reading_for(_READING_S):
+            database = buffer.database if buffer is not None else None
+            with reading_for(read_s):
                 table: pa.Table = source_batch(name, list(read_tasks(taskset, config.base_dir, database)))
             return table.select(["task_key", "prompt", "answer"])
-    if database is None:
+    if buffer is None:
         known = ", ".join(taskset.name for taskset in tasksets)
         raise ConfigError("there is no buffer yet that could hold this set", value=name, allowed=known)
-    return taskset_texts(database, name)
+    return taskset_texts(buffer.database, name)
 
 
 @contextmanager
-def _stored(config: RunConfig) -> Iterator[Database | None]:
-    """The database of the configuration's buffer; None where that is still to be made."""
+def _stored(config: RunConfig) -> Iterator[Buffer | None]:
+    """The configuration's buffer; None where it is still to be made."""
     if not exists(config.buffer):
         yield None
         return
     with rftdata.open(config.buffer, create=False, schema="check", application="rft check") as found:
-        yield found.database
+        yield found
 
 
 def _describe_selection(resolved: ResolvedRun) -> str:
@@ -266,9 +268,8 @@ def _describe_database(config: RunConfig) -> str:
     buffer, formula = config.buffer, config.sampling.priority.formula
     if not exists(buffer):
         later = "; sampling.priority.formula is checked there when the run starts" if formula else ""
-        folder = Path(buffer.uri).resolve()
-        check_folder(folder)
+        folder = check_new_folder(buffer)
         return f"buffer: {folder} will be made{later}"
     with rftdata.open(buffer, create=False, schema="check", application="rft check") as found:
         checked_formula(found.database, formula)
-        return f"buffer: {found.location} answers, schema {schema_version(found.database)}"
+        return f"buffer: {found.location} answers, schema {found.schema_version()}"

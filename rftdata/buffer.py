@@ -22,7 +22,9 @@ from rftdata.config_errors import did_you_mean
 from rftdata.errors import PurgedError, QueryError, SegmentCorruptError
 from rftdata.postgres.database import Database, Row, execute, fetch, redacted
 from rftdata.postgres.embedded import EmbeddedServer
+from rftdata.postgres.migrations import schema_version
 from rftdata.postgres.query_errors import query_error
+from rftdata.run import Run
 from rftdata.segments.base import SegmentStore
 from rftdata.segments.codec import Array, purged_rows
 from rftdata.segments.reader import SegmentReader
@@ -56,10 +58,14 @@ class Buffer:
         """What a person would pass to `--buffer`; without password."""
         return str(self.server.folder) if self.server else redacted(self.config.uri)
 
-    def run_folder(self, run: Row) -> Path:
-        """Where a run keeps files that are not experiences: checkpoints, weights, curves."""
-        root = self.folder or Path(self.config.segments or ".").parent
-        return root / "runs" / str(run["name"])
+    @property
+    def runs_folder(self) -> Path:
+        """Where runs keep files that are not experiences, each in a folder of its own (`Run.folder`)."""
+        return (self.folder or Path(self.config.segments or ".").parent) / "runs"
+
+    def schema_version(self) -> str | None:
+        """Version of the schema; None where it has none yet."""
+        return schema_version(self.database)
 
     def close(self) -> None:
         """Close the connections; an embedded server that nothing else uses stops after `buffer.idle_stop_s`."""
@@ -96,8 +102,8 @@ class Buffer:
     def create_run(
         self, *, name: str, config: dict[str, Any], seed: int, steps: int, pipeline_version: str, mode: str = "both",
         selected: Selection | None = None, epochs: int = 1,
-    ) -> Row:  # fmt: skip
-        """Store a new run; a taken name gets a number. Returns the row.
+    ) -> Run:  # fmt: skip
+        """Store a new run; a taken name gets a number.
 
         Args:
             selected: what the run trains on instead of groups of its own; from `rftdata.training.stored_selection.select`.
@@ -109,21 +115,28 @@ class Buffer:
                 connection, "insert_run", name=name, mode=mode, config=Jsonb(config), seed=seed, planned_steps=steps,
                 pipeline_version=pipeline_version,
             )[0]  # fmt: skip
-            return row if selected is None else stored_selection.store(connection, row["run_id"], selected, epochs)
+            if selected is not None:
+                row = stored_selection.store(connection, row["run_id"], selected, epochs)
+        return self._run(row)
 
-    def find_run(self, name_or_id: str | int | None = None) -> Row:
-        """A run by name or id; the newest when None.
+    def find_run(self, name_or_id: str | int | None = None) -> Run:
+        """A run by name or id, of which a text may be either; the newest when None.
 
         Raises:
             QueryError: no such run, with the nearest names.
         """
-        found = (
-            self.database.fetch("newest_run")
-            if name_or_id is None
-            else self.database.fetch("run_by_name_or_id", run=str(name_or_id))
-        )
-        if found:
-            return found[0]
+        if name_or_id is None:
+            found = self.newest_run()
+        else:
+            by_id = isinstance(name_or_id, int)
+            rows = (
+                self.database.fetch("run_by_id", run_id=name_or_id)
+                if by_id
+                else self.database.fetch("run_by_name_or_id", run=name_or_id)
+            )
+            found = self._run(rows[0]) if rows else None
+        if found is not None:
+            return found
         names = [str(row["name"]) for row in self.database.fetch("run_names")]
         if not names:
             raise QueryError(f"the buffer {self.location} holds no run", todo="start one with `rft run CONFIG`")
@@ -134,8 +147,22 @@ class Buffer:
             todo=did_you_mean(str(name_or_id), names, "name one of these, or another buffer by --buffer"),
         )
 
+    def newest_run(self, *, imported: bool = True) -> Run | None:
+        """The run that was stored last, or without `imported` the last that was started here; None where there is none."""
+        rows = self.database.fetch("newest_run" if imported else "newest_own_run")
+        return self._run(rows[0]) if rows else None
+
+    def runs_of_name(self, name: str, *, imported: bool = False) -> list[Run]:
+        """Runs of a configured name, newest first; with `imported` those that were run elsewhere, too."""
+        runs = [self._run(row) for row in self.database.fetch("runs_of_name", name=name)]
+        return [run for run in runs if imported or not run.was_imported]
+
+    def runs_at_work(self) -> list[Run]:
+        """Runs with a live process of their own, newest first."""
+        return [self._run(row) for row in self.database.fetch("runs_at_work")]
+
     def writer(
-        self, run: str | int | Row, *, max_rows: int = 2048, max_bytes: int = 128 * 2**20, linger_ms: float = 0.0
+        self, run: Run | str | int, *, max_rows: int = 2048, max_bytes: int = 128 * 2**20, linger_ms: float = 0.0
     ) -> Writer:
         """A writer of groups for a run; a context manager.
 
@@ -144,11 +171,16 @@ class Buffer:
             linger_ms: how long to wait for more before a smaller batch is stored.
         """
         return Writer(
-            self.database, self.segments, self._run_id(run), max_rows=max_rows, max_bytes=max_bytes, linger_ms=linger_ms
+            self.database,
+            self.segments,
+            self._own(run).run_id,
+            max_rows=max_rows,
+            max_bytes=max_bytes,
+            linger_ms=linger_ms,
         )
 
     def attempt(
-        self, run: str | int | Row, *, lease_s: float = 30.0, sampling: SamplingConfig | None = None, max_refill: int = 0,
+        self, run: Run | str | int, *, lease_s: float = 30.0, sampling: SamplingConfig | None = None, max_refill: int = 0,
         tasksets: Sequence[str] = (),
     ) -> Attempt:  # fmt: skip
         """Start training a run, or go on from its last checkpoint; holds the run's lease until closed.
@@ -163,11 +195,9 @@ class Buffer:
             FencedError: another live process trains the run.
             ConfigError: a priority formula that is no expression.
         """
-        return Attempt.start(
-            self.database, self.reader, self._run_id(run), lease_s, sampling or SamplingConfig(), max_refill, tasksets
-        )
+        return Attempt.start(self._own(run), self.reader, lease_s, sampling or SamplingConfig(), max_refill, tasksets)
 
-    def join_attempt(self, run: str | int | Row, attempt_id: int, *, max_refill: int = 0) -> Attempt:
+    def join_attempt(self, run: Run | str | int, attempt_id: int, *, max_refill: int = 0) -> Attempt:
         """Take part in an attempt that another process holds: a further rank of its trainer, which draws its share of each step.
 
         Only the holder keeps the lease; when it is replaced, this one is fenced too.
@@ -179,9 +209,9 @@ class Buffer:
         Raises:
             FencedError: the attempt does not hold the run.
         """
-        return Attempt.join(self.database, self.reader, self._run_id(run), attempt_id, max_refill)
+        return Attempt.join(self._own(run), self.reader, attempt_id, max_refill)
 
-    def rewind(self, run: str | int | Row, step: int, *, keep_rollouts: bool = False) -> None:
+    def rewind(self, run: Run | str | int, step: int, *, keep_rollouts: bool = False) -> None:
         """Take a run back to the checkpoint of an earlier step; what trains it next goes on from there.
 
         Groups planned since then stay stored and are not used any more; task statistics and selectors are as they were.
@@ -195,13 +225,13 @@ class Buffer:
             ConfigError: there is no such checkpoint.
             FencedError: a live process trains the run.
         """
-        rewind(self.database, self._run_id(run), step, keep_rollouts=keep_rollouts)
+        rewind(self._own(run), step, keep_rollouts=keep_rollouts)
 
     def fork(
-        self, run: str | int | Row, *, name: str, step: int | None = None, keep_rollouts: bool = False,
+        self, run: Run | str | int, *, name: str, step: int | None = None, keep_rollouts: bool = False,
         config: dict[str, Any] | None = None, steps: int | None = None, pipeline_version: str | None = None,
-    ) -> Row:  # fmt: skip
-        """A new run that goes on from a step of another, which stays as it is. Returns the new run's row.
+    ) -> Run:  # fmt: skip
+        """A new run that goes on from a step of another, which stays as it is.
 
         Groups that the history up to the step did not draw are copied (their arrays are shared; each experience names its origin in
         `parent_id`), and the new run's pipeline decides on them.
@@ -215,13 +245,14 @@ class Buffer:
         Raises:
             ConfigError: there is no such checkpoint.
         """
-        parent = self.find_run(run["run_id"] if isinstance(run, dict) else run)
+        parent = self._own(run).refreshed()
         new = {
-            "name": name, "mode": parent["mode"], "config": Jsonb(parent["config"] if config is None else config), "seed": parent["seed"],
-            "planned_steps": parent["planned_steps"] if steps is None else steps,
-            "pipeline_version": pipeline_version or parent["pipeline_version"],
+            "name": name, "mode": parent.mode, "config": Jsonb(parent.config if config is None else config), "seed": parent.seed,
+            "planned_steps": parent.planned_steps if steps is None else steps,
+            "pipeline_version": pipeline_version or parent.pipeline_version,
         }  # fmt: skip
-        return fork(self.database, parent, new, step, keep_rollouts=keep_rollouts)
+        row = fork(parent, new, step, keep_rollouts=keep_rollouts)
+        return self._run(row)
 
     def read_arrays(
         self, experience_ids: Sequence[int], columns: Sequence[str], *, purged: Literal["refuse", "null"] = "refuse"
@@ -294,8 +325,14 @@ class Buffer:
             place = f"row {row['segment_row']} of segment {row['segment_id']}"
             yield f"experience {row['experience_id']} points at {place}, which does not exist"
 
-    def _run_id(self, run: str | int | Row) -> int:
-        return int(run["run_id"] if isinstance(run, dict) else self.find_run(run)["run_id"])
+    def _run(self, row: Row) -> Run:
+        return Run.of_row(self.database, self.runs_folder, row)
+
+    def _own(self, run: Run | str | int) -> Run:
+        """A run as this buffer's connections see it; another buffer's object may name it."""
+        if isinstance(run, Run):
+            return run if run.database is self.database else self.find_run(run.run_id)
+        return self.find_run(run)
 
 
 def unique_names(names: Sequence[str]) -> list[str]:

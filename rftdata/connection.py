@@ -17,7 +17,7 @@ from rftdata.buffer import Buffer
 from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError, QueryError, RftError
 from rftdata.postgres.database import Database, redacted
-from rftdata.postgres.embedded import EmbeddedServer
+from rftdata.postgres.embedded import EmbeddedServer, check_folder
 from rftdata.postgres.migrations import check_schema, migrate, newest_version, schema_version
 from rftdata.segments.posix import PosixSegmentStore
 
@@ -29,6 +29,17 @@ SchemaMode = Literal["migrate", "check", "any"]
 def exists(config: BufferConfig) -> bool:
     """Whether there is a buffer in the folder; a server is not asked."""
     return _is_server(config) or EmbeddedServer(Path(config.uri)).exists()
+
+
+def check_new_folder(config: BufferConfig) -> Path:
+    """Refuse a folder in which no buffer can be made; the whole path of the folder.
+
+    Raises:
+        BufferUnavailableError: it cannot be made there.
+    """
+    folder = Path(config.uri).resolve()
+    check_folder(folder)
+    return folder
 
 
 def open(

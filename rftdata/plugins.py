@@ -25,9 +25,6 @@ from rftdata.user_code.time_limits import LOADING_S, call
 
 T = TypeVar("T")
 
-_FILE_S = 30.0
-"""What a command that waits little leaves a file of the user's, which may import large packages."""
-
 
 @dataclass(frozen=True)
 class Registry(Generic[T]):
@@ -39,10 +36,12 @@ class Registry(Generic[T]):
     Attributes:
         kind: what is named, in the words of the configuration (`operator`, `reward`, `selector`, …).
         builtins: name -> `module:attr`.
+        loading_s: limit for the import of what is not built in.
     """
 
     kind: str
     builtins: Mapping[str, str]
+    loading_s: float = LOADING_S
 
     def load(self, name: str, base_dir: Path | None = None) -> T:
         """Return the object that `name` stands for.
@@ -68,13 +67,14 @@ class Registry(Generic[T]):
 
     def _load(self, name: str, base_dir: Path | None) -> Any:
         if name in self.builtins:
-            return _from_module(self.kind, name, self.builtins[name], is_ours=True)
+            return _from_module(self.kind, name, self.builtins[name], None)
         if ".py:" in name or name.endswith(".py"):
-            return _from_file(self.kind, name, base_dir or Path.cwd())
+            return _from_file(self.kind, name, base_dir or Path.cwd(), self.loading_s)
         for entry_point in importlib.metadata.entry_points(group=self._group, name=name):
-            return _from_entry_point(self.kind, name, entry_point)
+            return _from_entry_point(self.kind, name, entry_point, self.loading_s)
         if ":" in name or "." in name:
-            return _from_module(self.kind, name, name if ":" in name else ":".join(name.rsplit(".", 1)))
+            target = name if ":" in name else ":".join(name.rsplit(".", 1))
+            return _from_module(self.kind, name, target, self.loading_s)
         raise self._unknown(name)
 
     def _unknown(self, name: str) -> PluginError:
@@ -85,8 +85,8 @@ class Registry(Generic[T]):
         )
 
 
-def _from_module(kind: str, name: str, target: str, *, is_ours: bool = False) -> Any:
-    """Ours have no limit: they may import large packages, and take as long as that takes."""
+def _from_module(kind: str, name: str, target: str, loading_s: float | None) -> Any:
+    """Ours have no limit (None): they may import large packages, and take as long as that takes."""
     module_name, _, attribute = target.partition(":")
 
     def load_module() -> ModuleType:
@@ -94,7 +94,7 @@ def _from_module(kind: str, name: str, target: str, *, is_ours: bool = False) ->
 
     try:
         what = f"the import of {module_name}"
-        module = load_module() if is_ours else call(load_module, LOADING_S, what, cap=False)
+        module = load_module() if loading_s is None else call(load_module, loading_s, what, cap=False)
         return getattr(module, attribute)
     except Exception as error:
         raise PluginError(
@@ -103,9 +103,9 @@ def _from_module(kind: str, name: str, target: str, *, is_ours: bool = False) ->
         ) from error
 
 
-def _from_entry_point(kind: str, name: str, entry_point: importlib.metadata.EntryPoint) -> Any:
+def _from_entry_point(kind: str, name: str, entry_point: importlib.metadata.EntryPoint, loading_s: float) -> Any:
     try:
-        return call(entry_point.load, LOADING_S, f"the import of {entry_point.value}", cap=False)
+        return call(entry_point.load, loading_s, f"the import of {entry_point.value}", cap=False)
     except Exception as error:
         package = entry_point.dist.name if entry_point.dist else entry_point.module
         raise PluginError(
@@ -114,7 +114,7 @@ def _from_entry_point(kind: str, name: str, entry_point: importlib.metadata.Entr
         ) from error
 
 
-def _from_file(kind: str, name: str, base_dir: Path) -> Any:
+def _from_file(kind: str, name: str, base_dir: Path, loading_s: float) -> Any:
     file_name, _, attribute = name.partition(":")
     path = (base_dir / file_name).resolve()
     if not attribute:
@@ -126,7 +126,7 @@ def _from_file(kind: str, name: str, base_dir: Path) -> Any:
             todo="correct the path; it is relative to the configuration file",
         )
     try:
-        module = call(lambda: _import_file(path), LOADING_S, f"the import of {path}", least_s=_FILE_S)
+        module = call(lambda: _import_file(path), loading_s, f"the import of {path}", loading=True)
     except Exception as error:
         raise PluginError(
             f"the {kind} {name!r} does not load: {type(error).__name__}: {error}", todo=f"correct {path}"

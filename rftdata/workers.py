@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -17,14 +17,21 @@ from psycopg.types.json import Jsonb
 
 from rftdata.errors import BufferUnavailableError, RftError
 from rftdata.postgres import notify
-from rftdata.postgres.database import Database, Row
+from rftdata.postgres.database import Row, records
 from rftdata.postgres.retry import ride_out
 from rftdata.postgres.values import storable
+from rftdata.run import Run
 from rftdata.user_code import blocked
 
 HEARTBEAT_S = 2.0
 # A shorter wait is part of the work.
 _WAITS_S = 4.0
+# What each role works on.
+_WAKES = {
+    "explorer": (notify.PLANNED, notify.POLICY, notify.READY, notify.RUN),
+    "pipeline": (notify.SEALED, notify.RUN),
+    "trainer": (notify.RUN,),
+}
 
 _FAILURES = (RftError, psycopg.Error)
 
@@ -36,18 +43,17 @@ class Worker:
     machine held, and every worker's heartbeat what lost workers anywhere hold.
 
     Args:
-        database: the buffer's.
-        run_id: the run it works for.
+        run: the run it works for.
         role: explorer, pipeline, trainer, supervisor or replay.
         lease_s: how long its claims stand without a heartbeat.
         on_waiting: told with every heartbeat what it has been waiting for, once that takes a few seconds; called from another thread.
     """
 
     def __init__(
-        self, database: Database, run_id: int, role: str, *, lease_s: float = 60.0,
-        on_waiting: Callable[[str], None] | None = None,
-    ) -> None:  # fmt: skip
-        self._database = database
+        self, run: Run, role: str, *, lease_s: float = 60.0, on_waiting: Callable[[str], None] | None = None
+    ) -> None:
+        self._database = run.database
+        self._listener = notify.Listener(run.database, *_WAKES.get(role, ()))
         self._lease_s = lease_s
         self._stopped = threading.Event()
         self._state = "starting"
@@ -55,11 +61,13 @@ class Worker:
         self._on_waiting = on_waiting
         self._waits_since = time.monotonic()
         self._heartbeat_error: str | None = None
-        self.run_id = run_id
+        self.run = run
         self.role = role
         self.progress: dict[str, Any] = {}
-        mark_dead_workers(database, run_id)
-        row = database.fetch("insert_worker", run_id=run_id, role=role, host=socket.gethostname(), pid=os.getpid())[0]
+        mark_dead_workers(run)
+        row = run.database.fetch(
+            "insert_worker", run_id=run.run_id, role=role, host=socket.gethostname(), pid=os.getpid()
+        )[0]
         self.worker_id: int = row["worker_id"]
         self._thread = threading.Thread(target=self._beat_often, name="heartbeat", daemon=True)
         self._thread.start()
@@ -73,14 +81,21 @@ class Worker:
             with contextlib.suppress(*_FAILURES):
                 self._beat()  # only information: the work goes on, and the heartbeat says it later
 
-    def run_state(self) -> Row:
-        """The run's row as it stands."""
-        return self._database.fetch("run_state", run_id=self.run_id)[0]
+    def wait(self, timeout_s: float = notify.POLL_S) -> bool:
+        """Sleep until something changes that the role works on, or the time is over; whether it changed. For one thread at a time."""
+        return self._listener.wait(timeout_s)
 
     def should_stop(self) -> bool:
         """Whether the run was asked to stop or has ended."""
-        state = self.run_state()
-        return bool(state["stop_requested"]) or state["status"] in ("finished", "failed", "interrupted")
+        state = self._state_of_run()
+        return bool(state["stop_requested"] or state["has_ended"])
+
+    def is_asked_to_stop(self) -> bool:
+        """Whether the run was asked to stop."""
+        return bool(self._state_of_run()["stop_requested"])
+
+    def _state_of_run(self) -> Row:
+        return self._database.fetch("run_state", run_id=self.run.run_id)[0]
 
     def stop(self, error: str | None = None, *, patience_s: float | None = None) -> None:
         """Leave; claims it still holds go back to others.
@@ -91,9 +106,10 @@ class Worker:
         if self._stopped.is_set():
             return
         self._stopped.set()
+        self._listener.close()
         self._thread.join()
         ride_out(lambda: self._database.run("stop_worker", worker_id=self.worker_id, error=error), limit_s=patience_s)
-        ride_out(lambda: release_lost_claims(self._database, self.run_id), limit_s=patience_s)
+        ride_out(lambda: release_lost_claims(self.run), limit_s=patience_s)
         notify.notify(self._database, notify.RUN)
 
     def __enter__(self) -> Worker:
@@ -114,10 +130,12 @@ class Worker:
         while not self._stopped.wait(HEARTBEAT_S):
             try:
                 # What is ours first: after a pause longer than the lease it is still ours unless another worker took it.
-                self._database.run("renew_claims", worker_id=self.worker_id, run_id=self.run_id, lease_s=self._lease_s)
+                self._database.run(
+                    "renew_claims", worker_id=self.worker_id, run_id=self.run.run_id, lease_s=self._lease_s
+                )
                 self._beat()
                 if time.monotonic() - looked_at >= self._lease_s / 4:
-                    release_lost_claims(self._database, self.run_id)
+                    release_lost_claims(self.run)
                     looked_at = time.monotonic()
                 self._tell_waiting()
             except _FAILURES as error:
@@ -152,35 +170,71 @@ def doing(state: str, waiting_for: str | None) -> str:
     return waits if state in ("waits", "waiting") else f"{state}: {waits}"
 
 
-def mark_dead_workers(database: Database, run_id: int) -> int:
+def mark_dead_workers(run: Run) -> int:
     """Note workers of this machine whose process is gone, and free what they held; how many."""
     dead = 0
-    for row in database.fetch("live_workers", run_id=run_id):
-        if row["host"] == socket.gethostname() and not process_lives(row["pid"]):
-            dead += database.run("stop_worker", worker_id=row["worker_id"], error="the process is gone")
-    release_lost_claims(database, run_id)
+    for row in live_workers(run):
+        if row.host == socket.gethostname() and not process_lives(row.pid):
+            dead += run.database.run("stop_worker", worker_id=row.worker_id, error="the process is gone")
+    release_lost_claims(run)
     return dead
 
 
-def note_blocked_workers(database: Database, run_id: int, run_folder: Path) -> None:
+def note_blocked_workers(run: Run) -> None:
     """Note what processes of this machine reported that were blocked and are gone, and that nobody watched.
 
-    Called before this process reports to the folder: a container starts each of its processes under the same number.
+    Called before this process reports to the run's folder: a container starts each of its processes under the same number.
     """
-    for host, pid in blocked.reports(run_folder):
+    for host, pid in blocked.reports(run.folder):
         if host != socket.gethostname() or (pid != os.getpid() and process_lives(pid)):
             continue
-        report = blocked.read_report(run_folder, pid)
+        report = blocked.read_report(run.folder, pid)
         if report is not None:
-            text = storable("\n".join(report))
-            database.run("end_worker_of_process", run_id=run_id, host=host, pid=pid, error=text, crashed=True)
+            end_worker(run, host, pid, "\n".join(report), crashed=True)
 
 
-def release_lost_claims(database: Database, run_id: int) -> int:
+def end_worker(run: Run, host: str, pid: int, error: str, *, crashed: bool) -> None:
+    """Store why a process that is gone has ended.
+
+    Args:
+        crashed: its work may be the reason: what several processes crashed on is set aside.
+    """
+    run.database.run(
+        "end_worker_of_process", run_id=run.run_id, host=host, pid=pid, error=storable(error), crashed=crashed
+    )
+
+
+def pipeline_errors(run: Run) -> list[str]:
+    """Why pipeline workers of a run ended early, the newest first."""
+    return [row["error"] for row in run.database.fetch("ends_of_pipeline_workers", run_id=run.run_id)]
+
+
+def num_finished(run: Run, role: str) -> int:
+    """How much the explorers, pipeline workers or trainers of a run have finished, what was set aside among it."""
+    return int(run.database.fetch("finished_work", run_id=run.run_id)[0][role])
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveWorker:
+    """A process that has not left; `beats`: it was heard of within the last 15 s."""
+
+    worker_id: int
+    role: str
+    host: str
+    pid: int
+    beats: bool
+
+
+def live_workers(run: Run) -> list[LiveWorker]:
+    """The processes of a run that have not left."""
+    return records(LiveWorker, run.database.fetch("live_workers", run_id=run.run_id))
+
+
+def release_lost_claims(run: Run) -> int:
     """Give back the claims of workers that left or fell silent for longer than their lease; how many."""
-    released = int(database.fetch("release_lost_claims", run_id=run_id)[0]["released"])
+    released = int(run.database.fetch("release_lost_claims", run_id=run.run_id)[0]["released"])
     if released:
-        notify.notify(database, notify.PLANNED, notify.SEALED, notify.RUN)
+        notify.notify(run.database, notify.PLANNED, notify.SEALED, notify.RUN)
     return released
 
 

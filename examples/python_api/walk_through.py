@@ -10,10 +10,11 @@ import sys
 import numpy as np
 
 import rftdata
-from rftdata import Buffer, Group, Rollout, Sequence
+from rftdata import Group, Rollout, Run, Sequence
 from rftdata.pipeline.queue import claim_sealed_groups
 from rftdata.pipeline.records import Verdicts, kept
 from rftdata.pipeline.verdicts import commit_verdicts
+from rftdata.workers import Worker
 
 PIPELINE = "keep-everything"
 
@@ -35,11 +36,11 @@ def group(question: str, answers: dict[str, float]) -> Group:
     return Group(rollouts, source="human", taskset="capitals", task_key=question, payload={"prompt": question})
 
 
-def decide(buffer: Buffer, run_id: int) -> None:
+def decide(run: Run) -> None:
     """A pipeline that keeps every row; `rft process` runs a chain of operators here."""
-    worker = buffer.database.fetch("insert_worker", run_id=run_id, role="pipeline", host="here", pid=0)[0]["worker_id"]
-    while batch := claim_sealed_groups(buffer.database, run_id, worker, count=64, lease_s=60):
-        commit_verdicts(buffer.database, run_id, worker, PIPELINE, batch, Verdicts(kept(batch.table)))
+    with Worker(run, "pipeline") as worker:
+        while batch := claim_sealed_groups(run, worker.worker_id, count=64, lease_s=60):
+            commit_verdicts(run, worker.worker_id, PIPELINE, batch, Verdicts(kept(batch.table)))
 
 
 def main(folder: str) -> None:
@@ -54,14 +55,14 @@ def main(folder: str) -> None:
                 group("Capital of France? ", {"Paris": 1.0, "Lyon": 0.0}),
                 group("Capital of Japan? ", {"Kyoto": 0.0, "Tokyo": 0.0}),  # one reward is wrong
             )
-        decide(buffer, run["run_id"])
+        decide(run)
 
         # Any SQL client may correct a reward: the group is decided again before it can be drawn, and the history is kept.
         buffer.sql("UPDATE rft.experience SET reward = 1 WHERE response = 'Tokyo'")
-        decide(buffer, run["run_id"])
+        decide(run)
 
         with buffer.attempt(run) as attempt:
-            for step in range(attempt.start_step + 1, run["planned_steps"] + 1):
+            for step in range(attempt.start_step + 1, run.planned_steps + 1):
                 batch = attempt.draw(step, num_groups=1, columns=["token_ids", "loss_mask", "behavior_logprobs"])
                 assert batch is not None
                 # Your own memory, padded or packed: the values go there from the mapped file in one copy.

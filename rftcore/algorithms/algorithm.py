@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rftcore.algorithms import correction
 from rftcore.algorithms.aggregation import token_weights
@@ -36,14 +36,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One optimizer step, before the first micro-batch.
+    """One trainer step, before the first micro-batch; `Algorithm.restrict` gives the plan of one of several optimizer updates in it.
 
     Attributes:
         anchor_N, advantages_N, returns_N: see `TokenView`.
+        factor_N: what masks and corrections make of each token's weight in the policy loss, float32.
         policy_weights_N, expert_weights_N, kl_weights_N, entropy_weights_N: weight of each token in its term, float32. The last
             three are None where the algorithm has no such term.
         unit_weights_B: weight of a sequence, or of the pair that it belongs to, in a loss per sequence or pair.
-        num_units: tokens, sequences or pairs over which metrics are averaged.
+        num_units: tokens, sequences or pairs over which metrics of the loss are averaged.
+        num_tokens: tokens over which the others are averaged.
         kl_coef: coefficient of the KL penalty in this step.
         metrics: of the whole batch.
     """
@@ -53,12 +55,14 @@ class Plan:
     anchor_N: Tensor
     advantages_N: Tensor
     returns_N: Tensor | None
+    factor_N: Tensor
     policy_weights_N: Tensor
     expert_weights_N: Tensor | None
     kl_weights_N: Tensor | None
     entropy_weights_N: Tensor | None
     unit_weights_B: Tensor
     num_units: int
+    num_tokens: int
     kl_coef: float
     metrics: dict[str, float] = field(default_factory=dict)
 
@@ -188,36 +192,57 @@ class Algorithm:
             credit = self.advantage(credited, signals)
             advantages_N, returns_N = credit.advantages_N, credit.returns_N
             metrics |= credit.metrics
-        expert_N = batch.expert_B[batch.sequence_N]
-        counted_N = ~expert_N if self.expert is not None else expert_N.new_ones(len(expert_N))
+        factor_N = advantages_N.new_ones(len(advantages_N))
+        if self.mask is not None:
+            kept_N = self.mask(batch, signals, advantages_N)
+            factor_N = factor_N * kept_N
+            metrics["mask_kept"] = kept_N.float().mean().item() if len(kept_N) else 1.0
+        if config.correction is not None:
+            correction_N, measured = correction.weights(config.correction, batch, signals)
+            factor_N = factor_N * correction_N
+            metrics |= measured
+        if config.expert is not None:
+            metrics["expert_coef"] = config.expert.coef.at(batch.step)
+        everything_B = batch.expert_B.new_ones(batch.num_sequences)
+        return Plan(
+            batch=batch, signals=signals, anchor_N=anchor_N, advantages_N=advantages_N, returns_N=returns_N, factor_N=factor_N,
+            kl_coef=self._kl_coef, metrics=metrics, **self._weights(batch, factor_N, everything_B),
+        )  # fmt: skip
+
+    def restrict(self, plan: Plan, members_B: Tensor) -> Plan:
+        """The plan of an optimizer update on some of the step's sequences: the same advantages, weights of its own.
+
+        Args:
+            members_B: bool; whole groups, or whole pairs.
+        """
+        return replace(plan, **self._weights(plan.batch, plan.factor_N, members_B))
+
+    def _weights(self, batch: StepBatch, factor_N: Tensor, members_B: Tensor) -> dict[str, Any]:
+        """The fields of a plan that depend on which sequences an update is made of."""
+        config = self.config
+        members_N, expert_N = members_B[batch.sequence_N], batch.expert_B[batch.sequence_N]
         drawn_N = batch.importance_weights_B[batch.sequence_N]
 
         def weigh(tokens_N: Tensor) -> Tensor:
             return token_weights(batch.sequence_N, batch.num_sequences, config.aggregation, tokens_N) * drawn_N
 
-        weights_N = policy_weights_N = weigh(counted_N)
-        if self.mask is not None:
-            kept_N = self.mask(batch, signals, advantages_N)
-            policy_weights_N = policy_weights_N * kept_N
-            metrics["mask_kept"] = kept_N.float().mean().item() if len(kept_N) else 1.0
-        if config.correction is not None:
-            correction_N, measured = correction.weights(config.correction, batch, signals)
-            policy_weights_N = policy_weights_N * correction_N
-            metrics |= measured
-        expert_weights_N = None
+        weights_N = weigh(members_N & ~expert_N if self.expert is not None else members_N)
+        policy_weights_N, expert_weights_N = weights_N * factor_N, None
         if config.expert is not None:
-            share = config.expert.coef.at(batch.step)
-            expert_weights_N, policy_weights_N = share * weigh(expert_N), (1.0 - share) * policy_weights_N
-            metrics["expert_share"] = share
-        num_units = self._num_units(batch)
-        return Plan(
-            batch=batch, signals=signals, anchor_N=anchor_N, advantages_N=advantages_N, returns_N=returns_N,
-            policy_weights_N=policy_weights_N, expert_weights_N=expert_weights_N,
-            kl_weights_N=weights_N if config.kl.is_on and config.kl.where == "loss" else None,
-            entropy_weights_N=weights_N if config.entropy.coef > 0 else None,
-            unit_weights_B=batch.importance_weights_B / max(1, num_units), num_units=num_units,
-            kl_coef=self._kl_coef, metrics=metrics,
-        )  # fmt: skip
+            coef = config.expert.coef.at(batch.step)
+            expert_weights_N, policy_weights_N = coef * weigh(members_N & expert_N), (1.0 - coef) * policy_weights_N
+        num_tokens = int(members_N.sum())
+        num_units = num_tokens
+        if self.loss.unit != "token":
+            sequences = batch.sequence_N[members_N].unique()
+            num_units = len(sequences) if self.loss.unit == "sequence" else len((sequences // 2).unique())
+        return {
+            "policy_weights_N": policy_weights_N, "expert_weights_N": expert_weights_N,
+            "kl_weights_N": weights_N if config.kl.is_on and config.kl.where == "loss" else None,
+            "entropy_weights_N": weights_N if config.entropy.coef > 0 else None,
+            "unit_weights_B": batch.importance_weights_B / max(1, num_units),
+            "num_units": num_units, "num_tokens": num_tokens,
+        }  # fmt: skip
 
     def objective(self, plan: Plan, index_N: Tensor, view: TokenView) -> tuple[Tensor, dict[str, Tensor]]:
         """What a micro-batch adds to the batch's loss and to its metrics, which are means over the whole batch.
@@ -231,7 +256,7 @@ class Algorithm:
             loss, found = self._weighted(plan, index_N, view, self.expert, plan.expert_weights_N)
             total = total + loss
             metrics |= {f"expert_{name}": value for name, value in found.items()} | {"expert_loss": loss.detach()}
-        share = 1.0 / max(1, len(plan.anchor_N))
+        share = 1.0 / max(1, plan.num_tokens)
         if plan.kl_weights_N is not None:
             assert view.reference_N is not None and self.config.kl.type != "none"
             kl_N = estimate(self.config.kl.type, view.logprobs_N, view.reference_N, view.anchor_N)
@@ -247,7 +272,7 @@ class Algorithm:
         """The same for the critic: the mean of its loss over all tokens of the batch."""
         assert self.value is not None
         found = self.value(view)
-        share = 1.0 / max(1, len(plan.anchor_N))
+        share = 1.0 / max(1, plan.num_tokens)
         metrics = {name: value.sum() * share for name, value in found.metrics_U.items()}
         loss = found.loss_U.sum() * share
         return loss, metrics | {"value_loss": loss.detach()}
@@ -290,9 +315,3 @@ class Algorithm:
             sequence_S = 2 * (sequence_S // 2).unique()
         weights_U = plan.unit_weights_B[sequence_S].to(found.loss_U.device)
         return (found.loss_U * weights_U).sum(), metrics
-
-    def _num_units(self, batch: StepBatch) -> int:
-        if self.loss.unit == "token":
-            return len(batch.sequence_N)
-        sequences = batch.sequence_N.unique()
-        return len(sequences) if self.loss.unit == "sequence" else len((sequences // 2).unique())

@@ -10,8 +10,6 @@ from rftcore.cli.roles import ConfigArgument
 from rftcore.cli.run import SetOption, configuration
 from rftcore.cli.session import ConfigBufferOption, JsonOption
 
-_LIMIT_S = 10.0
-
 
 def check(
     config: ConfigArgument,
@@ -24,6 +22,10 @@ def check(
             "each taskset.",
         ),
     ] = False,
+    wait_s: Annotated[float, typer.Option(min=0.01, help="Seconds for one stage, task row or query, at most.")] = 10.0,
+    read_s: Annotated[
+        float, typer.Option(min=0.01, help="Seconds for the rows of one task source, at most (with --deep).")
+    ] = 60.0,
     buffer: ConfigBufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -39,10 +41,10 @@ def check(
     from rftdata.user_code import held_lock
     from rftdata.user_code.time_limits import at_most
 
-    with held_lock.printed(), at_most(_LIMIT_S, "rft check"):
+    with held_lock.printed(), at_most(wait_s, "rft check"):
         resolved = ResolvedRun(found)
         check_plugins(resolved)
-        for sentence in open_inputs(resolved) if deep else ():
+        for sentence in open_inputs(resolved, read_s) if deep else ():
             warn(sentence)
     plain = found.model_dump(mode="json")
     if as_json:

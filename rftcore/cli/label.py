@@ -77,7 +77,7 @@ def queue(
     from rftdata import labels
 
     with opened(buffer, "rft label") as found:
-        rows = labels.review_queue(found, None if run is None else found.find_run(run)["run_id"], limit)
+        rows = labels.review_queue(found, None if run is None else found.find_run(run).run_id, limit)
     names = ("experience_id", "run", "name", "question", "reward", "seconds_left", "otherwise", "prompt", "response")
     print_rows(rows, names, as_json=as_json)
 

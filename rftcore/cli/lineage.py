@@ -86,15 +86,15 @@ def _answer(
 
 def _of_checkpoint(buffer: Buffer, run: str | None, step: int | None) -> tuple[list[Row], tuple[str, ...]]:
     """What the weights of a checkpoint were trained on, and the columns to show."""
-    row = buffer.find_run(run)
-    steps = [r["trainer_step"] for r in buffer.database.fetch("lineage_steps", run_id=row["run_id"])]
+    found = buffer.find_run(run)
+    steps = [r["trainer_step"] for r in buffer.database.fetch("lineage_steps", run_id=found.run_id)]
     if step not in steps:
         raise QueryError(
-            f"run {row['name']!r} has no checkpoint at this step",
+            f"run {found.name!r} has no checkpoint at this step",
             value=step,
             allowed=", ".join(map(str, steps)) or "none yet",
         )
-    rows = buffer.database.fetch("lineage_of_checkpoint", run_id=row["run_id"], step=step)
+    rows = buffer.database.fetch("lineage_of_checkpoint", run_id=found.run_id, step=step)
     return rows, ("trainer_step", "experience_id", "reward_used", "reward_now", "corrected_since")
 
 

@@ -11,11 +11,14 @@ import decimal
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 _MAX_CELL = 60
 _MAX_FIELD = 600
@@ -26,7 +29,7 @@ def print_json(value: Any) -> None:
 
 
 def print_rows(
-    rows: Sequence[Mapping[str, Any]],
+    found: Sequence[Mapping[str, Any] | DataclassInstance],
     columns: Sequence[str] | Mapping[str, str] | None = None,
     *,
     as_json: bool = False,
@@ -34,8 +37,10 @@ def print_rows(
     """Print rows.
 
     Args:
-        columns: names and order where `rows` may be empty; a mapping gives each the title that a person reads.
+        found: rows as mappings, or as objects of a dataclass.
+        columns: names and order where there may be no row; a mapping gives each the title that a person reads.
     """
+    rows = [row if isinstance(row, Mapping) else vars(row) for row in found]
     names = list(columns if columns is not None else rows[0] if rows else [])
     titles = list(columns.values()) if isinstance(columns, Mapping) else names
     if as_json:

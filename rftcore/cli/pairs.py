@@ -53,7 +53,7 @@ def build(
     builder = PairBuilder.from_args(arguments)
     assert isinstance(builder, PairBuilder)
     with opened(buffer, "rft pairs", schema="check" if dry_run else "migrate") as found:
-        built = build_pairs(found, found.find_run(run), builder, author=by or author(), dry_run=dry_run)
+        built = build_pairs(found.find_run(run), builder, author=by or author(), dry_run=dry_run)
     if as_json:
         print_json(asdict(built))
     else:
@@ -67,12 +67,12 @@ def export(
     buffer: BufferOption = None,
 ) -> None:
     """Write the pairs of RUN that stand to FILE, with columns prompt, chosen, rejected and where they come from."""
-    from rftcore.pipeline.pairs import export_pairs
+    from rftdata.pairs import export_pairs
 
     with opened(buffer, "rft pairs") as found:
-        row = found.find_run(run)
-        count = export_pairs(found, row, file)
-    print(f"{count} pairs of {row['name']} written to {file}")
+        of_run = found.find_run(run)
+        count = export_pairs(of_run, file)
+    print(f"{count} pairs of {of_run.name} written to {file}")
 
 
 def _tell(built: BuiltPairs) -> None:

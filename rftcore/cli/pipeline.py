@@ -78,15 +78,15 @@ def diff(
 ) -> None:
     """Show what two pipeline versions treat differently: counts, and example rows."""
     from rftcore.cli.output import print_json, print_rows
-    from rftcore.pipeline.replay import compare
+    from rftdata.pipeline.versions import compare_versions
 
     with opened(buffer, "rft pipeline") as found:
-        row = found.find_run(run)
-        difference = compare(found, row, before, after, limit)
+        of_run = found.find_run(run)
+        difference = compare_versions(of_run, before, after, limit)
     if as_json:
-        print_json(difference.plain())
+        print_json(asdict(difference))
         return
-    print(f"experiences of run {row['name']}: {before} before, {after} after")
+    print(f"experiences of run {of_run.name}: {before} before, {after} after")
     print_rows(difference.counts, ("before", "after", "num_experiences", "num_rewards_changed", "mean_reward_change"))
     for only, name in ((difference.only_before, before), (difference.only_after, after)):
         if only:
@@ -98,10 +98,12 @@ def diff(
 def versions(run: NewestRunOption = None, buffer: BufferOption = None, as_json: JsonOption = False) -> None:
     """List the pipeline versions that decided on a run's experiences, with their stages and what they kept."""
     from rftcore.cli.output import print_rows
-    from rftcore.pipeline.replay import versions as versions_of
+    from rftcore.pipeline.replay import described
+    from rftdata.pipeline.versions import versions_of_run
 
     with opened(buffer, "rft pipeline") as found:
-        rows = versions_of(found, found.find_run(run))
+        found_versions = versions_of_run(found.find_run(run))
+    rows = [{**vars(version), "stages": version.stages and described(version.stages)} for version in found_versions]
     names = ("pipeline_version", "used", "num_kept", "num_dropped", "stages", "first_used_at")
     print_rows(rows, names, as_json=as_json)
 
@@ -119,8 +121,8 @@ def _replay(config: RunConfig, run: str | None, version: str | None, as_json: bo
         rftdata.open(config.buffer, create=False, application="rft pipeline", report=warn) as found,
         held_lock.printed(),
     ):
-        row = run_of(config, found, run)
-        done = decide_again(resolved, found, row, version, _tell)
+        of_run = run_of(config, found, run)
+        done = decide_again(resolved, found, of_run, version, _tell)
     if as_json:
         print_json(asdict(done))
         return
@@ -138,7 +140,7 @@ def _replay(config: RunConfig, run: str | None, version: str | None, as_json: bo
         warn(f"{stage} has no score for {number} experiences, since its calls failed: see rft.score.error")
     if done.num_not_made:
         warn(f"a replay makes nothing new: {done.num_not_made} tasks or groups of stages were left out")
-    print(f"compare with `rft pipeline diff {row['pipeline_version']} {done.version} --run {row['name']}`")
+    print(f"compare with `rft pipeline diff {of_run.pipeline_version} {done.version} --run {of_run.name}`")
 
 
 def _counts(by_stage: dict[str, int]) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rftcore.pipeline.preview import Preview, StagePreview
     from rftcore.resolved import ResolvedRun
     from rftdata.buffer import Buffer
-    from rftdata.postgres.database import Row
+    from rftdata.run import Run
 
 _MAX_VALUE = 70
 _LIMIT_S = 60.0
@@ -35,11 +35,11 @@ def show_preview(config: RunConfig, run: str | None, rows: int, seed: int, limit
     resolved = ResolvedRun(config)
     with _buffer(config) as found, held_lock.printed(), at_most(_LIMIT_S, "rft pipeline preview"):
         tasks = _preview_tasks(resolved, found, rows) if config.pipelines.task else {}
-        experiences, row = None, None
+        experiences, shown_run = None, None
         # Before the first run there are tasks to look at, and no experiences.
-        if config.pipelines.experience and (not tasks or run is not None or found.database.fetch("newest_run")):
-            row = run_of(config, found, run)
-            experiences = _preview_experiences(resolved, found, row, rows, seed)
+        if config.pipelines.experience and (not tasks or run is not None or found.newest_run()):
+            shown_run = run_of(config, found, run)
+            experiences = _preview_experiences(resolved, found, shown_run, rows, seed)
     if as_json:
         plain = {name: _of_tasks(shown) for name, shown in tasks.items()}
         print_json({"tasks": plain, "experiences": asdict(experiences) if experiences else None})
@@ -47,8 +47,8 @@ def show_preview(config: RunConfig, run: str | None, rows: int, seed: int, limit
     for name, shown in tasks.items():
         number = shown.num_experiences
         _show(shown, f"{number} task{'' if number == 1 else 's'} of {name}", "task", limit)
-    if experiences is not None and row is not None:
-        what = f"{experiences.num_experiences} experiences of {experiences.num_groups} groups of run {row['name']}"
+    if experiences is not None and shown_run is not None:
+        what = f"{experiences.num_experiences} experiences of {experiences.num_groups} groups of run {shown_run.name}"
         _show(experiences, what, "experience", limit)
     if not tasks and experiences is None:
         warn(f"{config.run.name} has no stages under pipelines")
@@ -94,7 +94,7 @@ def _preview_tasks(resolved: ResolvedRun, buffer: Buffer, rows: int) -> dict[str
     chain = resolved.task_chain
     shown: dict[str, Preview] = {}
     try:
-        for name, table in task_batches(resolved, buffer.database, rows):
+        for name, table in task_batches(resolved, buffer, rows):
             if table.num_rows:
                 try:
                     shown[name] = preview(chain, table)
@@ -105,14 +105,14 @@ def _preview_tasks(resolved: ResolvedRun, buffer: Buffer, rows: int) -> dict[str
     return shown
 
 
-def run_of(config: RunConfig, buffer: Buffer, run: str | None) -> Row:
+def run_of(config: RunConfig, buffer: Buffer, run: str | None) -> Run:
     """The run that was named, else the newest of the file's name, else the newest of the buffer."""
-    if run is None and (found := buffer.database.fetch("runs_of_name", name=config.run.name)):
+    if run is None and (found := buffer.runs_of_name(config.run.name, imported=True)):
         return found[0]
     return buffer.find_run(run)
 
 
-def _preview_experiences(resolved: ResolvedRun, buffer: Buffer, row: Row, rows: int, seed: int) -> Preview:
+def _preview_experiences(resolved: ResolvedRun, buffer: Buffer, run: Run, rows: int, seed: int) -> Preview:
     from rftcore.pipeline import preview
     from rftcore.pipeline.policy_endpoint import Policy
     from rftcore.pipeline.role import stage_context
@@ -120,9 +120,9 @@ def _preview_experiences(resolved: ResolvedRun, buffer: Buffer, row: Row, rows: 
     from rftdata.pipeline.verdicts import known_scores
 
     config, chain = resolved.config, resolved.experience_chain
-    table = preview.sample(buffer, row, chain, rows, seed).table
-    policy = Policy(resolved, buffer.database, row["run_id"])
-    chain.prepare(stage_context(config, policy, RunUsage(buffer.database, row["run_id"]), buffer))
+    table = preview.sample(run, chain, rows, seed).table
+    policy = Policy(resolved, run)
+    chain.prepare(stage_context(config, policy, RunUsage(run), buffer))
     known = known_scores(buffer.database, chain.score_keys, table["experience_id"].to_pylist())
     result = preview.preview(chain, table, known)
     chain.close()

@@ -47,7 +47,7 @@ def query(
     from rftdata.buffer import unique_names
 
     with opened(buffer, "rft query") as found:
-        table = run_query(found, text, found.find_run(run)["run_id"] if run else None)
+        table = run_query(found, text, found.find_run(run).run_id if run else None)
     columns = dict(zip(unique_names(table.column_names), table.column_names, strict=True))
     print_rows(table.rename_columns(list(columns)).to_pylist(), columns, as_json=as_json)
 

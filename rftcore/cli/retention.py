@@ -77,7 +77,7 @@ def _rules(
         found = load_config(config).buffer.retention
         values = {} if found is None else found.model_dump()
     else:
-        values = (buffer.find_run()["config"].get("buffer") or {}).get("retention") or {}
+        values = (buffer.find_run().config.get("buffer") or {}).get("retention") or {}
     if labelled_too:
         values["keep_labelled"] = False
     rules = parse_section(RetentionConfig, values, "the retention rules")

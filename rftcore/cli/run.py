@@ -137,14 +137,14 @@ def stored_configuration(
     found = find_buffer(buffer_uri)
     _refuse_two_buffers(overrides or [], found)
     with opened(found, "rft run", schema="migrate") as buffer:
-        row = named_resumable(buffer, name)
-    raw = dict(row["config"])
+        run = named_resumable(buffer, name)
+    raw = dict(run.config)
     base_dir = Path(raw.pop("base_dir", "."))
     for override in overrides or []:
         apply_override(raw, override)
     # The stored address lacks the password, and the folder may have moved since.
     raw["buffer"] = {**raw.get("buffer", {}), "uri": found}
-    return row["name"], parse_config(raw, base_dir, f"the stored configuration of run {row['name']!r}")
+    return run.name, parse_config(raw, base_dir, f"the stored configuration of run {run.name!r}")
 
 
 def _refuse_two_buffers(overrides: list[str], uri: str) -> None:

@@ -12,7 +12,7 @@ from rftcore.cli.session import BufferOption, JsonOption, opened
 
 if TYPE_CHECKING:
     from rftcore.launch.progress import Progress, Snapshot
-    from rftdata.postgres.database import Row
+    from rftdata.run import Run
 
 
 def status(
@@ -35,23 +35,23 @@ def status(
     from rftcore.run.stacks import read_stacks
 
     with opened(buffer, "rft status") as found:
-        at_work = found.database.fetch("runs_at_work")
-        row = found.find_run(run) if run is not None or not at_work else at_work[0]
-        progress = Progress(found, row["run_id"])
+        at_work = found.runs_at_work()
+        shown = found.find_run(run) if run is not None or not at_work else at_work[0]
+        progress = Progress(found, shown.run_id)
         if watch:
             _watch(progress)
             return
         snapshot = progress.snapshot()
         here = [w for w in snapshot["workers"] if w["host"] == socket.gethostname() and w["liveness"] != "stopped"]
         pids = {worker["pid"]: worker for worker in here} if stacks else {}
-        for pid, text in read_stacks(found.run_folder(row), pids).items():
+        for pid, text in read_stacks(shown.folder, pids).items():
             pids[pid]["stacks"] = text
         location = found.location
     if as_json:
         print_json(snapshot)
         return
-    others = [other["name"] for other in at_work if run is None and other["run_id"] != row["run_id"]]
-    _show(snapshot, row, others, location, everyone=everyone)
+    others = [other.name for other in at_work if run is None and other.run_id != shown.run_id]
+    _show(snapshot, shown, others, location, everyone=everyone)
     for worker in pids.values():
         print(f"\n{worker['role']} {worker['pid']}\n{worker.get('stacks', 'does not answer')}")
 
@@ -69,7 +69,7 @@ def _watch(progress: Progress) -> None:
             time.sleep(1.0)  # drawing for a person: no process waits for it
 
 
-def _show(snapshot: Snapshot, row: Row, others: list[str], location: str, *, everyone: bool) -> None:
+def _show(snapshot: Snapshot, run: Run, others: list[str], location: str, *, everyone: bool) -> None:
     """Print where the run stands; `others`: runs that are at work beside it."""
     from rich.console import Console
 
@@ -87,7 +87,7 @@ def _show(snapshot: Snapshot, row: Row, others: list[str], location: str, *, eve
     works = any(worker["liveness"] == "alive" and worker["role"] != "replay" for worker in snapshot["workers"])
     if snapshot["status"] == "running" and not works:
         console.print(f"no process works for it now; go on with `rft run --resume {name}{option}`", markup=False)
-    if sentence := what_decides(row, snapshot["queue"]["sealed"], option):
+    if sentence := what_decides(run, snapshot["queue"]["sealed"], option):
         console.print(sentence, markup=False)
     for other in others:
         console.print(f"also at work: {other}: rft status {other}{option}", markup=False)

@@ -46,7 +46,7 @@ def _load(config: ConfigArgument, overrides: list[str] | None, buffer: str | Non
         resolved = ResolvedRun(settings)
         check_before_buffer(resolved)
         with rftdata.open(settings.buffer, application="rft tasks", report=warn) as found:
-            load_tasks(resolved, found.database, again=again)
+            load_tasks(resolved, found, again=again)
             rows = list_tasksets(found.database)
     for row in rows:
         if row["taskset"] in names:
@@ -141,12 +141,12 @@ def stats(
     if run is not None and run_option is not None:
         raise typer.BadParameter("RUN and --run name the run twice; give one of them")
     with opened(buffer, "rft tasks", schema="migrate" if rebuild else "check") as found:
-        run_id = found.find_run(run if run is not None else run_option)["run_id"]
+        of_run = found.find_run(run if run is not None else run_option)
         if rebuild:
-            print(f"{stats.rebuild_task_stats(found.database, run_id)} tasks folded again")
+            print(f"{stats.rebuild_task_stats(of_run)} tasks folded again")
             return
         if check:
-            rows = stats.check_task_stats(found.database, run_id)
+            rows = stats.check_task_stats(of_run)
             print_rows(rows, stats.DIFFERENCE_COLUMNS, as_json=as_json)
             warn(
                 "they differ; `rft tasks stats --rebuild` folds again"
@@ -154,5 +154,5 @@ def stats(
                 else "every task is the fold of its outcomes"
             )
             raise typer.Exit(int(bool(rows)))
-        rows = stats.task_stats(found.database, run_id, taskset=taskset, limit=limit)
+        rows = stats.task_stats(of_run, taskset=taskset, limit=limit)
         print_rows(rows, stats.STAT_COLUMNS, as_json=as_json)

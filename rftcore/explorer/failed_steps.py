@@ -11,7 +11,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from rftdata.errors import RolloutsFailedError
-from rftdata.postgres.database import Database
+from rftdata.planning.claims import step_outcomes
+from rftdata.run import Run
 
 _MAX_STACKS = 100
 
@@ -25,8 +26,7 @@ class FailedSteps:
         max_failed_steps: failed steps in a row that end the run.
     """
 
-    database: Database
-    run_id: int
+    run: Run
     groups_per_step: int
     max_failed_steps: int
     _stacks: dict[str, str] = field(default_factory=dict, init=False)
@@ -47,20 +47,18 @@ class FailedSteps:
         firsts = {first for step in explore_steps for first in range(step + 1 - self.max_failed_steps, step + 1)}
         for first in sorted(first for first in firsts if first >= 0):
             steps = range(first, first + self.max_failed_steps)
-            rows = self.database.fetch("step_outcomes", run_id=self.run_id, explore_steps=list(steps))
-            failed = [row for row in rows if row["num_groups"] >= self.groups_per_step and row["num_failed"] > 0]
-            if len(failed) == self.max_failed_steps and not any(row["num_good"] for row in rows):
+            rows = step_outcomes(self.run, steps)
+            failed = [row for row in rows if row.num_groups >= self.groups_per_step and row.num_failed > 0]
+            if len(failed) == self.max_failed_steps and not any(row.num_good for row in rows):
                 which = f"explorer step {first}" if len(steps) == 1 else f"the explorer steps {first} to {steps[-1]}"
-                num_failed = sum(row["num_failed"] for row in rows)
-                raise self.error(f"the rollouts of {which}", num_failed, rows[0]["first_error"])
+                num_failed = sum(row.num_failed for row in rows)
+                raise self.error(f"the rollouts of {which}", num_failed, rows[0].first_error)
 
     def error(self, what: str, num_failed: int, first_error: str | None) -> RolloutsFailedError:
         """None of the rollouts that `what` names succeeded."""
         text = first_error or "no error was recorded"
         # At once: a trainer without a group to wait for would skip its steps and finish.
-        self.database.run(
-            "finish_run", run_id=self.run_id, status="failed", outcome=f"not one of {what} succeeded: {text}"
-        )
+        self.run.end("failed", f"not one of {what} succeeded: {text}")
         return RolloutsFailedError(
             f"not one of {what} succeeded: {num_failed} failed, the first with {text.rstrip('.')}",
             stack=self._stacks.get(text, ""),

@@ -15,7 +15,6 @@ import socket
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rftcore.config import RunConfig
 from rftcore.engines.base import Decoding, Engine
@@ -31,9 +30,16 @@ from rftdata.experience import Group
 from rftdata.planning.claims import ClaimedGroup, claim_groups, release_groups
 from rftdata.planning.config import PlanConfig
 from rftdata.planning.planner import Planner, last_startable_step
-from rftdata.postgres import notify
-from rftdata.postgres.database import Row
-from rftdata.training.evaluations import claim_evaluation, fail_evaluation, finish_evaluation
+from rftdata.training.evaluations import (
+    Answer,
+    Evaluation,
+    claim_evaluation,
+    fail_evaluation,
+    finish_evaluation,
+    is_evaluation_planned,
+    questions,
+)
+from rftdata.training.policies import PolicyVersion, newest_policy, publisher
 from rftdata.user_code.blocked import end_blocked_process, report_path
 from rftdata.workers import Worker
 
@@ -41,8 +47,6 @@ logger = logging.getLogger(__name__)
 
 # Besides what the engine works on, as much waits in it again, so that it never runs dry between two rollouts.
 _ROLLOUTS_PER_SEQUENCE = 2
-# A trainer that ends in good order takes its weights along a moment before it gives back its lease.
-_MISSING_WEIGHTS_S = 10.0
 
 
 def main(config: RunConfig, run: str | None = None, *, index: int = 0, by_hand: bool = False) -> int:
@@ -58,14 +62,14 @@ def main(config: RunConfig, run: str | None = None, *, index: int = 0, by_hand: 
     with (
         joined.buffer,
         Worker(
-            joined.buffer.database, joined.row["run_id"], "explorer", lease_s=config.explorer.lease_s,
+            joined.run, "explorer", lease_s=config.explorer.lease_s,
             on_waiting=joined.on_waiting,
         ) as worker,
     ):  # fmt: skip
         worker.says("starts the engine")
         engine = resolved.engine_class(resolved.model_folder, resolved.engine(index))
         try:
-            asyncio.run(Explorer(joined, worker, engine).run())
+            asyncio.run(Explorer(joined, worker, engine).explore())
             joined.leave()
         finally:
             engine.close()
@@ -91,14 +95,19 @@ def _plan_config(config: RunConfig, source: str) -> PlanConfig:
 
 
 class Explorer:
-    """One explorer process."""
+    """One explorer process.
 
-    def __init__(self, joined: JoinedRun, worker: Worker, engine: Engine) -> None:
+    Args:
+        missing_weights_s: for so long the weights of a live trainer may be missing: one that ends in good order takes them along a
+            moment before it gives back its lease.
+    """
+
+    def __init__(self, joined: JoinedRun, worker: Worker, engine: Engine, *, missing_weights_s: float = 10.0) -> None:
+        self._missing_weights_s = missing_weights_s
         resolved, config = joined.resolved, joined.resolved.config
         self.config = config.explorer
         self.sync = config.sync
-        self.database = joined.buffer.database
-        self.run_id: int = joined.row["run_id"]
+        self.run = joined.run
         self.worker = worker
         self.engine = engine
         # A run on a stored selection samples for its evaluations only.
@@ -111,7 +120,7 @@ class Explorer:
         )  # fmt: skip
         source = "import" if self.config.engine == "none" else "explorer"
         self.failed_steps = FailedSteps(
-            self.database, self.run_id, max(1, int(config.trainer.batch_groups * config.sampling.fresh_share())),
+            joined.run, max(1, int(config.trainer.batch_groups * config.sampling.fresh_share())),
             min(self.config.max_failed_steps, config.steps or self.config.max_failed_steps),
         )  # fmt: skip
         self.scorer = Scorer(
@@ -130,36 +139,34 @@ class Explorer:
         )
         self.workflows = WorkflowLoop(
             min(self.config.block_timeout_s, self.config.rollout_timeout_s), self._show_blocking, end_blocked_process,
-            report_path(joined.buffer.run_folder(joined.row), os.getpid()),
+            report_path(joined.run.folder, os.getpid()),
         )  # fmt: skip
-        self.planner = Planner(self.database, self.run_id, _plan_config(config, source))
+        self.planner = Planner(joined.run, _plan_config(config, source))
         self.screenings = {name: selector.screening for name, selector in resolved.selectors.items()}
-        self.writer = joined.buffer.writer(joined.row)
+        self.writer = joined.buffer.writer(joined.run)
         self.in_flight: dict[asyncio.Task[Group], ClaimedGroup] = {}  # with the group each works on
         self._has_claimed = False
         self._weights_missing: tuple[int, float] | None = None  # policy version, and when that was first seen
 
-    async def run(self) -> None:
+    async def explore(self) -> None:
         """Explore until the run ends or asks to stop."""
-        listener = notify.Listener(self.database, notify.PLANNED, notify.POLICY, notify.READY, notify.RUN)
         try:
             while not self.worker.should_stop():
                 await self._store_finished()
                 await self._take_newest_policy()
                 if await self._answer_evaluations() or self._claim():
                     continue
-                await self._sleep(listener)
+                await self._sleep()
         finally:
-            listener.close()
             for task in self.in_flight:
                 task.cancel()
             await asyncio.gather(*self.in_flight, return_exceptions=True)
             await asyncio.to_thread(self.workflows.close)
             await asyncio.to_thread(self.scorer.close)
             self.writer.close()
-            release_groups(self.database, self.worker.worker_id)
+            release_groups(self.run, self.worker.worker_id)
 
-    async def _sleep(self, listener: notify.Listener) -> None:
+    async def _sleep(self) -> None:
         if self.in_flight:
             self.worker.says(f"samples {len(self.in_flight)} groups")
             started, before = time.monotonic(), self.engine.num_generated_tokens
@@ -167,7 +174,7 @@ class Explorer:
             self._note_rate(self.engine.num_generated_tokens - before, time.monotonic() - started)
             return
         self.worker.says("waits", self._waiting_for())
-        await asyncio.to_thread(listener.wait, 1.0)
+        await asyncio.to_thread(self.worker.wait, 1.0)
 
     def _waiting_for(self) -> str:
         if self.policy_step is None:
@@ -202,57 +209,52 @@ class Explorer:
     async def _take_newest_policy(self) -> None:
         if self.only_evaluates and self.policy_step is not None:
             return  # an evaluation brings its own weights
-        row = self._newest_policy()
-        if row is None:
+        policy = newest_policy(self.run)
+        if policy is None:
             return
-        version: int = row["policy_version_id"]
+        version = policy.policy_version_id
         try:
             # The engine may have the newest already: an evaluation brought them.
             if version != self.engine.policy_version_id:
-                if row["checksum"] == self.policy_checksum:
+                if policy.checksum == self.policy_checksum:
                     await asyncio.to_thread(self.engine.set_policy_version, version)
                 else:
-                    await self._load(row)
+                    await self._load(policy)
         except ModelError as error:
-            if Path(row["uri"]).exists():
+            if Path(policy.uri).exists():
                 raise
-            self._bear_missing_weights(row, error)
+            self._bear_missing_weights(policy, error)
             return
         self._weights_missing = None
-        self.policy_step = row["trainer_step"]
+        self.policy_step = policy.trainer_step
         self.worker.progress |= {"policy_version_id": version, "policy_step": self.policy_step}
 
-    def _newest_policy(self) -> Row | None:
-        rows = self.database.fetch("newest_policy", run_id=self.run_id)
-        return rows[0] if rows else None
-
-    def _bear_missing_weights(self, row: Row, error: ModelError) -> None:
+    def _bear_missing_weights(self, policy: PolicyVersion, error: ModelError) -> None:
         """Whoever published them has replaced them by now, or has left: the next trainer publishes anew. Or we never will see them.
 
         Raises:
             ModelError: the trainer that published them lives, and they are still the newest.
         """
-        newest = self._newest_policy()
-        if newest is None or newest["policy_version_id"] != row["policy_version_id"]:
+        version, newest = policy.policy_version_id, newest_policy(self.run)
+        if newest is None or newest.policy_version_id != version:
             return
         now = time.monotonic()
-        if self._weights_missing is None or self._weights_missing[0] != row["policy_version_id"]:
-            self._weights_missing = (row["policy_version_id"], now)
-        trainer = self.database.fetch("attempt_holder", attempt_id=row["attempt_id"])[0]
-        if trainer["alive"] and now - self._weights_missing[1] > _MISSING_WEIGHTS_S:
+        if self._weights_missing is None or self._weights_missing[0] != version:
+            self._weights_missing = (version, now)
+        trainer = publisher(self.run, policy)
+        if trainer.alive and now - self._weights_missing[1] > self._missing_weights_s:
             raise ModelError(
-                f"the weights file {row['uri']} of policy version {row['policy_version_id']} does not exist on this host "
-                f"({socket.gethostname()}); the trainer on {trainer['host']} published it by sync.method {row['method']!r}",
+                f"the weights file {policy.uri} of policy version {version} does not exist on this host "
+                f"({socket.gethostname()}); the trainer on {trainer.host} published it by sync.method {policy.method!r}",
                 allowed="memory reaches explorers on the trainer's host only, checkpoint those that see its buffer folder",
                 todo="set sync.method to checkpoint with the buffer on a shared filesystem, or explore on the trainer's host",
             ) from error
 
-    async def _load(self, row: Row) -> None:
-        self.worker.says(f"loads policy version {row['policy_version_id']}")
-        seconds = await asyncio.to_thread(
-            self.engine.load_weights, row["uri"], row["policy_version_id"], row["checksum"]
-        )
-        self.policy_checksum = row["checksum"]
+    async def _load(self, weights: PolicyVersion | Evaluation) -> None:
+        version = weights.policy_version_id
+        self.worker.says(f"loads policy version {version}")
+        seconds = await asyncio.to_thread(self.engine.load_weights, weights.uri, version, weights.checksum)
+        self.policy_checksum = weights.checksum
         self.worker.progress["load_weights_s"] = round(seconds, 3)
 
     def _claim(self) -> bool:
@@ -263,8 +265,7 @@ class Explorer:
         self.planner.plan()
         last_step = last_startable_step(self.policy_step, self.sync.interval, self.sync.offset)
         groups = claim_groups(
-            self.database,
-            self.run_id,
+            self.run,
             self.worker.worker_id,
             last_step=last_step,
             count=room,
@@ -294,7 +295,7 @@ class Explorer:
 
         Without this an explorer that is never idle (one behind its trainer) would answer none before the run's end.
         """
-        return bool(self.database.fetch("planned_evaluations", run_id=self.run_id)[0]["planned"])
+        return is_evaluation_planned(self.run)
 
     async def _answer_evaluations(self) -> bool:
         """Answer every pending evaluation; whether there was one.
@@ -306,28 +307,27 @@ class Explorer:
             return False
         answered = False
         while not self.worker.should_stop():
-            row = claim_evaluation(self.database, self.run_id, self.worker.worker_id, lease_s=self.config.lease_s)
-            if row is None:
+            evaluation = claim_evaluation(self.run, self.worker.worker_id, lease_s=self.config.lease_s)
+            if evaluation is None:
                 break
             answered = True
             try:
-                if row["checksum"] != self.policy_checksum:
-                    await self._load(row)
-                await self._evaluate(row)
+                if evaluation.checksum != self.policy_checksum:
+                    await self._load(evaluation)
+                await self._evaluate(evaluation)
             except ModelError as error:
                 # Its weights are gone (the trainer keeps only the newest): that evaluation fails, the run goes on.
-                fail_evaluation(self.database, row["evaluation_id"], self.worker.worker_id, str(error))
+                fail_evaluation(self.run, evaluation.evaluation_id, self.worker.worker_id, str(error))
         return answered
 
-    async def _evaluate(self, row: Row) -> None:
+    async def _evaluate(self, evaluation: Evaluation) -> None:
         """Store the answers of one evaluation; asked to stop, leave it: what a worker holds when it leaves is planned again."""
-        tasks = [Task.from_row(task) for task in self.database.fetch("evaluation_tasks", taskset=row["taskset"])]
-        self.worker.says(
-            f"answers {len(tasks)} questions of {row['taskset']} ({row['decoding']}, step {row['trainer_step']})"
-        )
+        tasks = [Task.from_row(vars(question)) for question in questions(self.run, evaluation)]
+        which = f"{evaluation.taskset} ({evaluation.decoding}, step {evaluation.trainer_step})"
+        self.worker.says(f"answers {len(tasks)} questions of {which}")
         decoding = (
             replace(self.decoding, temperature=0.0, top_p=1.0, top_k=0)
-            if row["decoding"] == "greedy"
+            if evaluation.decoding == "greedy"
             else self.decoding
         )
         started, before = time.monotonic(), self.engine.num_generated_tokens
@@ -336,20 +336,17 @@ class Explorer:
             return
         seconds = time.monotonic() - started
         self._note_rate(self.engine.num_generated_tokens - before, seconds)
-        finish_evaluation(self.database, row["evaluation_id"], self.worker.worker_id, answers, seconds)
-        failed = [answer for answer in answers if answer["error"]]
+        finish_evaluation(self.run, evaluation.evaluation_id, self.worker.worker_id, answers, seconds)
+        failed = [answer.error for answer in answers if answer.error]
         if failed:
             logger.warning(
-                "%d of %d answers on %s (%s, step %d) could not be scored and count 0; the first: %s",
-                len(failed), len(answers), row["taskset"], row["decoding"], row["trainer_step"], failed[0]["error"],
+                "%d of %d answers on %s could not be scored and count 0; the first: %s",
+                len(failed), len(answers), which, failed[0],
             )  # fmt: skip
         if self.only_evaluates and len(failed) == len(answers):  # no rollout of such a run would show it
-            raise self.failed_steps.error(
-                f"the {len(answers)} answers on {row['taskset']} ({row['decoding']}, step {row['trainer_step']})",
-                len(failed), failed[0]["error"],
-            )  # fmt: skip
+            raise self.failed_steps.error(f"the {len(answers)} answers on {which}", len(failed), failed[0])
 
-    async def _answers(self, tasks: list[Task], decoding: Decoding) -> list[dict[str, Any]] | None:
+    async def _answers(self, tasks: list[Task], decoding: Decoding) -> list[Answer] | None:
         """One answer per task; None when asked to stop before the last."""
         running = [asyncio.create_task(self._answer(task, decoding)) for task in tasks]
         pending = set(running)
@@ -366,17 +363,17 @@ class Explorer:
                 answer.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
-    async def _answer(self, task: Task, decoding: Decoding) -> dict[str, Any]:
+    async def _answer(self, task: Task, decoding: Decoding) -> Answer:
         rollout = await self.workflows.run(self.runner.rollout(task, 0, decoding))
         last = rollout.sequences[-1] if rollout.sequences else None
-        return {
-            "task_id": task.task_id,
-            "reward": rollout.reward or 0.0,
-            "response": last.response if last else "",
-            "num_response_tokens": len(last.token_ids) - last.num_prompt_tokens if last else 0,
-            "finish_reason": last.finish_reason if last else "abort",
-            "error": rollout.error,
-        }
+        return Answer(
+            task_id=task.task_id,
+            reward=rollout.reward or 0.0,
+            response=last.response if last else "",
+            num_response_tokens=len(last.token_ids) - last.num_prompt_tokens if last else 0,
+            finish_reason=last.finish_reason if last else "abort",
+            error=rollout.error,
+        )
 
     def _note_rate(self, tokens: int, seconds: float) -> None:
         self.worker.progress["num_generated_tokens"] = self.engine.num_generated_tokens

@@ -31,8 +31,6 @@ NOTICEABLE_S = 2.0
 _GRACE_S = 5.0
 _CLOSE_S = 10.0
 _ASK_AGAIN_S = 1.0
-# Threads of plain workflows that no exception ends: each may compute, and more of them would slow the engine.
-_MAX_LEFT = 8
 # C code that keeps the interpreter's lock is told from a busy machine and from a process that was halted for a moment.
 _LOCK_SLACK_S = 15.0
 _PUT_OFF_S = 2.0
@@ -55,6 +53,7 @@ class WorkflowLoop:
         report: where the stacks go when code holds the interpreter's lock, so that no thread can act: the process ends then.
         on_blocking: is given the place in the code and the seconds of a noticeable block, again and again while it lasts; then "".
         on_stuck: is given a sentence and the stack of code that cannot be stopped. It should end the process.
+        max_left: so many threads of plain workflows may be left that no exception ends. Each may compute, and more would slow the engine.
     """
 
     def __init__(
@@ -63,8 +62,9 @@ class WorkflowLoop:
         on_blocking: Callable[[str], None] = lambda _: None,
         on_stuck: Callable[[str, str], None] = lambda *_: None,
         report: Path | None = None,
+        max_left: int = 8,
     ) -> None:
-        self._block_timeout_s = block_timeout_s
+        self._block_timeout_s, self._max_left = block_timeout_s, max_left
         self._on_blocking, self._on_stuck = on_blocking, on_stuck
         self._loop = asyncio.new_event_loop()
         self._ticked = time.monotonic()
@@ -105,7 +105,7 @@ class WorkflowLoop:
             alive = list(_left)
         for thread in alive:
             raise_in(thread.ident or 0, BlockedError)
-        if len(alive) > _MAX_LEFT:
+        if len(alive) > self._max_left:
             frames = user_frames(thread_stack(alive[0]))
             sentence = f"{len(alive)} rollouts of a plain workflow were timed out and cannot be stopped{place(frames)}"
             self._on_stuck(sentence, as_traceback(frames, sentence))

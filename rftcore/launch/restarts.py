@@ -14,12 +14,10 @@ from dataclasses import dataclass, field
 
 from rftcore.launch.cluster import RoleProcess
 from rftcore.launch.deaths import RoleDiedError
-from rftdata.buffer import Buffer
 from rftdata.errors import BufferUnavailableError
-from rftdata.postgres.database import Row
-from rftdata.postgres.values import storable
+from rftdata.run import Run
 from rftdata.user_code import blocked
-from rftdata.workers import mark_dead_workers
+from rftdata.workers import end_worker, mark_dead_workers, num_finished
 
 MAX_RESTARTS = 10
 MAX_FUTILE = 3
@@ -39,13 +37,11 @@ class Restarts:
     """Decides which roles of a run are started again.
 
     Args:
-        buffer, row: of the run.
+        run: the run.
     """
 
-    def __init__(self, buffer: Buffer, row: Row) -> None:
-        self._database = buffer.database
-        self._folder = buffer.run_folder(row)
-        self._run_id: int = row["run_id"]
+    def __init__(self, run: Run) -> None:
+        self._run = run
         self._histories: dict[str, _History] = {}
 
     def record(self, process: RoleProcess, error: RoleDiedError) -> str | None:
@@ -56,18 +52,16 @@ class Restarts:
         """
         if process.watch is None:  # it died before it was known
             return None
-        report = blocked.read_report(self._folder, process.watch.pid, process.watch.host)
+        report = blocked.read_report(self._run.folder, process.watch.pid, process.watch.host)
         text = f"the process {error}" if report is None else "\n".join(report)
         with contextlib.suppress(BufferUnavailableError):  # its lease releases the claims
-            self._database.run(
-                "end_worker_of_process", run_id=self._run_id, host=process.watch.host, pid=process.watch.pid, error=storable(text),
-                crashed=report is not None or error.crashed,
-            )  # fmt: skip
-            mark_dead_workers(self._database, self._run_id)
+            crashed = report is not None or error.crashed
+            end_worker(self._run, process.watch.host, process.watch.pid, text, crashed=crashed)
+            mark_dead_workers(self._run)
         if report is None:
             return None
         with contextlib.suppress(OSError):
-            blocked.report_path(self._folder, process.watch.pid, process.watch.host).unlink()
+            blocked.report_path(self._run.folder, process.watch.pid, process.watch.host).unlink()
         return report[0]
 
     def allows(self, process: RoleProcess) -> bool:
@@ -90,6 +84,6 @@ class Restarts:
 
     def _num_finished(self, role: str) -> int:
         try:
-            return int(self._database.fetch("finished_work", run_id=self._run_id)[0][role])
+            return num_finished(self._run, role)
         except BufferUnavailableError:
             return -1  # not known: as if nothing had been finished

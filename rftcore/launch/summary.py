@@ -11,22 +11,22 @@ from rftcore.reporting.table import print_report
 from rftcore.run.commands import buffer_option
 from rftdata.buffer import Buffer
 from rftdata.errors import QueryError
-from rftdata.postgres.database import Row
+from rftdata.run import Run
 
 
-def show_results(buffer: Buffer, row: Row, view: View) -> None:
+def show_results(buffer: Buffer, run: Run, view: View) -> None:
     """Print the final table and the next commands; write the learning curve beside the run's checkpoints.
 
     A picture that cannot be written is a warning: the results are in the buffer.
     """
-    report = build_report(buffer, row["name"])
+    report = build_report(buffer, run.name)
     option = buffer_option(buffer.location)
-    picture = str(buffer.run_folder(row) / "learning_curve.png")
+    picture = str(run.folder / "learning_curve.png")
     try:
         write_learning_curve(report, Path(picture))
     except QueryError as error:
         view.message(f"warning: {error}")
-        picture = f"rft report {row['name']}{option} --png FILE"
+        picture = f"rft report {run.name}{option} --png FILE"
     view.close()
     print_report([report])
     print(f"""
@@ -34,7 +34,7 @@ buffer          {buffer.location}
 learning curve  {picture}
 
 Try next:
-  rft report {row["name"]}{option}
+  rft report {run.name}{option}
   rft status{option}
   rft sql{option} "select prompt, response, answer, reward, state, dropped_because from rft.v_experience limit 5"
   rft sql{option} "select * from rft.v_dropped"

@@ -44,10 +44,9 @@ from rftdata.errors import (
     RolloutsFailedError,
 )
 from rftdata.maintenance import retention
-from rftdata.postgres import notify
-from rftdata.postgres.database import Row
+from rftdata.run import Run
 from rftdata.user_code import held_lock
-from rftdata.workers import Worker, mark_dead_workers
+from rftdata.workers import Worker, live_workers, mark_dead_workers
 
 _REFRESH_S = 1.0
 _DEPARTURE_S = 45.0
@@ -94,16 +93,16 @@ def _run(
         if resume:
             stored = find_resumable(config, buffer, name)
             if go_back is None or go_back.fork is None:
-                await_departure(buffer, stored, view)
-            stored = buffer.find_run(stored["run_id"])
+                await_departure(stored, view)
+            stored = stored.refreshed()
             if go_back is not None:
                 interrupts.defer()  # it stores an attempt, or a run
                 resolved, stored = take_back(resolved, buffer, stored, go_back)
-                view.message(f"{stored['name']} begins {_begins(go_back)}")
+                view.message(f"{stored.name} begins {_begins(go_back)}")
             elif has_finished(config, stored):
                 view.message(
-                    f"the run {stored['name']} has finished its {stored['planned_steps']} steps: nothing is left to do "
-                    f"(to train on, raise steps: --set steps={2 * stored['planned_steps']})"
+                    f"the run {stored.name} has finished its {stored.planned_steps} steps: nothing is left to do "
+                    f"(to train on, raise steps: --set steps={2 * stored.planned_steps})"
                 )
                 show_results(buffer, stored, view)
                 return 0
@@ -111,19 +110,19 @@ def _run(
             view.message(sentence)
         with held_lock.printed():  # it calls sources and stages of the user
             # A run that is stored ends with a status: from then on the roles are stopped, or not started.
-            row = prepare_run(resolved, buffer, resumed=stored, before_storing=interrupts.defer)
-        return _work(resolved, buffer, row, view, interrupts, is_resumed=resume)
+            run = prepare_run(resolved, buffer, resumed=stored, before_storing=interrupts.defer)
+        return _work(resolved, buffer, run, view, interrupts, is_resumed=resume)
 
 
 def _work(
-    resolved: ResolvedRun, buffer: Buffer, row: Row, view: View, interrupts: Interrupts, *, is_resumed: bool
+    resolved: ResolvedRun, buffer: Buffer, run: Run, view: View, interrupts: Interrupts, *, is_resumed: bool
 ) -> int:
     """Start the roles of a stored run and watch them to their end."""
     config = resolved.config
     started = time.monotonic()
-    answer_requests(buffer.run_folder(row))
-    view.message(f"run {row['name']} in the buffer {buffer.location}" + (" (resumed)" if is_resumed else ""))
-    apply_retention(config.buffer.retention, buffer, row, view)
+    answer_requests(run.folder)
+    view.message(f"run {run.name} in the buffer {buffer.location}" + (" (resumed)" if is_resumed else ""))
+    apply_retention(config.buffer.retention, buffer, run, view)
     view.message(f"model {config.model.path}: {resolved.model_folder}")
     threads = divide_threads()
     view.message(threads.sentence)
@@ -132,21 +131,21 @@ def _work(
             with interrupts.kept():
                 view.message(f"{cluster.start_cluster()} places {_roles(config)}; they load what they need now")
             if not interrupts.stop:
-                _supervise(resolved, buffer, row, view, interrupts)
+                _supervise(resolved, buffer, run, view, interrupts)
         except DiskFullError as error:  # it was here that the full disk was met first, and not in a role
-            todo = f"{error.todo}; then go on with {_resume(buffer, row)}"
+            todo = f"{error.todo}; then go on with {_resume(buffer, run)}"
             raise DiskFullError(error.what, value=error.value, allowed=error.allowed, todo=todo) from error
         finally:
             cluster.stop_cluster()
-    return _conclude(buffer, row, view, interrupts, time.monotonic() - started)
+    return _conclude(buffer, run, view, interrupts, time.monotonic() - started)
 
 
-def apply_retention(rules: RetentionConfig | None, buffer: Buffer, row: Row, view: View) -> None:
+def apply_retention(rules: RetentionConfig | None, buffer: Buffer, run: Run, view: View) -> None:
     """Purge what buffer.retention no longer keeps, nothing of the run that starts; it goes on where that cannot be done."""
     if rules is None or not rules.has_limits:
         return
     try:
-        done, _ = retention.enforce(buffer, rules, author="buffer.retention", starting_run_id=row["run_id"])
+        done, _ = retention.enforce(buffer, rules, author="buffer.retention", starting_run_id=run.run_id)
     except RftError as error:
         view.message(f"warning: buffer.retention is not applied: {error}")
         return
@@ -165,7 +164,7 @@ def _roles(config: RunConfig) -> str:
     return "explorer (for evaluations) and trainer" if config.has_explorer else "the trainer"
 
 
-def await_departure(buffer: Buffer, row: Row, view: View) -> None:
+def await_departure(run: Run, view: View) -> None:
     """Let the processes of an earlier life of the run end: after a kill of its supervisor they take a few seconds.
 
     Raises:
@@ -174,15 +173,14 @@ def await_departure(buffer: Buffer, row: Row, view: View) -> None:
     deadline = time.monotonic() + _DEPARTURE_S
     told = False
     while True:
-        mark_dead_workers(buffer.database, row["run_id"])
-        workers = buffer.database.fetch("live_workers", run_id=row["run_id"])
-        alive = [worker for worker in workers if worker["beats"] and worker["role"] != "replay"]
+        mark_dead_workers(run)
+        alive = [worker for worker in live_workers(run) if worker.beats and worker.role != "replay"]
         if not alive:
             return
-        who = ", ".join(f"{worker['role']} {worker['pid']} on {worker['host']}" for worker in alive)
+        who = ", ".join(f"{worker.role} {worker.pid} on {worker.host}" for worker in alive)
         if time.monotonic() > deadline:
             raise FencedError(
-                f"the run {row['name']!r} is still being worked on by {who}",
+                f"the run {run.name!r} is still being worked on by {who}",
                 todo="stop it first (Ctrl-C in its terminal), then resume",
             )
         if not told:
@@ -191,20 +189,20 @@ def await_departure(buffer: Buffer, row: Row, view: View) -> None:
         time.sleep(_REFRESH_S)
 
 
-def _supervise(resolved: ResolvedRun, buffer: Buffer, row: Row, view: View, interrupts: Interrupts) -> None:
+def _supervise(resolved: ResolvedRun, buffer: Buffer, run: Run, view: View, interrupts: Interrupts) -> None:
     """Watch the roles until the run ends.
 
     Raises:
         RoleFailedError: a role failed before anything asked the run to stop.
     """
-    with Worker(buffer.database, row["run_id"], "supervisor") as worker:
+    with Worker(run, "supervisor") as worker:
         worker.says("watches")
-        started = cluster.start_roles(resolved, row["name"], divide_threads())
-        roles = Roles(started, Restarts(buffer, row), view, interrupts)
-        progress, people = Progress(buffer, row["run_id"]), People(view, buffer_option(buffer.location))
+        started = cluster.start_roles(resolved, run.name, divide_threads())
+        roles = Roles(started, Restarts(run), view, interrupts)
+        progress, people = Progress(buffer, run.run_id), People(view, buffer_option(buffer.location))
         asked_at: float | None = None
         grace_s = resolved.config.run.stop_grace_s
-        revive = _Reviver(buffer, row, view)
+        revive = _Reviver(buffer, run, view)
         while roles.running:
             roles.watch(_REFRESH_S)
             revive()
@@ -213,12 +211,12 @@ def _supervise(resolved: ResolvedRun, buffer: Buffer, row: Row, view: View, inte
                     asked_at = time.monotonic()
                     _tell_stop(view, roles.failed, grace_s)
                 # Again and again: a trainer that begins its attempt now takes the request for one of before.
-                _ask_to_stop(buffer, row)
+                _ask_to_stop(run)
             if asked_at is not None and (interrupts.urgent or time.monotonic() - asked_at > grace_s):
                 roles.kill("did not stop yet" if interrupts.urgent else f"did not stop within {grace_s:.0f} s")
             _show(progress, view, people)
     if roles.failed:
-        _fail(buffer, row, roles.failed, view)
+        _fail(buffer, run, roles.failed, view)
 
 
 class _Reviver:
@@ -228,8 +226,8 @@ class _Reviver:
         BufferUnavailableError: it was stopped.
     """
 
-    def __init__(self, buffer: Buffer, row: Row, view: View) -> None:
-        self._buffer, self._row, self._view = buffer, row, view
+    def __init__(self, buffer: Buffer, run: Run, view: View) -> None:
+        self._buffer, self._run, self._view = buffer, run, view
         self._left = _MAX_REVIVALS
         self._away_since: float | None = None
 
@@ -246,7 +244,7 @@ class _Reviver:
                 why = "was killed again and again, or does not start" if killed else "is stopped"
                 raise BufferUnavailableError(
                     f"the database of the buffer {self._buffer.location} {why}: the run ends",
-                    todo=f"go on from the last checkpoint: {_resume(self._buffer, self._row)} starts it again",
+                    todo=f"go on from the last checkpoint: {_resume(self._buffer, self._run)} starts it again",
                 )
             return
         self._left -= 1
@@ -263,11 +261,10 @@ def _tell_stop(view: View, failed: dict[str, BaseException], grace_s: float) -> 
     view.message(f"{why}: the other processes are asked to stop (up to {grace_s:.0f} s)")
 
 
-def _ask_to_stop(buffer: Buffer, row: Row) -> None:
+def _ask_to_stop(run: Run) -> None:
     try:
-        mark_dead_workers(buffer.database, row["run_id"])
-        buffer.database.run("request_stop", run_id=row["run_id"])
-        notify.notify(buffer.database, notify.RUN)
+        mark_dead_workers(run)
+        run.request_stop()
     except BufferUnavailableError:
         return  # the database itself is what failed; roles notice by themselves
 
@@ -281,14 +278,14 @@ def _show(progress: Progress, view: View, people: People) -> None:
         view.message("the database does not answer")
 
 
-def _fail(buffer: Buffer, row: Row, failed: dict[str, BaseException], view: View) -> None:
+def _fail(buffer: Buffer, run: Run, failed: dict[str, BaseException], view: View) -> None:
     """Record why the run ended and raise it; a warning when it had finished already."""
     name, error = next(iter(failed.items()))
     why = failure(error).rstrip(".")
     with contextlib.suppress(
         BufferUnavailableError
     ):  # its status stays `running`; a resume finds that no process holds it
-        ended = buffer.database.run("finish_run", run_id=row["run_id"], status="failed", outcome=f"the {name} {why}")
+        ended = run.end("failed", f"the {name} {why}")
         # Where no rollout succeeded, a trainer that skipped all of its steps meanwhile has finished nothing.
         if not ended and not isinstance(error, RolloutsFailedError):
             view.message(f"warning: the run had finished when the {name} failed: it {why}; its results are complete")
@@ -301,33 +298,33 @@ def _fail(buffer: Buffer, row: Row, failed: dict[str, BaseException], view: View
         else "correct that if it is yours to correct, then "
     )
     raise RoleFailedError(
-        f"the {name} of the run {row['name']!r} {why}",
-        todo=f"{fix}go on from the last checkpoint: {_resume(buffer, row)}",
+        f"the {name} of the run {run.name!r} {why}",
+        todo=f"{fix}go on from the last checkpoint: {_resume(buffer, run)}",
     ) from error
 
 
-def _conclude(buffer: Buffer, row: Row, view: View, interrupts: Interrupts, seconds: float) -> int:
+def _conclude(buffer: Buffer, run: Run, view: View, interrupts: Interrupts, seconds: float) -> int:
     try:
-        state = buffer.find_run(row["run_id"])
-        if state["status"] != "finished":
+        state = run.refreshed()
+        if state.status != "finished":
             outcome = interrupts.reason if interrupts.stop else "its roles ended without finishing"
-            buffer.database.run("finish_run", run_id=row["run_id"], status="interrupted", outcome=outcome)
-            view.message(f"{outcome}; go on with: {_resume(buffer, row)}")
+            run.end("interrupted", outcome)
+            view.message(f"{outcome}; go on with: {_resume(buffer, run)}")
             return interrupts.exit_code if interrupts.stop else 1
     except BufferUnavailableError:
         if not interrupts.stop:
             raise
         # The signal stopped the database, too; a resume finds that no process holds the run.
-        view.message(f"{interrupts.reason}, and so was the database; go on with: {_resume(buffer, row)}")
+        view.message(f"{interrupts.reason}, and so was the database; go on with: {_resume(buffer, run)}")
         return interrupts.exit_code
-    view.message(f"finished in {seconds / 60:.1f} minutes: {state['outcome']}")
-    show_results(buffer, row, view)
+    view.message(f"finished in {seconds / 60:.1f} minutes: {state.outcome}")
+    show_results(buffer, run, view)
     return 0
 
 
-def _resume(buffer: Buffer, row: Row) -> str:
+def _resume(buffer: Buffer, run: Run) -> str:
     """The command that goes on with a run, as it works in the current folder."""
-    return f"rft run --resume {row['name']}{buffer_option(buffer.location)}"
+    return f"rft run --resume {run.name}{buffer_option(buffer.location)}"
 
 
 def _reachable(config: RunConfig) -> RunConfig:

@@ -13,7 +13,6 @@ import contextlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,9 +20,10 @@ import pyarrow.compute as pc
 from rftdata.errors import TimeLimitError
 from rftdata.pipeline.records import SET_ASIDE, SealedBatch
 from rftdata.pipeline.verdicts import STAGE_FAILED
-from rftdata.postgres.database import Database
+from rftdata.run import Run
 from rftdata.user_code import blocked
 from rftdata.user_code.time_limits import when_blocked
+from rftdata.workers import pipeline_errors
 
 MAX_REASON = 500
 _ROWS = re.compile(r" on \d+ rows? \((\d+)(?: to (\d+))?\)")
@@ -64,13 +64,13 @@ def _culprit(batch: SealedBatch, error: TimeLimitError) -> SealedBatch | None:
     )  # fmt: skip
 
 
-def with_report(batch: SealedBatch, database: Database, run_id: int, run_folder: Path) -> SealedBatch:
+def with_report(batch: SealedBatch, run: Run) -> SealedBatch:
     """A group that was set aside because workers ended on it, with what the newest of them reported as a part of the reason."""
     is_aside = pc.equal(batch.failed["stage"], SET_ASIDE)
     if batch.table.num_rows or not pc.any(is_aside).as_py():
         return batch
     ids = set(batch.failed["experience_id"].to_pylist())
-    sentence = next((text for text in _sentences(database, run_id, run_folder) if _is_about(text, ids)), None)
+    sentence = next((text for text in _sentences(run) if _is_about(text, ids)), None)
     if sentence is None:
         return batch
     reasons = [
@@ -81,12 +81,12 @@ def with_report(batch: SealedBatch, database: Database, run_id: int, run_folder:
     return replace(batch, failed=batch.failed.set_column(position, "reason", pa.array(reasons, pa.string())))
 
 
-def _sentences(database: Database, run_id: int, run_folder: Path) -> Iterator[str]:
+def _sentences(run: Run) -> Iterator[str]:
     """What blocked processes of a run reported: `rft run` moves reports into the database, those of roles by hand are files."""
-    for row in database.fetch("ends_of_pipeline_workers", run_id=run_id):
-        yield row["error"].partition("\n")[0]
-    for host, pid in blocked.reports(run_folder):
-        report = blocked.read_report(run_folder, pid, host)
+    for error in pipeline_errors(run):
+        yield error.partition("\n")[0]
+    for host, pid in blocked.reports(run.folder):
+        report = blocked.read_report(run.folder, pid, host)
         if report is not None:
             yield report[0]
 

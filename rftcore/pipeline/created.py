@@ -14,7 +14,7 @@ from rftdata.buffer import Buffer
 from rftdata.errors import BufferUnavailableError, DiskFullError, RftError
 from rftdata.experience import Group, Rollout
 from rftdata.pipeline.records import StageRun
-from rftdata.pipeline.verdicts import add_features
+from rftdata.pipeline.verdicts import add_features, task_of_experience
 from rftdata.writing.writer import Writer
 
 _SYNTHESIS = uuid.UUID("5f0c7f5e-6a3b-4b3f-9d57-0f6f6d2c1f11")
@@ -25,7 +25,7 @@ class Created:
 
     def __init__(self, resolved: ResolvedRun, buffer: Buffer, writer: Writer) -> None:
         self._resolved = resolved
-        self._buffer = buffer
+        self._database = buffer.database
         self._writer = writer
         self._tokenizer: Any = None
 
@@ -40,8 +40,7 @@ class Created:
                 self._writer.insert(self._group(made), receipt=receipt)
                 if made.task is not None:
                     # The task is there, made with its group: one whose group cannot be stored is never tried.
-                    with self._buffer.database.transaction() as connection:
-                        add_features(connection, made.task)
+                    add_features(self._database, made.task)
             except (BufferUnavailableError, DiskFullError):
                 raise
             except (RftError, TypeError, ValueError) as error:
@@ -72,7 +71,8 @@ class Created:
         )
 
     def _task_of(self, experience_id: int) -> dict[str, Any]:
-        found = self._buffer.database.fetch("task_of_experience", experience_id=experience_id)
-        if not found:
+        found = task_of_experience(self._database, experience_id)
+        if found is None:
             raise RftError("it is gone, and its task is not known any more", value=experience_id)
-        return dict(found[0])
+        taskset, task_key = found
+        return {"taskset": taskset, "task_key": task_key}

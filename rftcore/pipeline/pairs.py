@@ -1,4 +1,4 @@
-"""Preference pairs of a run: built by the operator `pair_builder` from the rewards as they stand, and written to files.
+"""Preference pairs of a run: built by the operator `pair_builder` from the rewards as they stand.
 
 The rewards are `rft.experience.reward`, with every label up to one moment (the pairs' `label_cut`) and not shaped by a
 pipeline; experiences that the run's pipeline dropped are compared too: what is too long or too easy for one algorithm may be
@@ -8,25 +8,11 @@ changed, and `rft.v_pair` says which of them still stand.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-
-import pyarrow as pa
-import pyarrow.parquet as pq
-from psycopg.types.json import Jsonb
 
 from operators.experience.pair_builder import Pair, PairBuilder
-from rftdata.buffer import Buffer
-from rftdata.durable_files import sync_path
-from rftdata.errors import QueryError
-from rftdata.pipeline.records import BATCH_SCHEMA
-from rftdata.postgres.database import Connection, Row, execute, fetch
-from rftdata.training.stored_selection import at_label_cut
-
-_PAGE_GROUPS = 512
-EXPORTS = (".jsonl", ".parquet")
+from rftdata.pairs import building
+from rftdata.run import Run
 
 
 @dataclass(frozen=True)
@@ -55,71 +41,26 @@ class BuiltPairs:
     stored: bool
 
 
-def build_pairs(buffer: Buffer, run: Row, builder: PairBuilder, *, author: str, dry_run: bool = False) -> BuiltPairs:
+def build_pairs(
+    run: Run, builder: PairBuilder, *, author: str, dry_run: bool = False, page_groups: int = 512
+) -> BuiltPairs:
     """Build the pairs of a run's finished groups and store those that are new, all or none of them.
+
+    Args:
+        page_groups: so many groups are in memory at a time.
 
     Raises:
         ConflictError: somebody's labels stay uncommitted, or the same pairs are being built elsewhere.
     """
     groups, num_new, found = 0, 0, []
-    with at_label_cut(buffer.database, read_only=dry_run) as (connection, label_cut):
-        settings = builder.config.model_dump(mode="json")
-        for table, num_groups in _pages(connection, run["run_id"]):
+    settings = builder.config.model_dump(mode="json")
+    with building(run, dry_run=dry_run) as build:
+        for table, num_groups in build.groups(PairBuilder.reads, page_groups):
             pairs = builder.pairs(table)
-            ids = {"chosen_ids": [p.chosen_id for p in pairs], "rejected_ids": [p.rejected_id for p in pairs]}
-            num_new += (
-                len(fetch(connection, "new_pairs", **ids))
-                if dry_run
-                else execute(
-                    connection, "insert_pairs", author=author, builder=Jsonb(settings), label_cut=label_cut, **ids
-                )
-            )
+            num_new += build.store([(p.chosen_id, p.rejected_id) for p in pairs], author=author, builder=settings)
             groups += num_groups
             found += pairs
-    return _summary(str(run["name"]), groups, found, num_new, label_cut, stored=not dry_run)
-
-
-def export_pairs(buffer: Buffer, run: Row, file: Path) -> int:
-    """Write the pairs of a run that stand to a .jsonl or .parquet file; how many.
-
-    The columns `prompt`, `chosen` and `rejected` are what other DPO trainers read; the others say where they come from.
-
-    Raises:
-        QueryError: another ending, or no pair to write; no file is made.
-    """
-    if file.suffix not in EXPORTS:
-        raise QueryError(
-            "pairs are written to a file of a known kind",
-            value=file.name,
-            allowed=" or ".join(EXPORTS),
-            todo="name such a file",
-        )
-    rows = buffer.database.fetch("pairs_that_stand", run_id=run["run_id"])
-    if not rows:
-        raise QueryError(
-            f"the run {run['name']!r} has no preference pair that stands",
-            todo=f"build some: rft pairs build {run['name']}",
-        )
-    draft = file.with_name(f".{file.name}.draft")
-    if file.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(rows), draft)
-    else:
-        draft.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    sync_path(draft)
-    draft.replace(file)
-    return len(rows)
-
-
-def _pages(connection: Connection, run_id: int) -> Iterator[tuple[pa.Table, int]]:
-    """Batches of whole groups, as pipeline stages see them, and how many groups are in each."""
-    after = 0
-    while rows := fetch(connection, "finished_groups", run_id=run_id, after_id=after, limit=_PAGE_GROUPS):
-        group_ids = [row["group_id"] for row in rows]
-        after = group_ids[-1]
-        batch = fetch(
-            connection, "batch_of_groups", group_ids=group_ids, columns=list(PairBuilder.reads), as_sealed=False
-        )
-        yield pa.Table.from_pylist(batch, schema=BATCH_SCHEMA), len(group_ids)
+    return _summary(run.name, groups, found, num_new, build.label_cut, stored=not dry_run)
 
 
 def _summary(run: str, num_groups: int, pairs: list[Pair], num_new: int, label_cut: int, *, stored: bool) -> BuiltPairs:

@@ -15,7 +15,8 @@ from rftcore.engines.base import Decoding, Engine, EngineConfig
 from rftcore.resolved import ResolvedRun
 from rftcore.workflows.task import render_chat
 from rftdata.errors import EngineStoppedError, ModelError
-from rftdata.postgres.database import Database
+from rftdata.run import Run
+from rftdata.training.policies import PolicyVersion, newest_policy
 
 
 class Policy:
@@ -23,12 +24,12 @@ class Policy:
 
     Args:
         resolved: the run's.
-        database, run_id: where its weights are published; None answers with the model the run begins with.
+        run: where its weights are published; None answers with the model the run begins with.
     """
 
-    def __init__(self, resolved: ResolvedRun, database: Database | None = None, run_id: int | None = None) -> None:
+    def __init__(self, resolved: ResolvedRun, run: Run | None = None) -> None:
         self._resolved, self._seed = resolved, resolved.config.run.seed
-        self._database, self._run_id = database, run_id
+        self._run = run
         self._engine: Engine | None = None
         self._lock = threading.Lock()
 
@@ -49,8 +50,8 @@ class Policy:
 
     def version(self) -> str:
         """Names the weights that the next question is answered with, as far as they load."""
-        rows = self._database.fetch("newest_policy", run_id=self._run_id) if self._database is not None else []
-        return str(rows[0]["policy_version_id"]) if rows else "first"
+        newest = self._newest()
+        return str(newest.policy_version_id) if newest is not None else "first"
 
     def close(self) -> None:
         """Stop the engine, where it was started."""
@@ -71,15 +72,16 @@ class Policy:
                 self.close()
 
     def _take_newest(self, engine: Engine) -> None:
-        if self._database is None:
-            return
-        rows = self._database.fetch("newest_policy", run_id=self._run_id)
-        if not rows or rows[0]["policy_version_id"] == engine.policy_version_id:
+        newest = self._newest()
+        if newest is None or newest.policy_version_id == engine.policy_version_id:
             return
         try:
-            engine.load_weights(rows[0]["uri"], rows[0]["policy_version_id"], rows[0]["checksum"])
+            engine.load_weights(newest.uri, newest.policy_version_id, newest.checksum)
         except ModelError:
             return  # replaced or removed since: those it has still answer, and the next batch looks again
+
+    def _newest(self) -> PolicyVersion | None:
+        return newest_policy(self._run) if self._run is not None else None
 
 
 async def _answers(engine: Engine, chats: Sequence[Messages], decoding: Decoding) -> list[str | Exception]:

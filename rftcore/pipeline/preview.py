@@ -11,11 +11,10 @@ import pyarrow.compute as pc
 from operators.base import IDENTITY_COLUMNS, StageOutcome
 from operators.chain.chain import Chain
 from operators.chain.stage import Stage
-from rftdata.buffer import Buffer
 from rftdata.errors import QueryError
-from rftdata.pipeline.queue import read_groups
+from rftdata.pipeline.queue import read_groups, sample_groups
 from rftdata.pipeline.records import Known, SealedBatch
-from rftdata.postgres.database import Row
+from rftdata.run import Run
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class Preview:
     decisions: list[dict[str, Any]]
 
 
-def sample(buffer: Buffer, run: Row, chain: Chain, rows: int, seed: int = 0) -> SealedBatch:
+def sample(run: Run, chain: Chain, rows: int, seed: int = 0) -> SealedBatch:
     """Whole groups of a run with at least `rows` experiences together, or all there are; the same for the same seed.
 
     As in a replay, staleness is that of the time when a group was sealed.
@@ -66,19 +65,13 @@ def sample(buffer: Buffer, run: Row, chain: Chain, rows: int, seed: int = 0) -> 
     Raises:
         QueryError: the run has none.
     """
-    groups = buffer.database.fetch("sample_groups", run_id=run["run_id"], seed=seed, count=rows)
-    chosen, found = [], 0
-    for group in groups:
-        if found >= rows:
-            break
-        chosen.append(group["group_id"])
-        found += group["num_experiences"]
-    if not found:
+    chosen = sample_groups(run, rows, seed)
+    if not chosen:
         raise QueryError(
-            f"run {run['name']!r} has no whole group of experiences yet",
+            f"run {run.name!r} has no whole group of experiences yet",
             todo="wait until it has, or name another with --run",
         )
-    return read_groups(buffer.database, chosen, chain.columns, as_sealed=True)
+    return read_groups(run.database, chosen, chain.columns, as_sealed=True)
 
 
 def preview(chain: Chain, table: pa.Table, known: Known | None = None) -> Preview:

@@ -6,11 +6,9 @@ anywhere it goes on where it stopped, and a second replay of the same version de
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,17 +21,17 @@ from rftcore.pipeline.policy_endpoint import Policy
 from rftcore.pipeline.role import register, stage_context
 from rftcore.resolved import ResolvedRun
 from rftdata.buffer import Buffer
-from rftdata.errors import ConfigError, ConflictError, QueryError
+from rftdata.errors import ConfigError, QueryError
 from rftdata.pipeline.budget import RunUsage
 from rftdata.pipeline.queue import read_groups
 from rftdata.pipeline.records import Known, SealedBatch, Verdicts, remember
-from rftdata.pipeline.verdicts import insert_stage_runs, insert_verdicts, known_scores, store_scores
-from rftdata.postgres.database import Row, fetch
+from rftdata.pipeline.verdicts import known_scores
+from rftdata.pipeline.versions import commit_replay, groups_to_replay, has_sealed_groups, replaying
+from rftdata.run import Run
 from rftdata.workers import Worker
 from rftdata.writing.writer import NO_PIPELINE
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_NEW = ""  # the version that has decided on nothing
 _DIGEST = re.compile(r"[0-9a-f]{12}")
 
 
@@ -60,7 +58,7 @@ class Replayed:
 
 
 def replay(
-    resolved: ResolvedRun, buffer: Buffer, run: Row, version: str | None, tell: Callable[[Replayed], None]
+    resolved: ResolvedRun, buffer: Buffer, run: Run, version: str | None, tell: Callable[[Replayed], None]
 ) -> Replayed:
     """Decide on every sealed group of a run under another version.
 
@@ -79,31 +77,31 @@ def replay(
     """
     config, chain = resolved.config, resolved.experience_chain
     name = _checked_name(chain, run, version)
-    if not _next(buffer, run["run_id"], _NEW, 0, 1):
+    if not has_sealed_groups(run):
         raise QueryError(
-            f"run {run['name']!r} has no sealed group of experiences yet: there is nothing to decide on",
+            f"run {run.name!r} has no sealed group of experiences yet: there is nothing to decide on",
             todo="wait until it has, or name another with --run",
         )
     done = Replayed(name)
-    policy = Policy(resolved, buffer.database, run["run_id"])
-    with (
-        Worker(buffer.database, run["run_id"], "replay") as worker,
-        contextlib.closing(buffer.database.dedicated()) as lock,  # held as long as this process lives
-    ):
-        if not fetch(lock, "lock_replay", version=name, run_id=run["run_id"])[0]["locked"]:
-            raise ConflictError(f"another process replays the version {name!r} of this run", todo="wait for its end")
+    policy = Policy(resolved, run)
+    with Worker(run, "replay") as worker, replaying(run, name):
+
+        def store_aside(aside: SealedBatch) -> None:
+            """Before a blocked process ends: the next replay of the version goes on behind the group that is to blame."""
+            commit_replay(run, worker.worker_id, name, aside, Verdicts(aside.failed))
+
         worker.says(f"replays version {name}")
-        chain.prepare(stage_context(config, policy, RunUsage(buffer.database, run["run_id"]), buffer))
-        register(buffer.database, chain, name)
+        chain.prepare(stage_context(config, policy, RunUsage(run), buffer))
+        register(buffer, chain, name)
         after, passed = 0, False
-        while group_ids := _next(buffer, run["run_id"], name, after, config.pipelines.batch_groups):
+        while group_ids := groups_to_replay(run, name, after, config.pipelines.batch_groups):
             batch = read_groups(buffer.database, group_ids, chain.columns, as_sealed=True)
             known = known_scores(buffer.database, chain.score_keys, batch.table["experience_id"].to_pylist())
             # A group that is alone in its batch and fails is to blame where the batch before it passed, and else the stage.
-            with setting_aside(batch, functools.partial(_store_aside, buffer, run["run_id"], worker.worker_id, name)):
+            with setting_aside(batch, store_aside):
                 verdicts = without_people(chain, batch, known, patient=len(group_ids) > 1 or not passed)
             passed = len(verdicts.failed) < verdicts.decisions.num_rows
-            _store(buffer, run["run_id"], worker.worker_id, name, batch, verdicts)
+            commit_replay(run, worker.worker_id, name, batch, verdicts)
             _note(done, batch, verdicts)
             tell(done)
             after = group_ids[-1]
@@ -112,14 +110,14 @@ def replay(
     return done
 
 
-def _checked_name(chain: Chain, run: Row, version: str | None) -> str:
+def _checked_name(chain: Chain, run: Run, version: str | None) -> str:
     """The name of the version, one that no run trains on.
 
     Raises:
         ConfigError: it is not.
     """
     name = f"replay-{chain.version}" if version is None else version
-    if name == NO_PIPELINE or name == run["pipeline_version"] or _DIGEST.fullmatch(name):
+    if name == NO_PIPELINE or name == run.pipeline_version or _DIGEST.fullmatch(name):
         raise ConfigError(
             "runs train on verdicts of such a version, and only their pipeline workers make them", value=name,
             allowed="any other name", todo="choose another --version",
@@ -156,23 +154,6 @@ def _answered(table: pa.Table, answers: dict[int, dict[str, str]]) -> pa.Table:
     return table.set_column(table.column_names.index("reviews"), "reviews", pa.array(reviews, pa.string()))
 
 
-def _next(buffer: Buffer, run_id: int, version: str, after: int, count: int) -> list[int]:
-    rows = buffer.database.fetch("groups_to_replay", run_id=run_id, version=version, after=after, count=count)
-    return [row["group_id"] for row in rows]
-
-
-def _store(buffer: Buffer, run_id: int, worker_id: int, version: str, batch: SealedBatch, verdicts: Verdicts) -> None:
-    with buffer.database.transaction() as connection:
-        store_scores(connection, verdicts.scores)
-        insert_verdicts(connection, version, batch.label_cuts, verdicts.decisions)
-        insert_stage_runs(connection, version, verdicts.stages, run_id=run_id, worker_id=worker_id)
-
-
-def _store_aside(buffer: Buffer, run_id: int, worker_id: int, version: str, aside: SealedBatch) -> None:
-    """Before a blocked process ends: the next replay of the version goes on behind the group that is to blame."""
-    _store(buffer, run_id, worker_id, version, aside, Verdicts(aside.failed))
-
-
 def _note(done: Replayed, batch: SealedBatch, verdicts: Verdicts) -> None:
     done.num_groups += len(batch.group_ids)
     done.num_experiences += verdicts.decisions.num_rows
@@ -191,10 +172,9 @@ def _note(done: Replayed, batch: SealedBatch, verdicts: Verdicts) -> None:
             by_stage[row["stage"]] = by_stage.get(row["stage"], 0) + 1
 
 
-def versions(buffer: Buffer, run: Row) -> list[Row]:
-    """Versions that decided on experiences of a run; `stages` as a person would write them, with their arguments."""
-    rows = buffer.database.fetch("pipeline_versions", run_id=run["run_id"])
-    return [{**row, "stages": row["stages"] and " > ".join(map(_described, row["stages"]))} for row in rows]
+def described(stages: Sequence[dict[str, Any]]) -> str:
+    """Stages as a person would write them, with their arguments: `threshold {max: 12.0} > …`."""
+    return " > ".join(map(_described, stages))
 
 
 def _described(stage: dict[str, dict[str, Any]]) -> str:
@@ -209,42 +189,3 @@ def _described(stage: dict[str, dict[str, Any]]) -> str:
 
 def _value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-@dataclass(frozen=True)
-class Difference:
-    """How two versions differ on a run.
-
-    Attributes:
-        counts: experiences by what became of them before and after, with changes of kept rewards.
-        only_before, only_after: experiences on which one version alone has decided.
-        rows: some of those that differ.
-    """
-
-    counts: list[Row]
-    only_before: int
-    only_after: int
-    rows: list[Row]
-
-    def plain(self) -> dict[str, Any]:
-        return dict(vars(self))
-
-
-def compare(buffer: Buffer, run: Row, before: str, after: str, limit: int) -> Difference:
-    """Compare two versions on a run.
-
-    Raises:
-        ConfigError: a version that never decided on an experience of the run.
-    """
-    known = [row["pipeline_version"] for row in versions(buffer, run)]
-    for name in (before, after):
-        if name not in known:
-            raise ConfigError(
-                f"no such pipeline version decided on experiences of run {run['name']!r}", value=name,
-                allowed=", ".join(known) or "none yet", todo="make it with `rft pipeline replay CONFIG --version NAME`",
-            )  # fmt: skip
-    names = {"run_id": run["run_id"], "before": before, "after": after}
-    (coverage,) = buffer.database.fetch("compare_coverage", **names)
-    counts = buffer.database.fetch("compare_versions", **names)
-    rows = buffer.database.fetch("rows_that_differ", **names, count=limit)
-    return Difference(counts, coverage["only_before"], coverage["only_after"], rows)

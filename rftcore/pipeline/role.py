@@ -10,8 +10,6 @@ import functools
 import json
 import os
 
-from psycopg.types.json import Jsonb
-
 from operators.base import StageContext
 from operators.chain.chain import Chain
 from operators.chain.stage import StageError
@@ -24,14 +22,12 @@ from rftcore.pipeline.policy_endpoint import Policy
 from rftcore.resolved import ResolvedRun
 from rftcore.run.join import JoinedRun, join_run
 from rftdata.buffer import Buffer
-from rftdata.errors import BufferUnavailableError, ConfigError
+from rftdata.errors import BufferUnavailableError
 from rftdata.pipeline.budget import RunUsage, UsageLedger
 from rftdata.pipeline.queue import SealedQueue, give_back
 from rftdata.pipeline.records import SealedBatch, Verdicts
 from rftdata.pipeline.verdicts import check_pipeline, commit_verdicts, known_scores
-from rftdata.postgres import notify
-from rftdata.postgres.database import Database
-from rftdata.postgres.values import storable
+from rftdata.pipeline.versions import register_version
 from rftdata.segments.compaction import BackgroundCompaction
 from rftdata.tasks import taskset_texts
 from rftdata.user_code import blocked, held_lock
@@ -51,12 +47,10 @@ def main(config: RunConfig, run: str | None = None, *, by_hand: bool = False) ->
     joined = join_run(ResolvedRun(config), run, by_hand="pipeline" if by_hand else None)
     with (
         joined.buffer as buffer,
-        held_lock.written_to(blocked.report_path(buffer.run_folder(joined.row), os.getpid()), is_printed=by_hand),
-        Worker(
-            buffer.database, joined.row["run_id"], "pipeline", lease_s=_LEASE_S, on_waiting=joined.on_waiting
-        ) as worker,
+        held_lock.written_to(blocked.report_path(joined.run.folder, os.getpid()), is_printed=by_hand),
+        Worker(joined.run, "pipeline", lease_s=_LEASE_S, on_waiting=joined.on_waiting) as worker,
         BackgroundCompaction(buffer.database, buffer.segments, grace_s=buffer.config.compaction_grace_s) as compaction,
-        buffer.writer(joined.row) as writer,
+        buffer.writer(joined.run) as writer,
     ):
         _work(joined, worker, compaction, writer)
         joined.leave()
@@ -65,25 +59,23 @@ def main(config: RunConfig, run: str | None = None, *, by_hand: bool = False) ->
 
 def _work(joined: JoinedRun, worker: Worker, compaction: BackgroundCompaction, writer: Writer) -> None:
     """Claim, decide and store until the run ends."""
-    buffer, resolved, config = joined.buffer, joined.resolved, joined.resolved.config
+    buffer, run, resolved, config = joined.buffer, joined.run, joined.resolved, joined.resolved.config
     worker.says("loads the operator chain")
     chain = resolved.experience_chain
-    policy = Policy(resolved, buffer.database, worker.run_id)
-    chain.prepare(stage_context(config, policy, RunUsage(buffer.database, worker.run_id), buffer))
-    register(buffer.database, chain)
-    _check_version(buffer.database, worker.run_id, chain)
-    listener = notify.Listener(buffer.database, notify.SEALED, notify.RUN)
+    policy = Policy(resolved, run)
+    chain.prepare(stage_context(config, policy, RunUsage(run), buffer))
+    register(buffer, chain)
+    check_pipeline(run, chain.version)
     queue = SealedQueue(
-        buffer.database, worker.run_id, worker.worker_id, lease_s=_LEASE_S, columns=chain.columns
+        run, worker.worker_id, lease_s=_LEASE_S, columns=chain.columns
     )  # fmt: skip
     created, patience, decided = Created(resolved, buffer, writer), Patience(config.pipelines.patience_s), 0
-    run_folder = buffer.run_folder(joined.row)
 
     def store_aside(aside: SealedBatch) -> None:
         """Before a blocked process ends: store what is to blame, and release the other groups as no suspects."""
         verdicts = Verdicts(aside.failed)
-        commit_verdicts(buffer.database, worker.run_id, worker.worker_id, chain.version, aside, verdicts)
-        give_back(buffer.database, worker.run_id, worker.worker_id)
+        commit_verdicts(run, worker.worker_id, chain.version, aside, verdicts)
+        give_back(run, worker.worker_id)
 
     try:
         while not worker.should_stop():
@@ -91,41 +83,34 @@ def _work(joined: JoinedRun, worker: Worker, compaction: BackgroundCompaction, w
             worker.progress |= compaction.progress
             if batch is None:
                 worker.says("waits", "sealed groups")
-                listener.wait(1.0)
+                worker.wait(1.0)
                 continue
             worker.says(f"decides on {len(batch.group_ids)} groups")
-            batch = with_report(batch, buffer.database, worker.run_id, run_folder)
+            batch = with_report(batch, run)
             known = known_scores(buffer.database, chain.score_keys, batch.table["experience_id"].to_pylist())
             try:
                 with setting_aside(batch, store_aside):
                     verdicts = decide(chain, batch, known, patient=patience.has_more(batch))
             except StageError as error:
-                give_back(buffer.database, worker.run_id, worker.worker_id)
+                give_back(run, worker.worker_id)
                 seconds = patience.failed(error)
                 worker.says(f"tries again in {seconds:.0f} s", f"a stage that fails on everything: {error.what}"[:300])
-                listener.wait(seconds)
+                worker.wait(seconds)
                 continue
             patience.passed()
             # Before the verdicts: a worker that is killed in between makes the same groups again, and their receipts say so.
             verdicts.stages += created.store(verdicts.groups)
-            commit_verdicts(buffer.database, worker.run_id, worker.worker_id, chain.version, batch, verdicts)
+            commit_verdicts(run, worker.worker_id, chain.version, batch, verdicts)
             decided += len(batch.group_ids)
             worker.progress["groups_decided"] = decided
     except Exception as error:
         if not isinstance(error, BufferUnavailableError):
             # Not the fault of the groups it holds: nobody shall suspect them.
-            give_back(buffer.database, worker.run_id, worker.worker_id)
+            give_back(run, worker.worker_id)
         raise
     finally:
-        listener.close()
         chain.close()
         policy.close()
-
-
-def _check_version(database: Database, run_id: int, chain: Chain) -> None:
-    """Refuse to work for a run that trains on the verdicts of other stages, before anything is claimed."""
-    with database.transaction() as connection:
-        check_pipeline(connection, run_id, chain.version)
 
 
 def stage_context(config: RunConfig, policy: Policy, usage: UsageLedger, buffer: Buffer) -> StageContext:
@@ -137,7 +122,7 @@ def stage_context(config: RunConfig, policy: Policy, usage: UsageLedger, buffer:
     )  # fmt: skip
 
 
-def register(database: Database, chain: Chain, version: str | None = None) -> None:
+def register(buffer: Buffer, chain: Chain, version: str | None = None) -> None:
     """Note which stages a version has.
 
     Raises:
@@ -145,11 +130,5 @@ def register(database: Database, chain: Chain, version: str | None = None) -> No
     """
     if version is None and chain.version == NO_PIPELINE:
         return
-    name = version or chain.version
     stages = json.loads(json.dumps([{stage.name: stage.operator.spec()} for stage in chain.stages], default=str))
-    (row,) = database.fetch("register_pipeline", version=name, digest=chain.version, stages=Jsonb(storable(stages)))
-    if row["digest"] != chain.version:
-        raise ConfigError(
-            f"the pipeline version {name!r} stands for other stages already", value=chain.version, allowed=row["digest"],
-            todo="choose another --version",
-        )  # fmt: skip
+    register_version(buffer.database, version or chain.version, chain.version, stages)

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from rftdata.buffer import Buffer
 from rftdata.postgres.database import Row
+from rftdata.run import Run
 from rftdata.training.evaluations import best_step, validation_scores
 
 # How the reason of a closed group begins, before those of its rows.
@@ -127,27 +128,27 @@ class Report(_Fact):
     unscored: list[str]
 
 
-def build_report(buffer: Buffer, run: str | int | Row | None = None) -> Report:
+def build_report(buffer: Buffer, run: Run | str | int | None = None) -> Report:
     """The report of a run.
 
     Args:
-        run: row, name or id; the newest run when None.
+        run: the run, or its name or id; the newest when None.
 
     Raises:
         QueryError: no such run.
     """
-    row = run if isinstance(run, dict) else buffer.find_run(run)
-    run_id = int(row["run_id"])
+    run = run if isinstance(run, Run) else buffer.find_run(run)
+    run_id = run.run_id
     database = buffer.database
     evaluations = database.fetch("report_evaluations", run_id=run_id)
-    best = best_step(_scores(buffer, row, evaluations))
+    best = best_step(_scores(buffer, run, evaluations))
     tokens = database.fetch("report_tokens", run_id=run_id)[0]
     time = database.fetch("run_seconds", run_id=run_id)[0]
     checkpoints = [Checkpoint(**c) for c in database.fetch("report_checkpoints", run_id=run_id)]
     steps = database.fetch("report_steps", run_id=run_id)[0]
-    config = row["config"]
+    config = run.config
     return Report(
-        run=row["name"], run_id=run_id, status=str(row["status"]), outcome=row["outcome"], seed=row["seed"],
+        run=run.name, run_id=run_id, status=str(run.status), outcome=run.outcome, seed=run.seed,
         model=str(config.get("model", {}).get("path", "–")), algorithm=str(config.get("algorithm", {}).get("name", "–")),
         buffer=buffer.location, num_attempts=time["num_attempts"], wall_seconds=time["seconds"],
         sampled_tokens=tokens["sampled_tokens"], trained_tokens=steps["num_tokens"],
@@ -156,7 +157,7 @@ def build_report(buffer: Buffer, run: str | int | Row | None = None) -> Report:
         num_experiences=tokens["num_experiences"],
         rollouts={r["outcome"]: r["num"] for r in database.fetch("report_outcomes", run_id=run_id)},
         failed_because={r["error"]: r["num"] for r in database.fetch("report_failures", run_id=run_id)},
-        steps=_steps(buffer, row, steps), groups=_groups(buffer, run_id, steps["num_groups"]),
+        steps=_steps(buffer, run, steps), groups=_groups(buffer, run_id, steps["num_groups"]),
         dropped=[Dropped(**d) for d in database.fetch("report_dropped", run_id=run_id)],
         best_step=best, best_checkpoint=next((c for c in checkpoints if c.trainer_step == best), None),
         last_checkpoint=checkpoints[-1] if checkpoints else None,
@@ -180,12 +181,12 @@ def compare(buffer: Buffer, run: int, other: int) -> list[Gain]:
     return [gain for key in ends[0] if key in ends[1] and (gain := _paired(buffer, ends[0][key], ends[1][key]))]
 
 
-def _scores(buffer: Buffer, row: Row, evaluations: Sequence[Row]) -> dict[int, float]:
+def _scores(buffer: Buffer, run: Run, evaluations: Sequence[Row]) -> dict[int, float]:
     """Validation scores of a run's steps. A run stored without a configuration is judged on every taskset it answered."""
-    settings = row["config"].get("eval", {})
+    settings = run.config.get("eval", {})
     tasksets = [taskset["name"] for taskset in settings.get("tasks", [])]
     tasksets = tasksets or [e["taskset"] for e in evaluations if e["purpose"] == "validation"]
-    return validation_scores(buffer.database, row["run_id"], tasksets, settings.get("decodings", ["greedy"])[0])
+    return validation_scores(run, tasksets, settings.get("decodings", ["greedy"])[0])
 
 
 def _by_curve(evaluations: Sequence[Row]) -> dict[tuple[str, str, str], list[Row]]:
@@ -226,10 +227,10 @@ def _curve(rows: Sequence[Row]) -> EvaluationCurve:
     )
 
 
-def _steps(buffer: Buffer, row: Row, steps: dict[str, Any]) -> Steps:
-    reasons = buffer.database.fetch("report_skipped", run_id=row["run_id"])
+def _steps(buffer: Buffer, run: Run, steps: dict[str, Any]) -> Steps:
+    reasons = buffer.database.fetch("report_skipped", run_id=run.run_id)
     return Steps(
-        planned=row["planned_steps"], done=steps["trained"] + steps["skipped"], before_fork=steps["before_fork"],
+        planned=run.planned_steps, done=steps["trained"] + steps["skipped"], before_fork=steps["before_fork"],
         skipped=steps["skipped"],
         skipped_because={r["reason"]: r["num_steps"] for r in reasons}, without_gradient=steps["without_gradient"],
         wait_seconds=steps["wait_seconds"], train_seconds=steps["train_seconds"], publish_seconds=steps["publish_seconds"],

@@ -6,7 +6,8 @@ import os
 import shlex
 from pathlib import Path
 
-from rftdata.postgres.database import Row, redacted
+from rftdata.postgres.database import redacted
+from rftdata.run import Run
 
 
 def buffer_option(location: str) -> str:
@@ -16,7 +17,7 @@ def buffer_option(location: str) -> str:
     return "" if location == found else f" --buffer {shlex.quote(location)}"
 
 
-def what_decides(run: Row, num_groups: int, option: str) -> str | None:
+def what_decides(run: Run, num_groups: int, option: str) -> str | None:
     """What decides on groups of a run that are relabelled or undecided and that no process will look at; None while the run goes on.
 
     Args:
@@ -24,10 +25,10 @@ def what_decides(run: Row, num_groups: int, option: str) -> str | None:
     """
     groups = "1 undecided group" if num_groups == 1 else f"{num_groups} undecided groups"
     as_they_are = "exports and stored selections (sampling.source) read the rewards as they are"
-    if not num_groups or ("import" not in run["config"] and run["status"] in ("created", "running")):
+    if not num_groups or not (run.was_imported or run.has_ended):
         return None
-    if "import" in run["config"]:
+    if run.was_imported:
         return f"{groups}: the run was imported and has no pipeline; {as_they_are}"
-    steps = f" --set steps={2 * run['planned_steps']}" if run["status"] == "finished" else ""
-    command = f"rft run --resume {run['name']}{steps}{option}"
+    steps = f" --set steps={2 * run.planned_steps}" if run.status == "finished" else ""
+    command = f"rft run --resume {run.name}{steps}{option}"
     return f"{groups}: the run has ended, so no process decides on them; `{command}` decides first and then goes on; {as_they_are}"

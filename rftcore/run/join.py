@@ -19,16 +19,16 @@ from rftcore.config import RunConfig
 from rftcore.installation.packages import check_environment
 from rftcore.resolved import ResolvedRun
 from rftcore.run.commands import buffer_option
-from rftcore.run.prepare import check_run, prepare_run, runs_of_name
+from rftcore.run.prepare import check_run, prepare_run
 from rftcore.run.stacks import answer_requests
 from rftdata.buffer import Buffer
 from rftdata.errors import ConfigError
-from rftdata.postgres.database import Row, execute
+from rftdata.postgres.database import execute
+from rftdata.run import Run
 from rftdata.user_code import blocked
-from rftdata.workers import note_blocked_workers
+from rftdata.workers import live_workers, note_blocked_workers
 
 _VERBS = {"explorer": "explore", "pipeline": "process", "trainer": "train"}
-_OPEN = ("created", "running")
 # Silence of a role that waits; after it the same sentence is said again.
 _REMINDER_S = 60.0
 
@@ -42,7 +42,7 @@ class JoinedRun:
     """
 
     buffer: Buffer
-    row: Row
+    run: Run
     resolved: ResolvedRun
     by_hand: Companions | None = None
 
@@ -77,52 +77,52 @@ def join_run(resolved: ResolvedRun, run: str | None, *, by_hand: str | None = No
     report = functools.partial(print, file=sys.stderr, flush=True)
     buffer = rftdata.open(config.buffer, application=f"rft {socket.gethostname()}", report=report)
     try:
-        row, is_new = _named(config, buffer, run, by_hand) if run is not None else _of_name(resolved, buffer, by_hand)
+        joined, is_new = _named(buffer, run, by_hand) if run is not None else _of_name(resolved, buffer, by_hand)
     except BaseException:
         buffer.close()
         raise
-    answer_requests(buffer.run_folder(row))
-    note_blocked_workers(buffer.database, row["run_id"], buffer.run_folder(row))
-    blocked.report_to(buffer.run_folder(row))
+    answer_requests(joined.folder)
+    note_blocked_workers(joined)
+    blocked.report_to(joined.folder)
     companions = None
     if by_hand is not None:
-        companions = Companions(buffer, config, row, by_hand)
+        companions = Companions(buffer, config, joined, by_hand)
         companions.say(
-            f"{'makes' if is_new else 'joins'} the run {row['name']} in the buffer {buffer.location} as its {by_hand}"
+            f"{'makes' if is_new else 'joins'} the run {joined.name} in the buffer {buffer.location} as its {by_hand}"
         )
-    return JoinedRun(buffer, row, resolved, companions)
+    return JoinedRun(buffer, joined, resolved, companions)
 
 
-def _named(config: RunConfig, buffer: Buffer, run: str, by_hand: str | None) -> tuple[Row, bool]:
-    row = buffer.find_run(run)
+def _named(buffer: Buffer, name: str, by_hand: str | None) -> tuple[Run, bool]:
+    run = buffer.find_run(name)
     # A trainer takes an interrupted run up again; the other roles follow.
-    goes_on = row["status"] in _OPEN or (by_hand == "trainer" and row["status"] != "finished")
+    goes_on = not run.has_ended or (by_hand == "trainer" and run.status != "finished")
     if by_hand is not None and not goes_on:
-        raise _ended(buffer, row, by_hand)
-    return row, False
+        raise _ended(buffer, run, by_hand)
+    return run, False
 
 
-def _of_name(resolved: ResolvedRun, buffer: Buffer, by_hand: str | None) -> tuple[Row, bool]:
+def _of_name(resolved: ResolvedRun, buffer: Buffer, by_hand: str | None) -> tuple[Run, bool]:
     with buffer.database.transaction() as connection:
         execute(connection, "lock_joining")
-        found = runs_of_name(buffer, resolved.config.run.name)
-        for row in found:
-            if row["status"] in _OPEN:
-                return row, False
+        found = buffer.runs_of_name(resolved.config.run.name)
+        for run in found:
+            if not run.has_ended:
+                return run, False
         if found and by_hand is not None:
             raise _ended(buffer, found[0], by_hand)
         return prepare_run(resolved, buffer), True
 
 
-def _ended(buffer: Buffer, row: Row, role: str) -> ConfigError:
-    name, option = row["name"], buffer_option(buffer.location)
+def _ended(buffer: Buffer, run: Run, role: str) -> ConfigError:
+    name, option = run.name, buffer_option(buffer.location)
     verb = f"rft {_VERBS[role]} CONFIG"
     ways = []
-    if row["status"] == "finished":
-        how = f"has finished its {row['planned_steps']} step{'' if row['planned_steps'] == 1 else 's'}"
-        ways.append(f"go on with more steps: rft run CONFIG --resume {name} --set steps={2 * row['planned_steps']}")
+    if run.status == "finished":
+        how = f"has finished its {run.planned_steps} step{'' if run.planned_steps == 1 else 's'}"
+        ways.append(f"go on with more steps: rft run CONFIG --resume {name} --set steps={2 * run.planned_steps}")
     else:
-        how = f"has ended ({row['status']})"
+        how = f"has ended ({run.status})"
         ways.append(
             f"go on with it: rft run --resume {name}{option}, or by hand with rft train CONFIG --run {name} first"
         )
@@ -141,7 +141,7 @@ class Companions:
 
     buffer: Buffer
     config: RunConfig
-    row: Row
+    run: Run
     role: str
     _said: str = field(default="", init=False)
     _said_at: float = field(default=0.0, init=False)
@@ -153,24 +153,23 @@ class Companions:
         text = f"the {self.role} {what}"
         if missing:
             starts = " and ".join(f"rft {_VERBS[role]} CONFIG" for role in missing)
-            text += f"; no {' and no '.join(missing)} is at work in the run {self.row['name']} (start with {starts})"
+            text += f"; no {' and no '.join(missing)} is at work in the run {self.run.name} (start with {starts})"
         if text != self._said or time.monotonic() - self._said_at >= _REMINDER_S:
             self._said, self._said_at = text, time.monotonic()
             self.say(text)
 
     def farewell(self) -> None:
         """How the run stands when the role leaves it."""
-        row, option = self.buffer.find_run(self.row["run_id"]), buffer_option(self.buffer.location)
-        if row["status"] in _OPEN:
-            how = f"was asked to stop; it goes on with rft run --resume {row['name']}{option}"
+        run, option = self.run.refreshed(), buffer_option(self.buffer.location)
+        if not run.has_ended:
+            how = f"was asked to stop; it goes on with rft run --resume {run.name}{option}"
         else:
-            how = f"has ended ({row['status']}: {row['outcome']}); rft report {row['name']}{option} shows its results"
-        self.say(f"the {self.role} leaves: the run {row['name']} {how}")
+            how = f"has ended ({run.status}: {run.outcome}); rft report {run.name}{option} shows its results"
+        self.say(f"the {self.role} leaves: the run {run.name} {how}")
 
     def missing(self) -> list[str]:
         """Roles that the run needs and that nobody plays now."""
-        alive = self.buffer.database.fetch("live_workers", run_id=self.row["run_id"])
-        there = {worker["role"] for worker in alive if worker["beats"]}
+        there = {worker.role for worker in live_workers(self.run) if worker.beats}
         needed = {
             "explorer": self.config.has_explorer,
             "pipeline": self.config.sampling.source is None,

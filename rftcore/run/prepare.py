@@ -9,8 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from psycopg.types.json import Jsonb
-
 import rftdata
 from rftcore.algorithms.requirements import check_made, check_rollouts, check_sampling, check_selected, check_source
 from rftcore.config import RunConfig
@@ -23,7 +21,7 @@ from rftcore.tasks.pipeline import load_tasks
 from rftcore.workflows import check_workflow_args
 from rftdata.buffer import Buffer
 from rftdata.errors import ConfigError
-from rftdata.postgres.database import Row
+from rftdata.run import Run
 from rftdata.training.sampling import checked_formula
 from rftdata.training.stored_selection import Selection, num_steps, select
 
@@ -112,9 +110,9 @@ def prepare_run(
     resolved: ResolvedRun,
     buffer: Buffer,
     *,
-    resumed: Row | None = None,
+    resumed: Run | None = None,
     before_storing: Callable[[], object] = lambda: None,
-) -> Row:
+) -> Run:
     """Load a checked configuration's tasksets, and store a new run or the changed settings of the one to go on with.
 
     Args:
@@ -128,7 +126,7 @@ def prepare_run(
     config = resolved.config
     checked_formula(buffer.database, config.sampling.priority.formula)
     pipeline_version = resolved.experience_chain.version
-    load_tasks(resolved, buffer.database)
+    load_tasks(resolved, buffer)
     stored = stored_config(config)
     if resumed is None:
         selected = select_source(resolved, buffer)
@@ -146,14 +144,8 @@ def prepare_run(
         )
     _refuse_another_source(config, resumed)
     before_storing()
-    buffer.database.run(
-        "set_run_config",
-        run_id=resumed["run_id"],
-        config=Jsonb(stored),
-        planned_steps=planned_steps(config, resumed["source_rows"]),
-        pipeline_version=pipeline_version,
-    )
-    return buffer.find_run(resumed["run_id"])
+    steps = planned_steps(config, resumed.source_rows)
+    return resumed.go_on(stored, steps=steps, pipeline_version=pipeline_version)
 
 
 def select_source(resolved: ResolvedRun, buffer: Buffer) -> Selection | None:
@@ -190,56 +182,55 @@ def planned_steps(config: RunConfig, num_selected: int | None) -> int:
     return config.steps or last
 
 
-def _refuse_another_source(config: RunConfig, resumed: Row) -> None:
+def _refuse_another_source(config: RunConfig, resumed: Run) -> None:
     """A run on a stored selection promises the same batches, so what they follow from cannot change."""
-    source, stored = config.sampling.source, resumed["source_sql"] is not None
+    source, stored = config.sampling.source, resumed.source_sql is not None
     facts = {
-        "sampling.source.sql": (source and source.sql, resumed["source_sql"]),
+        "sampling.source.sql": (source and source.sql, resumed.source_sql),
         "sampling.source.pin_labels": (
             source and source.pin_labels,
-            resumed["label_cut"] is not None if stored else None,
+            resumed.label_cut is not None if stored else None,
         ),
-        "sampling.epochs": (source and config.sampling.epochs, resumed["source_epochs"]),
-        "trainer.batch_groups": (source and config.trainer.batch_groups, (stored and _stored_batch(resumed)) or None),
+        "sampling.epochs": (source and config.sampling.epochs, resumed.source_epochs),
+        "trainer.batch_groups": (
+            source and config.trainer.batch_groups,
+            (stored and int(resumed.config["trainer"]["batch_groups"])) or None,
+        ),
     }
     for key, (asked, begun) in facts.items():
         if asked != begun:
             raise ConfigError(
-                f"the run {resumed['name']!r} goes on with the batches it began with, and {key} has changed",
+                f"the run {resumed.name!r} goes on with the batches it began with, and {key} has changed",
                 value=asked, allowed=str(begun), todo="leave it as it was, or start a new run from the checkpoint",
             )  # fmt: skip
 
 
-def _stored_batch(run: Row) -> int:
-    return int(run["config"]["trainer"]["batch_groups"])
-
-
-def find_resumable(config: RunConfig, buffer: Buffer, name: str | None) -> Row:
+def find_resumable(config: RunConfig, buffer: Buffer, name: str | None) -> Run:
     """The run to go on with: the one named, else the newest of the configuration's name.
 
     Raises:
         QueryError: there is none.
         ConfigError: it was imported.
     """
-    found = runs_of_name(buffer, config.run.name) if name is None else []
+    found = buffer.runs_of_name(config.run.name) if name is None else []
     return found[0] if found else named_resumable(buffer, name or config.run.name)
 
 
-def named_resumable(buffer: Buffer, name: str | None) -> Row:
+def named_resumable(buffer: Buffer, name: str | None) -> Run:
     """The run of a name or an id, by default the newest that was not imported.
 
     Raises:
         QueryError: there is none.
         ConfigError: it was imported.
     """
-    newest = buffer.database.fetch("newest_own_run") if name is None else []
-    row = newest[0] if newest else buffer.find_run(name)
-    if was_imported(row):
+    run = buffer.newest_run(imported=False) if name is None else None
+    run = run or buffer.find_run(name)
+    if run.was_imported:
         raise ConfigError(
-            f"the run {row['name']!r} was imported: it has no checkpoint and no configuration to go on with",
+            f"the run {run.name!r} was imported: it has no checkpoint and no configuration to go on with",
             todo="start a run of another name; `sampling.source` in its configuration trains on what was imported (rft docs train-on-chats)",
         )
-    return row
+    return run
 
 
 @dataclass(frozen=True)
@@ -257,13 +248,13 @@ class GoBack:
     fork: str | None = None
 
 
-def take_back(resolved: ResolvedRun, buffer: Buffer, row: Row, go_back: GoBack) -> tuple[ResolvedRun, Row]:
-    """Take a stored run, or a new fork of it, to an earlier step; what it runs and its row.
+def take_back(resolved: ResolvedRun, buffer: Buffer, run: Run, go_back: GoBack) -> tuple[ResolvedRun, Run]:
+    """Take a stored run, or a new fork of it, to an earlier step; its configuration and the run.
 
     Raises:
         ConfigError: there is no such checkpoint, or the configuration asks for no step beyond it.
     """
-    steps = planned_steps(resolved.config, row["source_rows"])
+    steps = planned_steps(resolved.config, run.source_rows)
     if go_back.step is not None and go_back.step >= steps:
         raise ConfigError(
             "nothing would be left to do after going back", value=f"--at-step {go_back.step} with steps: {steps}",
@@ -271,19 +262,19 @@ def take_back(resolved: ResolvedRun, buffer: Buffer, row: Row, go_back: GoBack) 
         )  # fmt: skip
     if go_back.fork is None:
         assert go_back.step is not None
-        buffer.rewind(row, go_back.step, keep_rollouts=go_back.keep_rollouts)
-        return resolved, buffer.find_run(row["run_id"])
+        buffer.rewind(run, go_back.step, keep_rollouts=go_back.keep_rollouts)
+        return resolved, run.refreshed()
     forked = resolved.renamed(go_back.fork)
     new = buffer.fork(
-        row, name=go_back.fork, step=go_back.step, keep_rollouts=go_back.keep_rollouts, config=stored_config(forked.config), steps=steps,
+        run, name=go_back.fork, step=go_back.step, keep_rollouts=go_back.keep_rollouts, config=stored_config(forked.config), steps=steps,
         pipeline_version=forked.experience_chain.version,
     )  # fmt: skip
     return forked, new
 
 
-def has_finished(config: RunConfig, row: Row) -> bool:
+def has_finished(config: RunConfig, run: Run) -> bool:
     """Whether a stored run has done all the steps that the configuration asks for."""
-    return bool(row["status"] == "finished" and row["planned_steps"] >= planned_steps(config, row["source_rows"]))
+    return run.status == "finished" and run.planned_steps >= planned_steps(config, run.source_rows)
 
 
 def stored_config(config: RunConfig) -> dict[str, Any]:
@@ -291,13 +282,3 @@ def stored_config(config: RunConfig) -> dict[str, Any]:
     dumped = config.model_dump(mode="json")
     dumped["buffer"]["uri"] = rftdata.postgres.database.redacted(config.buffer.uri)
     return {**dumped, "base_dir": str(config.base_dir)}
-
-
-def runs_of_name(buffer: Buffer, name: str) -> list[Row]:
-    """Stored runs of a configured name, newest first; what an import brought was run elsewhere and is left out."""
-    return [row for row in buffer.database.fetch("runs_of_name", name=name) if not was_imported(row)]
-
-
-def was_imported(row: Row) -> bool:
-    """Whether an import made the run."""
-    return "import" in row["config"]

@@ -14,11 +14,10 @@ from operators.chain.chain import Chain
 from operators.chain.stage import at
 from rftcore.resolved import ResolvedRun
 from rftcore.tasks.needs import TaskNeeds
+from rftdata.buffer import Buffer
 from rftdata.config import TasksetConfig
-from rftdata.connection import exists
+from rftdata.connection import check_new_folder, exists
 from rftdata.errors import OperatorError, RftError
-from rftdata.postgres.database import Database
-from rftdata.postgres.embedded import check_folder
 from rftdata.tasks.loading import is_current, no_task
 from rftdata.tasks.query import asks_buffer
 from rftdata.tasks.rows import Reading, read_tasks
@@ -27,7 +26,8 @@ from rftdata.tasks.sources import reading_for
 # Rows of a source that are looked at; where stages look for numbers in them, as many as a first batch has.
 _FIRST_ROWS = 64
 _FIRST_BATCH = 4096
-_LOOKING_S = 60.0
+LOOKING_S = 60.0
+"""How long a source is read for its first rows."""
 
 Tasks = Sequence[Mapping[str, Any]]
 
@@ -39,17 +39,18 @@ def check_before_buffer(resolved: ResolvedRun) -> None:
         BufferUnavailableError: the folder cannot be made.
         TaskSourceError, OperatorError: see `check_tasks`.
     """
-    buffer = resolved.config.buffer
-    if not exists(buffer):
-        check_folder(Path(buffer.uri))
+    config = resolved.config.buffer
+    if not exists(config):
+        check_new_folder(config)
         check_tasks(resolved)
 
 
-def check_tasks(resolved: ResolvedRun, database: Database | None = None) -> None:
+def check_tasks(resolved: ResolvedRun, buffer: Buffer | None = None, *, looking_s: float = LOOKING_S) -> None:
     """Check names, arguments and columns of every source that would be read, as far as its first rows show them.
 
     Args:
-        database: what is stored there is not looked at again; without it a query on the buffer is not asked.
+        buffer: what is stored there is not looked at again; without it a query on the buffer is not asked.
+        looking_s: see `first_tasks`.
 
     Raises:
         TaskSourceError: a source that cannot be read, whose rows are no tasks, or lack what the rewards and the workflow need.
@@ -60,14 +61,14 @@ def check_tasks(resolved: ResolvedRun, database: Database | None = None) -> None
     wants_numbers = any(stage.operator.keys for stage in chain.stages)
     rowwise = all(stage.operator.rowwise for stage in chain.stages)
     for taskset in (*config.tasks, *config.eval.tasks, *config.eval.test):
-        if database is None and asks_buffer(taskset):
+        if buffer is None and asks_buffer(taskset):
             continue
-        if database is not None and is_current(database, taskset, config.base_dir):
+        if buffer is not None and is_current(buffer.database, taskset, config.base_dir):
             continue
         is_decided = wants_numbers and taskset.name in trained
         reading = Reading()
         count = _FIRST_BATCH if is_decided else _FIRST_ROWS
-        first = first_tasks(taskset, config.base_dir, database, count, reading)
+        first = first_tasks(taskset, config.base_dir, buffer, count, reading, looking_s=looking_s)
         are_all = len(first) < count and not reading.was_cut
         # A query on the buffer may ask for what the sets before it are about to store.
         if not first and are_all and not asks_buffer(taskset):
@@ -83,16 +84,17 @@ def check_tasks(resolved: ResolvedRun, database: Database | None = None) -> None
 
 
 def first_tasks(
-    taskset: TasksetConfig, base_dir: Path, database: Database | None, count: int, reading: Reading
-) -> Tasks:
-    """Up to `count` tasks of a source.
+    taskset: TasksetConfig, base_dir: Path, buffer: Buffer | None, count: int, reading: Reading, *,
+    looking_s: float = LOOKING_S,
+) -> Tasks:  # fmt: skip
+    """Up to `count` tasks of a source, which is read for `looking_s` seconds at most.
 
     Raises:
         TaskSourceError: they cannot be read.
     """
-    rows = read_tasks(taskset, base_dir, database, reading)
+    rows = read_tasks(taskset, base_dir, buffer.database if buffer is not None else None, reading)
     try:
-        with reading_for(_LOOKING_S):  # a source that repeats its rows for ever gives few tasks
+        with reading_for(looking_s):  # a source that repeats its rows for ever gives few tasks
             return list(itertools.islice(rows, count))
     finally:
         rows.close()  # a query's connection, a generator of somebody's

@@ -5,14 +5,14 @@ from __future__ import annotations
 from operators.chain.chain import Chain
 from operators.chain.isolate import decide
 from rftcore.tasks.changes import Changes
+from rftdata.buffer import Buffer
 from rftdata.errors import OperatorError
 from rftdata.pipeline.records import Question, Verdicts
 from rftdata.pipeline.tasks import TaskBatch, TaskChange, known_task_scores
-from rftdata.postgres.database import Database
 
 
 def decide_batch(
-    chain: Chain, database: Database, batch: TaskBatch, *, rowwise: bool, is_first: bool
+    chain: Chain, buffer: Buffer, batch: TaskBatch, *, rowwise: bool, is_first: bool
 ) -> tuple[Verdicts, dict[int, TaskChange]]:
     """Decide on a batch; what stages made of tasks beside.
 
@@ -24,7 +24,7 @@ def decide_batch(
         StageError: the stage itself is wrong, and not a task.
         OperatorError: a stage does what no stage may do to tasks.
     """
-    known = known_task_scores(database, batch.table["experience_id"].to_pylist(), chain.score_keys)
+    known = known_task_scores(buffer.database, batch.table["experience_id"].to_pylist(), chain.score_keys)
     changes = Changes(batch)
     verdicts = decide(
         chain,

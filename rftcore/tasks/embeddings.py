@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rftcore.tasks.encoder import Encoder, encoder_name
-from rftdata.postgres.database import Database
+from rftdata.buffer import Buffer
 from rftdata.tasks.embeddings import known_vectors, store_vectors
 
 _PORTION = 2048
@@ -25,8 +25,8 @@ class TaskEmbeddings:
         keep: whether new vectors are stored.
     """
 
-    def __init__(self, database: Database, policy: str, base_dir: Path, *, keep: bool = True) -> None:
-        self._database = database
+    def __init__(self, buffer: Buffer, policy: str, base_dir: Path, *, keep: bool = True) -> None:
+        self._database = buffer.database
         self._policy = policy
         self._base_dir = base_dir
         self._keep = keep

@@ -12,9 +12,10 @@ from typing import Any
 from operators.base import IDENTITY_COLUMNS
 from operators.chain.chain import Chain
 from rftcore.resolved import ResolvedRun
+from rftdata.buffer import Buffer
 from rftdata.config import TasksetConfig
 from rftdata.errors import ConfigError
-from rftdata.postgres.database import Database
+from rftdata.tasks.features import all_have_number, set_by_hand
 from rftdata.tasks.loading import is_current
 
 
@@ -22,13 +23,13 @@ class FeatureCheck:
     """Counts the tasks of one set that lack what its selector needs.
 
     Args:
-        database: the buffer, where there is one: features that its active tasks have already are there.
+        buffer: where there is one: features that its active tasks have already are there.
 
     Raises:
         PluginError, ConfigError: a selector that does not load.
     """
 
-    def __init__(self, resolved: ResolvedRun, taskset: TasksetConfig, database: Database | None) -> None:
+    def __init__(self, resolved: ResolvedRun, taskset: TasksetConfig, buffer: Buffer | None) -> None:
         config, chain = resolved.config, resolved.task_chain
         chosen = taskset.selector or config.selector
         self._taskset, self._selector, self._may_drop = taskset.name, chosen.type, bool(chain.stages)
@@ -37,10 +38,10 @@ class FeatureCheck:
         self._lacking: dict[str, int] = {}
         if added is not None:
             # Stored tasks are looked at where no load will change them; of others what a person set lasts.
-            stands = database is not None and is_current(database, taskset, config.base_dir)
-            stored = database if stands else None
+            stands = buffer is not None and is_current(buffer.database, taskset, config.base_dir)
+            stored = buffer if stands else None
             self._lacking = {key: 0 for key in keys if key not in added and not _is_stored(stored, taskset, key)}
-        self._by_hand = {key: _by_hand(database, taskset, key) for key in self._lacking}
+        self._by_hand = {key: _by_hand(buffer, taskset, key) for key in self._lacking}
         self._num_tasks = 0
         self._there: set[str] = set(added or ())
 
@@ -90,19 +91,12 @@ def _added(chain: Chain) -> frozenset[str] | None:
     return added - IDENTITY_COLUMNS - {"prompt", "answer"}
 
 
-def _is_stored(database: Database | None, taskset: TasksetConfig, key: str) -> bool:
-    if database is None:
-        return False
-    numbers = database.fetch("task_numbers", taskset=taskset.name, key=key)[0]["numbers"]
-    return bool(numbers) and all(number is not None for number in numbers)
+def _is_stored(buffer: Buffer | None, taskset: TasksetConfig, key: str) -> bool:
+    return buffer is not None and all_have_number(buffer.database, taskset.name, key)
 
 
-def _by_hand(database: Database | None, taskset: TasksetConfig, key: str) -> dict[str, bool]:
-    """Keys of the tasks whose feature a person set, and whether it is a number."""
-    if database is None:
-        return {}
-    found: dict[str, bool] = database.fetch("features_by_hand", taskset=taskset.name, key=key)[0]["are_numbers"]
-    return found
+def _by_hand(buffer: Buffer | None, taskset: TasksetConfig, key: str) -> dict[str, bool]:
+    return {} if buffer is None else set_by_hand(buffer.database, taskset.name, key)
 
 
 def _is_number(value: Any) -> bool:

@@ -15,9 +15,10 @@ from operators.chain.chain import Chain
 from rftcore.config import RunConfig
 from rftcore.resolved import ResolvedRun
 from rftcore.workflows.task import Task
+from rftdata.buffer import Buffer
 from rftdata.config import TasksetConfig
 from rftdata.errors import ConfigError, ModelError, RftError, TaskSourceError
-from rftdata.postgres.database import Database
+from rftdata.tasks.loading import tasks_without_answer
 
 _NAMED_KEYS = 3
 # Rendering a chat takes a millisecond; what is wrong with a template shows in the first chats.
@@ -118,7 +119,7 @@ class TaskNeeds:
         if not self._may_answer:
             self._refuse(self._num_tasks, self._num_lacking)
 
-    def stored(self, database: Database) -> list[str]:
+    def stored(self, buffer: Buffer) -> list[str]:
         """The same of the tasks that can be selected now.
 
         Raises:
@@ -126,9 +127,9 @@ class TaskNeeds:
         """
         if not self._who:
             return []
-        row = database.fetch("tasks_without_answer", taskset=self._taskset.name, num_keys=_NAMED_KEYS)[0]
-        self._refuse(row["num_tasks"], row["num_lacking"])
-        return list(self._sentences(row["num_tasks"], row["num_lacking"], row["task_keys"]))
+        found = tasks_without_answer(buffer.database, self._taskset.name, _NAMED_KEYS)
+        self._refuse(found.num_tasks, found.num_lacking)
+        return list(self._sentences(found.num_tasks, found.num_lacking, found.task_keys))
 
     def _refuse(self, num_tasks: int, num_lacking: int) -> None:
         if not self._who or not num_tasks or num_lacking < num_tasks:

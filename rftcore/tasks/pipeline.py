@@ -28,6 +28,7 @@ from rftcore.tasks.checks import check_tasks, of_taskset
 from rftcore.tasks.decide import decide_batch
 from rftcore.tasks.embeddings import TaskEmbeddings
 from rftcore.tasks.needs import TaskNeeds
+from rftdata.buffer import Buffer
 from rftdata.config import TasksetConfig
 from rftdata.errors import OperatorError, TaskSourceError
 from rftdata.pipeline.records import Verdicts
@@ -40,13 +41,14 @@ from rftdata.pipeline.tasks import (
     source_batch,
     tasks_by_maker,
     taskset_lock,
+    taskset_state,
     undecided_tasks,
 )
-from rftdata.postgres.database import Database
 from rftdata.tasks.loading import load_taskset, taskset_texts
 from rftdata.tasks.rows import read_tasks
 
-_BATCH_TASKS = 4096
+BATCH_TASKS = 4096
+"""Tasks that stages without a look at other rows decide on at a time; what was decided is stored after each batch."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class TasksDecided:
     dropped_by: dict[str, int]
 
 
-def load_tasks(resolved: ResolvedRun, database: Database, *, again: bool = False) -> list[TasksDecided]:
+def load_tasks(resolved: ResolvedRun, buffer: Buffer, *, again: bool = False) -> list[TasksDecided]:
     """Load every taskset of a configuration, and decide on those that are trained on. Evaluations see their tasks as they are.
 
     Nothing is stored before the first rows of all sources were looked at. A set that a stage cannot decide on keeps no other from being
@@ -77,37 +79,37 @@ def load_tasks(resolved: ResolvedRun, database: Database, *, again: bool = False
         PluginError, ConfigError, OperatorError, ModelError: a stage that cannot work.
     """
     config, chain = resolved.config, resolved.task_chain
-    check_tasks(resolved, database)
+    check_tasks(resolved, buffer)
     needs = {taskset.name: TaskNeeds(resolved, taskset, chain) for taskset in config.tasks}
     for taskset in config.tasks:
-        load_taskset(database, taskset, config.base_dir, pending=bool(chain.stages), check=needs[taskset.name])
+        load_taskset(buffer.database, taskset, config.base_dir, pending=bool(chain.stages), check=needs[taskset.name])
     for taskset in (*config.eval.tasks, *config.eval.test):
         needs[taskset.name] = TaskNeeds(resolved, taskset, None)
-        load_taskset(database, taskset, config.base_dir, check=needs[taskset.name])
-    decided = _run_chain(resolved, database, again=again) if chain.stages else []
+        load_taskset(buffer.database, taskset, config.base_dir, check=needs[taskset.name])
+    decided = _run_chain(resolved, buffer, again=again) if chain.stages else []
     for name, need in needs.items():
-        for sentence in need.stored(database):
+        for sentence in need.stored(buffer):
             print(f"tasks: {name}: {sentence}", file=sys.stderr, flush=True)
     return decided
 
 
-def _run_chain(resolved: ResolvedRun, database: Database, *, again: bool) -> list[TasksDecided]:
+def _run_chain(resolved: ResolvedRun, buffer: Buffer, *, again: bool) -> list[TasksDecided]:
     chain = resolved.task_chain
-    register_task_pipeline(database, chain.version, [{stage.name: stage.operator.spec()} for stage in chain.stages])
-    _prepare(resolved, database)
+    register_task_pipeline(
+        buffer.database, chain.version, [{stage.name: stage.operator.spec()} for stage in chain.stages]
+    )
+    _prepare(resolved, buffer)
     try:
-        return _decide_sets(chain, database, resolved.config.tasks, again=again)
+        return _decide_sets(chain, buffer, resolved.config.tasks, again=again)
     finally:
         chain.close()
 
 
-def _decide_sets(
-    chain: Chain, database: Database, tasksets: Sequence[TasksetConfig], *, again: bool
-) -> list[TasksDecided]:
+def _decide_sets(chain: Chain, buffer: Buffer, tasksets: Sequence[TasksetConfig], *, again: bool) -> list[TasksDecided]:
     decided, errors = [], []
     for taskset in tasksets:
         try:
-            decided.append(decide_tasks(chain, database, taskset, again=again))
+            decided.append(decide_tasks(chain, buffer, taskset, again=again))
         except (OperatorError, TaskSourceError) as error:
             errors.append(error)
     for later in errors[1:]:
@@ -117,23 +119,23 @@ def _decide_sets(
     return decided
 
 
-def task_batches(resolved: ResolvedRun, database: Database, limit: int) -> Iterator[tuple[str, pa.Table]]:
+def task_batches(resolved: ResolvedRun, buffer: Buffer, limit: int) -> Iterator[tuple[str, pa.Table]]:
     """The first `limit` tasks of every taskset as the chain of tasks would see them, for a preview; it is prepared for them.
 
     Nothing is stored: sets that are not loaded yet are read from their sources, under ids from 1.
     """
     config, chain = resolved.config, resolved.task_chain
-    _prepare(resolved, database, keep_vectors=False)
+    _prepare(resolved, buffer, keep_vectors=False)
     for taskset in config.tasks:
-        ids = decidable_tasks(database, taskset.name)[:limit]
+        ids = decidable_tasks(buffer.database, taskset.name)[:limit]
         if ids:
-            yield taskset.name, TaskReader(database, taskset.name, _columns(chain)).read(ids).table
+            yield taskset.name, TaskReader(buffer.database, taskset.name, _columns(chain)).read(ids).table
         else:
-            tasks = itertools.islice(read_tasks(taskset, config.base_dir, database), limit)
+            tasks = itertools.islice(read_tasks(taskset, config.base_dir, buffer.database), limit)
             yield taskset.name, source_batch(taskset.name, list(tasks))
 
 
-def decide_tasks(chain: Chain, database: Database, taskset: TasksetConfig, *, again: bool = False) -> TasksDecided:
+def decide_tasks(chain: Chain, buffer: Buffer, taskset: TasksetConfig, *, again: bool = False) -> TasksDecided:
     """Run a prepared chain over the tasks of a loaded set that it has not decided on; over all of them with `again`.
 
     Raises:
@@ -141,25 +143,25 @@ def decide_tasks(chain: Chain, database: Database, taskset: TasksetConfig, *, ag
         OperatorError: a stage fails on every task, or on the set as a whole.
     """
     name, num_decided = taskset.name, 0
-    with taskset_lock(database, name):
-        ids = undecided_tasks(database, name, chain.version, again=again, failed_too=_is_rowwise(chain))
+    with taskset_lock(buffer.database, name):
+        ids = undecided_tasks(buffer.database, name, chain.version, again=again, failed_too=_is_rowwise(chain))
         if ids:
-            reader = TaskReader(database, name, _columns(chain))
+            reader = TaskReader(buffer.database, name, _columns(chain))
             # What a stage makes of a task is decided on next, and passes that stage no more: this ends.
             while ids:
                 try:
-                    num_decided += _decide_all(chain, database, name, reader, ids, again=again)
+                    num_decided += _decide_all(chain, buffer, name, reader, ids, again=again)
                 except OperatorError as error:
                     raise of_taskset(name, error) from error
-                ids = undecided_tasks(database, name, chain.version)
-    row = database.fetch("taskset_verdicts", taskset=name)[0]
-    done = TasksDecided(name, num_decided, row["active"], row["excluded"], row["dropped_by"] or {})
+                ids = undecided_tasks(buffer.database, name, chain.version)
+    state = taskset_state(buffer.database, name)
+    done = TasksDecided(name, num_decided, state.active, state.excluded, state.dropped_by or {})
     if not done.num_active:
         by = ", ".join(
             f"{stage}: {number}" for stage, number in sorted(done.dropped_by.items(), key=lambda item: -item[1])
         )
         raise TaskSourceError(
-            f"no task of {name!r} is left to select: all {row['num_tasks']} are excluded ({by})",
+            f"no task of {name!r} is left to select: all {state.num_tasks} are excluded ({by})",
             todo=f"loosen the stages of pipelines.task; `rft tasks show {name}` says why each was dropped",
         )
     if num_decided:
@@ -179,10 +181,10 @@ def _sentence(done: TasksDecided) -> str:
     )
 
 
-def _prepare(resolved: ResolvedRun, database: Database, *, keep_vectors: bool = True) -> None:
+def _prepare(resolved: ResolvedRun, buffer: Buffer, *, keep_vectors: bool = True) -> None:
     config = resolved.config
-    embed = TaskEmbeddings(database, config.model.path, config.base_dir, keep=keep_vectors)
-    read = functools.partial(taskset_texts, database)
+    embed = TaskEmbeddings(buffer, config.model.path, config.base_dir, keep=keep_vectors)
+    read = functools.partial(taskset_texts, buffer.database)
     context = StageContext(config.base_dir, model_path=config.model.path, embed=embed, read_taskset=read)
     resolved.task_chain.prepare(context)
 
@@ -199,28 +201,26 @@ def _columns(chain: Chain) -> frozenset[str]:
     return frozenset().union(*(columns or () for columns in reads))
 
 
-def _decide_all(
-    chain: Chain, database: Database, taskset: str, reader: TaskReader, ids: list[int], *, again: bool
-) -> int:
+def _decide_all(chain: Chain, buffer: Buffer, taskset: str, reader: TaskReader, ids: list[int], *, again: bool) -> int:
     """Decide on these tasks, or on the whole set where stages compare tasks; how many."""
     rowwise = _is_rowwise(chain)
-    everything = decidable_tasks(database, taskset, leave_out_blocked_by=None if again else chain.version)
+    everything = decidable_tasks(buffer.database, taskset, leave_out_blocked_by=None if again else chain.version)
     is_new = len(ids) == len(everything)
     asked = set(ids)
     num_decided = 0
 
     def store_aside(aside: Verdicts) -> None:
-        commit_task_verdicts(database, taskset, chain.version, aside)
+        commit_task_verdicts(buffer.database, taskset, chain.version, aside)
 
-    for made_by, members in tasks_by_maker(database, ids if rowwise else everything).items():
+    for made_by, members in tasks_by_maker(buffer.database, ids if rowwise else everything).items():
         if not asked.intersection(members):
             continue
         part = chain.passed_by(made_by)
-        size = _BATCH_TASKS if rowwise else len(members)
+        size = BATCH_TASKS if rowwise else len(members)
         for start in range(0, len(members), size):
             batch = reader.read(members[start : start + size])
             with setting_aside(taskset, batch, store_aside):
-                verdicts, changes = decide_batch(part, database, batch, rowwise=rowwise, is_first=is_new and start == 0)
-            commit_task_verdicts(database, taskset, chain.version, verdicts, changes)
+                verdicts, changes = decide_batch(part, buffer, batch, rowwise=rowwise, is_first=is_new and start == 0)
+            commit_task_verdicts(buffer.database, taskset, chain.version, verdicts, changes)
         num_decided += len(members)
     return num_decided

@@ -75,6 +75,20 @@ class TrainBatch:
     def num_loss_tokens(self) -> int:
         return int(self.loss_mask_BT.sum())
 
+    def deal(self, parts: int, seed: int) -> list[list[int]]:
+        """Whole groups, or whole pairs, in so many parts of nearly the same number of them; fewer where there are fewer groups.
+
+        Args:
+            seed: of the order in which they are dealt.
+        """
+        units_B = torch.arange(self.num_experiences) // 2 if self.paired else self.group_index_B
+        units = units_B.unique()
+        order = units[torch.randperm(len(units), generator=torch.Generator().manual_seed(seed))]
+        return [
+            torch.isin(units_B, dealt).nonzero().flatten().tolist()
+            for dealt in order.chunk(min(parts, max(1, len(units))))
+        ]
+
     def for_algorithm(self, step: int) -> StepBatch:
         """The tokens that count, flat, and the entries per experience: what algorithms see of it.
 
@@ -234,7 +248,9 @@ class _Row:
         return self.prompt_length + sum(end - self.prompt_length for end in self.ends)
 
 
-def split_batch(batch: TrainBatch, max_tokens: int, *, share_prompts: bool) -> list[MicroBatch]:
+def split_batch(
+    batch: TrainBatch, max_tokens: int, *, share_prompts: bool, members: Sequence[int] | None = None
+) -> list[MicroBatch]:
     """Cut a batch into micro-batches of at most `max_tokens` tokens, padding included, longest rows first.
 
     A row that is longer than `max_tokens` is a micro-batch of its own. Rows of similar length travel together, which
@@ -243,19 +259,17 @@ def split_batch(batch: TrainBatch, max_tokens: int, *, share_prompts: bool) -> l
 
     Args:
         share_prompts: compute a prompt once for the experiences that begin with it.
+        members: the experiences to take, ascending and in whole pairs; all by default.
     """
+    chosen = range(batch.num_experiences) if members is None else members
     together = (
-        [list(_rows(batch, members, max_tokens, share_prompts)) for members in _pairs(batch)]
+        [list(_rows(batch, chosen[i : i + 2], max_tokens, share_prompts)) for i in range(0, len(chosen), 2)]
         if batch.paired
-        else [[row] for row in _rows(batch, range(batch.num_experiences), max_tokens, share_prompts)]
+        else [[row] for row in _rows(batch, chosen, max_tokens, share_prompts)]
     )
     units = sorted(filter(None, together), key=lambda rows: (-max(row.length for row in rows), rows[0].experiences))
     place_BT = (batch.loss_mask_BT.flatten().cumsum(0) - 1).view_as(batch.loss_mask_BT)
     return [_micro_batch(batch, place_BT, chunk) for chunk in _chunks(units, max_tokens)]
-
-
-def _pairs(batch: TrainBatch) -> Iterator[range]:
-    return (range(first, first + 2) for first in range(0, batch.num_experiences, 2))
 
 
 def _chunks(units: list[list[_Row]], max_tokens: int) -> Iterator[list[_Row]]:
@@ -273,7 +287,7 @@ def _chunks(units: list[list[_Row]], max_tokens: int) -> Iterator[list[_Row]]:
         yield chunk
 
 
-def _rows(batch: TrainBatch, members: range, max_tokens: int, share_prompts: bool) -> Iterator[_Row]:
+def _rows(batch: TrainBatch, members: Sequence[int], max_tokens: int, share_prompts: bool) -> Iterator[_Row]:
     mask = batch.loss_mask_BT.numpy()
     token_ids = batch.token_ids_BT.numpy()
     open_rows: dict[bytes, _Row] = {}

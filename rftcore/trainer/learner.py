@@ -1,13 +1,11 @@
-"""The learner: one model, its optimizer, and the step from a batch to new weights.
+"""The learner: a policy, the models beside it, and the step from a batch to new weights.
 
 Invariants:
-- One `update` is one optimizer step; its gradient does not depend on how the batch is cut into micro-batches.
-- Log-probabilities are float32 whatever the type of the matrix products, and computed only at tokens that count: with a
-  vocabulary of 49,152 the output layer costs a quarter of the model, and responses are a few percent of the tokens.
-  They are under the distribution that was sampled from (logits divided by `temperature`) where the algorithm compares
+- One `update` is one trainer step. Each of its optimizer updates has a gradient that does not depend on how the batch is cut into
+  micro-batches.
+- Log-probabilities are under the distribution that was sampled from (logits divided by `temperature`) where the algorithm compares
   them with those the engine recorded, and the model's own (temperature 1) where it does not.
 - After `load_checkpoint` the learner goes on as if it had never stopped: bit-equal on a CPU.
-- Learning rate is a function of the step alone, so there is no scheduler state to lose.
 
 It knows nothing of the buffer, of engines or of other processes, and trains on one device.
 """
@@ -17,14 +15,14 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from torch import Tensor
+from torch.optim import Optimizer
+from transformers import PreTrainedModel
 
 from rftcore.algorithms.algorithm import Algorithm, Plan
 from rftcore.algorithms.base import Signals
@@ -32,14 +30,14 @@ from rftcore.algorithms.kl import estimate
 from rftcore.trainer.batches import MicroBatch, TrainBatch, split_batch
 from rftcore.trainer.checkpoints import copy_tokenizer, read_training_state, write_folder, write_training_state
 from rftcore.trainer.config import TrainerConfig
-from rftdata.errors import ConfigError, ModelError, RftError
+from rftcore.trainer.network import Network, entropy, pick
+from rftcore.trainer.optimizers import learning_rate_at
+from rftdata.errors import ConfigError, RftError
 
 logger = logging.getLogger(__name__)
 
-# Attention of these is plain softmax over a mask that we may give, so prompts can be shared; others compute every row.
-_MODEL_TYPES_SHARING_PROMPTS = frozenset({"llama", "qwen2", "qwen3"})
 _MAX_SKIPPED_IN_A_ROW = 5
-_ENTROPY_ROWS = 1024
+_CRITIC = "critic"
 
 
 class Learner:
@@ -73,9 +71,10 @@ class Learner:
     ) -> None:
         if temperature <= 0 and algorithm.uses_behavior_logprobs:
             raise ConfigError("training needs sampled rollouts", value=temperature, allowed="a temperature above 0")
-        if config.lr_schedule == "cosine" and total_steps is None:
+        if config.lr_schedule != "constant" and total_steps is None:
             raise ConfigError(
-                "lr_schedule: cosine needs the number of steps", todo="set steps, or lr_schedule: constant"
+                f"lr_schedule: {config.lr_schedule} needs the number of steps",
+                todo="set steps, or lr_schedule: constant",
             )
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
@@ -86,15 +85,25 @@ class Learner:
         self.total_steps = total_steps
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.step = 0
+        self._seed = seed
         self._model_path = model_path
         self._skipped_in_a_row = 0
-        self.reference: PreTrainedModel | None = None
-        if "reference" in algorithm.signals:
-            self.reference = self._open_model(model_path).eval().requires_grad_(False)
-        self._set_model(self._open_model(model_path))
+        self.reference = Network(model_path, config, self.device) if "reference" in algorithm.signals else None
+        self.critic: Network | None = None
+        self._set_models(model_path, model_path)
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The policy's."""
+        return self.policy.model
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The policy's; with Muon the one of matrices."""
+        return self.policy.optimizers[0]
 
     def update(self, batch: TrainBatch, step: int) -> dict[str, float]:
-        """One optimizer step; returns metrics.
+        """One trainer step: `epochs` · `mini_batches` optimizer updates; returns metrics.
 
         Args:
             batch: whole groups, or whole pairs for an algorithm that compares two.
@@ -105,7 +114,8 @@ class Learner:
             computed_tokens, tokens_per_second (tokens of the experiences, prompts included), seconds, entropy (nats
             per token), skipped (1 when the weights were left as they are), the algorithm's own metrics and, where it
             uses behaviour log-probabilities, logprob_diff (mean |log π - log π_behaviour| before the step) and
-            kl_behavior (k3). All but counts are means over tokens that count; a pair algorithm's own over pairs.
+            kl_behavior (k3). All but counts are means over tokens that count; a pair algorithm's own over pairs. Where a step
+            has several updates, they are means over the updates, too.
 
         A batch without a token that counts, or with a gradient that is not finite, changes nothing and reports
         `skipped`: one overflow must not end a long run, and the optimizer's moments would never recover from it.
@@ -117,43 +127,37 @@ class Learner:
         started = time.perf_counter()
         if self.algorithm.uses_behavior_logprobs:
             _refuse_missing_behavior(batch)
-        micro_batches = [
-            micro_batch.to(self.device)
-            for micro_batch in split_batch(
-                batch, self.config.max_tokens_per_microbatch, share_prompts=self._shares_prompts
-            )
-        ]
+        micro_batches = self._split(batch, None)
         flat = batch.for_algorithm(step)
-        num_tokens = len(flat.sequence_N)
-        plan = self.algorithm.plan(flat, self._signals(micro_batches, num_tokens))
-        sums: dict[str, Tensor] = {}
-        for micro_batch in micro_batches:
-            for name, value in self._accumulate(micro_batch, plan).items():
-                sums[name] = sums.get(name, torch.zeros_like(value)) + value
-        metrics = plan.metrics | {name: value.item() for name, value in sums.items()}
-        metrics["learning_rate"] = self.learning_rate(step)
-        metrics |= self._step_optimizer(metrics["learning_rate"]) if micro_batches else {"skipped": 1.0}
+        plan = self.algorithm.plan(flat, self._signals(micro_batches, len(flat.sequence_N)))
+        learning_rate = self.learning_rate(step)
+        computed_tokens, updates = 0, list[dict[str, float]]()
+        for epoch in range(self.config.epochs):
+            for members in self._mini_batches(batch, step, epoch):
+                if members is not None:
+                    micro_batches = self._split(batch, members)
+                computed_tokens += sum(micro_batch.num_tokens for micro_batch in micro_batches)
+                updates.append(
+                    self._optimize(
+                        plan if members is None else _restricted(self.algorithm, plan, members), micro_batches, step
+                    )
+                )
+        metrics = plan.metrics | _means(updates)
         self.algorithm.observe(plan, metrics)
         self.step = step
         seconds = time.perf_counter() - started
         return metrics | {
-            "num_tokens": float(num_tokens),
+            "learning_rate": learning_rate,
+            "num_tokens": float(len(flat.sequence_N)),
             "num_experiences": float(batch.num_experiences),
-            "computed_tokens": float(sum(micro_batch.num_tokens for micro_batch in micro_batches)),
+            "computed_tokens": float(computed_tokens),
             "tokens_per_second": float(batch.attention_mask_BT.sum()) / seconds,
             "seconds": seconds,
         }
 
     def learning_rate(self, step: int) -> float:
-        """Linear warm-up to the peak at step `warmup_steps`, then constant or a half cosine to the end of the run."""
-        config = self.config
-        if step < config.warmup_steps:
-            return config.learning_rate * step / config.warmup_steps
-        if config.lr_schedule == "constant" or self.total_steps is None:
-            return config.learning_rate
-        progress = min(1.0, (step - config.warmup_steps) / max(1, self.total_steps - config.warmup_steps))
-        share = 0.5 * (1.0 + math.cos(math.pi * progress))
-        return config.learning_rate * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * share)
+        """The policy's learning rate in a step, from 1."""
+        return self.config.learning_rate * learning_rate_at(self.config, step, self.total_steps)
 
     def export_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Name and a tensor of every weight an engine needs, `lm_head.weight` always among them, none shared."""
@@ -168,7 +172,7 @@ class Learner:
 
     def save_pretrained(self, folder: Path) -> None:
         """Write model and tokenizer as a Hugging Face folder."""
-        self.model.save_pretrained(folder)
+        self.policy.save(folder)
         copy_tokenizer(self._model_path, folder)
 
     def save_checkpoint(self, folder: Path) -> None:
@@ -177,12 +181,11 @@ class Learner:
         Raises:
             DiskFullError: no room.
         """
-        names = self._parameter_names()
         tensors = {"random/cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
             tensors["random/cuda"] = torch.cuda.get_rng_state(self.device)
-        for parameter, state in self.optimizer.state.items():
-            tensors |= {f"optimizer/{names[parameter]}/{key}": value for key, value in state.items()}
+        for prefix, network in self._trained().items():
+            tensors |= {f"{prefix}/{key}": value for key, value in network.optimizer_state().items()}
         scalars = {
             "step": self.step, "algorithm": self.algorithm.name, "skipped_in_a_row": self._skipped_in_a_row,
             "algorithm_state": self.algorithm.state_dict(),
@@ -190,6 +193,8 @@ class Learner:
 
         def fill(draft: Path) -> None:
             self.save_pretrained(draft)
+            if self.critic is not None:
+                self.critic.save(draft / _CRITIC)
             write_training_state(draft, tensors, scalars)
 
         write_folder(folder, fill)
@@ -201,164 +206,145 @@ class Learner:
             ModelError: not a checkpoint, or one of another model.
         """
         tensors, scalars = read_training_state(folder)
-        del self.model, self.optimizer  # before the new ones are made, so that memory holds one of each
-        self._set_model(self._open_model(str(folder)))
-        parameters = {name: parameter for parameter, name in self._parameter_names().items()}
+        del self.policy  # before the new ones are made, so that memory holds one of each
+        self.critic = None
+        self._set_models(str(folder), str(folder / _CRITIC))
         torch.set_rng_state(tensors.pop("random/cpu"))
         cuda_state = tensors.pop("random/cuda", None)
         if cuda_state is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(cuda_state, self.device)
-        for key, tensor in tensors.items():
-            name, _, part = key.removeprefix("optimizer/").rpartition("/")
-            if name not in parameters:
-                raise ModelError(f"the checkpoint {folder} has optimizer state for {name!r}, which its model lacks")
-            # A copy: safetensors may hand out the file itself, mapped, and the optimizer writes in place.
-            self.optimizer.state[parameters[name]][part] = tensor.to(self.device, copy=True)
+        for prefix, network in self._trained().items():
+            own = {key.removeprefix(f"{prefix}/"): tensors[key] for key in tensors if key.startswith(f"{prefix}/")}
+            network.load_optimizer_state(own)
         self.step = scalars["step"]
         self._skipped_in_a_row = scalars["skipped_in_a_row"]
         self.algorithm.load_state_dict(scalars["algorithm_state"])
 
-    def _open_model(self, path: str) -> PreTrainedModel:
-        dtype = getattr(torch, self.config.dtype)
-        try:
-            model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="sdpa")
-        except (OSError, ValueError) as error:
-            first_line = str(error).strip().partition("\n")[0]
-            raise ModelError(
-                f"the model {path} cannot be opened: {first_line}",
-                allowed="a folder with config.json and safetensors, or a Hugging Face id",
-                todo="correct model.path",
-            ) from error
-        # Dropout is off for good: the ratio has to compare two policies, not two draws of noise.
-        for module in model.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
-            if hasattr(module, "attention_dropout"):
-                module.attention_dropout = 0.0  # type: ignore[assignment]  # torch takes every attribute for a tensor
-        model.to(self.device)  # type: ignore[arg-type]  # transformers' wrapper of the method hides that it is bound
-        return model
+    def _set_models(self, policy_path: str, critic_path: str) -> None:
+        self.policy = Network(policy_path, self.config, self.device, learning_rate=self.config.learning_rate)
+        critic = self.algorithm.config.critic
+        if critic is not None:
+            self.critic = Network(
+                critic_path, self.config, self.device, head="value", learning_rate=critic.learning_rate
+            )
 
-    def _set_model(self, model: PreTrainedModel) -> None:
-        self.model = model.train()
-        if self.config.gradient_checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        self._shares_prompts = self.config.share_prompts and _can_share_prompts(model.config)
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            [
-                {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": self.config.weight_decay},
-                {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-            ],
-            lr=self.config.learning_rate,
-            betas=self.config.betas,
-            eps=self.config.eps,
-            fused=True,
+    def _trained(self) -> dict[str, Network]:
+        """The models with an optimizer, by their name in a checkpoint."""
+        critic = {} if self.critic is None else {"critic_optimizer": self.critic}
+        return {"optimizer": self.policy, **critic}
+
+    def _split(self, batch: TrainBatch, members: list[int] | None) -> list[MicroBatch]:
+        return split_batch(
+            batch, self.config.max_tokens_per_microbatch, share_prompts=self.policy.shares_prompts, members=members
         )
 
-    def _parameter_names(self) -> dict[Tensor, str]:
-        return {parameter: name for name, parameter in self.model.named_parameters()}
+    def _mini_batches(self, batch: TrainBatch, step: int, epoch: int) -> list[list[int] | None]:
+        """The experiences of each optimizer update of an epoch; None for all at once."""
+        if self.config.mini_batches == 1:
+            return [None]
+        # One seed for each epoch of each step, so that a resumed run deals as the first one did.
+        return [*batch.deal(self.config.mini_batches, hash((self._seed, step, epoch)) % 2**63)]
 
     @torch.no_grad()
     def _signals(self, micro_batches: list[MicroBatch], num_tokens: int) -> Signals:
         """What the algorithm has to know of every token before the step."""
         wanted = self.algorithm.signals
         found: dict[str, Tensor] = {
-            f"{name}_N": torch.zeros(num_tokens) for name in ("old", "entropy", "reference") if name in wanted
+            f"{name}_N": torch.zeros(num_tokens) for name in ("old", "entropy", "reference", "values") if name in wanted
         }
-        for micro_batch in micro_batches if found else ():
+        for micro_batch in (each.to(self.device) for each in micro_batches if found):
             place_N = micro_batch.index_N.cpu()
             if "old" in wanted or "entropy" in wanted:
-                logprobs_NV = self._logprobs(self.model, micro_batch)
+                logprobs_NV = self.policy.logprobs(micro_batch, self.temperature)
                 if "old" in wanted:
-                    found["old_N"][place_N] = _pick(logprobs_NV, micro_batch.target_N).cpu()
+                    found["old_N"][place_N] = pick(logprobs_NV, micro_batch.target_N).cpu()
                 if "entropy" in wanted:
-                    found["entropy_N"][place_N] = _entropy(logprobs_NV).cpu()
+                    found["entropy_N"][place_N] = entropy(logprobs_NV).cpu()
                 del logprobs_NV
             if self.reference is not None:
-                reference_NV = self._logprobs(self.reference, micro_batch)
-                found["reference_N"][place_N] = _pick(reference_NV, micro_batch.target_N).cpu()
+                reference_NV = self.reference.logprobs(micro_batch, self.temperature)
+                found["reference_N"][place_N] = pick(reference_NV, micro_batch.target_N).cpu()
+            if self.critic is not None:
+                found["values_N"][place_N] = self.critic.values(micro_batch).cpu()
         return Signals(**found)
 
-    def _accumulate(self, micro_batch: MicroBatch, plan: Plan) -> dict[str, Tensor]:
-        """Forward and backward of one micro-batch; returns what it adds to the batch's loss and mean metrics."""
-        all_logprobs_NV = self._logprobs(self.model, micro_batch)
-        logprobs_N = _pick(all_logprobs_NV, micro_batch.target_N)
-        has_bonus = self.algorithm.config.entropy.coef > 0
-        entropy_N = _entropy(all_logprobs_NV if has_bonus else all_logprobs_NV.detach())
+    def _optimize(self, plan: Plan, micro_batches: list[MicroBatch], step: int) -> dict[str, float]:
+        """One optimizer update; returns mean metrics."""
+        sums: dict[str, Tensor] = {}
+        for micro_batch in micro_batches:
+            for name, value in self._accumulate(micro_batch.to(self.device), plan, step).items():
+                sums[name] = sums.get(name, torch.zeros_like(value)) + value
+        metrics = {name: value.item() for name, value in sums.items()}
+        return metrics | (self._update_weights(step) if micro_batches else {"skipped": 1.0})
+
+    def _accumulate(self, micro_batch: MicroBatch, plan: Plan, step: int) -> dict[str, Tensor]:
+        """Forward and backward of one micro-batch; returns what it adds to the loss and the mean metrics of an update."""
         index_N = micro_batch.index_N.cpu()
+        sums = self._accumulate_critic(micro_batch, plan, index_N) if self.critic is not None else {}
+        share = 1.0 / plan.num_tokens
+        has_bonus = self.algorithm.config.entropy.coef > 0
+        all_logprobs_NV = self.policy.logprobs(micro_batch, self.temperature)
+        logprobs_N = pick(all_logprobs_NV, micro_batch.target_N)
+        entropy_N = entropy(all_logprobs_NV if has_bonus else all_logprobs_NV.detach())
         view = plan.view(index_N, logprobs_N, entropy_N=entropy_N if has_bonus else None)
         loss, metrics = self.algorithm.objective(plan, index_N, view)
-        share = 1.0 / len(plan.anchor_N)
-        sums = {"loss": loss.detach(), "entropy": entropy_N.detach().sum() * share}
+        sums |= metrics | {"loss": loss.detach(), "entropy": entropy_N.detach().sum() * share}
         del all_logprobs_NV
-        loss.backward()
+        if not self._warms_up_critic(step):
+            loss.backward()
         if self.algorithm.uses_behavior_logprobs:
             behavior_N = plan.batch.behavior_N[index_N].to(self.device)
             sums["logprob_diff"] = (logprobs_N.detach() - behavior_N).abs().sum() * share
             # Samples come from the behaviour policy, so it is the `p` of the estimator.
             sums["kl_behavior"] = estimate("k3", behavior_N, logprobs_N.detach()).sum() * share
-        return sums | metrics
+        return sums
 
-    def _logprobs(self, model: PreTrainedModel, micro_batch: MicroBatch) -> Tensor:
-        """Log-probabilities of the whole vocabulary where a token that counts is predicted, float32 [N, V]."""
-        shared = micro_batch.attention_R1LL is not None
-        with self._autocast(), _output_only_at(model, micro_batch.source_N):
-            # Positions are given only where they are not 0, 1, 2, …: transformers looks for packed sequences in them.
-            logits_1NV: Tensor = model(
-                input_ids=micro_batch.token_ids_RL,
-                attention_mask=micro_batch.attention_R1LL,
-                position_ids=micro_batch.position_ids_RL if shared else None,
-                use_cache=False,
-            ).logits
-        return (logits_1NV[0].float() / self.temperature).log_softmax(dim=-1)
+    def _accumulate_critic(self, micro_batch: MicroBatch, plan: Plan, index_N: Tensor) -> dict[str, Tensor]:
+        assert self.critic is not None
+        values_N = self.critic.values(micro_batch)
+        loss, metrics = self.algorithm.critic_objective(plan, index_N, plan.view(index_N, values_N, values_N=values_N))
+        loss.backward()
+        return metrics
 
-    def _autocast(self) -> AbstractContextManager[Any]:
-        if self.config.autocast == "none":
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+    def _warms_up_critic(self, step: int) -> bool:
+        critic = self.algorithm.config.critic
+        return critic is not None and step <= critic.warmup_steps
 
-    def _step_optimizer(self, learning_rate: float) -> dict[str, float]:
-        parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
-        limit = math.inf if self.config.max_grad_norm is None else self.config.max_grad_norm
-        grad_norm = nn.utils.clip_grad_norm_(parameters, limit).item()
-        skipped = not math.isfinite(grad_norm)
+    def _update_weights(self, step: int) -> dict[str, float]:
+        metrics: dict[str, float] = {}
+        critic = self.algorithm.config.critic
+        if self.critic is not None and critic is not None:
+            rate = critic.learning_rate * learning_rate_at(self.config, step, self.total_steps)
+            metrics["critic_grad_norm"] = self.critic.update(rate)
+        if self._warms_up_critic(step):
+            return metrics | {"skipped": 0.0}
+        grad_norm = metrics["grad_norm"] = self.policy.update(self.learning_rate(step))
+        skipped = not all(map(math.isfinite, metrics.values()))
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
         if skipped:
             logger.warning("step skipped: the gradient's norm is %s; the weights are unchanged", grad_norm)
-        else:
-            for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate
-            self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
         if self._skipped_in_a_row >= _MAX_SKIPPED_IN_A_ROW:
             raise RftError(
                 f"training has diverged: {_MAX_SKIPPED_IN_A_ROW} gradients in a row were not finite",
                 value=grad_norm,
                 todo="go back to an earlier checkpoint with a smaller trainer.learning_rate or a longer warm-up",
             )
-        return {"grad_norm": grad_norm, "skipped": float(skipped)}
+        return metrics | {"skipped": float(skipped)}
 
 
-@contextmanager
-def _output_only_at(model: PreTrainedModel, source_N: Tensor) -> Iterator[None]:
-    """Within it, the output layer sees [1, N, hidden]: the rows `source_N` of its flattened input.
-
-    A hook on the layer, and not the hidden states and the layer called by hand, because what some models do to logits
-    afterwards (scaling, soft-capping) then stays theirs to do.
-    """
-
-    def keep(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (inputs[0].flatten(0, 1).index_select(0, source_N)[None],)
-
-    handle = model.get_output_embeddings().register_forward_pre_hook(keep)
-    try:
-        yield
-    finally:
-        handle.remove()
+def _restricted(algorithm: Algorithm, plan: Plan, members: list[int]) -> Plan:
+    members_B = torch.zeros(plan.batch.num_sequences, dtype=torch.bool)
+    members_B[members] = True
+    return algorithm.restrict(plan, members_B)
 
 
-def _pick(logprobs_NV: Tensor, target_N: Tensor) -> Tensor:
-    return logprobs_NV.gather(1, target_N[:, None])[:, 0]
+def _means(updates: list[dict[str, float]]) -> dict[str, float]:
+    """The mean of each metric over the updates that have it."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for update in updates:
+        for name, value in update.items():
+            values[name].append(value)
+    return {name: sum(each) / len(each) for name, each in values.items()}
 
 
 def _refuse_missing_behavior(batch: TrainBatch) -> None:
@@ -370,13 +356,3 @@ def _refuse_missing_behavior(batch: TrainBatch) -> None:
             f"algorithm needs; the first is experience {wrong[0]} of the batch",
             todo="give behavior_logprobs when experiences are written, or train with an algorithm that needs none, like sft",
         )
-
-
-def _entropy(logprobs_NV: Tensor) -> Tensor:
-    """-Σ p log p of each row, some rows at a time: a metric should not cost another [N, V]."""
-    return torch.cat([-(rows.exp() * rows).sum(dim=-1) for rows in logprobs_NV.split(_ENTROPY_ROWS)])
-
-
-def _can_share_prompts(model_config: Any) -> bool:
-    layer_types = set(getattr(model_config, "layer_types", None) or ["full_attention"])
-    return model_config.model_type in _MODEL_TYPES_SHARING_PROMPTS and layer_types == {"full_attention"}

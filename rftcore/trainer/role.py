@@ -12,11 +12,9 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections import defaultdict
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import xxhash
 
@@ -32,10 +30,20 @@ from rftcore.trainer.learner import Learner
 from rftcore.trainer.publish import Export, export_folder, export_learner, folder_bytes
 from rftdata.errors import RoleFailedError
 from rftdata.failpoints import failpoint
-from rftdata.postgres import notify
+from rftdata.planning.run_selectors import selector_metrics
 from rftdata.training.attempt import Attempt
 from rftdata.training.batch import Batch
-from rftdata.training.evaluations import best_step, plan_evaluations, validation_scores
+from rftdata.training.checkpoints import KeptCheckpoint, committed_folders, kept_checkpoints
+from rftdata.training.evaluations import (
+    answered_validations,
+    best_step,
+    failed_evaluations,
+    num_open_evaluations,
+    plan_evaluations,
+    validation_scores,
+    weights_of_open_evaluations,
+)
+from rftdata.training.policies import first_policy
 from rftdata.workers import Worker
 
 
@@ -49,16 +57,16 @@ def main(config: RunConfig, run: str | None = None, *, by_hand: bool = False) ->
     joined = join_run(ResolvedRun(config), run, by_hand="trainer" if by_hand else None)
     with (
         joined.buffer as buffer,
-        Worker(buffer.database, joined.row["run_id"], "trainer", on_waiting=joined.on_waiting) as worker,
+        Worker(joined.run, "trainer", on_waiting=joined.on_waiting) as worker,
         buffer.attempt(
-            joined.row,
+            joined.run,
             sampling=config.sampling,
             max_refill=config.explorer.max_refill,
             tasksets=[taskset.name for taskset in config.tasks],
         ) as attempt,
     ):
         worker.says("loads the model")
-        TrainerRole(joined, worker, attempt).run()
+        TrainerRole(joined, worker, attempt).train()
         joined.leave()
     return 0
 
@@ -78,13 +86,13 @@ class TrainerRole:
     def __init__(self, joined: JoinedRun, worker: Worker, attempt: Attempt) -> None:
         resolved, config = joined.resolved, joined.resolved.config
         self.config = config
-        self.buffer = joined.buffer
+        self.run = joined.run
+        self.location = joined.buffer.location
         self.worker = worker
         self.attempt = attempt
-        self.folder = joined.buffer.run_folder(joined.row).resolve()
-        self.run_name: str = joined.row["name"]
+        self.folder = joined.run.folder.resolve()
         # A run on a stored selection lasts as long as that does, unless it is told to end earlier.
-        self.planned_steps: int = config.steps or joined.row["planned_steps"]
+        self.planned_steps: int = config.steps or joined.run.planned_steps
         self.model = resolved.model_folder
         self.learner = Learner(
             str(self.model), config.trainer, resolved.algorithm, config.run.seed,
@@ -92,16 +100,16 @@ class TrainerRole:
         )  # fmt: skip
         self._remove_abandoned_checkpoints()
         if attempt.checkpoint:
-            self.learner.load_checkpoint(Path(attempt.checkpoint["uri"]))
+            self.learner.load_checkpoint(Path(attempt.checkpoint.uri))
         # Runs of two buffers may have the same name on one host.
-        shared_name = f"{self.run_name}-{xxhash.xxh3_64_hexdigest(str(self.folder).encode())[:8]}"
+        shared_name = f"{self.run.name}-{xxhash.xxh3_64_hexdigest(str(self.folder).encode())[:8]}"
         publisher_class = METHODS.load(config.sync.method)
         self.publisher = publisher_class(self.folder, shared_name, attempt.attempt_id, 2 * folder_bytes(self.model))
-        self.monitors = [monitor(self.run_name, self.folder) for monitor in resolved.monitors]
+        self.monitors = [monitor(self.run.name, self.folder) for monitor in resolved.monitors]
         self.published: Publication | None = None
         self.policy_version_id = 0
 
-    def run(self) -> None:
+    def train(self) -> None:
         """Train to the last step, then see the evaluations through."""
         try:
             step = self.attempt.start_step
@@ -156,8 +164,8 @@ class TrainerRole:
     def _says_what_it_waits_for(self, step: int, reviews: str | None) -> None:
         """Ready groups, or where nothing else is missing the `reviews` of people."""
         if reviews is not None:
-            option = buffer_option(self.buffer.location)
-            what = f"{reviews} for step {step}: `rft label queue --run {self.run_name}{option}`"
+            option = buffer_option(self.location)
+            what = f"{reviews} for step {step}: `rft label queue --run {self.run.name}{option}`"
         else:
             kind = "ready groups" if self.config.sampling.source is None else "rows of the stored selection"
             what = f"{self.config.trainer.batch_groups} {kind} for step {step}"
@@ -171,7 +179,7 @@ class TrainerRole:
                 "staleness": max(batch.rows["staleness"].to_pylist()),
                 "response_tokens": sum(batch.rows["num_response_tokens"].to_pylist()) / len(batch),
             }
-        metrics |= self._selector_metrics()
+        metrics |= {f"selector/{name}": value for name, value in selector_metrics(self.run).items()}
         self.attempt.record_step(
             step,
             batch,
@@ -185,22 +193,13 @@ class TrainerRole:
         for monitor in self.monitors:
             monitor.log(step, metrics)
 
-    def _selector_metrics(self) -> dict[str, float]:
-        """What the selectors said of themselves when tasks were last chosen, by taskset."""
-        rows = self.buffer.database.fetch("selector_metrics", run_id=self.attempt.run_id)
-        return {
-            f"selector/{row['taskset']}/{name}": value
-            for row in rows for name, value in row["metrics"].items() if value is not None
-        }  # fmt: skip
-
     def _publish(self, step: int) -> None:
         """New weights for engines. A new attempt first publishes what it restored, under a new version."""
         self.published = self._hand_over(f"step-{step:06d}", export_learner(self.learner))
         self._announce(step, self.config.sync.method, self.published)
 
     def _hand_over(self, name: str, export: Export) -> Publication:
-        asked = self.buffer.database.fetch("weights_of_open_evaluations", run_id=self.attempt.run_id)
-        in_use = {row["uri"] for row in asked}
+        in_use = weights_of_open_evaluations(self.run)
         if self.published is not None:  # the newest policy: an explorer that starts slowly still has to load it
             in_use.add(self.published.uri)
         return self.publisher.publish(name, export, in_use=in_use)
@@ -231,32 +230,28 @@ class TrainerRole:
     def _forget_old_checkpoints(self) -> None:
         """Keep the newest ones, the best one, those whose score is still to come, and what other runs began with."""
         # Before the scores are read: an answer that comes in between must not make a checkpoint look unscored and settled.
-        rows = self._checkpoints()
-        best = self._best(rows)
-        newest = {row["checkpoint_id"] for row in rows[: self.config.trainer.keep_checkpoints]}
-        for row in rows:
-            if row["checkpoint_id"] in newest or row is best or row["waits"] or row["needed"]:
+        kept = self._checkpoints()
+        best = self._best(kept)
+        for checkpoint in kept[self.config.trainer.keep_checkpoints :]:
+            if checkpoint is best or checkpoint.waits or checkpoint.needed:
                 continue
-            self.attempt.forget_checkpoint(row["checkpoint_id"])
-            shutil.rmtree(row["uri"], ignore_errors=True)
+            self.attempt.forget_checkpoint(checkpoint.checkpoint_id)
+            shutil.rmtree(checkpoint.uri, ignore_errors=True)
 
     def _remove_abandoned_checkpoints(self) -> None:
-        rows = self.buffer.database.fetch("committed_checkpoints", run_id=self.attempt.run_id)
         # By name: the folder of the buffer may have moved since.
-        committed = {Path(row["uri"]).name for row in rows}
+        committed = {Path(folder).name for folder in committed_folders(self.run)}
         remove_abandoned(self.folder / "checkpoints", self.attempt.attempt_id, committed)
 
-    def _checkpoints(self) -> list[dict[str, Any]]:
+    def _checkpoints(self) -> list[KeptCheckpoint]:
         """Those whose files are there, newest first."""
-        return self.buffer.database.fetch("kept_checkpoints", attempt_id=self.attempt.attempt_id)
+        return kept_checkpoints(self.run, self.attempt.attempt_id)
 
-    def _best(self, rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    def _best(self, kept: list[KeptCheckpoint]) -> KeptCheckpoint | None:
         """The one among these checkpoints that validation chooses; None without a score."""
-        scores = validation_scores(
-            self.buffer.database, self.attempt.run_id, self._validation_sets, self.config.eval.decodings[0]
-        )
-        best = best_step({step: scores[step] for row in rows if (step := row["trainer_step"]) in scores})
-        return next((row for row in rows if row["trainer_step"] == best), None)
+        scores = validation_scores(self.run, self._validation_sets, self.config.eval.decodings[0])
+        best = best_step({c.trainer_step: scores[c.trainer_step] for c in kept if c.trainer_step in scores})
+        return next((checkpoint for checkpoint in kept if checkpoint.trainer_step == best), None)
 
     @property
     def _validation_sets(self) -> list[str]:
@@ -269,17 +264,15 @@ class TrainerRole:
         """
         if not self.config.eval.tasks or not self.attempt.start_step:
             return
-        database, run_id = self.buffer.database, self.attempt.run_id
         wanted = {(name, decoding) for name in self._validation_sets for decoding in self.config.eval.decodings}
-        answered: dict[int, set[tuple[str, str]]] = defaultdict(set)
-        for row in database.fetch("answered_validations", run_id=run_id):
-            answered[row["trainer_step"]].add((row["taskset"], row["decoding"]))
-        first = database.fetch("first_policy", run_id=run_id, attempt_id=self.attempt.attempt_id)[:1]
-        sources = [(row["trainer_step"], Path(row["uri"]), row["policy_version_id"]) for row in self._checkpoints()]
-        sources += [(0, self.model, row["policy_version_id"]) for row in first if row["trainer_step"] == 0]
+        answered = answered_validations(self.run)
+        sources = [(c.trainer_step, Path(c.uri), c.policy_version_id) for c in self._checkpoints()]
+        first = first_policy(self.run, self.attempt.attempt_id)
+        if first is not None and first.trainer_step == 0:
+            sources.append((0, self.model, first.policy_version_id))
         for step, folder, version in sources:
             due = step < self.attempt.start_step and step % self.config.eval.every == 0
-            if due and wanted - answered[step] and version is not None and folder.is_dir():
+            if due and wanted - answered.get(step, set()) and version is not None and folder.is_dir():
                 publication = self._hand_over(f"again-step-{step:06d}", export_folder(folder))
                 self._plan_validation(step, version, publication)
 
@@ -297,7 +290,7 @@ class TrainerRole:
 
     def _leave(self, step: int) -> None:
         """Asked to stop: keep what was trained."""
-        if step > self.attempt.start_step and not any(row["trainer_step"] == step for row in self._checkpoints()):
+        if step > self.attempt.start_step and not any(c.trainer_step == step for c in self._checkpoints()):
             self._commit_checkpoint(step, self._write_checkpoint(step))
 
     def _finish(self) -> None:
@@ -308,22 +301,20 @@ class TrainerRole:
             self._ask_for_tests()
             if not self._wait_for_evaluations("the test sets"):
                 return
-        failed = self.buffer.database.fetch("failed_evaluations", run_id=self.attempt.run_id)
+        failed = failed_evaluations(self.run)
         outcome = f"{self.planned_steps} steps done" + (
-            f"; {len(failed)} evaluations failed: {failed[0]['error']}" if failed else ""
+            f"; {len(failed)} evaluations failed: {failed[0].error}" if failed else ""
         )
         self.attempt.finish(outcome)
 
     def _ask_for_tests(self) -> None:
         """The test sets are read once: by the initial weights and by the checkpoint that validation chose."""
-        rows = self._checkpoints()
-        best = self._best(rows) or rows[0]
-        first = self.buffer.database.fetch(
-            "first_policy", run_id=self.attempt.run_id, attempt_id=self.attempt.attempt_id
-        )[0]
+        kept = self._checkpoints()
+        best, first = self._best(kept) or kept[0], first_policy(self.run, self.attempt.attempt_id)
+        assert first is not None and best.policy_version_id is not None
         for name, folder, version, step in (
-            ("test-initial", self.model, first["policy_version_id"], 0),
-            ("test-best", Path(best["uri"]), best["policy_version_id"], best["trainer_step"]),
+            ("test-initial", self.model, first.policy_version_id, 0),
+            ("test-best", Path(best.uri), best.policy_version_id, best.trainer_step),
         ):
             publication = self._hand_over(name, export_folder(folder))
             plan_evaluations(
@@ -334,15 +325,11 @@ class TrainerRole:
 
     def _wait_for_evaluations(self, what: str) -> bool:
         """False when the run was asked to stop instead."""
-        listener = notify.Listener(self.buffer.database, notify.RUN)
-        try:
-            while self.buffer.database.fetch("open_evaluations", run_id=self.attempt.run_id)[0]["open"]:
-                self.worker.says("waits", f"the explorer to answer {what}")
-                if self.worker.run_state()["stop_requested"]:
-                    return False
-                listener.wait(1.0)
-        finally:
-            listener.close()
+        while num_open_evaluations(self.run):
+            self.worker.says("waits", f"the explorer to answer {what}")
+            if self.worker.is_asked_to_stop():
+                return False
+            self.worker.wait(1.0)
         return True
 
 

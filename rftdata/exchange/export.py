@@ -55,7 +55,7 @@ def export(
         QueryError: a run that does not exist, a bad condition, nothing to write, a file that exists or cannot be written.
     """
     check_format(path)
-    run_ids = [int(buffer.find_run(name)["run_id"]) for name in runs] or None
+    run_ids = [buffer.find_run(name).run_id for name in runs] or None
     buffer_id = str(buffer.database.fetch("buffer_id")[0]["buffer_id"])
     with buffer.database.transaction() as connection:
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")

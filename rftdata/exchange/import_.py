@@ -35,6 +35,7 @@ from rftdata.experience import (
 from rftdata.postgres.database import Row as DatabaseRow
 from rftdata.postgres.database import execute
 from rftdata.postgres.values import storable
+from rftdata.run import Run
 from rftdata.segments.codec import encode
 from rftdata.writing.writer import NO_PIPELINE
 
@@ -80,13 +81,13 @@ def load(buffer: Buffer, file: Path | Contents, *, run: str | None = None, tasks
     known = {origin: _known_target(buffer, origin, run) for origin in contents.groups}
     for origin, target in known.items():
         if target is not None:
-            _check_present(buffer, int(target["run_id"]), origin, contents)
+            _check_present(buffer, target.run_id, origin, contents)
     _store_tasks(buffer, contents.tasks)
     done = Imported()
     for origin in sorted(contents.groups):
         target = known[origin] or _known_target(buffer, origin, run) or _make_target(buffer, origin, run)
-        done.runs = sorted({*done.runs, str(target["name"])})
-        _write(buffer, contents, int(target["run_id"]), origin, done)
+        done.runs = sorted({*done.runs, target.name})
+        _write(buffer, contents, target.run_id, origin, done)
     return done
 
 
@@ -170,17 +171,17 @@ def _store_tasks(buffer: Buffer, tasks: dict[tuple[str, str], tuple[str, str]]) 
         buffer.database.run("import_tasks", **piece)
 
 
-def _known_target(buffer: Buffer, origin: Origin, name: str | None) -> DatabaseRow | None:
+def _known_target(buffer: Buffer, origin: Origin, name: str | None) -> Run | None:
     """The run to write into, where there is one already."""
     found = (
         buffer.database.fetch("import_target", buffer_id=origin[0], origin_run_id=origin[1])
         if name is None
         else buffer.database.fetch("run_by_name_or_id", run=name)
     )
-    return found[0] if found else None
+    return Run.of_row(buffer.database, buffer.runs_folder, found[0]) if found else None
 
 
-def _make_target(buffer: Buffer, origin: Origin, name: str | None) -> DatabaseRow:
+def _make_target(buffer: Buffer, origin: Origin, name: str | None) -> Run:
     buffer_id, run_id, run = origin
     # With the folder of the arrays, by which verbs find it where the buffer is a server's.
     segments = buffer.config.segments and str(Path(buffer.config.segments).resolve())

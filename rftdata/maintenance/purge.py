@@ -30,7 +30,6 @@ from rftdata.segments.posix import PosixSegmentStore
 GRACE_S = DEFAULT_GRACE_S
 _CHUNK_SEGMENTS = 64
 _CHUNK_BYTES = 256 * 2**20
-_TRIES = 5
 # For a compaction or another purge to end.
 _WAIT_S = 600.0
 _CLOSING_S = 2.0
@@ -71,7 +70,7 @@ class Erased:
 
 def purge(
     buffer: Buffer, where: str, *, reason: str, author: str, runs: Sequence[str] = (), tasks_too: bool = False,
-    dry_run: bool = False,
+    dry_run: bool = False, tries: int = 5,
 ) -> Purged:  # fmt: skip
     """Purge the experiences a condition holds for.
 
@@ -79,6 +78,7 @@ def purge(
         where: over `rft.v_experience`.
         reason, author: stored for good.
         tasks_too: empty the tasks of these experiences, too, and answers to them in evaluations; they are never selected again.
+        tries: so often a part of it begins anew where other transactions are in the way.
 
     Raises:
         QueryError: no reason, a bad condition, or it holds for no experience.
@@ -86,20 +86,21 @@ def purge(
     """
     if not reason.strip():
         raise QueryError("a purge needs a reason", todo="say why with --reason: it is all that will be left to tell")
-    run_ids = [int(buffer.find_run(name)["run_id"]) for name in runs] or None
+    run_ids = [buffer.find_run(name).run_id for name in runs] or None
     with buffer.database.transaction() as connection:
         connection.execute("SET TRANSACTION READ ONLY")
         ids = [experience_id for _, experience_id in chosen(connection, where, run_ids)]
     if not ids:
         raise QueryError("the condition holds for no experience", value=where, todo="nothing was purged")
     return purge_experiences(
-        buffer, ids, kind="request", selection=where, reason=reason, author=author, tasks_too=tasks_too, dry_run=dry_run
-    )
+        buffer, ids, kind="request", selection=where, reason=reason, author=author, tasks_too=tasks_too, dry_run=dry_run,
+        tries=tries,
+    )  # fmt: skip
 
 
 def purge_experiences(
     buffer: Buffer, ids: Sequence[int], *, kind: str, selection: str, reason: str, author: str, tasks_too: bool = False,
-    dry_run: bool = False,
+    dry_run: bool = False, tries: int = 5,
 ) -> Purged:  # fmt: skip
     """Purge experiences by their ids; see `purge`.
 
@@ -129,7 +130,9 @@ def purge_experiences(
                 todo="run it again when that is done; nothing was purged",
             )
         with contextlib.closing(_appender(buffer)) as appender:
-            done = sum(_purge_chunk(buffer, appender, chunk, purge_id, tasks_too) for chunk in _chunks(candidates))
+            done = sum(
+                _purge_chunk(buffer, appender, chunk, purge_id, tasks_too, tries) for chunk in _chunks(candidates)
+            )
     buffer.database.run("finish_purge", purge_id=purge_id)
     return Purged(purge_id, done, before, 0 if tasks_too else num_tasks, **made)
 
@@ -161,9 +164,11 @@ def _chunks(candidates: list[Row]) -> Iterator[list[int]]:
         yield chunk
 
 
-def _purge_chunk(buffer: Buffer, appender: SegmentAppender, ids: list[int], purge_id: int, tasks_too: bool) -> int:
+def _purge_chunk(
+    buffer: Buffer, appender: SegmentAppender, ids: list[int], purge_id: int, tasks_too: bool, tries: int
+) -> int:
     """Purge some experiences in one transaction; a conflict with others makes it start again."""
-    for last_try in [False] * (_TRIES - 1) + [True]:
+    for last_try in [False] * (tries - 1) + [True]:
         try:
             return _try_chunk(buffer, appender, ids, purge_id, tasks_too)
         except ConflictError:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rftdata.errors import BufferUnavailableError
-from rftdata.postgres.database import Database
 from rftdata.postgres.retry import ride_out
+from rftdata.run import Run
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,12 @@ class RunUsage:
     """A ledger of a run, in `rft.endpoint_usage`.
 
     Args:
-        database: holds the run.
-        run_id: the run.
+        run: the run.
     """
 
-    def __init__(self, database: Database, run_id: int) -> None:
-        self._database = database
-        self._run_id = run_id
+    def __init__(self, run: Run) -> None:
+        self._database = run.database
+        self._run_id = run.run_id
         self._opened: set[str] = set()
 
     def reserve(self, name: str, amount: Usage, limits: Limits) -> bool:

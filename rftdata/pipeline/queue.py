@@ -16,13 +16,14 @@ from rftdata.failpoints import failpoint
 from rftdata.pipeline.records import BATCH_SCHEMA, SealedBatch, concatenated, dropped
 from rftdata.postgres.database import Database, Row
 from rftdata.postgres.retry import ride_out
+from rftdata.run import Run
 
 _MAX_LOST = 4
 _MAX_REASON = 500
 
 
 def claim_sealed_groups(
-    database: Database, run_id: int, worker_id: int, *, count: int, lease_s: float, from_key: int = 0,
+    run: Run, worker_id: int, *, count: int, lease_s: float, from_key: int = 0,
     columns: Collection[str] = BATCH_SCHEMA.names, suspects: bool = False,
 ) -> SealedBatch | None:  # fmt: skip
     """Up to `count` sealed groups whose verdicts are due, first in first out from `from_key` on, or None.
@@ -35,10 +36,10 @@ def claim_sealed_groups(
     # A group that a worker did not survive is claimed alone: when its turn comes, or when there is no other.
     for with_suspects in (suspects,) if suspects else (False, True):
         claim = functools.partial(
-            database.fetch, "claim_sealed_groups", run_id=run_id, worker_id=worker_id, count=count, lease_s=lease_s, from_key=from_key,
+            run.database.fetch, "claim_sealed_groups", run_id=run.run_id, worker_id=worker_id, count=count, lease_s=lease_s, from_key=from_key,
             suspects=with_suspects,
         )  # fmt: skip
-        claimed = ride_out(claim, between=lambda: give_back(database, run_id, worker_id))
+        claimed = ride_out(claim, between=lambda: give_back(run, worker_id))
         if claimed:
             break
     if not claimed:
@@ -46,15 +47,27 @@ def claim_sealed_groups(
     failpoint("pipeline.claimed")
     num_lost = max(row["num_lost"] for row in claimed)  # where it is not 0 there is one group, which may stand anywhere
     first_key = 0 if num_lost else min(row["sort_key"] for row in claimed)
-    batch = read_groups(database, [row["group_id"] for row in claimed], columns, first_key)
+    batch = read_groups(run.database, [row["group_id"] for row in claimed], columns, first_key)
     if num_lost < _MAX_LOST:
         return batch
     return batch.set_aside(f"{num_lost} pipeline workers ended while they decided on it")
 
 
-def give_back(database: Database, run_id: int, worker_id: int) -> int:
+def give_back(run: Run, worker_id: int) -> int:
     """Let others decide on what a pipeline worker holds; the number of groups."""
-    return ride_out(lambda: database.run("release_items", run_id=run_id, worker_id=worker_id))
+    return ride_out(lambda: run.database.run("release_items", run_id=run.run_id, worker_id=worker_id))
+
+
+def sample_groups(run: Run, num_experiences: int, seed: int) -> list[int]:
+    """Whole groups of a run with so many experiences together, or all there are; the same for the same seed."""
+    chosen: list[int] = []
+    found = 0
+    for row in run.database.fetch("sample_groups", run_id=run.run_id, seed=seed, count=num_experiences):
+        if found >= num_experiences:
+            break
+        chosen.append(row["group_id"])
+        found += row["num_experiences"]
+    return chosen
 
 
 def read_groups(
@@ -100,15 +113,14 @@ class SealedQueue:
     labels reopened, or that commit late, stand before that place, and once in `look_back_s` a claim starts at the beginning.
 
     Args:
-        database, run_id, worker_id, lease_s, columns: as for `claim_sealed_groups`.
+        run, worker_id, lease_s, columns: as for `claim_sealed_groups`.
     """
 
     def __init__(
-        self, database: Database, run_id: int, worker_id: int, *, lease_s: float, look_back_s: float = 1.0,
+        self, run: Run, worker_id: int, *, lease_s: float, look_back_s: float = 1.0,
         columns: Collection[str] = BATCH_SCHEMA.names,
     ) -> None:  # fmt: skip
-        self._database = database
-        self._run_id, self._worker_id, self._lease_s = run_id, worker_id, lease_s
+        self._run, self._worker_id, self._lease_s = run, worker_id, lease_s
         self._look_back_s = look_back_s
         self._columns = columns
         self._from_key = 0
@@ -120,9 +132,9 @@ class SealedQueue:
         looks_back = now - self._looked_back >= self._look_back_s
         if looks_back:
             self._from_key, self._looked_back = 0, now
-            ride_out(lambda: self._database.run("end_waiting", run_id=self._run_id))
+            ride_out(lambda: self._run.database.run("end_waiting", run_id=self._run.run_id))
         batch = claim_sealed_groups(
-            self._database, self._run_id, self._worker_id, count=count, lease_s=self._lease_s, from_key=self._from_key,
+            self._run, self._worker_id, count=count, lease_s=self._lease_s, from_key=self._from_key,
             columns=self._columns, suspects=looks_back,
         )  # fmt: skip
         if batch is not None:

@@ -20,7 +20,7 @@ from psycopg.types.json import Jsonb
 from rftdata.errors import ConfigError, OperatorError
 from rftdata.pipeline.records import KnownScore, StageScores, Verdicts
 from rftdata.pipeline.verdicts import STAGE_FAILED, insert_stage_runs
-from rftdata.postgres.database import Connection, Database, Row, copy_rows, execute, fetch
+from rftdata.postgres.database import Connection, Database, Row, copy_rows, execute, fetch, records
 from rftdata.postgres.values import storable
 
 TASK_BATCH_SCHEMA = pa.schema(
@@ -274,6 +274,21 @@ def _save_scores(connection: Connection, scores: Sequence[StageScores]) -> None:
             stages=[stage for stage, _, _ in newest.values()], scores=[json.dumps(storable(values)) for _, values, _ in newest.values()],
             input_digests=[digest for *_, digest in newest.values()],
         )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class TasksetState:
+    """How a set stands: its tasks by status, and what excludes how many (a stage, or `by hand`)."""
+
+    num_tasks: int
+    active: int
+    excluded: int
+    dropped_by: dict[str, int] | None
+
+
+def taskset_state(database: Database, taskset: str) -> TasksetState:
+    """How the task pipeline and people have left a set."""
+    return records(TasksetState, database.fetch("taskset_verdicts", taskset=taskset))[0]
 
 
 def show_tasks(

@@ -21,16 +21,19 @@ from rftdata.postgres import notify
 from rftdata.postgres.database import Connection, Database, copy_rows, execute, fetch
 from rftdata.postgres.retry import ride_out
 from rftdata.postgres.values import storable
+from rftdata.run import Run
 
 STAGE_FAILED = "the stage failed: "
 """How the reason of a verdict begins that was made because a stage raised."""
-_TRIES = 5
 
 
 def commit_verdicts(
-    database: Database, run_id: int, worker_id: int, pipeline_version: str, batch: SealedBatch, verdicts: Verdicts
+    run: Run, worker_id: int, pipeline_version: str, batch: SealedBatch, verdicts: Verdicts, *, tries: int = 5,
 ) -> list[int]:  # fmt: skip
     """Store verdicts and make the groups ready, or close those that lost every experience; groups with open questions wait.
+
+    Args:
+        tries: so often it begins anew where other transactions are in the way.
 
     Returns:
         The groups decided.
@@ -39,23 +42,24 @@ def commit_verdicts(
         FencedError: the run has another pipeline by now; nothing was stored.
         ConflictError: others were in the way again and again; nothing was stored.
     """
-    for last_try in [False] * (_TRIES - 1) + [True]:
+    for last_try in [False] * (tries - 1) + [True]:
         try:
-            decided = ride_out(lambda: _commit_verdicts(database, run_id, worker_id, pipeline_version, batch, verdicts))
+            decided = ride_out(lambda: _commit_verdicts(run, worker_id, pipeline_version, batch, verdicts))
             break
         except ConflictError:  # the database ended the transaction for somebody else's sake: nothing of it was stored
             if last_try:
                 raise
-    notify.notify(database, notify.READY)
+    notify.notify(run.database, notify.READY)
     return decided
 
 
 def _commit_verdicts(
-    database: Database, run_id: int, worker_id: int, pipeline_version: str, batch: SealedBatch, verdicts: Verdicts
+    run: Run, worker_id: int, pipeline_version: str, batch: SealedBatch, verdicts: Verdicts
 ) -> list[int]:  # fmt: skip
     """One transaction. Done twice it finds its items gone the second time, and notes the stages once."""
-    with database.transaction() as connection:
-        check_pipeline(connection, run_id, pipeline_version)
+    run_id = run.run_id
+    with run.database.transaction() as connection:
+        _check_pipeline(connection, run_id, pipeline_version)
         execute(connection, "lock_groups", group_ids=batch.group_ids)
         held = {
             row["group_id"]
@@ -96,7 +100,17 @@ def ready_groups(connection: Connection, priorities: dict[int, float]) -> None:
     execute(connection, "ready_groups", group_ids=list(priorities), priorities=list(priorities.values()))
 
 
-def check_pipeline(connection: Connection, run_id: int, pipeline_version: str) -> None:
+def check_pipeline(run: Run, pipeline_version: str) -> None:
+    """Refuse to work for a run that trains on the verdicts of other stages, before anything is claimed.
+
+    Raises:
+        FencedError: it does.
+    """
+    with run.database.transaction() as connection:
+        _check_pipeline(connection, run.run_id, pipeline_version)
+
+
+def _check_pipeline(connection: Connection, run_id: int, pipeline_version: str) -> None:
     run = fetch(connection, "pipeline_of_run", run_id=run_id)[0]
     if run["pipeline_version"] != pipeline_version:
         raise FencedError(
@@ -189,11 +203,17 @@ def ask(connection: Connection, run_id: int, questions: Sequence[Question]) -> N
     execute(connection, "wait_for_answers", run_id=run_id, group_ids=sorted({q.group_id for q in questions}))
 
 
-def add_features(connection: Connection, task: CreatedTask) -> None:
+def add_features(database: Database, task: CreatedTask) -> None:
     """Give a task that exists the features of a new one."""
-    execute(
-        connection, "add_features", taskset=task.taskset, task_key=storable(task.task_key), features=Jsonb(storable(_features(task)))
+    database.run(
+        "add_features", taskset=task.taskset, task_key=storable(task.task_key), features=Jsonb(storable(_features(task)))
     )  # fmt: skip
+
+
+def task_of_experience(database: Database, experience_id: int) -> tuple[str, str] | None:
+    """Taskset and key of the task that an experience is a try of; None where there is no such experience."""
+    rows = database.fetch("task_of_experience", experience_id=experience_id)
+    return (rows[0]["taskset"], rows[0]["task_key"]) if rows else None
 
 
 def make_tasks(connection: Connection, tasks: Sequence[CreatedTask]) -> None:

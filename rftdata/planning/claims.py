@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rftdata.failpoints import failpoint
-from rftdata.postgres.database import Database, Row
+from rftdata.postgres.database import Row, records
 from rftdata.postgres.retry import ride_out
+from rftdata.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +28,7 @@ class ClaimedGroup:
 
 
 def claim_groups(
-    database: Database, run_id: int, worker_id: int, *, last_step: int, count: int, lease_s: float,
-    held: Collection[int] | None = None,
+    run: Run, worker_id: int, *, last_step: int, count: int, lease_s: float, held: Collection[int] | None = None,
 ) -> list[ClaimedGroup]:  # fmt: skip
     """Up to `count` planned groups of explorer steps up to `last_step`, in planning order.
 
@@ -38,22 +38,36 @@ def claim_groups(
     """
 
     def claim() -> list[Row]:
-        return database.fetch(
-            "claim_groups", run_id=run_id, worker_id=worker_id, last_step=last_step, count=count, lease_s=lease_s
+        return run.database.fetch(
+            "claim_groups", run_id=run.run_id, worker_id=worker_id, last_step=last_step, count=count, lease_s=lease_s
         )
 
     def give_back() -> None:
-        database.run("release_groups_but", worker_id=worker_id, held=list(held or ()))
+        run.database.run("release_groups_but", worker_id=worker_id, held=list(held or ()))
 
     rows = claim() if held is None else ride_out(claim, between=give_back)
     if rows:
         failpoint("explorer.claimed")
-    names = ClaimedGroup.__dataclass_fields__
-    return sorted(
-        (ClaimedGroup(**{name: row[name] for name in names}) for row in rows), key=lambda g: (g.explore_step, g.ordinal)
-    )
+    return sorted(records(ClaimedGroup, rows), key=lambda g: (g.explore_step, g.ordinal))
 
 
-def release_groups(database: Database, worker_id: int) -> int:
+def release_groups(run: Run, worker_id: int) -> int:
     """Give back the groups this worker holds; the number of them."""
-    return ride_out(lambda: database.run("release_groups_but", worker_id=worker_id, held=[]))
+    return ride_out(lambda: run.database.run("release_groups_but", worker_id=worker_id, held=[]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOutcome:
+    """How the rollouts of an explorer step ended, of groups sealed since the run's present attempt began."""
+
+    explore_step: int
+    num_groups: int
+    num_good: int
+    num_failed: int
+    first_error: str | None
+
+
+def step_outcomes(run: Run, explore_steps: Collection[int]) -> list[StepOutcome]:
+    """Outcomes of explorer steps, in their order; those without a sealed group are missing."""
+    rows = run.database.fetch("step_outcomes", run_id=run.run_id, explore_steps=list(explore_steps))
+    return records(StepOutcome, rows)

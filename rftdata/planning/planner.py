@@ -16,8 +16,9 @@ from rftdata.planning.config import PlanConfig
 from rftdata.planning.mixing import check_weights
 from rftdata.planning.run_selectors import RunSelectors, refuse_exhausted
 from rftdata.postgres import notify
-from rftdata.postgres.database import Connection, Database, Row, execute, fetch
+from rftdata.postgres.database import Connection, Row, execute, fetch
 from rftdata.postgres.retry import ride_out
+from rftdata.run import Run
 
 
 def last_startable_step(policy_step: int, interval: int, offset: int) -> int:
@@ -28,9 +29,9 @@ def last_startable_step(policy_step: int, interval: int, offset: int) -> int:
 class Planner:
     """Plans the groups of one run; one per explorer process."""
 
-    def __init__(self, database: Database, run_id: int, config: PlanConfig) -> None:
-        self._database = database
-        self._run_id = run_id
+    def __init__(self, run: Run, config: PlanConfig) -> None:
+        self._database = run.database
+        self._run_id = run.run_id
         self._config = config
         self._active = ActiveTasks()
         self._selectors: RunSelectors | None = None

@@ -25,6 +25,7 @@ from rftdata.planning.config import PlanConfig
 from rftdata.planning.mixing import mix
 from rftdata.postgres.database import Connection, Row, execute, fetch
 from rftdata.postgres.values import storable
+from rftdata.run import Run
 from rftdata.selectors import Observation, Selector, build_selector
 from rftdata.selectors.base import Ids
 
@@ -259,3 +260,12 @@ def refuse_exhausted(tasksets: Sequence[TasksetConfig]) -> TaskSourceError:
         "every task that still has a weight was tried as often as it may be", value=capped,
         todo="raise max_repeats, load more tasks, or end the run earlier (steps)",
     )  # fmt: skip
+
+
+def selector_metrics(run: Run) -> dict[str, float]:
+    """What the selectors of a run reported of their last choice: `TASKSET/NAME` -> value."""
+    rows = run.database.fetch("selector_metrics", run_id=run.run_id)
+    return {
+        f"{row['taskset']}/{name}": value
+        for row in rows for name, value in row["metrics"].items() if value is not None
+    }  # fmt: skip

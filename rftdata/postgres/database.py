@@ -7,14 +7,18 @@ autocommit; work that belongs together runs in `Database.transaction()`. Passwor
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import logging
 import re
 import threading
+import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
 import psycopg.errors
@@ -24,11 +28,21 @@ from psycopg_pool import ConnectionPool, PoolTimeout
 from rftdata.errors import BufferUnavailableError, ConflictError, DiskFullError, QueryError, SchemaVersionError
 from rftdata.postgres.retry import ride_out
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
+# Each of its tries is a warning; what they come to is in our errors.
+logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
+
 Row = dict[str, Any]
 Connection = psycopg.Connection[DictRow]
 Cursor = psycopg.Cursor[DictRow]
 
 _MINIMUM_SERVER = 150000
+_CONNECT_S = 8.0
+# How soon a connection is tried again while the server is away. The pool's own pauses double: 1 s, 2 s, 4 s, …
+_TRY_AGAIN_S = 0.2
 # Words of a query that does more than read: of our own functions only these two are reads.
 _CHANGES = re.compile(
     r"\b(INSERT|UPDATE|DELETE|CREATE|TRUNCATE|FOR (NO KEY )?(UPDATE|SHARE)|nextval|set_config|pg_export_snapshot|pg_(try_)?advisory\w*|pg_notify"
@@ -87,6 +101,7 @@ class Database:
     ) -> None:
         self.uri = uri
         self._patience_s = patience_s
+        self._connect_s = _CONNECT_S if patience_s is None else min(_CONNECT_S, max(1.0, patience_s))
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._connections_lock = threading.Lock()
         self._pool: ConnectionPool[Connection] = ConnectionPool(
@@ -94,14 +109,13 @@ class Database:
             min_size=0,
             max_size=max_connections,
             open=False,
-            timeout=8.0 if patience_s is None else min(8.0, max(1.0, patience_s)),
+            reconnect_timeout=0.0,
             kwargs={
                 "autocommit": True,
                 "row_factory": dict_row,
                 "application_name": application,
                 "connect_timeout": 10,
             },
-            check=ConnectionPool.check_connection,
             configure=self._note,
         )
         try:
@@ -138,8 +152,41 @@ class Database:
     @contextmanager
     def connection(self) -> Iterator[Connection]:
         """A pooled autocommit connection."""
-        with translated(self.uri), self._pool.connection() as connection:
-            yield connection
+        with translated(self.uri):
+            connection = self._working_connection()
+            try:
+                with connection:
+                    yield connection
+            finally:
+                self._pool.putconn(connection)
+
+    def _working_connection(self) -> Connection:
+        """A connection from the pool whose server answers; the caller puts it back.
+
+        Raises:
+            PoolTimeout: there was none for `_connect_s`.
+        """
+        deadline = time.monotonic() + self._connect_s
+        while True:
+            with contextlib.suppress(PoolTimeout):
+                connection = self._pool.getconn(_TRY_AGAIN_S)  # each call makes the pool try again
+                if self._answers(connection):
+                    return connection
+            if time.monotonic() >= deadline:
+                raise PoolTimeout(f"no connection after {self._connect_s:g} s")
+
+    def _answers(self, connection: Connection) -> bool:
+        """Whether the server of a connection is still there; else the connection goes back to the pool, which discards it."""
+        answers = False
+        try:
+            ConnectionPool.check_connection(connection)
+            answers = True
+        except psycopg.OperationalError:
+            pass
+        finally:
+            if not answers:
+                self._pool.putconn(connection)
+        return answers
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -188,6 +235,12 @@ def fetch(connection: Connection, name: str, /, **parameters: Any) -> list[Row]:
 def execute(connection: Connection, name: str, /, **parameters: Any) -> int:
     """Run a named statement on a given connection; the number of rows it touched."""
     return connection.execute(queries()[name], parameters).rowcount
+
+
+def records(kind: type[T], rows: Iterable[Row]) -> list[T]:
+    """Rows as objects of a dataclass, whose fields are columns of theirs."""
+    names = [f.name for f in dataclasses.fields(kind)]
+    return [kind(**{name: row[name] for name in names}) for row in rows]
 
 
 def limit_statements(connection: psycopg.Connection[Any], seconds: float) -> None:
@@ -240,7 +293,7 @@ def translated(uri: str) -> Iterator[None]:
         ) from error
     except psycopg.errors.QueryCanceled as error:
         raise QueryError(f"the database ended a query: {_one_line(error)}") from error
-    except (psycopg.OperationalError, PoolTimeout) as error:
+    except (psycopg.OperationalError, psycopg.errors.IdleInTransactionSessionTimeout, PoolTimeout) as error:
         reason = _one_line(error)
         raise BufferUnavailableError(
             f"the database at {redacted(uri)} cannot be used: {reason}",

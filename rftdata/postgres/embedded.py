@@ -32,6 +32,8 @@ from urllib.parse import quote
 
 import psutil
 from filelock import FileLock
+from psycopg.conninfo import make_conninfo
+from psycopg.pq import PGconn, Ping
 
 from rftdata.durable_files import make_folder, probe_folder, sync_path, write_whole
 from rftdata.errors import BufferUnavailableError, DiskFullError
@@ -164,9 +166,9 @@ class EmbeddedServer:
             return False
 
     def _answers(self) -> bool:
-        # As ourselves: the server's own account may no longer be let into a folder above, where we are.
-        probe = [str(self.binary("pg_isready")), "-q", "-h", str(self.socket_dir), "-p", self._port]
-        return subprocess.run(probe, stdin=subprocess.DEVNULL, check=False).returncode == 0
+        # In this process: every opening asks, and starting a program for it takes most of a second on a busy machine.
+        where = make_conninfo("", host=str(self.socket_dir), port=self._port, connect_timeout=3)
+        return PGconn.ping(os.fsencode(where)) == Ping.OK
 
     def _lock_unless_it_answers(self) -> int | None:
         """The lock of a folder whose server is gone, as a file descriptor; None when there is one that answers.

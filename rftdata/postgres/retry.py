@@ -17,8 +17,8 @@ from rftdata.errors import BufferUnavailableError
 
 RIDE_OUT_S = 30.0
 _PAUSE_S = 0.25
-# Connection failures, and a server that shuts down, crashed, or still starts.
-_SQLSTATES = ("08", "57P01", "57P02", "57P03")
+# Connection failures, a server that shuts down, crashed, or still starts, and a transaction that it ended because this process stood still.
+_SQLSTATES = ("08", "57P01", "57P02", "57P03", "25P03")
 
 T = TypeVar("T")
 
@@ -55,6 +55,6 @@ def is_outage(error: BufferUnavailableError) -> bool:
     cause = error.__cause__
     if isinstance(cause, PoolTimeout):
         return True
-    if not isinstance(cause, psycopg.OperationalError):
+    if not isinstance(cause, psycopg.OperationalError | psycopg.errors.IdleInTransactionSessionTimeout):
         return False
     return cause.sqlstate is None or cause.sqlstate.startswith(_SQLSTATES)

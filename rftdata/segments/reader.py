@@ -18,11 +18,12 @@ class SegmentReader:
     """Reads rows of segments.
 
     A segment's content changes in one way only: a purge writes it anew, elsewhere, with rows emptied. Its address may change at any
-    time: addresses, and the memory mapped at them, are used for at most `ADDRESS_MAX_AGE_S`, far less than old bytes stay, and where
+    time: addresses, and the memory mapped at them, are used for at most `max_age_s`, far less than old bytes stay, and where
     an address no longer holds the segment, the database is asked for the new one.
     """
 
-    def __init__(self, database: Database, store: SegmentStore) -> None:
+    def __init__(self, database: Database, store: SegmentStore, *, max_age_s: float = ADDRESS_MAX_AGE_S) -> None:
+        self._max_age_s = max_age_s
         self._database = database
         self._store = store
         self._batches: dict[int, pa.RecordBatch] = {}
@@ -53,7 +54,7 @@ class SegmentReader:
 
     def _load(self, segment_ids: Sequence[int]) -> tuple[dict[int, pa.RecordBatch], list[SegmentCorruptError]]:
         with self._lock:
-            if len(self._batches) > 4096 or time.monotonic() - self._since > ADDRESS_MAX_AGE_S:
+            if len(self._batches) > 4096 or time.monotonic() - self._since > self._max_age_s:
                 self._forget_all()
             wanted = sorted(set(segment_ids) - set(self._batches))
             damaged = []

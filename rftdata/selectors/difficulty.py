@@ -22,7 +22,8 @@ together.
 A correction counts as if the outcome had been so from the start: it has been forgotten as far as that has. What a person says
 counts in full.
 
-Every task has a posterior of its own, in two arrays, and a choice draws from each: 0.1 s for a million tasks.
+Every task has a posterior of its own, in two arrays, and a choice draws from each: 0.1 s for a million tasks. Learning touches the tasks of
+the batch only (`Posteriors`), since a new process learns all outcomes of the run again.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ _SMOOTHING = 0.9
 _LEAST = 1e-3
 """Smallest alpha and beta: what a person takes away may be more than there was."""
 _SURPRISE = 0.25
+_LEAST_LEFT = 1e-100
 
 
 class Difficulty(DrawnSelector):
@@ -89,12 +91,13 @@ class Difficulty(DrawnSelector):
         self._forgotten = 0.0  # logarithm of what is left of evidence from before the first update
         self._forgotten_at: dict[int, float] = {}
         self._chosen_rate = 0.0
-        self._alpha, self._beta = np.ones(len(self.table)), np.ones(len(self.table))
+        self._posteriors = Posteriors(len(self.table))
         self._tried = np.zeros(len(self.table), dtype=np.bool_)
 
     def set_features(self, features: Mapping[str, Floats]) -> None:
         super().set_features(features)
         self._weaker, self._stronger = (features[key] for key in self.feature_keys)
+        self._posteriors.refer_to(self._weaker, self._stronger)
 
     def select(self, count: int) -> list[int]:
         chosen = super().select(count)
@@ -117,13 +120,13 @@ class Difficulty(DrawnSelector):
 
     def pass_rates(self, positions: Ids) -> Floats:
         """Mean of the posterior of the tasks at these positions."""
-        rates: Floats = self._alpha[positions] / (self._alpha[positions] + self._beta[positions])
+        alpha, beta = self._posteriors.at(positions)
+        rates: Floats = alpha / (alpha + beta)
         return rates
 
     def posteriors(self, task_ids: Iterable[int]) -> tuple[Floats, Floats]:
         """alpha and beta of these tasks."""
-        positions = self.table.positions(task_ids)
-        return self._alpha[positions], self._beta[positions]
+        return self._posteriors.at(self.table.positions(task_ids))
 
     def metrics(self) -> dict[str, float]:
         found = {"tried": float(self._tried.sum()), "chosen_pass_rate": self._chosen_rate}
@@ -137,18 +140,14 @@ class Difficulty(DrawnSelector):
         """Outcomes that came together; `tasks_J` has the position of each."""
         share = self._share(len(tried))
         tasks, successes, trials = _by_task(tasks_J, [o.successes for o in tried], [o.trials for o in tried])
-        kept = (1 - self._forgetting) ** share
-        for evidence in (self._alpha, self._beta):
-            evidence *= kept
-            evidence += 1 - kept
-        self._alpha[tasks] += (1 - self._implicit) * successes
-        self._beta[tasks] += (1 - self._implicit) * (trials - successes)
+        self._posteriors.forget((1 - self._forgetting) ** share)
+        explicit = 1 - self._implicit
+        self._posteriors.add(tasks, explicit * successes, explicit * (trials - successes))
         self._forgotten += share * math.log(max(1 - self._forgetting, 1e-300))
         if self._implicit > 0:
             rates = np.clip(successes / trials, 0.0, 1.0)
             weight = self._implicit * self._pseudo_of([o.trials for o in tried])
-            self._alpha[tasks] += weight * rates
-            self._beta[tasks] += weight * (1 - rates)
+            self._posteriors.add(tasks, weight * rates, weight * (1 - rates))
             self._batch += [(task, o.successes, o.trials) for task, o in zip(tasks_J.tolist(), tried)]
             if self._share(len(self._batch)) >= 1:
                 self._infer(*map(np.array, zip(*self._batch)))
@@ -170,20 +169,16 @@ class Difficulty(DrawnSelector):
         stands = float((rates.mean() - low) / (high - low + 1e-6))
         kept = _SMOOTHING**share
         self._anchor = stands if self._anchor is None else kept * self._anchor + (1 - kept) * stands
-        thought = np.clip(self._weaker + self._anchor * (self._stronger - self._weaker), 0.0, 1.0)
-        weight = np.full(len(thought), share * self._implicit * self._pseudo_of(trials_J))
-        weight[tasks] = 0.0  # their own outcomes have spoken
-        self._alpha += weight * thought
-        self._beta += weight * (1 - thought)
-        if self._adaptive and float(np.abs(thought[tasks] - rates).mean()) >= _SURPRISE:
+        weight = share * self._implicit * self._pseudo_of(trials_J)
+        thought = self._posteriors.add_to_others(tasks, weight, self._anchor)
+        if self._adaptive and float(np.abs(thought - rates).mean()) >= _SURPRISE:
             self._implicit /= 2
 
     def _add(self, o: Observation, position: int) -> None:
         weight = 1.0
         if o.kind == "correction":
             weight = math.exp(self._forgotten - self._forgotten_at.get(o.corrects or o.seq, self._forgotten))
-        self._alpha[position] = max(self._alpha[position] + weight * o.successes, _LEAST)
-        self._beta[position] = max(self._beta[position] + weight * (o.trials - o.successes), _LEAST)
+        self._posteriors.change(position, weight * o.successes, weight * (o.trials - o.successes))
 
     # Choosing
 
@@ -197,13 +192,85 @@ class Difficulty(DrawnSelector):
 
     def _rates(self, rng: np.random.Generator) -> Floats:
         """A pass rate for each task: its posterior's mean, or drawn from the posterior."""
-        passed, failed = self._alpha, self._beta
+        passed, failed = self._posteriors.at(slice(None))
         if self._thompson:
             # Beta draws, as quotients of Gamma draws: NumPy's own take twice as long at Beta(1, 1), where every task begins.
             passed, failed = rng.standard_gamma(passed), rng.standard_gamma(failed)
         # Both draws are 0 only where a person took away nearly all the evidence.
         rates: Floats = passed / np.maximum(passed + failed, 1e-300)
         return rates
+
+
+class Posteriors:
+    """alpha and beta of every task, from which all tasks forget at once and to which a batch adds for all tasks at once.
+
+    Both cost what they cost for one task: with what is left of old evidence kept as one factor, `alpha = 1 + left (own + a w + b (s - w))` and
+    `beta = 1 + left (own' + a (1 - w) - b (s - w))`, where w and s are the pass rates of the reference models and the numbers a and b hold what
+    batches said of all tasks. Only where a pass rate between the two is beyond 0 or 1, and is clipped, the arrays are added to.
+
+    Args:
+        num_tasks: each begins at Beta(1, 1).
+    """
+
+    def __init__(self, num_tasks: int) -> None:
+        self._own_alpha, self._own_beta = np.zeros(num_tasks), np.zeros(num_tasks)
+        self._left = 1.0
+        self._a = self._b = 0.0
+
+    def refer_to(self, weaker: Floats, stronger: Floats) -> None:
+        """Take the pass rates of the two reference models, [num_tasks] each."""
+        self._weaker, self._between = weaker, stronger - weaker
+        # The places between the models at which no task's pass rate is clipped.
+        self._unclipped = -math.inf, math.inf
+        if ((weaker < 0) | (weaker > 1)).any():
+            self._unclipped = math.inf, -math.inf
+        elif (differ := self._between != 0).any():
+            at_0, at_1 = -weaker[differ] / self._between[differ], (1 - weaker[differ]) / self._between[differ]
+            self._unclipped = float(np.minimum(at_0, at_1).max()), float(np.maximum(at_0, at_1).min())
+
+    def at(self, positions: Ids | slice) -> tuple[Floats, Floats]:
+        """alpha and beta of the tasks at these positions."""
+        alpha, beta = self._own_alpha[positions], self._own_beta[positions]
+        if self._a or self._b:
+            of_all = self._a * self._weaker[positions] + self._b * self._between[positions]
+            alpha, beta = alpha + of_all, beta + (self._a - of_all)
+        return 1 + self._left * alpha, 1 + self._left * beta
+
+    def forget(self, kept: float) -> None:
+        """Keep this share of all evidence."""
+        self._left *= kept
+        if self._left < _LEAST_LEFT:  # before it is too small to divide by
+            for own in (self._own_alpha, self._own_beta):
+                own *= self._left
+            self._a, self._b, self._left = self._a * self._left, self._b * self._left, 1.0
+
+    def add(self, tasks: Ids, successes: Floats, failures: Floats) -> None:
+        """Evidence of tasks at different positions."""
+        self._own_alpha[tasks] += successes / self._left
+        self._own_beta[tasks] += failures / self._left
+
+    def add_to_others(self, tasks: Ids, weight: float, place: float) -> Floats:
+        """Evidence of so much weight for all tasks but those at these positions, from a place between the reference models.
+
+        Returns:
+            The pass rates that it implies for the tasks at these positions.
+        """
+        thought: Floats = np.clip(self._weaker[tasks] + place * self._between[tasks], 0.0, 1.0)
+        if self._unclipped[0] <= place <= self._unclipped[1]:
+            self._a += weight / self._left
+            self._b += weight * place / self._left
+        else:
+            of_all = np.clip(self._weaker + place * self._between, 0.0, 1.0)
+            self._own_alpha += weight / self._left * of_all
+            self._own_beta += weight / self._left * (1 - of_all)
+        self.add(tasks, -weight * thought, -weight * (1 - thought))
+        return thought
+
+    def change(self, position: int, successes: float, failures: float) -> None:
+        """Evidence of one task, which may be negative; what is left is no less than `_LEAST`."""
+        alpha, beta = self.at(np.array([position]))
+        changed = np.maximum(alpha + successes, _LEAST) - alpha, np.maximum(beta + failures, _LEAST) - beta
+        self.add(np.array([position]), *changed)
 
 
 def _by_task(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,7 +20,7 @@ from psycopg.types.json import Jsonb
 
 from rftdata.config import TasksetConfig
 from rftdata.errors import ConfigError, TaskSourceError
-from rftdata.postgres.database import Connection, Database, Row, copy_rows, execute, fetch
+from rftdata.postgres.database import Connection, Database, Row, copy_rows, execute, fetch, records
 from rftdata.tasks.rows import Reading, read_tasks
 from rftdata.tasks.sources import Fingerprint, fingerprint
 
@@ -233,6 +234,21 @@ def taskset_texts(database: Database, taskset: str) -> pa.Table:
         raise ConfigError("the buffer has no task of this set", value=taskset, allowed=known or "none is loaded yet")
     names = ("task_key", "prompt", "answer")
     return pa.table({name: pa.array([row[name] for row in rows], pa.string()) for name in names})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unanswered:
+    """Tasks of a set that can be selected, how many of them have no answer or a blank one, and the keys of the first of these."""
+
+    num_tasks: int
+    num_lacking: int
+    task_keys: list[str]
+
+
+def tasks_without_answer(database: Database, taskset: str, num_keys: int) -> Unanswered:
+    """Count the tasks of a set that have no answer; with up to `num_keys` of their keys."""
+    rows = database.fetch("tasks_without_answer", taskset=taskset, num_keys=num_keys)
+    return records(Unanswered, rows)[0]
 
 
 def list_tasksets(database: Database) -> list[Row]:

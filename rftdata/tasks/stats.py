@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rftdata.postgres.database import Database, Row, fetch
+from rftdata.postgres.database import Row, fetch
+from rftdata.run import Run
 
 STAT_COLUMNS: Sequence[str] = (
     "taskset", "task_key", "task_id", "status", "pass_rate", "alpha", "beta", "attempts", "mean_reward", "last_selected_at",
@@ -14,22 +15,22 @@ DIFFERENCE_COLUMNS: Sequence[str] = (
 )  # fmt: skip
 
 
-def task_stats(database: Database, run_id: int, *, taskset: str | None = None, limit: int | None = None) -> list[Row]:
+def task_stats(run: Run, *, taskset: str | None = None, limit: int | None = None) -> list[Row]:
     """Rows of `rft.v_task_stat`, the tasks chosen last first.
 
     Args:
         taskset: of one set only.
         limit: at most so many; None for all.
     """
-    return database.fetch("task_stats", run_id=run_id, taskset=taskset, limit=limit)
+    return run.database.fetch("task_stats", run_id=run.run_id, taskset=taskset, limit=limit)
 
 
-def check_task_stats(database: Database, run_id: int) -> list[Row]:
+def check_task_stats(run: Run) -> list[Row]:
     """Tasks whose statistics are not the fold of their outcomes, with both; empty when all is well."""
-    return database.fetch("check_task_stat", run_id=run_id)
+    return run.database.fetch("check_task_stat", run_id=run.run_id)
 
 
-def rebuild_task_stats(database: Database, run_id: int) -> int:
+def rebuild_task_stats(run: Run) -> int:
     """Fold the outcomes of a run again; the number of tasks written."""
-    with database.transaction() as connection:
-        return int(fetch(connection, "rebuild_task_stat", run_id=run_id)[0]["tasks"])
+    with run.database.transaction() as connection:
+        return int(fetch(connection, "rebuild_task_stat", run_id=run.run_id)[0]["tasks"])

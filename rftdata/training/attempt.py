@@ -22,12 +22,14 @@ from psycopg.types.json import Jsonb
 from rftdata.errors import BufferUnavailableError, FencedError, QueryError, RftError
 from rftdata.failpoints import failpoint
 from rftdata.postgres import notify
-from rftdata.postgres.database import Connection, Database, Row, execute, fetch
+from rftdata.postgres.database import Connection, Row, execute, fetch, records
 from rftdata.postgres.retry import ride_out
 from rftdata.postgres.values import storable
+from rftdata.run import Run
 from rftdata.segments.reader import SegmentReader
 from rftdata.training import stored_selection
 from rftdata.training.batch import Batch
+from rftdata.training.checkpoints import Checkpoint
 from rftdata.training.drawing import Drawing
 from rftdata.training.fence import Fence
 from rftdata.training.sampling import SamplingConfig, checked_formula
@@ -42,50 +44,50 @@ class Attempt:
     Its methods ride out a restart of the database (`rftdata.postgres.retry`): what they write is looked for before it is written again.
 
     Attributes:
-        attempt_id, run_id: keys.
-        database: where it is.
-        checkpoint: the row of the checkpoint it goes on from; None when it starts from the initial weights.
+        run: the run, as it stood before.
+        attempt_id: its key.
+        checkpoint: the one it goes on from; None when it starts from the initial weights.
         start_step: trainer steps already done on its history.
     """
 
     def __init__(
-        self, database: Database, reader: SegmentReader, run: Row, row: Row, checkpoint: Row | None, lease_s: float | None,
+        self, run: Run, reader: SegmentReader, attempt_id: int, checkpoint: Checkpoint | None, lease_s: float | None,
         max_refill: int,
     ) -> None:  # fmt: skip
-        self.database = database
+        self.run = run
         self._lease_s = lease_s
-        self._listener = notify.Listener(database, notify.READY, notify.RUN)
+        self._listener = notify.Listener(run.database, notify.READY, notify.RUN)
         self._closed = threading.Event()
-        self.attempt_id: int = row["attempt_id"]
-        self.run_id: int = run["run_id"]
+        self.attempt_id = attempt_id
         self.checkpoint = checkpoint
-        self.start_step: int = checkpoint["trainer_step"] if checkpoint else 0
+        self.start_step = checkpoint.trainer_step if checkpoint else 0
         self._newest_version = self._newest_checkpoint = (
             0  # ids this object got: anything newer is of a try whose answer was lost
         )
-        self._fence = Fence(database, self.run_id, self.attempt_id, run["name"])
-        self._drawing = Drawing(self._fence, reader, self._listener, run, max_refill)
+        self._fence = Fence(run, attempt_id)
+        self._drawing = Drawing(self._fence, reader, self._listener, max_refill)
         self._keeper = threading.Thread(target=self._keep_lease, name="attempt-lease", daemon=True)
         if lease_s is not None:
             self._keeper.start()
 
     @classmethod
     def start(
-        cls, database: Database, reader: SegmentReader, run_id: int, lease_s: float, sampling: SamplingConfig, max_refill: int,
-        tasksets: Sequence[str],
+        cls, run: Run, reader: SegmentReader, lease_s: float, sampling: SamplingConfig, max_refill: int, tasksets: Sequence[str],
     ) -> Attempt:  # fmt: skip
         """Take the run: see `Buffer.attempt`."""
+        database, run_id = run.database, run.run_id
         formula = checked_formula(database, sampling.priority.formula)
-        mark_dead_workers(database, run_id)
+        mark_dead_workers(run)
         with database.transaction() as connection:
-            run = fetch(connection, "lock_run", run_id=run_id)[0]
-            parent = run["current_attempt_id"]
+            execute(connection, "limit_idleness")
+            locked = fetch(connection, "lock_run", run_id=run_id)[0]
+            parent = locked["current_attempt_id"]
             checkpoint = None
             if parent is not None:
-                refuse_if_held(fetch(connection, "attempt_holder", attempt_id=parent)[0], run)
+                refuse_if_held(fetch(connection, "attempt_holder", attempt_id=parent)[0], locked)
                 found = fetch(connection, "last_checkpoint", attempt_id=parent)
                 checkpoint = found[0] if found else None
-            stored_selection.verify(connection, run)
+            stored_selection.verify(connection, locked)
             row = fetch(
                 connection, "insert_attempt", run_id=run_id, parent_attempt_id=parent,
                 from_checkpoint_id=checkpoint["checkpoint_id"] if checkpoint else None,
@@ -94,27 +96,19 @@ class Attempt:
             execute(connection, "take_run", run_id=run_id, attempt_id=row["attempt_id"])
             policy = Jsonb(sampling.policy(tasksets, formula))
             changed = fetch(connection, "set_sampler", run_id=run_id, policy=policy)[0]["changed"]
-            start_attempt(connection, run, row["attempt_id"], checkpoint, policy_changed=changed)
+            start_attempt(connection, locked, row["attempt_id"], checkpoint, policy_changed=changed)
         failpoint("trainer.started")
         notify.notify(database, notify.RUN)
-        return cls(database, reader, run, row, checkpoint, lease_s, max_refill)
+        return cls(run, reader, row["attempt_id"], _of_row(checkpoint), lease_s, max_refill)
 
     @classmethod
-    def join(
-        cls,
-        database: Database,
-        reader: SegmentReader,
-        run_id: int,
-        attempt_id: int,
-        max_refill: int,
-    ) -> Attempt:
+    def join(cls, run: Run, reader: SegmentReader, attempt_id: int, max_refill: int) -> Attempt:
         """Be a further rank of an attempt that another process holds: see `Buffer.join_attempt`."""
-        with database.transaction() as connection:
-            run = fetch(connection, "lock_run", run_id=run_id)[0]
-            row = fetch(connection, "attempt_holder", attempt_id=attempt_id)[0]
+        with run.database.transaction() as connection:
+            locked = fetch(connection, "lock_run", run_id=run.run_id)[0]
             found = fetch(connection, "last_checkpoint", attempt_id=attempt_id)
-        attempt = cls(database, reader, run, row, found[0] if found else None, None, max_refill)
-        if run["current_attempt_id"] != attempt_id:
+        attempt = cls(run, reader, attempt_id, _of_row(found[0] if found else None), None, max_refill)
+        if locked["current_attempt_id"] != attempt_id:
             attempt.close()
             raise attempt._fence.error()
         return attempt
@@ -184,7 +178,7 @@ class Attempt:
                 )
         with self.transaction() as connection:
             known = fetch(
-                connection, "set_priorities", run_id=self.run_id, item_ids=list(priorities),
+                connection, "set_priorities", run_id=self.run.run_id, item_ids=list(priorities),
                 priorities=[float(value) for value in priorities.values()],
             )[0]["num_known"]  # fmt: skip
         return int(known)
@@ -194,7 +188,7 @@ class Attempt:
         row = self._write_once(
             "insert_policy_version",
             {
-                "run_id": self.run_id, "attempt_id": self.attempt_id, "trainer_step": step, "method": method, "uri": uri,
+                "run_id": self.run.run_id, "attempt_id": self.attempt_id, "trainer_step": step, "method": method, "uri": uri,
                 "num_bytes": num_bytes, "checksum": checksum,
             },
             "policy_version_after",
@@ -202,7 +196,7 @@ class Attempt:
         )  # fmt: skip
         self._newest_version = int(row["policy_version_id"])
         failpoint("trainer.published")
-        notify.notify(self.database, notify.POLICY)
+        notify.notify(self.run.database, notify.POLICY)
         return self._newest_version
 
     def _write_once(self, write: str, values: dict[str, Any], look: str, known: dict[str, Any]) -> Row:
@@ -230,7 +224,7 @@ class Attempt:
         self._write_once(
             "insert_train_step",
             {
-                "attempt_id": self.attempt_id, "trainer_step": step, "run_id": self.run_id,
+                "attempt_id": self.attempt_id, "trainer_step": step, "run_id": self.run.run_id,
                 "outcome": "trained" if len(batch) else "skipped", "reason": batch.short_reason, "num_groups": batch.num_groups,
                 "num_experiences": len(batch), "num_tokens": int(batch.lengths.sum()), "wait_seconds": wait_seconds,
                 "train_seconds": train_seconds, "publish_seconds": publish_seconds, "metrics": Jsonb(storable(metrics)),
@@ -239,7 +233,7 @@ class Attempt:
             {"attempt_id": self.attempt_id, "trainer_step": step},
         )  # fmt: skip
         failpoint("trainer.recorded")
-        notify.notify(self.database, notify.RUN)
+        notify.notify(self.run.database, notify.RUN)
 
     def commit_checkpoint(
         self, step: int, uri: str, *, policy_version_id: int | None = None, num_bytes: int = 0
@@ -248,7 +242,7 @@ class Attempt:
         row = self._write_once(
             "insert_checkpoint",
             {
-                "run_id": self.run_id, "attempt_id": self.attempt_id, "trainer_step": step,
+                "run_id": self.run.run_id, "attempt_id": self.attempt_id, "trainer_step": step,
                 "policy_version_id": policy_version_id, "uri": uri, "num_bytes": num_bytes,
             },
             "checkpoint_after",
@@ -264,8 +258,8 @@ class Attempt:
 
     def finish(self, outcome: str) -> None:
         """The run has done what was planned."""
-        ride_out(lambda: self._execute("finish_run", run_id=self.run_id, status="finished", outcome=outcome))
-        notify.notify(self.database, notify.RUN)
+        ride_out(lambda: self._execute("finish_run", run_id=self.run.run_id, status="finished", outcome=outcome))
+        notify.notify(self.run.database, notify.RUN)
 
     def forget_checkpoint(self, checkpoint_id: int) -> None:
         """The files of a checkpoint are about to be removed; its row stays."""
@@ -288,7 +282,7 @@ class Attempt:
             if self._lease_s is not None:
                 self._keeper.join()
                 ride_out(
-                    lambda: self.database.run("end_attempt", attempt_id=self.attempt_id, outcome=outcome),
+                    lambda: self.run.database.run("end_attempt", attempt_id=self.attempt_id, outcome=outcome),
                     limit_s=patience_s,
                 )
 
@@ -308,9 +302,13 @@ class Attempt:
         assert self._lease_s is not None
         while not self._closed.wait(self._lease_s / 3):
             try:
-                self.database.run("renew_attempt", attempt_id=self.attempt_id, lease_s=self._lease_s)
+                self.run.database.run("renew_attempt", attempt_id=self.attempt_id, lease_s=self._lease_s)
             except (RftError, psycopg.Error):
                 continue  # the server restarts, its disk is full for a moment: the next renewal tries again
+
+
+def _of_row(checkpoint: Row | None) -> Checkpoint | None:
+    return None if checkpoint is None else records(Checkpoint, [checkpoint])[0]
 
 
 def start_attempt(

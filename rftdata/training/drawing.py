@@ -25,17 +25,14 @@ class Drawing:
     Args:
         fence: of the attempt.
         listener: woken when a group becomes ready.
-        run: its row.
     """
 
-    def __init__(
-        self, fence: Fence, reader: SegmentReader, listener: notify.Listener, run: Row, max_refill: int
-    ) -> None:
+    def __init__(self, fence: Fence, reader: SegmentReader, listener: notify.Listener, max_refill: int) -> None:
         self._fence = fence
-        self._keys = {"run_id": fence.run_id, "attempt_id": fence.attempt_id}
+        self._keys = {"run_id": fence.run.run_id, "attempt_id": fence.attempt_id}
         self._reader = reader
         self._listener = listener
-        self._from_selection = bool(run["source_kind"])
+        self._from_selection = fence.run.source_kind is not None
         self._max_refill = max_refill
 
     def draw(
@@ -70,7 +67,7 @@ class Drawing:
 
     def _try_draw(self, step: int, num_groups: int) -> tuple[Row, list[Row]]:
         """What `rft.draw_groups` or `rft.draw_selected` says, and the rows drawn; one round trip and one transaction."""
-        with self._fence.database.connection() as connection, connection.pipeline():
+        with self._fence.run.database.connection() as connection, connection.pipeline():
             drawn = send(
                 connection, "draw_selected" if self._from_selection else "draw_groups", **self._keys, step=step, wanted=num_groups,
                 max_refill=self._max_refill,
@@ -83,7 +80,7 @@ class Drawing:
 
     def _refuse_purged(self, step: int) -> None:
         """A stored selection is trained on whole; what was purged of it cannot be passed over silently."""
-        for row in self._fence.database.fetch("purged_of_draw", **self._keys, step=step):
+        for row in self._fence.run.database.fetch("purged_of_draw", **self._keys, step=step):
             raise PurgedError(
                 f"experience {row['experience_id']} of the run's stored selection was purged: {row['reason']}",
                 todo="start a new run with the same sampling.source; this one cannot repeat its batches",
@@ -105,12 +102,12 @@ class Drawing:
                 execute(connection, "reopen_stale_groups", **self._keys)
 
         ride_out(drop)
-        notify.notify(self._fence.database, notify.READY)
+        notify.notify(self._fence.run.database, notify.READY)
 
     def release(self, batch: Batch) -> None:
         """See `Attempt.release`."""
         ride_out(lambda: self._release(batch.step))
-        notify.notify(self._fence.database, notify.READY)
+        notify.notify(self._fence.run.database, notify.READY)
 
     def _release(self, step: int) -> None:
         with self._fence.transaction() as connection:

@@ -8,37 +8,79 @@ those: tasksets differ in difficulty. Only the run's present history counts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from rftdata.postgres import notify
-from rftdata.postgres.database import Database, Row, copy_rows, execute
+from rftdata.postgres.database import copy_rows, execute, records
 from rftdata.postgres.retry import ride_out
 from rftdata.postgres.values import storable
+from rftdata.run import Run
 from rftdata.training.attempt import Attempt
 
 
-def claim_evaluation(database: Database, run_id: int, worker_id: int, *, lease_s: float) -> Row | None:
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Questions of a taskset to one policy version; its fields are columns of `rft.evaluation`, which are described there."""
+
+    evaluation_id: int
+    policy_version_id: int
+    trainer_step: int
+    purpose: str
+    taskset: str
+    decoding: str
+    uri: str
+    checksum: str
+    error: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A task of an evaluated taskset."""
+
+    task_id: int
+    taskset: str
+    task_key: str
+    payload: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What was answered to a task; `error`: why it could not be scored, which counts as a reward of 0."""
+
+    task_id: int
+    reward: float
+    response: str
+    num_response_tokens: int
+    finish_reason: str
+    error: str | None = None
+
+
+def claim_evaluation(run: Run, worker_id: int, *, lease_s: float) -> Evaluation | None:
     """The next evaluation to answer, or None; a worker that claims one holds no other."""
     rows = ride_out(
-        lambda: database.fetch("claim_evaluation", run_id=run_id, worker_id=worker_id, lease_s=lease_s),
-        between=lambda: database.run("release_evaluations", run_id=run_id, worker_id=worker_id),
+        lambda: run.database.fetch("claim_evaluation", run_id=run.run_id, worker_id=worker_id, lease_s=lease_s),
+        between=lambda: run.database.run("release_evaluations", run_id=run.run_id, worker_id=worker_id),
     )
-    return rows[0] if rows else None
+    return next(iter(records(Evaluation, rows)), None)
 
 
-def finish_evaluation(
-    database: Database, evaluation_id: int, worker_id: int, answers: Sequence[dict[str, Any]], seconds: float
-) -> bool:
+def questions(run: Run, evaluation: Evaluation) -> list[Question]:
+    """The tasks that an evaluation asks."""
+    return records(Question, run.database.fetch("evaluation_tasks", taskset=evaluation.taskset))
+
+
+def finish_evaluation(run: Run, evaluation_id: int, worker_id: int, answers: Sequence[Answer], seconds: float) -> bool:
     """Store the answers and their mean; False when the claim passed to another worker.
 
     Answers with an error count with their reward of 0, and the evaluation's row says how many there are.
     """
-    mean = sum(answer["reward"] for answer in answers) / max(len(answers), 1)
-    errors = [answer["error"] for answer in answers if answer["error"]]
+    mean = sum(answer.reward for answer in answers) / max(len(answers), 1)
+    errors = [answer.error for answer in answers if answer.error]
     error = f"{len(errors)} of {len(answers)} answers failed and count 0; the first: {errors[0]}" if errors else None
 
     def store() -> bool:
-        with database.transaction() as connection:
+        with run.database.transaction() as connection:
             done = execute(
                 connection, "finish_evaluation", evaluation_id=evaluation_id, worker_id=worker_id, num_tasks=len(answers),
                 mean_reward=mean, seconds=seconds, error=storable(error),
@@ -48,21 +90,23 @@ def finish_evaluation(
                     ("evaluation_id", "int8"), ("task_id", "int8"), ("reward", "float8"), ("response", "text"),
                     ("num_response_tokens", "int4"), ("finish_reason", "text"), ("error", "text"),
                 ]  # fmt: skip
-                rows = ((evaluation_id, *(storable(answer[name]) for name, _ in columns[1:])) for answer in answers)
+                rows = ((evaluation_id, *map(storable, astuple(answer))) for answer in answers)
                 copy_rows(connection, "rft.evaluation_answer", columns, rows)
         return bool(done)
 
     stored = ride_out(store)
-    notify.notify(database, notify.RUN)
+    notify.notify(run.database, notify.RUN)
     return stored
 
 
-def fail_evaluation(database: Database, evaluation_id: int, worker_id: int, error: str) -> None:
+def fail_evaluation(run: Run, evaluation_id: int, worker_id: int, error: str) -> None:
     """An evaluation that cannot be answered; nothing happens where its claim passed to another worker."""
     ride_out(
-        lambda: database.run("fail_evaluation", evaluation_id=evaluation_id, worker_id=worker_id, error=storable(error))
+        lambda: run.database.run(
+            "fail_evaluation", evaluation_id=evaluation_id, worker_id=worker_id, error=storable(error)
+        )
     )
-    notify.notify(database, notify.RUN)
+    notify.notify(run.database, notify.RUN)
 
 
 def plan_evaluations(
@@ -81,21 +125,49 @@ def plan_evaluations(
             for taskset in tasksets:
                 for decoding in decodings:
                     planned += execute(
-                        connection, "plan_evaluation", run_id=attempt.run_id, policy_version_id=policy_version_id,
+                        connection, "plan_evaluation", run_id=attempt.run.run_id, policy_version_id=policy_version_id,
                         trainer_step=trainer_step, purpose=purpose, taskset=taskset, decoding=decoding, uri=uri, checksum=checksum,
                     )  # fmt: skip
         return planned
 
     planned = ride_out(plan)
-    notify.notify(attempt.database, notify.POLICY)
+    notify.notify(attempt.run.database, notify.POLICY)
     return planned
 
 
-def validation_scores(database: Database, run_id: int, tasksets: Sequence[str], decoding: str) -> dict[int, float]:
+def is_evaluation_planned(run: Run) -> bool:
+    """Whether an evaluation waits for an explorer."""
+    return bool(run.database.fetch("planned_evaluations", run_id=run.run_id)[0]["planned"])
+
+
+def num_open_evaluations(run: Run) -> int:
+    """Evaluations that are planned or being answered."""
+    return int(run.database.fetch("open_evaluations", run_id=run.run_id)[0]["open"])
+
+
+def weights_of_open_evaluations(run: Run) -> set[str]:
+    """Weights that evaluations which are planned or being answered still need."""
+    return {row["uri"] for row in run.database.fetch("weights_of_open_evaluations", run_id=run.run_id)}
+
+
+def failed_evaluations(run: Run) -> list[Evaluation]:
+    """Those of the present attempt that failed."""
+    return records(Evaluation, run.database.fetch("failed_evaluations", run_id=run.run_id))
+
+
+def answered_validations(run: Run) -> dict[int, set[tuple[str, str]]]:
+    """(taskset, decoding) of every validation that the present history has answers to, by trainer step."""
+    answered: dict[int, set[tuple[str, str]]] = {}
+    for row in run.database.fetch("answered_validations", run_id=run.run_id):
+        answered.setdefault(row["trainer_step"], set()).add((row["taskset"], row["decoding"]))
+    return answered
+
+
+def validation_scores(run: Run, tasksets: Sequence[str], decoding: str) -> dict[int, float]:
     """Score of every step that has one, the initial weights (step 0) included."""
     if not tasksets:
         return {}
-    rows = database.fetch("validation_scores", run_id=run_id, tasksets=sorted(set(tasksets)), decoding=decoding)
+    rows = run.database.fetch("validation_scores", run_id=run.run_id, tasksets=sorted(set(tasksets)), decoding=decoding)
     return {row["trainer_step"]: row["score"] for row in rows}
 
 

@@ -1,7 +1,8 @@
 """The fencing of a run's attempts: only the newest one writes.
 
 The attempt's id is the fencing token: every transaction first locks the run row in share mode and finds its own id there, so a
-trainer that was replaced can do nothing any more, however late it wakes.
+trainer that was replaced can do nothing any more, however late it wakes. One that is suspended inside a transaction cannot keep the run
+locked: the server ends the transaction after two seconds (`limit_idleness`).
 """
 
 from __future__ import annotations
@@ -10,22 +11,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rftdata.errors import FencedError
-from rftdata.postgres.database import Connection, Database, fetch
+from rftdata.postgres.database import Connection, fetch
+from rftdata.run import Run
 
 
 class Fence:
     """What one attempt may still write.
 
     Attributes:
-        database: where the run is.
-        run_id, attempt_id: keys.
+        run, attempt_id: what the attempt holds, and its key.
     """
 
-    def __init__(self, database: Database, run_id: int, attempt_id: int, run_name: str) -> None:
-        self.database = database
-        self.run_id = run_id
+    def __init__(self, run: Run, attempt_id: int) -> None:
+        self.run = run
         self.attempt_id = attempt_id
-        self._run_name = run_name
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -33,15 +32,16 @@ class Fence:
 
         Raises:
             FencedError: another attempt holds the run.
+            BufferUnavailableError: the process stood still inside the transaction, and the server ended it.
         """
-        with self.database.transaction() as connection:
-            if not fetch(connection, "fence", run_id=self.run_id, attempt_id=self.attempt_id):
+        with self.run.database.transaction() as connection:
+            if not fetch(connection, "fence", run_id=self.run.run_id, attempt_id=self.attempt_id):
                 raise self.error()
             yield connection
 
     def error(self) -> FencedError:
         """The error of an attempt that was replaced."""
         return FencedError(
-            f"attempt {self.attempt_id} no longer holds the run {self._run_name!r}: a newer attempt took it over",
+            f"attempt {self.attempt_id} no longer holds the run {self.run.name!r}: a newer attempt took it over",
             todo="end this trainer; the newer one goes on from the last checkpoint",
         )

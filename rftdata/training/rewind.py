@@ -19,21 +19,23 @@ from psycopg.types.json import Jsonb
 from rftdata.errors import ConfigError
 from rftdata.pipeline.verdicts import ready_groups
 from rftdata.postgres import notify
-from rftdata.postgres.database import Connection, Database, Row, execute, fetch
+from rftdata.postgres.database import Connection, Row, execute, fetch
+from rftdata.run import Run
 from rftdata.training.attempt import refuse_if_held, start_attempt
 from rftdata.workers import mark_dead_workers
 from rftdata.writing.writer import NO_PIPELINE
 
 
-def rewind(database: Database, run_id: int, step: int, *, keep_rollouts: bool = False) -> None:
+def rewind(run: Run, step: int, *, keep_rollouts: bool = False) -> None:
     """See `Buffer.rewind`."""
-    mark_dead_workers(database, run_id)
-    with database.transaction() as connection:
-        run = fetch(connection, "lock_run", run_id=run_id)[0]
-        parent = run["current_attempt_id"]
+    run_id = run.run_id
+    mark_dead_workers(run)
+    with run.database.transaction() as connection:
+        locked = fetch(connection, "lock_run", run_id=run_id)[0]
+        parent = locked["current_attempt_id"]
         if parent is not None:
-            refuse_if_held(fetch(connection, "attempt_holder", attempt_id=parent)[0], run)
-        checkpoint = _checkpoint(connection, run, step)
+            refuse_if_held(fetch(connection, "attempt_holder", attempt_id=parent)[0], locked)
+        checkpoint = _checkpoint(connection, run.name, parent, step)
         attempt_id = _insert_ended_attempt(connection, run_id, parent, checkpoint, f"the run went back to step {step}")
         if not keep_rollouts:
             fetch(connection, "lock_groups_to_leave", run_id=run_id, step=step)
@@ -47,26 +49,26 @@ def rewind(database: Database, run_id: int, step: int, *, keep_rollouts: bool = 
                 execute(connection, "forget_selectors", run_id=run_id, states=states)
             fetch(connection, "rebuild_task_stat", run_id=run_id)
         execute(connection, "take_run", run_id=run_id, attempt_id=attempt_id)
-        start_attempt(connection, run, attempt_id, checkpoint)
-    notify.notify(database, notify.RUN)
+        start_attempt(connection, locked, attempt_id, checkpoint)
+    notify.notify(run.database, notify.RUN)
 
 
-def fork(database: Database, parent: Row, new: dict[str, Any], step: int | None, *, keep_rollouts: bool = False) -> Row:
-    """See `Buffer.fork`; `new` are the parameters of the query `insert_run`."""
-    if parent["source_kind"]:
+def fork(parent: Run, new: dict[str, Any], step: int | None, *, keep_rollouts: bool = False) -> Row:
+    """See `Buffer.fork`; `new` are the parameters of the query `insert_run`. Returns the new run's row."""
+    if parent.source_kind:
         raise ConfigError(
-            f"the run {parent['name']!r} trains on a stored selection and cannot be forked",
+            f"the run {parent.name!r} trains on a stored selection and cannot be forked",
             todo="start a new run with the checkpoint as model.path and a selection of its own (sampling.source)",
         )
-    with database.transaction() as connection:
+    with parent.database.transaction() as connection:
         if step is None:
-            step = _kept_steps(connection, parent)[-1]
-        checkpoint = _checkpoint(connection, parent, step)
+            step = _kept_steps(connection, parent.current_attempt_id)[-1]
+        checkpoint = _checkpoint(connection, parent.name, parent.current_attempt_id, step)
         execute(connection, "lock_run_names")
         run = fetch(connection, "insert_run", **new)[0]
-        parent_id, run_id = parent["run_id"], run["run_id"]
-        outcome = f"forked from {parent['name']} at step {step}"
-        attempt_id = _insert_ended_attempt(connection, run_id, parent["current_attempt_id"], checkpoint, outcome)
+        parent_id, run_id = parent.run_id, run["run_id"]
+        outcome = f"forked from {parent.name} at step {step}"
+        attempt_id = _insert_ended_attempt(connection, run_id, parent.current_attempt_id, checkpoint, outcome)
         execute(connection, "mark_fork", run_id=run_id, parent_run_id=parent_id)
         found = [] if keep_rollouts else fetch(connection, "snapshot_from_step", run_id=parent_id, step=step)
         snapshot = found[0] if found else {"snapshot_id": None, "states": None}
@@ -106,23 +108,23 @@ def _insert_ended_attempt(
     return int(row["attempt_id"])
 
 
-def _checkpoint(connection: Connection, run: Row, step: int) -> Row | None:
-    """The checkpoint of a step on a run's history; None for step 0, the initial weights.
+def _checkpoint(connection: Connection, run: str, attempt_id: int | None, step: int) -> Row | None:
+    """The checkpoint of a step on the history of a run's attempt; None for step 0, the initial weights.
 
     Raises:
         ConfigError: it has none, or its files are gone.
     """
     if step == 0:
         return None
-    found = fetch(connection, "checkpoint_at_step", attempt_id=run["current_attempt_id"], step=step)
+    found = fetch(connection, "checkpoint_at_step", attempt_id=attempt_id, step=step)
     if not found:
         raise ConfigError(
-            f"the run {run['name']!r} has no checkpoint of step {step}", value=step,
-            allowed=", ".join(map(str, _kept_steps(connection, run))),
+            f"the run {run!r} has no checkpoint of step {step}", value=step,
+            allowed=", ".join(map(str, _kept_steps(connection, attempt_id))),
             todo="take one of these; trainer.keep_checkpoints says how many a run keeps",
         )  # fmt: skip
     return found[0]
 
 
-def _kept_steps(connection: Connection, run: Row) -> list[int]:
-    return [0] + [row["trainer_step"] for row in fetch(connection, "kept_steps", attempt_id=run["current_attempt_id"])]
+def _kept_steps(connection: Connection, attempt_id: int | None) -> list[int]:
+    return [0] + [row["trainer_step"] for row in fetch(connection, "kept_steps", attempt_id=attempt_id)]

@@ -199,15 +199,15 @@ class SamplingConfig(Section):
         }
 
 
-_FORMULA_S = 10.0
-
-
-def checked_formula(database: Database, formula: str | None) -> str | None:
+def checked_formula(database: Database, formula: str | None, *, limit_s: float = 10.0) -> str | None:
     """A priority formula as PostgreSQL prints it after parsing; nothing of it is executed, and nothing is kept.
 
     It is parsed as the expression of a generated column of an empty temporary table, which PostgreSQL allows only where it is one
     expression over the table's columns: no other tables, no subqueries, nothing that differs from one call to the next. What is
     stored and run later is the printed parse tree, never the text itself.
+
+    Args:
+        limit_s: seconds for the parts of it that PostgreSQL computes while it parses, since they are constant.
 
     Raises:
         ConfigError: not such an expression, with what PostgreSQL said.
@@ -218,7 +218,7 @@ def checked_formula(database: Database, formula: str | None) -> str | None:
     alter = f"ALTER TABLE formula_check ADD COLUMN result float8 GENERATED ALWAYS AS (({formula}\n)::float8) STORED"
     with database.connection() as connection, connection.transaction(force_rollback=True):
         execute(connection, "make_formula_table")
-        limit_statements(connection, _FORMULA_S)  # PostgreSQL computes the parts of it that are constant
+        limit_statements(connection, limit_s)
         known = [row["name"] for row in fetch(connection, "formula_table_columns")]
         try:
             connection.execute(alter, binary=True)

@@ -25,7 +25,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import NamedTuple, NoReturn, TypeVar
 
 from rftdata.errors import TimeLimitError
 from rftdata.user_code.async_raise import raise_in
@@ -36,6 +36,8 @@ DEFAULT_S = 600.0
 """The limit of a stage, and of a task source for its next row, where the configuration sets none."""
 LOADING_S = 300.0
 """The limit for what a plug-in does before its first call: imports, its constructor, `prepare`."""
+FILE_S = 30.0
+"""What a command that waits little leaves a file of the user's, which may import large packages."""
 HEADER_BYTES = 1024
 """Length of the sentence that stands at the beginning of a file of stacks, with the blanks behind it."""
 GRACE_S = 5.0
@@ -55,6 +57,14 @@ class _Expired(BaseException):
     """Raised in the thread of a call that exceeds its limit; each call has a subclass of its own."""
 
 
+class _Cap(NamedTuple):
+    """What `at_most` lowers limits to."""
+
+    seconds: float
+    where: str
+    loading_s: float
+
+
 class Limited:
     """One call under a limit.
 
@@ -66,7 +76,7 @@ class Limited:
         position: where in `items` it is.
     """
 
-    def __init__(self, timeout_s: float, what: str, *, cap: bool = True, least_s: float = 0.0) -> None:
+    def __init__(self, timeout_s: float, what: str, *, cap: bool = True, loading: bool = False) -> None:
         self.noun = ""
         self.items: Sequence[object] = ()
         self.position = 0
@@ -74,8 +84,8 @@ class Limited:
         self.own_s = timeout_s
         self.timeout_s = timeout_s
         self.cap: str | None = None
-        if _cap is not None and cap and timeout_s > (capped_s := max(_cap[0], least_s)):
-            self.timeout_s, self.cap = capped_s, _cap[1]
+        if _cap is not None and cap and timeout_s > (capped_s := _cap.loading_s if loading else _cap.seconds):
+            self.timeout_s, self.cap = capped_s, _cap.where
         self.thread_id = threading.get_ident()
         self.deadline = 0.0
         self.is_running = self.is_blocked = False
@@ -97,18 +107,18 @@ class Limited:
         )  # fmt: skip
 
 
-def call(function: Callable[[], T], timeout_s: float, what: str, *, cap: bool = True, least_s: float = 0.0) -> T:
+def call(function: Callable[[], T], timeout_s: float, what: str, *, cap: bool = True, loading: bool = False) -> T:
     """Run a function, for so many seconds at most.
 
     Args:
         what: names it for people, with the rows or the task: the subject of the error's sentence.
         cap: whether `at_most` lowers the limit.
-        least_s: what `at_most` leaves it in any case.
+        loading: it imports a file of the user's: `at_most` has a limit of its own for that.
 
     Raises:
         TimeLimitError: it took longer. Anything else is what the function raised.
     """
-    limited = Limited(timeout_s, what, cap=cap, least_s=least_s)
+    limited = Limited(timeout_s, what, cap=cap, loading=loading)
     try:
         try:
             _begin(limited)
@@ -150,14 +160,15 @@ def current() -> Limited | None:
 
 
 @contextlib.contextmanager
-def at_most(seconds: float, where: str) -> Iterator[None]:
+def at_most(seconds: float, where: str, *, loading_s: float = FILE_S) -> Iterator[None]:
     """Lower the limits of this process to so many seconds; lower ones stay, and so do those of calls with `cap=False`.
 
     Args:
         where: what lowers it, for the error's sentence, such as `rft check`.
+        loading_s: the limit for the import of a user's file where it is more than `seconds`.
     """
     global _cap
-    before, _cap = _cap, (seconds, where)
+    before, _cap = _cap, _Cap(seconds, where, max(seconds, loading_s))
     try:
         yield
     finally:
@@ -166,7 +177,7 @@ def at_most(seconds: float, where: str) -> Iterator[None]:
 
 def lowered(timeout_s: float) -> float:
     """A limit as `at_most` lowers it, for what enforces it by itself, such as PostgreSQL's `statement_timeout`."""
-    return timeout_s if _cap is None else min(timeout_s, _cap[0])
+    return timeout_s if _cap is None else min(timeout_s, _cap.seconds)
 
 
 @contextlib.contextmanager
@@ -221,7 +232,7 @@ def take_back_timer() -> None:
 _lock = threading.Lock()
 _calls: dict[int, list[Limited]] = {}
 """The calls of each thread that are running, the innermost last."""
-_cap: tuple[float, str] | None = None
+_cap: _Cap | None = None
 _handler: Callable[[TimeLimitError], object] | None = None
 _report: int | None = None
 _watcher: threading.Thread | None = None

@@ -111,7 +111,7 @@ ORDER BY checkpoint_id DESC LIMIT 1;
 -- name: kept_checkpoints
 -- Checkpoints on an attempt's history whose files are there, newest first; `waits`: a validation of the step is still open; `needed`: it
 -- belongs to another run, or another run began with it.
-SELECT c.checkpoint_id, c.trainer_step, c.uri, c.policy_version_id,
+SELECT c.checkpoint_id, c.run_id, c.trainer_step, c.uri, c.policy_version_id,
        c.run_id <> a.run_id OR EXISTS (
            SELECT FROM rft.run_attempt f WHERE f.from_checkpoint_id = c.checkpoint_id AND f.run_id <> c.run_id) AS needed,
        EXISTS (SELECT FROM rft.evaluation e

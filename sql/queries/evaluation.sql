@@ -83,6 +83,6 @@ SELECT DISTINCT uri FROM rft.evaluation WHERE run_id = %(run_id)s AND status IN 
 
 -- name: failed_evaluations
 -- The failed evaluations of a run's present attempt.
-SELECT e.evaluation_id, e.purpose, e.taskset, e.decoding, e.trainer_step, e.error FROM rft.evaluation e
+SELECT e.* FROM rft.evaluation e
 JOIN rft.policy_version p USING (policy_version_id) JOIN rft.run r ON r.run_id = p.run_id AND r.current_attempt_id = p.attempt_id
 WHERE e.run_id = %(run_id)s AND e.status = 'failed';

@@ -19,6 +19,10 @@ RETURNING *;
 -- The run of a name or an id, the name first.
 SELECT * FROM rft.run WHERE name = %(run)s OR run_id::text = %(run)s ORDER BY name = %(run)s DESC;
 
+-- name: run_by_id
+-- The run of an id.
+SELECT * FROM rft.run WHERE run_id = %(run_id)s;
+
 -- name: newest_run
 -- The run that was made last.
 SELECT * FROM rft.run ORDER BY run_id DESC LIMIT 1;
@@ -40,7 +44,7 @@ SELECT name FROM rft.run ORDER BY run_id DESC LIMIT 50;
 
 -- name: run_state
 -- What every role looks at between two pieces of work.
-SELECT run_id, name, mode, status, stop_requested, current_attempt_id, planned_steps FROM rft.run WHERE run_id = %(run_id)s;
+SELECT stop_requested, status IN ('finished', 'interrupted', 'failed') AS has_ended FROM rft.run WHERE run_id = %(run_id)s;
 
 -- name: request_stop
 -- Ask the roles of a run to stop.
@@ -61,9 +65,15 @@ WHERE run_id = %(run_id)s AND status <> 'finished';
 -- The run, locked.
 SELECT * FROM rft.run WHERE run_id = %(run_id)s FOR UPDATE;
 
+-- name: limit_idleness
+-- Let the server end the current transaction of a process that is suspended in it.
+SELECT set_config('idle_in_transaction_session_timeout', '2s', true);
+
 -- name: fence
--- One row while the attempt still holds the run; FOR SHARE makes a take-over wait for the fenced transaction.
-SELECT 1 AS ok FROM rft.run WHERE run_id = %(run_id)s AND current_attempt_id = %(attempt_id)s FOR SHARE;
+-- One row while the attempt still holds the run; FOR SHARE makes a take-over wait for the fenced transaction, and the limit lets it wait
+-- for no suspended process.
+SELECT set_config('idle_in_transaction_session_timeout', '2s', true)
+FROM rft.run WHERE run_id = %(run_id)s AND current_attempt_id = %(attempt_id)s FOR SHARE;
 
 -- name: attempt_holder
 -- An attempt, and whether its lease still stands.

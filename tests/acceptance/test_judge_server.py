@@ -216,19 +216,19 @@ def test_an_answer_that_takes_too_long_is_an_error_and_the_server_goes_on(judge:
 
 
 def test_a_budget_of_a_run_is_kept_across_two_lives_of_its_worker(judge: Judge, buffer: rftdata.Buffer) -> None:
-    run_id = StoredRun(buffer).run_id
+    run = StoredRun(buffer).run
     table = batch(5)
     before = judge.num_requests()
     scores = []
     for _ in range(2):  # the second with an empty memory, as after a restart
-        ledger = RunUsage(buffer.database, run_id)
+        ledger = RunUsage(run)
         chain = prepared(judge, "llm_judge", usage=ledger, budget={"max_calls": 3}, **DIGIT)
         scores.append(scored(chain, table))
         chain.close()
     assert judge.num_requests() - before == 3
     assert sum("allows no further call: 3 of 3 calls" in str(row["judge_error"]) for row in scores[0]) >= 2
     assert all("3 of 3 calls" in row["judge_error"] for row in scores[1])
-    spent = RunUsage(buffer.database, run_id).spent("llm_judge/judge")
+    spent = RunUsage(run).spent("llm_judge/judge")
     assert spent.calls == 3
     assert 3 * 20 < spent.tokens < 3 * 200, "as counted by the server"
 

@@ -1,7 +1,7 @@
 """A run whose roles are plain processes that anything may happen to.
 
 The parent imports everything the roles need, computes nothing, holds no connection and starts no thread; each role is a fork of it, so a
-new life begins within milliseconds.
+new life begins within milliseconds. pandas belongs to it: pyarrow loads it with the first array that it makes of Python values.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd  # noqa: F401 - for pyarrow
 import psycopg
 
 import rftdata

@@ -20,7 +20,11 @@ _PER_READ = 2000
 
 @dataclass
 class Findings:
-    """What is wrong, and how much was looked at."""
+    """What is wrong, and how much was looked at.
+
+    Attributes:
+        lives: processes that got to their first claim, the slowest first: `seconds` it took, `parts` of them (`stopwatch`), `by` whom.
+    """
 
     lost: list[str] = field(default_factory=list)
     trained_twice: list[str] = field(default_factory=list)
@@ -29,7 +33,7 @@ class Findings:
     steps: int = 0
     attempts: int = 0
     labels: int = 0
-    first_claims_s: list[float] = field(default_factory=list)
+    lives: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def nothing(self) -> bool:
@@ -52,7 +56,7 @@ def examine(folder: Path) -> Findings:
         _checkpoints_hold_what_was_drawn(buffer, noted["checkpoint"], findings)
         findings.attempts = _one(buffer, "SELECT count(*) FROM rft.run_attempt")
         findings.steps = _one(buffer, "SELECT coalesce(max(trainer_step), 0) FROM rft.v_train_step")
-    findings.first_claims_s = sorted(note["seconds"] for note in noted["first claim"])
+    findings.lives = sorted(noted["first claim"], key=lambda life: -life["seconds"])
     findings.labels = len(noted["labelled"])
     return findings
 

@@ -51,8 +51,23 @@ class Report:
     @property
     def resume_p99_s(self) -> float:
         """From the beginning of a role to the buffer's first answer to its request for work."""
-        times = self.findings.first_claims_s
-        return times[min(len(times) - 1, int(0.99 * len(times)))] if times else float("nan")
+        return self.quantile_s(0.99)
+
+    def quantile_s(self, share: float) -> float:
+        """Of the seconds that lives took to their first claim."""
+        times = [life["seconds"] for life in reversed(self.findings.lives)]
+        return times[min(len(times) - 1, int(share * len(times)))] if times else float("nan")
+
+    @property
+    def slowest(self) -> list[str]:
+        """The ten slowest lives, and what took a twentieth of their time or more."""
+        return [
+            f"{life['seconds']:6.2f} s (processor {life['processor_s']:.2f} s) {life['by']}: "
+            + "; ".join(
+                f"{phase}: {wait} {part:.2f}" for phase, wait, part in life["parts"] if part >= life["seconds"] / 20
+            )
+            for life in self.findings.lives[:10]
+        ]
 
     @property
     def line(self) -> str:
@@ -169,14 +184,17 @@ def main() -> int:
     for name in ("lost", "trained_twice", "mislabelled"):
         for what in getattr(found, name)[:20]:
             print(f"{name}: {what}")
-    print(
-        json.dumps(
-            {"seconds": round(report.seconds), "events": report.events, "roles that ended by themselves": report.ended}
-        )
-    )
+    summary = {
+        "seconds": round(report.seconds),
+        "events": report.events,
+        "roles that ended by themselves": report.ended,
+        "slowest lives": found.lives[:10],
+    }
+    print(json.dumps(summary))
+    print("the slowest first claims, and what they waited for:", *report.slowest, sep="\n")
     print(
         f"{found.experiences} experiences, {found.steps} steps in {found.attempts} attempts, {found.labels} labels; "
-        f"{len(found.first_claims_s)} lives, first claim p50 {found.first_claims_s[len(found.first_claims_s) // 2]:.2f} s"
+        f"{len(found.lives)} lives, first claim p50 {report.quantile_s(0.5):.2f} s"
     )
     print(report.line)
     return 0 if found.nothing else 1

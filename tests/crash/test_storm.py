@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -34,6 +35,12 @@ def test_kills_at_random_lose_nothing_and_train_nothing_twice(server_folders: Pa
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     last = done.stdout.splitlines()[-1]
     assert last.startswith(f"{KILLS} kills: 0 lost, 0 trained twice, 0 mislabelled, resume p99 "), done.stdout
+    # What the slowest lives waited for is their whole time.
+    (summary,) = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    slowest = json.loads(summary)["slowest lives"]
+    assert len(slowest) == 10 and slowest == sorted(slowest, key=lambda life: -life["seconds"])
+    for life in slowest:
+        assert sum(part for _, _, part in life["parts"]) == pytest.approx(life["seconds"], abs=0.1), life
     # It looked at something: experiences, steps, labels.
     done_what = re.search(r"(\d+) experiences, (\d+) steps in (\d+) attempts, (\d+) labels", done.stdout)
     assert done_what is not None and all(int(number) > 0 for number in done_what.groups()), done.stdout

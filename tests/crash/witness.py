@@ -23,6 +23,7 @@ from rftdata.training.attempt import Attempt
 from rftdata.training.batch import Batch
 from rftdata.writing.writer import Writer
 from tests.crash.plugins import logprobs_of
+from tests.crash.stopwatch import Stopwatch
 
 TRAINED = "trained.npy"
 
@@ -33,17 +34,20 @@ class Witness:
     def __init__(self, folder: Path, name: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._file = os.open(folder / f"{name}-{os.getpid()}.jsonl", os.O_APPEND | os.O_CREAT | os.O_WRONLY)
-        self._started = time.monotonic()
-        self._has_claimed = False
+        self._stopwatch: Stopwatch | None = None
 
     def note(self, kind: str, **facts: Any) -> None:
         os.write(self._file, (json.dumps({"kind": kind, **facts}) + "\n").encode())
 
+    def time(self) -> None:
+        """Count from now on what this process waits for until its first claim."""
+        self._stopwatch = Stopwatch()
+
     def note_first_claim(self) -> None:
-        """The first answer of the buffer to a request for work; seconds since the process began its role."""
-        if not self._has_claimed:
-            self._has_claimed = True
-            self.note("first claim", seconds=time.monotonic() - self._started)
+        """The first answer of the buffer to a request for work; what it took since the process began its role."""
+        if self._stopwatch is not None:
+            self.note("first claim", at=round(time.time(), 2), **self._stopwatch.read())
+            self._stopwatch = None
 
 
 def notes(folder: Path) -> Iterator[dict[str, Any]]:
@@ -58,7 +62,8 @@ def digest(token_ids: npt.ArrayLike) -> str:
 
 
 def observe(witness: Witness) -> None:
-    """Note what this process is told by the buffer, from now on. Nothing that it does is changed."""
+    """Note what this process is told by the buffer, from now on, and time it. Nothing that it does is changed."""
+    witness.time()
     _observe_explorer(witness)
     _observe_pipeline(witness)
     _observe_trainer(witness)

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from rftdata import Buffer, Group, RftError, Rollout
+from rftdata import Buffer, Group, RftError, Rollout, Run
 from rftdata.errors import QueryError
 from rftdata.segments.codec import ColumnReader, encode
 from rftdata.training.batch import Batch
@@ -24,7 +24,7 @@ DTYPES = st.one_of(
 
 
 @pytest.fixture
-def run(buffer: Buffer) -> dict[str, Any]:
+def run(buffer: Buffer) -> Run:
     return buffer.create_run(name="import", config={}, seed=1, steps=9, pipeline_version="none", mode="train")
 
 
@@ -33,7 +33,7 @@ def group(key: str, *arrays: dict[str, Any]) -> Group:
     return Group(rollouts, source="import", taskset="mine", task_key=key)
 
 
-def draw(buffer: Buffer, run: dict[str, Any], columns: list[str], num_groups: int = 1) -> Batch:
+def draw(buffer: Buffer, run: Run, columns: list[str], num_groups: int = 1) -> Batch:
     with buffer.attempt(run) as attempt:
         batch = attempt.draw(attempt.start_step + 1, num_groups, columns, timeout_s=5)
     assert batch is not None
@@ -47,7 +47,7 @@ def same(found: Any, given: Any) -> bool:
     return bool(found.dtype == given.dtype and found.shape == given.shape and found.tobytes() == given.tobytes())
 
 
-def test_arrays_of_any_type_and_shape_come_back_exactly(buffer: Buffer, run: dict[str, Any]) -> None:
+def test_arrays_of_any_type_and_shape_come_back_exactly(buffer: Buffer, run: Run) -> None:
     rng = np.random.default_rng(0)
     kinds: list[dict[str, Any]] = [
         {
@@ -87,9 +87,7 @@ def test_any_arrays_survive_encoding(data: st.DataObject) -> None:
         assert same(reader.row(index), row)
 
 
-def test_an_array_with_one_value_per_token_is_packed_and_padded_like_the_base_columns(
-    buffer: Buffer, run: dict[str, Any]
-) -> None:
+def test_an_array_with_one_value_per_token_is_packed_and_padded_like_the_base_columns(buffer: Buffer, run: Run) -> None:
     with buffer.writer(run) as writer:
         writer.insert(
             group("a", {"teacher": np.arange(5, dtype=np.float32)}, {"teacher": -np.arange(5, dtype=np.float32)})
@@ -102,14 +100,14 @@ def test_an_array_with_one_value_per_token_is_packed_and_padded_like_the_base_co
         batch.arrays("image")
 
 
-def test_an_array_that_is_not_per_token_is_not_packed(buffer: Buffer, run: dict[str, Any]) -> None:
+def test_an_array_that_is_not_per_token_is_not_packed(buffer: Buffer, run: Run) -> None:
     with buffer.writer(run) as writer:
         writer.insert(group("a", {"image": np.zeros((2, 2), np.uint8)}))
     with pytest.raises(QueryError, match="'image' of experience 1 has not one value per token"):
         draw(buffer, run, ["image"]).packed("image")
 
 
-def test_arrays_are_views_of_the_mapped_file_and_packing_copies_once(buffer: Buffer, run: dict[str, Any]) -> None:
+def test_arrays_are_views_of_the_mapped_file_and_packing_copies_once(buffer: Buffer, run: Run) -> None:
     with buffer.writer(run) as writer:
         writer.insert(group("a", {"image": np.arange(400_000, dtype=np.uint16).reshape(4, -1)}))
     batch = draw(buffer, run, ["token_ids", "image"])
@@ -135,14 +133,14 @@ def test_arrays_are_views_of_the_mapped_file_and_packing_copies_once(buffer: Buf
     ],
 )
 def test_arrays_that_cannot_be_stored_are_refused(
-    buffer: Buffer, run: dict[str, Any], arrays: list[dict[str, Any]], message: str
+    buffer: Buffer, run: Run, arrays: list[dict[str, Any]], message: str
 ) -> None:
     with buffer.writer(run) as writer, pytest.raises(RftError, match=message):
         writer.insert(group("a", *arrays))
     assert buffer.sql("SELECT count(*) AS n FROM rft.experience")["n"].to_pylist() == [0]
 
 
-def test_tokens_beyond_32_bits_are_refused(buffer: Buffer, run: dict[str, Any]) -> None:
+def test_tokens_beyond_32_bits_are_refused(buffer: Buffer, run: Run) -> None:
     bad = Group(
         [Rollout(0, "ok", 1.0, [tokens(token_ids=[1, 2, 3, 4, 2**31])])], source="import", taskset="t", task_key="k"
     )
@@ -150,7 +148,7 @@ def test_tokens_beyond_32_bits_are_refused(buffer: Buffer, run: dict[str, Any]) 
         writer.insert(bad)
 
 
-def test_log_probabilities_that_nobody_sampled_are_not_zero_but_unknown(buffer: Buffer, run: dict[str, Any]) -> None:
+def test_log_probabilities_that_nobody_sampled_are_not_zero_but_unknown(buffer: Buffer, run: Run) -> None:
     demonstration = Group(
         [Rollout(0, "ok", 1.0, [tokens(behavior_logprobs=None)])], source="human", taskset="t", task_key="k"
     )
@@ -161,7 +159,7 @@ def test_log_probabilities_that_nobody_sampled_are_not_zero_but_unknown(buffer: 
 
 
 def test_without_stages_a_complete_group_is_ready_when_it_is_written_and_others_wait_for_the_pipeline(
-    buffer: Buffer, run: dict[str, Any]
+    buffer: Buffer, run: Run
 ) -> None:
     failed = Group(
         [Rollout(0, "ok", 1.0, [tokens()]), Rollout(1, "failed", error="x")], source="import", taskset="t", task_key="f"

@@ -91,7 +91,7 @@ def test_a_worker_ends_with_a_report_and_the_next_decides_on_what_is_left(
     first = start(path)
     said, _ = first.communicate(timeout=120)
     assert first.returncode == blocked.EXIT_CODE, said
-    report = blocked.read_report(buffer.run_folder(roles.run), first.pid)
+    report = blocked.read_report(roles.run.folder, first.pid)
     assert report is not None
     sentence, stack = report
     assert (
@@ -117,7 +117,7 @@ def test_a_worker_ends_with_a_report_and_the_next_decides_on_what_is_left(
     assert {key for key, (kept, _) in found.items() if kept} >= {1, 2, 7, 8} and not found[6][0]
     assert "did not return for experience 6 within 1 s" in str(found[6][1])
     # A process that was not blocked leaves no report.
-    assert not blocked.report_path(buffer.run_folder(roles.run), second.pid).exists()
+    assert not blocked.report_path(roles.run.folder, second.pid).exists()
 
 
 @pytest.mark.timeout(240)
@@ -152,7 +152,7 @@ def test_a_regular_expression_that_holds_the_interpreters_lock_ends_the_process_
         in said
     )
     assert "rules.py" in said and "in stuck" in said
-    report = blocked.read_report(buffer.run_folder(roles.run), process.pid)
+    report = blocked.read_report(roles.run.folder, process.pid)
     assert (report is None) == (verb != ("process",))  # a worker keeps it for the one that follows, and for `rft run`
     assert verdicts(buffer) == {}
 
@@ -164,9 +164,8 @@ def test_a_group_that_several_workers_did_not_survive_is_set_aside_with_what_one
     buffer.sql("UPDATE rft.worklist SET available = false WHERE item_id <> 2 AND consumer LIKE 'pipeline/%%'")
     batch = roles.claim_sealed()
     assert batch is not None and batch.group_ids == [2]
-    folder = buffer.run_folder(roles.run)
-    given = (buffer.database, roles.run_id, folder)
-    assert set(with_report(batch, *given).failed["reason"].to_pylist()) == {
+    folder = roles.run.folder
+    assert set(with_report(batch, roles.run).failed["reason"].to_pylist()) == {
         "4 pipeline workers ended while they decided on it"
     }
 
@@ -176,7 +175,7 @@ def test_a_group_that_several_workers_did_not_survive_is_set_aside_with_what_one
     report.write_text(
         "stage 1 of the pipeline (slow) on 2 rows (3 to 4) did not return within 9 s".ljust(200) + "\nThread 1\n"
     )
-    (reason,) = set(with_report(batch, *given).failed["reason"].to_pylist())
+    (reason,) = set(with_report(batch, roles.run).failed["reason"].to_pylist())
     assert reason.endswith("stage 1 of the pipeline (slow) on 2 rows (3 to 4) did not return within 9 s")
     for rows in ("4 to 3) in the newest", "1 to 8) in a batch"):
         worker = buffer.database.fetch("insert_worker", run_id=roles.run_id, role="pipeline", host="here", pid=1)[0]
@@ -185,5 +184,5 @@ def test_a_group_that_several_workers_did_not_survive_is_set_aside_with_what_one
             worker_id=worker["worker_id"],
             error=f"stage 1 of the pipeline (slow) on 2 rows ({rows}\nstack",
         )
-    (reason,) = set(with_report(batch, *given).failed["reason"].to_pylist())
+    (reason,) = set(with_report(batch, roles.run).failed["reason"].to_pylist())
     assert reason.endswith("in the newest")

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from rftcore.cli import run_command
-from rftdata import Buffer
+from rftdata import Buffer, Run
 from rftdata.errors import SegmentFileClosedError
 from rftdata.segments.base import SegmentAddress
 from rftdata.segments.compaction import (
@@ -36,7 +36,7 @@ STEPS = ("close", "copy", "sync", "move", "moved", "bury", "remove", "forget", "
 
 
 @pytest.fixture
-def run(buffer: Buffer) -> dict[str, Any]:
+def run(buffer: Buffer) -> Run:
     return buffer.create_run(name="import", config={}, seed=1, steps=1, pipeline_version="p1")
 
 
@@ -54,7 +54,7 @@ def orphan(buffer: Buffer, owner: str | None = None) -> Path:
     return folder(buffer) / f"{owner or buffer.segments.owner}-host-1-0.arrows"
 
 
-def write_files(buffer: Buffer, run: dict[str, Any], num: int, *, start: int = 0) -> None:
+def write_files(buffer: Buffer, run: Run, num: int, *, start: int = 0) -> None:
     """One file per writer, two segments in each."""
     for i in range(start, start + num):
         with buffer.writer(run) as writer:
@@ -101,7 +101,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def test_small_files_of_writers_that_are_gone_become_one_and_no_address_of_an_experience_changes(
-    buffer: Buffer, run: dict[str, Any]
+    buffer: Buffer, run: Run
 ) -> None:
     write_files(buffer, run, 5)
     rows, contents, before = experiences(buffer), arrays(buffer), addresses(buffer)
@@ -117,7 +117,7 @@ def test_small_files_of_writers_that_are_gone_become_one_and_no_address_of_an_ex
     assert not again.did_something, "one file is not merged with itself"
 
 
-def test_a_live_writers_file_is_left_alone_however_long_it_was_silent(buffer: Buffer, run: dict[str, Any]) -> None:
+def test_a_live_writers_file_is_left_alone_however_long_it_was_silent(buffer: Buffer, run: Run) -> None:
     write_files(buffer, run, 2)
     with buffer.writer(run) as writer:
         writer.insert(own_group(task_key="live"))
@@ -130,7 +130,7 @@ def test_a_live_writers_file_is_left_alone_however_long_it_was_silent(buffer: Bu
     assert list(buffer.verify()) == []
 
 
-def test_a_file_that_was_written_to_within_the_grace_is_left_alone(buffer: Buffer, run: dict[str, Any]) -> None:
+def test_a_file_that_was_written_to_within_the_grace_is_left_alone(buffer: Buffer, run: Run) -> None:
     """Its writer may live on another host, whose lock this one does not see."""
     write_files(buffer, run, 3)
     orphan(buffer).write_bytes(b"not committed yet")
@@ -139,7 +139,7 @@ def test_a_file_that_was_written_to_within_the_grace_is_left_alone(buffer: Buffe
     assert on_disk(buffer) == before
 
 
-def test_a_writer_that_was_taken_for_dead_goes_on_in_a_new_file(buffer: Buffer, run: dict[str, Any]) -> None:
+def test_a_writer_that_was_taken_for_dead_goes_on_in_a_new_file(buffer: Buffer, run: Run) -> None:
     """On a filesystem without locks a writer may be silent for longer than the grace, and write again."""
     import fcntl
 
@@ -154,14 +154,12 @@ def test_a_writer_that_was_taken_for_dead_goes_on_in_a_new_file(buffer: Buffer, 
     assert len(arrays(buffer)) == 8 and list(buffer.verify()) == []
 
 
-def test_an_orphan_whose_writer_lives_after_all_costs_a_new_file_and_no_row(
-    buffer: Buffer, run: dict[str, Any]
-) -> None:
+def test_an_orphan_whose_writer_lives_after_all_costs_a_new_file_and_no_row(buffer: Buffer, run: Run) -> None:
     """It is collected between the append and the commit: the commit is refused, and the batch goes to another file."""
     import fcntl
 
     with buffer.database.connection() as held, buffer.writer(run) as writer:
-        held.execute("SELECT pg_advisory_lock(hashtext('rft.plan'), %s::integer)", [run["run_id"]])
+        held.execute("SELECT pg_advisory_lock(hashtext('rft.plan'), %s::integer)", [run.run_id])
         answer = writer.submit(own_group())
         until(lambda: writer._appender._offset > 0)  # type: ignore[attr-defined]
         fcntl.flock(writer._appender._file, fcntl.LOCK_UN)  # type: ignore[attr-defined]
@@ -172,7 +170,7 @@ def test_an_orphan_whose_writer_lives_after_all_costs_a_new_file_and_no_row(
 
 
 def test_bytes_beyond_the_committed_length_are_cut_off_and_files_without_a_commit_removed(
-    buffer: Buffer, run: dict[str, Any]
+    buffer: Buffer, run: Run
 ) -> None:
     write_files(buffer, run, 1)
     (name,) = on_disk(buffer)
@@ -187,14 +185,14 @@ def test_bytes_beyond_the_committed_length_are_cut_off_and_files_without_a_commi
     assert not compact(buffer).did_something
 
 
-def test_files_of_another_buffer_in_the_same_folder_are_no_orphans(buffer: Buffer, run: dict[str, Any]) -> None:
+def test_files_of_another_buffer_in_the_same_folder_are_no_orphans(buffer: Buffer, run: Run) -> None:
     write_files(buffer, run, 2)
     others = orphan(buffer, owner="0" * 12)
     others.write_bytes(b"12345")
     assert compact(buffer).orphans_removed == 0 and others.exists()
 
 
-def test_files_stay_for_their_grace_after_their_segments_moved(buffer: Buffer, run: dict[str, Any]) -> None:
+def test_files_stay_for_their_grace_after_their_segments_moved(buffer: Buffer, run: Run) -> None:
     write_files(buffer, run, 3)
     old = addresses(buffer)
     for path in folder(buffer).iterdir():
@@ -210,7 +208,7 @@ def test_files_stay_for_their_grace_after_their_segments_moved(buffer: Buffer, r
     assert len(on_disk(buffer)) == 1
 
 
-def test_arrays_that_are_mapped_stay_readable_when_their_file_is_removed(buffer: Buffer, run: dict[str, Any]) -> None:
+def test_arrays_that_are_mapped_stay_readable_when_their_file_is_removed(buffer: Buffer, run: Run) -> None:
     write_files(buffer, run, 2)
     segment_id = min(addresses(buffer))
     mapped = buffer.reader.batches([segment_id])[segment_id]
@@ -218,7 +216,7 @@ def test_arrays_that_are_mapped_stay_readable_when_their_file_is_removed(buffer:
     assert mapped.column("token_ids").to_pylist() == [[5, 6, 7, 8, 9]] * 2
 
 
-def test_an_address_looked_up_before_a_move_is_looked_up_again(buffer: Buffer, run: dict[str, Any]) -> None:
+def test_an_address_looked_up_before_a_move_is_looked_up_again(buffer: Buffer, run: Run) -> None:
     write_files(buffer, run, 2)
     stale = addresses(buffer)
     compact(buffer)
@@ -226,7 +224,7 @@ def test_an_address_looked_up_before_a_move_is_looked_up_again(buffer: Buffer, r
         assert buffer.reader.read(address).num_rows == 2
 
 
-def test_a_reader_that_races_compactions_in_a_loop_never_fails(buffer: Buffer, run: dict[str, Any]) -> None:
+def test_a_reader_that_races_compactions_in_a_loop_never_fails(buffer: Buffer, run: Run) -> None:
     """Without any grace: files vanish between the look-up of an address and its use."""
     write_files(buffer, run, 3)
     stop, errors, rounds = threading.Event(), list[BaseException](), [0]
@@ -253,7 +251,7 @@ def test_a_reader_that_races_compactions_in_a_loop_never_fails(buffer: Buffer, r
     assert list(buffer.verify()) == []
 
 
-def test_a_file_that_mostly_holds_what_is_dead_is_written_anew(buffer: Buffer, run: dict[str, Any]) -> None:
+def test_a_file_that_mostly_holds_what_is_dead_is_written_anew(buffer: Buffer, run: Run) -> None:
     with buffer.writer(run) as writer:
         writer.insert(own_group(task_key="dead", rewards=[0.0] * 20))
         writer.insert(own_group(task_key="alive"))
@@ -268,7 +266,7 @@ def test_a_file_that_mostly_holds_what_is_dead_is_written_anew(buffer: Buffer, r
     assert addresses(buffer)[alive].uri != origin.uri and origin.uri not in on_disk(buffer)
 
 
-def test_of_two_who_move_a_segment_the_first_wins(buffer: Buffer, run: dict[str, Any]) -> None:
+def test_of_two_who_move_a_segment_the_first_wins(buffer: Buffer, run: Run) -> None:
     write_files(buffer, run, 1)
     first, second = addresses(buffer).values()
     with contextlib.closing(buffer.segments.appender()) as one, contextlib.closing(buffer.segments.appender()) as two:
@@ -283,7 +281,7 @@ def test_of_two_who_move_a_segment_the_first_wins(buffer: Buffer, run: dict[str,
     assert addresses(buffer)[second.segment_id] == second
 
 
-def test_segments_do_not_move_to_a_file_that_was_closed(buffer: Buffer, run: dict[str, Any]) -> None:
+def test_segments_do_not_move_to_a_file_that_was_closed(buffer: Buffer, run: Run) -> None:
     write_files(buffer, run, 1)
     first, second = addresses(buffer).values()
     with contextlib.closing(buffer.segments.appender()) as appender:
@@ -300,7 +298,7 @@ def test_segments_do_not_move_to_a_file_that_was_closed(buffer: Buffer, run: dic
     assert addresses(buffer)[second.segment_id] == second and list(buffer.verify()) == []
 
 
-def test_a_live_writers_file_can_be_rewritten_on_demand(buffer: Buffer, run: dict[str, Any]) -> None:
+def test_a_live_writers_file_can_be_rewritten_on_demand(buffer: Buffer, run: Run) -> None:
     with buffer.writer(run) as writer:
         writer.insert(own_group(task_key="a"))
         (name,) = on_disk(buffer)
@@ -311,7 +309,7 @@ def test_a_live_writers_file_can_be_rewritten_on_demand(buffer: Buffer, run: dic
     assert len(arrays(buffer)) == 4 and list(buffer.verify()) == []
 
 
-def test_a_damaged_segment_is_left_where_it_is_and_told_of(buffer: Buffer, run: dict[str, Any]) -> None:
+def test_a_damaged_segment_is_left_where_it_is_and_told_of(buffer: Buffer, run: Run) -> None:
     write_files(buffer, run, 2)
     address = addresses(buffer)[1]
     path = folder(buffer) / address.uri
@@ -329,7 +327,7 @@ def test_a_damaged_segment_is_left_where_it_is_and_told_of(buffer: Buffer, run: 
     assert again is not None and again.damaged == [], "told of once"
 
 
-def test_one_compaction_works_at_a_time(buffer: Buffer, run: dict[str, Any]) -> None:
+def test_one_compaction_works_at_a_time(buffer: Buffer, run: Run) -> None:
     write_files(buffer, run, 2)
     inner: list[CompactionReport | None] = []
 
@@ -341,7 +339,7 @@ def test_one_compaction_works_at_a_time(buffer: Buffer, run: dict[str, Any]) -> 
     assert list(buffer.verify()) == []
 
 
-def test_the_background_merges_what_a_run_leaves_and_outlives_errors(buffer: Buffer, run: dict[str, Any]) -> None:
+def test_the_background_merges_what_a_run_leaves_and_outlives_errors(buffer: Buffer, run: Run) -> None:
     write_files(buffer, run, 9)
     with BackgroundCompaction(buffer.database, buffer.segments, grace_s=0, every_s=0.01) as background:
         until(lambda: background.progress.get("files_removed", 0) >= 9)
@@ -369,7 +367,7 @@ with rftdata.open(BufferConfig(uri=sys.argv[1], segments=sys.argv[2], min_free_b
 
 @pytest.mark.parametrize("step", STEPS)
 def test_a_compaction_killed_at_any_step_loses_nothing_and_the_next_one_cleans_up(
-    buffer: Buffer, run: dict[str, Any], step: str
+    buffer: Buffer, run: Run, step: str
 ) -> None:
     write_files(buffer, run, 1 if step == "cut" else 2)  # one file is not merged
     with (folder(buffer) / addresses(buffer)[1].uri).open("ab") as file:
@@ -390,7 +388,7 @@ def test_a_compaction_killed_at_any_step_loses_nothing_and_the_next_one_cleans_u
 
 
 def test_rft_db_compact_says_what_it_did(
-    buffer: Buffer, run: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    buffer: Buffer, run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RFT_SEGMENTS", str(folder(buffer)))
     write_files(buffer, run, 3)

@@ -68,7 +68,7 @@ def test_a_task_of_every_group_is_selected_in_place_of_its_rows(
     write(tmp_path, [*ROWS, {"question": "Hm?", "topic": "bell"}])
     # Stages behind it see what was made.
     stages = config(tmp_path, chat, {"clean_ip_mapper": {}}, {"words_num_filter": {"min_num": 3}})
-    (done,) = load_tasks(ResolvedRun(stages), buffer.database)
+    (done,) = load_tasks(ResolvedRun(stages), buffer)
     assert (done.num_active, done.dropped_by) == (2, {"nested_aggregator": 4, "text_length_filter": 1})
     rows = tasks(buffer)
     assert [(row["prompt"], row["parents"], row["made_by"], row["topic"]) for row in rows if row["status"] == "active"] == [
@@ -82,7 +82,7 @@ def test_a_task_of_every_group_is_selected_in_place_of_its_rows(
     assert counts == [{"stage": "nested_aggregator", "rows_in": 4, "rows_kept": 0, "rows_created": 2}]
     asked = len(chat.requests)
     assert asked == 2
-    (again,) = load_tasks(ResolvedRun(stages), buffer.database)
+    (again,) = load_tasks(ResolvedRun(stages), buffer)
     assert (again.num_decided, len(tasks(buffer)), len(chat.requests)) == (0, 7, asked)
 
 
@@ -91,10 +91,10 @@ def test_a_group_that_grows_becomes_another_task_and_the_others_stay(
 ) -> None:
     write(tmp_path, ROWS)
     stages = config(tmp_path, chat)
-    load_tasks(ResolvedRun(stages), buffer.database)
+    load_tasks(ResolvedRun(stages), buffer)
     before = tasks(buffer)
     write(tmp_path, [*ROWS, {"question": "The bridge held.", "topic": "river"}])
-    (done,) = load_tasks(ResolvedRun(stages), buffer.database)
+    (done,) = load_tasks(ResolvedRun(stages), buffer)
     new = [row for row in tasks(buffer) if row["task_id"] not in {old["task_id"] for old in before}]
     assert [(row["prompt"], row["parents"]) for row in new if row["status"] == "active"] == [
         ("A story of 3 parts.", [1, 2, new[0]["task_id"]])
@@ -112,11 +112,11 @@ def test_a_silent_endpoint_is_told_at_once_and_its_tasks_wait_for_the_next_load(
         with pytest.raises(
             OperatorError, match=r"'sums': stage 3 .*nested_aggregator got no answer .* for any of 2 groups"
         ):
-            load_tasks(ResolvedRun(stages), buffer.database)
+            load_tasks(ResolvedRun(stages), buffer)
         assert len(server.requests) == 2 * 3  # both groups, as often as try_num says
         assert {row["status"] for row in tasks(buffer)} == {"pending"}
         is_up = True
-        (done,) = load_tasks(ResolvedRun(stages), buffer.database)
+        (done,) = load_tasks(ResolvedRun(stages), buffer)
         assert done.num_active == 2
     finally:
         server.close()

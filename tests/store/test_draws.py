@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from rftdata import Buffer
-from rftdata.errors import FencedError, QueryError
+from rftdata.errors import BufferUnavailableError, FencedError, QueryError
 from rftdata.postgres.database import execute
 from rftdata.training.attempt import Attempt
 from rftdata.training.batch import Batch
@@ -183,7 +183,7 @@ def test_of_two_trainers_that_start_at_once_one_gets_the_run(buffer: Buffer) -> 
     for thread in threads:
         thread.join()
     assert (len(won), len(fenced)) == (1, 1)
-    assert buffer.find_run(roles.run_id)["current_attempt_id"] == won[0].attempt_id
+    assert buffer.find_run(roles.run_id).current_attempt_id == won[0].attempt_id
     won[0].close()
 
 
@@ -198,7 +198,7 @@ def test_after_a_resume_draws_past_the_checkpoint_can_be_drawn_again_and_those_b
             attempt.commit_checkpoint(1, "/checkpoint/1")
     expire(roles)
     again = roles.attempt()
-    assert (again.start_step, again.checkpoint and again.checkpoint["uri"]) == (1, "/checkpoint/1")
+    assert (again.start_step, again.checkpoint and again.checkpoint.uri) == (1, "/checkpoint/1")
     assert roles.train(again, 2) == history[1]
     assert roles.train(again, 3) == history[2]
     again.commit_checkpoint(3, "/checkpoint/3")
@@ -339,6 +339,26 @@ def test_an_attempt_renews_its_lease_while_it_lives(buffer: Buffer) -> None:
             buffer.attempt(roles.run)
     with roles.attempt():
         pass
+
+
+def test_a_trainer_that_stands_still_inside_a_transaction_does_not_hold_up_the_next(buffer: Buffer) -> None:
+    roles = Roles(buffer)
+    started: list[Attempt] = []
+    successor = threading.Thread(target=lambda: started.append(roles.attempt()), daemon=True)
+
+    def stand_still(attempt: Attempt) -> None:
+        with attempt.transaction():
+            successor.start()
+            successor.join(15)
+            assert started, "the new attempt waits for the transaction of the old one"
+
+    with roles.attempt() as attempt:
+        expire(roles)
+        with pytest.raises(BufferUnavailableError, match="idle-in-transaction"):
+            stand_still(attempt)
+        with pytest.raises(FencedError):
+            attempt.publish(1, method="checkpoint", uri="/w", num_bytes=0, checksum="")
+    started[0].close()
 
 
 def test_work_of_a_dead_explorer_is_planned_again_by_the_next_attempt(buffer: Buffer) -> None:

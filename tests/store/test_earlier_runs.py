@@ -61,7 +61,7 @@ def test_a_second_run_is_told_how_the_first_ended_and_how_to_go_on(
 
 def test_a_run_at_work_is_to_be_watched_and_not_resumed(buffer: Buffer) -> None:
     store(buffer, "words")
-    with Worker(buffer.database, buffer.find_run("words")["run_id"], "trainer"):
+    with Worker(buffer.find_run("words"), "trainer"):
         text = str(said(buffer))
     assert "it is at work, at step 0 of 1" in text and text.endswith("to watch that one: rft status words")
 
@@ -73,13 +73,13 @@ def test_status_without_a_name_shows_the_run_at_work(buffer: Buffer, capsys: pyt
 
     for name in ("first", "second", "third"):
         store(buffer, name)
-    first, second = (buffer.find_run(name)["run_id"] for name in ("first", "second"))
+    first, second = (buffer.find_run(name) for name in ("first", "second"))
     assert shown() == "third"
-    with Worker(buffer.database, first, "explorer"):
+    with Worker(first, "explorer"):
         assert shown() == "first"
-        with Worker(buffer.database, second, "replay"):
+        with Worker(second, "replay"):
             assert shown() == "first"
-        with Worker(buffer.database, second, "trainer"):
+        with Worker(second, "trainer"):
             assert (shown(), shown("third")) == ("second", "third")
             assert run_command(["status"]) == 0
             assert "also at work: first: rft status first" in capsys.readouterr().out

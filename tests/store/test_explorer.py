@@ -15,7 +15,6 @@ import pytest
 import rftdata
 from rftcore.config import parse_config
 from rftcore.engines.base import Decoding, Engine, Generation
-from rftcore.explorer import role
 from rftcore.explorer.failed_steps import FailedSteps
 from rftcore.explorer.role import Explorer
 from rftcore.launch.progress import Progress
@@ -77,8 +76,8 @@ class Run:
     def __init__(self, buffer: rftdata.Buffer, folder: Path) -> None:
         self.buffer = buffer
         self.folder = folder
-        self.row = buffer.create_run(name="explored", config={}, seed=7, steps=4, pipeline_version="p1")
-        self.run_id: int = self.row["run_id"]
+        self.run = buffer.create_run(name="explored", config={}, seed=7, steps=4, pipeline_version="p1")
+        self.run_id: int = self.run.run_id
         for taskset in ("train", "validation"):
             buffer.sql(
                 "INSERT INTO rft.task (taskset, task_key, payload)"
@@ -98,15 +97,17 @@ class Run:
         )  # fmt: skip
 
     def explore(
-        self, engine: Engine, until: Callable[[], bool], changes: dict[str, Any] | None = None, **explorer: Any
-    ) -> None:
+        self, engine: Engine, until: Callable[[], bool], changes: dict[str, Any] | None = None,
+        missing_weights_s: float = 10.0, **explorer: Any,
+    ) -> None:  # fmt: skip
         """Run an explorer until something holds, then ask it to stop; `changes`: of other sections of the configuration."""
         section = {"reward": "exact_match", "engine_args": {"max_num_seqs": 1}, **explorer}
         config = parse_config({**CONFIG, "explorer": section, **(changes or {})}, self.folder, "test")
 
         async def explore() -> None:
+            joined = JoinedRun(self.buffer, self.run, ResolvedRun(config))
             explorer = asyncio.create_task(
-                Explorer(JoinedRun(self.buffer, self.row, ResolvedRun(config)), worker, engine).run()
+                Explorer(joined, worker, engine, missing_weights_s=missing_weights_s).explore()
             )
             deadline = time.monotonic() + 30
             while not until() and not explorer.done():
@@ -115,7 +116,7 @@ class Run:
             self.buffer.sql("UPDATE rft.run SET stop_requested = true WHERE run_id = %s", [self.run_id])
             await asyncio.wait_for(explorer, 20)
 
-        with Worker(self.buffer.database, self.run_id, "explorer") as worker:
+        with Worker(self.run, "explorer") as worker:
             asyncio.run(explore())
 
     def evaluations(self) -> list[dict[str, Any]]:
@@ -137,7 +138,7 @@ def run(buffer: rftdata.Buffer, tmp_path: Path) -> Run:
 
 @pytest.fixture
 def attempt(run: Run) -> Iterator[Attempt]:
-    with run.buffer.attempt(run.row) as attempt:
+    with run.buffer.attempt(run.run) as attempt:
         yield attempt
 
 
@@ -243,21 +244,19 @@ def test_weights_that_are_published_again_are_not_loaded_again(run: Run, attempt
 
 
 def test_weights_of_a_live_trainer_that_never_appear_end_the_explorer_and_name_the_method(
-    run: Run, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+    run: Run, attempt: Attempt
 ) -> None:
-    monkeypatch.setattr(role, "_MISSING_WEIGHTS_S", 0.5)
     run.publish(attempt, 0, "elsewhere", exists=False)
     with pytest.raises(ModelError, match=r"sync\.method 'memory'") as caught:
-        run.explore(OneAtATime(), until=lambda: False)
+        run.explore(OneAtATime(), until=lambda: False, missing_weights_s=0.5)
     assert socket.gethostname() in str(caught.value)
 
 
-def test_weights_that_a_trainer_took_along_are_waited_for(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(role, "_MISSING_WEIGHTS_S", 0.5)
-    with run.buffer.attempt(run.row) as attempt:
+def test_weights_that_a_trainer_took_along_are_waited_for(run: Run) -> None:
+    with run.buffer.attempt(run.run) as attempt:
         run.publish(attempt, 0, "gone", exists=False)
     ends = time.monotonic() + 2
-    run.explore(OneAtATime(), until=lambda: time.monotonic() > ends)
+    run.explore(OneAtATime(), until=lambda: time.monotonic() > ends, missing_weights_s=0.5)
 
 
 BAD_REWARD = "def score(turn, task):\n    return grade(turn)\n\ndef grade(turn):\n    return float(turn.answr == '2')\n"
@@ -313,7 +312,7 @@ def test_failed_steps_are_counted_in_whatever_order_they_end(run: Run, attempt: 
         " VALUES (%s, %s, %s, 1, %s, 1, 'sealed', clock_timestamp()) RETURNING group_id)"
         " INSERT INTO rft.rollout (group_id, rollout_index, outcome, num_turns, seconds, error) SELECT group_id, 0, 'failed', 0, 0, %s FROM g"
     )
-    steps = FailedSteps(run.buffer.database, run.run_id, 1, 2)
+    steps = FailedSteps(run.run, 1, 2)
     steps.note("TimeoutError: long ago", "an old stack")
     steps.note("KeyError: 'answer'", "the stack")
     run.buffer.sql(seal, [run.run_id, attempt.attempt_id, 1, 1, "KeyError: 'answer'"])
@@ -350,13 +349,13 @@ def test_a_step_with_one_good_rollout_goes_on(run: Run, attempt: Attempt) -> Non
 
 def test_a_run_resumed_with_a_corrected_reward_does_not_count_what_failed_before(run: Run) -> None:
     (run.folder / "bad.py").write_text(BAD_REWARD)
-    with run.buffer.attempt(run.row) as attempt:
+    with run.buffer.attempt(run.run) as attempt:
         run.publish(attempt, 0, "a")
         with pytest.raises(RolloutsFailedError):
             run.explore(OneAtATime(), until=lambda: False, reward="./bad.py:score")
     run.buffer.sql("UPDATE rft.run SET stop_requested = false WHERE run_id = %s", [run.run_id])
     (run.folder / "bad.py").write_text(BAD_REWARD.replace("return grade(turn)", "return 1.0"))
-    with run.buffer.attempt(run.row) as attempt:
+    with run.buffer.attempt(run.run) as attempt:
         run.publish(attempt, 1, "b")  # the places of the first step are taken until a pipeline drops its groups
         run.explore(OneAtATime(), until=lambda: outcomes(run).get("ok", 0) >= 4, reward="./bad.py:score")
 

@@ -38,28 +38,28 @@ def configured(name: str, buffer: Buffer, model: Path | str = "none") -> RunConf
 def store(buffer: Buffer, name: str) -> str:
     """A run of that configured name; the name it got."""
     config = stored_config(configured(name, buffer))
-    return str(buffer.create_run(name=name, config=config, seed=1, steps=1, pipeline_version="p")["name"])
+    return buffer.create_run(name=name, config=config, seed=1, steps=1, pipeline_version="p").name
 
 
 def test_a_configuration_goes_on_with_its_own_newest_run(buffer: Buffer) -> None:
     assert [store(buffer, "exp") for _ in range(2)] == ["exp", "exp-2"]
-    assert find_resumable(configured("exp", buffer), buffer, None)["name"] == "exp-2"
+    assert find_resumable(configured("exp", buffer), buffer, None).name == "exp-2"
 
 
 def test_an_experiment_whose_name_looks_numbered_is_another_one(buffer: Buffer, tmp_path: Path) -> None:
     for name in ("config.json", "model.safetensors", "tokenizer.json"):  # a model's folder, to be joined but not opened
         (tmp_path / name).touch()
     assert [store(buffer, name) for name in ("exp", "exp-1", "exp-7")] == ["exp", "exp-1", "exp-7"]
-    assert find_resumable(configured("exp", buffer), buffer, None)["name"] == "exp"
+    assert find_resumable(configured("exp", buffer), buffer, None).name == "exp"
     joined = join_run(ResolvedRun(configured("exp", buffer, tmp_path)), None)
     joined.buffer.close()
-    assert joined.row["name"] == "exp"
+    assert joined.run.name == "exp"
 
 
 def test_a_run_that_was_stored_without_a_configuration_is_known_by_its_name(buffer: Buffer) -> None:
     for name in ("mine", "mine-3"):
         buffer.create_run(name=name, config={}, seed=1, steps=1, pipeline_version="p")
-    assert find_resumable(configured("mine", buffer), buffer, None)["name"] == "mine"
+    assert find_resumable(configured("mine", buffer), buffer, None).name == "mine"
     with pytest.raises(QueryError, match="no such run"):
         find_resumable(configured("yours", buffer), buffer, None)
 
@@ -85,16 +85,16 @@ def test_an_imported_run_of_the_same_name_is_nothing_to_go_on_with(
     assert run_command(["run", "--resume", imported]) == 2
     assert "was imported" in capsys.readouterr().err
     # The newest is the imported one, and what goes on is the newest that was begun here.
-    assert named_resumable(buffer, None)["name"] == "other"
+    assert named_resumable(buffer, None).name == "other"
     store(buffer, imported)
-    assert find_resumable(configured(imported, buffer), buffer, None)["name"] == f"{imported}-2"
+    assert find_resumable(configured(imported, buffer), buffer, None).name == f"{imported}-2"
 
 
 MODEL_FILES = ("config.json", "model.safetensors", "tokenizer.json")  # a model's folder, to be joined but not opened
 
 
 def end(buffer: Buffer, name: str, status: str) -> None:
-    buffer.database.run("finish_run", run_id=buffer.find_run(name)["run_id"], status=status, outcome="it ended")
+    buffer.database.run("finish_run", run_id=buffer.find_run(name).run_id, status=status, outcome="it ended")
 
 
 def runs(buffer: Buffer) -> list[str]:
@@ -131,7 +131,7 @@ def test_only_a_trainer_takes_up_a_run_that_was_interrupted(buffer: Buffer, tmp_
         join_run(ResolvedRun(config), None, by_hand="trainer")  # the newest may not be the one that is meant
     joined = join_run(ResolvedRun(config), "exp", by_hand="trainer")
     joined.buffer.close()
-    assert joined.row["name"] == "exp" and runs(buffer) == ["exp"]
+    assert joined.run.name == "exp" and runs(buffer) == ["exp"]
 
 
 def test_a_role_joins_the_run_that_is_open_beside_one_that_has_ended(
@@ -144,7 +144,7 @@ def test_a_role_joins_the_run_that_is_open_beside_one_that_has_ended(
     end(buffer, "exp", "finished")
     joined = join_run(ResolvedRun(configured("exp", buffer, tmp_path)), None, by_hand="pipeline")
     joined.buffer.close()
-    assert joined.row["name"] == "exp-2"
+    assert joined.run.name == "exp-2"
     assert capsys.readouterr().out.startswith("joins the run exp-2 in the buffer")
 
 
@@ -170,7 +170,7 @@ def test_a_role_that_waits_says_for_what_and_who_is_missing(
     store(buffer, "exp")
     row, config = buffer.find_run("exp"), configured("exp", buffer, tmp_path)
     companions = Companions(buffer, config, row, "pipeline")
-    with Worker(buffer.database, row["run_id"], "pipeline", on_waiting=companions.waiting) as worker:
+    with Worker(row, "pipeline", on_waiting=companions.waiting) as worker:
         worker.says("waits", "sealed groups")
         said = ""
         for _ in range(100):
@@ -183,7 +183,7 @@ def test_a_role_that_waits_says_for_what_and_who_is_missing(
         )
     companions.waiting("waits for sealed groups")
     assert capsys.readouterr().out == ""  # said already
-    with Worker(buffer.database, row["run_id"], "explorer"):
+    with Worker(row, "explorer"):
         companions.waiting("waits for sealed groups")
         assert "no trainer is at work in the run exp (start with rft train CONFIG)" in capsys.readouterr().out
 
@@ -193,9 +193,9 @@ def test_a_replay_is_no_companion_and_keeps_no_run_from_being_resumed(
 ) -> None:
     store(buffer, "exp")
     row, config = buffer.find_run("exp"), configured("exp", buffer, tmp_path)
-    with Worker(buffer.database, row["run_id"], "replay"):
+    with Worker(row, "replay"):
         assert Companions(buffer, config, row, "trainer").missing() == ["explorer", "pipeline"]
-        await_departure(buffer, row, LineView())
+        await_departure(row, LineView())
     assert capsys.readouterr().out == ""
 
 
@@ -214,11 +214,11 @@ def test_a_role_that_leaves_says_why(buffer: Buffer, tmp_path: Path, capsys: pyt
 
 
 def test_a_run_that_has_finished_stays_so(buffer: Buffer) -> None:
-    run_id = buffer.find_run(store(buffer, "exp"))["run_id"]
+    run_id = buffer.find_run(store(buffer, "exp")).run_id
     assert buffer.database.run("finish_run", run_id=run_id, status="interrupted", outcome="stopped") == 1
     assert buffer.database.run("finish_run", run_id=run_id, status="finished", outcome="1 step done") == 1
     assert buffer.database.run("finish_run", run_id=run_id, status="failed", outcome="too late") == 0
-    assert buffer.find_run(run_id)["outcome"] == "1 step done"
+    assert buffer.find_run(run_id).outcome == "1 step done"
 
 
 def test_processes_started_elsewhere_find_buffer_and_segments(

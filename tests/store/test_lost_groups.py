@@ -28,7 +28,7 @@ def explorer(roles: Roles) -> int:
 
 
 def claims(roles: Roles, worker: int, count: int = 9) -> list[int]:
-    groups = claim_groups(roles.database, roles.run_id, worker, last_step=0, count=count, lease_s=60)
+    groups = claim_groups(roles.run, worker, last_step=0, count=count, lease_s=60)
     return [group.group_id for group in groups]
 
 
@@ -42,7 +42,7 @@ def plan_evaluation(attempt: Attempt) -> None:
 def dies(roles: Roles, worker: int, *, crashed: bool = True) -> None:
     (row,) = rows(roles.buffer, f"SELECT host, pid FROM rft.worker WHERE worker_id = {worker}")
     roles.database.run("end_worker_of_process", run_id=roles.run_id, **row, error=WHY, crashed=crashed)
-    release_lost_claims(roles.database, roles.run_id)
+    release_lost_claims(roles.run)
 
 
 def die_with(roles: Roles, *, crashed: bool = True) -> list[int]:
@@ -62,7 +62,7 @@ def test_the_third_explorer_that_a_group_takes_along_is_the_last(buffer: Buffer)
         worker = explorer(roles)
         assert claims(roles, worker) == [1]  # from now on each alone
         assert claims(roles, worker) == []
-        (late,) = claim_groups(roles.database, roles.run_id, explorer(roles), last_step=0, count=1, lease_s=60)
+        (late,) = claim_groups(roles.run, explorer(roles), last_step=0, count=1, lease_s=60)
         assert late.group_id == 2  # by another explorer, which holds nothing else
         dies(roles, worker)
         assert roles.insert(roles.result(late, [0.0, 1.0])) == [2]  # it survived
@@ -121,10 +121,10 @@ def test_explorers_that_are_killed_or_fall_silent_say_nothing_against_what_they_
             assert die_with(roles, crashed=False) == [1, 2]
             assert claims(roles, explorer(roles)) == [1, 2]
             worker = explorer(roles)
-            assert claim_evaluation(roles.database, roles.run_id, worker, lease_s=60) is not None
+            assert claim_evaluation(roles.run, worker, lease_s=60) is not None
             for table in ("rollout_group", "evaluation"):
                 buffer.sql(f"UPDATE rft.{table} SET lease_until = now() - interval '1 s'")
-            assert release_lost_claims(roles.database, roles.run_id) == 3
+            assert release_lost_claims(roles.run) == 3
         assert sorted(roles.explore()) == [1, 2]
         assert rows(buffer, "SELECT max(num_lost) AS n FROM rft.rollout_group") == [{"n": 0}]
         assert rows(buffer, "SELECT num_lost AS n, status::text FROM rft.evaluation") == [{"n": 0, "status": "planned"}]
@@ -151,10 +151,7 @@ def test_a_suspect_gets_its_turn_by_an_explorer_that_is_never_idle(buffer: Buffe
         worker = explorer(roles)
 
         def claim(count: int) -> list[int]:
-            return [
-                group.group_id
-                for group in claim_groups(roles.database, roles.run_id, worker, last_step=2, count=count, lease_s=60)
-            ]
+            return [group.group_id for group in claim_groups(roles.run, worker, last_step=2, count=count, lease_s=60)]
 
         def finish(*groups: int) -> None:
             buffer.sql(
@@ -181,7 +178,7 @@ def test_what_is_given_back_is_not_lost(buffer: Buffer) -> None:
         for _ in range(4):
             worker = explorer(roles)
             assert claims(roles, worker) == [1, 2]
-            assert release_groups(roles.database, worker) == 2
+            assert release_groups(roles.run, worker) == 2
             dies(roles, worker)
         assert rows(buffer, "SELECT max(num_lost) AS n FROM rft.rollout_group") == [{"n": 0}]
 
@@ -192,9 +189,9 @@ def test_an_evaluation_that_three_explorers_do_not_survive_has_failed(buffer: Bu
         plan_evaluation(attempt)
         for _ in range(3):
             worker = explorer(roles)
-            assert claim_evaluation(roles.database, roles.run_id, worker, lease_s=60) is not None
+            assert claim_evaluation(roles.run, worker, lease_s=60) is not None
             dies(roles, worker)
-        assert claim_evaluation(roles.database, roles.run_id, explorer(roles), lease_s=60) is None
+        assert claim_evaluation(roles.run, explorer(roles), lease_s=60) is None
         error = "the explorer did not survive this evaluation 3 times: the workflow 'walk' blocks on task set0/1"
         found = rows(buffer, "SELECT status::text AS status, error FROM rft.evaluation")
         assert found == [{"status": "failed", "error": error}]

@@ -63,14 +63,14 @@ def test_a_query_that_is_asked_again_leaves_them(buffer: Buffer, tmp_path: Path,
 def test_they_lie_over_those_of_every_pipeline_version_and_stages_see_them(buffer: Buffer, tmp_path: Path) -> None:
     write(tmp_path, ROWS[:2])
     first = configuration(tmp_path, [{"difficulty_score": {"features": {"n": [0, 4]}}}])
-    load_tasks(ResolvedRun(first), buffer.database)
+    load_tasks(ResolvedRun(first), buffer)
     buffer.sql('UPDATE rft.task SET features = features || \'{"n": 2, "level": 3}\' WHERE task_key = task_key')
     assert features(buffer) == [{"n": 2, "level": 3, "difficulty": level / 4} for level in (0, 1)]
-    load_tasks(ResolvedRun(first), buffer.database, again=True)
+    load_tasks(ResolvedRun(first), buffer, again=True)
     assert features(buffer) == [{"n": 2, "level": 3, "difficulty": 0.5}] * 2
     buffer.sql("UPDATE rft.task SET features = features || '{\"difficulty\": 1}'")
     for stages in ([LEVELS], [LEVELS, "quality_score"], ["quality_score"]):
-        load_tasks(ResolvedRun(configuration(tmp_path, stages)), buffer.database)
+        load_tasks(ResolvedRun(configuration(tmp_path, stages)), buffer)
         assert all(f.items() >= {"n": 2, "level": 3, "difficulty": 1}.items() for f in features(buffer))
     assert columns(buffer, "source_features", "manual_features") == {
         "source_features": {"n": 0}, "manual_features": {"n": 2, "level": 3, "difficulty": 1},
@@ -83,9 +83,7 @@ def test_one_that_is_taken_away_by_hand_lets_the_pipelines_or_the_sources_be_see
     buffer: Buffer, tmp_path: Path
 ) -> None:
     write(tmp_path, ROWS[:2])
-    load_tasks(
-        ResolvedRun(configuration(tmp_path, [{"difficulty_score": {"features": {"n": [0, 1]}}}])), buffer.database
-    )
+    load_tasks(ResolvedRun(configuration(tmp_path, [{"difficulty_score": {"features": {"n": [0, 1]}}}])), buffer)
     buffer.sql('UPDATE rft.task SET features = features || \'{"n": 7, "difficulty": 7, "mine": 7, "too": null}\'')
     assert features(buffer) == [{"n": 7, "difficulty": 7, "mine": 7, "too": None}] * 2
     buffer.sql("UPDATE rft.task SET features = features - 'difficulty' - 'mine'")

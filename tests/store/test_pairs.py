@@ -15,6 +15,7 @@ from rftcore.cli import run_command
 from rftcore.pipeline import pairs
 from rftdata import Buffer, Group, Rollout
 from rftdata.errors import ConflictError, QueryError
+from rftdata.pairs import export_pairs
 from rftdata.postgres.database import execute
 from rftdata.training.stored_selection import at_label_cut, select
 from tests.support.store_roles import own_group, tokens
@@ -30,10 +31,10 @@ def stored(buffer: Buffer) -> Buffer:
     return buffer
 
 
-def build(buffer: Buffer, dry_run: bool = False, **args: Any) -> pairs.BuiltPairs:
+def build(buffer: Buffer, dry_run: bool = False, page_groups: int = 512, **args: Any) -> pairs.BuiltPairs:
     builder = PairBuilder.from_args(args)
     assert isinstance(builder, PairBuilder)
-    return pairs.build_pairs(buffer, buffer.find_run("source"), builder, author="ada", dry_run=dry_run)
+    return pairs.build_pairs(buffer.find_run("source"), builder, author="ada", dry_run=dry_run, page_groups=page_groups)
 
 
 def stored_pairs(buffer: Buffer, where: str = "true") -> list[tuple[int, int]]:
@@ -95,9 +96,8 @@ def test_lengths_of_chosen_and_rejected_are_told(buffer: Buffer) -> None:
     assert build(buffer, max_length_ratio=1.5).num_pairs == 0
 
 
-def test_more_groups_than_a_page_holds_are_all_looked_at(stored: Buffer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pairs, "_PAGE_GROUPS", 2)
-    assert build(stored, margin=0.25).num_groups == 3
+def test_more_groups_than_a_page_holds_are_all_looked_at(stored: Buffer) -> None:
+    assert build(stored, page_groups=2, margin=0.25).num_groups == 3
     assert stored_pairs(stored) == [(2, 1), (6, 5)]
 
 
@@ -119,7 +119,7 @@ def test_pairs_that_stand_are_exported_with_their_texts(stored: Buffer, tmp_path
     build(stored, margin=0.25)
     stored.sql("UPDATE rft.experience SET reward = 0 WHERE experience_id = 6")
     file = tmp_path / f"pairs{ending}"
-    assert pairs.export_pairs(stored, stored.find_run("source"), file) == 1
+    assert export_pairs(stored.find_run("source"), file) == 1
     rows = (
         pq.read_table(file).to_pylist()
         if ending == ".parquet"
@@ -133,9 +133,9 @@ def test_pairs_that_stand_are_exported_with_their_texts(stored: Buffer, tmp_path
 
 def test_an_export_that_cannot_be_is_refused_and_leaves_no_file(stored: Buffer, tmp_path: Path) -> None:
     with pytest.raises(QueryError, match=r"pairs.txt.*\.jsonl or \.parquet"):
-        pairs.export_pairs(stored, stored.find_run("source"), tmp_path / "pairs.txt")
+        export_pairs(stored.find_run("source"), tmp_path / "pairs.txt")
     with pytest.raises(QueryError, match="rft pairs build source"):
-        pairs.export_pairs(stored, stored.find_run("source"), tmp_path / "pairs.jsonl")
+        export_pairs(stored.find_run("source"), tmp_path / "pairs.jsonl")
     assert [path for path in tmp_path.iterdir() if path.name.startswith("pairs")] == []
 
 

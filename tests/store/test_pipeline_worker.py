@@ -70,14 +70,14 @@ class Twins(Operator):
         return StageOutcome(pa.nulls(table.num_rows, pa.string()), created=made)
 
 
-def run_pipeline(roles: Roles, chain: Chain) -> list[int]:
+def run_pipeline(roles: Roles, chain: Chain, *, tries: int = 5) -> list[int]:
     """One batch through a chain; the groups decided."""
     batch = roles.claim_sealed()
     if batch is None:
         return []
     known = known_scores(roles.database, chain.score_keys, batch.table["experience_id"].to_pylist())
     decided = decide(chain, batch, known)
-    return commit_verdicts(roles.database, roles.run_id, roles.worker_id, "p1", batch, decided)
+    return commit_verdicts(roles.run, roles.worker_id, "p1", batch, decided, tries=tries)
 
 
 def rows(buffer: Buffer, query: str) -> list[dict[str, Any]]:
@@ -207,7 +207,7 @@ def test_a_deadline_passes_by_the_databases_clock_though_nobody_works(buffer: Bu
         assert rows(later, "SELECT state FROM rft.v_review") == [{"state": "drop"}] * 2
         assert rows(later, "SELECT * FROM rft.v_review_queue") == []
         later.database.run("end_waiting", run_id=roles.run_id)
-        roles.database = later.database
+        roles.run = later.find_run(roles.run_id)
         assert run_pipeline(roles, chain) == [1, 2]
     kept = rows(buffer, "SELECT kept FROM rft.verdict ORDER BY experience_id")
     assert [row["kept"] for row in kept] == [False, True, False, True]
@@ -267,7 +267,7 @@ def test_a_made_group_is_stored_once_however_often_it_is_made(buffer: Buffer, ro
 
 def test_explorers_wait_for_a_pipeline_that_is_behind(buffer: Buffer) -> None:
     roles = Roles(buffer, batch_groups=2, offset=3)
-    limited = Planner(roles.database, roles.run_id, replace(roles.plan_config, max_waiting_groups=3))
+    limited = Planner(roles.run, replace(roles.plan_config, max_waiting_groups=3))
     with roles.attempt():
         assert limited.plan() == 8  # four steps may run, and nothing waits
         roles.explore(count=2)
@@ -291,15 +291,12 @@ def test_two_workers_share_the_queue(buffer: Buffer) -> None:
         other = roles.database.fetch("insert_worker", run_id=roles.run_id, role="pipeline", host="there", pid=2)[0][
             "worker_id"
         ]
-        claimed = [
-            claim_sealed_groups(roles.database, roles.run_id, worker, count=5, lease_s=60)
-            for worker in (roles.worker_id, other)
-        ]
+        claimed = [claim_sealed_groups(roles.run, worker, count=5, lease_s=60) for worker in (roles.worker_id, other)]
         groups = [batch.group_ids for batch in claimed if batch is not None]
         assert sorted(map(len, groups)) == [3, 5] and len({key for ids in groups for key in ids}) == 8
         for worker, batch in zip((roles.worker_id, other), claimed, strict=True):
             assert batch is not None
-            done = commit_verdicts(roles.database, roles.run_id, worker, "p1", batch, decide(chain, batch))
+            done = commit_verdicts(roles.run, worker, "p1", batch, decide(chain, batch))
             assert sorted(done) == sorted(batch.group_ids)
 
 
@@ -314,11 +311,11 @@ def test_a_group_that_no_worker_survives_is_set_aside(buffer: Buffer) -> None:
         worker = roles.database.fetch("insert_worker", run_id=roles.run_id, role="pipeline", host="there", pid=2)[0][
             "worker_id"
         ]
-        batch = claim_sealed_groups(roles.database, roles.run_id, worker, count=9, lease_s=60)
+        batch = claim_sealed_groups(roles.run, worker, count=9, lease_s=60)
         roles.database.run(
             "end_worker_of_process", run_id=roles.run_id, host="there", pid=2, error="blocked", crashed=True
         )
-        release_lost_claims(roles.database, roles.run_id)
+        release_lost_claims(roles.run)
         return batch.group_ids if batch else []
 
     assert sorted(die_with()) == [1, 2, 3]
@@ -338,20 +335,19 @@ def test_a_suspect_gets_its_turn_while_others_wait_and_what_is_given_back_is_no_
     with roles.attempt():
         roles.plan()
         roles.explore()
-    assert give_back(roles.database, roles.run_id, roles.worker_id) == 0
-    batch = claim_sealed_groups(roles.database, roles.run_id, roles.worker_id, count=3, lease_s=60)
-    assert batch is not None and give_back(roles.database, roles.run_id, roles.worker_id) == 3
+    assert give_back(roles.run, roles.worker_id) == 0
+    batch = claim_sealed_groups(roles.run, roles.worker_id, count=3, lease_s=60)
+    assert batch is not None and give_back(roles.run, roles.worker_id) == 3
     assert rows(buffer, "SELECT max(num_lost) AS n FROM rft.worklist") == [{"n": 0}]
     buffer.sql("UPDATE rft.worklist SET num_lost = 1 WHERE item_id = 5")
-    queue = SealedQueue(roles.database, roles.run_id, roles.worker_id, lease_s=60, look_back_s=0.0)
+    queue = SealedQueue(roles.run, roles.worker_id, lease_s=60, look_back_s=0.0)
     claimed = [batch.group_ids for _ in range(8) if (batch := queue.claim(1)) is not None]
     assert [5] in claimed[:4] and sorted(claimed) == [[key] for key in range(1, 9)]
 
 
 def test_only_the_columns_that_stages_read_leave_the_database(buffer: Buffer, roles: Roles) -> None:
     chain = build_chain([{"drop_truncated": {}}])
-    batch = claim_sealed_groups(
-        roles.database, roles.run_id, roles.worker_id, count=9, lease_s=60, columns=chain.columns
+    batch = claim_sealed_groups(roles.run, roles.worker_id, count=9, lease_s=60, columns=chain.columns
     )  # fmt: skip
     assert batch is not None
     assert set(batch.table.column_names) == {"experience_id", "group_id", "rollout_index", "finish_reason", "reward"}
@@ -374,7 +370,7 @@ def test_new_tasks_are_stored_with_the_verdicts_and_once(buffer: Buffer, roles: 
     batch = roles.claim_sealed()
     assert batch is not None
     task = CreatedTask("harder", "k1", {"prompt": "2 + 2", "answer": "4"}, 1)
-    commit_verdicts(roles.database, roles.run_id, roles.worker_id, "p1", batch, Verdicts(created=[task, task]))
+    commit_verdicts(roles.run, roles.worker_id, "p1", batch, Verdicts(created=[task, task]))
     assert rows(buffer, "SELECT task_key, payload->>'answer' AS answer FROM rft.task WHERE taskset = 'harder'") == [
         {"task_key": "k1", "answer": "4"}
     ]
@@ -390,8 +386,8 @@ def test_stages_are_told_which_weights_the_policy_answers_with(buffer: Buffer) -
         Path(), "the test",
     )  # fmt: skip
     roles = Roles(buffer)
-    policy = Policy(ResolvedRun(config), buffer.database, roles.run_id)
-    context = stage_context(config, policy, RunUsage(buffer.database, roles.run_id), buffer)
+    policy = Policy(ResolvedRun(config), roles.run)
+    context = stage_context(config, policy, RunUsage(roles.run), buffer)
     assert context.policy_version is not None
     before = context.policy_version()
     with roles.attempt(publish=False) as attempt:

@@ -107,7 +107,7 @@ def test_tasksets_are_mixed_in_proportion_to_their_weights(buffer: Buffer) -> No
 def test_planners_at_the_same_moment_plan_once(buffer: Buffer) -> None:
     roles = Roles(buffer, batch_groups=30)
     with roles.attempt():
-        planners = [Planner(rftdata.open(buffer.config).database, roles.run_id, roles.plan_config) for _ in range(3)]
+        planners = [Planner(rftdata.open(buffer.config).find_run(roles.run_id), roles.plan_config) for _ in range(3)]
         together = threading.Barrier(3)
         counts: list[int] = []
 
@@ -131,7 +131,7 @@ def test_a_new_process_goes_on_where_the_selector_stood(buffer: Buffer) -> None:
     roles = Roles(buffer, selector="shuffle", num_tasks=10, batch_groups=5, steps=4)
     with roles.attempt() as attempt:
         for step in range(1, 5):
-            roles.planner = Planner(roles.database, roles.run_id, roles.plan_config)
+            roles.planner = Planner(roles.run, roles.plan_config)
             roles.work()
             roles.train(attempt, step)
     keys = [key for _, key in roles.task_order()]

@@ -40,7 +40,7 @@ def test_every_source_of_the_page_loads(buffer: Buffer, tmp_path: Path) -> None:
         "def make(count):\n    yield from ({'question': str(i), 'answer': str(i)} for i in range(count))\n"
     )
     block = next(block for block in BLOCKS if "tasks" in block)
-    load_tasks(ResolvedRun(configuration(tmp_path, [], tasks=block["tasks"])), buffer.database)
+    load_tasks(ResolvedRun(configuration(tmp_path, [], tasks=block["tasks"])), buffer)
     found = {row["taskset"]: row["num_tasks"] for row in list_tasksets(buffer.database)}
     assert found == {"file": 39, "folder": 39, "sums": 100, "own": 20, "failed": 39}
 
@@ -55,13 +55,13 @@ def test_the_splits_of_the_page_are_disjoint_and_counted(
         "question,answer\n" + "".join(f"{row['question']},{row['answer']}\n" for row in rows)
     )
     split, keyed = [block for block in BLOCKS if "tasks" in block][1:]
-    load_tasks(ResolvedRun(configuration(tmp_path, [], **split)), buffer.database)
+    load_tasks(ResolvedRun(configuration(tmp_path, [], **split)), buffer)
     found = {row["taskset"]: row["num_tasks"] for row in list_tasksets(buffer.database)}
     said = capsys.readouterr().err
     for taskset in found:
         counts = "train {train}, validation {validation}, test {test}".format(**found)
         assert f"tasks: {taskset}: tasks of its source by split: {counts}; it takes {taskset}" in said
-    load_tasks(ResolvedRun(configuration(tmp_path, [], tasks=keyed["tasks"])), buffer.database)
+    load_tasks(ResolvedRun(configuration(tmp_path, [], tasks=keyed["tasks"])), buffer)
     books = buffer.sql("SELECT DISTINCT payload -> 'metadata' -> 'book' AS book FROM rft.task WHERE taskset = 'books'")
     assert {row["taskset"]: row["num_tasks"] for row in list_tasksets(buffer.database)}["books"] == 5 * books.num_rows
 
@@ -72,7 +72,7 @@ def test_every_chain_of_the_page_runs(buffer: Buffer, tmp_path: Path, tiny: Path
     shutil.copy(EXAMPLE / "problems.jsonl", tmp_path)
     stages = [block for block in BLOCKS if "pipelines" in block][number - 1]["pipelines"]["task"]
     tasks = [{"name": "problems", "source": "problems.jsonl"}]
-    load_tasks(ResolvedRun(configuration(tmp_path, stages, tasks=tasks, model={"path": str(tiny)})), buffer.database)
+    load_tasks(ResolvedRun(configuration(tmp_path, stages, tasks=tasks, model={"path": str(tiny)})), buffer)
     shown = show_tasks(buffer.database, "problems", order="priority", limit=1)
     assert shown[0]["features"]["priority"] is not None
 
@@ -86,7 +86,7 @@ def example(model: Path, folder: Path) -> RunConfig:
 def test_the_example_cleans_scores_and_ranks_its_task_set(buffer: Buffer, tmp_path: Path, tiny: Path) -> None:
     pytest.importorskip("data_juicer")
     config = example(tiny, tmp_path)
-    (done,) = load_tasks(ResolvedRun(config), buffer.database)
+    (done,) = load_tasks(ResolvedRun(config), buffer)
     rows = show_tasks(buffer.database, "problems", status="excluded")
     assert {row["prompt"].split()[0]: row["reason"] for row in rows if row["stage"] == "sql"} == {
         "???": "it has no answer", "What": "it has no answer",
@@ -110,7 +110,7 @@ def test_the_example_cleans_scores_and_ranks_its_task_set(buffer: Buffer, tmp_pa
             )
             + "\n"
         )
-    (grown,) = load_tasks(ResolvedRun(config), buffer.database)
+    (grown,) = load_tasks(ResolvedRun(config), buffer)
     assert grown.num_active == 31
     now: dict[str, Any] = {
         task["task_key"]: task["task_id"] for task in show_tasks(buffer.database, "problems", limit=100)

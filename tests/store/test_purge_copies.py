@@ -38,10 +38,10 @@ def copy_group(buffer: Buffer, task_key: str) -> list[int]:
             "UPDATE rft.experience e SET segment_id = o.segment_id, segment_row = o.segment_row, prompt = o.prompt"
             " FROM rft.v_experience o, rft.v_experience n WHERE n.experience_id = e.experience_id AND e.run_id = %s"
             " AND o.task_key = %s AND o.rollout_index = n.rollout_index",
-            [run["run_id"], task_key],
+            [run.run_id, task_key],
         )
     found: list[int] = buffer.sql(
-        "SELECT experience_id FROM rft.experience WHERE run_id = %s ORDER BY 1", [run["run_id"]]
+        "SELECT experience_id FROM rft.experience WHERE run_id = %s ORDER BY 1", [run.run_id]
     )["experience_id"].to_pylist()
     return found
 
@@ -66,7 +66,7 @@ def test_a_fork_is_purged_with_its_parent(stored: Buffer) -> None:
     assert stored.sql("SELECT count(*) AS n FROM rft.experience WHERE prompt LIKE '%Mallory%'")["n"].to_pylist() == [0]
     again = stored.fork("r", name="again", step=0, keep_rollouts=True)
     copied = "SELECT count(*) AS n FROM rft.experience WHERE run_id = %s"
-    assert [stored.sql(copied, [run["run_id"]])["n"][0].as_py() for run in (fork, again)] == [4, 2]
+    assert [stored.sql(copied, [run.run_id])["n"][0].as_py() for run in (fork, again)] == [4, 2]
     purge.erase(stored, now=True)
     assert files_hold(stored, SECRET.encode()) == []
     assert list(stored.verify()) == []

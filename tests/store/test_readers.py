@@ -51,7 +51,7 @@ def pages_touched(connection: psycopg.Connection[Any], query: str, **parameters:
 
 def test_a_claim_does_not_pass_over_what_a_snapshot_keeps(buffer: Buffer) -> None:
     roles = Roles(buffer)
-    queue = SealedQueue(buffer.database, roles.run_id, roles.worker_id, lease_s=60, look_back_s=60)
+    queue = SealedQueue(roles.run, roles.worker_id, lease_s=60, look_back_s=60)
     with psycopg.connect(buffer.config.uri) as lunch, psycopg.connect(buffer.config.uri, autocommit=True) as client:
         lunch.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         lunch.execute("SELECT count(*) FROM rft.run")
@@ -70,8 +70,8 @@ def test_a_claim_does_not_pass_over_what_a_snapshot_keeps(buffer: Buffer) -> Non
 def test_groups_that_come_back_before_others_are_found(buffer: Buffer) -> None:
     roles = Roles(buffer)
     first, *_ = roles.insert(*[own_group(task_key=str(i)) for i in range(8)])
-    patient = SealedQueue(buffer.database, roles.run_id, roles.worker_id, lease_s=60, look_back_s=3600)
-    eager = SealedQueue(buffer.database, roles.run_id, roles.worker_id, lease_s=60, look_back_s=0)
+    patient = SealedQueue(roles.run, roles.worker_id, lease_s=60, look_back_s=3600)
+    eager = SealedQueue(roles.run, roles.worker_id, lease_s=60, look_back_s=0)
     for _ in range(2):
         batch = patient.claim(4)
         assert batch is not None and len(batch.group_ids) == 4

@@ -37,7 +37,7 @@ def run_pipeline(roles: Roles, chain: Chain) -> list[int]:
     if batch is None:
         return []
     verdicts = decide(chain, batch)
-    return commit_verdicts(roles.database, roles.run_id, roles.worker_id, "p1", batch, verdicts)
+    return commit_verdicts(roles.run, roles.worker_id, "p1", batch, verdicts)
 
 
 def experiences(roles: Roles, group_id: int) -> list[int]:
@@ -234,7 +234,7 @@ def test_a_final_label_bypasses_shaping(buffer: Buffer, client: psycopg.Connecti
         batch = roles.claim_sealed()
         assert batch is not None
         halved = build_chain([{"sql": "SELECT * REPLACE (reward - 0.5 AS reward) FROM batch"}])
-        commit_verdicts(roles.database, roles.run_id, roles.worker_id, "p1", batch, decide(halved, batch))
+        commit_verdicts(roles.run, roles.worker_id, "p1", batch, decide(halved, batch))
         drawn = attempt.draw(1, 1, timeout_s=5)
         assert drawn is not None and drawn.rows["reward"].to_pylist() == [0.9, 0.5]
 

@@ -94,7 +94,7 @@ def test_checking_and_preparing_a_run_builds_everything_once(buffer: Buffer, fil
     check_run(resolved)
     row = prepare_run(resolved, buffer)
     assert built(file) == EVERYTHING
-    assert row["pipeline_version"] == resolved.experience_chain.version
+    assert row.pipeline_version == resolved.experience_chain.version
 
 
 def test_a_fork_shares_what_is_built(file: Path) -> None:

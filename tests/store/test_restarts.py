@@ -42,7 +42,7 @@ def ended_process() -> int:
 
 
 def test_a_role_that_finishes_nothing_is_started_again_three_times(buffer: Buffer, roles: Roles) -> None:
-    restarts = Restarts(buffer, roles.run)
+    restarts = Restarts(roles.run)
     allowed = [restarts.allows(role("explorer 0")) for _ in range(MAX_FUTILE + 1)]
     assert allowed == [True] * MAX_FUTILE + [False]
     assert restarts.allows(role("explorer 1"))  # each role for itself
@@ -50,7 +50,7 @@ def test_a_role_that_finishes_nothing_is_started_again_three_times(buffer: Buffe
 
 
 def test_a_role_that_gets_on_is_started_again_ten_times(buffer: Buffer, roles: Roles) -> None:
-    restarts = Restarts(buffer, roles.run)
+    restarts = Restarts(roles.run)
     allowed = []
     with roles.attempt() as attempt:
         for step in range(1, MAX_RESTARTS + 2):
@@ -65,14 +65,14 @@ def test_the_report_becomes_the_error_of_the_worker_and_its_claims_are_free_at_o
 ) -> None:
     pid = ended_process()
     buffer.sql(f"UPDATE rft.worker SET host = '{HOST}', pid = {pid}")
-    folder = buffer.run_folder(roles.run)
+    folder = roles.run.folder
     report = blocked.report_path(folder, pid)
     report.parent.mkdir(parents=True)
     report.write_text("the workflow 'walk' blocks on task t/1\nFile walk.py, line 7\n")
     with roles.attempt():
         roles.plan()
         assert len(roles.claim()) == 1
-        restarts = Restarts(buffer, roles.run)
+        restarts = Restarts(roles.run)
         # Another process may have found the worker gone before.
         buffer.sql("UPDATE rft.worker SET stopped_at = now(), error = 'the process is gone'")
         sentence = restarts.record(role("explorer", ProcessWatch(HOST, pid)), RoleDiedError("exited with code 86"))
@@ -84,12 +84,12 @@ def test_the_report_becomes_the_error_of_the_worker_and_its_claims_are_free_at_o
 
 
 def test_the_report_of_a_process_of_the_same_number_on_another_host_is_not_taken(buffer: Buffer, roles: Roles) -> None:
-    folder = buffer.run_folder(roles.run)
+    folder = roles.run.folder
     for host in ("here", "there"):
         report = blocked.report_path(folder, 7, host)
         report.parent.mkdir(parents=True, exist_ok=True)
         report.write_text(f"the workflow of {host} blocks\nFile walk.py, line 7\n")
-    said = Restarts(buffer, roles.run).record(role("explorer", ProcessWatch("there", 7)), RoleDiedError("exited"))
+    said = Restarts(roles.run).record(role("explorer", ProcessWatch("there", 7)), RoleDiedError("exited"))
     assert said == "the workflow of there blocks"
     assert list(blocked.reports(folder)) == [("here", 7)]
 
@@ -100,7 +100,7 @@ def test_a_process_that_died_of_something_else_is_recorded_and_no_reason_to_star
     pid = ended_process()
     buffer.sql(f"UPDATE rft.worker SET host = '{HOST}', pid = {pid}")
     process = role("explorer", ProcessWatch(HOST, pid))
-    assert Restarts(buffer, roles.run).record(process, RoleDiedError("was killed by signal 9")) is None
+    assert Restarts(roles.run).record(process, RoleDiedError("was killed by signal 9")) is None
     stored = rows(buffer, "SELECT error, crashed FROM rft.worker")
     assert stored == [{"error": "the process was killed by signal 9", "crashed": False}]
 
@@ -112,7 +112,7 @@ def test_a_fault_counts_for_the_group_that_the_process_held(buffer: Buffer, role
         roles.plan()
         assert len(roles.claim()) == 1
         died = RoleDiedError("was killed by signal 11", crashed=True)
-        assert Restarts(buffer, roles.run).record(role("explorer", ProcessWatch(HOST, pid)), died) is None
+        assert Restarts(roles.run).record(role("explorer", ProcessWatch(HOST, pid)), died) is None
     assert rows(buffer, "SELECT status::text, num_lost FROM rft.rollout_group") == [
         {"status": "planned", "num_lost": 1}
     ]
@@ -121,14 +121,14 @@ def test_a_fault_counts_for_the_group_that_the_process_held(buffer: Buffer, role
 def test_a_role_by_hand_notes_what_an_earlier_one_reported_before_it_reports_itself(
     buffer: Buffer, roles: Roles
 ) -> None:
-    folder, gone = buffer.run_folder(roles.run), ended_process()
+    folder, gone = roles.run.folder, ended_process()
     living = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     for host, pid in ((HOST, gone), (HOST, os.getpid()), (HOST, living.pid), ("another-host", 3)):
         roles.database.fetch("insert_worker", run_id=roles.run_id, role="explorer", host=host, pid=pid)
         report = blocked.report_path(folder, pid, host)
         report.parent.mkdir(parents=True, exist_ok=True)
         report.write_text("the workflow 'walk' blocks\nFile walk.py, line 7\n")
-    note_blocked_workers(roles.database, roles.run_id, folder)
+    note_blocked_workers(roles.run)
     living.communicate()
     crashed = rows(buffer, "SELECT host, pid, error FROM rft.worker WHERE crashed ORDER BY worker_id")
     error = "the workflow 'walk' blocks\nFile walk.py, line 7\n"

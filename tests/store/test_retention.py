@@ -70,7 +70,7 @@ def test_retention_spares_stored_selections_and_what_people_compared(aged: Buffe
     aged.sql("INSERT INTO rft.preference_pair (chosen_id, rejected_id) VALUES (6, 5)")
     assert retained(aged, max_experiences=0) == ({"max_experiences 0": 4}, 6)
     assert kept(aged) == [1, 2, 3, 4, 5, 6]
-    aged.sql("UPDATE rft.run SET status = 'finished' WHERE run_id = %s", [run["run_id"]])
+    aged.sql("UPDATE rft.run SET status = 'finished' WHERE run_id = %s", [run.run_id])
     assert retained(aged, max_experiences=0) == ({"max_experiences 0": 2}, 4)
     assert retained(aged, max_experiences=0, keep_labelled=False) == ({"max_experiences 0": 4}, 0)
 
@@ -106,7 +106,7 @@ def test_retention_spares_the_run_that_is_about_to_start(buffer: Buffer) -> None
         with buffer.writer(run) as writer:
             writer.insert(own_group(task_key="a"), own_group(task_key="b"))
     rules = RetentionConfig(max_experiences=1)
-    done = retention.apply(buffer, rules, author="ada", starting_run_id=runs[0]["run_id"])
+    done = retention.apply(buffer, rules, author="ada", starting_run_id=runs[0].run_id)
     assert done.num_experiences == 4 and done.num_protected == 4
     assert kept(buffer) == [1, 2, 3, 4]
     assert retention.apply(buffer, rules, author="ada").num_experiences == 4

@@ -45,18 +45,15 @@ def at_once(*jobs: Callable[[int], object]) -> None:
             done.result()
 
 
-def test_labels_of_several_groups_do_not_deadlock_with_verdicts_and_questions(
-    buffer: Buffer, asked: Roles, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rftdata.pipeline.verdicts._TRIES", 1)  # the worker would try again, and so hide what happened
-
+def test_labels_of_several_groups_do_not_deadlock_with_verdicts_and_questions(buffer: Buffer, asked: Roles) -> None:
     def label(turn: int) -> None:
         reward = 0.25 + turn % 2 / 2
         # Rows with one reason are written together, in the order of reasons: the second group before the first.
         opinions = [Opinion(1, reward, reason="b"), Opinion(3, reward, reason="a")]
         labels.apply(buffer, opinions, author="ada")
 
-    at_once(label, lambda turn: run_pipeline(asked, build_chain(ASKS)))
+    # One try: more of them would hide what happened.
+    at_once(label, lambda turn: run_pipeline(asked, build_chain(ASKS), tries=1))
     told = rows(buffer, "SELECT experience_id, count(*) AS n FROM rft.label GROUP BY 1 ORDER BY 1")
     assert told == [{"experience_id": 1, "n": ROUNDS}, {"experience_id": 3, "n": ROUNDS}]
 
@@ -102,14 +99,12 @@ def wait_for_waiting(buffer: Buffer, count: int, behind: int | None = None) -> N
 
 @pytest.mark.parametrize("who", ["label", "purge"])
 def test_a_question_that_came_while_a_label_or_a_purge_waited_can_be_answered_at_once(
-    buffer: Buffer, asked: Roles, monkeypatch: pytest.MonkeyPatch, who: str
+    buffer: Buffer, asked: Roles, who: str
 ) -> None:
-    monkeypatch.setattr("rftdata.maintenance.purge._TRIES", 1)
-
     def change() -> object:
         if who == "label":
             return buffer.sql("UPDATE rft.experience SET reward = 0.3 WHERE experience_id IN (1, 3)")
-        return purge(buffer, "experience_id IN (1, 3)", reason="asked to", author="ada")
+        return purge(buffer, "experience_id IN (1, 3)", reason="asked to", author="ada", tries=1)
 
     with ThreadPoolExecutor(2) as pool, psycopg.connect(buffer.database.uri) as other:
         other.execute("SELECT FROM rft.rollout_group WHERE group_id = 2 FOR UPDATE")

@@ -116,7 +116,7 @@ def test_groups_without_experiences_are_neither_replayed_nor_shown(buffer: Buffe
     assert to_replay(roles, "any") == [last.group_id]
     chain = build_chain([{"drop_truncated": {}}])
     for seed in range(8):
-        assert preview.sample(buffer, roles.run, chain, 1, seed).group_ids == [last.group_id]
+        assert preview.sample(roles.run, chain, 1, seed).group_ids == [last.group_id]
 
 
 def test_a_fork_knows_what_people_answered_and_stages_found_out(buffer: Buffer, asked: Roles) -> None:
@@ -127,7 +127,7 @@ def test_a_fork_knows_what_people_answered_and_stages_found_out(buffer: Buffer, 
     answer(buffer, "pass", "experience_id = 2")
     labels.set_rewards(buffer, {3: 0.25}, author="ada")
     new = buffer.fork(asked.run, name="fork", step=0, keep_rollouts=True, config={}, steps=4, pipeline_version="p1")
-    batch = claim_sealed_groups(buffer.database, new["run_id"], asked.worker_id, count=9, lease_s=60)
+    batch = claim_sealed_groups(new, asked.worker_id, count=9, lease_s=60)
     assert batch is not None
     stands = {row["parent_id"]: (row["reviews"], row["labelled"]) for row in batch.table.to_pylist()}
     assert stands == {
@@ -167,7 +167,7 @@ def test_a_reward_corrected_after_the_deadline_brings_back_no_row_that_was_dropp
         with pytest.raises(Exception, match="a corrected reward does not bring it back"):
             answer(then, "pass", "experience_id = 1")
         labels.set_rewards(then, {1: 0.75}, author="ada")
-        batch = claim_sealed_groups(then.database, asked.run_id, asked.worker_id, count=9, lease_s=60)
+        batch = claim_sealed_groups(asked.run, asked.worker_id, count=9, lease_s=60)
         assert batch is not None
         decided = {
             row["experience_id"]: (row["kept"], row["reason"])
@@ -267,9 +267,7 @@ def test_what_text_cannot_hold_is_replaced_in_reasons_errors_and_questions(buffe
     decisions = concatenated([dropped(batch.table.slice(0, 1), "asks", "bad: \x00"), kept(batch.table.slice(1, 1))])
     count = StageRun("asks", 0, 4, 3, 1, 0.1, error="failed at \x00")
     question = Question(3, 2, "asks", Review("check", "\ud800?", 60.0, "pass"))
-    done = commit_verdicts(
-        roles.database, roles.run_id, roles.worker_id, "p1", batch, Verdicts(decisions, [count], questions=[question])
-    )
+    done = commit_verdicts(roles.run, roles.worker_id, "p1", batch, Verdicts(decisions, [count], questions=[question]))
     assert done == [1]
     assert rows(buffer, "SELECT reason FROM rft.verdict WHERE NOT kept") == [{"reason": "bad: \ufffd"}]
     assert rows(buffer, "SELECT error FROM rft.operator_run") == [{"error": "failed at \ufffd"}]
@@ -283,11 +281,7 @@ def test_workers_that_make_the_same_tasks_do_not_fail(buffer: Buffer, roles: Rol
     tasks = [CreatedTask("made", key, {"prompt": key}, 1) for key in ("b", "a")]
     with psycopg.connect(buffer.database.uri) as other:
         other.execute("INSERT INTO rft.task (taskset, task_key, payload) VALUES ('made', 'a', '{}')")
-        end = meanwhile(
-            lambda: commit_verdicts(
-                roles.database, roles.run_id, roles.worker_id, "p1", batch, Verdicts(created=list(tasks))
-            )
-        )
+        end = meanwhile(lambda: commit_verdicts(roles.run, roles.worker_id, "p1", batch, Verdicts(created=list(tasks))))
         other.execute("SET lock_timeout = '5 s'")
         other.execute("INSERT INTO rft.task (taskset, task_key, payload) VALUES ('made', 'b', '{}')")
         other.commit()

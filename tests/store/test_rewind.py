@@ -215,8 +215,8 @@ def forked(roles: Roles, **options: Any) -> Roles:
     other = object.__new__(Roles)
     other.__dict__.update(roles.__dict__)
     other.run = roles.buffer.fork(roles.run, name="other", **options)
-    other.run_id = other.run["run_id"]
-    other.planner = type(roles.planner)(roles.database, other.run_id, roles.plan_config)
+    other.run_id = other.run.run_id
+    other.planner = type(roles.planner)(other.run, roles.plan_config)
     other.worker_id = fetch_worker(other)
     other.version, other.policy_step = None, -1
     return other
@@ -231,9 +231,9 @@ def fetch_worker(roles: Roles) -> int:
 def test_a_fork_goes_on_alone(roles: Roles) -> None:
     first = trained(roles, 1, 4, checkpoints={2, 4})
     other = forked(roles, step=2)
-    assert other.run["name"] == "other"
+    assert other.run.name == "other"
     row = roles.buffer.find_run("other")
-    assert row["parent_run_id"] == roles.run_id
+    assert row.parent_run_id == roles.run_id
     in_fork = trained(other, 3, 6, checkpoints={4, 6})
     on = trained(roles, 5, 6, checkpoints={6})
     for step in (3, 4):
@@ -291,7 +291,7 @@ def test_a_fork_knows_what_its_parent_knew(roles: Roles) -> None:
     assert learned(roles, other.run_id) == learned(roles)
     with other.attempt() as attempt:
         assert attempt.start_step == 4
-        assert attempt.checkpoint is not None and attempt.checkpoint["run_id"] == roles.run_id
+        assert attempt.checkpoint is not None and attempt.checkpoint.run_id == roles.run_id
 
 
 def test_checkpoints_that_another_run_began_with_are_marked_as_needed(roles: Roles) -> None:

@@ -73,7 +73,7 @@ def stored(owner: Buffer) -> int:
     """A new run with one group; the id of its first experience."""
     run = owner.create_run(name="r", config={}, seed=1, steps=1, pipeline_version="p")
     with owner.writer(run) as writer:
-        writer.insert(own_group(task_key=str(run["run_id"])))
+        writer.insert(own_group(task_key=str(run.run_id)))
     return int(owner.sql("SELECT max(experience_id) - 1 AS i FROM rft.experience")["i"][0].as_py())
 
 
@@ -250,7 +250,7 @@ def test_an_owner_without_the_right_to_make_roles_migrates_nevertheless(
         buffer.create_run(name="r", config={}, seed=1, steps=1, pipeline_version="p")
         assert grant_roles(buffer.database) == ([], sorted(ROLES))
     with rftdata.open(BufferConfig(uri=url(tcp, "a_rft_reader", database="outside"), segments=str(tmp_path))) as buffer:
-        assert buffer.find_run()["name"] == "r"
+        assert buffer.find_run().name == "r"
         assert denied(buffer, "UPDATE rft.run SET name = 'x'")
 
 
@@ -358,7 +358,7 @@ def test_a_worker_loads_tasks_and_decides_on_them(as_: dict[str, Buffer], tmp_pa
         "trainer": {"batch_groups": 2, "learning_rate": 0.001}, "tasks": [{"name": "by worker", "source": "t.jsonl"}],
         "pipelines": {"task": stages},
     }  # fmt: skip
-    (done,) = load_tasks(ResolvedRun(parse_config(raw, tmp_path, "test")), as_["rft_worker"].database)
+    (done,) = load_tasks(ResolvedRun(parse_config(raw, tmp_path, "test")), as_["rft_worker"])
     assert (done.num_active, done.num_excluded) == (3, 1)
     # An account that may not change tables keeps vectors as arrays.
     kind = "SELECT format_type(atttypid, atttypmod) AS t FROM pg_attribute WHERE attrelid = 'rft.task_embedding'::regclass AND attname = 'embedding'"

@@ -203,7 +203,7 @@ def test_a_deadlock_is_a_conflict_and_not_an_unreachable_database(buffer: Buffer
         except ConflictError as error:
             conflicts.append(error)
 
-    ids = (run["run_id"], other["run_id"])
+    ids = (run.run_id, other.run_id)
     threads = [threading.Thread(target=cross, args=order) for order in (ids, ids[::-1])]
     for thread in threads:
         thread.start()
@@ -236,9 +236,7 @@ def test_names_of_runs_are_numbered_even_when_many_start_at_once(buffer: Buffer)
     config = {"run": {"name": "sums (v1.5+)"}}
 
     def create() -> None:
-        names.append(
-            buffer.create_run(name="sums (v1.5+)", config=config, seed=1, steps=1, pipeline_version="p")["name"]
-        )
+        names.append(buffer.create_run(name="sums (v1.5+)", config=config, seed=1, steps=1, pipeline_version="p").name)
 
     threads = [threading.Thread(target=create) for _ in range(5)]
     for thread in threads:
@@ -246,5 +244,5 @@ def test_names_of_runs_are_numbered_even_when_many_start_at_once(buffer: Buffer)
     for thread in threads:
         thread.join()
     assert sorted(names) == ["sums (v1.5+)", *(f"sums (v1.5+)-{n}" for n in range(2, 6))]
-    assert buffer.create_run(name="sums", config={}, seed=1, steps=1, pipeline_version="p")["name"] == "sums"
+    assert buffer.create_run(name="sums", config={}, seed=1, steps=1, pipeline_version="p").name == "sums"
     assert len(buffer.database.fetch("runs_of_name", name="sums (v1.5+)")) == 5

@@ -46,15 +46,15 @@ def learning_run(buffer: Buffer, selector: str, args: dict[str, Any], **options:
 def set_tasksets(roles: Roles, *changes: dict[str, Any], **config: Any) -> None:
     tasksets = tuple(t.model_copy(update=c) for t, c in zip(roles.plan_config.tasksets, changes, strict=True))
     roles.plan_config = replace(roles.plan_config, tasksets=tasksets, **config)
-    roles.planner = Planner(roles.database, roles.run_id, roles.plan_config)
+    roles.planner = Planner(roles.run, roles.plan_config)
 
 
 def steps(roles: Roles, first: int, last: int, *, new_process: bool = False, planners: int = 1) -> None:
-    pool = [Planner(roles.database, roles.run_id, roles.plan_config) for _ in range(planners)] if planners > 1 else []
+    pool = [Planner(roles.run, roles.plan_config) for _ in range(planners)] if planners > 1 else []
     with roles.attempt() as attempt:
         for step in range(first, last + 1):
             if new_process:
-                roles.planner = Planner(roles.database, roles.run_id, roles.plan_config)
+                roles.planner = Planner(roles.run, roles.plan_config)
             if pool:
                 roles.planner = pool[step % planners]
             roles.work(rewards=rewards)
@@ -116,7 +116,7 @@ def test_an_outcome_counts_in_the_very_next_plan(buffer: Buffer) -> None:
 
 def test_relabels_and_people_change_the_posterior_of_every_explorer(buffer: Buffer) -> None:
     roles = learning_run(buffer, "difficulty", {"forgetting": 0.5, "thompson": False}, num_tasks=1)
-    other = Planner(roles.database, roles.run_id, roles.plan_config)
+    other = Planner(roles.run, roles.plan_config)
     with roles.attempt() as attempt:
         roles.work(rewards=lambda group: [0.0] * 4)
         roles.train(attempt, 1)
@@ -160,7 +160,7 @@ def test_an_outcome_that_commits_late_is_learned_late_by_everyone(buffer: Buffer
         assert posterior(roles) == (25, 65)
         roles.work(rewards=lambda group: [1.0] * 4)
         roles.train(attempt, 3)
-        roles.planner = Planner(roles.database, roles.run_id, roles.plan_config)
+        roles.planner = Planner(roles.run, roles.plan_config)
         roles.plan()
         assert posterior(roles) == (29, 33)
 
@@ -378,8 +378,8 @@ def test_a_fork_goes_on_with_what_its_parent_learned(buffer: Buffer) -> None:
     wanted = [key for _, key in roles.task_order()][16:24]
     fork = learning_run(buffer, "difficulty", {})
     fork.run = buffer.fork(roles.run, name="fork", step=4)
-    fork.run_id = fork.run["run_id"]
-    fork.planner = Planner(fork.database, fork.run_id, fork.plan_config)
+    fork.run_id = fork.run.run_id
+    fork.planner = Planner(fork.run, fork.plan_config)
     steps(fork, 5, 6)
     assert [key for _, key in fork.task_order()] == wanted
     assert buffer.sql("SELECT * FROM rft.check_task_stat(%s)", [fork.run_id]).num_rows == 0

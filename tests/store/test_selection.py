@@ -13,7 +13,7 @@ import pytest
 
 from rftdata import Buffer
 from rftdata.errors import FencedError, QueryError, RftError, SelectionChangedError
-from rftdata.postgres.database import Row
+from rftdata.run import Run
 from rftdata.training import stored_selection
 from rftdata.training.attempt import Attempt
 from tests.support.store_roles import own_group
@@ -32,7 +32,7 @@ def stored(buffer: Buffer) -> Buffer:
 
 def selecting(
     buffer: Buffer, sql: str = ALL, *, seed: int = 1, epochs: int = 1, pin_labels: bool = True, name: str = "selecting"
-) -> Row:
+) -> Run:
     selected = stored_selection.select(buffer.database, sql, pin_labels=pin_labels)
     return buffer.create_run(
         name=name, config={}, seed=seed, steps=100, pipeline_version="none", mode="train", selected=selected, epochs=epochs
@@ -65,13 +65,13 @@ class TestWhatIsStored:
         stored.sql("UPDATE rft.experience SET reward = 0.5 WHERE experience_id = 3")
         sql = f"{ALL} where reward > 0 order by random()"
         run = selecting(stored, sql, epochs=2)
-        assert (run["source_sql"], run["source_kind"], run["source_rows"], run["source_epochs"]) == (
+        assert (run.source_sql, run.source_kind, run.source_rows, run.source_epochs) == (
             sql,
             "experience",
             13,
             2,
         )
-        assert len(run["source_hash"]) == 64 and run["label_cut"] == 1
+        assert run.source_hash is not None and len(run.source_hash) == 64 and run.label_cut == 1
 
     def test_the_same_selection_has_the_same_hash_and_another_has_another(self, stored: Buffer) -> None:
         one = stored_selection.select(stored.database, ALL)
@@ -197,7 +197,7 @@ class TestResume:
             assert drawn == expected[checkpoint:]
             second.commit_checkpoint(7, "/nowhere")
         used = stored.sql(
-            "SELECT experience_id, count(*) AS n FROM rft.v_consumption WHERE run_id = %s GROUP BY 1", [run["run_id"]]
+            "SELECT experience_id, count(*) AS n FROM rft.v_consumption WHERE run_id = %s GROUP BY 1", [run.run_id]
         )
         assert set(used["n"].to_pylist()) == {2} and used.num_rows == 24
 
@@ -214,7 +214,7 @@ class TestResume:
         with stored.attempt(run) as again:
             assert rewards(again, 1) == {1: 0.25, 2: 1.0}
         new = selecting(stored, f"{ALL} where experience_id <= 2")
-        assert new["source_hash"] != run["source_hash"]
+        assert new.source_hash != run.source_hash
         with stored.attempt(new) as attempt:
             assert rewards(attempt, 1) == {1: 0.75, 2: 0.75}
 
@@ -239,7 +239,7 @@ class TestResume:
 
     def test_the_queue_itself_is_part_of_the_check(self, stored: Buffer) -> None:
         run = selecting(stored)
-        stored.sql("DELETE FROM rft.worklist WHERE consumer = 'trainer/' || %s AND item_id = 7", [run["run_id"]])
+        stored.sql("DELETE FROM rft.worklist WHERE consumer = 'trainer/' || %s AND item_id = 7", [run.run_id])
         with pytest.raises(SelectionChangedError, match="23 of 24 rows"):
             stored.attempt(run)
 

@@ -49,7 +49,7 @@ def test_it_starts_stops_and_starts_again_with_its_data(folder: Path) -> None:
     assert not server.is_running()
     server.stop()
     with rftdata.open(str(folder)) as buffer:
-        assert buffer.find_run("kept")["name"] == "kept"
+        assert buffer.find_run("kept").name == "kept"
 
 
 def test_closing_the_buffer_leaves_the_server_running_and_another_process_uses_it(folder: Path) -> None:

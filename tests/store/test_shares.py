@@ -59,7 +59,7 @@ attempt.close()
 def start(
     buffer: Buffer, roles: Roles, store: Path, rank: int, steps: int, stop_after: int = 0
 ) -> subprocess.Popen[str]:
-    arguments = [buffer.config.uri, buffer.config.segments, roles.run["name"], store, rank, 2, steps, stop_after]
+    arguments = [buffer.config.uri, buffer.config.segments, roles.run.name, store, rank, 2, steps, stop_after]
     return subprocess.Popen(
         [sys.executable, "-c", RANK, *map(str, arguments)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},

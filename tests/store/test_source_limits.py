@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import yaml
 
-from rftcore.cli import check as check_verb
 from rftcore.cli import run_command
 from rftcore.config import load_config, parse_config
 from rftcore.deep_check import _describe_tasks, _Sample
@@ -112,11 +111,8 @@ def test_a_source_that_yields_for_ever_is_looked_at_for_a_while(folder: Path, fu
     assert not reading.was_cut
 
 
-def test_the_first_tasks_of_a_source_that_repeats_itself_for_ever_are_found(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rftcore.tasks.checks._LOOKING_S", 0.3)
-    assert len(first_tasks(taskset("repeats", timeout_s=600), folder, None, 64, Reading())) == 1
+def test_the_first_tasks_of_a_source_that_repeats_itself_for_ever_are_found(folder: Path) -> None:
+    assert len(first_tasks(taskset("repeats", timeout_s=600), folder, None, 64, Reading(), looking_s=0.3)) == 1
 
 
 def test_the_first_row_of_a_source_may_take_long(folder: Path) -> None:
@@ -128,17 +124,13 @@ def test_the_first_row_of_a_source_may_take_long(folder: Path) -> None:
 @pytest.mark.parametrize(
     "column", [{}, {"answer": "solution"}, {"split": "test", "split_shares": (0.998, 0.001, 0.001)}]
 )
-def test_what_the_rest_of_a_source_may_have_is_not_missed(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, column: dict[str, Any]
-) -> None:
+def test_what_the_rest_of_a_source_may_have_is_not_missed(folder: Path, column: dict[str, Any]) -> None:
     """No answer, no such column, no task of the split in the rows that were read in time: the others may have them."""
-    monkeypatch.setattr("rftcore.tasks.checks._LOOKING_S", 0.15)
-    monkeypatch.setattr("rftcore.deep_check._READING_S", 0.15)
     slow = {"name": "t", "source": "./tasks.py:has_answers_later", **column}
     config = load_config(configuration(folder, tasks=[slow]))
     resolved = ResolvedRun(config)
-    check_tasks(resolved)
-    sentences = list(_describe_tasks(resolved, _Sample(config.tasks[0])))
+    check_tasks(resolved, looking_s=0.15)
+    sentences = list(_describe_tasks(resolved, _Sample(config.tasks[0], read_s=0.15)))
     assert "its source has not ended after" in sentences[0]
 
 
@@ -152,12 +144,10 @@ def configuration(folder: Path, **changes: Any) -> Path:
     return path
 
 
-def test_check_comes_back_from_a_query_that_does_not_end(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(check_verb, "_LIMIT_S", 1.0)
+def test_check_comes_back_from_a_query_that_does_not_end(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stage = {"sql": "SELECT * FROM batch WHERE (SELECT count(*) FROM range(1000000000000)) > 0"}
-    code = run_command(["check", str(configuration(folder, pipelines={"experience": [stage]}))])
+    config = configuration(folder, pipelines={"experience": [stage]})
+    code = run_command(["check", str(config), "--wait-s", "1"])
     error = capsys.readouterr().err
     assert code == 1
     assert (
@@ -167,44 +157,39 @@ def test_check_comes_back_from_a_query_that_does_not_end(
     assert "Stack of the function" not in error  # none of it is the user's
 
 
-def test_the_stack_of_the_users_code_is_printed_once(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(check_verb, "_LIMIT_S", 0.5)
+def test_the_stack_of_the_users_code_is_printed_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "spins.py").write_text(
         "from operators.base import Operator\n\n\nclass Spins(Operator):\n    rowwise = True\n\n"
         "    def apply(self, table):\n        return None\n\n"
         "    def validate_schema(self, schema):\n        while True:\n            pass\n"
     )
     stages = {"experience": ["./spins.py:Spins"]}
-    assert run_command(["check", str(configuration(folder, pipelines=stages))]) == 1
+    assert run_command(["check", str(configuration(folder, pipelines=stages)), "--wait-s", "0.5"]) == 1
     error = capsys.readouterr().err
     assert error.count("Stack of the function") == 1 and "in validate_schema" in error
 
 
 def test_a_deep_check_of_sources_that_hang_or_never_end_comes_back(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_tiny_model(folder / "model")
-    monkeypatch.setattr(check_verb, "_LIMIT_S", 1.0)
-    monkeypatch.setattr("rftcore.deep_check._READING_S", 1.0)
+    limits = ["--deep", "--wait-s", "1", "--read-s", "1"]
     tasks = [{"name": "t", "source": "./tasks.py:never_ends"}]
     path = configuration(folder, tasks=tasks, buffer={"uri": str(folder / "buffer")})
-    assert run_command(["check", str(path), "--deep"]) == 0
+    assert run_command(["check", str(path), *limits]) == 0
     assert "its source has not ended after" in capsys.readouterr().err
 
     tasks = [{"name": "t", "source": "./tasks.py:hangs", "args": {"after": 4}}]
     path = configuration(folder, tasks=tasks, buffer={"uri": str(folder / "buffer")})
-    assert run_command(["check", str(path), "--deep"]) == 2
+    assert run_command(["check", str(path), *limits]) == 2
     error = capsys.readouterr().err
     assert "row 5 of the task source './tasks.py:hangs' did not return within 1 s" in error
     assert "Stack of the function" in error and "in hangs" in error
 
 
-def test_a_formula_and_a_selection_are_ended_by_the_server(buffer: Buffer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rftdata.training.sampling._FORMULA_S", 0.01)
+def test_a_formula_and_a_selection_are_ended_by_the_server(buffer: Buffer) -> None:
     with pytest.raises(ConfigError, match="statement timeout"):
-        checked_formula(buffer.database, "length(factorial(32000)::text)")
+        checked_formula(buffer.database, "length(factorial(32000)::text)", limit_s=0.01)
     with at_most(0.2, "rft check"), pytest.raises(QueryError, match=r"did not end within 0\.2 s"):
         stored_selection.select(buffer.database, f"SELECT {ENDLESS} AS experience_id")
 
@@ -217,7 +202,7 @@ def test_a_task_at_which_a_rule_loops_is_excluded_and_the_others_are_decided_on(
     )
     raw = yaml.safe_load(configuration(folder).read_text())
     raw["pipelines"] = {"task": [{"./rules.py:short": {"run": {"timeout_s": 1}}}]}
-    (done,) = load_tasks(ResolvedRun(parse_config(raw, folder, "test")), buffer.database)
+    (done,) = load_tasks(ResolvedRun(parse_config(raw, folder, "test")), buffer)
     assert (done.num_active, done.num_excluded) == (19, 1)
     row = buffer.sql("SELECT reason FROM rft.v_task WHERE status = 'excluded'").to_pylist()[0]
     assert "did not return for experience" in row["reason"] and "rules.py, line" in row["reason"]

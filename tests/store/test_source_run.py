@@ -40,11 +40,11 @@ def configured(sql: str = SQL, *, epochs: int = 1, pin_labels: bool = True, **ch
 
 
 def test_a_run_lasts_as_long_as_its_selection_unless_it_is_told_to_end_earlier(stored: Buffer) -> None:
-    assert prepare_run(ResolvedRun(configured()), stored)["planned_steps"] == 3
-    assert prepare_run(ResolvedRun(configured(epochs=4)), stored)["planned_steps"] == 10
-    assert prepare_run(ResolvedRun(configured(steps=2)), stored)["planned_steps"] == 2
+    assert prepare_run(ResolvedRun(configured()), stored).planned_steps == 3
+    assert prepare_run(ResolvedRun(configured(epochs=4)), stored).planned_steps == 10
+    assert prepare_run(ResolvedRun(configured(steps=2)), stored).planned_steps == 2
     row = stored.find_run("again")
-    assert (row["mode"], row["source_sql"], row["source_rows"], row["label_cut"]) == ("train", SQL, 10, 0)
+    assert (row.mode, row.source_sql, row.source_rows, row.label_cut) == ("train", SQL, 10, 0)
 
 
 def test_more_steps_than_it_lasts_are_refused_and_no_run_is_stored(stored: Buffer) -> None:
@@ -61,12 +61,8 @@ def test_the_algorithm_must_learn_from_what_is_selected(stored: Buffer) -> None:
     stored.sql("INSERT INTO rft.preference_pair (chosen_id, rejected_id) VALUES (1, 2)")
     with pytest.raises(ConfigError, match="selects pairs, and sft learns from experiences"):
         prepare_run(ResolvedRun(configured("select pair_id from rft.v_pair")), stored)
-    assert (
-        prepare_run(ResolvedRun(configured("select pair_id from rft.v_pair", algorithm={"name": "dpo"})), stored)[
-            "source_kind"
-        ]
-        == "pair"
-    )
+    of_pairs = configured("select pair_id from rft.v_pair", algorithm={"name": "dpo"})
+    assert prepare_run(ResolvedRun(of_pairs), stored).source_kind == "pair"
 
 
 @pytest.mark.parametrize("resumes", [False, True], ids=["new", "resumed"])
@@ -103,7 +99,7 @@ def test_a_resumed_run_keeps_its_selection(stored: Buffer) -> None:
     stored.sql("UPDATE rft.experience SET reward = 7 WHERE experience_id = 1")
     again = prepare_run(ResolvedRun(configured()), stored, resumed=row)
     unchanged = ("source_sql", "source_hash", "source_rows", "label_cut", "planned_steps", "source_epochs")
-    assert {key: again[key] for key in unchanged} == {key: row[key] for key in unchanged}
+    assert {key: getattr(again, key) for key in unchanged} == {key: getattr(row, key) for key in unchanged}
     for key, other in {
         "sql": configured(f"{SQL} where true"), "pin_labels": configured(pin_labels=False), "epochs": configured(epochs=2),
         "batch_groups": configured(trainer={"batch_groups": 5}),
@@ -123,7 +119,7 @@ def test_a_run_that_ended_early_on_purpose_can_go_on(stored: Buffer) -> None:
     done = stored.find_run("again")
     assert has_finished(configured(steps=2), done) and not has_finished(configured(), done)
     more = prepare_run(ResolvedRun(configured()), stored, resumed=done)
-    assert more["planned_steps"] == 3
+    assert more.planned_steps == 3
     with stored.attempt(more) as attempt:
         seen += [attempt.draw(3, 4), attempt.draw(4, 4)]
     drawn = [batch.rows["experience_id"].to_pylist() for batch in seen if batch is not None]

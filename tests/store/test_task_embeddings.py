@@ -65,7 +65,7 @@ def test_near_duplicates_are_nearer_than_unrelated_text_by_the_policy_model(buff
         pytest.skip(f"the model is not on this machine: {error}")
     write(tmp_path, [{"question": text} for text in TEXTS])
     config = configuration(tmp_path, [{"diversity_score": {"neighbours": 1}}], model={"path": str(smol)})
-    load_tasks(ResolvedRun(config), buffer.database)
+    load_tasks(ResolvedRun(config), buffer)
     near = similarities(buffer, 1)
     assert max(near, key=near.__getitem__) == 2
     assert near[2] > 0.95 > max(near[other] for other in (3, 4, 5))
@@ -79,13 +79,13 @@ def test_vectors_are_kept_by_pgvector_and_only_new_texts_are_encoded(
 ) -> None:
     write(tmp_path, [{"question": text} for text in TEXTS[:4]])
     config = configuration(tmp_path, ["diversity_score", "task_priority"], model={"path": str(tiny)})
-    load_tasks(ResolvedRun(config), buffer.database)
+    load_tasks(ResolvedRun(config), buffer)
     assert "4 texts encoded" in capsys.readouterr().err
     kind = "SELECT format_type(atttypid, atttypmod) AS t FROM pg_attribute WHERE attrelid = 'rft.task_embedding'::regclass AND attname = 'embedding'"
     assert buffer.sql(kind)["t"].to_pylist() == ["vector"]
     stored = buffer.sql("SELECT task_id, embedded_at FROM rft.task_embedding ORDER BY 1").to_pylist()
     write(tmp_path, [{"question": text} for text in TEXTS])
-    load_tasks(ResolvedRun(config), buffer.database)
+    load_tasks(ResolvedRun(config), buffer)
     assert "1 texts encoded" in capsys.readouterr().err
     assert buffer.sql("SELECT task_id, embedded_at FROM rft.task_embedding ORDER BY 1").to_pylist()[:4] == stored
     assert all(0 <= row["diversity"] <= 1 and "priority" in row for row in features(buffer))
@@ -115,7 +115,7 @@ def test_a_back_up_brings_vectors_and_verdicts_along(
     buffer: Buffer, server_folders: Path, tmp_path: Path, tiny: Path
 ) -> None:
     write(tmp_path, [{"question": text} for text in TEXTS])
-    load_tasks(ResolvedRun(configuration(tmp_path, ["diversity_score"], model={"path": str(tiny)})), buffer.database)
+    load_tasks(ResolvedRun(configuration(tmp_path, ["diversity_score"], model={"path": str(tiny)})), buffer)
     back_up(buffer, tmp_path / "copy")
     restored = restore(tmp_path / "copy", BufferConfig(uri=str(server_folders / "restored")))
     try:
@@ -138,10 +138,10 @@ def test_an_encoder_that_does_not_exist_is_named(buffer: Buffer, tmp_path: Path)
     write(tmp_path, [{"question": text} for text in TEXTS])
     stage = {"diversity_score": {"embedding": {"model": "nobody/encoder"}}}
     with pytest.raises(Exception, match=r"diversity_score.*nobody/encoder"):
-        load_tasks(ResolvedRun(configuration(tmp_path, [stage])), buffer.database)
+        load_tasks(ResolvedRun(configuration(tmp_path, [stage])), buffer)
     (tmp_path / "broken").mkdir()
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
         (tmp_path / "broken" / name).write_text(json.dumps({"model_type": "none"}))
     stage = {"diversity_score": {"embedding": {"model": "./broken"}}}
     with pytest.raises(Exception, match=r"the encoder in .*broken does not open"):
-        load_tasks(ResolvedRun(configuration(tmp_path, [stage])), buffer.database)
+        load_tasks(ResolvedRun(configuration(tmp_path, [stage])), buffer)

@@ -96,11 +96,11 @@ def test_tasks_that_a_stage_made_are_neither_gone_nor_counted(
     (tmp_path / "twice.py").write_text(TWICE)
     sets = [{"name": "sums", "source": "sums.jsonl", "limit": 3}]
     config = configuration(tmp_path, ["./twice.py:Twice"], tasks=sets)
-    load_tasks(ResolvedRun(config), buffer.database)
+    load_tasks(ResolvedRun(config), buffer)
     assert len(prompts(buffer)) == 4
     write(tmp_path, OLD[:4])
     capsys.readouterr()
-    load_tasks(ResolvedRun(config), buffer.database)
+    load_tasks(ResolvedRun(config), buffer)
     assert sorted(prompts(buffer)) == sorted([*(f"q{i}" for i in range(3)), *(f"again: q{i}" for i in range(3))])
     said = capsys.readouterr().err
     assert prompts(buffer, GONE) == [] and "any more" not in said and "left out" not in said

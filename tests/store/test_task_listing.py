@@ -27,7 +27,7 @@ def test_tasks_are_listed_with_their_scores_and_shown_by_priority(buffer: Buffer
     write(tmp_path, ROWS)
     load_tasks(
         ResolvedRun(configuration(tmp_path, [LEVELS, EASY, {"task_priority": {"weights": {"difficulty": 1}}}])),
-        buffer.database,
+        buffer,
     )
     (row,) = list_tasksets(buffer.database)
     assert (row["active"], row["excluded"], row["pending"]) == (16, 4, 0)
@@ -78,7 +78,7 @@ def test_the_list_of_sets_shows_what_somebody_gave_them_in_short_and_json_in_ful
     own = {"name": "own", "source": "./mine.py:make", "args": {"texts": texts}, "limit": 3, "prompt": "text"}
     load_tasks(
         ResolvedRun(configuration(tmp_path, [], tasks=[{**own, "args": {"texts": texts[:1]}, "name": "a"}, own])),
-        buffer.database,
+        buffer,
     )
     assert run_command(["tasks", "list"]) == 0
     listed = capsys.readouterr().out
@@ -98,9 +98,9 @@ def test_a_preview_shows_the_first_tasks_as_the_chain_sees_them(
     )
     config = configuration(tmp_path, [LEVELS, EASY, "usage_frequency", "quality_score"])
     if is_loaded:
-        load_tasks(ResolvedRun(configuration(tmp_path, [])), buffer.database)
+        load_tasks(ResolvedRun(configuration(tmp_path, [])), buffer)
     resolved = ResolvedRun(config)
-    ((name, table),) = task_batches(resolved, buffer.database, 5)
+    ((name, table),) = task_batches(resolved, buffer, 5)
     assert (name, table["experience_id"].to_pylist(), table.num_rows) == ("sums", [1, 2, 3, 4, 5], 5)
     assert table["prompt"].to_pylist()[:2] == ["a\nb", ROWS[1]["question"]]
     assert resolved.task_chain.run(table).decisions["kept"].to_pylist() == [True] * 4 + [False]

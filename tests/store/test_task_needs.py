@@ -81,7 +81,7 @@ def test_tasks_without_an_answer_are_counted_and_named(
     words = f"4 of 6 tasks have no answer, which the reward {reward!r} needs: task keys k1, k2, k3, …; add"
     assert any(sentence.startswith(f"taskset sums: {words}") for sentence in opened(config, place))
     for _ in range(2):  # when it is loaded, and when it is stored already
-        load_tasks(ResolvedRun(config), buffer.database)
+        load_tasks(ResolvedRun(config), buffer)
         assert f"tasks: sums: {words}" in capsys.readouterr().err
 
 
@@ -96,7 +96,7 @@ def test_a_set_in_which_no_task_has_an_answer_is_refused_and_not_stored(
     with pytest.raises(TaskSourceError, match=words):
         opened(config, place)
     with pytest.raises(TaskSourceError, match=words):
-        load_tasks(ResolvedRun(config), buffer.database)
+        load_tasks(ResolvedRun(config), buffer)
     assert stored(buffer) == 0
 
 
@@ -104,15 +104,15 @@ def test_a_reward_that_needs_no_answer_asks_for_none(
     buffer: Buffer, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(place, [None] * 3)
-    load_tasks(ResolvedRun(configuration(place, [], explorer={"reward": ["./own.py:any_answer"]})), buffer.database)
+    load_tasks(ResolvedRun(configuration(place, [], explorer={"reward": ["./own.py:any_answer"]})), buffer)
     assert stored(buffer) == 3 and "answer" not in capsys.readouterr().err
 
 
 def test_a_set_that_was_stored_for_another_reward_is_checked_too(buffer: Buffer, place: Path) -> None:
     write(place, [None] * 3)
-    load_tasks(ResolvedRun(configuration(place, [], explorer={"reward": ["./own.py:any_answer"]})), buffer.database)
+    load_tasks(ResolvedRun(configuration(place, [], explorer={"reward": ["./own.py:any_answer"]})), buffer)
     with pytest.raises(TaskSourceError, match="no task of the taskset 'sums' has an answer"):
-        load_tasks(ResolvedRun(configuration(place, [])), buffer.database)
+        load_tasks(ResolvedRun(configuration(place, [])), buffer)
 
 
 def test_an_evaluation_set_needs_answers_too(buffer: Buffer, place: Path) -> None:
@@ -122,9 +122,9 @@ def test_an_evaluation_set_needs_answers_too(buffer: Buffer, place: Path) -> Non
     with pytest.raises(
         TaskSourceError, match=r"'held' has an answer .*allowed: other columns: solution; name the column"
     ):
-        load_tasks(ResolvedRun(configuration(place, [], eval=held)), buffer.database)
+        load_tasks(ResolvedRun(configuration(place, [], eval=held)), buffer)
     held["tasks"][0]["answer"] = "solution"
-    load_tasks(ResolvedRun(configuration(place, [], eval=held)), buffer.database)
+    load_tasks(ResolvedRun(configuration(place, [], eval=held)), buffer)
     assert stored(buffer) == 2
 
 
@@ -133,13 +133,13 @@ def test_stages_may_write_answers_and_drop_tasks_without_one(
 ) -> None:
     write(place, [None, "", None])
     (place / "fill.py").write_text("def fill(row):\n    return {'answer': '1'}\n")
-    load_tasks(ResolvedRun(configuration(place, ["./fill.py:fill"])), buffer.database)
+    load_tasks(ResolvedRun(configuration(place, ["./fill.py:fill"])), buffer)
     assert stored(buffer) == 3 and "no answer" not in capsys.readouterr().err
     write(place, ["1", None, "2"])
     tasks = [{"name": "other", "source": "sums.jsonl"}]
     load_tasks(
         ResolvedRun(configuration(place, [{"sql": "SELECT * FROM batch WHERE answer IS NOT NULL"}], tasks=tasks)),
-        buffer.database,
+        buffer,
     )
     assert "no answer" not in capsys.readouterr().err
 
@@ -151,7 +151,7 @@ def test_a_chat_without_an_answer_is_refused_with_its_row_before_anything_is_mad
     for check in (
         lambda: opened(config, place),
         lambda: check_before_buffer(ResolvedRun(config)),
-        lambda: load_tasks(ResolvedRun(config), buffer.database),
+        lambda: load_tasks(ResolvedRun(config), buffer),
     ):
         with pytest.raises(TaskSourceError, match=words):
             check()
@@ -162,10 +162,10 @@ def test_a_chat_deep_in_a_file_is_looked_at_too(buffer: Buffer, place: Path) -> 
     chats = [[{"role": "user", "content": f"{n}"}, *CHAT] for n in range(150)]
     write_chats(place, [*chats, CHAT[:1]])
     with pytest.raises(TaskSourceError, match="row 151 of the taskset 'sums'"):
-        load_tasks(ResolvedRun(configuration(place, [], **SFT)), buffer.database)
+        load_tasks(ResolvedRun(configuration(place, [], **SFT)), buffer)
     assert stored(buffer) == 0
     write_chats(place, chats)
-    load_tasks(ResolvedRun(configuration(place, [], **SFT)), buffer.database)
+    load_tasks(ResolvedRun(configuration(place, [], **SFT)), buffer)
     assert stored(buffer) == 150
 
 
@@ -182,7 +182,7 @@ def test_a_template_that_does_not_fit_is_found_before_the_run(buffer: Buffer, pl
     strict.save_pretrained(place)
     write_chats(place, [CHAT])
     config = configuration(place, [], **SFT, model={"path": "."})
-    for check in (lambda: opened(config, place), lambda: load_tasks(ResolvedRun(config), buffer.database)):
+    for check in (lambda: opened(config, place), lambda: load_tasks(ResolvedRun(config), buffer)):
         with pytest.raises(TaskSourceError, match=r"row 1 .*before message 2 in another way once that answer is there"):
             check()
 
@@ -191,7 +191,7 @@ def test_arguments_that_the_workflow_does_not_take_are_refused(buffer: Buffer, p
     write_chats(place, [CHAT])
     config = configuration(place, [], **{**SFT, "explorer": {**SFT["explorer"], "workflow_args": {"turn": "last"}}})
     with pytest.raises(ConfigError, match=r"unexpected keyword argument 'turn'.*allowed: column, .*turns"):
-        load_tasks(ResolvedRun(config), buffer.database)
+        load_tasks(ResolvedRun(config), buffer)
 
 
 @pytest.mark.parametrize("uri", ["/proc/rft/buffer", "/dev/null"])

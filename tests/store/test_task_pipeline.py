@@ -50,7 +50,7 @@ def decide(buffer: Buffer, config: RunConfig, *, again: bool = False) -> TasksDe
     """Run the pipeline over a set that is loaded already."""
     chain = ResolvedRun(config).task_chain
     chain.prepare()
-    return decide_tasks(chain, buffer.database, config.tasks[0], again=again)
+    return decide_tasks(chain, buffer, config.tasks[0], again=again)
 
 
 def features(buffer: Buffer) -> list[dict[str, Any]]:
@@ -65,7 +65,7 @@ def count(buffer: Buffer, table: str) -> int:
 
 def test_a_dropped_task_stays_stored_excluded_with_stage_and_reason(buffer: Buffer, tmp_path: Path) -> None:
     write(tmp_path, ROWS)
-    (done,) = load_tasks(ResolvedRun(configuration(tmp_path, [LEVELS, EASY, "task_priority"])), buffer.database)
+    (done,) = load_tasks(ResolvedRun(configuration(tmp_path, [LEVELS, EASY, "task_priority"])), buffer)
     assert (done.num_decided, done.num_active, done.num_excluded, done.dropped_by) == (20, 16, 4, {"sql": 4})
     assert statuses(buffer) == {"active": 16, "excluded": 4}
     row = buffer.sql("SELECT * FROM rft.v_task WHERE status = 'excluded' ORDER BY task_id LIMIT 1").to_pylist()[0]
@@ -88,12 +88,12 @@ def test_a_dropped_task_stays_stored_excluded_with_stage_and_reason(buffer: Buff
 def test_the_same_version_does_nothing_and_a_new_one_decides_beside_the_old(buffer: Buffer, tmp_path: Path) -> None:
     write(tmp_path, ROWS)
     first = configuration(tmp_path, [LEVELS, EASY])
-    load_tasks(ResolvedRun(first), buffer.database)
+    load_tasks(ResolvedRun(first), buffer)
     verdicts, runs = count(buffer, "rft.task_verdict"), count(buffer, "rft.operator_run")
-    (done,) = load_tasks(ResolvedRun(first), buffer.database)
+    (done,) = load_tasks(ResolvedRun(first), buffer)
     assert done.num_decided == 0
     assert (count(buffer, "rft.task_verdict"), count(buffer, "rft.operator_run")) == (verdicts, runs) == (20, 2)
-    (done,) = load_tasks(ResolvedRun(configuration(tmp_path, ["quality_score"])), buffer.database)
+    (done,) = load_tasks(ResolvedRun(configuration(tmp_path, ["quality_score"])), buffer)
     assert (done.num_decided, done.num_active, done.num_excluded) == (20, 20, 0)
     versions = buffer.sql("SELECT pipeline_version, count(*) AS n FROM rft.task_verdict GROUP BY 1")["n"].to_pylist()
     assert versions == [20, 20]
@@ -115,10 +115,10 @@ def test_a_run_is_prepared_with_tasks_that_passed_only(buffer: Buffer, tmp_path:
 def test_a_source_that_grows_is_decided_on_for_its_new_rows_alone(buffer: Buffer, tmp_path: Path) -> None:
     write(tmp_path, ROWS[:10])
     config = configuration(tmp_path, [LEVELS, "task_priority"])
-    load_tasks(ResolvedRun(config), buffer.database)
+    load_tasks(ResolvedRun(config), buffer)
     before = buffer.sql("SELECT task_id, features, task_verdict_id FROM rft.task ORDER BY 1").to_pylist()
     write(tmp_path, ROWS)
-    (done,) = load_tasks(ResolvedRun(config), buffer.database)
+    (done,) = load_tasks(ResolvedRun(config), buffer)
     assert done.num_decided == 10
     assert buffer.sql("SELECT task_id, features, task_verdict_id FROM rft.task ORDER BY 1").to_pylist()[:10] == before
     rows_in = buffer.sql(
@@ -130,9 +130,9 @@ def test_a_source_that_grows_is_decided_on_for_its_new_rows_alone(buffer: Buffer
 def test_stages_that_compare_tasks_see_the_whole_set_and_repeat_no_verdict(buffer: Buffer, tmp_path: Path) -> None:
     write(tmp_path, ROWS[:10])
     config = configuration(tmp_path, [EASY])  # sql may look at all rows, so it is given them all
-    load_tasks(ResolvedRun(config), buffer.database)
+    load_tasks(ResolvedRun(config), buffer)
     write(tmp_path, ROWS[:12])
-    (done,) = load_tasks(ResolvedRun(config), buffer.database)
+    (done,) = load_tasks(ResolvedRun(config), buffer)
     assert done.num_decided == 12
     assert count(buffer, "rft.task_verdict") == 12
 
@@ -142,24 +142,24 @@ def test_new_tasks_cannot_be_selected_before_they_are_decided_on(buffer: Buffer,
     config = configuration(tmp_path, [LEVELS])
     load_taskset(buffer.database, config.tasks[0], tmp_path, pending=True)
     assert statuses(buffer) == {"pending": 20}
-    load_tasks(ResolvedRun(config), buffer.database)
+    load_tasks(ResolvedRun(config), buffer)
     assert statuses(buffer) == {"active": 20}
     write(tmp_path, [*ROWS, {"question": "one more"}])
     load_taskset(buffer.database, config.tasks[0], tmp_path, pending=True)
-    load_tasks(ResolvedRun(configuration(tmp_path, [])), buffer.database)  # nobody decides any more
+    load_tasks(ResolvedRun(configuration(tmp_path, [])), buffer)  # nobody decides any more
     assert statuses(buffer) == {"active": 21}
     assert not any(buffer.sql("SELECT status_pinned AS p FROM rft.task")["p"].to_pylist())
 
 
 def test_a_status_that_a_person_sets_stays_whatever_a_pipeline_decides(buffer: Buffer, tmp_path: Path) -> None:
     write(tmp_path, ROWS)
-    load_tasks(ResolvedRun(configuration(tmp_path, [EASY])), buffer.database)
+    load_tasks(ResolvedRun(configuration(tmp_path, [EASY])), buffer)
     buffer.sql("UPDATE rft.task SET status = 'active' WHERE payload ->> 'answer' = '8'")  # level 4, dropped
     buffer.sql("UPDATE rft.task SET status = 'excluded' WHERE payload ->> 'answer' = '0'")  # level 0, kept
     by_hand = "SELECT payload ->> 'answer' AS a, status::text AS s FROM rft.task WHERE status_pinned ORDER BY task_id"
     expected = [{"a": "0", "s": "excluded"}, {"a": "8", "s": "active"}]
     for stages in ([EASY, LEVELS], [LEVELS], [EASY]):
-        load_tasks(ResolvedRun(configuration(tmp_path, stages)), buffer.database)
+        load_tasks(ResolvedRun(configuration(tmp_path, stages)), buffer)
         assert buffer.sql(by_hand).to_pylist() == expected
     assert statuses(buffer) == {"active": 16, "excluded": 4}
 
@@ -169,9 +169,9 @@ def test_content_corrected_before_it_was_tried_is_decided_on_anew_and_scores_are
 ) -> None:
     config = configuration(tmp_path, [LEVELS])
     write(tmp_path, ROWS[:3])
-    load_tasks(ResolvedRun(config), buffer.database)
+    load_tasks(ResolvedRun(config), buffer)
     write(tmp_path, [{**ROWS[0], "level": 4}, *ROWS[1:4]])
-    (done,) = load_tasks(ResolvedRun(config), buffer.database)
+    (done,) = load_tasks(ResolvedRun(config), buffer)
     assert done.num_decided == 2  # the corrected one and the new one
     assert buffer.sql("SELECT features FROM rft.task ORDER BY task_id")["features"].to_pylist() == [
         {"difficulty": level / 4} for level in (4, 1, 2, 3)
@@ -181,12 +181,12 @@ def test_content_corrected_before_it_was_tried_is_decided_on_anew_and_scores_are
 def test_features_of_the_source_stay_and_those_of_stages_lie_over_them(buffer: Buffer, tmp_path: Path) -> None:
     write(tmp_path, [{"question": "How much is that?", "features": {"level": 2, "topic": "sums"}}])
     stage = {"difficulty_score": {"features": {"level": [0, 4]}}}
-    load_tasks(ResolvedRun(configuration(tmp_path, [stage])), buffer.database)
+    load_tasks(ResolvedRun(configuration(tmp_path, [stage])), buffer)
     row = buffer.sql("SELECT features, source_features FROM rft.task").to_pylist()[0]
     assert row["features"] == {"level": 2, "topic": "sums", "difficulty": 0.5}
     assert row["source_features"] == {"level": 2, "topic": "sums"}
     write(tmp_path, [{"question": "How much is that?", "features": {"level": 2, "topic": "sums"}}, ROWS[0]])
-    load_tasks(ResolvedRun(configuration(tmp_path, [stage])), buffer.database)  # nothing of it has changed
+    load_tasks(ResolvedRun(configuration(tmp_path, [stage])), buffer)  # nothing of it has changed
     assert count(buffer, "rft.task") == 2
 
 
@@ -196,15 +196,15 @@ def test_a_stage_may_mend_prompts_and_answers_of_tasks_that_were_not_tried(buffe
         "def strip(row):\n    return {'prompt': row['prompt'].strip(), 'answer': row['answer'].strip()}\n"
     )
     config = configuration(tmp_path, ["./mine.py:strip"])
-    load_tasks(ResolvedRun(config), buffer.database)
+    load_tasks(ResolvedRun(config), buffer)
     query = "SELECT payload, source_payload FROM rft.task ORDER BY task_id"
     first, second = buffer.sql(query).to_pylist()
     assert (first["payload"]["prompt"], first["payload"]["answer"]) == ("what?", "1")
     assert first["source_payload"]["prompt"] == "  what?  "
     assert (second["payload"]["prompt"], second["source_payload"]) == ("fine", None)
-    (done,) = load_tasks(ResolvedRun(config), buffer.database)
+    (done,) = load_tasks(ResolvedRun(config), buffer)
     assert done.num_decided == 0
-    load_tasks(ResolvedRun(configuration(tmp_path, ["quality_score"])), buffer.database)
+    load_tasks(ResolvedRun(configuration(tmp_path, ["quality_score"])), buffer)
     assert buffer.sql(query).to_pylist()[0]["payload"]["prompt"] == "  what?  "
     buffer.sql(
         "INSERT INTO rft.rollout_group (run_id, attempt_id, ordinal, task_id, explore_step, group_size)"
@@ -213,7 +213,7 @@ def test_a_stage_may_mend_prompts_and_answers_of_tasks_that_were_not_tried(buffe
     with pytest.raises(
         OperatorError, match="changes the prompt or answer of 1 tasks of 'sums' that were tried already"
     ):
-        load_tasks(ResolvedRun(config), buffer.database)
+        load_tasks(ResolvedRun(config), buffer)
 
 
 def test_the_chat_of_a_task_is_shown_as_its_contents_and_not_changed(buffer: Buffer, tmp_path: Path) -> None:
@@ -223,10 +223,10 @@ def test_the_chat_of_a_task_is_shown_as_its_contents_and_not_changed(buffer: Buf
         "def sees(row):\n    return row['prompt'] == 'Be brief.\\nHow much is 1 plus 1?'\n"
         "def upper(row):\n    return {'prompt': row['prompt'].upper()}\n"
     )
-    (done,) = load_tasks(ResolvedRun(configuration(tmp_path, ["./mine.py:sees"])), buffer.database)
+    (done,) = load_tasks(ResolvedRun(configuration(tmp_path, ["./mine.py:sees"])), buffer)
     assert done.num_active == 1
     with pytest.raises(OperatorError, match="changes the prompt of task 1, which is a chat"):
-        load_tasks(ResolvedRun(configuration(tmp_path, ["./mine.py:upper"])), buffer.database)
+        load_tasks(ResolvedRun(configuration(tmp_path, ["./mine.py:upper"])), buffer)
 
 
 @pytest.mark.parametrize("whole_set", [False, True])
@@ -237,7 +237,7 @@ def test_a_task_on_which_a_stage_raises_is_excluded_alone_with_the_error(
     (tmp_path / "mine.py").write_text("def fragile(row):\n    return 10 / (int(row['answer']) - 8) != 0\n")
     compares = {"sql": "SELECT *, count(*) OVER () AS together FROM batch"}
     stages = [*([compares] if whole_set else []), "./mine.py:fragile"]
-    (done,) = load_tasks(ResolvedRun(configuration(tmp_path, stages)), buffer.database)
+    (done,) = load_tasks(ResolvedRun(configuration(tmp_path, stages)), buffer)
     assert (done.num_active, done.num_excluded) == (19, 1)
     assert not whole_set or features(buffer)[0]["together"] == 19
     row = buffer.sql("SELECT answer, reason FROM rft.v_task WHERE NOT kept").to_pylist()[0]
@@ -250,9 +250,9 @@ def test_one_new_task_that_fails_does_not_refuse_the_set(buffer: Buffer, tmp_pat
     (tmp_path / "mine.py").write_text("def fragile(row):\n    return int(row['answer']) >= 0\n")
     write(tmp_path, ROWS[:3])
     config = configuration(tmp_path, ["./mine.py:fragile"])
-    load_tasks(ResolvedRun(config), buffer.database)
+    load_tasks(ResolvedRun(config), buffer)
     write(tmp_path, [*ROWS[:3], {"question": "How much?", "answer": "much"}])
-    (done,) = load_tasks(ResolvedRun(config), buffer.database)
+    (done,) = load_tasks(ResolvedRun(config), buffer)
     assert (done.num_decided, done.num_active, done.num_excluded) == (1, 3, 1)
 
 
@@ -277,12 +277,12 @@ def asks(row):
     compares = {"sql": "SELECT *, count(*) OVER () AS together FROM batch"}
     config = configuration(tmp_path, ["./mine.py:asks", *([compares] if whole_set else [])])
     write(tmp_path, ROWS)
-    load_tasks(ResolvedRun(config), buffer.database)
+    load_tasks(ResolvedRun(config), buffer)
     more = [{"question": f"And {number}?", "answer": str(number)} for number in range(400)]
     write(tmp_path, [*ROWS, *more])
     asked = tmp_path / "asked.txt"
     asked.unlink()
-    (done,) = load_tasks(ResolvedRun(config), buffer.database)
+    (done,) = load_tasks(ResolvedRun(config), buffer)
     assert (done.num_active, done.num_excluded) == (20, 400)
     assert len(asked.read_text()) < (500 if whole_set else 20)
     reasons = buffer.sql("SELECT DISTINCT reason FROM rft.v_task WHERE NOT kept")["reason"].to_pylist()
@@ -292,9 +292,9 @@ def asks(row):
     (tmp_path / "up").touch()
     if whole_set:  # it is decided on again when there is something new
         write(tmp_path, [*ROWS, *more, {"question": "One more?", "answer": "1"}])
-    (done,) = load_tasks(ResolvedRun(config), buffer.database)
+    (done,) = load_tasks(ResolvedRun(config), buffer)
     assert (done.num_active, done.num_excluded) == (421 if whole_set else 420, 0)
-    (done,) = load_tasks(ResolvedRun(config), buffer.database)
+    (done,) = load_tasks(ResolvedRun(config), buffer)
     assert done.num_decided == 0
 
 
@@ -331,7 +331,7 @@ def test_a_stage_that_cannot_work_is_a_clear_error_and_stores_no_verdict(
         "        return StageOutcome(reasons, waiting={0: Review('r', 'Is it right?', 9.0, 'pass')})\n"
     )
     with pytest.raises(OperatorError, match=message):
-        load_tasks(ResolvedRun(configuration(tmp_path, stages)), buffer.database)
+        load_tasks(ResolvedRun(configuration(tmp_path, stages)), buffer)
     assert count(buffer, "rft.task_verdict") == 0
     assert statuses(buffer) == {"pending": 20}
 
@@ -356,7 +356,7 @@ def test_a_mistake_in_one_set_is_told_before_anything_of_another_is_stored(
     write(tmp_path, [{"question": "Why?", "answer": "so", "steps": 2}], "more.jsonl")
     config = configuration(tmp_path, stages, **{"tasks": TWO_SETS, **changes})
     with pytest.raises((OperatorError, TaskSourceError), match=message):
-        load_tasks(ResolvedRun(config), buffer.database)
+        load_tasks(ResolvedRun(config), buffer)
     assert count(buffer, "rft.task") == 0 and list_tasksets(buffer.database) == []
 
 
@@ -383,7 +383,7 @@ def test_a_set_that_cannot_be_decided_on_keeps_no_other_waiting(
     broken = {"sql": "SELECT *, CASE WHEN prompt = 'Why?' THEN error('no') ELSE 1 END AS one FROM batch"}
     config = configuration(tmp_path, [broken], tasks=[TWO_SETS[1], TWO_SETS[0]])
     with pytest.raises(OperatorError, match="the taskset 'more'"):
-        load_tasks(ResolvedRun(config), buffer.database)
+        load_tasks(ResolvedRun(config), buffer)
     assert statuses(buffer) == {"pending": 1, "active": 20}
 
 
@@ -391,13 +391,13 @@ def test_where_stages_compare_tasks_a_number_may_first_appear_in_any_row(buffer:
     rows: list[dict[str, Any]] = [{"question": f"q{n}", "answer": "1"} for n in range(4_100)]
     write(tmp_path, rows[:-4] + [{**row, "level": 1} for row in rows[-4:]])
     stages = ["naive_grouper", {"task_priority": {"weights": {"level": 1}}}]
-    (done,) = load_tasks(ResolvedRun(configuration(tmp_path, stages)), buffer.database)
+    (done,) = load_tasks(ResolvedRun(configuration(tmp_path, stages)), buffer)
     assert (done.num_active, done.num_excluded) == (4_100, 0)
     # A name that no row has is found by the load itself.
     with pytest.raises(OperatorError, match=r"no task has the number 'hardness'"):
         load_tasks(
             ResolvedRun(configuration(tmp_path, [stages[0], {"task_priority": {"weights": {"hardness": 1}}}])),
-            buffer.database,
+            buffer,
         )
 
 
@@ -409,7 +409,7 @@ def test_a_stored_set_is_not_read_again_to_be_checked(buffer: Buffer, tmp_path: 
     (tmp_path / "mine.log").touch()
     config = configuration(tmp_path, [], tasks=[{"name": "own", "source": "./mine.py:make"}])
     for _ in range(3):
-        load_tasks(ResolvedRun(config), buffer.database)
+        load_tasks(ResolvedRun(config), buffer)
     assert (tmp_path / "mine.log").read_text() == ".."  # looked at, then loaded
 
 
@@ -420,9 +420,9 @@ def test_a_pipeline_that_drops_everything_is_refused_and_says_by_which_stage(buf
         with pytest.raises(
             TaskSourceError, match=r"no task of 'sums' is left to select: all 20 are excluded \(sql: 20\)"
         ):
-            load_tasks(ResolvedRun(config), buffer.database)
+            load_tasks(ResolvedRun(config), buffer)
     assert count(buffer, "rft.task_verdict") == 20  # nothing vanishes
-    (done,) = load_tasks(ResolvedRun(configuration(tmp_path, [LEVELS])), buffer.database)
+    (done,) = load_tasks(ResolvedRun(configuration(tmp_path, [LEVELS])), buffer)
     assert done.num_active == 20
 
 
@@ -442,9 +442,7 @@ def test_a_stage_that_does_not_fit_tasks_is_refused_without_data(tmp_path: Path,
 def test_a_data_juicer_operator_looks_at_the_prompt_of_a_task(buffer: Buffer, tmp_path: Path) -> None:
     pytest.importorskip("data_juicer")
     write(tmp_path, [*ROWS[:3], {"question": "Hm?"}])
-    (done,) = load_tasks(
-        ResolvedRun(configuration(tmp_path, [{"text_length_filter": {"min_len": 10}}])), buffer.database
-    )
+    (done,) = load_tasks(ResolvedRun(configuration(tmp_path, [{"text_length_filter": {"min_len": 10}}])), buffer)
     assert (done.num_active, done.dropped_by) == (3, {"text_length_filter": 1})
 
 
@@ -455,37 +453,36 @@ def test_evaluation_tasks_are_left_as_they_are(buffer: Buffer, tmp_path: Path) -
     config = configuration(
         tmp_path, [EASY], eval=evaluation, trainer={"batch_groups": 2, "learning_rate": 0.1, "checkpoint_every": 8}
     )
-    load_tasks(ResolvedRun(config), buffer.database)
+    load_tasks(ResolvedRun(config), buffer)
     rows = {row["taskset"]: (row["active"], row["excluded"]) for row in list_tasksets(buffer.database)}
     assert rows == {"sums": (16, 4), "val": (20, 0)}
 
 
-def test_what_is_interrupted_goes_on_where_it_was(
-    buffer: Buffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pipeline, "_BATCH_TASKS", 6)
+def test_what_is_interrupted_goes_on_where_it_was(buffer: Buffer, tmp_path: Path) -> None:
+    num_tasks = pipeline.BATCH_TASKS + 14
+    last = str(2 * (num_tasks - 1))
     (tmp_path / "mine.py").write_text(
         "import pathlib\n"
         "def stops(row):\n"
-        "    if row['answer'] == '20' and not (pathlib.Path(__file__).parent / 'go').exists():\n"
+        f"    if row['answer'] == '{last}' and not (pathlib.Path(__file__).parent / 'go').exists():\n"
         "        raise KeyboardInterrupt\n"
         "    return True\n"
     )
-    write(tmp_path, ROWS)
+    write(tmp_path, [{"question": f"How much is {i} plus {i}?", "answer": str(2 * i)} for i in range(num_tasks)])
     config = configuration(tmp_path, ["./mine.py:stops"])
     with pytest.raises(KeyboardInterrupt):
-        load_tasks(ResolvedRun(config), buffer.database)
-    assert statuses(buffer) == {"active": 6, "pending": 14}
+        load_tasks(ResolvedRun(config), buffer)
+    assert statuses(buffer) == {"active": pipeline.BATCH_TASKS, "pending": 14}
     (tmp_path / "go").touch()
-    (done,) = load_tasks(ResolvedRun(config), buffer.database)
-    assert (done.num_decided, done.num_active, count(buffer, "rft.task_verdict")) == (14, 20, 20)
+    (done,) = load_tasks(ResolvedRun(config), buffer)
+    assert (done.num_decided, done.num_active, count(buffer, "rft.task_verdict")) == (14, num_tasks, num_tasks)
 
 
 def test_two_processes_that_load_at_once_decide_once(buffer: Buffer, tmp_path: Path) -> None:
     write(tmp_path, ROWS)
     config = configuration(tmp_path, [LEVELS, EASY])
     with ThreadPoolExecutor(4) as pool:
-        done = list(pool.map(lambda _: load_tasks(ResolvedRun(config), buffer.database)[0], range(4)))
+        done = list(pool.map(lambda _: load_tasks(ResolvedRun(config), buffer)[0], range(4)))
     assert sorted(one.num_decided for one in done) == [0, 0, 0, 20]
     assert {one.num_active for one in done} == {16}
     assert (count(buffer, "rft.task"), count(buffer, "rft.task_verdict"), count(buffer, "rft.operator_run")) == (
@@ -503,10 +500,10 @@ def test_tasks_that_are_in_an_evaluation_set_of_the_buffer_are_excluded_by_its_n
     stage = {"decontaminate": {"against": ["taskset:held_out"]}}
     config = configuration(tmp_path, [stage])
     with pytest.raises(ConfigError, match=r"no task of this set \(got 'held_out'\)"):
-        load_tasks(ResolvedRun(config), buffer.database)
+        load_tasks(ResolvedRun(config), buffer)
     held_out = configuration(tmp_path, [], tasks=[{"name": "held_out", "source": "held_out.jsonl"}])
     load_taskset(buffer.database, held_out.tasks[0], tmp_path)
-    (done,) = load_tasks(ResolvedRun(config), buffer.database)
+    (done,) = load_tasks(ResolvedRun(config), buffer)
     assert (done.num_active, done.num_excluded) == (18, 2)
     reasons = buffer.sql("SELECT DISTINCT reason FROM rft.task_verdict WHERE NOT kept ORDER BY 1")["reason"].to_pylist()
     assert reasons == [

@@ -90,14 +90,14 @@ def test_a_score_is_computed_once_for_what_it_looks_at_and_used_by_other_version
 ) -> None:
     quality_stage = {"quality_score": {"columns": {"level": [0, 9]}}}
     write(tmp_path, ROWS[:5])
-    load_tasks(ResolvedRun(configuration(tmp_path, [quality_stage])), buffer.database)
+    load_tasks(ResolvedRun(configuration(tmp_path, [quality_stage])), buffer)
     assert count(buffer, "rft.task_score") == 5
     buffer.sql("UPDATE rft.task_score SET scores = '{\"quality\": 0.125}'")
-    load_tasks(ResolvedRun(configuration(tmp_path, [quality_stage, "task_priority"])), buffer.database)
+    load_tasks(ResolvedRun(configuration(tmp_path, [quality_stage, "task_priority"])), buffer)
     quality = "SELECT features -> 'quality' AS q, features -> 'priority' AS p FROM rft.task ORDER BY task_id"
     assert {(row["q"], row["p"]) for row in buffer.sql(quality).to_pylist()} == {(0.125, 0.125)}
     write(tmp_path, [{**ROWS[0], "level": 9}, {**ROWS[1], "answer": "two"}, *ROWS[2:5]])
-    load_tasks(ResolvedRun(configuration(tmp_path, [quality_stage, "task_priority"])), buffer.database)
+    load_tasks(ResolvedRun(configuration(tmp_path, [quality_stage, "task_priority"])), buffer)
     values = [row["q"] for row in buffer.sql(quality).to_pylist()]
     assert values[0] != 0.125 and values[1:] == [0.125] * 4
 
@@ -105,7 +105,7 @@ def test_a_score_is_computed_once_for_what_it_looks_at_and_used_by_other_version
 def test_a_purged_task_leaves_no_text_behind_and_is_not_decided_on(buffer: Buffer, tmp_path: Path) -> None:
     write(tmp_path, ROWS[:2])
     (tmp_path / "mine.py").write_text("def shout(row):\n    return {'prompt': row['prompt'].upper()}\n")
-    load_tasks(ResolvedRun(configuration(tmp_path, ["quality_score", "./mine.py:shout"])), buffer.database)
+    load_tasks(ResolvedRun(configuration(tmp_path, ["quality_score", "./mine.py:shout"])), buffer)
     buffer.sql(
         "UPDATE rft.task SET payload = '{\"purged\": true}', features = '{}', status = 'excluded' WHERE task_id = 1"
     )
@@ -171,7 +171,7 @@ def test_tasks_that_a_stage_makes_pass_the_other_stages_and_name_where_they_come
         tmp_path,
         [{"quality_score": {"measures": ["length"]}}, "./mine.py:Split", {"text_length_filter": {"min_len": 7}}],
     )
-    (done,) = load_tasks(ResolvedRun(config), buffer.database)
+    (done,) = load_tasks(ResolvedRun(config), buffer)
     rows = buffer.sql(
         "SELECT payload ->> 'prompt' AS p, status::text AS s, features -> 'quality' AS q, (features ->> 'parent_task_id')::int AS parent"
         " FROM rft.task ORDER BY task_id"
@@ -182,8 +182,8 @@ def test_tasks_that_a_stage_makes_pass_the_other_stages_and_name_where_they_come
     ]  # fmt: skip
     assert all(row["q"] is not None for row in rows)
     assert (done.num_decided, done.num_active) == (7, 1)
-    assert load_tasks(ResolvedRun(config), buffer.database)[0].num_decided == 0
-    (again,) = load_tasks(ResolvedRun(config), buffer.database, again=True)
+    assert load_tasks(ResolvedRun(config), buffer)[0].num_decided == 0
+    (again,) = load_tasks(ResolvedRun(config), buffer, again=True)
     assert (again.num_decided, count(buffer, "rft.task")) == (7, 7)
     assert list_tasksets(buffer.database)[0]["num_tasks"] == 7
 
@@ -206,10 +206,10 @@ def test_a_grade_that_failed_is_not_kept(buffer: Buffer, tmp_path: Path) -> None
     (tmp_path / "mine.py").write_text(GRADE)
     write(tmp_path, ROWS[:4])
     config = configuration(tmp_path, ["./mine.py:Grade"])
-    load_tasks(ResolvedRun(config), buffer.database)
+    load_tasks(ResolvedRun(config), buffer)
     assert count(buffer, "rft.task_score") == 3
     assert features(buffer)[2] == {"error": "no answer"}
     (tmp_path / "up").touch()
-    load_tasks(ResolvedRun(config), buffer.database, again=True)
+    load_tasks(ResolvedRun(config), buffer, again=True)
     assert count(buffer, "rft.task_score") == 4
     assert features(buffer)[2] == {"grade": 1.0}

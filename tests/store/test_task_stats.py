@@ -61,7 +61,7 @@ def test_a_relabel_corrects_the_outcome_of_its_group(roles: Roles) -> None:
         {"task_key": "1", "ordinal": 0, "successes": 1, "trials": 0, "author": "ada", "reason": "wrong unit"},
         {"task_key": "2", "ordinal": 1, "successes": -1, "trials": 0, "author": "ada", "reason": "wrong unit"},
     ]
-    assert check_task_stats(roles.database, roles.run_id) == []
+    assert check_task_stats(roles.run) == []
 
 
 def test_a_reward_that_comes_later_is_a_trial(buffer: Buffer) -> None:
@@ -73,7 +73,7 @@ def test_a_reward_that_comes_later_is_a_trial(buffer: Buffer) -> None:
     assert stat(roles) == {"alpha": 2, "beta": 2, "attempts": 1, "mean_reward": 0.5}
     relabel(roles, None, "true")
     assert stat(roles) == {"alpha": 1, "beta": 1, "attempts": 1, "mean_reward": None}
-    assert check_task_stats(roles.database, roles.run_id) == []
+    assert check_task_stats(roles.run) == []
 
 
 def test_a_rollout_of_several_turns_is_one_trial(buffer: Buffer) -> None:
@@ -132,8 +132,8 @@ def test_what_a_person_sets_is_an_outcome_of_their_own(roles: Roles) -> None:
     assert observations(roles, "manual") == [
         {"task_key": "2", "ordinal": None, "successes": -1, "trials": 17, "author": "ada", "reason": "unsolvable"}
     ]
-    assert check_task_stats(roles.database, roles.run_id) == []
-    rebuild_task_stats(roles.database, roles.run_id)
+    assert check_task_stats(roles.run) == []
+    rebuild_task_stats(roles.run)
     assert stat(roles, "2")["beta"] == 20 and stat(roles) == {"alpha": 2, "beta": 2, "attempts": 1, "mean_reward": 0.5}
 
 
@@ -159,7 +159,7 @@ def test_a_person_may_add_an_outcome(roles: Roles) -> None:
 def test_what_would_break_the_fold_is_refused(roles: Roles, statement: str, hint: str) -> None:
     with pytest.raises(QueryError, match=hint):
         roles.buffer.sql(statement)
-    assert check_task_stats(roles.database, roles.run_id) == []
+    assert check_task_stats(roles.run) == []
 
 
 def broken(roles: Roles) -> None:
@@ -174,11 +174,11 @@ def broken(roles: Roles) -> None:
 def test_the_fold_is_compared_and_rebuilt(roles: Roles) -> None:
     relabel(roles, 1.0, "task_key = '1'")
     broken(roles)
-    (row,) = check_task_stats(roles.database, roles.run_id)
+    (row,) = check_task_stats(roles.run)
     assert (row["task_key"], row["alpha"], row["alpha_of_fold"]) == ("2", 9, 2)
-    assert rebuild_task_stats(roles.database, roles.run_id) == 2
-    assert check_task_stats(roles.database, roles.run_id) == []
-    assert {row["task_key"] for row in task_stats(roles.database, roles.run_id)} == {"1", "2"}
+    assert rebuild_task_stats(roles.run) == 2
+    assert check_task_stats(roles.run) == []
+    assert {row["task_key"] for row in task_stats(roles.run)} == {"1", "2"}
     assert observations(roles, "manual") == []
 
 
@@ -187,7 +187,7 @@ def test_a_relabel_and_a_rebuild_in_one_transaction_count_once(roles: Roles) -> 
         connection.execute("UPDATE rft.experience SET reward = 1")
         connection.execute("SELECT rft.rebuild_task_stat(%s)", [roles.run_id])
     assert stat(roles)["alpha"] == 3
-    assert check_task_stats(roles.database, roles.run_id) == []
+    assert check_task_stats(roles.run) == []
 
 
 def test_the_command_shows_compares_and_rebuilds(

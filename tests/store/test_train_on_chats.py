@@ -58,7 +58,7 @@ def explore(buffer: rftdata.Buffer, place: Path, **workflow_args: Any) -> list[d
     count = "SELECT count(*) AS n FROM rft.rollout JOIN rft.rollout_group g USING (group_id) WHERE run_id = %s"
     sections = {name: CHATS[name] for name in ("tasks", "algorithm", "sampling")}
     sections |= {"explorer": {**CHATS["explorer"], "workflow_args": workflow_args}, "trainer": {"batch_groups": 1}}
-    with buffer.attempt(run.row) as attempt:
+    with buffer.attempt(run.run) as attempt:
         run.publish(attempt, 0, "weights")
         run.explore(NoEngine(place / "model"), lambda: run.rows(count)[0]["n"] > 0, sections)
     found = buffer.sql(

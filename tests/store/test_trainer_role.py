@@ -26,14 +26,13 @@ from rftdata.errors import ConfigError, RftError
 from rftdata.pipeline.queue import claim_sealed_groups
 from rftdata.pipeline.records import Verdicts, kept
 from rftdata.pipeline.verdicts import commit_verdicts
-from rftdata.postgres.database import Row
-from rftdata.training.evaluations import claim_evaluation, fail_evaluation, finish_evaluation
+from rftdata.training.evaluations import Answer, Evaluation, claim_evaluation, fail_evaluation, finish_evaluation
 from rftdata.training.sampling import SamplingConfig
 from rftdata.workers import Worker
 from tests.support.models import make_tiny_model
 from tests.support.store_roles import own_group
 
-Rewards = Callable[[Row], float | None]
+Rewards = Callable[[Evaluation], float | None]
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +45,7 @@ def training(buffer: Buffer, tiny: Path) -> Iterator[Training]:
     with ThreadPoolExecutor() as pool:
         training = Training(buffer, tiny, pool)
         yield training
-        if training.run:
+        if training.was_started:
             training.stop()  # a trainer that a failed test left waiting must not hold up the others
 
 
@@ -60,7 +59,7 @@ class Training:
         self.buffer = buffer
         self.model = model
         self.pool = pool
-        self.run: Row = {}
+        self.was_started = False
 
     def start(self, steps: int, **sections: dict[str, Any]) -> None:
         """Store the run and a sealed group for every step."""
@@ -68,10 +67,11 @@ class Training:
         self.run = self.buffer.create_run(
             name="stored", config=stored_config(self.config), seed=1, steps=steps, pipeline_version="p1", mode="train"
         )
+        self.was_started = True
         with self.buffer.writer(self.run) as writer:
             writer.insert(*[own_group(task_key=str(step)) for step in range(steps)])
         self.explorer: int = self.buffer.database.fetch(
-            "insert_worker", run_id=self.run["run_id"], role="explorer", host="here", pid=os.getpid()
+            "insert_worker", run_id=self.run.run_id, role="explorer", host="here", pid=os.getpid()
         )[0]["worker_id"]
 
     def configured(self, steps: int, **sections: dict[str, Any]) -> RunConfig:
@@ -88,10 +88,9 @@ class Training:
 
     def make_ready(self, count: int) -> None:
         """Verdicts on that many more groups: so many steps can be drawn."""
-        database, run_id = self.buffer.database, self.run["run_id"]
-        batch = claim_sealed_groups(database, run_id, self.explorer, count=count, lease_s=60)
+        batch = claim_sealed_groups(self.run, self.explorer, count=count, lease_s=60)
         assert batch is not None
-        commit_verdicts(database, run_id, self.explorer, "p1", batch, Verdicts(kept(batch.table)))
+        commit_verdicts(self.run, self.explorer, "p1", batch, Verdicts(kept(batch.table)))
 
     def attempt(self) -> Future[None]:
         """One life of the trainer, in a thread; it holds the run when this returns."""
@@ -102,30 +101,28 @@ class Training:
 
     def train(self) -> None:
         with (
-            Worker(self.buffer.database, self.run["run_id"], "trainer") as worker,
+            Worker(self.run, "trainer") as worker,
             self.buffer.attempt(self.run, sampling=SamplingConfig(max_staleness=1000)) as attempt,
         ):
-            TrainerRole(JoinedRun(self.buffer, self.run, ResolvedRun(self.config)), worker, attempt).run()
+            TrainerRole(JoinedRun(self.buffer, self.run, ResolvedRun(self.config)), worker, attempt).train()
 
     def stop(self) -> None:
-        self.buffer.database.run("request_stop", run_id=self.run["run_id"])
+        self.run.request_stop()
 
-    def answer(self, rewards: Rewards) -> list[Row]:
+    def answer(self, rewards: Rewards) -> list[Evaluation]:
         """Answer what is asked; where `rewards` gives None the evaluation fails. What was answered."""
         answered = []
-        while row := claim_evaluation(self.buffer.database, self.run["run_id"], self.explorer, lease_s=60):
-            reward = rewards(row)
+        while asked := claim_evaluation(self.run, self.explorer, lease_s=60):
+            reward = rewards(asked)
             if reward is None:
-                fail_evaluation(self.buffer.database, row["evaluation_id"], self.explorer, "it failed")
+                fail_evaluation(self.run, asked.evaluation_id, self.explorer, "it failed")
                 continue
-            given = {"task_id": 1, "reward": reward, "response": "", "num_response_tokens": 1, "finish_reason": "stop"}
-            finish_evaluation(
-                self.buffer.database, row["evaluation_id"], self.explorer, [{**given, "error": None}], seconds=1.0
-            )
-            answered.append(row)
+            given = Answer(task_id=1, reward=reward, response="", num_response_tokens=1, finish_reason="stop")
+            finish_evaluation(self.run, asked.evaluation_id, self.explorer, [given], seconds=1.0)
+            answered.append(asked)
         return answered
 
-    def answer_until_done(self, future: Future[None], rewards: Rewards) -> list[Row]:
+    def answer_until_done(self, future: Future[None], rewards: Rewards) -> list[Evaluation]:
         answered = []
         while not future.done():
             answered += self.answer(rewards)
@@ -179,8 +176,8 @@ def test_a_checkpoint_is_not_judged_on_part_of_its_validation(training: Training
     training.make_ready(2)
     life = training.attempt()
 
-    def rewards(row: Row) -> float:
-        return {1: {"easy": 0.4, "hard": 0.4}, 2: {"easy": 1.0, "hard": -1.0}}.get(row["trainer_step"], {}).get(row["taskset"], 0.0)  # fmt: skip
+    def rewards(asked: Evaluation) -> float:
+        return {1: {"easy": 0.4, "hard": 0.4}, 2: {"easy": 1.0, "hard": -1.0}}.get(asked.trainer_step, {}).get(asked.taskset, 0.0)  # fmt: skip
 
     # Step 2 was answered on its easy taskset only when the checkpoint of step 3 is committed.
     training.wait_for("(select count(*) = 6 from rft.evaluation)", life)
@@ -203,13 +200,13 @@ def test_the_tests_are_read_by_the_best_of_those_answered_in_full(training: Trai
     training.start(2, eval=evaluation)
     training.make_ready(2)
 
-    def rewards(row: Row) -> float | None:
-        if row["trainer_step"] == 2:
-            return 1.0 if row["taskset"] == "easy" else None
+    def rewards(asked: Evaluation) -> float | None:
+        if asked.trainer_step == 2:
+            return 1.0 if asked.taskset == "easy" else None
         return 0.5
 
     asked = training.answer_until_done(training.attempt(), rewards)
-    assert {row["trainer_step"] for row in asked if row["purpose"] == "test"} == {0, 1}
+    assert {one.trainer_step for one in asked if one.purpose == "test"} == {0, 1}
     assert build_report(training.buffer).best_step == 1
 
 
@@ -218,7 +215,7 @@ def test_a_checkpoint_whose_validation_failed_does_not_wait_for_ever(training: T
     training.make_ready(2)
     life = training.attempt()
     training.wait_for("(select count(*) = 3 from rft.evaluation)", life)
-    training.answer(lambda row: None if row["trainer_step"] == 1 else 1.0)
+    training.answer(lambda asked: None if asked.trainer_step == 1 else 1.0)
     training.make_ready(2)
     training.answer_until_done(life, lambda row: 0.0)
     assert training.checkpoints() == [2, 4]
@@ -240,13 +237,13 @@ def test_validations_that_nobody_answered_are_asked_again_with_the_weights_of_th
     training.make_ready(2)
     seen: set[int] = set()
 
-    def rewards(row: Row) -> float:
-        if row["trainer_step"] in (0, 2):
-            given = dict(iterate_weights(open_weights(row["uri"], row["checksum"])))
-            stored = dict(iterate_weights(folders[row["trainer_step"]] / "model.safetensors"))
+    def rewards(asked: Evaluation) -> float:
+        if asked.trainer_step in (0, 2):
+            given = dict(iterate_weights(open_weights(asked.uri, asked.checksum)))
+            stored = dict(iterate_weights(folders[asked.trainer_step] / "model.safetensors"))
             assert all(torch.equal(given[name], tensor) for name, tensor in stored.items())
-            seen.add(row["trainer_step"])
-        return 1.0 if row["trainer_step"] == 2 else 0.0
+            seen.add(asked.trainer_step)
+        return 1.0 if asked.trainer_step == 2 else 0.0
 
     training.answer_until_done(training.attempt(), rewards)
     assert seen == {0, 2}
@@ -266,7 +263,7 @@ def test_an_interrupted_reading_of_the_tests_is_done_by_the_next_life(training: 
     training.stop()
     life.result(timeout=60)
     asked = training.answer_until_done(training.attempt(), lambda row: 1.0)
-    assert sorted((row["trainer_step"], row["decoding"]) for row in asked) == [
+    assert sorted((one.trainer_step, one.decoding) for one in asked) == [
         (0, "greedy"), (0, "sampled"), (1, "greedy"), (1, "sampled"),
     ]  # fmt: skip
 
@@ -284,7 +281,7 @@ def test_a_step_that_a_checkpoint_contains_is_on_record_whenever_the_trainer_die
             training.train()
         connection.execute("DROP FUNCTION die CASCADE")
     assert training.checkpoints() == training.steps() == [1]
-    orphan = training.buffer.run_folder(training.run) / "checkpoints" / "attempt-1-step-000002"
+    orphan = training.run.folder / "checkpoints" / "attempt-1-step-000002"
     assert orphan.is_dir()
     training.train()
     assert training.steps() == [1, 2, 3]
@@ -295,7 +292,7 @@ def test_a_step_that_a_checkpoint_contains_is_on_record_whenever_the_trainer_die
 def test_what_selectors_say_of_themselves_is_recorded_with_the_step(training: Training) -> None:
     training.start(1)
     training.make_ready(1)
-    run_id = training.run["run_id"]
+    run_id = training.run.run_id
     metrics = Jsonb({"tried": 3.0, "chosen_pass_rate": 0.5})
     training.buffer.database.run(
         "save_selector_states", run_id=run_id, tasksets=["sums"], selectors=["difficulty"], states=[Jsonb({})], metrics=[metrics]
@@ -312,7 +309,7 @@ def test_what_a_killed_trainer_left_half_written_is_removed(training: Training) 
     training.wait_for("exists (select from rft.checkpoint)", life)
     training.stop()
     life.result(timeout=60)
-    folder = training.buffer.run_folder(training.run) / "checkpoints"
+    folder = training.run.folder / "checkpoints"
     for name in ("attempt-1-step-000002.draft", "attempt-1-step-000002", "attempt-9-step-000002", "my-favourite"):
         (folder / name).mkdir()
     training.make_ready(1)
@@ -339,7 +336,7 @@ def test_greedy_rollouts_teach_nothing_to_an_algorithm_that_compares(training: T
 def learner_temperature(training: Training) -> float:
     joined = JoinedRun(training.buffer, training.run, ResolvedRun(training.config))
     with (
-        Worker(training.buffer.database, training.run["run_id"], "trainer") as worker,
+        Worker(training.run, "trainer") as worker,
         training.buffer.attempt(training.run) as attempt,
     ):
         return TrainerRole(joined, worker, attempt).learner.temperature

@@ -29,11 +29,12 @@ from rftdata.workers import Worker
 
 uri, segments, run_id = sys.argv[1], sys.argv[2], int(sys.argv[3])
 buffer = rftdata.open(BufferConfig(uri=uri, segments=segments))
-worker = Worker(buffer.database, run_id, "explorer", lease_s=3)
+run = buffer.find_run(run_id)
+worker = Worker(run, "explorer", lease_s=3)
 held = [
-    claim_groups(buffer.database, run_id, worker.worker_id, last_step=9, count=9, lease_s=3),
-    claim_sealed_groups(buffer.database, run_id, worker.worker_id, count=9, lease_s=3),
-    claim_evaluation(buffer.database, run_id, worker.worker_id, lease_s=3),
+    claim_groups(run, worker.worker_id, last_step=9, count=9, lease_s=3),
+    claim_sealed_groups(run, worker.worker_id, count=9, lease_s=3),
+    claim_evaluation(run, worker.worker_id, lease_s=3),
 ]
 print(all(held), flush=True)
 time.sleep(600)
@@ -67,7 +68,7 @@ def test_claims_of_a_killed_process_go_back_while_the_others_work_on(buffer: Buf
             attempt, policy_version_id=1, trainer_step=0, purpose="validation", tasksets=["set0"],
             decodings=["greedy"], uri="/weights", checksum="0",
         )  # fmt: skip
-        with Worker(buffer.database, roles.run_id, "trainer", lease_s=8):
+        with Worker(roles.run, "trainer", lease_s=8):
             arguments = [buffer.config.uri, str(buffer.config.segments), str(roles.run_id)]
             holder = subprocess.Popen([sys.executable, "-c", HOLDER, *arguments], stdout=subprocess.PIPE, text=True)
             assert holder.stdout is not None
@@ -99,12 +100,12 @@ def test_a_new_worker_frees_at_once_what_died_on_its_machine(buffer: Buffer) -> 
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, *arguments], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None and holder.stdout.readline()
     assert claims(buffer)["groups"] == 1
-    with Worker(buffer.database, roles.run_id, "pipeline"):
+    with Worker(roles.run, "pipeline"):
         assert claims(buffer)["groups"] == 1, "its holder lives"
     holder.kill()
     holder.wait()
     holder.stdout.close()
-    with Worker(buffer.database, roles.run_id, "pipeline"):
+    with Worker(roles.run, "pipeline"):
         assert claims(buffer) == {"groups": 0, "items": 0, "evaluations": 0}
 
 
@@ -128,7 +129,7 @@ DISK_FULL, CANCELED, CHECK_VIOLATION = "53100", "57014", "23514"
 @pytest.mark.parametrize("code", [DISK_FULL, CANCELED, CHECK_VIOLATION])
 def test_the_heartbeat_outlives_whatever_the_database_says(buffer: Buffer, code: str) -> None:
     roles = Roles(buffer)
-    with Worker(buffer.database, roles.run_id, "explorer") as worker:
+    with Worker(roles.run, "explorer") as worker:
         buffer.sql(REFUSING.format(code=code))
         worker.says("works")
         until(lambda: worker._heartbeat_error is not None)
@@ -141,10 +142,10 @@ def test_the_heartbeat_outlives_whatever_the_database_says(buffer: Buffer, code:
 def test_an_error_of_the_work_is_not_hidden_by_one_of_leaving(buffer: Buffer) -> None:
     roles = Roles(buffer)
     buffer.sql(REFUSING.format(code=DISK_FULL))
-    with pytest.raises(QueryError, match="no_such_table"), Worker(buffer.database, roles.run_id, "explorer"):
+    with pytest.raises(QueryError, match="no_such_table"), Worker(roles.run, "explorer"):
         buffer.sql("SELECT * FROM no_such_table")
     buffer.sql("DROP FUNCTION rft.test_refuse CASCADE")
-    with pytest.raises(DiskFullError), Worker(buffer.database, roles.run_id, "explorer"):
+    with pytest.raises(DiskFullError), Worker(roles.run, "explorer"):
         buffer.sql(REFUSING.format(code=DISK_FULL))
 
 

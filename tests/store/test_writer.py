@@ -6,21 +6,20 @@ import threading
 import time
 import uuid
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pyarrow as pa
 import pytest
 
 import rftdata
-from rftdata import Buffer, Group, RftError, Rollout
+from rftdata import Buffer, Group, RftError, Rollout, Run
 from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError, DiskFullError, FencedError
 from tests.support.store_roles import Roles, own_group, tokens
 
 
 @pytest.fixture
-def run(buffer: Buffer) -> dict[str, Any]:
+def run(buffer: Buffer) -> Run:
     return buffer.create_run(name="import", config={}, seed=1, steps=1, pipeline_version="p1")
 
 
@@ -32,7 +31,7 @@ def counts(buffer: Buffer) -> dict[str, int]:
     return row
 
 
-def test_rows_and_arrays_come_back_as_they_were_written(buffer: Buffer, run: dict[str, Any]) -> None:
+def test_rows_and_arrays_come_back_as_they_were_written(buffer: Buffer, run: Run) -> None:
     long = tokens(
         0.5, token_ids=[1, 2, 3, 4, 5, 6], num_prompt_tokens=2, behavior_logprobs=[-1.0, -2.0, -3.0, -4.0],
         loss_mask=[True, False, True, True], policy_spans=[(2, 7), (4, 9)], reward_parts={"exact": 0.5}, metrics={"length": 4.0},
@@ -76,7 +75,7 @@ def test_rows_and_arrays_come_back_as_they_were_written(buffer: Buffer, run: dic
     assert list(buffer.verify()) == []
 
 
-def test_several_groups_share_one_segment_and_keep_their_order(buffer: Buffer, run: dict[str, Any]) -> None:
+def test_several_groups_share_one_segment_and_keep_their_order(buffer: Buffer, run: Run) -> None:
     with buffer.writer(run) as writer:
         ids = writer.insert(own_group(task_key="a"), own_group(task_key="b"), own_group(task_key="a"))
         more = writer.insert(own_group(task_key="c"))
@@ -86,7 +85,7 @@ def test_several_groups_share_one_segment_and_keep_their_order(buffer: Buffer, r
     assert buffer.sql("SELECT count(*) AS n FROM rft.task")["n"].to_pylist() == [3]
 
 
-def test_a_failed_rollout_keeps_its_error_and_has_no_experience(buffer: Buffer, run: dict[str, Any]) -> None:
+def test_a_failed_rollout_keeps_its_error_and_has_no_experience(buffer: Buffer, run: Run) -> None:
     group = Group(
         [Rollout(0, "ok", 1.0, [tokens()]), Rollout(1, "failed", error="ValueError: \x00 no number")],
         taskset="t",
@@ -191,7 +190,7 @@ def test_imports_and_planners_do_not_fight_over_ordinals(buffer: Buffer) -> None
     assert buffer.sql("SELECT count(*) - count(DISTINCT ordinal) AS n FROM rft.rollout_group")["n"].to_pylist() == [0]
 
 
-def test_threads_may_share_a_writer(buffer: Buffer, run: dict[str, Any]) -> None:
+def test_threads_may_share_a_writer(buffer: Buffer, run: Run) -> None:
     with buffer.writer(run) as writer:
         threads = [threading.Thread(target=writer.insert, args=[own_group(task_key=str(i))]) for i in range(6)]
         for thread in threads:
@@ -202,7 +201,7 @@ def test_threads_may_share_a_writer(buffer: Buffer, run: dict[str, Any]) -> None
     assert list(buffer.verify()) == []
 
 
-def test_what_models_sample_and_sql_cannot_hold_is_replaced(buffer: Buffer, run: dict[str, Any]) -> None:
+def test_what_models_sample_and_sql_cannot_hold_is_replaced(buffer: Buffer, run: Run) -> None:
     import numpy as np
 
     odd = tokens(
@@ -244,9 +243,7 @@ BAD_GROUPS = {
 
 
 @pytest.mark.parametrize("message", BAD_GROUPS)
-def test_a_bad_group_is_refused_with_the_reason_and_nothing_is_stored(
-    buffer: Buffer, run: dict[str, Any], message: str
-) -> None:
+def test_a_bad_group_is_refused_with_the_reason_and_nothing_is_stored(buffer: Buffer, run: Run, message: str) -> None:
     with buffer.writer(run) as writer, pytest.raises(RftError, match=message):
         writer.insert(own_group(), BAD_GROUPS[message])
     assert set(counts(buffer).values()) == {0}
@@ -285,7 +282,7 @@ def test_a_query_keeps_columns_of_one_name_apart(buffer: Buffer) -> None:
     assert [column.to_pylist() for column in table.columns] == [[1], [2]]
 
 
-def test_a_request_with_a_receipt_is_stored_before_the_writer_closes(buffer: Buffer, run: dict[str, Any]) -> None:
+def test_a_request_with_a_receipt_is_stored_before_the_writer_closes(buffer: Buffer, run: Run) -> None:
     for _ in range(5):  # while the first is stored the other two and the end queue up behind it
         writer = buffer.writer(run)
         first = writer.submit(*[own_group([1.0] * 8, f"w{i}") for i in range(100)])

@@ -10,13 +10,12 @@ import socket
 import threading
 import uuid
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from rftdata import Buffer
+from rftdata import Buffer, Run
 from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError
 from rftdata.postgres.database import Database
@@ -27,7 +26,7 @@ from tests.support.store_roles import own_group
 
 
 @pytest.fixture
-def run(buffer: Buffer) -> dict[str, Any]:
+def run(buffer: Buffer) -> Run:
     return buffer.create_run(name="import", config={}, seed=1, steps=1, pipeline_version="p1")
 
 
@@ -82,7 +81,7 @@ def test_a_retry_after_a_lost_answer_inserts_once(database_uri: str, tmp_path: P
     buffer = Buffer(BufferConfig(uri=database_uri), direct, None, segments)
     run = buffer.create_run(name="import", config={}, seed=1, steps=1, pipeline_version="p1")
     through = Database(line.uri)
-    with Writer(through, segments, run["run_id"]) as writer:
+    with Writer(through, segments, run.run_id) as writer:
         written = writer.insert(own_group(task_key="a"), own_group(task_key="b"))
         assert line.lost == 1
         written += writer.insert(own_group(task_key="c"))
@@ -100,10 +99,10 @@ def test_a_retry_after_a_lost_answer_inserts_once(database_uri: str, tmp_path: P
     line.close()
 
 
-def test_a_write_survives_a_connection_that_was_cut_before_the_commit(buffer: Buffer, run: dict[str, Any]) -> None:
+def test_a_write_survives_a_connection_that_was_cut_before_the_commit(buffer: Buffer, run: Run) -> None:
     """The first try dies on the server while it waits for a lock; the second stores everything."""
     with psycopg.connect(buffer.config.uri, autocommit=True) as other, buffer.writer(run) as writer:
-        other.execute("SELECT pg_advisory_lock(hashtext('rft.plan'), %s::integer)", [run["run_id"]])
+        other.execute("SELECT pg_advisory_lock(hashtext('rft.plan'), %s::integer)", [run.run_id])
         written: list[int] = []
         thread = threading.Thread(target=lambda: written.extend(writer.insert(own_group())))
         thread.start()
@@ -120,10 +119,10 @@ def test_a_write_survives_a_connection_that_was_cut_before_the_commit(buffer: Bu
     }
 
 
-def test_a_retry_waits_for_a_first_try_that_is_still_being_committed(buffer: Buffer, run: dict[str, Any]) -> None:
+def test_a_retry_waits_for_a_first_try_that_is_still_being_committed(buffer: Buffer, run: Run) -> None:
     """The line broke while the server was at work: the second try must not store the batch beside the first."""
     groups, receipt, given = [own_group()], uuid.uuid4(), _Ids()
-    with Writer(buffer.database, buffer.segments, run["run_id"]) as writer:
+    with Writer(buffer.database, buffer.segments, run.run_id) as writer:
         arrays = writer._helper.submit(
             writer._store_arrays, [s for g in groups for r in g.rollouts for s in r.sequences]
         )
@@ -145,7 +144,7 @@ def test_a_retry_waits_for_a_first_try_that_is_still_being_committed(buffer: Buf
 
 
 def test_arrays_that_could_not_be_flushed_are_never_committed(
-    buffer: Buffer, run: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    buffer: Buffer, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a failed fsync the kernel may say that all is well: asking again would lose the data unnoticed."""
     flush, failures = os.fdatasync, [OSError(errno.EIO, os.strerror(errno.EIO))]
@@ -165,7 +164,7 @@ def test_arrays_that_could_not_be_flushed_are_never_committed(
     assert list(buffer.verify()) == []
 
 
-def test_a_file_that_could_not_be_opened_leaves_no_wrong_offset_behind(buffer: Buffer, run: dict[str, Any]) -> None:
+def test_a_file_that_could_not_be_opened_leaves_no_wrong_offset_behind(buffer: Buffer, run: Run) -> None:
     folder = Path(buffer.config.segments or "")
     with buffer.writer(run) as writer:
         writer.insert(own_group(task_key="a"))

@@ -18,7 +18,7 @@ from rftdata.pipeline.verdicts import commit_verdicts
 from rftdata.planning.claims import ClaimedGroup, claim_groups
 from rftdata.planning.config import PlanConfig
 from rftdata.planning.planner import Planner, last_startable_step
-from rftdata.postgres.database import Row
+from rftdata.run import Run
 from rftdata.training import stored_selection
 from rftdata.training.attempt import Attempt
 from rftdata.training.sampling import SamplingConfig
@@ -52,7 +52,7 @@ def own_group(rewards: Sequence[float | None] = (0.0, 1.0), task_key: str = "one
     return Group(rollouts, source="import", taskset="mine", task_key=task_key, payload={"answer": "2"}, **changes)
 
 
-def selecting(buffer: Buffer, sql: str, name: str) -> Row:
+def selecting(buffer: Buffer, sql: str, name: str) -> Run:
     """A run that trains on what a query selects."""
     return buffer.create_run(
         name=name, config={}, seed=1, steps=9, pipeline_version="none", mode="train",
@@ -83,7 +83,7 @@ class Roles:
         self.max_refill, self.batch_groups = max_refill, batch_groups
         self.sampling = SamplingConfig.model_validate({"max_staleness": max_staleness, **(sampling or {})})
         self.run = buffer.create_run(name="roles", config={}, seed=3, steps=steps, pipeline_version="p1")
-        self.run_id: int = self.run["run_id"]
+        self.run_id: int = self.run.run_id
         self.worker_id: int = self.database.fetch(
             "insert_worker", run_id=self.run_id, role="explorer", host="here", pid=1
         )[0]["worker_id"]
@@ -109,7 +109,7 @@ class Roles:
             base_dir=base_dir,
             fresh_share=self.sampling.fresh_share(),
         )
-        self.planner = Planner(self.database, self.run_id, self.plan_config)
+        self.planner = Planner(self.run, self.plan_config)
         self.version: int | None = None
         self.policy_step = -1
 
@@ -149,7 +149,7 @@ class Roles:
 
     def claim(self, count: int = 100) -> list[ClaimedGroup]:
         last_step = last_startable_step(self.policy_step, self.interval, self.offset)
-        return claim_groups(self.database, self.run_id, self.worker_id, last_step=last_step, count=count, lease_s=60)
+        return claim_groups(self.run, self.worker_id, last_step=last_step, count=count, lease_s=60)
 
     def result(self, group: ClaimedGroup, rewards: Sequence[float | None]) -> Group:
         rollouts = [
@@ -167,7 +167,7 @@ class Roles:
         return self.insert(*[self.result(group, rewards(group)) for group in claimed]) if claimed else []
 
     def claim_sealed(self, worker_id: int | None = None) -> SealedBatch | None:
-        return claim_sealed_groups(self.database, self.run_id, worker_id or self.worker_id, count=100, lease_s=60)
+        return claim_sealed_groups(self.run, worker_id or self.worker_id, count=100, lease_s=60)
 
     def commit(
         self, batch: SealedBatch, keep: Keep = keep_all, version: str = "p1", worker_id: int | None = None
@@ -175,9 +175,7 @@ class Roles:
         wanted = pa.array([keep(row) for row in batch.table.to_pylist()], pa.bool_())
         gone = dropped(batch.table.filter(pc.invert(wanted)), "gate", "not wanted")
         decisions = concatenated([kept(batch.table.filter(wanted)), gone, batch.failed])
-        return commit_verdicts(
-            self.database, self.run_id, worker_id or self.worker_id, version, batch, Verdicts(decisions)
-        )
+        return commit_verdicts(self.run, worker_id or self.worker_id, version, batch, Verdicts(decisions))
 
     def decide(self, keep: Keep = keep_all, version: str = "p1") -> list[int]:
         """Verdicts on every sealed group; the groups decided."""

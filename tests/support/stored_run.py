@@ -25,9 +25,8 @@ class StoredRun:
             "algorithm": {"name": "grpo"},
             "buffer": {"segments": buffer.config.segments},
         }
-        self.run_id: int = buffer.create_run(name=name, config=config, seed=7, steps=steps, pipeline_version="v1")[
-            "run_id"
-        ]
+        self.run = buffer.create_run(name=name, config=config, seed=7, steps=steps, pipeline_version="v1")
+        self.run_id = self.run.run_id
         self.name = name
         self.attempt_id = 0
         self._ordinal = 0

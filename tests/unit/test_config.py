@@ -70,8 +70,8 @@ def test_evaluations_that_nobody_would_answer_are_refused(change: dict[str, Any]
         ({"sampling": {"order": "lifo"}}, r"sampling\.order"),
         ({"sampling": {"mixture": [{"source": "human", "ratio": 1}]}}, "explorers supply"),
         ({"algorithm": {"group_size": 4, "min_group_size": 5}}, "min_group_size"),
-        ({"trainer": {"betas": [0.9, 1.0]}}, r"trainer\.betas"),
-        ({"trainer": {"betas": [-0.1, 0.9]}}, r"trainer\.betas"),
+        ({"trainer": {"optimizer": {"betas": [0.9, 1.0]}}}, r"trainer\.optimizer\.betas"),
+        ({"trainer": {"optimizer": {"betas": [-0.1, 0.9]}}}, r"trainer\.optimizer\.betas"),
         ({"explorer": {"reward": ["exact_match", "exact_match"]}}, "exact_match is named more than once"),
     ],
 )

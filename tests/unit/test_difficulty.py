@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rftdata.errors import ConfigError
 from rftdata.selectors import Observation, build_selector
-from rftdata.selectors.difficulty import Difficulty
+from rftdata.selectors.difficulty import Difficulty, Posteriors
 
 FEATURES = ["weak", "strong"]
 
@@ -105,6 +108,62 @@ def test_posteriors_are_those_of_the_plain_recurrence(kinds: int) -> None:
     alpha, beta = selector.posteriors(range(1, 501))
     np.testing.assert_allclose(alpha, plain.alpha, rtol=1e-12)
     np.testing.assert_allclose(beta, plain.beta, rtol=1e-12)
+
+
+places = st.lists(st.integers(0, 5), min_size=1, max_size=4, unique=True)
+steps = st.one_of(
+    st.tuples(st.just("forget"), st.sampled_from([0.0, 1e-60, 0.5, 0.9, 1.0])),
+    st.tuples(st.just("add"), places, st.floats(0, 8), st.floats(0, 8)),
+    st.tuples(st.just("add to others"), places, st.floats(0, 4), st.floats(-0.5, 1.5)),
+    st.tuples(st.just("change"), st.integers(0, 5), st.floats(-8, 8), st.floats(-8, 8)),
+)
+
+
+@given(
+    steps=st.lists(steps, max_size=30), weak=st.lists(st.floats(0, 1), min_size=6, max_size=6), seed=st.integers(0, 9)
+)
+def test_posteriors_are_those_of_arrays_that_every_step_goes_through(
+    steps: list[Any], weak: list[float], seed: int
+) -> None:
+    weaker, stronger = np.array(weak), np.random.default_rng(seed).random(6)
+    found, alpha, beta = Posteriors(6), np.ones(6), np.ones(6)
+    found.refer_to(weaker, stronger)
+    for kind, *step in steps:
+        if kind == "forget":
+            (kept,) = step
+            found.forget(kept)
+            alpha, beta = kept * alpha + 1 - kept, kept * beta + 1 - kept
+        elif kind == "add":
+            tasks, successes, failures = step
+            found.add(np.array(tasks), np.full(len(tasks), successes), np.full(len(tasks), failures))
+            alpha[tasks] += successes
+            beta[tasks] += failures
+        elif kind == "add to others":
+            tasks, weight, place = step
+            thought = np.clip(weaker + place * (stronger - weaker), 0, 1)
+            assert found.add_to_others(np.array(tasks), weight, place).tolist() == thought[tasks].tolist()
+            others = np.setdiff1d(np.arange(6), tasks)
+            alpha[others] += weight * thought[others]
+            beta[others] += weight * (1 - thought[others])
+        else:
+            place, successes, failures = step
+            found.change(place, successes, failures)
+            alpha[place] = max(alpha[place] + successes, 1e-3)
+            beta[place] = max(beta[place] + failures, 1e-3)
+        # To the rounding of evidence that came and went: a person may take away all there was.
+        np.testing.assert_allclose(np.stack(found.at(slice(None))), [alpha, beta], rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("referred", [False, True])
+def test_learning_does_not_go_through_all_tasks(referred: bool) -> None:
+    """A new process learns every plan of the run again."""
+    num_tasks = 1_000_000
+    selector = bots(num_tasks, *([np.full(num_tasks, 0.2), np.full(num_tasks, 0.7)] if referred else []))
+    selector.groups_per_step = 8
+    started = time.process_time()
+    for seq in range(1, 3001):
+        selector.observe([outcome(8 * seq + i, 4, 8, seq) for i in range(8)])
+    assert time.process_time() - started < 1.0
 
 
 @pytest.mark.parametrize("size", [1, 3, 5, 16])

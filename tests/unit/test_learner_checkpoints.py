@@ -34,7 +34,7 @@ class TestCheckpoint:
     @pytest.mark.parametrize("tied", [True, False])
     def test_four_updates_equal_two_a_restart_and_two(self, tmp_path: Path, tied: bool) -> None:
         path = str(save_model(tmp_path / "model", tied=tied))
-        settings = config(warmup_steps=3, weight_decay=0.01)
+        settings = config(warmup_steps=3, optimizer={"name": "adamw", "weight_decay": 0.01})
         through = Learner(path, settings, build_algorithm("grpo"), 7)
         metrics = [through.update(make_batch(step), step) for step in (1, 2, 3, 4)]
 

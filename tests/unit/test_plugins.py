@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rftdata import plugins
 from rftdata.errors import PluginError
 from rftdata.plugins import Registry
 from rftdata.user_code.time_limits import at_most
@@ -37,21 +37,17 @@ def test_an_entry_point_that_does_not_load_is_a_clear_error(installed: Path, nam
         REWARDS.load(name)
 
 
-def test_an_import_that_does_not_return_is_ended(
-    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_import_that_does_not_return_is_ended(installed: Path, tmp_path: Path) -> None:
     """Whether the object is named by a dotted path, an entry point, or a file, which `rft check` waits for less long than a run."""
     (tmp_path / "never_loads.py").write_text("while True:\n    pass\n")
     entry_points = tmp_path / "their_rewards-1.0.dist-info" / "entry_points.txt"
     entry_points.write_text(f"{entry_points.read_text()}endless = never_loads:reward\n")
-    with monkeypatch.context() as patch:
-        patch.setattr(plugins, "LOADING_S", 0.3)
-        for name in ("never_loads:reward", "endless"):
-            with pytest.raises(PluginError, match=r"the import of never_loads.* did not return within 0\.3 s"):
-                REWARDS.load(name)
-    monkeypatch.setattr(plugins, "_FILE_S", 0.3)
+    hasty = replace(REWARDS, loading_s=0.3)
+    for name in ("never_loads:reward", "endless"):
+        with pytest.raises(PluginError, match=r"the import of never_loads.* did not return within 0\.3 s"):
+            hasty.load(name)
     with (
-        at_most(0.1, "rft check"),
+        at_most(0.1, "rft check", loading_s=0.3),
         pytest.raises(PluginError, match=r"rft check waits 0\.3 s at most, and a run 300 s"),
     ):
         REWARDS.load("./never_loads.py:reward", tmp_path)

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from rftcore.engines.base import Decoding
-from rftcore.explorer import workflow_loop
 from rftcore.explorer.plain_workflow import PlainModel
 from rftcore.explorer.rollouts import RolloutRunner
 from rftcore.explorer.workflow_loop import WorkflowLoop
@@ -298,10 +297,7 @@ def test_no_way_to_end_in_a_users_code_ends_more_than_its_rollout(workflow: Any,
     assert after.outcome == "ok", "the loop goes on"
 
 
-def test_plain_workflows_that_catch_everything_are_asked_again_and_reported_when_they_are_many(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(workflow_loop, "_MAX_LEFT", 2)
+def test_plain_workflows_that_catch_everything_are_asked_again_and_reported_when_they_are_many() -> None:
     stop, asked, stuck = threading.Event(), [0], []
 
     def workflow(task: Task, model: PlainModel, score: Any) -> Score:
@@ -312,7 +308,7 @@ def test_plain_workflows_that_catch_everything_are_asked_again_and_reported_when
                 asked[0] += 1
         return Score(1.0)
 
-    loop = WorkflowLoop(60.0, on_stuck=lambda sentence, stack: stuck.append((sentence, stack)))
+    loop = WorkflowLoop(60.0, on_stuck=lambda sentence, stack: stuck.append((sentence, stack)), max_left=2)
     runner = runner_of(workflow, timeout_s=0.2)
 
     async def run() -> list[Rollout]:

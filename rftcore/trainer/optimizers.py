@@ -1,0 +1,99 @@
+"""Optimizers and learning-rate schedules by name.
+
+    adamw        torch.optim.AdamW, fused (arXiv 1711.05101)
+    adamw-8bit   bitsandbytes' AdamW8bit: moments in 8 bits (arXiv 2110.02861); needs that package and a GPU
+    muon         torch.optim.Muon for the matrices of the layers, its update scaled to the RMS of AdamW's, so that one learning rate
+                 fits both (arXiv 2502.16982, section 2.2); AdamW for embeddings, the output layer and vectors
+
+The learning rate is a function of the step alone, so there is no scheduler state to lose.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from transformers import PreTrainedModel
+
+from rftcore.trainer.config import OptimizerConfig, TrainerConfig
+from rftdata.errors import ConfigError
+
+
+def build_optimizers(model: PreTrainedModel, config: OptimizerConfig, learning_rate: float) -> list[Optimizer]:
+    """The optimizers of a model's parameters; each parameter that is trained belongs to exactly one.
+
+    Raises:
+        ConfigError: adamw-8bit without bitsandbytes or without a GPU.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    by_muon: list[Tensor] = []
+    if config.name == "muon":
+        others = _input_and_output(model)
+        by_muon = [parameter for parameter in parameters if parameter.ndim == 2 and id(parameter) not in others]
+    taken = {id(parameter) for parameter in by_muon}
+    rest = [parameter for parameter in parameters if id(parameter) not in taken]
+    optimizers: list[Optimizer] = []
+    if by_muon:
+        optimizers.append(
+            torch.optim.Muon(
+                by_muon,
+                lr=learning_rate,
+                momentum=config.momentum,
+                weight_decay=config.weight_decay,
+                adjust_lr_fn="match_rms_adamw",
+            )
+        )
+    groups = [
+        {"params": [p for p in rest if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    if config.name == "adamw-8bit":
+        optimizers.append(_adamw_8bit([group for group in groups if group["params"]], config, learning_rate))
+    else:
+        optimizers.append(torch.optim.AdamW(groups, lr=learning_rate, betas=config.betas, eps=config.eps, fused=True))
+    return optimizers
+
+
+def learning_rate_at(config: TrainerConfig, step: int, total_steps: int | None) -> float:
+    """Learning rate of a step, as a share of the peak: a linear warm-up up to `warmup_steps`, then the schedule.
+
+    Args:
+        step: from 1.
+        total_steps: length of the run; constant needs none.
+    """
+    if step < config.warmup_steps:
+        return step / config.warmup_steps
+    if config.lr_schedule == "constant" or total_steps is None:
+        return 1.0
+    first = config.warmup_steps
+    if config.lr_schedule == "wsd":
+        first = max(first, total_steps - round(config.lr_decay_ratio * total_steps))
+    progress = min(1.0, max(0.0, (step - first) / max(1, total_steps - first)))
+    share = 0.5 * (1.0 + math.cos(math.pi * progress)) if config.lr_schedule == "cosine" else 1.0 - progress
+    return config.min_lr_ratio + (1.0 - config.min_lr_ratio) * share
+
+
+def _input_and_output(model: PreTrainedModel) -> set[int]:
+    """Embeddings and the output layer, by the identity of their parameters."""
+    layers: Sequence[nn.Module | None] = [model.get_input_embeddings(), model.get_output_embeddings()]
+    layers = [*layers, getattr(model, "score", None)]
+    return {id(parameter) for layer in layers if layer is not None for parameter in layer.parameters()}
+
+
+def _adamw_8bit(groups: list[dict[str, object]], config: OptimizerConfig, learning_rate: float) -> Optimizer:
+    try:
+        from bitsandbytes.optim import AdamW8bit  # type: ignore[import-not-found]  # an optional package
+    except ImportError as error:
+        raise ConfigError(
+            "trainer.optimizer adamw-8bit needs the package bitsandbytes", allowed="adamw, muon",
+            todo="install it with `pip install bitsandbytes`, or name another optimizer",
+        ) from error  # fmt: skip
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            "trainer.optimizer adamw-8bit needs a GPU", allowed="adamw, muon", todo="name another optimizer"
+        )
+    optimizer: Optimizer = AdamW8bit(groups, lr=learning_rate, betas=config.betas, eps=config.eps)
+    return optimizer

@@ -1,0 +1,148 @@
+"""Versions of a pipeline: what each stands for, what it decided on a run, how two differ, and replays, which make new ones."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg.types.json import Jsonb
+
+from rftdata.errors import ConfigError, ConflictError
+from rftdata.pipeline.records import SealedBatch, Verdicts
+from rftdata.pipeline.verdicts import insert_stage_runs, insert_verdicts, store_scores
+from rftdata.postgres.database import Database, fetch, records
+from rftdata.postgres.values import storable
+from rftdata.run import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineVersion:
+    """A version that decided on experiences of a run.
+
+    Attributes:
+        used: the run trains on its verdicts.
+        num_kept, num_dropped: experiences, by its newest verdict on each.
+        stages: name -> arguments of each stage; None where they were never stored.
+    """
+
+    pipeline_version: str
+    used: bool
+    num_kept: int
+    num_dropped: int
+    first_used_at: datetime.datetime | None
+    stages: list[dict[str, Any]] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Treatment:
+    """How many experiences one version treats as `before` and another as `after`: the stage that drops them, or `kept`."""
+
+    before: str
+    after: str
+    num_experiences: int
+    num_rewards_changed: int
+    mean_reward_change: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DifferentRow:
+    """An experience that two versions treat differently; the rewards are those of a version that keeps it."""
+
+    experience_id: int
+    group_id: int
+    reward: float | None
+    before: str
+    after: str
+    reward_before: float | None
+    reward_after: float | None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How two versions differ on a run.
+
+    Attributes:
+        counts: experiences by what became of them before and after, with changes of kept rewards.
+        only_before, only_after: experiences on which one version alone has decided.
+        rows: some of those that differ.
+    """
+
+    counts: list[Treatment]
+    only_before: int
+    only_after: int
+    rows: list[DifferentRow]
+
+
+def register_version(database: Database, name: str, digest: str, stages: Sequence[dict[str, Any]]) -> None:
+    """Store which stages a version stands for.
+
+    Raises:
+        ConfigError: it stands for others already.
+    """
+    (row,) = database.fetch("register_pipeline", version=name, digest=digest, stages=Jsonb(storable(stages)))
+    if row["digest"] != digest:
+        raise ConfigError(
+            f"the pipeline version {name!r} stands for other stages already", value=digest, allowed=row["digest"],
+            todo="choose another --version",
+        )  # fmt: skip
+
+
+def versions_of_run(run: Run) -> list[PipelineVersion]:
+    """Versions that decided on experiences of a run, the first used first."""
+    return records(PipelineVersion, run.database.fetch("pipeline_versions", run_id=run.run_id))
+
+
+def compare_versions(run: Run, before: str, after: str, limit: int) -> Difference:
+    """Compare two versions on a run.
+
+    Raises:
+        ConfigError: a version that never decided on an experience of the run.
+    """
+    known = [version.pipeline_version for version in versions_of_run(run)]
+    for name in (before, after):
+        if name not in known:
+            raise ConfigError(
+                f"no such pipeline version decided on experiences of run {run.name!r}", value=name,
+                allowed=", ".join(known) or "none yet", todo="make it with `rft pipeline replay CONFIG --version NAME`",
+            )  # fmt: skip
+    names = {"run_id": run.run_id, "before": before, "after": after}
+    (coverage,) = run.database.fetch("compare_coverage", **names)
+    return Difference(
+        records(Treatment, run.database.fetch("compare_versions", **names)), coverage["only_before"], coverage["only_after"],
+        records(DifferentRow, run.database.fetch("rows_that_differ", **names, count=limit)),
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def replaying(run: Run, version: str) -> Iterator[None]:
+    """Replay a version of a run as the only process that does.
+
+    Raises:
+        ConflictError: another process does.
+    """
+    with contextlib.closing(run.database.dedicated()) as lock:  # held as long as this process lives
+        if not fetch(lock, "lock_replay", version=version, run_id=run.run_id)[0]["locked"]:
+            raise ConflictError(f"another process replays the version {version!r} of this run", todo="wait for its end")
+        yield
+
+
+def groups_to_replay(run: Run, version: str, after: int, count: int) -> list[int]:
+    """The next sealed groups with experiences on which a version has not decided since they were labelled or answered last."""
+    rows = run.database.fetch("groups_to_replay", run_id=run.run_id, version=version, after=after, count=count)
+    return [row["group_id"] for row in rows]
+
+
+def has_sealed_groups(run: Run) -> bool:
+    """Whether a run has a sealed group of experiences."""
+    return bool(groups_to_replay(run, "", 0, 1))  # no version has this name: it has decided on nothing
+
+
+def commit_replay(run: Run, worker_id: int, version: str, batch: SealedBatch, verdicts: Verdicts) -> None:
+    """Store verdicts of a replay beside those there are; groups stay where they are."""
+    with run.database.transaction() as connection:
+        store_scores(connection, verdicts.scores)
+        insert_verdicts(connection, version, batch.label_cuts, verdicts.decisions)
+        insert_stage_runs(connection, version, verdicts.stages, run_id=run.run_id, worker_id=worker_id)

@@ -1,0 +1,89 @@
+"""`Run`: one run of a buffer, as its row stood when it was read.
+
+What belongs to a run is asked of it or passed it: `Buffer.writer(run)`, `Worker(run, role)`, `newest_policy(run)`. It names the database
+that it is in, so that nothing else has to travel beside it. `Buffer.create_run`, `Buffer.find_run` and `Buffer.fork` make it.
+"""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from psycopg.types.json import Jsonb
+
+from rftdata.postgres import notify
+from rftdata.postgres.database import Database, Row
+
+_ENDED = ("finished", "interrupted", "failed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run; its fields are the columns of `rft.run`, which are described there, and where it is.
+
+    Attributes:
+        folder: where it keeps files that are not experiences: checkpoints, weights, curves.
+    """
+
+    run_id: int
+    name: str
+    parent_run_id: int | None
+    mode: str
+    status: str
+    config: dict[str, Any] = field(hash=False)
+    seed: int
+    planned_steps: int
+    pipeline_version: str
+    current_attempt_id: int | None
+    stop_requested: bool
+    outcome: str | None
+    source_sql: str | None
+    source_kind: str | None
+    source_rows: int | None
+    source_hash: str | None
+    source_epochs: int | None
+    label_cut: int | None
+    created_at: datetime.datetime
+    finished_at: datetime.datetime | None
+    database: Database = field(repr=False, compare=False)
+    folder: Path = field(compare=False)
+
+    @classmethod
+    def of_row(cls, database: Database, folder: Path, row: Row) -> Run:
+        """A run of its row; `folder` is where the buffer keeps the folders of its runs."""
+        columns = {f.name: row[f.name] for f in fields(cls) if f.name not in ("database", "folder")}
+        return cls(database=database, folder=folder / str(row["name"]), **columns)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is finished, interrupted or failed."""
+        return self.status in _ENDED
+
+    @property
+    def was_imported(self) -> bool:
+        """Whether an import made it: then it has no checkpoint, and no configuration to go on with."""
+        return "import" in self.config
+
+    def end(self, status: str, outcome: str) -> bool:
+        """Store that the run is finished, interrupted or failed, and why; whether it was not finished before, which stands."""
+        ended = self.database.run("finish_run", run_id=self.run_id, status=status, outcome=outcome)
+        return bool(ended)
+
+    def request_stop(self) -> None:
+        """Ask every process of the run to stop at the next safe place."""
+        self.database.run("request_stop", run_id=self.run_id)
+        notify.notify(self.database, notify.RUN)
+
+    def go_on(self, config: dict[str, Any], *, steps: int, pipeline_version: str) -> Run:
+        """Set the run to go on with other settings, as it stands then."""
+        self.database.run(
+            "set_run_config", run_id=self.run_id, config=Jsonb(config), planned_steps=steps, pipeline_version=pipeline_version
+        )  # fmt: skip
+        return self.refreshed()
+
+    def refreshed(self) -> Run:
+        """The run as it stands now."""
+        (row,) = self.database.fetch("run_by_id", run_id=self.run_id)
+        return Run.of_row(self.database, self.folder.parent, row)
