@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import importlib.util
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from rftdata.config import Section
@@ -30,8 +30,17 @@ if TYPE_CHECKING:
 if importlib.util.find_spec("torch") is None:
     raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
-Signal = Literal["behavior", "old", "reference", "teacher", "values", "entropy"]
+Signal = Literal[
+    "behavior", "old", "reference", "teacher", "values", "entropy", "discriminator", "mismatched", "teacher_logits"
+]
+Column = Literal["step_rewards", "state", "baseline_rewards"]
 Unit = Literal["token", "sequence", "pair"]
+
+_RECORDED_AS: dict[str, str] = {
+    "step_rewards": "the reward of each turn alone",
+    "state": "a hash of the environment's state before each turn",
+    "baseline_rewards": "the reward of the greedy response to each task",
+}
 
 # exp(20) is 5e8. A larger ratio overflows to NaN soon after, and already says that the two policies have nothing in common.
 MAX_LOG_RATIO = 20.0
@@ -93,6 +102,17 @@ class StepBatch:
         """Number of tokens with a loss, int64 [B]."""
         return self.sequence_N.bincount(minlength=self.num_sequences)
 
+    def only(self, kept_B: Tensor) -> StepBatch:
+        """The sequences with True, and their tokens."""
+        kept_N = kept_B[self.sequence_N]
+        number_B = kept_B.long().cumsum(0) - 1
+        found = _only(self, kept_N) | {
+            column.name: getattr(self, column.name)[kept_B]
+            for column in fields(self)
+            if column.name.endswith("_B") and getattr(self, column.name) is not None
+        }
+        return replace(self, **found | {"sequence_N": number_B[self.sequence_N[kept_N]]})
+
 
 @dataclass(frozen=True, kw_only=True)
 class Signals:
@@ -104,6 +124,11 @@ class Signals:
         teacher_N: the same under the teacher.
         values_N: float32; the critic's value of the state before the token.
         entropy_N: float32, nats; entropy of the policy's distribution before the token.
+        discriminator_N: float32; Σ_v p_v² (H + log p_v) of that distribution, H its entropy (`masks.clip_v`).
+        mismatched_kl: float32, a single number, nats; mean of Σ_t log(π / π_reference) over sequences that join a prompt of the batch with the response to
+            another one (`rftcore.trainer.batch_forms.mismatched`), over all ranks. 0 where the batch has one prompt.
+
+    `teacher_logits` is not among them: a `HeadTerm` reads the teacher's logits in the forward pass of the loss.
     """
 
     old_N: Tensor | None = None
@@ -111,6 +136,12 @@ class Signals:
     teacher_N: Tensor | None = None
     values_N: Tensor | None = None
     entropy_N: Tensor | None = None
+    mismatched_kl: Tensor | None = None
+    discriminator_N: Tensor | None = None
+
+    def only(self, kept_N: Tensor) -> Signals:
+        """Those of the tokens with True."""
+        return replace(self, **_only(self, kept_N))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,11 +151,13 @@ class Credit:
     Attributes:
         advantages_N: float32.
         returns_N: float32; target of the critic, None where there is no critic.
+        counted_N: bool; False for tokens that are left out of the loss and of its denominators. None for all True.
         metrics: means over the batch.
     """
 
     advantages_N: Tensor
     returns_N: Tensor | None = None
+    counted_N: Tensor | None = None
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -140,7 +173,11 @@ class TokenView:
         sequence_N: int64; which sequence of the batch. The tokens of a sequence stand together.
         reference_N, teacher_N: None unless declared in `needs`.
         entropy_N: nats; carries the gradient. None unless the algorithm has an entropy bonus.
-        values_N, old_values_N, returns_N: of the critic; the first carries the gradient. None without one.
+        values_N, old_values_N, returns_N: of the critic; the first carries the gradient. None without one. For a loss of a scorer
+            `values_N` is the score of each sequence, at the one token that each then has.
+        rewards_N: float32; the reward of the token's sequence, NaN where there is none.
+        read_N: what a `HeadTerm` read of the token's logits; carries the gradient. None for other terms.
+        mismatched_kl: see `Signals`.
     """
 
     logprobs_N: Tensor
@@ -153,6 +190,9 @@ class TokenView:
     values_N: Tensor | None = None
     old_values_N: Tensor | None = None
     returns_N: Tensor | None = None
+    rewards_N: Tensor | None = None
+    read_N: Tensor | None = None
+    mismatched_kl: Tensor | None = None
 
     @property
     def log_ratio_N(self) -> Tensor:
@@ -187,12 +227,14 @@ class Part:
 
     Attributes:
         needs: signals that it reads.
+        columns: entries per sequence that it reads, and that a batch may lack.
         min_group_size: 2 where it compares the rollouts of a group.
         uses_rewards: it reads rewards, so each sequence must have one.
     """
 
     Config: ClassVar[type[PartConfig]] = PartConfig
     needs: ClassVar[frozenset[Signal]] = frozenset()
+    columns: ClassVar[frozenset[Column]] = frozenset()
     min_group_size: ClassVar[int] = 1
     uses_rewards: ClassVar[bool] = False
 
@@ -235,12 +277,14 @@ class Term(Part, ABC):
         compares: it compares the policy with `TokenView.anchor_N`.
         uses_advantages: it reads `TokenView.advantages_N`.
         of_critic: it trains the critic, from `values_N`, `old_values_N` and `returns_N`, and not the policy.
+        of_scorer: it trains a model with a scalar head in place of the language-model head, from `values_N`.
     """
 
     unit: ClassVar[Unit]
     compares: ClassVar[bool] = False
     uses_advantages: ClassVar[bool] = False
     of_critic: ClassVar[bool] = False
+    of_scorer: ClassVar[bool] = False
 
     @abstractmethod
     def __call__(self, view: TokenView) -> Loss:
@@ -251,6 +295,30 @@ class TokenTerm(Term):
     """One loss per token; `algorithm.aggregation` weights the tokens."""
 
     unit = "token"
+
+
+class HeadTerm(TokenTerm):
+    """One loss per token that depends on whole distributions: of the policy, and of the teacher at the same place.
+
+    The trainer calls `read` on some rows of logits at a time, and again on the same rows in the backward pass, so that logits of all
+    tokens never exist at once. What it returned stands in `TokenView.read_N`. It may depend on the row alone.
+    """
+
+    needs = frozenset({"teacher_logits"})
+
+    @abstractmethod
+    def read(self, logits_RV: Tensor, teacher_logits_RV: Tensor) -> Tensor:
+        """One number per row, float32 [R].
+
+        Args:
+            logits_RV: float32, after division by the temperature; carries the gradient.
+            teacher_logits_RV: the same of the teacher, without gradient.
+        """
+
+    def __call__(self, view: TokenView) -> Loss:
+        """The numbers themselves are the loss."""
+        assert view.read_N is not None
+        return Loss(view.read_N)
 
 
 class SequenceTerm(Term):
@@ -265,13 +333,22 @@ class PairTerm(Term):
     unit = "pair"
 
 
-def refuse_missing_rewards(batch: StepBatch) -> None:
+def _only(parts: StepBatch | Signals, kept_N: Tensor) -> dict[str, Tensor]:
+    """The entries per token that there are, of the tokens with True."""
+    named = {entry.name: getattr(parts, entry.name) for entry in fields(parts) if entry.name.endswith("_N")}
+    return {name: values[kept_N] for name, values in named.items() if values is not None}
+
+
+def refuse_missing_rewards(batch: StepBatch, needed_B: Tensor) -> None:
     """Stop before a NaN reaches the weights.
+
+    Args:
+        needed_B: bool; False for sequences whose reward is not read.
 
     Raises:
         RftError: names the first reward that is not finite.
     """
-    wrong = (~batch.rewards_B.isfinite()).nonzero().flatten().tolist()
+    wrong = (needed_B & ~batch.rewards_B.isfinite()).nonzero().flatten().tolist()
     if wrong:
         row = wrong[0]
         raise RftError(
@@ -281,3 +358,18 @@ def refuse_missing_rewards(batch: StepBatch) -> None:
             allowed="finite numbers",
             todo="set the reward (UPDATE rft.experience SET reward = …) or drop the row in the operator chain",
         )
+
+
+def refuse_missing_columns(batch: StepBatch, columns: frozenset[Column]) -> None:
+    """Whether the batch has the entries per sequence that the parts read.
+
+    Raises:
+        RftError: names the first that it lacks.
+    """
+    for column in sorted(columns):
+        if getattr(batch, f"{column}_B") is None:
+            raise RftError(
+                f"the batch has no {column.replace('_', ' ')}, which the algorithm's parts read",
+                value=column,
+                todo=f"train on rollouts of a workflow that records it: {_RECORDED_AS[column]}",
+            )

@@ -33,6 +33,11 @@ def check_parts(algorithm: Algorithm, group_size: int | None) -> None:
             f"the loss {name}, one per {loss.unit}, reads no advantages", value=f"algorithm.advantage: {config.advantage and config.advantage.name}",
             todo="leave the advantage out (advantage: null), or name a loss that reads them, such as ppo",
         )  # fmt: skip
+    if config.train_on == "all" and (loss.unit != "token" or algorithm.uses_behavior_logprobs or advantage is not None):
+        raise ConfigError(
+            f"algorithm.train_on: all is for losses that imitate text, and {name} judges responses", value="all",
+            allowed="responses", todo="leave train_on out, or name the loss sft",
+        )  # fmt: skip
     _check_token_parts(algorithm)
     _check_critic(algorithm)
     if group_size is not None and group_size < algorithm.min_group_size:
@@ -89,6 +94,11 @@ def _check_critic(algorithm: Algorithm) -> None:
     if value is not None and not value.of_critic:
         assert config.critic is not None
         raise ConfigError(f"algorithm.critic.loss: {config.critic.loss.name} does not train a critic", allowed="value")
+    if value is not None and config.expert is not None:
+        raise ConfigError(
+            "algorithm.expert gives responses without returns, and algorithm.critic learns from returns",
+            todo="leave one of the two out, or name an advantage without a critic, such as group",
+        )
     if value is not None and not wants_values:
         raise ConfigError(
             "algorithm.critic trains values that no advantage reads",

@@ -60,3 +60,26 @@ def loss_and_gradient(
     loss, metrics = algorithm.objective(plan, index_N, plan.view(index_N, logprobs_N, **with_gradient))
     (gradient,) = torch.autograd.grad(loss, logprobs_N)
     return loss.item(), gradient.tolist(), plan.metrics | {name: value.item() for name, value in metrics.items()}
+
+
+def loss_in_parts(
+    algorithm: Algorithm,
+    batch: StepBatch,
+    signals: Signals,
+    logprobs_N: Tensor,
+    micro_batches: list[list[int]] | None = None,
+    **with_gradient: Tensor,
+) -> Tensor:
+    """The loss of a batch, summed over micro-batches.
+
+    Args:
+        micro_batches: the sequences of each; all in one by default.
+        with_gradient: `values_N` or `read_N` of the whole batch.
+    """
+    plan = algorithm.plan(batch, signals)
+    loss = torch.zeros(())
+    for sequences in micro_batches or [list(range(batch.num_sequences))]:
+        index_N = torch.isin(batch.sequence_N, torch.tensor(sequences, dtype=torch.int64)).nonzero()[:, 0]
+        cut = {name: values_N[index_N] for name, values_N in with_gradient.items()}
+        loss = loss + algorithm.objective(plan, index_N, plan.view(index_N, logprobs_N[index_N], **cut))[0]
+    return loss

@@ -1,0 +1,273 @@
+"""Losses of preference, imitation and distillation against TRL's own code: the same tensors, values and gradients to 1e-5 in float32."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rftcore.algorithms import build_algorithm
+from rftcore.algorithms.base import HeadTerm, Signals, StepBatch
+from tests.support.algorithms import loss_in_parts, step_batch
+from tests.support.trl_trainers import bare, gives_logits, gives_logprobs
+
+VOCABULARY = 11
+LENGTHS = [4, 2, 1, 5, 3, 3, 6, 1]
+"""Tokens of each response; chosen and rejected in turn where they are pairs."""
+
+CHOSEN_FIRST = [0, 2, 4, 6, 1, 3, 5, 7]
+"""TRL stacks all chosen over all rejected responses."""
+
+
+@dataclass(frozen=True)
+class Responses:
+    """Random responses padded to [B, T].
+
+    Attributes:
+        leaf_BT: log-probabilities; both sides take their gradient here.
+        logprobs_BT: the same with 0 in the padding, as TRL's models give them.
+        reference_BT: of the reference, 0 in the padding.
+    """
+
+    mask_BT: Tensor
+    leaf_BT: Tensor
+    logprobs_BT: Tensor
+    reference_BT: Tensor
+
+    @classmethod
+    def make(cls, seed: int, lengths: list[int]) -> Responses:
+        random = torch.Generator().manual_seed(seed)
+        mask_BT = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+        leaf_BT, reference_BT = (-3.0 * torch.rand(mask_BT.shape, generator=random) - 0.01 for _ in range(2))
+        leaf_BT.requires_grad_()
+        return cls(mask_BT, leaf_BT, leaf_BT * mask_BT, reference_BT * mask_BT)
+
+    @property
+    def logprobs_N(self) -> Tensor:
+        return self.leaf_BT[self.mask_BT]
+
+    @property
+    def signals(self) -> Signals:
+        return Signals(reference_N=self.reference_BT[self.mask_BT])
+
+    def batch(self, rewards: list[float] | None = None) -> StepBatch:
+        lengths = self.mask_BT.sum(1).tolist()
+        return step_batch(rewards or [0.0] * len(lengths), list(range(len(lengths))), tokens=lengths)
+
+    def with_prompt(self) -> dict[str, Tensor]:
+        """TRL's inputs: one prompt token before each response."""
+        ids = torch.zeros(len(self.mask_BT), self.mask_BT.shape[1] + 1, dtype=torch.int64)
+        mask = torch.nn.functional.pad(self.mask_BT, (1, 0)).long()
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "completion_mask": mask}
+
+
+def same(ours: Tensor, theirs: Tensor, leaf: Tensor) -> None:
+    """Values and gradients at the leaf are equal, and not all 0."""
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    (found,) = torch.autograd.grad(ours, leaf)
+    (expected,) = torch.autograd.grad(theirs, leaf)
+    assert expected.abs().max() > 1e-3
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("preset", "changes", "loss_type", "theirs"),
+    [
+        ("dpo", {"beta": 0.1}, "sigmoid", {"beta": 0.1}),
+        ("dpo", {"beta": 1.5}, "sigmoid", {"beta": 1.5}),
+        ("ipo", {"beta": 0.2}, "ipo", {"beta": 0.2}),
+        ("dpo_hinge", {"beta": 0.3}, "hinge", {"beta": 0.3}),
+        ("robust_dpo", {"beta": 0.4, "label_smoothing": 0.2}, "robust", {"beta": 0.4, "label_smoothing": 0.2}),
+        ("dpo_norm", {"beta": 2.0}, "sigmoid_norm", {"beta": 2.0}),
+    ],
+)
+def test_the_dpo_family_is_that_of_the_dpo_trainer(
+    preset: str, changes: dict[str, Any], loss_type: str, theirs: dict[str, Any]
+) -> None:
+    from trl.trainer.dpo_trainer import DPOTrainer
+
+    responses = Responses.make(1, LENGTHS)
+    settings = {"label_smoothing": 0.0} | theirs
+    trainer = bare(
+        DPOTrainer, loss_types=[loss_type], loss_weights=[1.0], f_divergence_type="reverse_kl", ld_alpha=None,
+        precompute_ref_logps=True, use_weighting=False, **settings,
+    )  # fmt: skip
+    inputs = {name: value[CHOSEN_FIRST] for name, value in responses.with_prompt().items()}
+    chosen, rejected = responses.reference_BT.sum(1)[CHOSEN_FIRST].chunk(2)
+    inputs |= {"ref_chosen_logps": chosen, "ref_rejected_logps": rejected}
+    logprobs_BT = responses.logprobs_BT[CHOSEN_FIRST]
+    expected = trainer._compute_loss(gives_logprobs(logprobs_BT), inputs, return_outputs=False)
+    found = loss_in_parts(
+        build_algorithm(preset, {"loss": changes}), responses.batch(), responses.signals, responses.logprobs_N
+    )  # fmt: skip
+    same(found, expected, responses.leaf_BT)
+
+
+class TestKTO:
+    # Sequences 0, 3, 4 and 7 are desirable; of the other rewards one is the threshold itself.
+    rewards = (1.0, 0.5, 0.0, 2.0, 0.6, -1.0, 0.5, 0.51)
+    labels = (1, 0, 0, 1, 1, 0, 0, 1)
+
+    @pytest.mark.parametrize(("z", "wanted"), [(0.7, 0.7), (-0.4, 0.0)])
+    def test_is_that_of_the_kto_trainer(self, z: float, wanted: float) -> None:
+        expected, metrics, responses = self.theirs(z)
+        algorithm = build_algorithm(
+            "kto", {"loss": {"beta": 0.3, "threshold": 0.5, "desirable_weight": 1.2, "undesirable_weight": 0.8}}
+        )
+        signals = Signals(reference_N=responses.signals.reference_N, mismatched_kl=torch.tensor(z))
+        batch = responses.batch(list(self.rewards))
+        found = loss_in_parts(algorithm, batch, signals, responses.logprobs_N)
+        same(found, expected, responses.leaf_BT)
+        assert metrics["kl"] == [pytest.approx(wanted)]  # a negative estimate is 0
+
+    def theirs(self, z: float) -> tuple[Tensor, dict[str, list[float]], Responses]:
+        """TRL's loss where the mean log-ratio of its mismatched pairs is z."""
+        from trl.trainer.kto_trainer import KTOTrainer
+
+        responses = Responses.make(2, LENGTHS)
+        inputs = responses.with_prompt()
+        kl = {f"KL_{name}": value.clone() for name, value in inputs.items()}
+        kl["KL_input_ids"][:, 0] = 1
+        around = torch.tensor([3.0, -3.0, 2.0, -2.0, 0.5, -0.5, 0.0, 0.0])
+        inputs |= kl | {
+            "label": torch.tensor(self.labels, dtype=torch.bool),
+            "ref_logps": responses.reference_BT.sum(1),
+            "ref_KL_logps": responses.reference_BT.sum(1) - z - around,
+        }
+        trainer = bare(
+            KTOTrainer, loss_type="kto", beta=0.3, desirable_weight=1.2, undesirable_weight=0.8, calculate_KL=True,
+            precompute_ref_logps=True,
+        )  # fmt: skip
+        model = gives_logprobs(responses.logprobs_BT, responses.reference_BT)
+        return trainer._compute_loss(model, inputs, return_outputs=False), trainer._metrics["eval"], responses
+
+
+@pytest.mark.parametrize("centering", [0.0, 0.01])
+@pytest.mark.parametrize("with_margin", [False, True])
+def test_the_reward_model_is_that_of_the_reward_trainer(centering: float, with_margin: bool) -> None:
+    from trl.trainer.reward_trainer import RewardTrainer
+
+    scores_B1 = torch.tensor([[0.3], [-1.2], [2.0], [2.5], [0.0], [0.0]], requires_grad=True)
+    rewards = [3.0, 1.0, 2.0, 1.5, 1.0, 1.0]
+    order = [0, 2, 4, 1, 3, 5]
+    trainer = bare(RewardTrainer, args=SimpleNamespace(center_rewards_coefficient=centering or None))
+    # Our margin: 0.1 + 0.5 · difference of rewards.
+    inputs = {"margin": torch.tensor([1.1, 0.35, 0.1])} if with_margin else {}
+    expected = trainer.compute_loss(gives_logits(scores_B1[order]), inputs)
+    ours = {"centering": centering} | ({"margin": 0.1, "reward_margin": 0.5} if with_margin else {})
+    algorithm = build_algorithm("reward_model", {"loss": ours})
+    found = loss_in_parts(
+        algorithm, step_batch(rewards, list(range(6))), Signals(), torch.zeros(6), values_N=scores_B1[:, 0]
+    )
+    same(found, expected, scores_B1)
+
+
+class TestFromLogits:
+    """ORPO and CPO take logits: one prompt token, then the response."""
+
+    @staticmethod
+    def logits(lengths: list[int]) -> tuple[Tensor, Tensor, dict[str, Tensor], Tensor]:
+        """The leaf [B, T + 1, V], in our order; its log-probabilities [N]; TRL's inputs; TRL's order."""
+        random = torch.Generator().manual_seed(3)
+        num, width = len(lengths), max(lengths) + 1
+        logits = (2.0 * torch.randn(num, width, VOCABULARY, generator=random)).requires_grad_()
+        ids = torch.randint(VOCABULARY, (num, width), generator=random)
+        mask = torch.arange(width) <= torch.tensor(lengths)[:, None]
+        responds = mask.clone()
+        responds[:, 0] = False
+        logprobs_N = logits[:, :-1].log_softmax(-1).gather(2, ids[:, 1:, None])[..., 0][responds[:, 1:]]
+        order = torch.tensor([*range(0, num, 2), *range(1, num, 2)])
+        labels = ids.where(responds, -100)
+        inputs = {}
+        for side, rows in zip(("chosen", "rejected"), order.chunk(2), strict=True):
+            inputs |= {
+                f"{side}_input_ids": ids[rows], f"{side}_attention_mask": mask[rows].long(), f"{side}_labels": labels[rows],
+            }  # fmt: skip
+        return logits, logprobs_N, inputs, order
+
+    def test_orpo_with_chosen_responses_of_one_length_is_that_of_the_orpo_trainer(self) -> None:
+        # The stated difference: TRL's likelihood has equal weight per token of the micro-batch.
+        from trl.experimental.orpo import ORPOTrainer
+
+        lengths = [4, 2, 4, 5, 4, 1]
+        logits, logprobs_N, inputs, order = self.logits(lengths)
+        trainer = bare(ORPOTrainer, beta=0.25, padding_value=0)
+        expected, _ = trainer.get_batch_loss_metrics(gives_logits(logits[order]), inputs)
+        algorithm = build_algorithm("orpo", {"loss": {"odds_coef": 0.25}})
+        found = loss_in_parts(algorithm, step_batch([0.0] * 6, list(range(6)), tokens=lengths), Signals(), logprobs_N)
+        same(found, expected, logits)
+
+    def test_orpo_s_odds_ratio_is_that_of_the_orpo_trainer_for_any_length(self) -> None:
+        from trl.experimental.orpo import ORPOTrainer
+
+        responses = Responses.make(4, LENGTHS)
+        means_B = responses.logprobs_BT.sum(1) / torch.tensor(LENGTHS)
+        losses, *_ = bare(ORPOTrainer, beta=0.7).odds_ratio_loss(means_B[0::2], means_B[1::2])
+        expected = -means_B[0::2].mean() - losses.mean()
+        algorithm = build_algorithm("orpo", {"loss": {"odds_coef": 0.7}})
+        found = loss_in_parts(algorithm, responses.batch(), Signals(), responses.logprobs_N)
+        same(found, expected, responses.leaf_BT)
+
+    @pytest.mark.parametrize(("beta", "gamma"), [(2.0, 1.0), (0.1, 0.5), (2.5, 0.0)])
+    def test_simpo_is_that_of_the_cpo_trainer(self, beta: float, gamma: float) -> None:
+        from trl.experimental.cpo import CPOTrainer
+
+        logits, logprobs_N, inputs, order = self.logits(LENGTHS)
+        trainer = bare(
+            CPOTrainer, loss_type="simpo", beta=beta, simpo_gamma=gamma, alpha=0.0, cpo_alpha=0.0, label_smoothing=0.0, pad_token_id=0
+        )  # fmt: skip
+        expected, _ = trainer.get_batch_loss_metrics(gives_logits(logits[order]), inputs)
+        algorithm = build_algorithm("simpo", {"loss": {"beta": beta, "gamma": gamma}})
+        found = loss_in_parts(algorithm, step_batch([0.0] * 8, list(range(8)), tokens=LENGTHS), Signals(), logprobs_N)
+        same(found, expected, logits)
+
+    def test_cdpo_with_a_reference_of_zero_is_the_smoothed_cpo(self) -> None:
+        from trl.experimental.cpo import CPOTrainer
+
+        logits, logprobs_N, inputs, order = self.logits(LENGTHS)
+        trainer = bare(
+            CPOTrainer, loss_type="sigmoid", beta=0.3, alpha=0.0, cpo_alpha=0.0, label_smoothing=0.1, pad_token_id=0
+        )
+        expected, _ = trainer.get_batch_loss_metrics(gives_logits(logits[order]), inputs)
+        algorithm = build_algorithm("cdpo", {"loss": {"beta": 0.3}})
+        signals = Signals(reference_N=torch.zeros(len(logprobs_N)))
+        found = loss_in_parts(algorithm, step_batch([0.0] * 8, list(range(8)), tokens=LENGTHS), signals, logprobs_N)
+        same(found, expected, logits)
+
+
+@pytest.mark.parametrize(("preset", "loss_type"), [("sft", "nll"), ("cpt", "nll"), ("dft", "dft")])
+def test_imitation_is_that_of_the_sft_trainer(preset: str, loss_type: str) -> None:
+    from trl.trainer.sft_trainer import SFTTrainer
+
+    responses = Responses.make(5, LENGTHS)
+    arguments = SimpleNamespace(loss_type=loss_type, average_tokens_across_devices=False)
+    trainer = bare(SFTTrainer, args=arguments, compute_loss_func=None, label_smoother=None)
+    inputs = responses.with_prompt()
+    expected = trainer.compute_loss(gives_logprobs(responses.logprobs_BT), inputs | {"labels": inputs["input_ids"]})
+    algorithm = build_algorithm(preset)
+    found = loss_in_parts(algorithm, responses.batch(), Signals(), responses.logprobs_N)
+    same(found, expected, responses.leaf_BT)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1, 0.5, 1.0])
+def test_the_divergence_over_the_vocabulary_is_that_of_the_gkd_trainer(beta: float) -> None:
+    from trl.experimental.gkd import GKDTrainer
+
+    random = torch.Generator().manual_seed(6)
+    shape = (2, 3, VOCABULARY)
+    student, teacher = (3.0 * torch.randn(shape, generator=random) for _ in range(2))
+    student.requires_grad_()
+    labels = torch.tensor([[1, 1, 1], [1, -100, -100]])
+    expected = GKDTrainer.generalized_jsd_loss(student, teacher, labels=labels, beta=beta)
+    algorithm = build_algorithm("jsd", {"loss": {"beta": beta}})
+    assert isinstance(algorithm.loss, HeadTerm)
+    counted = labels != -100
+    read_N = algorithm.loss.read(student[counted], teacher[counted])
+    found = loss_in_parts(
+        algorithm, step_batch([0.0, 0.0], tokens=[3, 1]), Signals(), torch.zeros(4), read_N=read_N
+    )  # fmt: skip
+    same(found, expected, student)
