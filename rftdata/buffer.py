@@ -101,19 +101,20 @@ class Buffer:
 
     def create_run(
         self, *, name: str, config: dict[str, Any], seed: int, steps: int, pipeline_version: str, mode: str = "both",
-        selected: Selection | None = None, epochs: int = 1,
+        selected: Selection | None = None, epochs: int = 1, parent: Run | None = None,
     ) -> Run:  # fmt: skip
         """Store a new run; a taken name gets a number.
 
         Args:
             selected: what the run trains on instead of groups of its own; from `rftdata.training.stored_selection.select`.
             epochs: how often each row of it is drawn.
+            parent: the run whose checkpoint the new one starts from, as its next stage.
         """
         with self.database.transaction() as connection:
             execute(connection, "lock_run_names")
             row = fetch(
                 connection, "insert_run", name=name, mode=mode, config=Jsonb(config), seed=seed, planned_steps=steps,
-                pipeline_version=pipeline_version,
+                pipeline_version=pipeline_version, parent_run_id=parent.run_id if parent else None,
             )[0]  # fmt: skip
             if selected is not None:
                 row = stored_selection.store(connection, row["run_id"], selected, epochs)

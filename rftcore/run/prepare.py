@@ -111,12 +111,14 @@ def prepare_run(
     buffer: Buffer,
     *,
     resumed: Run | None = None,
+    parent: Run | None = None,
     before_storing: Callable[[], object] = lambda: None,
 ) -> Run:
     """Load a checked configuration's tasksets, and store a new run or the changed settings of the one to go on with.
 
     Args:
         resumed: the run to go on with; None for a new one.
+        parent: the run whose checkpoint a new one starts from.
         before_storing: called when nothing is left to do but that.
 
     Raises:
@@ -141,6 +143,7 @@ def prepare_run(
             mode="both" if config.has_explorer else "train",
             selected=selected,
             epochs=config.sampling.epochs,
+            parent=parent,
         )
     _refuse_another_source(config, resumed)
     before_storing()

@@ -8,9 +8,9 @@ SELECT pg_advisory_xact_lock(hashtext('rft.join'));
 
 -- name: insert_run
 -- Stores a run; the name gets a number when it is taken.
-INSERT INTO rft.run (name, mode, config, seed, planned_steps, pipeline_version)
+INSERT INTO rft.run (name, mode, config, seed, planned_steps, pipeline_version, parent_run_id)
 SELECT CASE WHEN n.taken = 0 THEN %(name)s ELSE %(name)s || '-' || (n.highest + 1) END,
-       %(mode)s, %(config)s, %(seed)s, %(planned_steps)s, %(pipeline_version)s
+       %(mode)s, %(config)s, %(seed)s, %(planned_steps)s, %(pipeline_version)s, %(parent_run_id)s
 FROM (SELECT count(*) AS taken, coalesce(max(substring(name FROM length(%(name)s) + 2)::bigint) FILTER (WHERE name <> %(name)s), 1) AS highest
       FROM rft.run WHERE name = %(name)s OR (starts_with(name, %(name)s || '-') AND substring(name FROM length(%(name)s) + 2) ~ '^[0-9]{1,18}$')) n
 RETURNING *;
