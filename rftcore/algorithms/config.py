@@ -82,6 +82,17 @@ class CriticConfig(Section):
     warmup_steps: int = Field(0, ge=0, description="First steps in which the critic alone is trained.")
 
 
+class TeacherConfig(Section):
+    """A model whose distribution is imitated. YAML may also give the path alone."""
+
+    path: str = Field(description="Folder of a model with the policy's vocabulary, or a Hugging Face id.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, value: Any) -> Any:
+        return {"path": value} if isinstance(value, str) else value
+
+
 class AlgorithmConfig(Section):
     """An algorithm in full, after the merge with its preset."""
 
@@ -99,6 +110,10 @@ class AlgorithmConfig(Section):
         "responses", description="Tokens that count: those of responses that the loss mask names, or all, prompts too."
     )
     critic: CriticConfig | None = Field(None, description="A value model, for advantages that need one.")
+    teacher: TeacherConfig | None = Field(
+        None,
+        description="Model that a distillation imitates; without one, stored log-probabilities are read (teacher_logprobs).",
+    )
     old_logprobs: Literal["behavior", "recomputed"] | None = Field(
         None,
         description="What ratios compare with: the engine's recorded log-probabilities, or the trainer's own, recomputed before the"

@@ -35,7 +35,7 @@ def scored(batch: TrainBatch) -> TrainBatch:
     end_BT[:, 0] = False
     return replace(
         batch, token_ids_BT=_widened(batch.token_ids_BT), attention_mask_BT=_widened(batch.attention_mask_BT), loss_mask_BT=end_BT,
-        behavior_logprobs_BT=torch.zeros(end_BT.shape).masked_fill(end_BT, torch.nan),
+        behavior_logprobs_BT=torch.zeros(end_BT.shape).masked_fill(end_BT, torch.nan), token_rewards_BT=None, teacher_logprobs_BT=None,
     )  # fmt: skip
 
 
@@ -60,7 +60,7 @@ def mismatched(batch: TrainBatch) -> TrainBatch | None:
     return replace(
         batch, token_ids_BT=_padded(tokens), attention_mask_BT=_padded([torch.ones_like(mask) for mask in masks]),
         loss_mask_BT=loss_mask_BT, behavior_logprobs_BT=torch.zeros(loss_mask_BT.shape).masked_fill(loss_mask_BT, torch.nan),
-        paired=False,
+        token_rewards_BT=None, teacher_logprobs_BT=None, paired=False,
     )  # fmt: skip
 
 

@@ -27,9 +27,10 @@ from transformers import PreTrainedModel
 from rftcore.algorithms.algorithm import Algorithm, Plan
 from rftcore.algorithms.base import Signals
 from rftcore.algorithms.kl import estimate
-from rftcore.trainer.batches import MicroBatch, TrainBatch, split_batch
+from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.checkpoints import copy_tokenizer, read_training_state, write_folder, write_training_state
 from rftcore.trainer.config import TrainerConfig
+from rftcore.trainer.micro_batches import MicroBatch, split_batch
 from rftcore.trainer.network import Network, entropy, pick
 from rftcore.trainer.optimizers import learning_rate_at
 from rftdata.errors import ConfigError, RftError
@@ -89,6 +90,9 @@ class Learner:
         self._model_path = model_path
         self._skipped_in_a_row = 0
         self.reference = Network(model_path, config, self.device) if "reference" in algorithm.signals else None
+        self.teacher = None
+        if algorithm.config.teacher is not None and {"teacher", "teacher_logits"} & algorithm.signals:
+            self.teacher = Network(algorithm.config.teacher.path, config, self.device)
         self.critic: Network | None = None
         self._set_models(model_path, model_path)
 
@@ -126,10 +130,10 @@ class Learner:
         """
         started = time.perf_counter()
         if self.algorithm.uses_behavior_logprobs:
-            _refuse_missing_behavior(batch)
+            _refuse_missing_behavior(batch, may_be_expert=self.algorithm.expert is not None)
         micro_batches = self._split(batch, None)
         flat = batch.for_algorithm(step)
-        plan = self.algorithm.plan(flat, self._signals(micro_batches, len(flat.sequence_N)))
+        plan = self.algorithm.plan(flat, self._signals(batch, micro_batches, len(flat.sequence_N)))
         learning_rate = self.learning_rate(step)
         computed_tokens, updates = 0, list[dict[str, float]]()
         for epoch in range(self.config.epochs):
@@ -246,11 +250,17 @@ class Learner:
         return [*batch.deal(self.config.mini_batches, hash((self._seed, step, epoch)) % 2**63)]
 
     @torch.no_grad()
-    def _signals(self, micro_batches: list[MicroBatch], num_tokens: int) -> Signals:
-        """What the algorithm has to know of every token before the step."""
+    def _signals(self, batch: TrainBatch, micro_batches: list[MicroBatch], num_tokens: int) -> Signals:
+        """What the algorithm has to know of every token before the step.
+
+        Raises:
+            RftError: log-probabilities of a teacher are needed, and neither a teacher is configured nor are they stored.
+        """
         wanted = self.algorithm.signals
         found: dict[str, Tensor] = {
-            f"{name}_N": torch.zeros(num_tokens) for name in ("old", "entropy", "reference", "values") if name in wanted
+            f"{name}_N": torch.zeros(num_tokens)
+            for name in ("old", "entropy", "reference", "teacher", "values")
+            if name in wanted
         }
         for micro_batch in (each.to(self.device) for each in micro_batches if found):
             place_N = micro_batch.index_N.cpu()
@@ -264,8 +274,13 @@ class Learner:
             if self.reference is not None:
                 reference_NV = self.reference.logprobs(micro_batch, self.temperature)
                 found["reference_N"][place_N] = pick(reference_NV, micro_batch.target_N).cpu()
+            if "teacher_N" in found and self.teacher is not None:
+                teacher_NV = self.teacher.logprobs(micro_batch, self.temperature)
+                found["teacher_N"][place_N] = pick(teacher_NV, micro_batch.target_N).cpu()
             if self.critic is not None:
                 found["values_N"][place_N] = self.critic.values(micro_batch).cpu()
+        if "teacher" in wanted and self.teacher is None:
+            found["teacher_N"] = _stored_teacher(batch)
         return Signals(**found)
 
     def _optimize(self, plan: Plan, micro_batches: list[MicroBatch], step: int) -> dict[str, float]:
@@ -347,9 +362,25 @@ def _means(updates: list[dict[str, float]]) -> dict[str, float]:
     return {name: sum(each) / len(each) for name, each in values.items()}
 
 
-def _refuse_missing_behavior(batch: TrainBatch) -> None:
-    """Stop before tokens that nobody sampled are weighed by who sampled them."""
-    wrong = batch.behavior_logprobs_BT.isnan().any(dim=1).nonzero().flatten().tolist()
+def _stored_teacher(batch: TrainBatch) -> Tensor:
+    if batch.teacher_logprobs_BT is None:
+        raise RftError(
+            "the algorithm needs log-probabilities of a teacher, and the batch has none",
+            todo="set algorithm.teacher to the folder of a model, or store them as Sequence.arrays['teacher_logprobs'], one per token",
+        )
+    return batch.teacher_logprobs_BT[batch.loss_mask_BT]
+
+
+def _refuse_missing_behavior(batch: TrainBatch, *, may_be_expert: bool) -> None:
+    """Stop before tokens that no policy sampled are weighed by the policy that sampled them.
+
+    Args:
+        may_be_expert: a loss of its own applies to experiences of which no token was sampled.
+    """
+    missing_B = batch.behavior_logprobs_BT.isnan().any(dim=1)
+    if may_be_expert:
+        missing_B &= ~batch.for_algorithm(1).expert_B
+    wrong = missing_B.nonzero().flatten().tolist()
     if wrong:
         raise RftError(
             f"{len(wrong)} of {batch.num_experiences} experiences of the batch have no behaviour log-probabilities, which this "

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
 
-from rftcore.trainer.batches import MicroBatch
 from rftcore.trainer.config import TrainerConfig
+from rftcore.trainer.micro_batches import MicroBatch
 from rftcore.trainer.optimizers import build_optimizers
 from rftdata.errors import ModelError
 

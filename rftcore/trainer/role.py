@@ -9,7 +9,6 @@ checkpoint by it, and asks for the one reading of the test sets: by the initial 
 
 from __future__ import annotations
 
-import math
 import shutil
 import time
 from dataclasses import dataclass
@@ -24,11 +23,10 @@ from rftcore.run.commands import buffer_option
 from rftcore.run.join import JoinedRun, join_run
 from rftcore.sync import METHODS
 from rftcore.sync.base import Publication
-from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.checkpoints import folder_name, remove_abandoned
+from rftcore.trainer.drawn import ARRAYS, train_batch
 from rftcore.trainer.learner import Learner
 from rftcore.trainer.publish import Export, export_folder, export_learner, folder_bytes
-from rftdata.errors import RoleFailedError
 from rftdata.failpoints import failpoint
 from rftdata.planning.run_selectors import selector_metrics
 from rftdata.training.attempt import Attempt
@@ -132,7 +130,7 @@ class TrainerRole:
         timing, started = _Timing(), time.monotonic()
         self._says_what_it_waits_for(step, None)
         batch = self.attempt.draw(
-            step, self.config.trainer.batch_groups, stop=self.worker.should_stop, waiting=partial(self._says_what_it_waits_for, step)
+            step, self.config.trainer.batch_groups, ARRAYS, stop=self.worker.should_stop, waiting=partial(self._says_what_it_waits_for, step)
         )  # fmt: skip
         timing.wait = time.monotonic() - started
         if batch is None:
@@ -141,7 +139,7 @@ class TrainerRole:
         if len(batch):
             self.worker.says(f"trains step {step} on {len(batch)} experiences")
             started = time.monotonic()
-            metrics = self.learner.update(_train_batch(batch, self.learner), step)
+            metrics = self.learner.update(train_batch(batch, self.learner.algorithm), step)
             failpoint("trainer.updated")
             timing.train = time.monotonic() - started
         started = time.monotonic()
@@ -331,24 +329,3 @@ class TrainerRole:
                 return False
             self.worker.wait(1.0)
         return True
-
-
-def _train_batch(batch: Batch, learner: Learner) -> TrainBatch:
-    offsets = batch.offsets
-    missing = [row["experience_id"] for row in batch.rows.to_pylist() if row["reward"] is None]
-    if missing and learner.algorithm.uses_rewards:
-        raise RoleFailedError(
-            f"experience {missing[0]} was drawn without a reward",
-            todo="set its reward, or add a stage that drops such rows",
-        )
-    return TrainBatch.from_packed(
-        token_ids=(partial(batch.padded, "token_ids"), offsets),
-        loss_mask=(partial(batch.padded, "loss_mask"), offsets),
-        behavior_logprobs=(partial(batch.padded, "behavior_logprobs"), offsets),
-        rewards=[math.nan if reward is None else reward for reward in batch.rows["reward"].to_pylist()],
-        group_ids=batch.rows["group_id"].to_pylist(),
-        rollout_index=batch.rows["rollout_index"].to_pylist(),
-        turn_index=batch.rows["turn_index"].to_pylist(),
-        importance_weights=batch.rows["importance_weight"].to_pylist(),
-        paired=learner.algorithm.pairwise,
-    )

@@ -100,6 +100,11 @@ class Batch:
         part._places = [self._places[place] for place in mine]
         return part
 
+    def has(self, column: str) -> bool:
+        """Whether any of the experiences has this array."""
+        readers = self._readers(column, needed=False)
+        return any(readers[segment_id] is not None for segment_id, _ in self._places)
+
     def packed(self, column: str, out: Array | None = None) -> Array:
         """Values of all experiences one after the other, [sum of T]; written to `out` when given.
 
@@ -149,7 +154,7 @@ class Batch:
         found = ((readers[segment_id], row) for segment_id, row in self._places)
         return [reader.row(row) if reader else None for reader, row in found]
 
-    def _readers(self, column: str) -> dict[int, ColumnReader | None]:
+    def _readers(self, column: str, *, needed: bool = True) -> dict[int, ColumnReader | None]:
         if column not in self.columns:
             raise QueryError(
                 "the batch was drawn without this column",
@@ -162,7 +167,7 @@ class Batch:
                 f"experience {self.rows['experience_id'][i].as_py()} was purged after step {self.step} drew it",
                 todo="give the batch back with attempt.release(batch) and draw again; `rft lineage` says by whom it was purged",
             )
-        return self._reader.columns(sorted({segment_id for segment_id, _ in self._places}), column)
+        return self._reader.columns(sorted({segment_id for segment_id, _ in self._places}), column, needed=needed)
 
     def _runs(self) -> Iterator[tuple[int, int]]:
         """Where rows begin and end that follow each other in one segment."""

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 from rftcore.trainer.batch_forms import mismatched, scored, whole
-from rftcore.trainer.batches import TrainBatch, split_batch
+from rftcore.trainer.batches import TrainBatch
+from rftcore.trainer.micro_batches import split_batch
 
 
 def batch_of(*experiences: tuple[list[int], list[int]]) -> TrainBatch:

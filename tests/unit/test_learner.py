@@ -323,7 +323,6 @@ def play(learner: Learner, steps: int, score: Callable[[Tensor, Tensor], Tensor]
             rollout_index_B=torch.arange(8).repeat(8),
             importance_weights_B=torch.ones(64),
             turn_index_B=torch.zeros(64, dtype=torch.int64),
-            expert_B=torch.zeros(64, dtype=torch.bool),
         )
         metrics = learner.update(batch, step)
         # On-policy: what was sampled and what is trained are the same policy, so every ratio is 1.

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rftcore.trainer.batches import TrainBatch, split_batch
+from rftcore.trainer.batches import TrainBatch
+from rftcore.trainer.micro_batches import split_batch
 
 
 def make_batch(experiences: list[tuple[list[int], list[int]]], groups: list[int] | None = None) -> TrainBatch:

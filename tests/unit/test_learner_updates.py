@@ -1,0 +1,196 @@
+"""What one trainer step may consist of: epochs, mini-batches, recomputed log-probabilities, experts, teachers; and who updates weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rftcore.algorithms import build_algorithm
+from rftcore.trainer.batches import TrainBatch
+from rftcore.trainer.learner import Learner
+from rftdata.errors import ConfigError, RftError
+from tests.support.learning import config, make_batch, save_model, weights
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_model(tmp_path_factory.mktemp("model"), tied=True))
+
+
+def taken_steps(learner: Learner) -> int:
+    return int(next(iter(learner.optimizer.state.values()))["step"])
+
+
+class TestMiniBatches:
+    def test_deal_whole_groups_and_every_one_of_them(self) -> None:
+        batch = make_batch(1, groups=7, size=3)
+        dealt = batch.deal(3, seed=5)
+        assert sorted(b for part in dealt for b in part) == list(range(21)) and len(dealt) == 3
+        for part in dealt:
+            assert part == sorted(part)
+            groups = batch.group_index_B[part]
+            assert all(int((groups == group).sum()) == 3 for group in groups.unique())
+        assert batch.deal(3, seed=5) == dealt and batch.deal(3, seed=6) != dealt
+
+    def test_are_one_for_each_group_at_most(self) -> None:
+        assert len(make_batch(1, groups=2).deal(5, seed=0)) == 2
+
+    def test_make_as_many_updates_in_each_epoch(self, model_path: str) -> None:
+        learner = Learner(model_path, config(mini_batches=3, epochs=2), build_algorithm("grpo"), 0)
+        learner.update(make_batch(1), 1)
+        assert taken_steps(learner) == 6
+
+    def test_have_the_advantages_of_the_whole_batch_and_a_denominator_of_their_own(self) -> None:
+        batch = make_batch(1, groups=4, rewards=[float(i % 3) for i in range(16)])
+        algorithm = build_algorithm("grpo", {"advantage": {"scale": "batch"}})
+        flat = batch.for_algorithm(1)
+        plan = algorithm.plan(flat, _no_signals())
+        members_B = flat.group_B < 2
+        part = algorithm.restrict(plan, members_B)
+        assert torch.equal(part.advantages_N, plan.advantages_N)
+        inside_N = members_B[flat.sequence_N]
+        assert part.policy_weights_N[~inside_N].sum() == 0
+        assert part.policy_weights_N.sum().item() == pytest.approx(1.0) and part.num_tokens == int(inside_N.sum())
+
+    def test_of_a_resumed_run_are_the_same(self, model_path: str, tmp_path: Path) -> None:
+        settings = config(mini_batches=2, epochs=2)
+        through = Learner(model_path, settings, build_algorithm("grpo"), 3)
+        through.update(make_batch(1), 1)
+        through.save_checkpoint(tmp_path / "one")
+        through.update(make_batch(2), 2)
+        again = Learner(model_path, settings, build_algorithm("grpo"), 3)
+        again.load_checkpoint(tmp_path / "one")
+        again.update(make_batch(2), 2)
+        assert all(torch.equal(tensor, weights(again)[name]) for name, tensor in weights(through).items())
+
+
+def _no_signals() -> Any:
+    from rftcore.algorithms.base import Signals
+
+    return Signals()
+
+
+class TestOldLogprobs:
+    def test_recomputed_ones_make_the_first_ratio_one(self, model_path: str) -> None:
+        batch = make_batch(1)
+        learner = Learner(model_path, config(), build_algorithm("grpo", {"old_logprobs": "recomputed"}), 0)
+        assert learner.update(batch, 1)["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
+        recorded = Learner(model_path, config(), build_algorithm("grpo"), 0).update(batch, 1)
+        assert recorded["ratio_mean"] != pytest.approx(1.0, abs=1e-3)
+
+    def test_need_no_record_of_who_sampled(self, model_path: str) -> None:
+        batch = make_batch(1)
+        batch.behavior_logprobs_BT[batch.loss_mask_BT] = torch.nan
+        learner = Learner(model_path, config(), build_algorithm("grpo", {"old_logprobs": "recomputed"}), 0)
+        assert learner.update(batch, 1)["skipped"] == 0.0
+
+    def test_a_correction_weighs_by_both_and_reports_what_it_kept(self, model_path: str) -> None:
+        algorithm = build_algorithm("grpo", {"correction": {"level": "token", "mode": "mask", "high": 1.5, "low": 0.5}})
+        assert algorithm.signals == {"old", "behavior"}
+        kept = Learner(model_path, config(), algorithm, 0).update(make_batch(1), 1)["correction_kept"]
+        assert 0 < kept < 1
+
+
+class TestExperts:
+    def test_have_a_loss_of_their_own_and_need_no_behaviour_logprobs(self, model_path: str) -> None:
+        batch = make_batch(1)
+        batch.behavior_logprobs_BT[:3][batch.loss_mask_BT[:3]] = torch.nan
+        mixed = build_algorithm("grpo", {"expert": {"loss": "sft", "coef": 0.25}})
+        assert Learner(model_path, config(), mixed, 0).update(batch, 1)["expert_coef"] == 0.25
+        with pytest.raises(RftError, match=r"3 of 12 experiences .* no behaviour log-probabilities"):
+            Learner(model_path, config(), build_algorithm("grpo"), 0).update(batch, 1)
+
+    def test_of_which_some_tokens_were_sampled_are_refused(self, model_path: str) -> None:
+        batch = make_batch(1)
+        longest = int(batch.loss_mask_BT.sum(dim=1).argmax())
+        batch.behavior_logprobs_BT[longest, batch.loss_mask_BT[longest].nonzero()[-1]] = torch.nan
+        mixed = build_algorithm("grpo", {"expert": {"loss": "sft"}})
+        with pytest.raises(RftError, match=f"experience {longest} of the batch"):
+            Learner(model_path, config(), mixed, 0).update(batch, 1)
+
+
+class TestTeachers:
+    def test_that_are_the_policy_give_no_advantage(self, model_path: str) -> None:
+        algorithm = build_algorithm("on_policy_distillation", {"teacher": model_path})
+        learner = Learner(model_path, config(max_grad_norm=None), algorithm, 0)
+        assert learner.update(_sampled_by(learner, make_batch(1)), 1)["grad_norm"] == pytest.approx(0.0, abs=1e-5)
+        assert learner.update(make_batch(2), 2)["grad_norm"] > 0.01
+
+    def test_without_a_model_are_read_from_stored_arrays(self, model_path: str) -> None:
+        learner = Learner(model_path, config(), build_algorithm("on_policy_distillation"), 0)
+        with pytest.raises(RftError, match=r"set algorithm\.teacher .*teacher_logprobs"):
+            learner.update(make_batch(1), 1)
+        batch = make_batch(1)
+        stored = TrainBatch(**{**vars(batch), "teacher_logprobs_BT": batch.behavior_logprobs_BT.clone()})
+        assert learner.update(stored, 1)["skipped"] == 0.0
+
+
+def _sampled_by(learner: Learner, batch: TrainBatch) -> TrainBatch:
+    """The batch as if the learner's policy had sampled it."""
+    with torch.no_grad():
+        logprobs_BTV = learner.model(batch.token_ids_BT, attention_mask=batch.attention_mask_BT).logits.log_softmax(-1)
+    own_BT = logprobs_BTV[:, :-1].gather(2, batch.token_ids_BT[:, 1:, None])[..., 0]
+    behavior_BT = torch.cat([torch.zeros(len(own_BT), 1), own_BT], dim=1) * batch.loss_mask_BT
+    return TrainBatch(**{**vars(batch), "behavior_logprobs_BT": behavior_BT})
+
+
+class TestOptimizers:
+    def test_muon_updates_matrices_of_layers_and_adamw_the_rest(self, model_path: str) -> None:
+        learner = Learner(model_path, config(optimizer="muon"), build_algorithm("sft"), 0)
+        before = weights(learner)
+        learner.update(make_batch(1), 1)
+        assert all(not torch.equal(tensor, before[name]) for name, tensor in weights(learner).items())
+        muon, adamw = learner.policy.optimizers
+        names = {id(parameter): name for name, parameter in learner.model.named_parameters()}
+        by_muon = {names[id(parameter)] for parameter in muon.state}
+        by_adamw = {names[id(parameter)] for parameter in adamw.state}
+        assert all("layers" in name and "norm" not in name for name in by_muon)
+        assert by_adamw == {"model.embed_tokens.weight", *(name for name in before if "norm" in name)}
+        assert by_muon | by_adamw == set(before)
+
+    def test_muon_goes_on_from_a_checkpoint(self, model_path: str, tmp_path: Path) -> None:
+        through = Learner(model_path, config(optimizer="muon"), build_algorithm("sft"), 0)
+        through.update(make_batch(1), 1)
+        through.save_checkpoint(tmp_path / "one")
+        through.update(make_batch(2), 2)
+        again = Learner(model_path, config(optimizer="muon"), build_algorithm("sft"), 0)
+        again.load_checkpoint(tmp_path / "one")
+        again.update(make_batch(2), 2)
+        assert all(torch.equal(tensor, weights(again)[name]) for name, tensor in weights(through).items())
+
+    def test_eight_bits_without_their_package_or_a_gpu_are_refused(self, model_path: str) -> None:
+        with pytest.raises(ConfigError, match="adamw-8bit needs"):
+            Learner(model_path, config(optimizer="adamw-8bit"), build_algorithm("sft"), 0)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("linear", [0.5, 1.0, 0.75, 0.5]),  # from 1 at step 2 to 0 at step 12
+        ("wsd", [0.5, 1.0, 1.0, 1.0]),  # falls over the last 20 % of 12 steps: 2 steps
+    ],
+)
+def test_schedules(model_path: str, schedule: str, expected: list[float]) -> None:
+    settings = config(learning_rate=1.0, warmup_steps=2, lr_schedule=schedule, min_lr_ratio=0.0, lr_decay_ratio=0.2)
+    learner = Learner(model_path, settings, build_algorithm("sft"), 0, total_steps=12)
+    assert [learner.learning_rate(step) for step in (1, 2, 4.5, 7)] == pytest.approx(expected)
+    assert learner.learning_rate(12) == 0.0
+    assert learner.learning_rate(11) == pytest.approx(0.5 if schedule == "wsd" else 0.1)
+
+
+def test_tensors_that_experiences_brought_reach_the_algorithm() -> None:
+    offsets = np.array([0, 3, 5])
+    batch = TrainBatch.from_packed(
+        token_ids=(np.arange(5), offsets), loss_mask=(np.array([0, 1, 1, 0, 1], bool), offsets), behavior_logprobs=None,
+        rewards=[0.0, 1.0], group_ids=[1, 1], rollout_index=[0, 1], turn_index=[0, 2],
+        token_rewards=(np.arange(5.0), offsets), step_rewards=np.array([0.5, 0.25]), state=np.array([2**62, -7]),
+    )  # fmt: skip
+    flat = batch.for_algorithm(4)
+    assert flat.token_rewards_N is not None and flat.token_rewards_N.tolist() == [1.0, 2.0, 4.0]
+    assert flat.step_rewards_B is not None and flat.step_rewards_B.tolist() == [0.5, 0.25]
+    assert flat.state_B is not None and flat.state_B.tolist() == [2**62, -7]
+    assert (flat.step, flat.turn_B.tolist(), flat.expert_B.tolist()) == (4, [0, 2], [True, True])
