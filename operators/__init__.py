@@ -1,15 +1,15 @@
-"""Pipeline stages: what stands between rollouts and training, one operator per file.
+"""Pipeline stages, which decide what goes from rollouts to training. One operator per file.
 
 `operators.chain.build.build_chain` turns the YAML list into a `Chain`; `Chain.run` decides on a batch of whole groups. A
-stage's name is a built-in of `OPERATORS`, any Data-Juicer operator's own name, an entry point of group `rftdata.operator`,
-`./file.py:attr` or a dotted path to an `Operator` subclass or to a plain function of one row.
+stage's name is a built-in of `OPERATORS`, a Data-Juicer operator's own name, an entry point of group `rftdata.operator`,
+`./file.py:attr`, or a dotted path to an `Operator` subclass or to a plain function of one row.
 """
 
 from __future__ import annotations
 
 from rftdata.plugins import Registry
 
-# Operator classes and functions of one row: `resolve_stage` finds out which.
+# Operator classes and functions of one row; `resolve_stage` distinguishes them.
 OPERATORS = Registry[object]("operator", {
     "balance_groups": "operators.experience.balance_groups:BalanceGroups",
     "clip_reward": "operators.experience.clip_reward:ClipReward",

@@ -1,14 +1,14 @@
-"""What a pipeline stage is: a pure function from a batch of whole groups to one decision per row.
+"""The interface of a pipeline stage: a pure function from a batch of whole groups to one decision per row.
 
-A stage gets an Arrow table with one row per experience, groups whole, and says for every row whether it stays, why not
-if not, and which columns change. It never filters, reorders or mutates the table itself: `operators.chain.chain` does that in
-one place, so that counting, reasons and group rules are the same for every stage. Same table in, same outcome out.
+A stage gets an Arrow table with one row per experience. For every row it returns whether the row stays, the reason if not,
+and the columns that change. It never filters, reorders or mutates the table: `operators.chain.chain` does that in one place,
+so that counts, reasons and group rules are the same for every stage. The same table always gives the same outcome.
 
-Scoring and deciding are separate stages. A stage that scores names its columns in `scores`: what it computed for an
-experience is stored and handed back the next time, so that a threshold further down can change without computing it
-again. A stage that asks a person names the rows in `waiting`; one that makes something new puts it in `created`.
+Scoring and deciding are separate stages. A scoring stage lists its columns in `scores`. Its results are stored per
+experience and reused, so that a later threshold can change without computing them again. A stage that asks a person lists
+the rows in `waiting`; a stage that creates tasks or experiences lists these in `created`.
 
-Not here: what is stored (the caller writes verdicts and scores), finding the row on which a stage fails.
+Not here: storing verdicts and scores (the caller does), and finding the row on which a stage fails.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ BATCH_SCHEMA = records.BATCH_SCHEMA.append(pa.field("priority", pa.float64()))
 """The columns of a batch. `metrics` is JSON text; `priority` is added by the chain when the caller leaves it out."""
 
 IDENTITY_COLUMNS = frozenset({"experience_id", "group_id", "rollout_index"})
-"""What the chain itself counts and reports by; no stage may change them."""
+"""The columns by which the chain counts and reports; no stage may change them."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class StageOutcome:
     """What one stage decided on a table of N rows.
 
     Attributes:
-        reasons: N strings; null where the row stays, else why it is dropped, in words for people.
-        columns: name -> N values, for columns that change or are new. Values of dropped rows are ignored.
-        waiting: row -> what a person is asked about it. Its whole group is decided later, from the first stage on.
+        reasons: N strings; null where the row stays, else why it is dropped, as a person will read it.
+        columns: name -> N values, for changed or new columns. Values of dropped rows are ignored.
+        waiting: row -> the question that a person is asked about it. Its whole group is decided later, from the first stage on.
         created: new tasks and experiences.
     """
 
@@ -65,34 +65,34 @@ class StageOutcome:
 
     @classmethod
     def keep_all(cls, num_rows: int, columns: Mapping[str, pa.Array] | None = None) -> StageOutcome:
-        """Every row stays."""
+        """Keep every row."""
         return cls(pa.nulls(num_rows, pa.string()), columns or {})
 
     @classmethod
     def keep_where(cls, keep: pa.Array, reason: str | pa.Array) -> StageOutcome:
-        """Rows stay where `keep` is true; false and null are dropped with `reason` (one for all, or N)."""
+        """Keep rows where `keep` is true; drop those where it is false or null with `reason` (one for all, or N)."""
         dropped = pc.invert(pc.fill_null(keep, False))
         return cls(pc.if_else(dropped, reason, pa.scalar(None, pa.string())))
 
 
 @dataclass(frozen=True)
 class Drop:
-    """What a function of one row returns to drop the row; made by `drop`."""
+    """The result of a row function that drops its row; created by `drop`."""
 
     reason: str
 
 
 def drop(reason: str) -> Drop:
-    """The answer of a function of one row that drops the row, and why, as people read it in the verdict."""
-    if not isinstance(reason, str) or not reason.strip():  # type: ignore[redundant-expr]  # whatever the user gave
+    """Drop the row from within a row function, with a reason that people read in the verdict."""
+    if not isinstance(reason, str) or not reason.strip():  # type: ignore[redundant-expr]  # the user may pass anything
         raise ValueError(f"drop() takes a reason, a text that is not empty (got {reason!r})")
     return Drop(reason)
 
 
 class UnavailableError(OperatorError):
-    """What a stage depends on gives no answer at all, so no smaller batch would succeed.
+    """Something that a stage depends on does not respond at all, so a smaller batch would fail as well.
 
-    Loading tasks stops at once with this error, and the tasks are decided on the next time. Any stage may raise it.
+    Loading tasks stops at once with this error; the next load decides on the tasks. Any stage may raise it.
     """
 
 
@@ -104,26 +104,26 @@ class StageConfig(BaseModel):
 
 Messages = Sequence[Mapping[str, Any]]
 Embed = Callable[[str | None, int, Sequence[int], Sequence[str]], "NDArray[np.float32]"]
-"""(model or None for the policy, tokens of a text at most, task ids, texts) -> one vector per text, [texts, dimensions]."""
+"""(model or None for the policy, maximum tokens per text, task ids, texts) -> one vector per text, [texts, dimensions]."""
 
 ReadArrays = Callable[[Sequence[int], str], "list[NDArray[Any] | None]"]
-"""(experience ids, name of an array) -> each one's array in its own shape, None where it has none."""
+"""(experience ids, name of an array) -> the array of each in its own shape, None where there is none."""
 
 
 @dataclass(frozen=True)
 class StageContext:
-    """What a stage may use of the process it runs in.
+    """What a stage may use of the process that runs it.
 
     Attributes:
-        base_dir: folder that relative paths start from: the configuration file's.
-        generate: answers chats with the run's policy: (chats, max_tokens, temperature) -> a text for each, or the error that it met
-            alone; None where there is no policy.
+        base_dir: folder of the configuration file; relative paths start there.
+        generate: answers chats with the run's policy: (chats, max_tokens, temperature) -> for each chat its text, or the error of
+            that chat alone; None where there is no policy.
         model_path: the run's model, for a tokenizer or hidden states.
-        usage: counts what stages spend on model calls against their budgets; by default in this process only.
-        embed: gives the vectors of tasks' texts, computed once and stored; None where no tasks are decided on.
-        read_taskset: the tasks of a set of the buffer, with the columns task_key, prompt and answer; None without a buffer.
-        policy_version: names the weights that `generate` answers with now; None: nobody knows, and scores by them are not kept.
-        read_arrays: reads what an experience has in its segment; None without a buffer.
+        usage: compares what stages spend on model calls with their budgets; by default counted in this process only.
+        embed: returns the vectors of tasks' texts, computed once and stored; None unless the batch consists of tasks.
+        read_taskset: reads a task set of the buffer, with the columns task_key, prompt and answer; None without a buffer.
+        policy_version: returns the name of the weights that `generate` uses now. None if unknown; scores by them are then not reused.
+        read_arrays: reads an experience's arrays from its segment; None without a buffer.
     """
 
     base_dir: Path = field(default_factory=Path.cwd)
@@ -138,12 +138,12 @@ class StageContext:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a stage stands in its chain.
+    """The position of a stage in its chain.
 
     Attributes:
         name: its name in verdicts and reports, such as `llm_judge#2`.
-        base_dir: folder that relative paths in its arguments start from, the configuration file's.
-        behind: the stages after it, in order; of their attributes only those exist that constructors set.
+        base_dir: folder of the configuration file; relative paths in the stage's arguments start there.
+        behind: the stages after it, in order. Only attributes that their constructors set are available.
     """
 
     name: str = ""
@@ -154,31 +154,30 @@ class Place:
 class Operator(ABC):
     """One stage of a chain.
 
-    A subclass names its columns, sets `Config` to the class of its arguments, and writes `apply`. The constructor does
-    nothing slow: what needs a big import, a model or a connection is opened in `prepare`, which the chain calls before the
-    first batch.
+    A subclass lists its columns, sets `Config` to the class of its arguments, and implements `apply`. The constructor does
+    nothing slow. Large imports, models and connections are opened in `prepare`, which the chain calls before the first batch.
 
     Attributes:
-        reads: columns that `apply` looks at; no others are given to it, besides the identity columns. None: all there are.
+        reads: columns that `apply` reads; it gets these and the identity columns. None: all columns.
         writes: columns that it changes or adds; None: any.
-        scores: columns it adds that depend on nothing but the columns read, its arguments and `depends_on`, with their types. They
-            are stored for every experience and not computed again while these are the same. The `apply` of such a stage drops
-            nothing; `decide` may. Where it is not `rowwise`, a row's score depends on its whole group as far as it is still there.
-        error_column: the score column that says why a row has no score; such a row is scored again the next time.
-        rowwise: every row is decided by itself, so a batch may be cut anywhere and its parts run at the same time.
-        keys: numbers that it looks for among the features and metadata of tasks, since the batch has no column of that name.
-        asks: names of the questions it may ask people; None: not known before, so the answers are read for it in any case.
-        group_column: says which rows belong together: those of one value are scored together, where it is not `rowwise`. A stage that
-            writes such a column names it here, too; it and the stages behind it with the same `group_column` are one grouping.
-        replaces_with: fields of the tasks that it creates in place of all rows, such as `metadata.summary`; empty where rows go on. These
-            tasks pass neither it nor its grouping, so the chain refuses other stages that read what the grouping adds.
-        answers: how many answers a group has that it creates; None: it creates none, or what it creates says.
-        timeout_s: how long one call of `apply` may take, where `run.timeout_s` of the stage does not say.
-        seconds_per_row: added to `timeout_s` for each row of the call, where a model is run or asked.
-        prepare_timeout_s: how long `prepare` may take; None: as long as it needs, to load or fetch something large.
-        revision: a number that its author raises when its rules change, set as `class Mine(Operator, revision=2)`. None, also for subclasses:
-            any edit of its file is another rule, and another version of the chain.
-        place: where it stands in its chain; known after the constructor.
+        scores: columns that it adds, with their types. Their values depend only on the columns read, the arguments and `depends_on`. They
+            are stored per experience and reused while these are unchanged. The `apply` of such a stage drops nothing; `decide`
+            may. Unless the stage is `rowwise`, a row's score depends on all rows of its group that are still in the batch.
+        error_column: the score column with the reason why a row has no score; such a row is scored again the next time.
+        rowwise: every row is decided independently, so a batch may be cut anywhere and its parts run concurrently.
+        keys: names that it looks up among the features and metadata of tasks, which are not columns of the batch.
+        asks: names of the questions it may ask people. None: not known in advance, so the answers are always read for it.
+        group_column: column whose equal values form a group. Unless the stage is `rowwise`, the rows of a group are scored together.
+            A stage that writes this column starts a grouping, to which the later stages with the same `group_column` belong.
+        replaces_with: fields of the tasks that it creates in place of all rows, such as `metadata.summary`; empty where rows continue.
+            These tasks skip the stage and its grouping, so no other stage may read columns that the grouping adds.
+        answers: number of answers in a group that it creates; None: it creates no groups, or the number varies.
+        timeout_s: longest duration of one call of `apply`, unless the stage sets `run.timeout_s`.
+        seconds_per_row: added to `timeout_s` for each row of the call, for stages that run or ask a model.
+        prepare_timeout_s: longest duration of `prepare`; None: no limit, for loading or fetching something large.
+        revision: a number that the author raises when the rules change, set as `class Mine(Operator, revision=2)`. None (also for subclasses):
+            any edit of the file counts as another rule, and gives the chain another version.
+        place: its position in the chain; set after the constructor.
     """
 
     Config: ClassVar[type[StageConfig]] = StageConfig
@@ -207,7 +206,7 @@ class Operator(ABC):
 
     @classmethod
     def from_args(cls, args: object) -> Operator:
-        """Build from what stands behind the stage's name in YAML: a mapping, or nothing.
+        """Build from the value under the stage's name in YAML: a mapping, or nothing.
 
         Raises:
             ConfigError: an unknown key (with the nearest one) or a value of the wrong type.
@@ -216,17 +215,17 @@ class Operator(ABC):
 
     @property
     def base_dir(self) -> Path:
-        """Folder that relative paths in the arguments start from, the configuration file's; known after the constructor."""
+        """Folder of the configuration file, where relative paths in the arguments start. Set after the constructor."""
         return self.place.base_dir
 
     def join_chain(self, place: Place) -> None:
-        """Take its place in a chain. Called once, when all stages are constructed and before anything else is asked."""
+        """Take a position in a chain. Called once, after all stages are constructed and before any other method."""
         self.place = place
 
     def validate_schema(self, schema: pa.Schema) -> pa.Schema:
-        """Check that the columns this stage reads exist; return the schema that the next stage will see.
+        """Check that the columns this stage reads exist, and return the schema that the next stage sees.
 
-        A stage that adds other columns than its scores extends this, so that later stages may read them.
+        A stage that adds columns other than its scores extends this method, so that later stages may read them.
 
         Raises:
             ConfigError: a column is missing.
@@ -246,34 +245,34 @@ class Operator(ABC):
         """Open what is slow to open. Called once, before the first batch."""
 
     def close(self) -> None:  # noqa: B027
-        """Close it again. Called once, after the last batch."""
+        """Close what `prepare` opened. Called once, after the last batch."""
 
     @abstractmethod
     def apply(self, table: pa.Table) -> StageOutcome:
-        """Decide on every row of `table`. Pure: no state survives the call, the table is not changed."""
+        """Decide on every row of `table`. Pure: no state survives the call, and the table is not changed."""
 
     def decide(self, table: pa.Table) -> StageOutcome:
-        """What follows from its scores, which stand in `table`, for a stage that scores and decides in one entry: reasons, and what is created.
+        """Decide by the stage's scores, which are columns of `table`: return reasons and what is created.
 
-        Called for all rows, whether their scores were computed now or stored before.
+        For stages that score and decide in one entry. Called for all rows, whether their scores are new or stored.
         """
         return StageOutcome.keep_all(table.num_rows)
 
     @property
     def may_ask(self) -> bool:
-        """Whether it may let rows wait for a person."""
+        """Whether it may make rows wait for a person."""
         return self.asks is None or bool(self.asks)
 
     def depends_on(self) -> str | None:
-        """What else its scores depend on, as it is now, such as the weights of a model that learns; None: they are never used again."""
+        """Return what else its scores depend on, such as the weights of a model that learns; None: they are never reused."""
         return ""
 
     def score_spec(self) -> dict[str, Any]:
-        """Everything that determines its scores: `spec` without what `decide` alone looks at."""
+        """Return everything that determines its scores: `spec` without what only `decide` uses."""
         return self.spec()
 
     def spec(self) -> dict[str, Any]:
-        """Everything that determines what this stage decides, as plain JSON values; part of the chain's version."""
+        """Return everything that determines its decisions, as plain JSON values; part of the chain's version."""
         spec: dict[str, Any] = self.config.model_dump(mode="json")
         if self.revision is None:
             return {"args": spec, "code": source_digest(type(self))}
@@ -281,7 +280,7 @@ class Operator(ABC):
 
 
 def check_plain(args: Mapping[str, object]) -> None:
-    """Refuse arguments of a function that a pipeline's version could not tell apart, or JSON not hold: dates, NaN, sets.
+    """Refuse arguments that JSON cannot hold or that pipeline versions could not distinguish: dates, NaN, sets.
 
     Raises:
         ConfigError: names the argument.
@@ -297,7 +296,7 @@ def check_plain(args: Mapping[str, object]) -> None:
 
 
 def source_digest(plugin: object) -> str:
-    """Digest of the file that a user's plug-in stands in, so that an edited rule is another pipeline version."""
+    """Return a digest of the file that defines a user's plug-in, so that an edited rule gives another pipeline version."""
     try:
         return hashlib.sha256(Path(inspect.getfile(plugin)).read_bytes()).hexdigest()[:16]  # type: ignore[arg-type]
     except (TypeError, OSError):

@@ -1,7 +1,7 @@
-"""Which rows of a batch belong to one rollout and which rollouts to one group, for stages that compare them.
+"""Map the rows of a batch to rollouts and groups, for stages that compare them.
 
-N rows, R rollouts, G groups. A rollout of several turns has several rows and counts once, with the mean of its turns' values: that is
-how advantages count it, too.
+N rows, R rollouts, G groups. A rollout of several turns has several rows and counts once, with the mean of its turns' values, as it
+does for advantages.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Groups:
         return len(self.group_R)
 
     def rollout_means(self, values_N: Floats) -> Floats:
-        """R means over turns; values that are NaN are left out, and a rollout that has no other is NaN."""
+        """Return R means over turns. NaN values are ignored; a rollout with no other value is NaN."""
         known = ~np.isnan(values_N)
         counts = np.bincount(self.rollout_N[known], minlength=self.num_rollouts)
         sums = np.bincount(self.rollout_N[known], weights=values_N[known], minlength=self.num_rollouts)
@@ -63,9 +63,9 @@ class Correct:
     """Which rollouts are correct.
 
     Attributes:
-        correct_R: true where the rollout is known to be.
-        known_R: false where it has no value to tell by.
-        num_correct_G, num_known_G: of each group.
+        correct_R: true where the rollout is known to be correct.
+        known_R: false where it has no value to decide by.
+        num_correct_G, num_known_G: counts per group.
     """
 
     correct_R: Mask
@@ -75,7 +75,7 @@ class Correct:
 
     @classmethod
     def of(cls, groups: Groups, values: pa.Array, above: float) -> Correct:
-        """A rollout is correct where its value is greater than `above`; without a number it is neither correct nor wrong."""
+        """Count a rollout as correct if its value is greater than `above`; without a number it is neither correct nor wrong."""
         values_R = groups.rollout_means(finite(values))
         known = ~np.isnan(values_R)
         correct = known & (np.nan_to_num(values_R, nan=-np.inf) > above)
@@ -84,13 +84,13 @@ class Correct:
 
 
 def finite(values: pa.Array) -> Floats:
-    """As doubles; null, NaN and ±inf are NaN."""
+    """Convert to doubles; null, NaN and ±inf become NaN."""
     numbers = pc.fill_null(pc.cast(values, pa.float64()), np.nan).to_numpy(zero_copy_only=False)
     return np.where(np.isfinite(numbers), numbers, np.nan)
 
 
 def extremes(values: Floats, sets: Ints, num_sets: int) -> tuple[Floats, Floats]:
-    """Least and greatest value of each set; +inf and -inf of one without any."""
+    """Return the least and greatest value of each set; +inf and -inf for an empty set."""
     lowest, highest = np.full(num_sets, np.inf), np.full(num_sets, -np.inf)
     np.minimum.at(lowest, sets, values)
     np.maximum.at(highest, sets, values)
@@ -98,7 +98,7 @@ def extremes(values: Floats, sets: Ints, num_sets: int) -> tuple[Floats, Floats]
 
 
 def fewest_first(order_N: npt.NDArray[np.generic], members_N: Ints) -> Ints:
-    """Place of each row among those of its set when they are sorted by `order_N` (from 0)."""
+    """Return the rank (from 0) of each row in its set, sorted by `order_N`."""
     sort = np.lexsort((order_N, members_N))
     members = members_N[sort]
     starts = np.flatnonzero(np.r_[True, members[1:] != members[:-1]]) if len(members) else np.array([], np.int64)
@@ -110,7 +110,7 @@ def fewest_first(order_N: npt.NDArray[np.generic], members_N: Ints) -> Ints:
 
 
 def hashed(values: npt.NDArray[np.integer], seed: int) -> npt.NDArray[np.uint64]:
-    """Numbers spread evenly over 64 bits, the same for the same value and seed everywhere (the finaliser of splitmix64)."""
+    """Hash numbers evenly over 64 bits, the same everywhere for the same value and seed (the finaliser of SplitMix64)."""
     with np.errstate(over="ignore"):
         state = values.astype(np.uint64) + np.uint64((seed * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) % 2**64)
         state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -119,7 +119,7 @@ def hashed(values: npt.NDArray[np.integer], seed: int) -> npt.NDArray[np.uint64]
 
 
 def same_prompt(rows: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-    """Places of the rows of a group that answer the same prompt, by rollout: those whose responses compare."""
+    """Return, for each prompt of a group, the places of the rows that answer it, by rollout: their responses are comparable."""
     found: dict[tuple[int, str], list[int]] = defaultdict(list)
     for place, row in enumerate(rows):
         found[row["group_id"], row["prompt"]].append(place)

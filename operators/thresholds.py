@@ -1,4 +1,4 @@
-"""Rows whose number lies outside of bounds, with the bound that was broken as the reason."""
+"""Drop rows whose number is out of bounds, with the broken bound as the reason."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from operators.base import StageOutcome
 def outside(
     values: pa.Array, name: str, low: float | None, high: float | None, *, keep_unknown: bool = False
 ) -> StageOutcome:
-    """Drop rows with a value below `low` or above `high`; null and NaN go, too, unless they are kept.
+    """Drop rows with a value below `low` or above `high`; drop null and NaN, too, unless `keep_unknown`.
 
     Args:
         values: N numbers.
-        name: of the value, for the reason.
-        low, high: inclusive bounds; None is no bound.
+        name: name of the value, for the reason.
+        low, high: inclusive bounds; None for no bound.
     """
     values = pc.cast(values, pa.float64())
     unknown = pc.is_null(values, nan_is_null=True)
@@ -38,7 +38,7 @@ def outside(
 
 
 def check_bounds(low: float | None, high: float | None) -> None:
-    """Refuse bounds that decide nothing, or drop everything."""
+    """Refuse bounds that are absent or contradictory."""
     if low is None and high is None:
         raise ValueError("give min, max or both")
     if low is not None and high is not None and low > high:

@@ -1,4 +1,4 @@
-"""Configuration of the buffer, of task sources and selectors: what `rftdata` itself reads from a YAML file."""
+"""Configuration sections of the buffer, of task sources and of selectors: the part of a YAML file that `rftdata` reads."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from rftdata.user_code.time_limits import DEFAULT_S
 
 
 class Section(BaseModel):
-    """A section of a configuration file: unknown keys are errors, values never change after validation."""
+    """A section of a configuration file: unknown keys are errors, and values never change after validation."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class RetentionRule(Section):
-    """Limits of what is kept; where several are set, each holds."""
+    """Limits of what is kept; if several are set, all of them apply."""
 
-    max_age_days: float | None = Field(None, gt=0, description="Purge experiences that are older.")
-    max_experiences: int | None = Field(None, ge=0, description="Keep the newest so many.")
-    max_bytes: int | None = Field(None, ge=0, description="Keep the newest that fit, texts and arrays together.")
+    max_age_days: float | None = Field(None, gt=0, description="Purge older experiences.")
+    max_experiences: int | None = Field(None, ge=0, description="Keep at most this many, the newest ones.")
+    max_bytes: int | None = Field(
+        None, ge=0, description="Keep the newest that fit into this size, texts and arrays together."
+    )
 
 
 class RetentionConfig(RetentionRule):
-    keep_labelled: bool = Field(True, description="Groups of which one is labelled stay, whatever the limits say.")
+    keep_labelled: bool = Field(True, description="Keep groups with a labelled experience, regardless of the limits.")
     tasksets: dict[str, RetentionRule] = Field(
-        default_factory=dict, description="Limits of single tasksets, beside those of all together."
+        default_factory=dict, description="Limits of single tasksets, in addition to those for all together."
     )
 
     @property
@@ -40,18 +42,18 @@ class RetentionConfig(RetentionRule):
 class BufferConfig(Section):
     uri: str = Field("./buffer", description="Folder of an embedded PostgreSQL, or a postgresql:// URL.")
     segments: str | None = Field(
-        None, description="Folder of the Arrow segments; beside the embedded database by default."
+        None, description="Folder of the Arrow segments; by default beside the embedded database."
     )
-    min_free_bytes: int = Field(256 * 2**20, ge=0, description="Writers refuse to go below this much free disk.")
+    min_free_bytes: int = Field(256 * 2**20, ge=0, description="Writers refuse to leave less free disk than this.")
     compaction_grace_s: float = Field(
         3600.0,
         ge=0,
-        description="How long a segment file must be silent before its writer is taken for dead, and how long a file stays"
-        " whose segments were moved; longer than a reader on another machine uses an address (10 minutes).",
+        description="Time without writes after which the writer of a segment file is assumed to be gone, and time for which a file stays"
+        " after its segments were moved. Must be longer than a reader on another machine uses an address (10 minutes).",
     )
     listen: str | None = Field(
         None,
-        description="HOST:PORT on which the embedded server also accepts TCP. Such a server does not stop by itself.",
+        description="HOST:PORT on which the embedded server also accepts TCP. Such a server does not stop when idle.",
     )
     idle_stop_s: float | None = Field(
         60.0,
@@ -71,7 +73,7 @@ class SelectorConfig(Section):
 
     type: str = Field(
         "shuffle",
-        description="sequential, shuffle, random, easy_to_hard, difficulty, speed, greso, plr, or your own by path; other keys are its"
+        description="sequential, shuffle, random, easy_to_hard, difficulty, speed, greso, plr, or your own by path. Other keys are its"
         " arguments (`rft docs choose-tasks`).",
     )
 
@@ -84,8 +86,8 @@ class MixingConfig(Section):
     temperature: float | None = Field(
         None,
         gt=0,
-        description="The weight of each taskset is multiplied by the number of its active tasks to the power 1 / temperature: 1 mixes in"
-        " proportion to size, larger values more evenly. Size does not matter by default.",
+        description="The weight of each taskset is multiplied by the number of its active tasks to the power 1 / temperature. 1 mixes in"
+        " proportion to size, larger values more evenly. By default size does not matter.",
     )
 
 
@@ -107,28 +109,28 @@ class TasksetConfig(Section):
     )
     split_key: str | None = Field(
         None,
-        description="Column whose value says which tasks `split` keeps together, or numbers:COLUMN for the sorted numbers in it. By default the"
-        " column `split_key` where the source has one, else each task's key.",
+        description="Column whose value decides which tasks `split` keeps together, or numbers:COLUMN for the sorted numbers in it. By default the"
+        " column `split_key` if the source has one, else each task's key.",
     )
     split_shares: tuple[float, float, float] = Field(
-        (0.8, 0.1, 0.1), description="Shares of train, validation and test in the hash space; they must add up to 1."
+        (0.8, 0.1, 0.1), description="Shares of train, validation and test; they must add up to 1."
     )
-    limit: int | None = Field(None, gt=0, description="At most this many tasks.")
+    limit: int | None = Field(None, gt=0, description="Maximum number of tasks.")
     timeout_s: float = Field(
         DEFAULT_S, gt=0, allow_inf_nan=False, description="Longest wait for the source's next row, in seconds."
     )
     prompt: str | None = Field(
         None,
-        description="Column with the prompt, a text or a chat; by default `question`, or `messages` where the source has no `question`.",
+        description="Column with the prompt, a text or a chat; by default `question`, or `messages` if the source has no `question`.",
     )
     answer: str | None = Field(
         None,
-        description="Column with the answer. A column that is named must exist; by default it is `answer`, which the source may lack.",
+        description="Column with the answer. A named column must exist. The default is `answer`, which the source may lack.",
     )
     weight: float | WeightSchedule = Field(
         1.0,
-        description="Share of this taskset among those a run trains on: above 0, or [[step, weight], …] over explorer steps, with straight"
-        " lines between them and the first and last weight before and after; 0 is none.",
+        description="Share of this taskset in training: a number above 0, or [[step, weight], …] over explorer steps, interpolated linearly"
+        " and constant before the first and after the last step; 0 switches it off.",
     )
     selector: SelectorConfig | None = Field(
         None, description="Chooses among these tasks instead of the run's selector."
@@ -136,7 +138,9 @@ class TasksetConfig(Section):
     group_size: int | None = Field(
         None, ge=1, description="Rollouts of each of these tasks; algorithm.group_size by default."
     )
-    max_repeats: int | None = Field(None, ge=1, description="Groups planned on one of these tasks in a run, at most.")
+    max_repeats: int | None = Field(
+        None, ge=1, description="Maximum number of groups planned for one of these tasks in a run."
+    )
 
     @field_validator("weight", mode="before")
     @classmethod
@@ -158,7 +162,7 @@ class TasksetConfig(Section):
 
     @field_serializer("args", when_used="json")
     def _without_password(self, args: dict[str, Any]) -> dict[str, Any]:
-        # What is stored and shown never holds a password: a database's own password file brings it, or url_env.
+        # Stored and displayed values never contain a password: it comes from a password file, or from url_env.
         return {**args, "url": _address(str(args["url"]))} if "url" in args else args
 
     @field_validator("split_shares")
@@ -174,7 +178,7 @@ class TasksetConfig(Section):
 class SyncConfig(Section):
     method: Literal["memory", "checkpoint"] = Field(
         "memory",
-        description="How weights travel: memory (file in shared memory, one host) or checkpoint (file on disk).",
+        description="How weights reach the engines: memory (file in shared memory, one host) or checkpoint (file on disk).",
     )
     interval: int = Field(1, ge=1, description="Explorer steps that share one policy.")
     offset: int = Field(0, ge=0, description="Explorer steps that may run ahead of the trainer.")
@@ -183,14 +187,14 @@ class SyncConfig(Section):
 class EvalConfig(Section):
     every: int = Field(10, ge=1, description="Trainer steps between evaluations.")
     tasks: list[TasksetConfig] = Field(
-        default_factory=list, description="Validation tasksets: choices (best checkpoint) are made on them."
+        default_factory=list, description="Validation tasksets, which select the best checkpoint."
     )
     test: list[TasksetConfig] = Field(
         default_factory=list,
         description="Test tasksets, answered once after training by the first and the best policy.",
     )
     decodings: list[Literal["greedy", "sampled"]] = Field(
-        ["greedy"], min_length=1, description="Of the validation tasksets."
+        ["greedy"], min_length=1, description="Decodings of the validation tasksets."
     )
 
     @field_validator("tasks", "test")
@@ -211,11 +215,11 @@ def _is_number(value: Any) -> bool:
 
 
 def _address(url: str) -> str:
-    """A connection string without its password."""
+    """Return a connection string without its password."""
     from rftdata.postgres.database import redacted
     from rftdata.postgres.programs import without_password
 
     try:
         return without_password(url)[0]
-    except Exception:  # noqa: BLE001 - whatever it is, it is no connection string; who connects will say so
+    except Exception:  # noqa: BLE001 - not a connection string; connecting will report that
         return redacted(url)

@@ -1,7 +1,7 @@
-"""From values that do not validate, and from names that do not exist, to errors that say what is allowed.
+"""Turn validation errors and unknown names into errors that name what is allowed.
 
 Every configuration section, stage argument and rule is validated with `parse_section`, and every name that a user may mistype is compared with
-`did_you_mean`, so the same mistake reads the same everywhere. Everything that is wrong is reported at once, one error per place.
+`did_you_mean`, so that the same mistake gets the same message everywhere. All mistakes are reported at once, one error per place.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ _UNKNOWN = ("extra_forbidden", "invalid_key")
 
 
 def parse_section(section: type[ModelT], values: object, origin: str = "", *, within: str = "") -> ModelT:
-    """The section that these values make; None is an empty mapping.
+    """Validate values as a section; None is an empty mapping.
 
     Args:
-        origin: where the values come from (a file, a plug-in's name), which errors name first.
+        origin: source of the values (a file, a plug-in's name), with which errors begin.
         within: key of the section in the file; empty for the whole file.
 
     Raises:
-        ConfigError: everything that is wrong.
+        ConfigError: lists all mistakes.
     """
     if values is None:
         values = {}
     if not isinstance(values, Mapping):
-        refused = ConfigError("its arguments are not a mapping", value=values, allowed=_listed(section.model_fields))
+        refused = ConfigError("the arguments are not a mapping", value=values, allowed=_listed(section.model_fields))
         raise refused.about(origin) if origin else refused
     try:
         return section.model_validate(dict(values))
@@ -46,7 +46,7 @@ def parse_section(section: type[ModelT], values: object, origin: str = "", *, wi
 def section_errors(
     error: ValidationError, section: type[BaseModel], origin: str = "", *, within: str = ""
 ) -> list[ConfigError]:
-    """One error per place of `section` that does not validate. Unknown keys come first: one is often why another key is missing."""
+    """Return one error per invalid place of `section`. Unknown keys come first, since they often explain missing ones."""
     places: dict[tuple[int | str, ...], list[Any]] = {}
     for one in sorted(error.errors(include_url=False), key=lambda one: one["type"] not in _UNKNOWN):
         places.setdefault(_place(section, one["loc"])[0], []).append(one)
@@ -55,12 +55,12 @@ def section_errors(
 
 
 def _together(errors: Sequence[ConfigError]) -> ConfigError:
-    """Several errors as one paragraph."""
+    """Join several errors into one paragraph."""
     return ConfigError(f"{len(errors)} settings are wrong: {'; '.join(map(_shortly, errors))}", todo="correct them")
 
 
 def _shortly(error: ConfigError) -> str:
-    """What is wrong, the value, and the nearest or the allowed keys."""
+    """Return what is wrong, the value, and the nearest or the allowed keys."""
     is_hint = bool(error.todo and error.todo.endswith("?"))
     hint = error.todo if is_hint else f"allowed: {error.allowed}" if error.allowed else None
     notes = [note for note in (None if error.value is None else f"got {error.value!r}", hint) if note]
@@ -81,34 +81,34 @@ def _section_error(
     if not key:
         allowed = f"the keys {_listed(section.model_fields)}"
         return ConfigError(reasons(errors), value=value, allowed=allowed, todo="correct it")
-    if _keys(_place(section, place)[1]):  # a rule over several keys of a section, which names them
+    if _keys(_place(section, place)[1]):  # a rule about several keys of a section, which names them
         return ConfigError(f"{key}: {reasons(errors)}", value=value, todo="correct it")
     return ConfigError(f"the key {key!r} is wrong: {reasons(errors)}", value=value, todo="correct it")
 
 
 def reasons(errors: Iterable[Any]) -> str:
-    """What pydantic says of one value: several things where it has several types."""
+    """Return pydantic's message for one value; several messages if it may have several types."""
     first, *others = dict.fromkeys(str(one["msg"]).removeprefix("Value error, ") for one in errors)
     return " or ".join([first, *(other[:1].lower() + other[1:] for other in others[:2])])
 
 
 def unknown_key(key: str, known: Collection[str]) -> ConfigError:
-    """The error for a key that does not exist; a key within a section may be written with dots."""
+    """Return the error for an unknown key; a key within a section may be written with dots."""
     hint = did_you_mean(key.rpartition(".")[2], known, "remove the key or correct it")
     return ConfigError(f"there is no key {key!r}", allowed=_listed(known), todo=hint)
 
 
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """The known name that is most like this one."""
+    """Return the known name that is most similar."""
     return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)), None)
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str, *, most: int = 1) -> str:
-    """A hint at what `name` stands for.
+    """Return a hint at the name that was probably meant.
 
     Args:
-        otherwise: the hint where nothing known is like it.
-        most: names offered.
+        otherwise: the hint if no known name is similar.
+        most: maximum number of suggestions.
     """
     near = difflib.get_close_matches(name, list(known), n=most)
     return f"did you mean {' or '.join(map(repr, near))}?" if near else otherwise
@@ -119,16 +119,16 @@ def _listed(keys: Iterable[str]) -> str:
 
 
 def _keys(annotation: Any) -> list[str]:
-    """Keys of a section; none of what is no section."""
+    """Return the keys of a section; none for other types."""
     return list(getattr(annotation, "model_fields", ()))
 
 
 def _place(section: Any, location: tuple[int | str, ...]) -> tuple[tuple[int | str, ...], Any]:
-    """Keys and indexes of one of pydantic's locations, and the type of what stands there; None for a type that has no keys."""
+    """Return the keys and indexes of a pydantic location, and the type at it; None for a type without keys."""
     place: list[int | str] = []
     found = _types(section)
     for part in location:
-        if len(found) > 1:  # the location names which of several types was tried, which says nothing to a user
+        if len(found) > 1:  # the location names which of several types was tried, which a user need not know
             found = [one for one in found if getattr(one, "__name__", None) == part] or [None]
             continue
         place.append(part)
@@ -137,7 +137,7 @@ def _place(section: Any, location: tuple[int | str, ...]) -> tuple[tuple[int | s
 
 
 def _types(annotation: Any) -> list[Any]:
-    """The types that a value may have, apart from None."""
+    """Return the types that a value may have, except None."""
     if get_origin(annotation) is Annotated:
         return _types(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
@@ -146,7 +146,7 @@ def _types(annotation: Any) -> list[Any]:
 
 
 def _type_within(annotation: Any, part: int | str) -> Any:
-    """The type of a field of a section, or of an element of a list or mapping."""
+    """Return the type of a field of a section, or of an element of a list or mapping."""
     if hasattr(annotation, "model_fields"):
         field = annotation.model_fields.get(part)
         return None if field is None else field.annotation

@@ -1,7 +1,7 @@
-"""Every error a user can cause, each one paragraph: what is wrong, the value, what is allowed, what to do.
+"""Errors that a user can cause, each one paragraph: what is wrong, the value, what is allowed, what to do.
 
-The command line prints `str(error)` and exits with `exit_code`; a stack trace appears only under `--debug`. Raise the
-most specific class; add one only where a caller would want to tell it apart.
+The command line prints `str(error)` and exits with `exit_code`; a stack trace appears only with `--debug`. Raise the most specific
+class. Add a class only if callers need to distinguish it.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 
 class RftError(Exception):
-    """Base of all errors that a user can correct, rather than a defect of ours.
+    """Base of all errors that a user can correct, as opposed to defects of this software.
 
     Args:
-        what: what is wrong, as a sentence without a full stop; name ids and places.
-        value: the offending value, shown as is (omit it when `what` already says it).
-        allowed: what would have been accepted.
-        todo: what to do about it.
+        what: what is wrong, as a sentence without a full stop; with ids and places.
+        value: the offending value, printed as is (omit it when `what` already contains it).
+        allowed: which values are accepted.
+        todo: what the user should do.
     """
 
     exit_code = 1
@@ -35,11 +35,11 @@ class RftError(Exception):
         super().__init__(text if text.endswith("?") else text + ".")
 
     def about(self, subject: str) -> RftError:
-        """The same error, which begins with what it is about."""
+        """Return the same error with its subject at the beginning."""
         return _rebuild(type(self), f"{subject}: {self.what}", self.value, self.allowed, self.todo)
 
     def __reduce__(self) -> tuple[object, ...]:
-        # The default would call the class with the finished message; Ray and multiprocessing carry errors this way.
+        # The default would call the class with the finished message. Ray and multiprocessing transfer errors this way.
         return _rebuild, (type(self), self.what, self.value, self.allowed, self.todo)
 
 
@@ -48,7 +48,7 @@ def _rebuild(cls: type[RftError], what: str, value: object, allowed: str | None,
 
 
 class ConfigError(RftError):
-    """A configuration file or override that does not validate."""
+    """An invalid configuration file or override."""
 
     exit_code = 2
 
@@ -64,17 +64,17 @@ class ModelError(RftError):
 
 
 class EngineStoppedError(RftError):
-    """An engine that will answer nothing more; no rollout's outcome, since every later one would end in the same way."""
+    """An engine that will not respond any more. Not an outcome of a rollout, since every later one would fail in the same way."""
 
 
 class TaskSourceError(RftError):
-    """A task source that cannot be read, or rows of it that cannot become tasks."""
+    """A task source that cannot be read, or whose rows cannot become tasks."""
 
     exit_code = 2
 
 
 class BufferUnavailableError(RftError):
-    """The database cannot be reached, started, or is used from the wrong place."""
+    """A database that cannot be reached or started, or that is used from the wrong place."""
 
 
 class SchemaVersionError(RftError):
@@ -82,33 +82,33 @@ class SchemaVersionError(RftError):
 
 
 class QueryError(RftError):
-    """What a user asked for cannot be done so: SQL that the engine refused, a file that cannot be written."""
+    """A request that cannot be fulfilled: SQL that the engine refused, a file that cannot be written."""
 
     exit_code = 2
 
 
 class SelectionChangedError(RftError):
-    """What a run was told to train on is no longer what it was when the run was made."""
+    """Training data of a run that has changed since the run was created."""
 
 
 class ConflictError(RftError):
-    """A transaction that the database ended because others wanted the same rows; nothing of it was stored, run it again."""
+    """A transaction that the database ended because of conflicting ones. Nothing of it was stored; run it again."""
 
 
 class DiskFullError(RftError):
-    """No room for a segment or for the database; nothing was half-written."""
+    """Not enough space for a segment or for the database; nothing was written partially."""
 
 
 class SegmentFileClosedError(ConflictError):
-    """The file that a writer appended to was closed meanwhile: what it did not commit has to go to another one."""
+    """A segment file that was closed while a writer appended to it; uncommitted data must go to another file."""
 
 
 class SegmentCorruptError(RftError):
     """Bytes of a segment that do not match their checksum or their address.
 
     Attributes:
-        segment_id: which segment.
-        experience_ids: the rows that cannot be served with it; empty where nobody asked the database for them.
+        segment_id: the segment.
+        experience_ids: the rows that cannot be served because of it; empty if they were not looked up.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class SegmentCorruptError(RftError):
         self.experience_ids = tuple(experience_ids)
 
     def naming(self, experience_ids: Sequence[int]) -> SegmentCorruptError:
-        """The same, with the experiences it takes along."""
+        """Return the same error with the affected experiences."""
         rows = f"experiences {ranges(experience_ids)}" if experience_ids else "no experience"
         return SegmentCorruptError(
             f"{self.what} (it holds {rows})", segment_id=self.segment_id, experience_ids=experience_ids, value=self.value,
@@ -142,7 +142,7 @@ def _rebuild_corrupt(
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Whole numbers as people list them: `1-3, 7, 9-10`."""
+    """Format whole numbers as in `1-3, 7, 9-10`."""
     spans: list[list[int]] = []
     for number in sorted(set(numbers)):
         if spans and spans[-1][1] == number - 1:
@@ -153,19 +153,19 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 class PurgedError(RftError):
-    """Arrays of an experience that was purged: they are gone for good."""
+    """Arrays of a purged experience, which are deleted for good."""
 
 
 class FencedError(RftError):
-    """A worker whose claim or attempt has passed to somebody else; its write was refused."""
+    """A write that was refused because the worker's claim or attempt has passed to another worker."""
 
 
 class OperatorError(RftError):
-    """A pipeline stage that raised; carries the stage's name."""
+    """A pipeline stage that raised; contains the stage's name."""
 
 
 class RolloutsFailedError(RftError):
-    """Whole explorer steps without a good rollout.
+    """Whole explorer steps without a successful rollout.
 
     Attributes:
         stack: the user's frames of the first failure, as a traceback.
@@ -191,10 +191,10 @@ class TimeLimitError(RftError):
     """A function that did not return within its time limit.
 
     Attributes:
-        stack: where it was when the limit passed, formatted like a traceback.
-        blocked: it could not be stopped either, so its process has to end.
-        subject: the item that it was working on, where that is known, such as an experience's id.
-        num_done: items that it had finished before.
+        stack: its stack when the limit passed, formatted like a traceback.
+        blocked: whether it could not be stopped either, so that its process must end.
+        subject: the item that it was processing, if known, such as an experience's id.
+        num_done: number of items finished before.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class TimeLimitError(RftError):
 
 
 def time_limit_behind(error: BaseException | None) -> TimeLimitError | None:
-    """The time limit that an error was raised for, directly or as its cause."""
+    """Return the time limit that an error was raised for, directly or as its cause."""
     while error is not None:
         if isinstance(error, TimeLimitError):
             return error
@@ -230,7 +230,7 @@ def time_limit_behind(error: BaseException | None) -> TimeLimitError | None:
 
 
 class RoleFailedError(RftError):
-    """A role's process ended before its work did."""
+    """A role whose process ended before its work did."""
 
 
 class EnvironmentMismatchError(RftError):

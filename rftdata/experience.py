@@ -1,4 +1,4 @@
-"""What is written: a task's group of rollouts, each with its trainable sequences; and what of it cannot be stored."""
+"""The data of a write: a task's group of rollouts, each with its trainable sequences; and its validation."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class LabelRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceOrigin:
-    """What an imported experience was where it was exported; fields as in `rft.experience_origin`.
+    """The origin of an imported experience in its own buffer; fields as in `rft.experience_origin`.
 
     Attributes:
-        reward, reward_final: with its latest label applied; `Sequence.reward` is what was sampled.
-        labels: its history there, oldest first.
-        source: of the experience where it was first stored.
+        reward, reward_final: with its latest label applied; `Sequence.reward` is the sampled one.
+        labels: its labels there, oldest first.
+        source: source of the experience where it was first stored.
     """
 
     origin_experience_id: int
@@ -60,7 +60,7 @@ class SequenceOrigin:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupOrigin:
-    """What an imported group was where it was exported; fields as in `rft.group_origin`."""
+    """The origin of an imported group in its own buffer; fields as in `rft.group_origin`."""
 
     buffer_id: str
     origin_run_id: int
@@ -75,18 +75,18 @@ class Sequence:
     """One trainable sequence: a whole rollout, or one turn of it. T = prompt and response tokens.
 
     Attributes:
-        prompt, response: as text.
+        prompt, response: texts.
         token_ids: [T].
-        num_prompt_tokens: how many of them come before the response.
-        behavior_logprobs: [T - num_prompt_tokens] nats, of the response tokens; None where nobody sampled (demonstrations).
+        num_prompt_tokens: number of tokens before the response.
+        behavior_logprobs: [T - num_prompt_tokens] nats, of the response tokens; None if no policy sampled them (demonstrations).
         loss_mask: [T - num_prompt_tokens]; None trains on every response token.
-        policy_spans: (index of the first token, policy_version_id), ascending; empty where no policy sampled.
+        policy_spans: (index of the first token, policy_version_id), ascending; empty if no policy sampled.
         finish_reason: stop, length or abort.
-        reward: of the sequence; None while awaited.
+        reward: reward of the sequence; None while pending.
         reward_parts, metrics: named numbers.
         messages: the chat up to and including the response.
         arrays: further arrays by name, of any type and shape: teacher log-probabilities, token rewards, routed experts, images…
-        origin: of an imported one. Its policy spans name another buffer's versions, so it counts as sampled by no policy of ours.
+        origin: origin of an imported sequence. Its policy spans name another buffer's versions, so none of our policies counts as its sampler.
     """
 
     prompt: str
@@ -109,7 +109,7 @@ class Sequence:
 
 @dataclass
 class Rollout:
-    """One try. A failed one keeps its error and the turns it had."""
+    """One rollout. A failed one keeps its error and the turns it had."""
 
     index: int
     outcome: str = "ok"
@@ -122,10 +122,10 @@ class Rollout:
 
 @dataclass
 class Group:
-    """All rollouts of one task.
+    """The rollouts of one task.
 
-    A claimed group names `group_id` and `claim_token`. A group of your own (an import, a person's) names the task
-    instead: `taskset`, `task_key` and its `payload`; it is planned and sealed in one go. An imported one names its `origin`, too.
+    A claimed group has `group_id` and `claim_token`. An unplanned group (an import, a person's) names the task instead: `taskset`,
+    `task_key` and `payload`; it is planned and sealed in one transaction. An imported one also has its `origin`.
     """
 
     rollouts: list[Rollout]
@@ -140,13 +140,13 @@ class Group:
 
 
 def successes_and_trials(group: Group) -> tuple[float, int]:
-    """Successes (rewards clipped to 0 and 1) and trials of a group's good rollouts: what selectors learn."""
+    """Return successes (rewards clipped to [0, 1]) and trials of a group's successful rollouts, from which selectors learn."""
     rewards = [rollout.reward for rollout in group.rollouts if rollout.outcome == "ok" and rollout.reward is not None]
     return sum((min(max(reward, 0.0), 1.0) for reward in rewards), start=0.0), len(rewards)
 
 
 def is_complete(group: Group) -> bool:
-    """Whether every rollout is good, every reward is there and nobody has labelled one."""
+    """Return whether every rollout succeeded, every reward is known, and no reward has been labelled."""
     return all(
         rollout.outcome == "ok" and rollout.sequences and all(_is_settled(s) for s in rollout.sequences)
         for rollout in group.rollouts
@@ -160,7 +160,7 @@ def _is_settled(sequence: Sequence) -> bool:
 
 
 def validate(groups: tuple[Group, ...]) -> None:
-    """Refuse what cannot be stored.
+    """Refuse groups that cannot be stored.
 
     Raises:
         RftError: what is wrong, the value and what is allowed.
@@ -194,7 +194,7 @@ def validate(groups: tuple[Group, ...]) -> None:
 def _validate_sequence(s: Sequence) -> None:
     if not 0 <= s.num_prompt_tokens <= len(s.token_ids):
         raise RftError(
-            "a sequence cannot have so many prompt tokens",
+            "a sequence has a wrong number of prompt tokens",
             value=s.num_prompt_tokens,
             allowed=f"0 to {len(s.token_ids)}",
         )
@@ -216,11 +216,11 @@ def _validate_sequence(s: Sequence) -> None:
 
 
 def check_reward(reward: float | None) -> None:
-    """Refuse a reward that is no number; None is one that is awaited."""
+    """Refuse a reward that is not a finite number; None is a pending one."""
     if reward is not None and not math.isfinite(reward):
         raise RftError(
             "a reward is not a finite number",
             value=reward,
-            allowed="a finite number, or None while it is awaited",
+            allowed="a finite number, or None while it is pending",
             todo="correct what computes it, or record the rollout as failed",
         )

@@ -1,9 +1,9 @@
-"""Correcting rewards: set, import, undo, history.
+"""Correction of rewards: set, import, undo, history.
 
 A change is an UPDATE of `rft.experience.reward`, exactly as a person would write it in SQL; triggers write the label rows
-and reopen the groups. What this module adds is the batch: one transaction, one author, one id by which all of it can be
-undone. Undoing is itself a batch of labels, so nothing is ever taken out of the history. A row is restored only while
-the batch's opinion is the one that stands: what somebody said later is never overwritten by undoing what was said before.
+and reopen the groups. This module adds the batch: one transaction, one author, one id by which all of it can be undone. Undoing is
+itself a batch of labels, so nothing is ever removed from the history. A row is restored only while the batch's reward is the
+current one: undoing an earlier label never overwrites a later one.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _UNDO = re.compile(r"^undo of label batch (\d+)")
 
 @dataclass(frozen=True)
 class LabelBatch:
-    """What one batch did.
+    """The result of one batch.
 
     Attributes:
-        label_batch_id: by which it can be undone.
+        label_batch_id: id for undoing it.
         num_changed: rows whose reward or finality changed.
-        num_unchanged: rows that already stood so; they got no label.
-        overruled: rows an undo left alone because somebody labelled them again later.
-        num_answered: open questions about the rows; whoever gives a reward answers them, be it the one that stood.
+        num_unchanged: rows that already had this reward and finality; they got no label.
+        overruled: rows that an undo left unchanged because they were labelled again later.
+        num_answered: open questions about the rows, which setting a reward answers, even the same one.
     """
 
     label_batch_id: int
@@ -61,18 +61,18 @@ def set_rewards(
 
     Args:
         rewards: experience_id -> reward.
-        author: who says so; stored with the database's own session user beside it.
-        reason: why; stored with every label.
-        final: these rewards bypass reward shaping.
+        author: who gives the rewards; stored together with the database's session user.
+        reason: the reason; stored with every label.
+        final: whether the rewards bypass reward shaping.
 
     Raises:
-        QueryError: an experience that does not exist, or a reward that is not a finite number; nothing is written.
+        QueryError: an experience does not exist, or a reward is not a finite number; nothing is written.
     """
     return apply(buffer, [Opinion(key, value, final, reason) for key, value in rewards.items()], author=author)
 
 
 def apply(buffer: Buffer, opinions: Sequence[Opinion], *, author: str) -> LabelBatch:
-    """Write opinions as one batch; like `set_rewards`, with a reason and finality of each row's own."""
+    """Write rewards as one batch; like `set_rewards`, with a reason and finality per row."""
     _check(opinions)
     with buffer.database.transaction() as connection:
         _lock(connection, [opinion.experience_id for opinion in opinions])
@@ -82,10 +82,10 @@ def apply(buffer: Buffer, opinions: Sequence[Opinion], *, author: str) -> LabelB
 def import_rewards(
     buffer: Buffer, file: Path, *, author: str, reason: str | None = None, final: bool = False
 ) -> LabelBatch:
-    """Set rewards from a CSV, JSONL or Parquet file with columns experience_id, reward and perhaps reason.
+    """Set rewards from a CSV, JSONL or Parquet file with columns experience_id, reward and, optionally, reason.
 
     Args:
-        reason: for rows that bring none of their own.
+        reason: for rows without their own.
 
     Raises:
         QueryError: unreadable file, missing column, a row without id or reward, an id twice, an unknown id; nothing is written.
@@ -95,7 +95,7 @@ def import_rewards(
     if missing:
         raise QueryError(
             f"{file} lacks the column {' and '.join(missing)}", value=", ".join(table.column_names),
-            allowed="experience_id, reward and, if you like, reason", todo="rename the columns",
+            allowed="experience_id, reward and, optionally, reason", todo="rename the columns",
         )  # fmt: skip
     opinions = []
     for number, row in enumerate(table.to_pylist(), 1):
@@ -116,17 +116,18 @@ def import_rewards(
 
 
 def _reason(value: object) -> str | None:
-    """A cell as a reason: a column of them may have come as numbers or dates, and a hole as NaN."""
+    """Convert a cell to a reason; a column of reasons may have been read as numbers or dates, and an empty cell as NaN."""
     missing = value is None or (isinstance(value, float) and math.isnan(value))
     return None if missing else storable(str(value).strip()) or None
 
 
 def undo(buffer: Buffer, label_batch_id: int, *, author: str, reason: str | None = None) -> LabelBatch:
-    """Give every row of a batch the reward it had before, as a new batch.
+    """Restore the reward that every row of a batch had before, as a new batch.
 
     Rows labelled again since keep the later label and are listed in `overruled`.
 
     Raises:
+        QueryError: the batch does not exist.
         QueryError: no such batch.
     """
     note = f"undo of label batch {label_batch_id}" + (f": {reason}" if reason else "")
@@ -134,7 +135,7 @@ def undo(buffer: Buffer, label_batch_id: int, *, author: str, reason: str | None
         batch = fetch(connection, "label_batch", label_batch_id=label_batch_id)
         if not batch:
             raise QueryError(
-                "there is no such label batch",
+                "unknown label batch",
                 value=label_batch_id,
                 todo="`rft label history` lists the newest batches",
             )
@@ -155,14 +156,14 @@ def undo(buffer: Buffer, label_batch_id: int, *, author: str, reason: str | None
 def history(
     buffer: Buffer, experience_id: int | None = None, label_batch_id: int | None = None, limit: int = 1000
 ) -> list[Row]:
-    """Labels, newest first, of one experience, of one batch, or of all."""
+    """Return labels, newest first, of one experience, of one batch, or all."""
     return buffer.database.fetch(
         "label_history", experience_id=experience_id, label_batch_id=label_batch_id, limit=limit
     )
 
 
 def batches(buffer: Buffer, limit: int = 20) -> list[Row]:
-    """The newest label batches, whoever wrote them."""
+    """Return the newest label batches of all authors."""
     return buffer.database.fetch("label_batches", limit=limit)
 
 
@@ -189,12 +190,12 @@ def _lock(connection: Connection, keys: Sequence[int]) -> None:
     unknown = sorted(set(keys) - groups.keys())
     if unknown:
         shown = ", ".join(map(str, unknown[:10])) + (f" and {len(unknown) - 10} more" if len(unknown) > 10 else "")
-        raise QueryError(f"there is no experience {shown}", todo="correct the ids; nothing was written")
+        raise QueryError(f"unknown experience {shown}", todo="correct the ids; nothing was written")
     execute(connection, "lock_groups_and_reviews", group_ids=sorted(set(groups.values())))
 
 
 def _write(connection: Connection, opinions: Sequence[Opinion], author: str) -> LabelBatch:
-    # Rows of tables by their keys, however few there were when the tables were analysed; the changed rows, a list, by hashing.
+    # Look up table rows by their keys, however few there were at the last ANALYZE; join the list of changed rows by hashing.
     fetch(connection, "plan_by_index")
     fetch(connection, "allow_hash_joins")
     batch = int(fetch(connection, "label_next_batch")[0]["label_batch_id"])
@@ -210,27 +211,27 @@ def _write(connection: Connection, opinions: Sequence[Opinion], author: str) -> 
             rewards=[o.reward for o in same], finals=[o.final for o in same],
         )  # fmt: skip
     if asked:
-        # Those with a new reward were answered by its label; who gives the reward that stands says that it may pass.
+        # The labels answered questions about rows with a new reward. Giving the current reward again counts as an answer, too.
         execute(connection, "answer_reviews", experience_ids=ids)
     return LabelBatch(batch, changed, len(opinions) - changed, num_answered=asked)
 
 
 def num_open_reviews(buffer: Buffer, run_id: int) -> int:
-    """Questions of a run that wait for a person."""
+    """Return the number of a run's questions that wait for a person."""
     return int(buffer.database.fetch("num_open_reviews", run_id=run_id)[0]["n"])
 
 
 def review_queue(buffer: Buffer, run_id: int | None, limit: int) -> list[Row]:
-    """What waits for a person, of one run or of all (None), the most urgent first."""
+    """Return the questions that wait for a person, of one run or of all (None), the most urgent first."""
     return buffer.database.fetch("review_queue", run_id=run_id, count=limit)
 
 
 def _before(labels: Sequence[Row], batch: int) -> tuple[float | None, bool] | None:
-    """Reward and finality a row had before `batch`, or None when another opinion stands above it.
+    """Return the reward and finality a row had before `batch`, or None if a later label counts instead.
 
-    `labels` are one experience's, oldest first. Opinions form a stack: an undo takes its target off the top, everything
-    else goes on top, and the newest may always be undone (undoing an undo brings its target's reward back). Its reason is not
-    enough to know an undo by, since anybody may write such a sentence: it must also give back what its target replaced.
+    `labels` are one experience's, oldest first. Labels form a stack. An undo removes its target from the top, every other label goes
+    on top, and the newest may always be undone (undoing an undo restores its target's reward). A reason alone does not identify an
+    undo, since any author may write such a sentence. An undo must also restore what its target replaced.
     """
     first = {label["label_batch_id"]: i for i, label in reversed(list(enumerate(labels)))}
 
@@ -264,7 +265,7 @@ def _read(file: Path) -> pa.Table:
         if file.suffix == ".csv":
             import pyarrow.csv
 
-            # As it was written: 007 is a reason and not the number 7, nan is a wrong reward and not a missing one.
+            # Values as written: 007 is a reason and not the number 7, and nan is a wrong reward and not a missing one.
             options = pyarrow.csv.ConvertOptions(column_types={"reason": pa.string()}, null_values=[""])
             return pyarrow.csv.read_csv(file, convert_options=options)
     except (OSError, pa.ArrowInvalid) as error:

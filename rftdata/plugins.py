@@ -1,8 +1,8 @@
-"""Plug-ins by name: a `Registry` per kind turns a name in YAML into an object.
+"""Plug-ins by name: one `Registry` per kind turns a name in YAML into an object.
 
 A name is looked up in this order: the built-ins of its kind, `./file.py:attr` (relative to the configuration file), the
 entry points of group `rftdata.<kind>`, then as a dotted path `package.module:attr` or `package.module.attr`. Built-ins
-are given as strings `module:attr` so that naming one imports only that one. A plug-in that fails to load is an error,
+are given as strings `module:attr`, so that using one imports only that one. A plug-in that fails to load is an error,
 never a warning.
 """
 
@@ -28,15 +28,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Registry(Generic[T]):
-    """The plug-ins of one kind. There is one instance per kind, beside what it loads.
+    """The plug-ins of one kind. There is one instance per kind, in the package that it loads from.
 
-    `T` is what a plug-in of the kind is. Nothing checks that an object has this type when it is loaded: it may be a
-    user's own, and the code that calls it reports what it lacks. `Registry[object]` makes the caller find out.
+    `T` is the type of the kind's plug-ins. It is not checked on loading, because a plug-in may be a user's own object; the code that
+    calls it reports what is missing. With `Registry[object]` the caller determines the type.
 
     Attributes:
-        kind: what is named, in the words of the configuration (`operator`, `reward`, `selector`, …).
+        kind: the kind as configurations call it (`operator`, `reward`, `selector`, …).
         builtins: name -> `module:attr`.
-        loading_s: limit for the import of what is not built in.
+        loading_s: limit for importing a plug-in that is not built in, in seconds.
     """
 
     kind: str
@@ -44,7 +44,7 @@ class Registry(Generic[T]):
     loading_s: float = LOADING_S
 
     def load(self, name: str, base_dir: Path | None = None) -> T:
-        """Return the object that `name` stands for.
+        """Return the object that `name` refers to.
 
         Args:
             name: a built-in's name, an entry point's name, `./file.py:attr`, or a dotted path.
@@ -57,7 +57,7 @@ class Registry(Generic[T]):
         return plugin
 
     def names(self) -> list[str]:
-        """All names of the kind that can be written in YAML without a path."""
+        """Return all names of the kind that need no path in YAML."""
         installed = {entry_point.name for entry_point in importlib.metadata.entry_points(group=self._group)}
         return sorted({*self.builtins, *installed})
 
@@ -86,7 +86,7 @@ class Registry(Generic[T]):
 
 
 def _from_module(kind: str, name: str, target: str, loading_s: float | None) -> Any:
-    """Ours have no limit (None): they may import large packages, and take as long as that takes."""
+    """Import an attribute. Built-in modules have no time limit (None), since they may import large packages."""
     module_name, _, attribute = target.partition(":")
 
     def load_module() -> ModuleType:
@@ -110,7 +110,7 @@ def _from_entry_point(kind: str, name: str, entry_point: importlib.metadata.Entr
         package = entry_point.dist.name if entry_point.dist else entry_point.module
         raise PluginError(
             f"the {kind} {name!r} of the package {package} does not load: {type(error).__name__}: {error}",
-            todo=f"repair or remove the package: it promises {entry_point.value}",
+            todo=f"repair or remove the package; it declares {entry_point.value}",
         ) from error
 
 
@@ -138,7 +138,7 @@ def _from_file(kind: str, name: str, base_dir: Path, loading_s: float) -> Any:
 
 
 def _import_file(path: Path) -> ModuleType:
-    # The name carries a digest of path and text: two files called reward.py stay two modules, an edited one is another.
+    # The name contains a digest of path and text: two files called reward.py are two modules, and so is an edited one.
     source = path.read_bytes()
     module_name = f"rft_plugin_{path.stem}_{hashlib.sha1(str(path).encode() + source).hexdigest()[:8]}"
     if module_name in sys.modules:
@@ -148,7 +148,7 @@ def _import_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     try:
-        # Not the loader's way: it takes compiled code of the same second and size for that of this text.
+        # Not with the loader, which would reuse compiled code of a text with the same second and size.
         exec(compile(source, str(path), "exec"), vars(module))
     except BaseException:
         del sys.modules[module_name]

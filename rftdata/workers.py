@@ -1,4 +1,4 @@
-"""A live process in the buffer: its row, its heartbeat, what it says it does, and the claims it keeps alive."""
+"""A live process in the buffer: its row, its heartbeat, its reported state, and the claims it keeps alive."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from rftdata.run import Run
 from rftdata.user_code import blocked
 
 HEARTBEAT_S = 2.0
-# A shorter wait is part of the work.
+# Shorter waits are part of the work.
 _WAITS_S = 4.0
-# What each role works on.
+# The notifications each role waits for.
 _WAKES = {
     "explorer": (notify.PLANNED, notify.POLICY, notify.READY, notify.RUN),
     "pipeline": (notify.SEALED, notify.RUN),
@@ -37,16 +37,16 @@ _FAILURES = (RftError, psycopg.Error)
 
 
 class Worker:
-    """Registers on entering, beats in a thread of its own, and notes on leaving whether it failed.
+    """Registers on entering, sends heartbeats from a separate thread, and records on leaving whether it failed.
 
-    The workers that are left of a run, on any machine, go on with it: a new worker frees at once what processes that died on its
-    machine held, and every worker's heartbeat what lost workers anywhere hold.
+    The remaining workers of a run, on any machine, continue it. A new worker releases at once what exited processes on its machine
+    held, and every worker's heartbeat releases what lost workers anywhere hold.
 
     Args:
         run: the run it works for.
         role: explorer, pipeline, trainer, supervisor or replay.
-        lease_s: how long its claims stand without a heartbeat.
-        on_waiting: told with every heartbeat what it has been waiting for, once that takes a few seconds; called from another thread.
+        lease_s: how long its claims are valid without a heartbeat.
+        on_waiting: called with every heartbeat, from another thread, once it has been waiting for a few seconds, with what it waits for.
     """
 
     def __init__(
@@ -73,35 +73,35 @@ class Worker:
         self._thread.start()
 
     def says(self, state: str, waiting_for: str | None = None) -> None:
-        """What it does now, and what it waits for; visible in `rft status` with the next heartbeat."""
+        """Set what it does now, and what it waits for; `rft status` shows it after the next heartbeat."""
         changed = (state, waiting_for) != (self._state, self._waiting_for)
         self._state, self._waiting_for = state, waiting_for
         if changed:
             self._waits_since = time.monotonic()
             with contextlib.suppress(*_FAILURES):
-                self._beat()  # only information: the work goes on, and the heartbeat says it later
+                self._beat()  # only information: the work continues, and the next heartbeat reports it
 
     def wait(self, timeout_s: float = notify.POLL_S) -> bool:
-        """Sleep until something changes that the role works on, or the time is over; whether it changed. For one thread at a time."""
+        """Wait for a change in the role's work; return False after `timeout_s`. For one thread at a time."""
         return self._listener.wait(timeout_s)
 
     def should_stop(self) -> bool:
-        """Whether the run was asked to stop or has ended."""
+        """Return whether the run was asked to stop or has ended."""
         state = self._state_of_run()
         return bool(state["stop_requested"] or state["has_ended"])
 
     def is_asked_to_stop(self) -> bool:
-        """Whether the run was asked to stop."""
+        """Return whether the run was asked to stop."""
         return bool(self._state_of_run()["stop_requested"])
 
     def _state_of_run(self) -> Row:
         return self._database.fetch("run_state", run_id=self.run.run_id)[0]
 
     def stop(self, error: str | None = None, *, patience_s: float | None = None) -> None:
-        """Leave; claims it still holds go back to others.
+        """Leave the run and release the claims it still holds.
 
         Args:
-            patience_s: for how long to wait for a database that is away; as others do by default.
+            patience_s: how long to wait for an unavailable database; None for the default.
         """
         if self._stopped.is_set():
             return
@@ -117,19 +117,19 @@ class Worker:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         try:
-            if isinstance(error, BufferUnavailableError):  # it was waited for already
+            if isinstance(error, BufferUnavailableError):  # it has already been waited for
                 self.stop(str(error), patience_s=0.0)
             else:
                 self.stop(None if error is None else f"{type(error).__name__}: {error}")
         except _FAILURES:
             if error is None:
-                raise  # else what ended the work is worth more than that it could not be noted
+                raise  # otherwise the error that ended the work is more important than this one
 
     def _beat_often(self) -> None:
         looked_at = time.monotonic()
         while not self._stopped.wait(HEARTBEAT_S):
             try:
-                # What is ours first: after a pause longer than the lease it is still ours unless another worker took it.
+                # Own claims first: after a pause longer than the lease they are still valid unless another worker took them.
                 self._database.run(
                     "renew_claims", worker_id=self.worker_id, run_id=self.run.run_id, lease_s=self._lease_s
                 )
@@ -139,7 +139,7 @@ class Worker:
                     looked_at = time.monotonic()
                 self._tell_waiting()
             except _FAILURES as error:
-                # The server restarts, its disk is full, …: the lease is longer than that, and the thread must outlive it.
+                # The server restarts, its disk is full, …: the lease outlasts that, and so must this thread.
                 what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
                 self._heartbeat_error = f"at {time.strftime('%H:%M:%S')}, {what}"
 
@@ -163,7 +163,7 @@ class Worker:
 
 
 def doing(state: str, waiting_for: str | None) -> str:
-    """What a worker does, in a few words."""
+    """Describe what a worker does, in a few words."""
     if not waiting_for:
         return state
     waits = f"waits for {waiting_for}"
@@ -171,7 +171,7 @@ def doing(state: str, waiting_for: str | None) -> str:
 
 
 def mark_dead_workers(run: Run) -> int:
-    """Note workers of this machine whose process is gone, and free what they held; how many."""
+    """Record workers of this machine whose process has exited, and release what they held; return their number."""
     dead = 0
     for row in live_workers(run):
         if row.host == socket.gethostname() and not process_lives(row.pid):
@@ -181,9 +181,9 @@ def mark_dead_workers(run: Run) -> int:
 
 
 def note_blocked_workers(run: Run) -> None:
-    """Note what processes of this machine reported that were blocked and are gone, and that nobody watched.
+    """Record workers of this machine that were blocked, have exited, and had no supervisor.
 
-    Called before this process reports to the run's folder: a container starts each of its processes under the same number.
+    Called before this process reports to the run's folder, because a container starts each of its processes with the same number.
     """
     for host, pid in blocked.reports(run.folder):
         if host != socket.gethostname() or (pid != os.getpid() and process_lives(pid)):
@@ -194,10 +194,10 @@ def note_blocked_workers(run: Run) -> None:
 
 
 def end_worker(run: Run, host: str, pid: int, error: str, *, crashed: bool) -> None:
-    """Store why a process that is gone has ended.
+    """Store why a process ended.
 
     Args:
-        crashed: its work may be the reason: what several processes crashed on is set aside.
+        crashed: whether its work may be the reason. Work that several processes crashed on is set aside.
     """
     run.database.run(
         "end_worker_of_process", run_id=run.run_id, host=host, pid=pid, error=storable(error), crashed=crashed
@@ -205,18 +205,18 @@ def end_worker(run: Run, host: str, pid: int, error: str, *, crashed: bool) -> N
 
 
 def pipeline_errors(run: Run) -> list[str]:
-    """Why pipeline workers of a run ended early, the newest first."""
+    """Return why pipeline workers of a run ended early, the newest first."""
     return [row["error"] for row in run.database.fetch("ends_of_pipeline_workers", run_id=run.run_id)]
 
 
 def num_finished(run: Run, role: str) -> int:
-    """How much the explorers, pipeline workers or trainers of a run have finished, what was set aside among it."""
+    """Count the work that the explorers, pipeline workers or trainers of a run have finished, including work set aside."""
     return int(run.database.fetch("finished_work", run_id=run.run_id)[0][role])
 
 
 @dataclass(frozen=True, kw_only=True)
 class LiveWorker:
-    """A process that has not left; `beats`: it was heard of within the last 15 s."""
+    """A process that has not left; `beats` is true if it sent a heartbeat within the last 15 s."""
 
     worker_id: int
     role: str
@@ -226,12 +226,12 @@ class LiveWorker:
 
 
 def live_workers(run: Run) -> list[LiveWorker]:
-    """The processes of a run that have not left."""
+    """Return the processes of a run that have not left."""
     return records(LiveWorker, run.database.fetch("live_workers", run_id=run.run_id))
 
 
 def release_lost_claims(run: Run) -> int:
-    """Give back the claims of workers that left or fell silent for longer than their lease; how many."""
+    """Release the claims of workers that left or were silent for longer than their lease; return the number of claims."""
     released = int(run.database.fetch("release_lost_claims", run_id=run.run_id)[0]["released"])
     if released:
         notify.notify(run.database, notify.PLANNED, notify.SEALED, notify.RUN)
@@ -239,11 +239,11 @@ def release_lost_claims(run: Run) -> int:
 
 
 def process_lives(pid: int) -> bool:
-    """Whether a process of this machine runs (a zombie does not)."""
+    """Return whether a process of this machine runs (a zombie does not)."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except (FileNotFoundError, ProcessLookupError):  # the second: it ended between opening and reading
+    except (FileNotFoundError, ProcessLookupError):  # the second if it ended between opening and reading
         if os.path.isdir("/proc/self"):
             return False
     try:

@@ -1,9 +1,9 @@
-"""Write docs/reference/data-juicer.md: every operator of the installed Data-Juicer, and what became of it when it was tried.
+"""Write docs/reference/data-juicer.md: every operator of the installed Data-Juicer, and the result of trying it.
 
-Each operator is run as a stage over a small batch of texts, images, sounds and videos, in a process of its own with a time limit
-and without network (`data_juicer_trials.py`). What was found is kept in a file (`--results`), so that an interrupted run goes on where it was.
-`--only NAME` tries some again and takes what was found about the others from the page as it is, where the file does not have it;
-`--render` writes the page from what is there. Run it when py-data-juicer or what is installed beside it changes, after
+Each operator runs as a stage on a small batch of texts, images, sounds and videos, in a separate process with a time limit
+and without network (`data_juicer_trials.py`). Results are kept in a file (`--results`), so that an interrupted run can continue.
+`--only NAME` tries some again and takes the other results from the existing page if the file lacks them;
+`--render` writes the page from existing results. Run it when py-data-juicer or other installed packages change, after
 `data_juicer_catalogue.py`, which describes the operators that are tried here.
 """
 
@@ -38,8 +38,8 @@ def main() -> int:
         "--results", type=Path, default=Path(tempfile.gettempdir()) / f"data-juicer-{installed_version()}.json"
     )
     parser.add_argument("--only", nargs="*", default=None, help="operators to try (again)")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="stop trying after so long")
-    parser.add_argument("--render", action="store_true", help="write the page from what is there")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop trying after this time")
+    parser.add_argument("--render", action="store_true", help="write the page from existing results")
     options = parser.parse_args()
     results: dict[str, Any] = json.loads(options.results.read_text()) if options.results.exists() else {}
     if not options.render:
@@ -115,7 +115,7 @@ Mappers that make rows, groupers and aggregators were tried on tasks, the others
 
 
 def render(results: dict[str, Any]) -> str:
-    """The page."""
+    """Return the page."""
     from operators.data_juicer.runtime import _extras_with
 
     outcomes = [results[name]["outcome"] for name in operator_names()]
@@ -136,10 +136,10 @@ def render(results: dict[str, Any]) -> str:
 
 
 def page_as_it_is(page: str) -> dict[str, Any]:
-    """What a page says of each operator, as results."""
+    """Return the page's entry for each operator, as results."""
     found = {}
     for name, says in re.findall(r"^\| `(\w+)` \| (.*?) \| [^|]*\|$", page, re.MULTILINE):
-        # The longest first: one begins as another does.
+        # The longest first, since one is the beginning of another.
         words = max((words for words in SAYS.values() if says.startswith(words)), key=len, default=None)
         outcome = next((key for key, value in SAYS.items() if value == words), None)
         if outcome is not None:

@@ -34,7 +34,7 @@ def main() -> int:
     if check:
         current = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else ""
         if current != page:
-            print(f"{PAGE.relative_to(ROOT)} is not what the schema says; run: make docs", file=sys.stderr)
+            print(f"{PAGE.relative_to(ROOT)} does not match the schema; run: make docs", file=sys.stderr)
         return int(current != page)
     PAGE.parent.mkdir(parents=True, exist_ok=True)
     PAGE.write_text(page, encoding="utf-8")
@@ -71,7 +71,7 @@ def values(rows: list[dict[str, Any]]) -> str:
 
 
 def column_table(kind: str, rows: list[dict[str, Any]]) -> str:
-    # PostgreSQL knows of a view's columns neither whether they may be null nor a default.
+    # For a view's columns PostgreSQL knows neither nullability nor defaults.
     facts = ["may be null", "default"] if kind == "table" else []
     described = ["meaning"] if any(row["comment"] for row in rows) else []
     head = ["column", "type", *facts, *described]

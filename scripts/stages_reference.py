@@ -33,23 +33,23 @@ PAGE = ROOT / "docs" / "reference" / "stages.md"
 HEADER = """\
 # Stages of a pipeline
 
-Generated from the stages themselves by `make docs`; do not edit. A stage can stand in
-`pipelines.experience` or `pipelines.task` if the columns it reads are there: those that read rewards, rollouts or reviews belong to experiences,
+Generated from the stages themselves by `make docs`; do not edit. A stage can be used in
+`pipelines.experience` or `pipelines.task` if the columns it reads exist there: stages that read rewards, rollouts or reviews belong to experiences,
 `difficulty_score`, `quality_score`, `diversity_score`, `usage_frequency` and `task_priority` to tasks, and those that read texts fit both. So does
-[any Data-Juicer operator](#data-juicer-operators) and [an operator of your own](../how-to/write-an-operator.md). How to try and change a pipeline:
+[any Data-Juicer operator](#data-juicer-operators) and [your own operator](../how-to/write-an-operator.md). How to try and change a pipeline:
 [pipelines](../how-to/pipelines.md).
 
-Columns named under *reads* and *writes* are those with the arguments of the first example. A stage that *scores* keeps what it computed in `rft.score`;
-later stages read it as a column. Where an argument is an [expression](#expressions), it is one of DuckDB over the columns: `reward + 0.1 * metrics.quality`.
-Every stage takes the key [`run`](#the-key-run-of-every-stage) besides.
+The columns after *reads* and *writes* are those with the arguments of the first example. A stage that *scores* stores its results in `rft.score`;
+later stages read them as columns. An argument that is an [expression](#expressions) is a DuckDB expression on the columns: `reward + 0.1 * metrics.quality`.
+Every stage also accepts the key [`run`](#the-key-run-of-every-stage).
 
 """
 
 DATA_JUICER = """\
 ## Data-Juicer operators
 
-Every operator of the installed Data-Juicer is a stage under its own name, with its own arguments; [the table](data-juicer.md) lists them, with what each
-needs, and [this page](../how-to/use-data-juicer.md) says how their statistics become columns. `data_juicer` takes a whole recipe.
+Every operator of the installed Data-Juicer is a stage under its own name, with its own arguments. [The table](data-juicer.md) lists them with their
+requirements, and [this page](../how-to/use-data-juicer.md) describes how their statistics become columns. `data_juicer` takes a whole recipe.
 
 ```yaml
 - text_length_filter: {min_len: 10, max_len: 2000}
@@ -58,13 +58,13 @@ needs, and [this page](../how-to/use-data-juicer.md) says how their statistics b
 - image_aspect_ratio_filter: {image_key: metadata.images}
 ```
 
-| argument besides the operator's own | type | default | meaning |
+| argument in addition to the operator's own | type | default | meaning |
 | --- | --- | --- | --- |
 | `text_key` | text | `response`, of a task `prompt` | The column with the text; a path leads into a column of JSON text: `metadata.title`. |
 | `query_key`, `response_key` | text | `prompt`, `response` | The columns with both sides of a dialogue. |
 | `image_key`, `audio_key`, `video_key` | text | `metadata.images`, … | The columns with lists of files. |
-| `prefix` | text | `dj_` | Before the names of the columns that hold its statistics: `dj_text_len`. |
-| `mode` | `default` or `ray` | `default` | `ray` spreads the stage over a Ray cluster. |
+| `prefix` | text | `dj_` | Prefix of the columns with its statistics: `dj_text_len`. |
+| `mode` | `default` or `ray` | `default` | `ray` distributes the stage over a Ray cluster. |
 """
 
 _WORDS = {
@@ -86,7 +86,7 @@ def main() -> int:
     if check:
         current = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else ""
         if current != page:
-            print(f"{PAGE.relative_to(ROOT)} is not what the stages say; run: make docs", file=sys.stderr)
+            print(f"{PAGE.relative_to(ROOT)} does not match the stages; run: make docs", file=sys.stderr)
         return int(current != page)
     PAGE.write_text(page, encoding="utf-8")
     print(f"wrote {PAGE.relative_to(ROOT)}")
@@ -94,7 +94,7 @@ def main() -> int:
 
 
 def render() -> str:
-    """The page."""
+    """Return the page."""
     entries = {name: (summary(operator_class(name)), section(name)) for name in OPERATORS.builtins}
     entries[data_juicer_recipe.NAME] = (_first_sentence(data_juicer_recipe.__doc__ or ""), _recipe())
     lines = [f"- [`{name}`](#{name}): {entries[name][0]}\n" for name in sorted(entries)]
@@ -110,7 +110,7 @@ def operator_class(name: str) -> type[Operator]:
 
 
 def summary(operator: type[Operator]) -> str:
-    """The first sentence of its module."""
+    """Return the first sentence of its module."""
     return _first_sentence(_module_text(operator))
 
 
@@ -121,8 +121,8 @@ def _first_sentence(text: str) -> str:
 
 def section(name: str) -> str:
     operator = operator_class(name)
-    # On this page the module's text stands right above.
-    text = re.sub(r"; see the module's (text|header)( for [^.]*)?", "", inspect.cleandoc(operator.__doc__ or ""))
+    # The module header is directly above on this page.
+    text = re.sub(r"; see the module header( for [^.]*)?", "", inspect.cleandoc(operator.__doc__ or ""))
     parts = [f"## {name}\n", body(_module_text(operator)), f"{text}\n", facts(name, operator)]
     rows = arguments(operator.Config)
     if rows:
@@ -150,14 +150,14 @@ def _recipe() -> str:
 
 
 def _expressions() -> str:
-    """The language of expressions, in the words of the module that reads them."""
+    """Describe the language of expressions by its module's header."""
     paragraphs = (expression.__doc__ or "").strip().split("\n\n")[1:]
     text = "\n\n".join(paragraphs).replace("the sandbox of\n`operators.sql.sandbox`", "a sandbox")
     return f"## Expressions\n\n{text}\n"
 
 
 def body(module_text: str) -> str:
-    """A module's text, with its examples and formulas as code."""
+    """Format a module header, with its examples and formulas as code."""
     out = []
     for block in re.split(r"\n{2,}", module_text):
         if block.startswith("    "):
@@ -169,7 +169,7 @@ def body(module_text: str) -> str:
 
 
 def examples(name: str) -> list[Any]:
-    """The arguments of the stage in the examples of its text."""
+    """Return the stage's arguments in the examples of its header."""
     blocks = re.split(r"\n{2,}", _module_text(operator_class(name)))
     entries = [
         entry for block in blocks if block.startswith("    - ") for entry in yaml.safe_load(textwrap.dedent(block))
@@ -178,7 +178,7 @@ def examples(name: str) -> list[Any]:
 
 
 def facts(name: str, operator: type[Operator]) -> str:
-    """What it reads, writes and scores, with the arguments of its first example."""
+    """Return what it reads, writes and scores, with the arguments of its first example."""
     made = operator.from_args(examples(name)[0])
     columns = {
         "reads": None if made.reads is None else made.reads - IDENTITY_COLUMNS,
@@ -188,18 +188,18 @@ def facts(name: str, operator: type[Operator]) -> str:
     shown = [
         f"{what} {_columns(names)}" for what, names in columns.items() if names is None or names or what == "reads"
     ]
-    rows = "Decides each row by itself." if made.rowwise else "Sees whole groups."
+    rows = "Decides each row independently." if made.rowwise else "Sees whole groups."
     return f"*{'; '.join(shown)}*. {rows}\n"
 
 
 def _columns(names: frozenset[str] | None) -> str:
     if names is None:
         return "any column"
-    return ", ".join(f"`{name}`" for name in sorted(names)) or "nothing else than ids"
+    return ", ".join(f"`{name}`" for name in sorted(names)) or "only ids"
 
 
 def arguments(config: type[BaseModel], prefix: str = "") -> list[list[str]]:
-    """A row for each argument; those of a nested mapping follow it."""
+    """Return a row for each argument; those of a nested mapping follow it."""
     rows = []
     for name, field in config.model_fields.items():
         rows.append([f"`{prefix}{name}`", _type(field), _default(field), field.description or _told(config, name)])
@@ -210,7 +210,7 @@ def arguments(config: type[BaseModel], prefix: str = "") -> list[list[str]]:
 
 
 def _told(config: type[BaseModel], name: str) -> str:
-    """What the class's own text says of an argument: "`name`: meaning" up to the next one."""
+    """Return the meaning of an argument in the class's docstring: "`name`: meaning" up to the next one."""
     for one in config.__mro__:
         text = " ".join((one.__dict__.get("__doc__") or "").split())
         for names, meaning in re.findall(r"((?:`\w+`(?:, )?)+): (.*?)(?=[;,.]? (?:`\w+`(?:, )?)+: |$)", text):
@@ -235,7 +235,7 @@ def _type(field: FieldInfo) -> str:
 
 
 def _name(annotation: Any) -> str:
-    """A type in words."""
+    """Return a type in words."""
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         return _name(inner[0])
@@ -278,13 +278,13 @@ def _cell(text: str) -> str:
 
 
 def _module_text(operator: type[Operator]) -> str:
-    # Not `cleandoc`: it would take an example that ends the text for the text's own indentation.
+    # Not `cleandoc`, which would take an example at the end for the text's own indentation.
     return (sys.modules[operator.__module__].__doc__ or "").strip()
 
 
 def _run_options() -> str:
     rows = [["`run." + row[0].strip("`") + "`", *row[1:]] for row in arguments(RunOptions)]
-    text = "## The key `run` of every stage\n\nHow a stage is run; it decides nothing, so it is no part of the pipeline's version.\n\n"
+    text = "## The key `run` of every stage\n\nHow a stage is run. It does not affect decisions, so it is not part of the pipeline's version.\n\n"
     return text + _table(rows)
 
 

@@ -1,4 +1,4 @@
-"""A selector of one's own: half of the groups try something new, the others what is learned at the moment."""
+"""A custom selector: half of the groups try something new, the others tasks of medium difficulty."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rftdata.selectors import Observation, Selector
 
 
 class Curious(Selector):
-    """Alternates tasks nobody tried, in loading order, with those whose pass rate is nearest to `target`.
+    """Alternates untried tasks, in loading order, with those whose pass rate is nearest to `target`.
 
     Args:
         target: the pass rate worth training on.
@@ -19,7 +19,7 @@ class Curious(Selector):
         super().__init__(task_ids, seed)
         self.target = target
         self._outcomes: dict[int, tuple[float, float]] = {}  # task -> successes, trials
-        self._next = 0  # place of the next task that nobody tried
+        self._next = 0  # index of the next untried task
 
     def select(self, count: int) -> list[int]:
         known = sorted(self._outcomes.keys() & set(self.task_ids), key=self._distance)

@@ -1,4 +1,4 @@
-"""Two stages of one's own: a class that works on columns, and a function of one row."""
+"""Two custom stages: a class that works on columns, and a function of one row."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from operators.base import Drop, Operator, StageConfig, StageOutcome, drop
 
 
 class DigitsKept(Operator):
-    """Scores the share of the question's digits that the answer has, whatever their order; 1 where none is lost or invented."""
+    """Scores the share of the answer's digits that the response contains, in any order; 1 if none is missing or added."""
 
     class Config(StageConfig):
-        """What is looked at."""
+        """The score's column."""
 
-        name: str = Field("digits_kept", description="The column it scores.")
+        name: str = Field("digits_kept", description="Name of the score column.")
 
     reads = frozenset({"response", "answer"})
-    rowwise = True  # each row by itself, so a batch may be cut and its parts run at the same time
+    rowwise = True  # each row independently, so a batch may be cut and its parts run concurrently
 
     def __init__(self, config: StageConfig) -> None:
         super().__init__(config)
-        # A score is stored for every experience and not computed again while these columns, the arguments and this file stay the same.
+        # A score is stored per experience and reused while these columns, the arguments and this file are unchanged.
         self.scores = {self.config.name: pa.float64()}
 
     def apply(self, table: pa.Table) -> StageOutcome:
@@ -38,7 +38,7 @@ class DigitsKept(Operator):
 
 
 def no_letters(row: dict[str, Any], allowed: str = "") -> bool | Drop:
-    """Keep answers that are made of digits."""
+    """Keep answers that consist of digits."""
     strange = {sign for sign in row["response"] if not sign.isdigit() and sign not in allowed}
     return drop(f"has {''.join(sorted(strange))!r}") if strange else True
 

@@ -1,9 +1,9 @@
-"""A run's stored experiences, corrected by SQL, made into pairs, trained on with DPO, and both compared on the same questions.
+"""Train with DPO on a run's stored experiences, corrected by SQL and built into pairs, and compare both on the same questions.
 
     python examples/dpo_from_stored/run.py --buffer ./buffer
 
-Everything it does is a command that it prints first; without --buffer it works in ./buffer, where `make demo` leaves its run.
-A GRPO run that the buffer does not hold is made; one that it holds is used as it is.
+Prints every command before running it. Without --buffer it works in ./buffer, where `make demo` leaves its run.
+A missing GRPO run is created; an existing one is used unchanged.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ where a.purpose = 'test' and o.name in ('{grpo}', '{dpo}') group by 1, 2, 3, 4 o
 
 
 def rft(*arguments: str, capture: bool = False) -> str:
-    """Run `rft …`, as a user would, after showing it; what it printed where `capture`."""
+    """Run `rft …`, as a user would, after printing it; return its output with `capture`."""
     print(f"\n$ rft {shlex.join(arguments)}", flush=True)
     command = [sys.executable, "-c", "import sys; from rftcore.cli import main; sys.exit(main())", *arguments]
     return subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE if capture else None).stdout or ""
@@ -45,13 +45,13 @@ def is_finished(buffer: str, run: str) -> bool:
 
 
 def ask(buffer: str, query: str) -> list[dict[str, Any]]:
-    """Rows of a query."""
+    """Return the rows of a query."""
     rows: list[dict[str, Any]] = json.loads(rft("sql", "--buffer", buffer, "--json", query, capture=True))
     return rows
 
 
 def show(rows: list[dict[str, Any]], dpo: str) -> None:
-    """Base, GRPO and DPO beside each other. The initial weights are the same in both runs, so they are shown once."""
+    """Print base, GRPO and DPO side by side. The initial weights are the same in both runs and are shown once."""
     print(f"\n{'test questions':28} {'model':12} {'mean reward':>20}")
     for row in rows:
         if row["step"] == 0 and row["run"] == dpo:
@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--grpo", type=Path, default=HERE.parent / "grpo_reasoning" / "config.yaml")
     parser.add_argument("--dpo", type=Path, default=HERE / "dpo.yaml")
     parser.add_argument("--corrections", type=Path, default=HERE / "corrections.sql")
-    parser.add_argument("--model", help="model.path of both runs, instead of what their files say")
+    parser.add_argument("--model", help="model.path of both runs, in place of the one in their files")
     parser.add_argument("--margin", default="0.5", help="smallest difference of rewards of a pair")
     options = parser.parse_args()
     buffer, grpo = options.buffer, run_name(options.grpo)
@@ -78,7 +78,7 @@ def main() -> None:
     rft("sql", "--buffer", buffer, "--", options.corrections.read_text(encoding="utf-8"))
     rft("pairs", "build", grpo, "--buffer", buffer, "--margin", options.margin)
     rft("run", str(options.dpo), "--buffer", buffer, "--plain", *model)
-    # A second call makes another run of the name, with a number.
+    # A second call creates another run of the same name with a number.
     dpo = ask(buffer, "select name from run order by run_id desc limit 1")[0]["name"]
     rft("report", grpo, dpo, "--buffer", buffer)
     show(ask(buffer, RESULTS.format(grpo=grpo, dpo=dpo)), dpo)

@@ -1,6 +1,6 @@
-"""The buffer from Python: store experiences of your own, train on them, look at them, correct one, go back.
+"""The buffer from Python: store your own experiences, train on them, inspect them, correct one, go back.
 
-No model and no GPU: what stands in for the trainer's update is one line. Run it with `python walk_through.py [FOLDER]`.
+No model and no GPU: one line stands for the trainer's update. Run it with `python walk_through.py [FOLDER]`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PIPELINE = "keep-everything"
 
 
 def group(question: str, answers: dict[str, float]) -> Group:
-    """One question with several answers and their rewards; the characters stand in for tokens."""
+    """Return one question with several answers and their rewards; characters stand for tokens."""
     rollouts = []
     for index, (answer, reward) in enumerate(answers.items()):
         sequence = Sequence(
@@ -37,7 +37,7 @@ def group(question: str, answers: dict[str, float]) -> Group:
 
 
 def decide(run: Run) -> None:
-    """A pipeline that keeps every row; `rft process` runs a chain of operators here."""
+    """Decide like a pipeline that keeps every row; `rft process` would run a chain of operators."""
     with Worker(run, "pipeline") as worker:
         while batch := claim_sealed_groups(run, worker.worker_id, count=64, lease_s=60):
             commit_verdicts(run, worker.worker_id, PIPELINE, batch, Verdicts(kept(batch.table)))
@@ -49,7 +49,7 @@ def main(folder: str) -> None:
             name="walk-through", config={}, seed=1, steps=2, pipeline_version=PIPELINE, mode="train"
         )
 
-        # Returns once rows and arrays are on the disk; a retry after a lost connection inserts nothing twice.
+        # Returns when rows and arrays are durable; a retry after a lost connection inserts nothing twice.
         with buffer.writer(run) as writer:
             writer.insert(
                 group("Capital of France? ", {"Paris": 1.0, "Lyon": 0.0}),
@@ -57,7 +57,7 @@ def main(folder: str) -> None:
             )
         decide(run)
 
-        # Any SQL client may correct a reward: the group is decided again before it can be drawn, and the history is kept.
+        # Any SQL client may correct a reward: the group is decided on again before it can be drawn, and the history is kept.
         buffer.sql("UPDATE rft.experience SET reward = 1 WHERE response = 'Tokyo'")
         decide(run)
 
@@ -65,7 +65,7 @@ def main(folder: str) -> None:
             for step in range(attempt.start_step + 1, run.planned_steps + 1):
                 batch = attempt.draw(step, num_groups=1, columns=["token_ids", "loss_mask", "behavior_logprobs"])
                 assert batch is not None
-                # Your own memory, padded or packed: the values go there from the mapped file in one copy.
+                # Your own memory, padded or packed: the values are copied there once, from the mapped file.
                 tokens = batch.padded("token_ids", np.zeros((len(batch), 32), dtype=np.int64))
                 mask = batch.padded("loss_mask", np.zeros((len(batch), 32), dtype=np.int64))
                 loss = float((tokens * mask).mean())

@@ -1,4 +1,4 @@
-"""Writes a random Llama of 0.75 million parameters with one token per character: a model that two cores train in a minute.
+"""Write a random Llama of 0.75 million parameters with one token per character: a model that two cores train in a minute.
 
 Usage: python examples/sort_from_scratch/make_model.py FOLDER
 """
@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 SPECIAL = ["<pad>", "<bos>", "<eos>", "<unk>"]
 CHARACTERS = "0123456789>"
-# A prompt is the question alone, after the token that begins a text.
+# A prompt is the question alone, after the beginning-of-text token.
 CHAT_TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 

@@ -1,4 +1,4 @@
-"""Digits to be sorted: `372>` is answered by `237`."""
+"""Sorting of digits: the answer to `372>` is `237`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 def numbers(
     size: int, noise: float = 0.0, seed: int = 0, min_digits: int = 3, max_digits: int = 5
 ) -> Iterator[dict[str, Any]]:
-    """Questions with their answers, and demonstrations of which a share `noise` has one wrong digit.
+    """Yield questions with their answers, and demonstrations of which a share `noise` has one wrong digit.
 
     The split key is the sorted digits, so questions with the same answer stay in the same split.
     """

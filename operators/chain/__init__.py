@@ -1,1 +1,1 @@
-"""A chain of stages: built from YAML, and a batch's way through it."""
+"""A chain of stages: building it from YAML, and running a batch through it."""

@@ -1,4 +1,4 @@
-"""One stage over one table: which columns it is given, which scores are known already, and what is computed now."""
+"""Apply one stage to one table: select its columns, reuse stored scores, and compute the missing ones."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from rftdata.user_code.time_limits import call
 
 @dataclass
 class Applied:
-    """What a stage made of a table, and which scores it computed for it."""
+    """The outcome of a stage on a table, and the scores it computed."""
 
     outcome: StageOutcome
     scores: StageScores | None = None
 
 
 def apply_stage(stage: Stage, table: pa.Table, known: Known) -> Applied:
-    """Run one stage over a table that has rows; what it may not do is refused.
+    """Run one stage over a table that has rows, and check what it returns.
 
     Raises:
-        OperatorError: it broke a rule. Anything else: what it raised itself in the last of its tries.
+        OperatorError: the stage broke a rule. Otherwise whatever the stage raised in its last try.
     """
     given = _given(stage.operator, table)
     if not stage.operator.scores:
@@ -60,7 +60,7 @@ def apply_stage(stage: Stage, table: pa.Table, known: Known) -> Applied:
 def _scored(
     stage: Stage, given: pa.Table, known: Mapping[int, KnownScore]
 ) -> tuple[dict[str, pa.Array], StageScores | None]:
-    """The stage's score columns for all rows, and what was computed now."""
+    """Return the stage's score columns for all rows, and the scores computed now."""
     operator, besides = stage.operator, stage.operator.depends_on()
     if besides is None:
         digests = pa.nulls(given.num_rows, pa.int64())
@@ -84,7 +84,7 @@ def _scored(
 
 
 def as_stored(values: pa.Array) -> pa.Array:
-    """Values as they come back from the database: no NaN or infinity, no NUL in texts. Later stages see the same the first time."""
+    """Return values as the database will return them (no NaN or infinity, no NUL in texts), so that later stages see the same on every run."""
     kind = values.type
     if pa.types.is_floating(kind):
         return pc.if_else(pc.fill_null(pc.is_finite(values), False), values, pa.scalar(None, kind))
@@ -98,7 +98,7 @@ def as_stored(values: pa.Array) -> pa.Array:
 def _of_the_same(
     digests: pa.Array, ids: Sequence[int], known: Mapping[int, KnownScore]
 ) -> dict[int, Mapping[str, Any]]:
-    """Stored scores of what the rows are now."""
+    """Return the stored scores whose input digest matches the rows as they are now."""
     if not known or digests.null_count:
         return {}
     pairs = zip(ids, digests.to_pylist(), strict=True)
@@ -106,7 +106,7 @@ def _of_the_same(
 
 
 def _missing(stage: Stage, table: pa.Table, ids: Sequence[int], stored: Mapping[int, Mapping[str, Any]]) -> pa.Array:
-    """Which rows are to be scored: those without a score and, where groups are scored, their siblings."""
+    """Return which rows must be scored: those without a score and, where groups are scored, their siblings."""
     missing = pa.array([key not in stored for key in ids], pa.bool_())
     if stage.operator.rowwise:
         return missing
@@ -115,7 +115,7 @@ def _missing(stage: Stage, table: pa.Table, ids: Sequence[int], stored: Mapping[
 
 
 def _given(operator: Operator, table: pa.Table) -> pa.Table:
-    """Only the columns that the stage declared: one that reads another is found out in its first test."""
+    """Return only the declared columns, so that reading an undeclared one fails in the stage's first test."""
     if operator.reads is None:
         return table
     return table.select([name for name in table.column_names if name in operator.reads | IDENTITY_COLUMNS])

@@ -1,7 +1,7 @@
-"""A batch on its way through a chain: which rows are still in it, what became of the others, and its columns as they stand.
+"""A batch on its way through a chain: the rows still in it, the decisions on the others, and its current columns.
 
-Most stages look at few columns, and texts are most of a batch's bytes. So a drop only notes which rows stay; a column is cut to them
-when a stage asks for it, and one that no later stage asks for is never cut.
+Most stages read few columns, and texts are most of a batch's bytes. A drop therefore only records which rows stay. A column is cut
+when a stage asks for it, so a column that no later stage asks for is never cut.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rftdata.pipeline.records import Question, Verdicts
 
 @dataclass
 class _Column:
-    """Values of the rows that were left when so many drops had been made."""
+    """Values of the rows that remained after `num_cuts` drops."""
 
     values: pa.Array
     num_cuts: int
@@ -36,13 +36,13 @@ class _Drop:
 
 @dataclass
 class Pass:
-    """The rows of `given` that are still alive, in order.
+    """The rows of `given` that are still in the chain, in order.
 
     Attributes:
-        given: the batch as it came; never changed.
-        position: where each row that is alive stands in it.
-        found: what stages found beside their decisions.
-        changed: columns that were given new values.
+        given: the batch as it arrived; never changed.
+        position: index in `given` of each remaining row.
+        found: what stages return besides decisions.
+        changed: names of columns that have new values.
     """
 
     given: pa.Table
@@ -63,11 +63,11 @@ class Pass:
 
     @cached_property
     def groups(self) -> Groups:
-        """Of all rows of the batch, dropped ones too."""
+        """The groups of all rows of the batch, including dropped ones."""
         return Groups.of(self.given)
 
     def column(self, name: str) -> pa.Array:
-        """Values of the rows that are alive."""
+        """Return the column's values for the remaining rows."""
         column = self._columns[name]
         if column.num_cuts < len(self._cuts) - 1:
             column.values = column.values.take(self._index(column.num_cuts))
@@ -75,25 +75,25 @@ class Pass:
         return column.values
 
     def _index(self, num_cuts: int) -> pa.Array:
-        """Rows that are alive among those that were after so many cuts."""
+        """Return the places of the remaining rows among those that remained after `num_cuts` cuts."""
         if num_cuts not in self._indices:
             rows = self.position if num_cuts == 0 else np.searchsorted(self._cuts[num_cuts], self.position)
             self._indices[num_cuts] = pa.array(rows)
         return self._indices[num_cuts]
 
     def table(self, names: Iterable[str] | None = None) -> pa.Table:
-        """The rows that are alive, with some or all columns."""
+        """Return the remaining rows with some or all columns."""
         wanted = self._columns if names is None else set(names)
         columns = {name: self.column(name) for name in list(self._columns) if name in wanted}
         return pa.table(columns)
 
     def set(self, name: str, values: pa.Array) -> None:
-        """Give the rows that are alive new values."""
+        """Set a column's values for the remaining rows."""
         self.changed.add(name)
         self._columns[name] = _Column(_array(values), len(self._cuts) - 1)
 
     def drop(self, reasons: pa.Array | None, stage: str) -> int:
-        """Take out the rows that have a reason; how many."""
+        """Drop the rows that have a reason; return their number."""
         if reasons is None or reasons.null_count == len(reasons):
             return 0
         reasons = _array(reasons)
@@ -103,10 +103,10 @@ class Pass:
         return len(self._drops[-1].position)
 
     def set_aside(self, outcome: StageOutcome, stage: str) -> Mask | None:
-        """Take out the groups that a person is asked about: they are decided on later, from the first stage on.
+        """Remove the groups that a person is asked about. They are decided later, from the first stage on.
 
         Returns:
-            which of the rows are still there; None where nobody is asked.
+            which of the rows remain; None if no person is asked.
         """
         if not outcome.waiting:
             return None
@@ -124,7 +124,7 @@ class Pass:
         self._indices.clear()
 
     def dropped(self) -> tuple[pa.Array, pa.Array]:
-        """For every row of the batch the stage that dropped it and why; null where none did."""
+        """Return, for every row of the batch, the stage that dropped it and the reason; null where none did."""
         num_rows = self.given.num_rows
         if not self._drops:
             return pa.nulls(num_rows, pa.string()), pa.nulls(num_rows, pa.string())

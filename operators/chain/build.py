@@ -1,4 +1,4 @@
-"""From the list of stages in YAML to a chain, checking everything that can be checked without data."""
+"""Build a chain from the list of stages in YAML, with every check that needs no data."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def build_chain(
     require_reward: bool = True,
     schema: pa.Schema = BATCH_SCHEMA,
 ) -> Chain:
-    """Turn the YAML list of stages into a chain, checking everything that can be checked without data.
+    """Build a chain from the YAML list of stages, with every check that needs no data.
 
     Args:
         spec: single-key mappings {stage name: arguments}; None or [] is the chain that keeps everything. The key `run` among the
-            arguments says how a stage is run: batch_rows, concurrency, retries, timeout_s.
-        base_dir: folder that `./file.py:attr` is relative to; the configuration file's.
+            arguments sets how the stage is run: batch_rows, concurrency, retries, timeout_s.
+        base_dir: folder of the configuration file; `./file.py:attr` is relative to it.
         min_group_size: see `Chain`.
         require_reward: see `Chain`.
         schema: the columns that batches will have.
 
     Raises:
-        PluginError: a stage name that nobody knows or that does not load.
-        ConfigError: wrong arguments or a column that does not exist; names the stage's place (from 1) and name.
-        TimeLimitError: a stage whose file, constructor or query does not end.
+        PluginError: a stage name is unknown, or the stage does not load.
+        ConfigError: wrong arguments or a missing column; names the stage and its position (from 1).
+        TimeLimitError: a stage whose file, constructor or query exceeds its time limit.
     """
     operators: list[tuple[str, Operator, RunOptions]] = []
     for place, entry in enumerate(_entries(spec), start=1):
@@ -49,7 +49,7 @@ def build_chain(
             parts = expand(name, args, base_dir)
         except RftError as error:
             raise at(place, name, error) from error
-        # The operators of a recipe are stages of their own, and counted as such.
+        # The operators of a recipe are separate stages, and counted as such.
         for name, args in parts:
             with _named(index := len(operators) + 1, name):
                 args, options = _options(args)
@@ -70,7 +70,7 @@ def build_chain(
 
 @contextlib.contextmanager
 def _named(index: int, name: str) -> Iterator[None]:
-    """Say in an error which stage it is about."""
+    """Add the stage's name to errors."""
     try:
         yield
     except TimeLimitError:
@@ -80,19 +80,19 @@ def _named(index: int, name: str) -> Iterator[None]:
 
 
 def _resolve(index: int, name: str, args: object, base_dir: Path | None) -> Operator:
-    """The operator; its file is imported and its constructor runs."""
+    """Import the operator's file and call its constructor."""
     what = f"building stage {index} of the pipeline ({name})"
     return call(lambda: resolve_stage(name, args, base_dir), LOADING_S, what, cap=False)
 
 
 def _validate(index: int, name: str, operator: Operator, schema: pa.Schema) -> pa.Schema:
-    """The columns after the stage. A query is run on an empty table for that, which may not end either."""
+    """Return the columns after the stage. For this a query runs on an empty table, also under a time limit."""
     what = f"checking stage {index} of the pipeline ({name}) on a batch without rows"
     return call(lambda: operator.validate_schema(schema), DEFAULT_S, what)
 
 
 def _options(args: object) -> tuple[object, RunOptions]:
-    """A stage's own arguments, and how it is to be run."""
+    """Separate a stage's own arguments from the options for running it."""
     if not isinstance(args, Mapping) or "run" not in args:
         return args, RunOptions()
     try:
@@ -111,13 +111,13 @@ def _check_rowwise(operator: Operator, options: RunOptions) -> None:
 
 
 def _check_questions(operator: Operator, before: Sequence[Stage]) -> None:
-    """A person is asked a question of a name once about a row: the second stage would take the first one's answer for its own."""
+    """Refuse two stages with a question of the same name: an answer counts for the name, so the second stage would take the first's."""
     for stage in before:
         twice = (operator.asks or frozenset()) & (stage.operator.asks or frozenset())
         if twice:
             raise ConfigError(
                 f"asks a question of a name that stage {stage.index} ({stage.name}) asks already", value=min(twice),
-                todo="give it another one with the argument name",
+                todo="set another name with the argument name",
             )  # fmt: skip
 
 

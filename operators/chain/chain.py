@@ -1,15 +1,14 @@
-"""A list of stages from YAML, and one pass of a batch of whole groups through it.
+"""A list of stages from YAML, and the run of a batch of whole groups through it.
 
-Invariants: every row of the input gets exactly one decision; every dropped row has a stage and a reason; rows in are
-rows kept plus rows dropped for every stage; the input table is never changed; the same chain on the same table decides
-the same.
+Invariants: every input row gets exactly one decision; every dropped row has a stage and a reason; for every stage, rows in equal
+rows kept plus rows dropped; the input table is never changed; the same chain decides the same on the same table.
 
 Two rules belong to the chain rather than to a stage. A group left with fewer than `min_group_size` rollouts is dropped
-whole, on the account of the stage that left it so (under the name `min_group_size` if it came in too small). A row
-whose reward is null, NaN or infinite at the end is dropped under the name `reward`: it would turn every weight into NaN.
+whole, attributed to the stage that left it so (or to `min_group_size` if it arrived too small). A row whose reward is null, NaN or
+infinite at the end is dropped under the name `reward`, because it would turn every weight into NaN.
 
-A stage that raises ends the pass with a `StageError`: nothing is decided for the batch, and the caller may try again
-with smaller batches to find the row that does it. A group with a row that waits for a person is left out of the decisions.
+A stage that raises ends the run with a `StageError`. Nothing is decided for the batch; the caller may try smaller batches to
+find the failing row. A group with a row that waits for a person is left out of the decisions.
 """
 
 from __future__ import annotations
@@ -45,19 +44,19 @@ from rftdata.user_code.time_limits import call
 from rftdata.writing.writer import NO_PIPELINE
 
 MIN_GROUP_SIZE = "min_group_size"
-"""Stage name of the group rule where no stage of the chain is to blame."""
+"""Stage name of the group rule for groups that no stage made too small."""
 REWARD = "reward"
-"""Stage name of the rule that a kept row has a finite reward."""
+"""Stage name of the rule that every kept row has a finite reward."""
 REVIEWS = "reviews"
 DEFAULT_PRIORITY = 0.0
 
 Watch = Callable[[Stage, pa.Table, pa.Table, StageOutcome], None]
-"""Called after every stage with the table before it, the table after it (dropped rows still in), and what it decided."""
+"""Called after every stage with the table before it, the table after it (dropped rows included), and its outcome."""
 
 
 @dataclass
 class Chain:
-    """Stages in order. Build with `operators.chain.build.build_chain`; not safe for several threads at once.
+    """Stages in order. Build it with `operators.chain.build.build_chain`; not thread-safe.
 
     Attributes:
         stages: the stages.
@@ -72,9 +71,9 @@ class Chain:
 
     @cached_property
     def version(self) -> str:
-        """Digest of everything that determines decisions: names, resolved arguments, the chain's own rules.
+        """Digest of everything that determines decisions: stage names, resolved arguments, the chain's own rules.
 
-        Without stages it is `NO_PIPELINE`: complete groups then go to the trainer as they are written.
+        Without stages it is `NO_PIPELINE`: complete groups then go to the trainer as they were written.
         """
         if not self.stages:
             return NO_PIPELINE
@@ -84,7 +83,7 @@ class Chain:
 
     @property
     def columns(self) -> frozenset[str]:
-        """The columns that `run` needs; all of `BATCH_SCHEMA` (but `priority`) if some stage may read any of them."""
+        """The columns that `run` needs; all of `BATCH_SCHEMA` (except `priority`) if some stage may read any of them."""
         needed = set(IDENTITY_COLUMNS) | {"reward"}
         for stage in self.stages:
             needed |= set(BATCH_SCHEMA.names) if stage.operator.reads is None else stage.operator.reads
@@ -97,12 +96,12 @@ class Chain:
         return list(dict.fromkeys(stage.score_key for stage in self.stages if stage.score_key))
 
     def passed_by(self, creators: Collection[str]) -> Chain:
-        """The chain for tasks that stages of these names created: without these stages and their groupings."""
+        """Return the chain for tasks created by stages of these names: without those stages and their groupings."""
         stages = passed_by(self.stages, creators)
         return self if len(stages) == len(self.stages) else replace(self, stages=stages)
 
     def prepare(self, context: StageContext | None = None) -> None:
-        """Open what stages need (imports, models). A missing package is found here, before the first batch.
+        """Open what stages need (imports, models), so that a missing package is found before the first batch.
 
         Raises:
             PluginError: a stage's package is missing; names the stage and what to install.
@@ -130,35 +129,35 @@ class Chain:
 
         Args:
             table: one row per experience with at least the columns in `columns`; other columns are allowed.
-            min_group_size: overrides the chain's own.
-            known: scores that are stored already.
-            watch: is shown what every stage does.
+            min_group_size: overrides the chain's value.
+            known: stored scores.
+            watch: called after every stage.
 
         Raises:
-            StageError: a stage raised; names it. Nothing is decided for the batch.
+            StageError: a stage raised; the error names it. Nothing is decided for the batch.
             OperatorError: the table itself is wrong.
         """
         self.prepare()
         table = self._checked(table)
         group_size = self.min_group_size if min_group_size is None else min_group_size
-        going = Pass(table)
-        self._drop_short(going, group_size, 0, "came in")
+        batch = Pass(table)
+        self._drop_short(batch, group_size, 0, "came in")
         for stage in self.stages:
-            self._run_stage(stage, going, group_size, known or {}, watch)
+            self._run_stage(stage, batch, group_size, known or {}, watch)
         if self.require_reward:
             index = len(self.stages) + 1
-            _own_rule(going, REWARD, index, without_reward(going.column(REWARD), "the reward is "))
-            self._drop_short(going, group_size, index, "left with a reward")
-        going.found.decisions = _decisions(going)
-        return going.found
+            _own_rule(batch, REWARD, index, without_reward(batch.column(REWARD), "the reward is "))
+            self._drop_short(batch, group_size, index, "left with a reward")
+        batch.found.decisions = _decisions(batch)
+        return batch.found
 
     @staticmethod
-    def _drop_short(going: Pass, group_size: int, index: int, left: str) -> None:
+    def _drop_short(batch: Pass, group_size: int, index: int, left: str) -> None:
         if group_size > 1:
-            _own_rule(going, MIN_GROUP_SIZE, index, short_groups(going.groups, going.position, group_size, left))
+            _own_rule(batch, MIN_GROUP_SIZE, index, short_groups(batch.groups, batch.position, group_size, left))
 
     def _checked(self, table: pa.Table) -> pa.Table:
-        # A stage that reads whatever there is does not insist on any column.
+        # A stage that reads all columns requires none of them.
         read = IDENTITY_COLUMNS.union({REWARD}, *(stage.operator.reads or () for stage in self.stages))
         missing = sorted((read & self.columns) - set(table.column_names))
         if missing:
@@ -175,33 +174,33 @@ class Chain:
             table = table.append_column("priority", pa.array(np.full(table.num_rows, DEFAULT_PRIORITY)))
         return table.combine_chunks()
 
-    def _run_stage(self, stage: Stage, going: Pass, group_size: int, known: Known, watch: Watch | None) -> None:
+    def _run_stage(self, stage: Stage, batch: Pass, group_size: int, known: Known, watch: Watch | None) -> None:
         started = time.perf_counter()
-        found, operator = going.found, stage.operator
-        before = going.table() if watch is not None else None
+        found, operator = batch.found, stage.operator
+        before = batch.table() if watch is not None else None
         try:
-            given = going.table(None if operator.reads is None else operator.reads | IDENTITY_COLUMNS)
-            applied = apply_stage(stage, given, known) if going.num_rows else Applied(StageOutcome.keep_all(0))
-            outcome = _without_answered(applied.outcome, going)
-            spoilt = _put_in_place(going, outcome)
+            given = batch.table(None if operator.reads is None else operator.reads | IDENTITY_COLUMNS)
+            applied = apply_stage(stage, given, known) if batch.num_rows else Applied(StageOutcome.keep_all(0))
+            outcome = _without_answered(applied.outcome, batch)
+            spoilt = _put_in_place(batch, outcome)
         except PluginError as error:
-            # A missing package fails the same way for every row: no smaller batch would help.
+            # A missing package fails the same way for every row, so a smaller batch would not help.
             raise at(stage.index, stage.name, error) from error
         except Exception as error:
-            raise failed(stage, error, going.num_rows, time.perf_counter() - started, found) from error
+            raise failed(stage, error, batch.num_rows, time.perf_counter() - started, found) from error
         if watch is not None and before is not None:
-            watch(stage, before, going.table(), outcome)
+            watch(stage, before, batch.table(), outcome)
         reasons = outcome.reasons if spoilt is None else pc.coalesce(outcome.reasons, spoilt)
-        stays = going.set_aside(outcome, stage.name)
+        stays = batch.set_aside(outcome, stage.name)
         if stays is not None:
             reasons = reasons.filter(pa.array(stays))
-        came = going.num_rows
-        dropped = going.drop(reasons, stage.name)
+        came = batch.num_rows
+        dropped = batch.drop(reasons, stage.name)
         if dropped and group_size > 1:
             left = f"left after {stage.name}"
-            dropped += going.drop(short_groups(going.groups, going.position, group_size, left), stage.name)
+            dropped += batch.drop(short_groups(batch.groups, batch.position, group_size, left), stage.name)
         found.created += [_signed(made, stage.name) for made in outcome.created]
-        # The same operator twice, with other bounds, computes the same scores: they are reported once.
+        # The same operator twice, with other bounds, computes the same scores. They are reported once.
         if applied.scores is not None and applied.scores.score_key not in {one.score_key for one in found.scores}:
             found.scores.append(applied.scores)
         seconds = time.perf_counter() - started
@@ -211,7 +210,7 @@ class Chain:
 
 
 def _prepare(stage: Stage, context: StageContext) -> None:
-    """Make a stage ready."""
+    """Call a stage's `prepare` within its time limit."""
     prepare, limit_s = functools.partial(stage.operator.prepare, context), stage.operator.prepare_timeout_s
     if limit_s is None:
         prepare()
@@ -220,9 +219,9 @@ def _prepare(stage: Stage, context: StageContext) -> None:
     call(prepare, timeout_s, f"`prepare` of stage {stage.index} of the pipeline ({stage.name})", cap=False)
 
 
-def _without_answered(outcome: StageOutcome, going: Pass) -> StageOutcome:
-    """A question that was answered is not asked again: the row passes or is dropped, whatever its stage says."""
-    reviews = going.table([REVIEWS]) if outcome.waiting else pa.table({})
+def _without_answered(outcome: StageOutcome, batch: Pass) -> StageOutcome:
+    """Apply answers that exist already: the row passes or is dropped, and its question is not asked again."""
+    reviews = batch.table([REVIEWS]) if outcome.waiting else pa.table({})
     if not reviews.column_names:
         return outcome
     given = reviews[REVIEWS].to_pylist()
@@ -240,34 +239,34 @@ def _signed(made: CreatedTask | CreatedGroup, stage: str) -> CreatedTask | Creat
     return replace(made, stage=stage) if isinstance(made, CreatedTask) else made
 
 
-def _put_in_place(going: Pass, outcome: StageOutcome) -> pa.Array | None:
-    """Give the batch the outcome's columns; reasons for rows whose reward the stage spoilt."""
+def _put_in_place(batch: Pass, outcome: StageOutcome) -> pa.Array | None:
+    """Set the outcome's columns in the batch; return reasons for rows whose finite reward became non-finite."""
     spoilt = None
     for name, values in outcome.columns.items():
         if name in (REWARD, "priority"):
             values = pc.cast(values, pa.float64())
-        before = going.column(REWARD) if name == REWARD else None
-        going.set(name, values)
+        before = batch.column(REWARD) if name == REWARD else None
+        batch.set(name, values)
         if before is not None:
-            spoilt = spoilt_rewards(before, going.column(REWARD))
+            spoilt = spoilt_rewards(before, batch.column(REWARD))
     return spoilt
 
 
-def _own_rule(going: Pass, name: str, index: int, reasons: pa.Array | None) -> None:
-    rows_in = going.num_rows
-    dropped = going.drop(reasons, name)
+def _own_rule(batch: Pass, name: str, index: int, reasons: pa.Array | None) -> None:
+    rows_in = batch.num_rows
+    dropped = batch.drop(reasons, name)
     if dropped:
-        going.found.stages.append(StageRun(name, index, rows_in, rows_in - dropped, dropped, 0.0))
+        batch.found.stages.append(StageRun(name, index, rows_in, rows_in - dropped, dropped, 0.0))
 
 
-def _decisions(going: Pass) -> pa.Table:
-    table, num_rows, position = going.given, going.given.num_rows, going.position
+def _decisions(batch: Pass) -> pa.Table:
+    table, num_rows, position = batch.given, batch.given.num_rows, batch.position
     kept = np.zeros(num_rows, bool)
     kept[position] = True
-    stages, reasons = going.dropped()
+    stages, reasons = batch.dropped()
     priority = table["priority"].combine_chunks().to_numpy(zero_copy_only=False).astype(float)
-    if "priority" in going.changed:
-        priority[position] = going.column("priority").to_numpy(zero_copy_only=False)
+    if "priority" in batch.changed:
+        priority[position] = batch.column("priority").to_numpy(zero_copy_only=False)
     decisions = pa.table(
         [
             table["experience_id"].cast(pa.int64()),
@@ -275,25 +274,25 @@ def _decisions(going: Pass) -> pa.Table:
             pa.array(kept),
             stages,
             reasons,
-            _changed_rewards(going),
+            _changed_rewards(batch),
             pa.array(np.nan_to_num(priority, nan=DEFAULT_PRIORITY, posinf=None, neginf=None)),
         ],
         schema=DECISION_SCHEMA,
     )
-    waiting = pa.array(sorted({row.group_id for row in going.found.questions}), pa.int64())
+    waiting = pa.array(sorted({row.group_id for row in batch.found.questions}), pa.int64())
     return decisions.filter(pc.invert(pc.is_in(table["group_id"], waiting))) if len(waiting) else decisions
 
 
-def _changed_rewards(going: Pass) -> pa.Array:
-    """The reward of each kept row that some stage changed; null for all others."""
-    if REWARD not in going.changed:
-        return pa.nulls(going.given.num_rows, pa.float64())
-    num_rows, after = going.given.num_rows, going.column(REWARD)
-    before = going.given[REWARD].combine_chunks().take(pa.array(going.position))
-    # Null-safe comparison: a reward that a stage filled in counts as changed, NaN that stayed NaN does not.
+def _changed_rewards(batch: Pass) -> pa.Array:
+    """Return the reward of each kept row that some stage changed; null for all others."""
+    if REWARD not in batch.changed:
+        return pa.nulls(batch.given.num_rows, pa.float64())
+    num_rows, after = batch.given.num_rows, batch.column(REWARD)
+    before = batch.given[REWARD].combine_chunks().take(pa.array(batch.position))
+    # Null-safe comparison: a reward that a stage filled in counts as changed; NaN that stayed NaN does not.
     same = pc.fill_null(pc.equal(before, after), False)
     same = pc.or_(same, pc.and_(pc.is_null(before, nan_is_null=True), pc.is_null(after, nan_is_null=True)))
     values, changed = np.zeros(num_rows), np.zeros(num_rows, np.bool_)
-    changed[going.position] = ~same.to_numpy(zero_copy_only=False)
-    values[going.position] = pc.fill_null(after, 0.0).to_numpy(zero_copy_only=False)
+    changed[batch.position] = ~same.to_numpy(zero_copy_only=False)
+    values[batch.position] = pc.fill_null(after, 0.0).to_numpy(zero_copy_only=False)
     return pa.array(values, pa.float64(), mask=~changed)

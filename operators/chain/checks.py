@@ -1,4 +1,4 @@
-"""The rules for what a stage may return: columns it declared, a decision per row, questions and new rows that can be stored."""
+"""Rules for what a stage may return: declared columns, one decision per row, storable questions and new rows."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rftdata.errors import OperatorError
 
 
 def checked(stage: Stage, outcome: StageOutcome, table: pa.Table) -> StageOutcome:
-    """The outcome, if it keeps the rules that hold for all stages.
+    """Return the outcome if it obeys the rules for all stages.
 
     Raises:
-        OperatorError: which rule it breaks.
+        OperatorError: names the broken rule.
     """
     checked_reasons(outcome, table)
     _check_waiting(stage, outcome, table.num_rows)
@@ -27,7 +27,7 @@ def checked(stage: Stage, outcome: StageOutcome, table: pa.Table) -> StageOutcom
     written = written_columns(stage.operator)
     for name, values in outcome.columns.items():
         if name in IDENTITY_COLUMNS:
-            raise OperatorError(f"changes {name}, which says where a row belongs and is fixed")
+            raise OperatorError(f"changes {name}, which identifies a row and must not change")
         if written is not None and name not in written:
             raise OperatorError(
                 f"returned the column {name}, which it does not declare", allowed=", ".join(sorted(written)) or "none",
@@ -37,7 +37,7 @@ def checked(stage: Stage, outcome: StageOutcome, table: pa.Table) -> StageOutcom
             raise OperatorError(f"returned {len(values)} values of {name} for {table.num_rows} rows")
     missing = sorted(set(stage.operator.scores) - set(outcome.columns))
     if missing:
-        raise OperatorError(f"scores {missing[0]}, and did not return it")
+        raise OperatorError(f"scores {missing[0]}, but did not return it")
     if stage.operator.scores and outcome.reasons.null_count < table.num_rows:
         raise OperatorError(
             "drops rows while it scores", todo="let `apply` score, and `decide` or a stage after it decide"
@@ -46,27 +46,27 @@ def checked(stage: Stage, outcome: StageOutcome, table: pa.Table) -> StageOutcom
 
 
 def checked_reasons(outcome: StageOutcome, table: pa.Table) -> StageOutcome:
-    """The outcome, if it has a reason or null for every row."""
+    """Return the outcome if it has a reason or null for every row."""
     if len(outcome.reasons) != table.num_rows:
         raise OperatorError(f"decided on {len(outcome.reasons)} rows of {table.num_rows}")
     kind = outcome.reasons.type
     if not (pa.types.is_null(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         raise OperatorError(
-            "gives reasons that are no texts", value=str(kind), allowed="a text, or null where a row stays"
+            "returned reasons that are not texts", value=str(kind), allowed="a text, or null where a row stays"
         )
     return outcome
 
 
 def _check_waiting(stage: Stage, outcome: StageOutcome, num_rows: int) -> None:
-    waiting: Mapping[Any, Any] = outcome.waiting  # whatever the stage made it
+    waiting: Mapping[Any, Any] = outcome.waiting  # a stage may return anything
     for row, review in waiting.items():
         if isinstance(row, bool) or not isinstance(row, int) or not 0 <= row < num_rows:
-            raise OperatorError("lets a row wait that it was not given", value=row, allowed=f"0 to {num_rows - 1}")
+            raise OperatorError("makes a row wait that it was not given", value=row, allowed=f"0 to {num_rows - 1}")
         if not isinstance(review, Review) or not (
             review.name and review.otherwise in ("pass", "drop") and 0 < review.timeout_s < math.inf
         ):
             raise OperatorError(
-                "asks something that cannot be asked", value=review,
+                "asks a question that is not valid", value=review,
                 allowed="a Review with a name, a finite timeout_s above 0, and otherwise: pass or drop",
             )  # fmt: skip
         declared = stage.operator.asks
@@ -78,9 +78,9 @@ def _check_waiting(stage: Stage, outcome: StageOutcome, num_rows: int) -> None:
 
 
 def check_created(made: object) -> None:
-    """What is made is stored as JSON."""
+    """Refuse new tasks and groups that cannot be stored as JSON."""
     if not isinstance(made, CreatedTask | CreatedGroup):
-        raise OperatorError("made something that is neither a task nor a group", value=type(made).__name__)
+        raise OperatorError("created something that is neither a task nor a group", value=type(made).__name__)
     task = made.task if isinstance(made, CreatedGroup) else made
     answers = [
         [list(one.messages), one.response, one.reward, dict(one.metrics)] for one in getattr(made, "answers", ())
@@ -89,6 +89,6 @@ def check_created(made: object) -> None:
         json.dumps([[dict(task.payload), dict(task.features)] if task else None, answers])
     except (TypeError, ValueError) as error:
         raise OperatorError(
-            f"made a task that JSON cannot hold: {error}", value=task.task_key if task else made.parent_id,
+            f"created a task that JSON cannot hold: {error}", value=task.task_key if task else made.parent_id,
             allowed="texts, numbers, true, false, null, lists and mappings of these",
         ) from error  # fmt: skip

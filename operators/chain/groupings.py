@@ -1,7 +1,7 @@
-"""Which stages the tasks pass that a stage creates in place of its rows, and whether these stages can do without what the tasks lack.
+"""The stages that created tasks run through, and whether those stages can do without the columns that the tasks lack.
 
-A created task passes the chain from its first stage on, but neither the stage that created it nor the grouping of that stage: those with
-the same `group_column`, from the stage that writes it to the next that does. It has no column that the grouping adds.
+A task created in place of rows starts at the chain's first stage. It skips the stage that created it and the grouping of that stage:
+the stages with the same `group_column`, from the one that writes the column to the next one that does. It lacks the grouping's columns.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from rftdata.errors import ConfigError, RftError
 
 
 def passed_by(stages: Sequence[Stage], creators: Collection[str]) -> list[Stage]:
-    """The stages that tasks pass which stages of these names created."""
+    """Return the stages for tasks created by stages of these names."""
     skipped = {place for stage in stages if stage.name in creators for place in _grouping(stages, stage)}
     return [stage for stage in stages if stage.index not in skipped]
 
 
 def _grouping(stages: Sequence[Stage], creator: Stage) -> set[int]:
-    """Places of the stages that tasks of a creator do not pass."""
+    """Return the positions of the stages that the tasks of `creator` skip."""
     column = creator.operator.group_column
     members = [stage for stage in stages if stage.operator.group_column == column]
     starts = [stage.index for stage in members if column in (stage.operator.writes or ())]
@@ -34,14 +34,14 @@ def _grouping(stages: Sequence[Stage], creator: Stage) -> set[int]:
 
 
 def fitted_to_created(stages: Sequence[Stage], given: pa.Schema) -> list[Stage]:
-    """The stages of a chain, those behind one that replaces all rows checked against the columns of the tasks that it creates.
+    """Return the stages, those that created tasks run through checked against the columns of these tasks.
 
     Args:
         stages: validated against what the stages before them return.
         given: the columns of the chain's batches.
 
     Raises:
-        ConfigError: a stage that those tasks pass reads a column that they do not have.
+        ConfigError: a stage that runs on created tasks reads a column that they do not have.
     """
     done: list[Stage] = []
     creators: list[Stage] = []
@@ -55,7 +55,7 @@ def fitted_to_created(stages: Sequence[Stage], given: pa.Schema) -> list[Stage]:
             creators.append(stage)
             schema = given
             for before in passed_by(done, [creator.name for creator in creators]):
-                # Rows that end here pass it, too: the stage itself stays as it was validated for them.
+                # The stage still sees rows that end here, so its validated schema is unchanged; a copy is validated.
                 schema = _validated(before, copy.copy(before.operator), schema, stage)
     return done
 
@@ -65,7 +65,7 @@ def _validated(stage: Stage, operator: Operator, schema: pa.Schema, creator: Sta
         return operator.validate_schema(schema)
     except RftError as error:
         behind = ConfigError(
-            f"{error.what}; rows end at stage {creator.index} ({creator.name}), and the tasks made there pass this stage "
+            f"{error.what}; rows end at stage {creator.index} ({creator.name}), and the tasks created there reach this stage "
             "without the columns of the grouping",
             value=error.value, allowed=error.allowed,
             todo=f"read what those tasks have instead: {', '.join(creator.operator.replaces_with)}; or keep the rows of the group",

@@ -1,9 +1,9 @@
-"""A number per row for what a stage sees of it: with the same number it would give the same answer.
+"""One number per row for all that a stage sees of it: the same number means the same answer.
 
-Kept scores carry it, so that a corrected answer, a changed reward or a sibling that is gone is noticed without listing what may
-change. The numbers are stored: they must not depend on the machine, the process or the version of a package.
+Stored scores carry it, so that a corrected answer, a changed reward or a removed sibling is detected without a list of what may
+change. The numbers are stored, so they must not depend on the machine, the process or the version of a package.
 
-Not here: identity columns. They are fixed for an experience, and a copy of it in another run has others.
+Identity columns are left out. They are fixed for an experience, and a copy of it in another run has different ones.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _SHIFT = np.uint64(31)
 
 
 def input_digests(table: pa.Table, *, rowwise: bool, besides: str = "", group_column: str = "group_id") -> pa.Array:
-    """One 64-bit integer per row for the values of its columns.
+    """Return one 64-bit integer per row for the values of its columns.
 
     Args:
-        table: what the stage is given.
+        table: what the stage receives.
         rowwise: whether a row's answer depends on that row alone; else the digest covers all rows of its group, in their order.
         besides: what else the answer depends on.
-        group_column: rows of one value in it are a group.
+        group_column: equal values in this column form a group.
     """
     rows_N = np.full(table.num_rows, _text(besides), np.uint64)
     for name in sorted(set(table.column_names) - IDENTITY_COLUMNS):
@@ -47,13 +47,13 @@ def input_digests(table: pa.Table, *, rowwise: bool, besides: str = "", group_co
 
 
 def _with_siblings(rows_N: Digests, group_N: NDArray[np.int64]) -> Digests:
-    """Each row's digest with those of all rows of its group, in the order of the table."""
+    """Combine each row's digest with those of all rows of its group, in the order of the table."""
     order = np.argsort(group_N, kind="stable")
     sorted_N = group_N[order]
     starts = np.flatnonzero(np.r_[True, sorted_N[1:] != sorted_N[:-1]])
     lengths = np.diff(np.r_[starts, len(order)])
     place_N = np.arange(len(order)) - np.repeat(starts, lengths)
-    # A sum of what is mixed with the place: vectorised, and another for another order.
+    # A sum of digests mixed with their places: vectorised, and sensitive to the order.
     placed_N = _mixed(rows_N[order] ^ _mixed(place_N.astype(np.uint64) + np.uint64(1)))
     sums_G: Digests = np.add.reduceat(placed_N, starts)
     group_G = _mixed(sums_G ^ lengths.astype(np.uint64))
@@ -63,7 +63,7 @@ def _with_siblings(rows_N: Digests, group_N: NDArray[np.int64]) -> Digests:
 
 
 def _mixed(values: Digests) -> Digests:
-    """Every bit of the result depends on every bit of the value (the finaliser of SplitMix64)."""
+    """Mix so that every bit of the result depends on every bit of the value (the finaliser of SplitMix64)."""
     values = (values ^ (values >> np.uint64(30))) * _MULTIPLIERS[0]
     values = (values ^ (values >> np.uint64(27))) * _MULTIPLIERS[1]
     return values ^ (values >> _SHIFT)
@@ -78,7 +78,7 @@ def _column(column: pa.Array) -> Digests:
     if pa.types.is_null(kind):
         return np.full(len(column), _NULL)
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind):
-        # Of one width, so that a column that a query made INTEGER counts as the BIGINT it was.
+        # Cast to one width, so that a column that a query turned into INTEGER has the same digest as the BIGINT it was.
         values = pc.cast(pc.fill_null(column, False if pa.types.is_boolean(kind) else 0), pa.int64(), safe=False)
         found = _mixed(values.to_numpy(zero_copy_only=False).view(np.uint64))
     elif pa.types.is_floating(kind):
@@ -94,7 +94,7 @@ def _column(column: pa.Array) -> Digests:
 
 
 def _of_bytes(column: pa.Array) -> Digests:
-    """Of texts, read where they lie: nothing is decoded or copied."""
+    """Digest texts in their Arrow buffer, without decoding or copying."""
     _, offsets, data = column.buffers()
     places = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1].tolist()
     content = memoryview(data) if data is not None else memoryview(b"")

@@ -1,18 +1,18 @@
-"""Deciding on a batch on which a stage raises: the rows that do it are found and set aside, and the others are decided on without them.
+"""Decide on a batch on which a stage raises: find the failing rows, set them aside, and decide on the others.
 
-A batch consists of units that belong together: groups of experiences, or tasks. When a stage raises, a few units are tried by themselves,
-and if none passes, some of their rows. If no row passes either, the stage is taken to be broken (a server that is away, a full disk):
-nothing is decided, and the caller tries again later. Otherwise the batch is halved until the units are found that do it. In a unit that
-fails alone its rows are tried one by one: those that fail alone are set aside, dropped with the error as their reason, and the rest of
-the unit is decided on without them. A unit that fails only as a whole is set aside as a whole.
+A batch consists of units that belong together: groups of experiences, or tasks. When a stage raises, a few units are tried alone,
+and if none succeeds, some of their rows. If no row succeeds either, the stage counts as broken (a server that does not respond, a full
+disk): nothing is decided, and the caller tries again later. Otherwise the batch is halved until the failing units are found. The rows of
+a failing unit are tried one by one. Those that fail alone are set aside, dropped with the error as their reason, and the rest of the
+unit is decided without them. A unit that fails only as a whole is set aside as a whole.
 
-Where rows that are set aside are decided on again later, as tasks are when their set is loaded again, not each of many rows is asked
-about in vain: a part of which some that are tried alone all fail is set aside as a whole.
+Tasks that are set aside are decided again when their set is loaded again. Large batches of them are therefore not searched row by row:
+a part is set aside whole when all the samples of it that are tried alone fail.
 
-Where stages compare all rows of a batch, it is one unit, and the rows that fail alone are looked for by halves.
+Where stages compare all rows of a batch, the batch is one unit, and its failing rows are searched by halves.
 
-Where a stage exceeds its time limit and names the row at which it was, that row is set aside at once: to look for it would take the
-limit again and again. For the same reason fewer units are tried alone before a stage that exceeds its limit is taken to be broken.
+When a stage exceeds its time limit and names its current row, that row is set aside at once, since every further try would take the
+limit again. For the same reason fewer units are tried alone before such a stage counts as broken.
 """
 
 from __future__ import annotations
@@ -33,42 +33,42 @@ from rftdata.pipeline.records import Known, Verdicts, dropped, remember
 
 _PROBES = 8
 _FEW_PROBES = 3
-"""Units that are tried by themselves: fewer where each brings several rows to try, or where each try may take a time limit."""
+"""Units that are tried alone. `_FEW_PROBES` applies where each unit brings several rows to try, or each try may take a time limit."""
 _NUM_LATE_FIRST = 3
-"""So many rows are set aside though a stage exceeds its limit on the first of what is left; then it may do so on all."""
+"""Number of consecutive rows set aside because a stage exceeds its limit on the first row of the rest; after that it may exceed it on all."""
 
 
 class Recorder(Protocol):
-    """Notes what stages change, for callers that need more than decisions."""
+    """Records what stages change, for callers that need more than decisions."""
 
     def start(self) -> None:
-        """A pass begins; what was noted since the last `keep` belongs to a pass that failed."""
+        """Start a run. What was recorded since the last `keep` belongs to a failed run."""
 
     def watch(self, stage: Stage, before: pa.Table, after: pa.Table, outcome: StageOutcome) -> None:
         """See `operators.chain.chain.Watch`."""
 
     def keep(self, verdicts: Verdicts) -> None:
-        """The pass decided."""
+        """Keep what was recorded: the run succeeded."""
 
 
 def decide(
     chain: Chain, table: pa.Table, known: Known | None = None, *, patient: bool = False, as_whole: bool = False,
     min_group_size: int | None = None, retried: bool = False, recorder: Recorder | None = None,
 ) -> Verdicts:  # fmt: skip
-    """Verdicts on every row of a batch, whatever stages raise on some of them.
+    """Return verdicts on every row of a batch, even if stages raise on some of them.
 
     Args:
         table: whole units by group_id.
-        known: scores that are stored already.
-        patient: raise where a stage fails on everything that is tried, rather than set everything aside.
-        as_whole: stages compare all rows: they are decided on together.
-        min_group_size: overrides the chain's own.
-        retried: what is set aside is decided on again later; a stage that is unavailable then ends the call at once.
-        recorder: is shown what stages do.
+        known: stored scores.
+        patient: raise if a stage fails on everything that is tried, instead of setting all rows aside.
+        as_whole: stages compare all rows, so they are decided together.
+        min_group_size: overrides the chain's value.
+        retried: rows set aside are decided again later; an unavailable stage then ends the call at once.
+        recorder: called with what stages do.
 
     Raises:
-        StageError: with `patient`, the stage's error; with `as_whole` that of a batch of which no row fails alone; with `retried` that
-            of a stage that is unavailable.
+        StageError: with `patient`, the stage's error; with `as_whole`, the error of a batch in which no row fails alone; with `retried`,
+            the error of an unavailable stage.
     """
     return _Isolator(chain, known or {}, min_group_size, retried, recorder).decide(table, patient, as_whole)
 
@@ -88,7 +88,7 @@ class _Isolator:
         first = error = self._try(table)
         rest, error = self._without_late_rows(table, error) if error is not None else (table, None)
         if patient and first is not None and error is None and not self._has_passed(first) and self._error_of(rest):
-            raise first from first.__cause__  # no row passed: what was left of the groups was dropped before the stage
+            raise first from first.__cause__  # no row succeeded: the rest of the groups was dropped before the stage
         if error is not None:
             if patient and not self._any_passes(rest, error):
                 raise error from error.__cause__
@@ -99,7 +99,7 @@ class _Isolator:
         return self._found
 
     def _try(self, table: pa.Table) -> StageError | None:
-        """Decide on a part of the batch; the error where that fails."""
+        """Decide on a part of the batch; return the error if it fails."""
         watch = None
         if self._recorder is not None:
             self._recorder.start()
@@ -107,7 +107,7 @@ class _Isolator:
         try:
             verdicts = self._chain.run(table, self._min_group_size, known=self._known, watch=watch)
         except StageError as error:
-            # No later pass computes them again.
+            # Keep the scores, so that no later try computes them again.
             self._found.scores += error.scores
             remember(self._known, error.scores)
             return self._checked(error)
@@ -118,7 +118,7 @@ class _Isolator:
         return None
 
     def _error_of(self, table: pa.Table, min_group_size: int | None = 1) -> StageError | None:
-        """The error of a part that is only tried."""
+        """Try a part without deciding on it; return its error."""
         try:
             self._chain.run(table, min_group_size, known=self._known)
         except StageError as error:
@@ -127,30 +127,30 @@ class _Isolator:
 
     def _checked(self, error: StageError) -> StageError:
         if self._retried and isinstance(error.__cause__, UnavailableError):
-            raise error from error.__cause__  # no row does it
+            raise error from error.__cause__  # no single row is the cause
         return error
 
     def _set_aside(self, table: pa.Table, error: StageError) -> None:
-        """Drop rows for good; what the stages before did with them counts."""
+        """Drop rows for good; what earlier stages did with them is counted."""
         self._found.stages += error.stages
         self._set_rows_aside(table, error)
 
     def _set_rows_aside(self, table: pa.Table, error: StageError) -> None:
-        """Drop rows of a table whose other rows pass the stages again, and are counted then."""
+        """Drop rows of a table whose other rows run through the stages again and are counted then."""
         self._note(error)
         stage = error.run.stage if error.run else "chain"
         self._found.failed.update(table["experience_id"].to_pylist())
         self._found.add(Verdicts(dropped(table, stage, error.reason)))
 
     def _note(self, error: StageError) -> None:
-        """Note the failure of what is tried again in parts. What other stages did is noted with the parts: rows count once."""
+        """Record the failure of a part that is retried in smaller parts. Other stages are recorded with those, so rows count once."""
         self._found.stages += [error.run] if error.run else []
 
     def _without_late_rows(self, table: pa.Table, error: StageError | None) -> tuple[pa.Table, StageError | None]:
-        """Set aside the rows at which a stage exceeds its time limit, one after the other, and decide on the others.
+        """Set aside, one after the other, the rows on which a stage exceeds its time limit, and decide on the rest.
 
         Returns:
-            What is not decided on, and the error: where a stage fails otherwise, or on the first row each time, so that it may fail on all.
+            the undecided rows and the error, if a stage fails otherwise, or on the first row each time, so that it may fail on all.
         """
         num_first = 0
         while error is not None and (row := _late_row(table, error)) is not None and num_first < _NUM_LATE_FIRST:
@@ -166,13 +166,13 @@ class _Isolator:
         return table, error
 
     def _has_passed(self, error: StageError) -> bool:
-        """Whether any row got through the stage that failed."""
+        """Return whether any row got through the failed stage."""
         return error.run is None or any(
             run.index == error.run.index and run.error is None and run.rows_in for run in self._found.stages
         )
 
     def _any_passes(self, table: pa.Table, error: StageError) -> bool:
-        """Whether one of a few units gets through by itself, or one of their rows: every unit may have a row that fails."""
+        """Return whether one of a few units succeeds alone, or one of their rows (every unit may have a failing row)."""
         units = _units(table)
         is_late = time_limit_behind(error) is not None
         probes = _PROBES if len(units) == table.num_rows and not is_late else _FEW_PROBES
@@ -188,11 +188,11 @@ class _Isolator:
         return any(self._error_of(row) is None for row in rows)
 
     def _is_long(self, table: pa.Table) -> bool:
-        """Whether not each of the rows is asked about where some fail alone."""
+        """Return whether the table is too long to try every row when some fail alone."""
         return self._retried and bool(table.num_rows > 2 * _PROBES)
 
     def _decide_parts(self, table: pa.Table, error: StageError) -> None:
-        """Decide on the two halves of what failed, or on a unit without the rows that do it."""
+        """Decide on the two halves of a failed part, or on a single unit without its failing rows."""
         units = _units(table)
         if len(units) == 1:
             self._decide_unit(table, error)
@@ -207,7 +207,7 @@ class _Isolator:
                     self._decide_parts(part, failure)
 
     def _decide_unit(self, table: pa.Table, error: StageError) -> None:
-        """Decide on a unit that fails: without the rows that fail alone, or else not at all."""
+        """Decide on a failing unit without the rows that fail alone; set it aside whole if there are none."""
         culprits = list(self._culprits(table, error)) if table.num_rows > 1 else []
         rest = _without(table, culprits)
         if rest.num_rows in (0, table.num_rows):
@@ -223,7 +223,7 @@ class _Isolator:
         """Decide on rows that are compared with one another, without those that fail alone.
 
         Raises:
-            StageError: they fail without them, too.
+            StageError: the remaining rows fail as well.
         """
         culprits = list(self._culprits(table, error))
         for part, found in culprits:
@@ -234,7 +234,7 @@ class _Isolator:
             raise failure from failure.__cause__
 
     def _culprits(self, table: pa.Table, error: StageError) -> Iterator[tuple[pa.Table, StageError]]:
-        """Rows on which a stage raises though there is no other, in parts with one error."""
+        """Yield the rows on which a stage raises even when they are alone, in parts that share an error."""
         alone = self._error_of(table)
         if alone is None:
             return
@@ -247,7 +247,7 @@ class _Isolator:
 
 
 def _late_row(table: pa.Table, error: StageError) -> int | None:
-    """The row at which a stage exceeded its time limit, where that is known."""
+    """Return the row on which a stage exceeded its time limit, if known."""
     limit = time_limit_behind(error)
     if limit is None or limit.subject is None:
         return None
@@ -256,7 +256,7 @@ def _late_row(table: pa.Table, error: StageError) -> int | None:
 
 
 def _units(table: pa.Table) -> Ints:
-    """Ids of the units, ascending."""
+    """Return the ids of the units, ascending."""
     return np.unique(table["group_id"].to_numpy())
 
 

@@ -1,4 +1,4 @@
-"""A stage over a table in parts: how large they are, how many run at the same time, and how often each is tried."""
+"""Run a stage over a table in parts: part sizes, concurrency, and retries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LONGEST_PAUSE_S = 10.0
 
 
 def in_parts(stage: Stage, table: pa.Table) -> StageOutcome:
-    """The stage over the table: cut where rows are decided one by one, and its parts at the same time."""
+    """Run the stage over the table; cut a rowwise stage's table into parts that run concurrently."""
     options, num_rows = stage.options, table.num_rows
     size = options.batch_rows or -(-num_rows // options.concurrency)
     if not stage.operator.rowwise or size >= num_rows:
@@ -40,7 +40,7 @@ def in_parts(stage: Stage, table: pa.Table) -> StageOutcome:
 
 
 def _part(outcome: StageOutcome, name: str, table: pa.Table, start: int, size: int) -> pa.Array:
-    """A part's values of a column; those it had where this part changed none, nulls where the column is new."""
+    """Return a part's values of a column: unchanged if this part did not set it, nulls where the column is new."""
     values = outcome.columns.get(name)
     if values is None:
         num_rows = min(size, table.num_rows - start)
@@ -49,7 +49,7 @@ def _part(outcome: StageOutcome, name: str, table: pa.Table, start: int, size: i
 
 
 def _joined(parts: Sequence[pa.Array]) -> pa.Array:
-    """Parts of a column as one, of the type that holds them all: one without values has none of its own."""
+    """Concatenate parts of a column in the type that holds them all (a part of nulls has no type)."""
     schemas = [pa.schema([("values", part.type)]) for part in parts]
     kind = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
     return pa.concat_arrays([part.cast(kind) for part in parts])
@@ -60,7 +60,7 @@ def _try(stage: Stage, table: pa.Table) -> StageOutcome:
         try:
             return call(lambda: stage.operator.apply(table), stage.timeout_s(table.num_rows), stage.on_rows(table))
         except (ConfigError, PluginError, TimeLimitError):
-            raise  # a wrong argument, a missing package or an endless loop is there the next time, too
+            raise  # a wrong argument, a missing package or an endless loop would fail again
         except Exception:
             if number == stage.options.retries:
                 raise

@@ -1,4 +1,4 @@
-"""From a stage's name in YAML to an operator, without importing more than that operator needs."""
+"""Turn a stage's name in YAML into an operator, importing only what that operator needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def resolve_stage(name: str, args: object, base_dir: Path | None = None) -> Oper
     """Return the operator for one entry of a pipeline.
 
     Raises:
-        PluginError: nobody knows the name, or it stands for something that is not a stage.
+        PluginError: the name is unknown, or does not refer to a stage.
         ConfigError: its arguments are wrong.
     """
     own = OPERATORS.names()

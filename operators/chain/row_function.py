@@ -1,4 +1,4 @@
-"""A plain Python function of one row as a stage, for a rule that a person writes in five lines.
+"""A plain Python function of one row as a stage, for rules of a few lines.
 
     from operators.base import drop
 
@@ -9,9 +9,9 @@
 
     - ./my_rules.py:no_apologies: {words: [sorry, apologise]}
 
-The function gets the row as a dict and the stage's arguments by name. It returns True (the row stays), False (dropped),
-`drop(reason)` (dropped, and this is why) or a dict of columns to change (the row stays). An attribute `reads`, a set of
-column names, spares the conversion of the others; the function may change what it reads.
+The function gets the row as a dict and the stage's arguments by name. It returns True (keep the row), False (drop it),
+`drop(reason)` (drop it for this reason) or a dict of changed columns (keep the row). Its attribute `reads`, a set of column
+names, avoids converting the other columns; the function may change the columns it reads.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RowFunction(Operator):
     def __init__(self, name: str, function: Callable[..., object], args: object) -> None:
         super().__init__(StageConfig())
         if not isinstance(args, Mapping | None):
-            raise ConfigError("its arguments are not a mapping", value=args)
+            raise ConfigError("the arguments are not a mapping", value=args)
         self.name = name
         self.function = function
         self.args = dict(args or {})
@@ -61,7 +61,7 @@ class RowFunction(Operator):
             raise ConfigError(
                 f"the function cannot be called with a row and these arguments: {error}",
                 value=self.args,
-                todo="its first parameter is the row, the others come from the YAML",
+                todo="its first parameter is the row; the others come from the YAML",
             ) from error
 
     def spec(self) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class RowFunction(Operator):
             return self.function(row, **self.args)
         except Exception as error:
             what = f"{self.name} raised for experience {table['experience_id'][position]}"
-            raise OperatorError(f"{what}: {type(error).__name__}: {error}", todo="mend the function") from error
+            raise OperatorError(f"{what}: {type(error).__name__}: {error}", todo="fix the function") from error
 
     def _changed_columns(self, table: pa.Table, changes: Mapping[int, Mapping[str, object]]) -> dict[str, pa.Array]:
         names = sorted({name for change in changes.values() for name in change})

@@ -1,6 +1,6 @@
-"""The chain's own rules, as reasons per row: null where the row stays, else why it is dropped.
+"""The chain's own rules, as one reason per row: null where the row stays, else why it is dropped.
 
-A group too small to be compared with itself, and a reward that is no number, are refused whatever the stages are.
+Whatever the stages are, the chain drops groups too small to compare their rollouts, and rows without a finite reward.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from operators.groups import Groups, Ints
 
 
 def short_groups(groups: Groups, rows: Ints, min_group_size: int, left: str) -> pa.Array | None:
-    """Reasons for the rows of groups with fewer than `min_group_size` rollouts (turns of one rollout count once).
+    """Return reasons for rows of groups with fewer than `min_group_size` rollouts (turns of one rollout count once).
 
     Args:
-        groups: of the whole batch.
-        rows: those of the batch that are still there.
+        groups: groups of the whole batch.
+        rows: the rows of the batch that remain.
 
     Returns:
         one entry for each of `rows`; None where no group is short.
@@ -42,7 +42,7 @@ def short_groups(groups: Groups, rows: Ints, min_group_size: int, left: str) -> 
 
 
 def without_reward(reward: pa.Array, before_value: str) -> pa.Array | None:
-    """Reasons for rows whose reward is null, NaN or infinite: `before_value` and the value. None where all are numbers."""
+    """Return reasons for rows whose reward is null, NaN or infinite: `before_value` and the value. None if all are numbers."""
     finite = pc.fill_null(pc.is_finite(reward), False)
     if pc.all(finite, min_count=0).as_py():
         return None
@@ -52,7 +52,7 @@ def without_reward(reward: pa.Array, before_value: str) -> pa.Array | None:
 
 
 def spoilt_rewards(before: pa.Array, after: pa.Array) -> pa.Array | None:
-    """Reasons for rows whose finite reward a stage turned into null, NaN or infinity; None where it did so to none."""
+    """Return reasons for rows whose finite reward a stage turned into null, NaN or infinity; None if there are none."""
     reasons = without_reward(after, "the stage turned the reward into ")
     if reasons is None:
         return None

@@ -1,4 +1,4 @@
-"""One entry of a chain: what it is, what it leaves behind, and the errors that name it."""
+"""One entry of a chain: its operator, how it is run, and the errors that name it."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ _MAX_REASON = 500
 
 
 class RunOptions(StageConfig):
-    """How a stage is run; written under its key `run`, and no part of what it decides."""
+    """How a stage is run, set under its key `run`; not part of what it decides."""
 
-    batch_rows: int | None = Field(default=None, ge=1, description="Most rows of a part; the batch is cut into parts.")
-    concurrency: int = Field(default=1, ge=1, le=256, description="Parts that run at the same time.")
-    retries: int = Field(
-        default=0, ge=0, le=20, description="Further tries of a part that failed; pauses double up to 10 s."
+    batch_rows: int | None = Field(
+        default=None, ge=1, description="Largest number of rows in a part; the batch is cut into parts."
     )
+    concurrency: int = Field(default=1, ge=1, le=256, description="Number of parts that run concurrently.")
+    retries: int = Field(default=0, ge=0, le=20, description="Retries of a failed part; the pauses double up to 10 s.")
     timeout_s: float | None = Field(
         default=None,
         gt=0,
-        description="Longest time of one call; 600 s by default, and more for stages that run or ask a model.",
+        description="Time limit of one call; 600 s by default, more for stages that run or ask a model.",
     )
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One entry of a chain: its place (from 1), the operator, and how it is run.
+    """One entry of a chain: its position (from 1), the operator, and how it is run.
 
     Attributes:
-        name: in verdicts and reports: as written in YAML; `sql#2` where another stage before it is called `sql`.
-        score_key: digest of what determines its scores besides its input; empty where it has none.
+        name: its name in verdicts and reports: as in YAML, or `sql#2` where an earlier stage is also called `sql`.
+        score_key: digest of what determines its scores besides the input; empty for a stage without scores.
         written: the name in YAML.
     """
 
@@ -53,13 +53,13 @@ class Stage:
     written: str = ""
 
     def timeout_s(self, num_rows: int) -> float:
-        """How long one call on so many rows may take."""
+        """Return the time limit of one call on `num_rows` rows."""
         if self.options.timeout_s is not None:
             return self.options.timeout_s
         return self.operator.timeout_s + self.operator.seconds_per_row * num_rows
 
     def on_rows(self, table: pa.Table) -> str:
-        """The stage and the rows it is called on, as the subject of a sentence."""
+        """Describe the stage and its rows, as the subject of a sentence."""
         ids = table["experience_id"]
         rows = f"{ids[0].as_py()} to {ids[-1].as_py()}" if len(ids) > 1 else ids[0].as_py()
         return f"stage {self.index} of the pipeline ({self.name}) on {len(ids)} row{'s' * (len(ids) > 1)} ({rows})"
@@ -70,8 +70,8 @@ class StageError(OperatorError):
 
     Attributes:
         run: its row for `operator_run`.
-        stages: those that ran before it.
-        scores: what they computed: the next try need not do it again.
+        stages: the stages that ran before it.
+        scores: what those computed, which the next try reuses.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class StageError(OperatorError):
 
     @property
     def reason(self) -> str:
-        """Why a row is dropped on which the stage raised."""
+        """The reason with which a row is dropped when the stage raised on it."""
         return f"{STAGE_FAILED}{self.what}"[:_MAX_REASON]
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -106,7 +106,7 @@ class StageError(OperatorError):
 
 
 def at(index: int, name: str, error: RftError) -> RftError:
-    """The same error, saying which stage it is about."""
+    """Return the same error with the stage added to its message."""
     kind = type(error) if isinstance(error, ConfigError) else OperatorError
     return kind(
         f"stage {index} of the pipeline ({name}): {error.what}",
@@ -117,10 +117,10 @@ def at(index: int, name: str, error: RftError) -> RftError:
 
 
 def identify(index: int, name: str, operator: Operator, options: RunOptions, before: Sequence[Stage]) -> Stage:
-    """The stage after `before`, with the key of its scores.
+    """Return the stage that follows `before`, with the key of its scores.
 
-    The key covers the stage itself and those before it that changed what it reads, directly or through others. Which rows and values
-    they leave it is not in the key: that is compared score by score.
+    The key covers the stage itself and the earlier stages that changed what it reads, directly or through others. It does not cover
+    the rows and values that they leave: input digests compare these score by score.
     """
     shown = name_among(name, [stage.written for stage in before])
     if not operator.scores:
@@ -133,7 +133,7 @@ def identify(index: int, name: str, operator: Operator, options: RunOptions, bef
             reads = None if reads is None or stage.operator.reads is None else reads | stage.operator.reads
     what: list[Any] = [name, operator.score_spec(), behind]
     if not operator.rowwise:
-        # The same stage again finds fewer siblings, and has other scores.
+        # The same stage a second time finds fewer siblings, so its scores differ.
         again = sum(stage.written == name and stage.operator.score_spec() == what[1] for stage in before)
         what += [again] if again else []
     text = json.dumps(what, sort_keys=True, separators=(",", ":"))
@@ -141,17 +141,17 @@ def identify(index: int, name: str, operator: Operator, options: RunOptions, bef
 
 
 def name_among(name: str, before: Sequence[str]) -> str:
-    """The name of a stage in verdicts and reports, behind stages that are written so in YAML."""
+    """Return a stage's name in verdicts and reports, numbered if an earlier stage has the same name in YAML."""
     return f"{name}#{before.count(name) + 1}" if name in before else name
 
 
 def written_columns(operator: Operator) -> frozenset[str] | None:
-    """The columns that a stage may return; None: any."""
+    """Return the columns that a stage may return; None: any."""
     return None if operator.writes is None else operator.writes | frozenset(operator.scores)
 
 
 def failed(stage: Stage, error: Exception, rows_in: int, seconds: float, found: Verdicts) -> StageError:
-    """The error that says which stage raised on how many rows."""
+    """Return the error that names the stage and the number of rows it raised on."""
     made = _failed(stage, error, rows_in, seconds, found.stages)
     made.scores = list(found.scores)
     return made
@@ -168,5 +168,5 @@ def _failed(stage: Stage, error: Exception, rows_in: int, seconds: float, done: 
         )
     return StageError(
         f"{what}{type(error).__name__}: {error}", run=run, stages=done,
-        todo="run smaller batches to find the row that does it, or mend the stage",
+        todo="run smaller batches to find the failing row, or fix the stage",
     )  # fmt: skip

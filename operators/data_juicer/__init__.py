@@ -1,7 +1,7 @@
-"""Any Data-Juicer operator by its own name as a stage.
+"""Data-Juicer operators as stages, under their own names.
 
-`catalogue` (with catalogue.json) says what each operator takes, reads and finds, without importing Data-Juicer; `arguments` checks values by it.
-`base` is what all stages share; `stage` runs filters, mappers, deduplicators and selectors, `groupers` and `aggregators` the others. `columns` and
-`images` convert what a batch holds, `runtime` is all that touches the package itself, `over_ray` spreads a stage over a cluster, and `recipe`
-unfolds a whole recipe into stages.
+`catalogue` (with catalogue.json) lists each operator's arguments, columns and results without importing Data-Juicer; `arguments` checks values
+against it. `base` is common to all stages. `stage` runs filters, mappers, deduplicators and selectors; `groupers` and `aggregators` run the others.
+`columns` and `images` convert the contents of a batch. `runtime` is the only module that uses the package itself. `over_ray` distributes a stage
+over a cluster, and `recipe` expands a whole recipe into stages.
 """

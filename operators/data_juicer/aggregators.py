@@ -1,11 +1,11 @@
-"""Aggregators: what an operator finds out about a whole group of rows, as columns; on tasks, a new task of every group.
+"""Aggregators: results of an operator about a whole group of rows, as columns; on tasks, a new task per group.
 
-What is found out (`dj_entity_attribute`, the same for all rows of a group) is a score: stored, and not asked for again while the group is the
-same. On tasks the last aggregator of a grouping drops the rows of a group and makes one task of them, with its finding as the prompt;
-the metadata has what all aggregators of the grouping found. `meta_tags_aggregator` finds nothing out about a group: it changes the
-tags of its rows, which go on. On experiences rows always go on.
+The result (`dj_entity_attribute`, the same for all rows of a group) is a score: it is stored, and reused while the group is unchanged. On
+tasks the last aggregator of a grouping drops the rows of a group and creates one task from them, with its result as the prompt. The
+metadata holds the results of all aggregators of the grouping. `meta_tags_aggregator` has no result per group: it changes the tags of the
+rows, which continue. On experiences rows always continue.
 
-These operators swallow what an endpoint raises and leave a part out, or all: such a group has no finding, and is asked about again.
+These operators swallow endpoint errors and leave out the failed part, or everything. Such a group has no result, and is asked about again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _OF_TASKS = frozenset({"task_key", "taskset"})
 
 
 class AggregatorStage(JuicerOperator):
-    """One aggregator. On tasks the last one of a grouping that finds something out makes a task of every group."""
+    """One aggregator. On tasks, the last one of a grouping that has a result creates a task from every group."""
 
     def __init__(self, name: str, args: object) -> None:
         super().__init__(name, args)
@@ -54,7 +54,7 @@ class AggregatorStage(JuicerOperator):
         self._is_last = False
 
     def join_chain(self, place: Place) -> None:
-        """Look behind itself for another stage of the grouping that finds something out, or lets the rows go on."""
+        """Check whether a later stage of the grouping has a result, or lets the rows continue."""
         super().join_chain(place)
         behind = [one for one in place.behind if isinstance(one, JuicerOperator) and one.prefix == self.prefix]
         rest = itertools.takewhile(lambda one: not isinstance(one, GrouperStage), behind)
@@ -64,12 +64,12 @@ class AggregatorStage(JuicerOperator):
 
     @property
     def may_make(self) -> bool:
-        """Whether it finds something out about a group; the other kind changes the rows' tags."""
+        """Whether it has a result per group; the other kind changes the rows' tags."""
         return _TAGS not in (self.facts.arguments or ())
 
     @property
     def _input_name(self) -> str:
-        """The name under which the operator looks for its input in a row's tags."""
+        """The tag under which the operator looks for its input."""
         argument = "input_key" if self.may_make else _TAGS
         return str(self.args.get(argument, self.facts.defaults.get(argument)) or self.args.get("text_key") or "text")
 
@@ -85,7 +85,7 @@ class AggregatorStage(JuicerOperator):
 
     @property
     def input(self) -> Source:
-        """Where it finds what it aggregates; known once the schema is."""
+        """Where it reads what it aggregates; known after `validate_schema`."""
         assert self._input is not None
         return self._input
 
@@ -96,13 +96,13 @@ class AggregatorStage(JuicerOperator):
             argument = "input_key" if self.may_make else _TAGS
             raise ConfigError(
                 f"{argument} is neither a column of the batch nor a tag that an earlier stage finds", value=self._input_name,
-                allowed=", ".join(schema.names), todo=f"set {argument} to what is to be aggregated",
+                allowed=", ".join(schema.names), todo=f"set {argument} to the column or tag to aggregate",
             )  # fmt: skip
         if not self.may_make and (found.path or not pa.types.is_string(schema.field(found.column).type)):
-            raise ConfigError(f"{_TAGS} is no column of tags", value=self._input_name, allowed="a column of text")
+            raise ConfigError(f"{_TAGS} is not a column of tags", value=self._input_name, allowed="a column of text")
         if self.may_make and self._found_column in schema.names:
             raise ConfigError(
-                "an earlier stage makes the column that it would", value=self._found_column, todo="set its output_key"
+                "an earlier stage has the same output column", value=self._found_column, todo="set its output_key"
             )
         self._besides = found_about(schema, self.prefix) if on_tasks(schema) else ()
         if self._is_last and on_tasks(schema):
@@ -114,7 +114,7 @@ class AggregatorStage(JuicerOperator):
         return self._noted(with_columns(schema, self.scores))
 
     def _noted(self, schema: pa.Schema) -> pa.Schema:
-        """The schema, which says of its finding that it is about the groups of this grouping."""
+        """Mark the result column in the schema as belonging to this grouping."""
         if not self.may_make:
             return schema
         position = schema.get_field_index(self._found_column)
@@ -161,10 +161,10 @@ class AggregatorStage(JuicerOperator):
         )
 
     def _values(self, table: pa.Table) -> list[Any]:
-        """What it reads of every row: a text, for tags a list of texts, too; None where there is nothing.
+        """Return its input for every row: a text, for tags also a list of texts; None where there is none.
 
         Raises:
-            OperatorError: it is something else.
+            OperatorError: the input is of another type.
         """
         values = self.input.read(table)
         if not self.may_make:
@@ -179,9 +179,9 @@ class AggregatorStage(JuicerOperator):
         return values
 
     def _aggregated(self, values: Sequence[Any], rows: Sequence[int]) -> _Finding:
-        """What the operator made of a group."""
+        """Run the operator on a group."""
         name = self._input_name
-        # It insists on a tag in every row of a group; a row without any has an empty list.
+        # The operator needs a tag in every row of a group; a row without tags has an empty list.
         sample = {META: [{name: values[row] or []} for row in rows], BATCH_META: {}}
         if self.may_make:
             sample[META] = [{name: values[row]} for row in rows if values[row]]
@@ -196,7 +196,7 @@ class AggregatorStage(JuicerOperator):
         return _Finding(found, _CALLS.made > 0, _CALLS.heard > 0)
 
     def decide(self, table: pa.Table) -> StageOutcome:
-        """Where it ends a grouping, every row is dropped: for the task that is made of its group, or because none can be."""
+        """Drop every row where the stage ends a grouping: a task was created from its group, or could not be."""
         if not self.replaces_with:
             return super().decide(table)
         values, found = self._values(table), table[self._found_column].to_pylist()
@@ -235,7 +235,7 @@ class AggregatorStage(JuicerOperator):
 
 
 class _Finding(NamedTuple):
-    """About a group: one value, or the tags of its rows, None where a call was lost; whether calls were made, and any gave a text."""
+    """The result for a group: one value, or the tags of its rows; None if a call was lost. Whether calls were made, and any returned a text."""
 
     values: list[Any] | None
     asked: bool
@@ -243,7 +243,7 @@ class _Finding(NamedTuple):
 
 
 def _groups(names: pa.ChunkedArray) -> dict[str, list[int]]:
-    """The rows of every group, in the order of the table."""
+    """Return the rows of every group, in the order of the table."""
     found: dict[str, list[int]] = {}
     for row, name in enumerate(names.to_pylist()):
         found.setdefault(name, []).append(row)
@@ -251,7 +251,7 @@ def _groups(names: pa.ChunkedArray) -> dict[str, list[int]]:
 
 
 class _Calls(threading.local):
-    """Of the group at work in this thread: calls, those that gave a text, parts without an answer, vain tries of the last part."""
+    """Counts for the group that this thread works on: calls, calls with a text, parts without an answer, failed tries of the last part."""
 
     made = 0
     heard = 0
@@ -263,9 +263,9 @@ _CALLS = _Calls()
 
 
 def _count_lost(op: Any) -> None:
-    """Notice parts of a group that an operator gave up on: it goes on without, and says nothing.
+    """Count the parts of a group that an operator gives up on without an error.
 
-    It tries a part `try_num` times until `parse_output` makes something of the answer, which is empty where the call failed.
+    It tries a part `try_num` times until `parse_output` extracts something from the answer, which is empty where the call failed.
     """
     for one in _with_parsers(op):
         one.parse_output = _counting(one.parse_output, int(one.try_num))

@@ -1,8 +1,8 @@
-"""Whether arguments are of the types that an operator's constructor is annotated with: found before anything runs.
+"""Check arguments against the annotations of an operator's constructor, before anything runs.
 
-Data-Juicer's operators take what they are given and fail on the first batch, or compare a number with a text. The catalogue has the
-annotations that values can be checked against. Null is always allowed, as in Data-Juicer: it stands for no bound; so does infinity
-where an argument is only compared with.
+Data-Juicer's operators accept any value and fail on the first batch, or compare a number with a text. The catalogue has the annotations
+that values can be checked against. As in Data-Juicer, null is always allowed and means no bound. Infinity is allowed for arguments that
+are only compared with.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def check_types(facts: Facts, args: Mapping[str, Any]) -> None:
 
 @functools.cache
 def adapter(annotation: str) -> pydantic.TypeAdapter[Any] | None:
-    """What checks values of a type; None where the annotation is not of known names."""
+    """Return a validator for values of a type; None if the annotation has unknown names."""
     try:
         return pydantic.TypeAdapter(eval(annotation, {"__builtins__": {}}, dict(_NAMES)))
     except (NameError, TypeError, AttributeError, pydantic.PydanticUserError):
@@ -55,9 +55,9 @@ def adapter(annotation: str) -> pydantic.TypeAdapter[Any] | None:
 
 
 def mismatch(known: pydantic.TypeAdapter[Any], value: Any) -> str:
-    """What is wrong with a value; empty where it fits, or cannot be told."""
+    """Return what is wrong with a value; empty if it fits or cannot be checked."""
     try:
-        # As JSON: strict, but a list of YAML may stand for a tuple or set.
+        # As JSON: strict, but a YAML list may stand for a tuple or set.
         known.validate_json(json.dumps(_whole(value)), strict=True)
     except pydantic.ValidationError as error:
         return reasons(error.errors())
@@ -67,12 +67,12 @@ def mismatch(known: pydantic.TypeAdapter[Any], value: Any) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """Infinity as the largest whole number: what a bound is only compared with may be infinite where it is a whole number."""
+    """Replace infinity by the largest integer, so that an infinite bound passes as an integer."""
     return int(math.copysign(sys.maxsize, value)) if isinstance(value, float) and math.isinf(value) else value
 
 
 def _whole(value: Any) -> Any:
-    """Whole numbers as such: 10.0 is as good as 10 where an operator counts."""
+    """Replace floats with integral values by integers, as 10.0 may stand for 10."""
     if isinstance(value, float) and math.isfinite(value) and value.is_integer():
         return int(value)
     if isinstance(value, list | tuple):

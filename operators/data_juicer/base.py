@@ -1,4 +1,4 @@
-"""What all stages that stand for a Data-Juicer operator share: its arguments, what they determine, and the operator itself once it is made."""
+"""The base of all Data-Juicer stages: arguments, columns, and the operator itself once it is created."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OWN_ARGUMENTS = ("prefix", "mode")
 
 @dataclass
 class Found:
-    """What an operator made of a table whose texts are all there: what `StageOutcome` holds, before nulls are put back."""
+    """The result of an operator on rows without null texts: the contents of `StageOutcome`, before rows with nulls are added again."""
 
     reasons: list[str | None] | None = None
     columns: dict[str, pa.Array] = field(default_factory=dict)
@@ -34,19 +34,19 @@ class JuicerOperator(Operator):
     """One Data-Juicer operator by its own name, with its own arguments, `prefix` and `mode`.
 
     Attributes:
-        facts: what its source says.
-        args: its own arguments, as they are given to it.
-        op: the operator, once `prepare` has made it.
+        facts: its catalogue entry.
+        args: its own arguments, as passed to it.
+        op: the operator, after `prepare`.
     """
 
     # Some run a model, and some ask an endpoint about each row.
     seconds_per_row = 10.0
-    prepare_timeout_s = None  # Data-Juicer is imported, and operators fetch models
+    prepare_timeout_s = None  # importing Data-Juicer takes long, and operators download models
 
     def __init__(self, name: str, args: object) -> None:
         super().__init__(StageConfig())
         if not isinstance(args, Mapping | None):
-            raise ConfigError("its arguments are not a mapping", value=args)
+            raise ConfigError("the arguments are not a mapping", value=args)
         self.name = name
         self.facts: Facts = facts(name)
         self._version = installed_version()
@@ -66,10 +66,10 @@ class JuicerOperator(Operator):
                 raise unknown_key(key, [*(self.facts.arguments or ()), "text_key", *OWN_ARGUMENTS])
         check_types(self.facts, self.args)
         if self.mode not in MODES:
-            raise ConfigError("there is no such mode", value=self.mode, allowed=", ".join(MODES))
+            raise ConfigError("unknown mode", value=self.mode, allowed=", ".join(MODES))
         if not isinstance(self.prefix, str) or not re.fullmatch(r"[A-Za-z_]\w*", self.prefix):
             raise ConfigError(
-                "prefix does not start a column's name", value=self.prefix, allowed="letters, digits and _"
+                "prefix is not a valid beginning of a column name", value=self.prefix, allowed="letters, digits and _"
             )
 
     def spec(self) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class JuicerOperator(Operator):
         return {"args": args, "prefix": self.prefix, PACKAGE: self._version}
 
     def make(self) -> Any:
-        """The operator, which finds its columns under Data-Juicer's own names."""
+        """Create the operator, reading its columns under Data-Juicer's own names."""
         keys = {key: DATA_KEYS[key] for key in self.facts.data_keys}
         return runtime.make_operator(self.name, {**self.args, **keys})
 
@@ -86,22 +86,22 @@ class JuicerOperator(Operator):
 
     @property
     def plan(self) -> Plan:
-        """The columns it reads and makes; known once the schema is."""
+        """The columns it reads and writes; known after `validate_schema`."""
         assert self._plan is not None
         return self._plan
 
     def unreadable(self, column: str) -> str:
-        """Why a row is dropped whose text is null."""
+        """Return the reason for dropping a row whose text is null."""
         return f"{column} is null, which {self.name} cannot read"
 
 
 def on_tasks(schema: pa.Schema) -> bool:
-    """Whether batches are of tasks."""
+    """Return whether the rows of a batch are tasks."""
     return "task_key" in schema.names
 
 
 def with_columns(schema: pa.Schema, found: Mapping[str, pa.DataType]) -> pa.Schema:
-    """The schema with these columns, in place of those of the same name."""
+    """Return the schema with these columns added, or replaced where the name exists."""
     for name, kind in found.items():
         position = schema.get_field_index(name)
         added = pa.field(name, kind)
@@ -110,7 +110,7 @@ def with_columns(schema: pa.Schema, found: Mapping[str, pa.DataType]) -> pa.Sche
 
 
 def _without_secrets(value: Any) -> Any:
-    """An argument as it may be stored with a pipeline's version."""
+    """Return an argument without secrets, as stored with a pipeline's version."""
     if isinstance(value, Mapping):
         return {key: _without_secrets(inner) for key, inner in value.items() if key != "api_key"}
     return value

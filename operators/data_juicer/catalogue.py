@@ -1,8 +1,8 @@
-"""What Data-Juicer's operators are: names, kinds, arguments, columns and statistics, as `catalogue.json` beside this file lists them.
+"""Data-Juicer's operators as listed in `catalogue.json`: names, kinds, arguments, columns and statistics.
 
-The list describes one version of py-data-juicer. A misspelt operator or argument is found by it in milliseconds, without importing
+The list describes one version of py-data-juicer. It finds a misspelt operator or argument in milliseconds, without importing
 Data-Juicer, which costs seconds and hundreds of megabytes and whose operators accept any keyword. scripts/data_juicer_catalogue.py
-generates it; another installed version is refused, since operators, bounds and statistics may differ there.
+generates it. Another installed version is refused, since its operators, bounds and statistics may differ.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DATA_KEYS: Mapping[str, str] = {
     "audio_key": "audios",
     "video_key": "videos",
 }
-"""Arguments of all operators that name a column, and the name it has in Data-Juicer unless they are set."""
+"""Arguments of all operators that name a column, with its default name in Data-Juicer."""
 
 COLUMN_ARGUMENTS = frozenset(
     {"field_key", "input_keys", "knowledge_grounding_key", "messages_key", "context_key", "group_by_keys"}
@@ -43,20 +43,20 @@ COLUMN_ARGUMENTS = frozenset(
 """Arguments of single operators that name columns."""
 
 AGGREGATED = frozenset({"input_key", "meta_tag_key"})
-"""Arguments of aggregators that name a tag, or here a column."""
+"""Arguments of aggregators that name a tag; here they may also name a column."""
 
 RUNNING = frozenset(
     {"num_proc", "batch_size", "batch_mode", "skip_op_error", "auto_op_parallelism", "adaptive_batching", "turbo", "work_dir"}
     | {"cpu_required", "gpu_required", "mem_required", "num_cpus", "num_gpus", "memory", "runtime_env", "ray_execution_mode"}
     | {"accelerator", "stats_export_path", "input_columns", "output_columns"}
 )  # fmt: skip
-"""Arguments that change where an operator runs, not what comes out."""
+"""Arguments that change where or how an operator runs, but not its results."""
 
 _TYPES = {"double": pa.float64(), "string": pa.string(), "bool": pa.bool_(), "list<double>": pa.list_(pa.float64())}
 
 
 class Meta(NamedTuple):
-    """A tag that a mapper finds: the argument that names it, or "", its usual name, and its type; JSON text where it is neither text nor number."""
+    """A tag that a mapper sets: the argument that names it (or ""), its default name, and its type. Anything but text and numbers is JSON text."""
 
     argument: str
     name: str
@@ -65,26 +65,26 @@ class Meta(NamedTuple):
 
 @dataclass(frozen=True)
 class Facts:
-    """What the catalogue says of one operator.
+    """The catalogue entry of one operator.
 
     Attributes:
         kind: filter, mapper, deduplicator, selector, grouper, aggregator or pipeline.
-        arguments: of its constructor; None when it takes whatever it is given.
+        arguments: arguments of its constructor; None if it takes any.
         known_arguments: these and the arguments of all operators of its kind; None as above.
-        defaults: of the arguments, where they are plain values.
-        types: of the known arguments that can be checked, as Python annotations.
-        data_keys: which of `DATA_KEYS` it looks at.
-        columns: other arguments that name columns it looks at.
-        reads_all: whether it may look at any column.
-        stats: what a filter computes, in order, with the types of the columns.
-        metas: what a mapper finds out about a row.
+        defaults: default values of the arguments, where they are plain values.
+        types: Python annotations of the known arguments that can be checked.
+        data_keys: which of `DATA_KEYS` it reads.
+        columns: other arguments that name columns it reads.
+        reads_all: whether it may read any column.
+        stats: statistics that a filter computes, in order, with their column types.
+        metas: tags that a mapper sets on a row.
         bounds: arguments that its statistics do not depend on.
-        splits: whether it decides on its statistics alone.
+        splits: whether its decision depends on its statistics alone.
         draws: whether it may draw random numbers.
-        asks: whether it can talk to an endpoint.
+        asks: whether it can call an endpoint.
         rewrites: whether it may change columns that it reads.
-        tags: whether it looks at tags at all.
-        makes_rows: whether it is a mapper that may give more or fewer rows than it is given.
+        tags: whether it uses tags at all.
+        makes_rows: whether it is a mapper that may return more or fewer rows than it receives.
     """
 
     name: str
@@ -108,7 +108,7 @@ class Facts:
 
     @property
     def plain(self) -> bool:
-        """Whether it does no more than look at texts: it draws no numbers, and runs no code of the user's."""
+        """Whether it only reads texts: it draws no random numbers, and runs no user code."""
         return not (self.draws or self.asks or self.reads_all) and self.data_keys == {"text_key"}
 
 
@@ -120,13 +120,13 @@ def _catalogue() -> Mapping[str, Any]:
 
 @functools.cache
 def operator_names() -> list[str]:
-    """Names of all operators, sorted."""
+    """Return the names of all operators, sorted."""
     return sorted(_catalogue()["operators"])
 
 
 @functools.cache
 def facts(name: str) -> Facts:
-    """What the catalogue says of an operator.
+    """Return an operator's catalogue entry.
 
     Raises:
         KeyError: no operator has this name.
@@ -155,10 +155,10 @@ def facts(name: str) -> Facts:
 
 
 def installed_version() -> str:
-    """The version of Data-Juicer that is installed, which is the one that the catalogue describes.
+    """Return the installed version of Data-Juicer, which must be the one that the catalogue describes.
 
     Raises:
-        PluginError: Data-Juicer is not installed, or in another version.
+        PluginError: Data-Juicer is not installed, or is another version.
     """
     described = str(_catalogue()["version"])
     todo = f"pip install '{PACKAGE}=={described}', which rftdata[train] brings"
@@ -166,12 +166,12 @@ def installed_version() -> str:
         version = importlib.metadata.version(PACKAGE)
     except importlib.metadata.PackageNotFoundError as error:
         raise PluginError(
-            "it is an operator of Data-Juicer, which is not installed", value=PACKAGE, todo=todo
+            "this operator needs Data-Juicer, which is not installed", value=PACKAGE, todo=todo
         ) from error
     if version != described:
         raise PluginError(
-            "the installed Data-Juicer is not the version that its operators are described for: arguments, bounds and "
+            "the installed Data-Juicer is not the version that the catalogue describes: arguments, bounds and "
             "statistics may differ", value=f"{PACKAGE} {version}", allowed=f"{PACKAGE} {described}",
-            todo=f"{todo}, or describe the other version in a checkout with scripts/data_juicer_catalogue.py",
+            todo=f"{todo}, or generate the catalogue for the other version in a checkout with scripts/data_juicer_catalogue.py",
         )  # fmt: skip
     return version

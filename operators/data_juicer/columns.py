@@ -1,7 +1,7 @@
-"""Between Arrow columns and what Data-Juicer's operators take: which columns, under which names, and back.
+"""Conversion between Arrow columns and the samples of Data-Juicer's operators: which columns, under which names, and back.
 
-An operator sees its columns under Data-Juicer's names (`text`, `query`, `images`, …), whatever they are called in the batch, and
-only those. A column of text is converted once per batch; a path such as `metadata.images` leads into a column of JSON text.
+An operator sees its columns under Data-Juicer's names (`text`, `query`, `images`, …), whatever their names in the batch, and no
+others. A text column is converted once per batch. A path such as `metadata.images` leads into a column of JSON text.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DEFAULT_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "audio_key": ("audios", "metadata.audios"),
     "video_key": ("videos", "metadata.videos"),
 }
-"""Where an operator's columns are looked for unless its arguments say so: the first that the batch has."""
+"""Default columns of an operator's arguments: the first of these that the batch has."""
 
 NEEDED = frozenset({"text_key", "query_key", "response_key", "image_key", "audio_key", "video_key"})
 TEXT_KEYS = frozenset({"text_key", "query_key", "response_key", "prompt_key", "system_key", "instruction_key"})
@@ -46,7 +46,7 @@ FILE_KEYS = frozenset({"image_key", "audio_key", "video_key"})
 
 @dataclass(frozen=True)
 class Source:
-    """Where a name that an operator uses comes from: a column of the batch, a path into one, or an array of the experience."""
+    """The source of a name that an operator uses: a column of the batch, a path into one, or an array of the experience."""
 
     name: str
     column: str
@@ -58,22 +58,22 @@ class Source:
 
     @property
     def place(self) -> list[str]:
-        """Its name and where it comes from, as plain values."""
+        """Its name and source, as plain values."""
         return [self.name, ARRAYS, self.array] if self.array else [self.name, self.column, *self.path]
 
     @property
     def written(self) -> str:
-        """Where it comes from, as an argument says it."""
+        """Its source, as written in an argument."""
         return ".".join((self.column, *self.path))
 
     def is_there(self, table: pa.Table) -> pa.Array:
-        """For each row, whether it is not null: the column, or what the path leads to."""
+        """Return, for each row, whether the value in the column or at the path is not null."""
         if not self.path:
             return pc.is_valid(table[self.column].combine_chunks())
         return pa.array([value is not None for value in self.read(table)], pa.bool_())
 
     def read(self, table: pa.Table) -> list[Any]:
-        """Its values, one per row; a missing list of files is empty."""
+        """Return its values, one per row; a missing list of files is empty."""
         values: list[Any] = table[self.column].to_pylist()
         if self.parsed:
             values = [json.loads(value) if isinstance(value, str) and value else value for value in values]
@@ -84,7 +84,7 @@ class Source:
         return values
 
     def write(self, table: pa.Table, values: Sequence[Any]) -> pa.Array:
-        """The column with these values in place."""
+        """Return the column with these values written into it."""
         kind = table.schema.field(self.column).type
         if not self.path and not self.parsed:
             return pa.array(values, kind)
@@ -106,9 +106,9 @@ class Plan:
 
     Attributes:
         sources: what it reads, in order.
-        texts: those of the sources that it cannot read where they are null.
+        texts: the sources whose null values it cannot read.
         nested: statistics and tags of earlier stages that it reads: `STATS` or `META`, the name there, our column.
-        made: tags it finds out: the name in Data-Juicer, our column and its type.
+        made: tags that it sets: the name in Data-Juicer, our column and its type.
     """
 
     sources: tuple[Source, ...]
@@ -118,16 +118,16 @@ class Plan:
 
     @property
     def reads(self) -> frozenset[str]:
-        """Columns of the batch that the operator is given."""
+        """Columns of the batch that the operator receives."""
         return frozenset({source.column for source in self.sources} | {column for _, _, column in self.nested})
 
     @property
     def columns(self) -> frozenset[str]:
-        """Columns of the batch that its sources stand in."""
+        """Columns of the batch that contain its sources."""
         return frozenset(source.column for source in self.sources if source.array is None)
 
     def samples(self, table: pa.Table, read_arrays: ReadArrays | None = None) -> Samples:
-        """A table as the operator takes it: a list of values per name."""
+        """Return a table in the operator's format: a list of values per name."""
         here = set(table.column_names)
         samples: Samples = {}
         for source in self.sources:
@@ -145,15 +145,15 @@ class Plan:
 
 
 def column_name(prefix: str, name: str) -> str:
-    """The column that a statistic or tag goes to: `text_len` to `dj_text_len`."""
+    """Return the column of a statistic or tag: `dj_text_len` for `text_len`."""
     return prefix + name.removeprefix("__dj__").removesuffix("__")
 
 
 def make_plan(facts: Facts, args: Mapping[str, Any], prefix: str, schema: pa.Schema) -> Plan:
-    """Which columns an operator with these arguments reads and makes.
+    """Return the columns that an operator with these arguments reads and writes.
 
     Raises:
-        ConfigError: the batch does not have one that it needs, or it is of another type.
+        ConfigError: the batch lacks a required column, or its type is wrong.
     """
     sources: dict[str, Source] = {}
     for key in sorted(facts.data_keys | (set(args) & set(DATA_KEYS))):
@@ -208,7 +208,7 @@ def _is_json(schema: pa.Schema, column: str, has_path: bool, key: str) -> bool:
 
 
 def _references(facts: Facts, args: Mapping[str, Any]) -> Iterable[tuple[str, bool]]:
-    """Names of columns among an operator's own arguments, and whether the batch must have them: some name what is to be made."""
+    """Yield the columns that an operator's own arguments name, and whether the batch must have them (some name its output)."""
     for argument in sorted(facts.columns):
         value = args.get(argument, facts.defaults.get(argument))
         for name in [value] if isinstance(value, str) else value if isinstance(value, list) else []:
@@ -219,7 +219,7 @@ def _references(facts: Facts, args: Mapping[str, Any]) -> Iterable[tuple[str, bo
             tree = ast.parse(str(args["filter_condition"]), mode="eval")
         except SyntaxError as error:
             raise ConfigError(
-                f"filter_condition is no expression: {error.msg}", value=args["filter_condition"]
+                f"filter_condition is not an expression: {error.msg}", value=args["filter_condition"]
             ) from error
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute | ast.Name):
@@ -227,7 +227,7 @@ def _references(facts: Facts, args: Mapping[str, Any]) -> Iterable[tuple[str, bo
 
 
 def reference_source(name: str, prefix: str, schema: pa.Schema) -> Source | None:
-    """Where a column, a path into one, or a tag of an earlier stage is found; None where there is no such."""
+    """Return the source of a column, a path into one, or a tag of an earlier stage; None if there is none."""
     root, _, rest = name.partition(".")
     for column in (name, column_name(prefix, name)):
         if column in schema.names:
@@ -251,7 +251,7 @@ def _add_reference(
         if rest and column not in schema.names:
             raise ConfigError(
                 "it reads a statistic or tag that no earlier stage computes", value=reference, allowed=", ".join(schema.names),
-                todo=f"put the operator that makes {column} before it",
+                todo=f"put the operator that computes {column} before it",
             )  # fmt: skip
         if rest:
             nested.append((root, rest.partition(".")[0], column))
@@ -272,7 +272,7 @@ def _add_reference(
 
 
 def plain(value: Any) -> Any:
-    """A value of Data-Juicer's as Python's own types; NaN and infinities are None, since JSON has neither."""
+    """Convert a Data-Juicer value to Python's own types; NaN and infinities become None, since JSON has neither."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, float) and not math.isfinite(value):
@@ -285,7 +285,7 @@ def plain(value: Any) -> Any:
 
 
 def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """A column of statistics or tags; what does not fit its type is turned into it, and JSON text where the type is text."""
+    """Return a column of statistics or tags. Values of another type are converted, to JSON text where the type is text."""
     try:
         return pa.array(values, kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError):
@@ -308,7 +308,7 @@ def _fitted(value: Any, kind: pa.DataType) -> Any:
 
 
 def unpacked(value: Any) -> Any:
-    """A tag as the operator that made it had it."""
+    """Return a tag in the form in which its operator set it."""
     if isinstance(value, str) and value[:1] in ("[", "{"):
         try:
             return json.loads(value)

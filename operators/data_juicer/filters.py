@@ -1,4 +1,4 @@
-"""A filter at work: its statistics as columns, and its own decision on them."""
+"""Filters: computing their statistics as columns, and applying their own decision."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rftdata.errors import OperatorError
 
 
 def statistics(stage: JuicerOperator, samples: Samples, num_rows: int) -> Found:
-    """The columns that a filter computes; reasons where it does not decide on its statistics alone."""
+    """Compute a filter's columns, or its reasons if it does not decide on its statistics alone."""
     given = samples.pop(STATS, None)
     samples = runtime.compute_stats(stage.op, samples, num_rows, given)
     if not stage.facts.splits:
@@ -35,9 +35,9 @@ def statistics(stage: JuicerOperator, samples: Samples, num_rows: int) -> Found:
 
 
 def _answered(stage: JuicerOperator, stats: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str | None]]:
-    """Statistics without those that stand for a call that failed, and what to say of these.
+    """Separate statistics of failed calls from the others; return the statistics and an error per row.
 
-    Data-Juicer's operators swallow what an endpoint raises and give zero or false.
+    Data-Juicer's operators swallow endpoint errors and return zero or false.
     """
     failed = [not _has_answer(row) for row in stats]
     if stats and all(failed):
@@ -50,7 +50,7 @@ NO_ANSWER = "the endpoint gave no answer that the operator understands"
 
 
 def no_answer(stage: JuicerOperator, what: str, *, is_silent: bool = False) -> OperatorError:
-    """The error where not a single call gave anything; `is_silent`: not even a text that cannot be understood."""
+    """Return the error for a batch in which no call succeeded; `is_silent`: no call returned any text."""
     model = (
         stage.args.get("api_or_hf_model") or stage.args.get("api_model") or stage.facts.defaults.get("api_or_hf_model")
     )
@@ -62,7 +62,7 @@ def no_answer(stage: JuicerOperator, what: str, *, is_silent: bool = False) -> O
 
 
 def _has_answer(stats: Mapping[str, Any]) -> bool:
-    """Whether a model's answer stands behind statistics: there is a record of it, or tokens were counted."""
+    """Return whether statistics come from a model's answer: it has a record, or tokens were counted."""
     records = [value for name, value in stats.items() if name.endswith("_record")]
     usage = stats.get("llm_semantic_usage")
     if isinstance(usage, Mapping):
@@ -71,7 +71,7 @@ def _has_answer(stats: Mapping[str, Any]) -> bool:
 
 
 def decisions(stage: JuicerOperator, table: pa.Table) -> pa.Array:
-    """A filter's own decision on its statistics, as stored; rows without are dropped."""
+    """Apply a filter's own decision to its stored statistics; rows without statistics are dropped."""
     if stage.op is None:
         stage.prepare(StageContext())
     values = {name: table[column_name(stage.prefix, name)] for name in stage.facts.stats}
@@ -108,7 +108,7 @@ def _unscored(stage: JuicerOperator, table: pa.Table, position: int) -> str:
 
 
 def _reasons_of(op: Any, name: str, args: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], str]:
-    """What to say of a dropped row: the statistic against the bound it broke, as in `text_len 3 < min_len 10`."""
+    """Return a function that describes a drop by the broken bound, as in `text_len 3 < min_len 10`."""
     bounds = {
         key: value
         for key, value in vars(op).items()

@@ -1,14 +1,14 @@
-"""Groupers: they say which rows belong together, in a column that aggregators read; and what ends such a grouping.
+"""Groupers, which put rows into groups for aggregators, and the stage that ends such a grouping.
 
     - key_value_grouper: {group_by_keys: [metadata.topic]}
     - entity_attribute_aggregator: {input_key: prompt, entity: the river, attribute: its course, …}
 
-A grouper of Data-Juicer turns rows into fewer rows of lists. Here rows stay rows: `dj_group` names the group of each by its keys, as JSON
-text, and aggregators that follow find out something about each group. On tasks the last of them ends the grouping: it
-makes a task of every group and drops the rows it was made of. `naive_reverse_grouper` ends it before: the rows go on one by one.
+A grouper of Data-Juicer turns rows into fewer rows of lists. Here rows stay rows: `dj_group` names each row's group by its keys, as JSON
+text, and later aggregators compute results per group. On tasks the last aggregator ends the grouping: it creates a task from every
+group and drops the rows of the group. `naive_reverse_grouper` ends the grouping earlier, and the rows continue one by one.
 
-A group must be whole where it is aggregated. A task pipeline gives a grouper all tasks of the set at once, again when the set has
-grown. A batch of experiences holds whichever rollout groups were ready: a grouper that would group across them is refused.
+A group must be complete where it is aggregated. A task pipeline gives a grouper all tasks of the set at once, and again when the set has
+grown. A batch of experiences contains the rollout groups that were ready, so a grouper that groups across them is refused.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from operators.data_juicer.runtime import ROW
 from rftdata.errors import ConfigError
 
 GROUP = "group"
-"""The column that names a row's group, behind the prefix."""
+"""Name (after the prefix) of the column that identifies a row's group."""
 
 FOUND = b"rft.grouping"
-"""Key in a field's metadata: which grouping a column of findings belongs to."""
+"""Metadata key of a field: the grouping to which a result column belongs."""
 
 _LONGEST_NAME = 200
 
@@ -48,17 +48,17 @@ class GrouperStage(JuicerOperator):
         keys = self._keys
         if not on_tasks(schema) and "group_id" not in keys:
             raise ConfigError(
-                "on experiences a group must lie within one rollout group: a batch holds whichever of those were ready, "
-                "and another batch would cut it elsewhere",
+                "on experiences a group must lie within one rollout group: a batch contains the rollout groups that were ready, "
+                "so another batch would divide it differently",
                 value=keys or self.name, allowed="key_value_grouper: {group_by_keys: [group_id, …]}",
                 todo="add group_id to its group_by_keys, or group the tasks (pipelines.task)",
             )  # fmt: skip
-        # With keys of its own it looks at nothing else.
+        # With its own keys it reads no other column.
         reads = replace(self.facts, data_keys=frozenset()) if keys or self.name == "naive_grouper" else self.facts
         self._plan = make_plan(reads, self.args, self.prefix, schema)
         self.reads = self._plan.reads
         self.writes = frozenset({self.group_column})
-        # How many columns there are tells one grouping from an earlier one under the same name.
+        # The number of columns distinguishes a grouping from an earlier one of the same name.
         named = pa.field(self.group_column, pa.string(), metadata={FOUND: str(len(schema.names))})
         position = schema.get_field_index(named.name)
         return schema.append(named) if position < 0 else schema.set(position, named)
@@ -86,7 +86,7 @@ class GrouperStage(JuicerOperator):
         return StageOutcome.keep_all(table.num_rows, {self.group_column: pa.array(names, pa.string())})
 
     def _name_of(self, row: Mapping[str, Any]) -> str:
-        """The keys that the rows of a group have in common; where these are long, their digest."""
+        """Return the keys that the rows of a group share, or their digest if they are long."""
         if self.name == "naive_grouper":
             return "{}"
         keys = self._keys or ["text"]
@@ -95,7 +95,7 @@ class GrouperStage(JuicerOperator):
 
 
 class ReverseGrouperStage(JuicerOperator):
-    """`naive_reverse_grouper`: rows go on one by one, with what the aggregators found as columns."""
+    """`naive_reverse_grouper`: rows continue one by one, with the aggregators' results as columns."""
 
     reads = frozenset()
     writes = frozenset()
@@ -104,7 +104,7 @@ class ReverseGrouperStage(JuicerOperator):
         super()._check()
         if "batch_meta_export_path" in self.args:
             raise ConfigError(
-                "it writes no file here: what aggregators found are columns", value=self.args["batch_meta_export_path"],
+                "it writes no file here; the results of aggregators are columns", value=self.args["batch_meta_export_path"],
                 todo="leave batch_meta_export_path out",
             )  # fmt: skip
 
@@ -118,10 +118,10 @@ class ReverseGrouperStage(JuicerOperator):
 
 
 def group_position(schema: pa.Schema, prefix: str) -> int:
-    """Where the column stands that names the groups.
+    """Return the position of the group column.
 
     Raises:
-        ConfigError: nothing is grouped at this place of the chain.
+        ConfigError: no grouping exists at this point of the chain.
     """
     position: int = schema.get_field_index(prefix + GROUP)
     if position < 0:
@@ -133,13 +133,13 @@ def group_position(schema: pa.Schema, prefix: str) -> int:
 
 
 def grouping(schema: pa.Schema, prefix: str) -> bytes:
-    """What tells the grouping at this place of the chain from others."""
+    """Return the identifier of the grouping at this point of the chain."""
     found: bytes = (schema.field(group_position(schema, prefix)).metadata or {}).get(FOUND, b"")
     return found
 
 
 def found_about(schema: pa.Schema, prefix: str) -> list[str]:
-    """Columns that earlier aggregators of the same grouping found."""
+    """Return the result columns of earlier aggregators of the same grouping."""
     this = grouping(schema, prefix)
     return [
         field.name
@@ -149,7 +149,7 @@ def found_about(schema: pa.Schema, prefix: str) -> list[str]:
 
 
 def _value(row: Mapping[str, Any], path: str) -> Any:
-    """What an operator finds under a path; None where it leads nowhere."""
+    """Return an operator's value at a path; None if the path does not exist."""
     value: Any = row
     for key in path.split("."):
         if isinstance(value, list) and key.isdigit() and int(key) < len(value):

@@ -1,7 +1,7 @@
-"""Images among an experience's arrays, as the bytes of files that Data-Juicer's image operators take: `image_key: arrays.NAME`.
+"""Image arrays of experiences as image files for Data-Juicer's image operators: `image_key: arrays.NAME`.
 
-Arrays lie in segments, apart from the columns of a batch; only a stage that names one has it read. It never changes: what was
-found out about it holds for good. Operators see names (`pixels/7/0`) under `images` and PNG files under `image_bytes`.
+Arrays are stored in segments, apart from the columns of a batch, and are read only for a stage that names one. They never change, so
+stored statistics stay valid. Operators get names (`pixels/7/0`) under `images` and PNG files under `image_bytes`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
 
 ARRAYS = "arrays"
-"""Where a path begins that leads to an array and not into a column."""
+"""First part of a path that leads to an array instead of a column."""
 
 SHAPES = (
     "[height, width], [height, width, channels], [images, height, width, channels], or with the channels (1, 3 or 4) "
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 def array_name(path: object) -> str | None:
-    """The array that an argument names; None where it names a column."""
+    """Return the array that an argument names; None if it names a column."""
     root, _, name = str(path).partition(".")
     return name if root == ARRAYS and name else None
 
@@ -44,7 +44,7 @@ def check_arrays(facts: Facts, mode: str, *, is_task: bool) -> None:
     """Refuse an operator that cannot work on arrays.
 
     Raises:
-        ConfigError: it reads files only, changes images, or runs where no arrays are.
+        ConfigError: it reads only files, changes images, or runs where arrays are not available.
     """
     if is_task:
         raise ConfigError(
@@ -54,7 +54,7 @@ def check_arrays(facts: Facts, mode: str, *, is_task: bool) -> None:
         raise ConfigError(f"{facts.name} reads images from files only", todo="name a column of paths with image_key")
     if facts.kind == "mapper" and (facts.rewrites or facts.makes_rows):
         raise ConfigError(
-            "it changes images, and arrays stay as they were sampled", allowed="filters, deduplicators, selectors and mappers that tag"
+            "it changes images, but arrays stay as they were sampled", allowed="filters, deduplicators, selectors and mappers that tag"
         )  # fmt: skip
     if mode != "default":
         raise ConfigError("arrays are read in the pipeline worker only", value=f"mode: {mode}", todo="leave mode out")
@@ -63,10 +63,10 @@ def check_arrays(facts: Facts, mode: str, *, is_task: bool) -> None:
 def read_images(
     read: Callable[[Sequence[int], str], list[Array | None]] | None, ids: Sequence[int], name: str
 ) -> tuple[list[list[str]], list[list[bytes]]]:
-    """Names and files of the images of experiences; none where one has no such array.
+    """Return names and files of the experiences' images; none for an experience without such an array.
 
     Raises:
-        OperatorError: there is no buffer to read from, or an array that is no image.
+        OperatorError: there is no buffer to read from, or an array is not an image.
     """
     if read is None:
         raise OperatorError("there is no buffer here to read arrays from", value=name)
@@ -79,7 +79,7 @@ def read_images(
             found = [] if array is None else _files(np.asarray(array))
         except ValueError as error:
             raise OperatorError(
-                f"the array {name!r} of experience {key} is no image: {error}", allowed=SHAPES
+                f"the array {name!r} of experience {key} is not an image: {error}", allowed=SHAPES
             ) from error
         files.append(found)
         names.append([f"{name}/{key}/{number}" for number in range(len(found))])
@@ -93,12 +93,12 @@ def _files(array: Array) -> list[bytes]:
             return []
         if content.startswith(_FILES):
             return [content]
-        raise ValueError("its bytes are those of no image file that is known")
+        raise ValueError("its bytes are not an image file of a known format")
     return [_png(image) for image in _each(_pixels(array))]
 
 
 def _pixels(array: Array) -> Array:
-    """The values from 0 to 255."""
+    """Convert the values to 0 to 255."""
     if array.dtype == np.uint8:
         return array
     if array.dtype == np.bool_:
@@ -112,7 +112,7 @@ def _pixels(array: Array) -> Array:
 
 
 def _each(array: Array) -> list[Array]:
-    """Images of [height, width] or [height, width, channels]."""
+    """Split an array into images of [height, width] or [height, width, channels]."""
     if 0 in array.shape:
         return []
     if array.ndim == 2:
@@ -132,6 +132,6 @@ def _png(image: Array) -> bytes:
     if image.ndim == 3 and image.shape[-1] == 1:
         image = image[..., 0]
     content = io.BytesIO()
-    # Lossless and fast; the size of the file means little here.
+    # Lossless and fast; the file's size matters little here.
     Image.fromarray(np.ascontiguousarray(image)).save(content, "PNG", compress_level=1)
     return content.getvalue()

@@ -1,4 +1,4 @@
-"""A mapper at work: what it changed, the tags it found, the columns it added, and the tasks it made."""
+"""Mappers: the columns they change or add, the tags they set, and the tasks they create."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _NOTHING: tuple[Any, ...] = (None, "", [], {})
 
 
 def mapped(stage: JuicerOperator, samples: Samples, table: pa.Table) -> Found:
-    """What a mapper makes of rows.
+    """Run a mapper on rows.
 
     Raises:
-        OperatorError: it made other rows of experiences.
+        OperatorError: it changed the number of rows of experiences.
     """
     num_rows, is_task = table.num_rows, "task_key" in table.column_names
     marks = {ROW: list(range(num_rows))} if is_task else {}
@@ -34,14 +34,14 @@ def mapped(stage: JuicerOperator, samples: Samples, table: pa.Table) -> Found:
             raise OperatorError(
                 f"{stage.name} made {max(lengths)} rows of {num_rows}",
                 allowed="on experiences, mappers that give one row for one row",
-                todo="use it on tasks (pipelines.task), where each becomes a task",
+                todo="use it on tasks (pipelines.task), where each row becomes a task",
             )
         return Found(*_made_tasks(stage.name, stage.plan, samples, result, rows, table))
     return Found(None, _changed(stage, samples, result, table))
 
 
 def _changed(stage: JuicerOperator, samples: Samples, result: Samples, table: pa.Table) -> dict[str, pa.Array]:
-    """Columns that a mapper changed or added."""
+    """Return the columns that a mapper changed or added."""
     columns = {}
     for source in stage.plan.sources:
         values = result.get(source.name) if source.name in samples else None
@@ -63,7 +63,7 @@ def _changed(stage: JuicerOperator, samples: Samples, result: Samples, table: pa
 
 
 def _new_column(values: list[Any]) -> pa.Array:
-    """A column that a mapper added under a name of its own."""
+    """Return a column that a mapper added under its own name."""
     try:
         return pa.array(values)
     except (pa.ArrowInvalid, pa.ArrowTypeError):
@@ -75,12 +75,12 @@ def _new_column(values: list[Any]) -> pa.Array:
 def _made_tasks(
     name: str, plan: Plan, samples: Samples, result: Samples, rows: Sequence[int], table: pa.Table
 ) -> tuple[list[str | None], dict[str, pa.Array], list[CreatedTask]]:
-    """Reasons, changed columns and new tasks, of a mapper that made other rows than it was given.
+    """Return reasons, changed columns and new tasks of a mapper that changed the number of rows.
 
-    A task that it made several of, or nothing, is dropped; one that it made a single row of goes on as that.
+    A task with several result rows, or none, is dropped; a task with a single result row continues as that row.
 
     Args:
-        rows: for each row of `result` the row of `table` that it was made of.
+        rows: for each row of `result`, the row of `table` it comes from.
     """
     made: dict[int, list[int]] = {row: [] for row in range(table.num_rows)}
     for position, row in enumerate(rows):
@@ -106,7 +106,7 @@ def _made_tasks(
 
 
 def _task(row: Mapping[str, Any], key: str, tags: Mapping[str, Any]) -> CreatedTask:
-    """A task like the one it was made of; its metadata has the tags that the operator gave this row of several."""
+    """Return a task like its parent; its metadata has the tags that the operator gave this row."""
     payload = {name: row[name] for name in ("prompt", "answer") if row.get(name) is not None}
     if row.get("metadata") or tags:
         payload["metadata"] = {**json.loads(row.get("metadata") or "{}"), **tags}

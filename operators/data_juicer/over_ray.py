@@ -1,11 +1,11 @@
-"""Data-Juicer operators over a Ray cluster, for big offline jobs: `mode: ray`.
+"""Data-Juicer operators on a Ray cluster, for big offline jobs: `mode: ray`.
 
-Rows are cut into one part per CPU; the parts travel as Arrow record batches, and the same code decides on them as in one
-process, so the outcome is the same. Data-Juicer's own Ray executor is not used: it reads and writes files, and knows nothing
-of reasons and stored scores. Its `ray_…` deduplicators keep their hashes in actors of the cluster; they are asked in the order
-of the rows, so that the first of equal rows stays.
+Rows are cut into one part per CPU. The parts travel as Arrow record batches, and the workers run the same code as a single process,
+so the outcome is the same. Data-Juicer's own Ray executor is not used: it reads and writes files, and does not support reasons and
+stored scores. Its `ray_…` deduplicators keep their hashes in actors of the cluster. They are called in the order of the rows, so
+that the first of equal rows stays.
 
-A cluster is the one this process is connected to, else the one `RAY_ADDRESS` names, else a local one.
+The cluster is the one this process is connected to, else the one that `RAY_ADDRESS` names, else a local one.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from rftdata.errors import OperatorError, PluginError, RftError
 
 
 def spread(compute: Callable[[pa.Table], Found], table: pa.Table) -> Found:
-    """What `compute` makes of a table, row by row, computed by the cluster.
+    """Compute `compute` on a table row by row, distributed over the cluster.
 
     Raises:
-        RftError: as if computed here.
+        RftError: the same as in this process.
     """
     ray = _connected()
     num_parts = max(1, min(table.num_rows, int(ray.cluster_resources().get("CPU", 1))))
@@ -57,7 +57,7 @@ def _of_part(found: Found, name: str, part: pa.Table) -> pa.Array:
 
 
 def _packed(table: pa.Table) -> bytes:
-    """A part as a stream of its own, without the rest of the buffers that it is a slice of."""
+    """Serialize a part as a separate stream, without the rest of the buffers it is a slice of."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
@@ -66,12 +66,12 @@ def _packed(table: pa.Table) -> bytes:
 
 
 def _work(compute: Callable[[pa.Table], Found], part: bytes) -> Found:
-    """Runs on a worker."""
+    """Run on a worker."""
     return compute(pa.ipc.open_stream(part).read_all().combine_chunks())
 
 
 def keeps_first(op: Any, name: str, samples: Samples, num_rows: int) -> list[str | None]:
-    """Reasons by one of the `ray_…` deduplicators: null for the first of equal rows."""
+    """Return reasons of one of the `ray_…` deduplicators: null for the first of equal rows."""
     ray = _connected()
     if hasattr(op, "backend"):
         seen = runtime.rows_of({**samples, runtime.STATS: [{} for _ in range(num_rows)]}, num_rows)
@@ -98,7 +98,7 @@ def _kept_of_data_set(ray: Any, op: Any, name: str, samples: Samples, num_rows: 
 
 
 def _connected() -> Any:
-    """Ray, connected."""
+    """Return Ray, connected."""
     try:
         import ray
     except ImportError as error:
@@ -108,6 +108,6 @@ def _connected() -> Any:
     if not ray.is_initialized():
         address = os.environ.get("RAY_ADDRESS")
         local: dict[str, Any] = {} if address else {"include_dashboard": False}
-        # "local", not None: None joins whatever cluster somebody left running on this machine.
+        # "local", not None: None joins any cluster left running on this machine.
         ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
     return ray

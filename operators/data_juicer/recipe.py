@@ -1,11 +1,11 @@
-"""A whole Data-Juicer recipe as an entry of a chain: each of its operators becomes a stage of its own.
+"""A whole Data-Juicer recipe as an entry of a chain: each of its operators becomes a separate stage.
 
     - data_juicer: {recipe: recipe.yaml}
     - data_juicer: {process: [{clean_links_mapper: {}}, {text_length_filter: {min_len: 10}}], mode: ray}
     - data_juicer: {recipe: recipe.yaml, keys: {text: prompt, images: metadata.images}}
 
-Of a recipe's settings those that say which columns to read (`text_keys`, `image_key`, …), `executor_type` and `process` are
-used. Where data comes from and goes to, caches, checkpoints and processes are not its business here; what is left out is logged.
+Of a recipe's settings, the ones that name columns (`text_keys`, `image_key`, …), `executor_type` and `process` are used.
+Settings for input, output, caches, checkpoints and processes do not apply here; the ignored settings are logged.
 `keys` maps a column's name in the recipe to its name in the batch.
 """
 
@@ -25,14 +25,14 @@ from rftdata.config_errors import parse_section
 from rftdata.errors import ConfigError
 
 NAME = "data_juicer"
-"""The stage name under which a recipe stands."""
+"""The stage name of a recipe."""
 
 logger = logging.getLogger(__name__)
 
 
 class RecipeConfig(StageConfig):
-    """`recipe`: a Data-Juicer YAML file. `process`: its list of operators, written here instead. `mode`: default or ray; without it the recipe's
-    `executor_type`. `prefix`: before the names of the columns that hold statistics. `keys`: name of a column in the recipe -> its name in the
+    """`recipe`: a Data-Juicer YAML file. `process`: a list of operators in place of a file. `mode`: default or ray; without it the recipe's
+    `executor_type`. `prefix`: prefix of the columns that hold statistics. `keys`: name of a column in the recipe -> its name in the
     batch. `run`: how each of its stages is run, see the key `run` at the end."""
 
     recipe: str | None = None
@@ -44,10 +44,10 @@ class RecipeConfig(StageConfig):
 
 
 def expand(name: str, args: object, base_dir: Path | None) -> list[tuple[str, object]]:
-    """The stages that one entry of a chain stands for: itself, unless it is a recipe.
+    """Return the stages that one entry of a chain stands for: the entry itself, unless it is a recipe.
 
     Raises:
-        ConfigError: the recipe cannot be read, or is none.
+        ConfigError: the recipe cannot be read, or is not a recipe.
     """
     if name != NAME:
         return [(name, args)]
@@ -71,7 +71,7 @@ def _read(recipe: str, base_dir: Path | None) -> Mapping[str, Any]:
     except OSError as error:
         raise ConfigError("the recipe cannot be read", value=str(path), todo=error.strerror) from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"the recipe is no YAML: {error}", value=str(path)) from error
+        raise ConfigError(f"the recipe is not YAML: {error}", value=str(path)) from error
     if not isinstance(settings, Mapping):
         raise ConfigError(
             "the recipe is not a mapping", value=str(path), allowed="a Data-Juicer configuration with the key process"
@@ -79,7 +79,7 @@ def _read(recipe: str, base_dir: Path | None) -> Mapping[str, Any]:
     used = {"process", "executor_type", "text_keys", *DATA_KEYS}
     ignored = sorted(str(key) for key in settings if key not in used)
     if ignored:
-        logger.warning("%s: these settings do nothing in a chain: %s", recipe, ", ".join(ignored))
+        logger.warning("%s: these settings have no effect in a chain: %s", recipe, ", ".join(ignored))
     return settings
 
 
@@ -103,11 +103,11 @@ def _stage(
     name, args = next(iter(entry.items()))
     if name not in operator_names():
         raise ConfigError(
-            f"entry {place} of process is no operator of Data-Juicer", value=name,
-            todo="stages of ours stand in the chain itself, before or after data_juicer",
+            f"entry {place} of process is not an operator of Data-Juicer", value=name,
+            todo="put other stages in the chain itself, before or after data_juicer",
         )  # fmt: skip
     if not isinstance(args, Mapping | None):
-        raise ConfigError(f"entry {place} of process ({name}): its arguments are not a mapping", value=args)
+        raise ConfigError(f"entry {place} of process ({name}): the arguments are not a mapping", value=args)
     own = _with_columns(str(name), dict(args or {}), settings, config.keys)
     rowwise = facts(str(name)).kind in ("filter", "mapper") and not facts(str(name)).draws
     run = config.run if rowwise else {key: value for key, value in config.run.items() if key == "retries"}
@@ -118,7 +118,7 @@ def _stage(
 def _with_columns(
     name: str, args: dict[str, Any], settings: Mapping[str, Any], keys: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The arguments, with columns under the names they have in the batch."""
+    """Return the arguments with the column names of the batch."""
     known = facts(name)
     for key, usual in DATA_KEYS.items():
         if key not in known.data_keys and not known.reads_all and key not in args:

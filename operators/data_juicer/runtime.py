@@ -1,10 +1,10 @@
-"""Data-Juicer in this process: its import, with its installer stopped; its operators made and called.
+"""Data-Juicer in this process: importing it with its installer disabled, and creating and calling its operators.
 
-It installs missing packages at run time and has no switch for that: its installer is stopped before anything of it is used, and
-since some operators start pip, mim or git themselves, such commands are refused while one is made or called. A
-missing package is a `PluginError` that says what to install. Python's and NumPy's global generators are seeded around each
-call and restored after it, so that operators that draw random numbers are repeatable; these calls take turns. Operators that do
-no more than look at a text, or talk to an endpoint, are called without.
+Data-Juicer installs missing packages at run time and has no switch for that. Its installer is disabled before anything else of it is
+used. Some operators start pip, mim or git themselves, so such commands are refused while an operator is created or called. A missing
+package is a `PluginError` that names what to install. Python's and NumPy's global random generators are seeded around each call and
+restored after it, so that operators that draw random numbers are repeatable; these calls run one at a time. Operators that only read a
+text, or call an endpoint, are called without seeding.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _INSTALLS = re.compile(
     r"\b(?:pip3?|uv|mim|conda|mamba|apt|apt-get|yum|npm)\b.*?\b(?:install|uninstall|sync|add)\b(?P<what>.*)|\bgit clone (?P<url>\S+)|setup\.py"
 )
 _calls = 0
-"""How many operators are being made or called now, over all threads."""
+"""Number of operators being created or called now, over all threads."""
 
 
 class MissingPackageError(ImportError):
@@ -47,7 +47,7 @@ class MissingPackageError(ImportError):
 
 
 def make_operator(name: str, arguments: Mapping[str, Any]) -> Any:
-    """An operator of Data-Juicer, made in this process.
+    """Create a Data-Juicer operator in this process.
 
     Raises:
         PluginError: Data-Juicer or a package that the operator needs is missing.
@@ -56,14 +56,14 @@ def make_operator(name: str, arguments: Mapping[str, Any]) -> Any:
     registry = _registry()
     with missing_package_named():
         try:
-            # One process: batches are small, and workers of ours are what runs in parallel.
+            # One process: batches are small, and our own workers provide the parallelism.
             return registry[name](**{"num_proc": 1, **arguments})
         except (TypeError, ValueError, AssertionError) as error:
             raise ConfigError(f"Data-Juicer refuses the arguments of {name}: {error}", value=dict(arguments)) from error
 
 
 def make_aggregator(name: str, arguments: Mapping[str, Any], model_path: str | None) -> Any:
-    """An aggregator. It wants a tokenizer to count by: of its own model, else of the run's, unless `model_params` names one.
+    """Create an aggregator with a tokenizer to count tokens: its model's, else the run's, unless `model_params` names one.
 
     Raises:
         PluginError, ConfigError: as `make_operator`.
@@ -81,7 +81,7 @@ def make_aggregator(name: str, arguments: Mapping[str, Any], model_path: str | N
 
 
 def _has_tokenizer(op: Any) -> bool:
-    """Whether an operator that asks an endpoint can count tokens; its model is opened to see it."""
+    """Return whether an operator that calls an endpoint can count tokens; opens its model to find out."""
     from data_juicer.utils.model_utils import get_model
 
     try:
@@ -96,7 +96,7 @@ def _has_tokenizer(op: Any) -> bool:
 
 @functools.cache
 def _registry() -> Mapping[str, Callable[..., Any]]:
-    """Data-Juicer's registry, with its installer stopped and its log and progress bars silenced."""
+    """Return Data-Juicer's registry, with its installer disabled and its log and progress bars silenced."""
     try:
         from data_juicer.utils.lazy_loader import LazyLoader
     except ImportError as error:
@@ -104,7 +104,7 @@ def _registry() -> Mapping[str, Callable[..., Any]]:
             f"Data-Juicer does not import: {error}", todo="pip install 'rftdata[train]', which brings py-data-juicer"
         ) from error
     sys.addaudithook(_refuse_to_start)
-    # Stopped before the operators are imported, since some check for packages at import.
+    # Disabled before the operators are imported, since some check for packages at import.
     LazyLoader._install_package = staticmethod(_refuse_to_install)
     with _logging_as_it_is():
         operators = importlib.import_module("data_juicer.ops")
@@ -120,7 +120,7 @@ def _registry() -> Mapping[str, Callable[..., Any]]:
 
 @contextlib.contextmanager
 def _logging_as_it_is() -> Iterator[None]:
-    """Some operators set up logging for the whole process at INFO when they are imported: every request would be a line on the terminal."""
+    """Restore the logging setup: some operators set INFO for the whole process at import, so every request would print a line."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     try:
@@ -131,10 +131,10 @@ def _logging_as_it_is() -> Iterator[None]:
 
 
 def _without_access_log() -> None:
-    """Let names of statistics be plain attributes.
+    """Turn names of statistics into plain attributes.
 
-    Every use of `StatsKeys.text_len` walks the stack to log who asked, for a report that nobody reads here; it is the larger part of what a
-    cheap filter costs.
+    Every use of `StatsKeys.text_len` walks the stack to log its caller, for a report that is not used here. This is the larger part of
+    the cost of a cheap filter.
     """
     from data_juicer.utils.constant import StatsKeys, StatsKeysConstant
 
@@ -148,7 +148,7 @@ def _refuse_to_install(package: str, pip_args: object = None) -> None:
 
 
 def _refuse_to_start(event: str, args: tuple[Any, ...]) -> None:
-    """An audit hook, which cannot be taken off again: commands that install something are refused while an operator is at work."""
+    """Refuse commands that install something while an operator is active. An audit hook, which cannot be removed."""
     if not _calls or event not in ("subprocess.Popen", "os.system"):
         return
     command = args[1] if event == "subprocess.Popen" else args[0]
@@ -161,7 +161,7 @@ def _refuse_to_start(event: str, args: tuple[Any, ...]) -> None:
 
 
 def missing_package(error: BaseException | None) -> PluginError | None:
-    """The error for the missing package that lies somewhere behind `error`, if one does."""
+    """Return the error for a missing package among the causes of `error`, if there is one."""
     seen = error
     while seen is not None:
         if isinstance(seen, MissingPackageError):
@@ -180,7 +180,7 @@ def missing_package(error: BaseException | None) -> PluginError | None:
 
 
 def _extras_with(package: str) -> list[str]:
-    """Data-Juicer's extras that name a package, `all` left out."""
+    """Return Data-Juicer's extras that name a package, except `all`."""
     found = []
     for requirement in importlib.metadata.requires(PACKAGE) or []:
         name, extra = re.match(r"[\w.-]+", requirement), re.search(r"extra == '([\w-]+)'", requirement)
@@ -209,7 +209,7 @@ def missing_package_named() -> Iterator[None]:
 
 @contextlib.contextmanager
 def repeatable() -> Iterator[None]:
-    """One call at a time, from seeded generators, which are as before afterwards."""
+    """Run one call at a time, from seeded generators whose state is restored afterwards."""
     with _TURN:
         before, before_numpy = random.getstate(), np.random.get_state()
         random.seed(SEED)
@@ -224,7 +224,7 @@ def repeatable() -> Iterator[None]:
 def compute_stats(
     op: Any, samples: Samples, num_samples: int, given: Sequence[dict[str, Any]] | None = None
 ) -> Samples:
-    """The samples with what a filter finds out about each under `STATS`."""
+    """Return the samples with a filter's statistics under `STATS`."""
     samples = {
         **samples,
         STATS: list(given) if given is not None else [{} for _ in range(num_samples)],
@@ -233,13 +233,13 @@ def compute_stats(
     if op.is_batched_op():
         found: Samples = op.compute_stats_batched(samples)
         return found
-    # Not the base class's batched form: it hides all columns but the statistics from process_single.
+    # Not the base class's batched form, which hides all columns but the statistics from process_single.
     rows = [op.compute_stats_single(row) for row in rows_of(samples, num_samples)]
     return {**samples, STATS: [row[STATS] for row in rows]}
 
 
 def keeps(op: Any, samples: Samples, num_samples: int) -> list[bool]:
-    """What a filter makes of its statistics."""
+    """Return a filter's decisions on its statistics."""
     if op.is_batched_op():
         kept = list(op.process_batched(samples))
     else:
@@ -250,7 +250,7 @@ def keeps(op: Any, samples: Samples, num_samples: int) -> list[bool]:
 
 
 def process(op: Any, samples: Samples, num_samples: int, *, tags: bool) -> Samples:
-    """What a mapper makes of the samples; more or fewer of them, for some. `tags`: whether it finds the place of tags there."""
+    """Run a mapper on the samples; it may return more or fewer. `tags`: whether to add the column of tags that it expects."""
     given: Samples = {key: list(values) for key, values in samples.items()}
     if tags and META not in given:
         given[META] = [{} for _ in range(num_samples)]
@@ -263,18 +263,18 @@ def process(op: Any, samples: Samples, num_samples: int, *, tags: bool) -> Sampl
 
 
 def select(op: Any, kind: str, samples: Samples, num_samples: int) -> tuple[set[int], Samples]:
-    """Which samples a deduplicator or selector keeps, and what it made of those.
+    """Return which samples a deduplicator or selector keeps, and the samples as it changed them.
 
-    These kinds take a data set and give back a smaller one: the rows are marked to see which come back.
+    These kinds take a data set and return a smaller one, so rows are numbered to see which remain.
     """
     from data_juicer.core.data import NestedDataset
     from datasets import Dataset
 
     columns: Samples = dict(samples)
     if kind == "deduplicator":
-        # The number comes first: a row of nothing but lists of one image each is taken for a batch.
+        # The number comes first, because a row that only has lists of one image each would be taken for a batch.
         rows = [dict(op.compute_hash({ROW: number, **row})) for number, row in enumerate(rows_of(samples, num_samples))]
-        # Hashes are made: a data set need not carry the images.
+        # The hashes are computed, so the data set need not contain the images.
         columns = {key: [row[key] for row in rows] for key in rows[0] if key not in (ROW, "image_bytes")}
     dataset = NestedDataset(Dataset.from_dict({**columns, ROW: list(range(num_samples))}))
     result = op.process(dataset)
@@ -283,6 +283,6 @@ def select(op: Any, kind: str, samples: Samples, num_samples: int) -> tuple[set[
 
 
 def rows_of(samples: Samples, num_samples: int) -> Iterator[dict[str, Any]]:
-    """The samples one by one."""
+    """Yield the samples one by one."""
     for position in range(num_samples):
         yield {key: values[position] for key, values in samples.items()}

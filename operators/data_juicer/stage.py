@@ -1,19 +1,18 @@
-"""Any Data-Juicer operator by its own name as a stage, with its own arguments.
+"""Data-Juicer operators by their own names as stages, with their own arguments.
 
     - text_length_filter: {min_len: 10, max_len: 2000}
     - clean_links_mapper: {}
     - document_deduplicator: {lowercase: true, text_key: prompt}
     - image_aspect_ratio_filter: {image_key: metadata.images}
 
-`text_key`, `query_key`, `image_key` and so on name the columns to read; by default a text is the `response` (of a task the `prompt`).
-The operator's own methods are called on the batch as it stands, without JSON or a Hugging Face data set in between.
+`text_key`, `query_key`, `image_key` and so on name the columns to read; by default the text is the `response` (of a task the `prompt`).
+The operator's own methods are called on the batch itself, without converting it to JSON or a Hugging Face data set.
 
 A filter's statistics become columns (`dj_text_len`; `prefix: prompt_` makes it `prompt_text_len`) that later stages read. They are
-scores: stored, and not computed again when only the bounds change, since bounds are looked at in `decide`. So are the tags of
-a mapper that only tags. Other mappers change columns for the later stages only: what was sampled stays as it is in the
-buffer. A deduplicator or selector decides within the batch it is given. A mapper that makes several rows of one is refused on
-experiences; on tasks each becomes a new task, and the old one is dropped. Groupers and
-aggregators are stages of modules of their own; pipelines are refused.
+scores: stored, and not recomputed when only the bounds change, since only `decide` uses bounds. The same holds for the tags of a
+mapper that only sets tags. Other mappers change columns for the later stages only; the buffer keeps what was sampled. A
+deduplicator or selector decides within its batch. A mapper that makes several rows of one is refused on experiences. On tasks
+each row becomes a new task, and the old task is dropped. Groupers and aggregators have their own modules; pipelines are refused.
 
 `mode: ray` spreads a stage over a Ray cluster (`operators.data_juicer.over_ray`). Whole recipes: `operators.data_juicer.recipe`.
 """
@@ -50,11 +49,11 @@ _OF_NEW_TASKS = frozenset({"task_key", "taskset", "prompt", "answer", "metadata"
 
 
 def juicer_stage(name: str, args: object) -> JuicerOperator:
-    """The stage for an operator.
+    """Return the stage for an operator.
 
     Raises:
         ConfigError: its arguments are wrong.
-        PluginError: it is of a kind that cannot be a stage.
+        PluginError: operators of its kind cannot be stages.
     """
     kind = facts(name).kind
     if kind == "grouper":
@@ -63,15 +62,15 @@ def juicer_stage(name: str, args: object) -> JuicerOperator:
         return AggregatorStage(name, args)
     if kind == "pipeline":
         raise PluginError(
-            f"the Data-Juicer operator {name!r} works on a whole data set of Ray's, not on a batch of rows ({kind})",
+            f"the Data-Juicer operator {name!r} works on a whole Ray data set, not on a batch of rows ({kind})",
             allowed="filters, mappers, deduplicators, selectors, groupers and aggregators",
-            todo=_INSTEAD.get(name, "run it in a Data-Juicer job of its own before the tasks are loaded"),
+            todo=_INSTEAD.get(name, "run it in a separate Data-Juicer job before the tasks are loaded"),
         )
     return DataJuicerStage(name, args)
 
 
 class DataJuicerStage(JuicerOperator):
-    """A filter, mapper, deduplicator or selector; see the module's text for what each does."""
+    """A filter, mapper, deduplicator or selector; the module header describes each."""
 
     def __init__(self, name: str, args: object) -> None:
         super().__init__(name, args)
@@ -80,7 +79,7 @@ class DataJuicerStage(JuicerOperator):
         self.rowwise = self.facts.kind in ("filter", "mapper") and not self.facts.draws and not name.startswith("ray_")
 
     def depends_on(self) -> str | None:
-        """Where it draws, the other rows of the batch, too: such scores are not used again."""
+        """Return None if it draws random numbers: its scores then depend on the other rows of the batch and are not reused."""
         return None if self.facts.draws else ""
 
     def score_spec(self) -> dict[str, Any]:
@@ -111,14 +110,14 @@ class DataJuicerStage(JuicerOperator):
         return with_columns(schema, found)
 
     def _refuse_to_make_rows(self, schema: pa.Schema) -> None:
-        """Experiences are what was sampled: no stage makes several of one.
+        """Refuse mappers that make several rows of an experience, since experiences are what was sampled.
 
-        Some mappers make one row of one when they leave the original out; whether they do is seen when they run.
+        Some mappers make one row of one if they leave out the original. This is only checked when they run.
         """
         if self.facts.makes_rows and not on_tasks(schema) and self.args.get("keep_original_sample") is not False:
             raise ConfigError(
-                "it makes several rows of one", allowed="on experiences, mappers that give one row for one row",
-                todo="use it on tasks (pipelines.task), where each becomes a task",
+                "it makes several rows from one", allowed="on experiences, mappers that give one row for one row",
+                todo="use it on tasks (pipelines.task), where each row becomes a task",
             )  # fmt: skip
 
     @property
@@ -126,7 +125,7 @@ class DataJuicerStage(JuicerOperator):
         return self.facts.rewrites or bool(self.args.get("drop_text"))
 
     def _found_columns(self, plan: Plan) -> dict[str, pa.DataType]:
-        """Columns of what the operator finds out about a row, with their types."""
+        """Return the columns of the operator's results about a row, with their types."""
         if self.facts.splits:
             found = {column_name(self.prefix, name): kind for name, kind in self.facts.stats.items()}
             if self.facts.asks:
@@ -147,7 +146,7 @@ class DataJuicerStage(JuicerOperator):
             self._probe()
 
     def _probe(self) -> None:
-        """Run one line of text through, so that a missing package is found before the first batch."""
+        """Process one line of text, so that a missing package is found before the first batch."""
         known = self.facts
         if known.data_keys != {"text_key"} or known.asks or known.reads_all or self.name.startswith("ray_"):
             return
@@ -162,7 +161,7 @@ class DataJuicerStage(JuicerOperator):
                     runtime.select(self.op, known.kind, samples, 1)
         except PluginError:
             raise
-        except Exception:  # noqa: BLE001 - whatever else a line of plain text provokes says nothing about real batches
+        except Exception:  # noqa: BLE001 - other errors on a line of plain text do not predict those on real batches
             return
 
     def apply(self, table: pa.Table) -> StageOutcome:
@@ -184,7 +183,7 @@ class DataJuicerStage(JuicerOperator):
         return self._with_unread(table, readable, found, unread[0])
 
     def _with_unread(self, table: pa.Table, readable: pa.Array, found: Found, unread: str) -> StageOutcome:
-        """The outcome for all rows: those with a null text are kept by a mapper, unscored by a filter, else dropped."""
+        """Return the outcome for all rows. Rows with a null text are kept by a mapper, left unscored by a filter, else dropped."""
         mask = readable.to_numpy(zero_copy_only=False)
         place = pa.array(np.cumsum(mask) - 1, mask=~mask)
         keeps = self.facts.kind == "mapper" or bool(self.scores)
@@ -202,7 +201,7 @@ class DataJuicerStage(JuicerOperator):
         return StageOutcome(pa.array(reasons, pa.string()), columns, created=found.created)
 
     def _compute(self, table: pa.Table) -> Found:
-        """What the operator makes of rows that it can read."""
+        """Run the operator on rows that it can read."""
         if self.mode == "ray" and self.rowwise:
             return over_ray.spread(_Copy(self.name, {**self.args, "prefix": self.prefix}, self._schema), table)
         if self.name.startswith("ray_"):
@@ -210,7 +209,7 @@ class DataJuicerStage(JuicerOperator):
         return self.compute_here(table)
 
     def compute_here(self, table: pa.Table) -> Found:
-        """The same, in this process."""
+        """Run the operator in this process."""
         samples = self.plan.samples(table, self._read_arrays)
         with runtime.missing_package_named():
             if self.facts.asks or self.facts.plain:
@@ -240,13 +239,13 @@ class DataJuicerStage(JuicerOperator):
         return found
 
     def decide(self, table: pa.Table) -> StageOutcome:
-        """A filter's own decision on its statistics. A tagging mapper keeps all."""
+        """Apply a filter's own decision to its statistics. A tagging mapper keeps all rows."""
         return StageOutcome(decisions(self, table)) if self.facts.kind == "filter" else super().decide(table)
 
 
 @dataclass(frozen=True)
 class _Copy:
-    """A stage as it travels to another process, where the first call makes it: an operator itself cannot be pickled."""
+    """A stage in transit to another process, where the first call creates it; operators cannot be pickled."""
 
     name: str
     args: Mapping[str, Any]

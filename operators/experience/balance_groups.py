@@ -5,11 +5,11 @@
     - balance_groups: {equalize: true}
 
 arXiv 2503.14476, section 3.2 and the constraint of eq. 11: 0 < |{o_i : o_i is correct}| < G. Here the pass rate
-p = num_correct / G is to lie strictly between the two bounds; 0 and 1 are the paper's. The place of a dropped group goes back to the
-planner, which plans another for the same step (`explorer.max_refill`), so the trainer's batch is full, as in the paper.
+p = num_correct / G must lie strictly between two bounds; 0 and 1 are the paper's. The place of a dropped group returns to the planner,
+which plans another group for the same step (`explorer.max_refill`), so the trainer's batch is full, as in the paper.
 
-With `equalize` a group that stays also loses the surplus of its larger side, so that as many are correct as are wrong. Rollouts of a
-group are exchangeable, so those with the highest rollout_index go: the same ones every time.
+With `equalize`, a group that stays also loses the surplus of its larger side, so that as many rollouts are correct as wrong. Rollouts of
+a group are exchangeable, so the ones with the highest rollout_index are dropped: always the same ones.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from operators.sql.formula import FormulaOperator
 
 
 class BalanceGroups(FormulaOperator, revision=1):
-    """Drops each group whose pass rate is outside the bounds; with `equalize`, surplus rollouts of the others, too.
+    """Drops each group whose pass rate is outside the bounds; with `equalize`, also surplus rollouts of the other groups.
 
     A rollout without a value (null, NaN, infinite) is neither correct nor wrong and is not counted; with `equalize` it is dropped.
     """
 
     class Config(StageConfig):
-        """What counts as correct, and how many may be."""
+        """What counts as correct, and which pass rates stay."""
 
-        column: str = Field("reward", description="What to tell by: a column, a metric or an expression.")
-        correct_above: float = Field(0.0, description="A rollout is correct where its value is greater.")
+        column: str = Field("reward", description="The value to decide by: a column, a metric or an expression.")
+        correct_above: float = Field(0.0, description="A rollout is correct if its value is greater.")
         min_pass_rate: float = Field(0.0, ge=0, lt=1, description="The pass rate must be greater.")
         max_pass_rate: float = Field(1.0, gt=0, le=1, description="The pass rate must be less.")
         equalize: bool = Field(False, description="Also drop rollouts until as many are correct as are wrong.")
@@ -78,7 +78,7 @@ class BalanceGroups(FormulaOperator, revision=1):
 
     @staticmethod
     def _surplus(groups: Groups, found: Correct) -> pa.Array:
-        """Reasons for rollouts beyond the size of the smaller side of their group."""
+        """Return reasons for rollouts beyond the size of the smaller side of their group."""
         smaller_G = np.minimum(found.num_correct_G, found.num_known_G - found.num_correct_G)
         side_R = groups.group_R * 3 + np.where(found.known_R, found.correct_R, 2)
         # Rollouts are numbered by their rollout_index within a group.

@@ -1,8 +1,8 @@
-"""Bound the reward: reward := min(max(reward, `min`), `max`).
+"""Clip the reward: reward := min(max(reward, `min`), `max`).
 
     - clip_reward: {min: -1, max: 1}
 
-One bound alone leaves the other side open.
+With a single bound the other side is open.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from operators.thresholds import check_bounds
 
 
 class ClipReward(Operator, revision=1):
-    """Moves rewards outside the bounds onto them, infinite ones too; null stays null and NaN stays NaN."""
+    """Clips rewards, including infinite ones, to the bounds; null stays null and NaN stays NaN."""
 
     class Config(StageConfig):
-        """At least one bound is needed."""
+        """At least one bound is required."""
 
-        min: float | None = Field(None, description="Rewards below are raised to it.")
-        max: float | None = Field(None, description="Rewards above are lowered to it.")
+        min: float | None = Field(None, description="Lower rewards are raised to it.")
+        max: float | None = Field(None, description="Higher rewards are lowered to it.")
 
         @model_validator(mode="after")
         def _one_bound_at_least(self) -> ClipReward.Config:
@@ -39,5 +39,5 @@ class ClipReward(Operator, revision=1):
             reward = pc.max_element_wise(reward, float(self.config.min), skip_nulls=False)
         if self.config.max is not None:
             reward = pc.min_element_wise(reward, float(self.config.max), skip_nulls=False)
-        # Element-wise bounds prefer a number to NaN, which would make a broken reward look like a fine one.
+        # Element-wise bounds prefer a number to NaN, which would turn a broken reward into a valid one.
         return StageOutcome.keep_all(table.num_rows, {"reward": pc.if_else(pc.is_nan(given), given, reward)})

@@ -1,16 +1,16 @@
-"""Drop rows that contain what the policy will be evaluated on.
+"""Drop rows that contain texts on which the policy will be evaluated.
 
     - decontaminate: {against: [gsm8k_test.parquet], against_column: question}
     - decontaminate: {against: [test.jsonl], columns: [prompt, response], n: 8, max_share: 0.5}
     - decontaminate: {against: ["taskset:gsm8k_test"]}
 
-A row is contaminated by word n-grams that it shares with a text of the evaluation set. With `max_share: 0` one is enough, which with n = 13 is
-about the rule of GPT-3 (arXiv 2005.14165, appendix C); n = 8 and `max_share: 0.5` is close to that of Tülu 3 (arXiv 2411.15124, section 3.2). A text of fewer
-than n words is contaminated where all of its words, in order, are an evaluation text of as few words. Words are compared in lower case and
-without punctuation. The reason names the text of the evaluation set: its file, its row (from 1), and how it begins.
-`taskset:NAME` is a set in the buffer, with `prompt` and `answer` as columns; a file is part of the pipeline's version by its content, a set by its name.
+A row is contaminated if it shares word n-grams with a text of the evaluation set. With `max_share: 0` one n-gram is enough, which with n = 13 is
+about the rule of GPT-3 (arXiv 2005.14165, appendix C); n = 8 and `max_share: 0.5` is close to that of Tülu 3 (arXiv 2411.15124, section 3.2). A text
+of fewer than n words is contaminated if all its words, in order, are an evaluation text of the same length. Words are compared in lower case
+and without punctuation. The reason names the text of the evaluation set: its file, its row (from 1), and its beginning.
+`taskset:NAME` is a set in the buffer, with `prompt` and `answer` as columns. The pipeline's version includes a file's content, but only a set's name.
 
-Prompts of a template share the template: raise n or `max_share` until what is dropped is what should be (`rft pipeline preview`).
+Prompts from one template share the template. Raise n or `max_share` until only contaminated rows are dropped (check with `rft pipeline preview`).
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _TASKSET = "taskset:"
 
 @dataclass(frozen=True)
 class _Index:
-    """N-grams of the evaluation set in ascending order, the text each was first seen in, and what to call the texts."""
+    """Sorted n-grams of the evaluation set, the text in which each appears first, and the texts' names for reasons."""
 
     hashes: Hashes
     texts: Rows
     names: list[str]
 
     def look_up(self, hashes: Hashes) -> Rows:
-        """The text of each n-gram, −1 where none has it."""
+        """Return the text of each n-gram, −1 where no text has it."""
         if not len(self.hashes):
             return np.full(len(hashes), -1)
         place = np.minimum(np.searchsorted(self.hashes, hashes), len(self.hashes) - 1)
@@ -52,16 +52,16 @@ class Decontaminate(Operator, revision=1):
     """Drops each row in which a larger share than `max_share` of the n-grams of one of its `columns` is in the evaluation set."""
 
     class Config(StageConfig):
-        """What to compare with what."""
+        """What is compared with what."""
 
         against: tuple[str, ...] = Field(
             min_length=1, description="Files of the evaluation set (.parquet, .csv, .jsonl), or `taskset:NAME`."
         )
-        against_column: str = Field("prompt", description="Their text column.")
+        against_column: str = Field("prompt", description="Text column of these files or sets.")
         columns: tuple[str, ...] = Field(("prompt",), min_length=1, description="Text columns of the batch.")
         n: int = Field(13, ge=1, le=50, description="Words in an n-gram; 8 to 13 are usual.")
         max_share: float = Field(
-            0.0, ge=0, lt=1, description="Greatest share of a text's n-grams that may be in the evaluation set."
+            0.0, ge=0, lt=1, description="Largest share of a text's n-grams that may be in the evaluation set."
         )
 
     rowwise = True
@@ -123,7 +123,7 @@ class Decontaminate(Operator, revision=1):
         return StageOutcome(pa.array(reasons, pa.string()))
 
     def _found(self, name: str, texts: pa.Array) -> dict[int, str]:
-        """Row -> why it is contaminated."""
+        """Return row -> why it is contaminated."""
         assert self._index is not None
         hashes, rows, whole = _ngrams_or_whole(texts, self.config.n)
         sources = self._index.look_up(hashes)
@@ -146,14 +146,14 @@ def _texts(file: str, column: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
         return values.cast(pa.string())
     except pa.ArrowException as error:
         raise ConfigError(
-            f"the column {column!r} of {file} holds no texts",
+            f"the column {column!r} of {file} does not contain texts",
             value=str(values.type),
             todo="name another in against_column",
         ) from error
 
 
 def _ngrams_or_whole(texts: pa.Array, n: int) -> tuple[Hashes, Rows, frozenset[int]]:
-    """The n-grams of each text; of a text of fewer words all of them as one, marked by their number. Third: which those are."""
+    """Return the n-grams of each text; a shorter text is a single one, marked by its number of words. Third: the rows of short texts."""
     hashes, rows = ngrams(texts, n)
     short = np.flatnonzero(np.bincount(rows, minlength=len(texts)) == 0)
     found: list[tuple[npt.NDArray[np.uint64], Rows]] = [(hashes, rows)]

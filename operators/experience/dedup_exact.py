@@ -3,8 +3,8 @@
     - dedup_exact: {}
     - dedup_exact: {scope: batch, columns: [response], ignore: [case, whitespace]}
 
-A copy is a row whose `columns` are all equal to those of another. Of several the one with the highest reward stays, else the first.
-A stage sees one batch of groups: copies in other batches, and what is stored already, are not looked at.
+A copy is a row whose `columns` all equal those of another row. Of several copies the one with the highest reward stays, else the first.
+A stage sees one batch of groups, so copies in other batches and in the buffer are not found.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from operators.groups import Groups, Ints, finite
 
 
 class DedupExact(Operator, revision=1):
-    """Drops each row that equals a better or earlier one; a row with a null among its `columns` equals none.
+    """Drops each row that equals a better or earlier one; a row with a null among its `columns` equals no other.
 
-    Within a group this changes what group-relative advantages compare: eight samples of which seven are the same answer become two.
+    Within a group this changes what group-relative advantages compare: of eight samples, seven of them the same answer, two remain.
     """
 
     class Config(StageConfig):
-        """What must be equal, and where copies are looked for."""
+        """What must be equal, and where copies are searched."""
 
         columns: tuple[str, ...] = Field(
             ("prompt", "response"), min_length=1, description="Text columns that must all be equal."
         )
-        scope: Literal["group", "batch"] = Field("group", description="Where copies are looked for.")
-        ignore: tuple[Literal["case", "whitespace"], ...] = Field((), description="Differences that do not count.")
+        scope: Literal["group", "batch"] = Field("group", description="Where copies are searched.")
+        ignore: tuple[Literal["case", "whitespace"], ...] = Field((), description="Differences that are ignored.")
 
     def __init__(self, config: StageConfig) -> None:
         super().__init__(config)
@@ -47,7 +47,7 @@ class DedupExact(Operator, revision=1):
             known &= texts.is_valid().to_numpy(False)
             coded = pc.fill_null(texts.dictionary_encode().indices, 0).to_numpy()
             _, code = np.unique(code * (int(coded.max(initial=0)) + 1) + coded, return_inverse=True)
-        # Rows that equal none get a set each.
+        # Rows without equals each get their own set.
         code = np.where(known, code, table.num_rows + np.arange(table.num_rows))
         return StageOutcome(self._reasons(table, code))
 
@@ -74,6 +74,6 @@ class DedupExact(Operator, revision=1):
 
 
 def best_first(table: pa.Table) -> Ints:
-    """Rows in the order in which copies of them are kept: highest reward first (without a finite one last), then as they come."""
+    """Return rows in the order in which one of several copies is kept: highest finite reward first, then by position."""
     reward = finite(table["reward"].combine_chunks())
     return np.argsort(-np.nan_to_num(reward, nan=-np.inf), kind="stable")

@@ -1,15 +1,15 @@
-"""Drop rows whose text is nearly that of another.
+"""Drop rows whose text is nearly the same as another's.
 
     - dedup_near: {threshold: 0.8}
     - dedup_near: {threshold: 0.7, n: 3, scope: batch}
 
-Two texts are as similar as the Jaccard index of their sets of word n-grams: |A ∩ B| / |A ∪ B|. Candidates are found by MinHash and banding (Broder
-1997), which finds a pair at the threshold with a probability of 0.99 and a more similar one almost surely; what was
-found is then compared exactly, so nothing below the threshold is dropped.
+The similarity of two texts is the Jaccard index of their sets of word n-grams: |A ∩ B| / |A ∪ B|. Candidates are found by MinHash and banding
+(Broder 1997), which finds a pair at the threshold with a probability of 0.99, and a more similar pair almost surely. Candidates are
+then compared exactly, so nothing below the threshold is dropped.
 
-Rows are taken from the highest reward to the lowest, earlier ones first, and one is dropped if it is near one that stays: no two that stay
-are near each other. A stage sees one batch of groups: what is stored already is not looked at. Texts of fewer than `n` words are compared
-as wholes.
+Rows are processed from the highest reward to the lowest, earlier ones first. A row is dropped if it is near one that stays, so no two
+remaining rows are near each other. A stage sees one batch of groups and does not search the buffer. Texts of fewer than `n` words
+are compared as wholes.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from operators.text.ngrams import Unit, distinct, ngrams
 
 
 class DedupNear(Operator, revision=1):
-    """Drops each row that is near a better or earlier one; a row whose text is null or has no word is near none."""
+    """Drops each row that is near a better or earlier one; a row whose text is null or has no word is near no other."""
 
     class Config(StageConfig):
-        """How near, and where near ones are looked for."""
+        """How similar rows must be, and where they are searched."""
 
-        threshold: float = Field(0.8, gt=0, le=1, description="Least Jaccard similarity that counts as a copy.")
+        threshold: float = Field(0.8, gt=0, le=1, description="Smallest Jaccard similarity of a copy.")
         n: int = Field(5, ge=1, le=50, description="Words (or characters) in an n-gram.")
-        unit: Unit = Field("word", description="Whether n-grams are made of words or of characters.")
+        unit: Unit = Field("word", description="Whether n-grams consist of words or of characters.")
         column: str = Field("response", description="The text column.")
-        scope: Literal["group", "batch"] = Field("group", description="Where near copies are looked for.")
+        scope: Literal["group", "batch"] = Field("group", description="Where near copies are searched.")
 
     def __init__(self, config: StageConfig) -> None:
         super().__init__(config)
@@ -65,8 +65,8 @@ class DedupNear(Operator, revision=1):
     def _near(
         self, sets: list[npt.NDArray[np.uint64]], band: npt.NDArray[np.uint64], order: list[int]
     ) -> dict[int, tuple[int, float]]:
-        """Row to drop -> the row that stays in its place, and their similarity."""
-        # Bands that only one row has lead nowhere; most rows have no other.
+        """Return row to drop -> the row that stays in its place, and their similarity."""
+        # A band with a single row has no candidates; most rows are alone in all their bands.
         values, counts = np.unique(band, return_counts=True)
         shared = np.isin(band, values[counts > 1])
         kept: dict[int, list[int]] = defaultdict(list)
@@ -94,7 +94,7 @@ class DedupNear(Operator, revision=1):
 
 
 def _sets(texts: pa.Array, n: int, unit: Unit) -> list[npt.NDArray[np.uint64]]:
-    """The n-grams of each text, sorted; of a text of fewer than n words its words in order, as one."""
+    """Return the sorted n-grams of each text; a text of fewer than n words is a single one: its words in order."""
     hashes, rows = distinct(*ngrams(texts, n, unit))
     sets = np.split(hashes, np.searchsorted(rows, np.arange(1, len(texts)))) if len(texts) else []
     short = [row for row, one in enumerate(sets) if not len(one)]

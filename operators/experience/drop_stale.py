@@ -1,10 +1,10 @@
-"""Drop responses that an old policy wrote.
+"""Drop responses that were sampled from an old policy.
 
     - drop_stale: {max: 4}
 
-Staleness is how many trainer steps lie between the newest published policy and that of the response's oldest token, at the moment the
-pipeline decides. What is drawn later has aged since: `sampling.max_staleness` is the bound that always holds, and this one saves
-the work of later stages on what would age out anyway.
+Staleness is the number of trainer steps between the newest published policy and the policy of the response's oldest token, at the moment
+the pipeline decides. Responses grow older until they are drawn: `sampling.max_staleness` is the bound that always holds. This stage
+saves later stages the work on responses that would soon be too old.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from operators.thresholds import outside
 
 
 class DropStale(Operator, revision=1):
-    """Drops each row with staleness > `max`; a row that no policy of the run wrote (staleness is null) stays."""
+    """Drops each row with staleness > `max`; a row that no policy of the run sampled (staleness is null) stays."""
 
     class Config(StageConfig):
-        """How old is too old."""
+        """The largest staleness."""
 
-        max: int = Field(ge=0, description="Greatest staleness that stays, in trainer steps.")
+        max: int = Field(ge=0, description="Largest staleness that stays, in trainer steps.")
 
     reads = frozenset({"staleness"})
     rowwise = True

@@ -1,6 +1,6 @@
-"""Drop responses that were cut off.
+"""Drop truncated responses.
 
-A response cut at the token limit was never finished, so its reward says more about the limit than about the answer
+A response that was cut at the token limit is unfinished, so its reward depends more on the limit than on the answer
 (DAPO's overlong filtering, arXiv 2503.14476, section 3.4).
 
     - drop_truncated: {}
@@ -20,7 +20,7 @@ class DropTruncated(Operator, revision=1):
     """Drops each row whose `finish_reason` is listed; a row without a finish reason stays."""
 
     class Config(StageConfig):
-        """Which endings count as cut off."""
+        """Which finish reasons count as truncated."""
 
         finish_reasons: tuple[str, ...] = Field(
             ("length", "abort"), min_length=1, description="`length`: token limit; `abort`: stopped by the engine."

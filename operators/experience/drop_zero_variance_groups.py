@@ -1,8 +1,8 @@
 """Drop groups whose rollouts all have the same reward.
 
-GRPO's advantage is (r_i − mean(r)) / std(r) over the group (arXiv 2402.03300, section 4.1.2): where all rewards are
-equal every advantage is 0, so the group costs a forward and a backward pass and teaches nothing. DAPO's dynamic sampling
-(arXiv 2503.14476, eq. 11) drops the same groups and draws others in their place; here the planner refills them.
+GRPO's advantage is (r_i − mean(r)) / std(r) over the group (arXiv 2402.03300, section 4.1.2). Where all rewards are equal every
+advantage is 0, so the group costs a forward and a backward pass without any gradient. DAPO's dynamic sampling
+(arXiv 2503.14476, eq. 11) drops the same groups and draws others in their place; here the planner plans the replacements.
 
     - drop_zero_variance_groups: {}
     - drop_zero_variance_groups: {tolerance: 0.01}
@@ -19,16 +19,16 @@ from operators.groups import Groups, extremes, finite
 
 
 class DropZeroVarianceGroups(Operator, revision=1):
-    """Drops each group in which max(reward) − min(reward) over its rollouts is ≤ `tolerance`, so groups of one too.
+    """Drops each group in which max(reward) − min(reward) over its rollouts is ≤ `tolerance`; this includes groups of one.
 
     A rollout of several turns counts once, with the mean of its turns, as in advantages. Rows without a finite reward (null, NaN, ±inf)
     are not counted; a group with no finite reward at all is dropped.
     """
 
     class Config(StageConfig):
-        """What counts as equal."""
+        """Which rewards count as equal."""
 
-        tolerance: float = Field(1e-6, ge=0, description="Rewards that lie no further apart count as equal.")
+        tolerance: float = Field(1e-6, ge=0, description="Rewards count as equal up to this difference.")
 
     reads = frozenset({"group_id", "rollout_index", "reward"})
 

@@ -3,12 +3,12 @@
     - human_review: {where: "reward BETWEEN 0.3 AND 0.7", sample: 0.05, otherwise: pass}
     - human_review: {name: tone, question: "Is it polite?", timeout: 2 h, otherwise: drop}
 
-A row that is asked about waits with its whole group. `rft label queue` and the view `rft.v_review_queue` list what waits. Any of
-these is an answer: a new reward (`rft label set`, `rft label import`, `UPDATE rft.experience SET reward`), which lets the row pass
-with it; or `UPDATE rft.review SET answer = 'pass'` or `'drop'`. Without one `otherwise` holds from the deadline on, by the
-database's clock, whether or not a process runs at that moment. A row that somebody has labelled before is not asked about.
+Such a row waits together with its whole group. `rft label queue` and the view `rft.v_review_queue` list the waiting rows. Two things are
+answers: a new reward (`rft label set`, `rft label import`, `UPDATE rft.experience SET reward`), with which the row passes; or
+`UPDATE rft.review SET answer = 'pass'` or `'drop'`. Without an answer, `otherwise` applies from the deadline on, by the database's
+clock, whether or not a process runs at that moment. Rows that a person has already labelled are not asked about.
 
-Which rows belong to the sample is a hash of the question's name and the experience's id: the same in every pass and version.
+A hash of the question's name and the experience's id decides which rows belong to the sample, the same in every run and version.
 """
 
 from __future__ import annotations
@@ -30,23 +30,30 @@ _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class HumanReview(Operator, revision=1):
-    """Lets rows wait for a person; drops those that are answered with `drop`."""
+    """Makes rows wait for a person; drops those that are answered with `drop`."""
 
     class Config(StageConfig):
-        """`where`, `sample`: which rows; `timeout`, `otherwise`: what holds without an answer; `name`, `question`: what is asked."""
+        """`where`, `sample`: which rows; `timeout`, `otherwise`: what applies without an answer; `name`, `question`: the question."""
 
         where: str | None = Field(default=None, description="Condition over the columns; all rows by default.")
         sample: float = Field(default=1.0, gt=0, le=1, description="Share of these rows that is asked about.")
         timeout: float = Field(
-            default=86400.0, gt=0, le=_TEN_YEARS_S, description="Seconds, or a number with s, min, h or d."
+            default=86400.0,
+            gt=0,
+            le=_TEN_YEARS_S,
+            description="Time to answer: seconds, or a number with s, min, h or d.",
         )
         otherwise: Literal["pass", "drop"] = Field(
-            default="pass", description="The answer when nobody has given one in time."
+            default="pass", description="The answer that applies if none is given in time."
         )
         name: str = Field(
-            default="review", min_length=1, description="Of the question: an experience is asked each once."
+            default="review",
+            min_length=1,
+            description="Name of the question; an experience is asked each question once.",
         )
-        question: str = Field(default="Is this reward right?", min_length=1, description="What the person reads.")
+        question: str = Field(
+            default="Is this reward right?", min_length=1, description="The text shown to the person."
+        )
 
         @field_validator("timeout", mode="before")
         @classmethod

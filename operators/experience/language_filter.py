@@ -1,10 +1,10 @@
-"""Keep rows in some languages; `language_score` before it says which language each is in.
+"""Keep rows in some languages; a `language_score` stage before it detects the language.
 
     - language_score: {column: response}
     - language_filter: {keep: [en]}
     - language_filter: {keep: [en, de], min_probability: 0.7, "null": keep}
 
-Short texts and lists of numbers have languages of low probability: look at some with `rft pipeline preview` before choosing a bound.
+Short texts and lists of numbers get a language of low probability. Look at some with `rft pipeline preview` before you choose a bound.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from rftdata.errors import ConfigError
 
 
 class LanguageFilter(Operator, revision=1):
-    """Drops each row whose `language` is not listed or less probable than `min_probability`."""
+    """Drops each row whose `language` is not listed, or is less probable than `min_probability`."""
 
     class Config(StageConfig):
         """Which languages stay."""
 
         keep: tuple[str, ...] = Field(min_length=1, description="ISO 639 codes of the languages that stay.")
-        min_probability: float = Field(0.0, ge=0, le=1, description="Least `language_probability` that stays.")
+        min_probability: float = Field(0.0, ge=0, le=1, description="Smallest `language_probability` that stays.")
         null: Literal["drop", "keep"] = Field(
-            "drop", description="What becomes of rows without a language: the text is null or blank."
+            "drop", description="Whether rows without a language (null or blank text) stay."
         )
 
     reads = frozenset({"language", "language_probability"})
@@ -37,7 +37,7 @@ class LanguageFilter(Operator, revision=1):
     def validate_schema(self, schema: pa.Schema) -> pa.Schema:
         if "language" not in schema.names:
             raise ConfigError(
-                "no stage before it says which language a text is in", todo="put `- language_score: {}` before it"
+                "no stage before it detects the language of a text", todo="put `- language_score: {}` before it"
             )
         return super().validate_schema(schema)
 

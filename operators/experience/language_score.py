@@ -1,11 +1,11 @@
-"""Which language a text is in.
+"""Detect the language of a text.
 
     - language_score: {}
     - language_filter: {keep: [en, de]}
 
-Codes as in ISO 639, by py3langid: a naive Bayes classifier over byte n-grams for more than a hundred languages that carries its model (langid.py: Lui and
-Baldwin 2012). It works offline and gives the same every time. A text without any language, such as a formula, is `zxx`. The probability grows with the
-length of the text. It costs about 0.1 ms a kilobyte, and the score is kept, so a text is classified once.
+Codes as in ISO 639. py3langid is a naive Bayes classifier over byte n-grams for more than a hundred languages that includes its model (langid.py:
+Lui and Baldwin 2012). It works offline and is deterministic. A text without any language, such as a formula, is `zxx`. The probability grows with
+the length of the text. It costs about 0.1 ms per kilobyte, and the score is stored, so a text is classified once.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ class LanguageScore(Operator, revision=1):
     """Scores `language` and `language_probability` (0 to 1); both null where the text is null or blank."""
 
     class Config(StageConfig):
-        """Of what, and among which languages."""
+        """The text column, and the possible languages."""
 
         column: str = Field("response", description="The text column.")
         among: tuple[str, ...] | None = Field(
-            None, min_length=2, description="Codes of the only languages it can be; all by default."
+            None, min_length=2, description="Codes of the possible languages; all by default."
         )
-        max_characters: int = Field(1000, ge=20, description="The text is looked at up to here.")
+        max_characters: int = Field(1000, ge=20, description="Only this many characters of the text are read.")
 
     rowwise = True
-    prepare_timeout_s = None  # a model is loaded
+    prepare_timeout_s = None  # loads a model
 
     def __init__(self, config: StageConfig) -> None:
         super().__init__(config)
@@ -51,7 +51,7 @@ class LanguageScore(Operator, revision=1):
         if self.config.among is not None:
             unknown = sorted(set(self.config.among) - set(identifier.labels))
             if unknown:
-                raise ConfigError(f"there is no language {unknown[0]!r}", allowed=", ".join(sorted(identifier.labels)))
+                raise ConfigError(f"unknown language {unknown[0]!r}", allowed=", ".join(sorted(identifier.labels)))
             identifier.set_languages(list(self.config.among))
         self._identifier = identifier
 

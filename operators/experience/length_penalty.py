@@ -1,4 +1,4 @@
-"""Soft overlong punishment: the reward falls as a response comes near the length limit.
+"""Soft overlong punishment: the reward falls as a response approaches the length limit.
 
 DAPO, arXiv 2503.14476, eq. 13, with L = `num_response_tokens`:
 
@@ -24,11 +24,13 @@ class LengthPenalty(Operator, revision=1):
     """Adds weight · R_length to `reward`; a null reward stays null."""
 
     class Config(StageConfig):
-        """Where the penalty begins and how large it grows."""
+        """Where the penalty begins, and its size."""
 
-        max_tokens: int = Field(gt=0, description="L_max: from here on the penalty is whole.")
-        cache_tokens: int = Field(gt=0, description="L_cache: over so many tokens before L_max it grows.")
-        weight: float = Field(1.0, gt=0, description="Size of the whole penalty.")
+        max_tokens: int = Field(gt=0, description="L_max: the length from which the full penalty applies.")
+        cache_tokens: int = Field(
+            gt=0, description="L_cache: the number of tokens before L_max over which the penalty grows."
+        )
+        weight: float = Field(1.0, gt=0, description="Size of the full penalty.")
 
         @model_validator(mode="after")
         def _cache_within_limit(self) -> LengthPenalty.Config:

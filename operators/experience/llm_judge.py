@@ -1,4 +1,4 @@
-"""Let a model grade every response.
+"""Let a model score every response.
 
     - llm_judge: {endpoint: policy}
     - llm_judge:
@@ -7,7 +7,7 @@
         budget: {max_calls: 20000, max_cost: 25, prompt_price: 0.5, response_price: 1.5}
     - sql: "SELECT * REPLACE (reward + 0.1 * coalesce(judge_score, 1) AS reward) FROM batch"
 
-In `pipelines.task` it grades tasks, by a template without {response}:
+In `pipelines.task` it scores tasks, with a template without {response}:
 
     - llm_judge:
         endpoint: {url: "https://api.example.com/v1", model: judge-large}
@@ -16,19 +16,19 @@ In `pipelines.task` it grades tasks, by a template without {response}:
         template: 'How hard is this task, from {min} to {max}? {question} Reply with JSON only: {"reason": "…", "score": …}'
     - difficulty_score: {features: {hardness_score: [1, 10]}}
 
-It only scores: `judge_score`, `judge_reason` and `judge_error` (`column` changes the first word). What a score means for the
-reward, and which rows go, is for stages after it to say; so a threshold changes without asking again. A call that failed, an
-answer that cannot be read twice in a row and a budget that is used up leave the score null and say why in `judge_error`; such
-rows are asked about again the next time their group is decided on.
+It only adds scores: `judge_score`, `judge_reason` and `judge_error` (`column` changes the first word). Later stages decide what a score
+means for the reward and which rows are dropped, so a threshold can change without new calls. The score is null if a call failed, if an
+answer could not be parsed twice in a row, or if a budget is used up. `judge_error` then has the reason, and the row is asked about again
+the next time its group is decided.
 
-The answer is read by `pattern`, where that is given; else as the JSON object with `score` and `reason` that it is or ends with, else
-as the last "score: 7" or "score: 7/10", else as "7/10" or a number and nothing else. A score outside `scale`, or of another
-maximum, is malformed: a judge that leaves its scale is not to be believed by clipping.
+An answer is parsed with `pattern`, if given. Otherwise it is the JSON object with `score` and `reason` that the answer is or ends with,
+else the last "score: 7" or "score: 7/10", else "7/10" or a number alone. A score outside `scale`, or of another maximum, is malformed.
+It is not clipped, because a judge that leaves its scale is not reliable.
 
-A response is the policy's own text, so it may try to talk to the judge. The default template fences it off by marks and says so; of
-the same marks in what stands between marks, also of a template of your own, the `<` becomes `&lt;`. That
-helps against accidents, and is no proof against a policy that learns to flatter its judge: look at `judge_reason` in the
-best-scored rows. (Zheng et al. 2023, arXiv 2306.05685, on what judges are prone to: length, order, their own style.)
+A response is written by the policy, so it may try to address the judge. The default template puts it between marks and explains them. If
+texts between marks, also in your own template, contain the same marks, their `<` becomes `&lt;`. This protects against accidents, but not
+against a policy that learns to flatter its judge: look at `judge_reason` in the best-scored rows. (Zheng et al. 2023, arXiv 2306.05685,
+describe the biases of judges: length, order, their own style.)
 """
 
 from __future__ import annotations
@@ -65,17 +65,17 @@ Reply with a JSON object and nothing else: {"reason": "one short sentence", "sco
 
 _NUMBER = r"-?\d+(?:\.\d+)?"
 _MARK = rf"{_NUMBER}(?:\s*(?:/|out of)\s*{_NUMBER})?"
-# Neither the minus of the number is taken for a dash, nor the least of a range ("score (1-10)") for the score.
+# The pattern excludes a dash as the minus of the number, and the lower end of a range ("score (1-10)") as the score.
 _NAMED = re.compile(rf"score[^\w-]{{0,5}}({_MARK})(?![\d.]*\d|[ \t]*(?:[-–/]|to|out of)[ \t]*\d)", re.IGNORECASE)
 _LONGEST_REASON = 2000
 
 
 class LlmJudge(Judge, revision=1):
-    """Adds a score, its reason and an error per row; see the module's header."""
+    """Adds a score, its reason and an error per row; see the module header."""
 
     class Config(JudgeConfig):
-        """`template`, `system`: of the chat, with {prompt}, {question} (the last user turn), {response}, {answer}, {min}, {max};
-        `scale`: least and greatest score; `pattern`: regular expression whose first group is the score; `column`: first word of the
+        """`template`, `system`: texts of the chat, with {prompt}, {question} (the last user turn), {response}, {answer}, {min}, {max};
+        `scale`: lowest and highest score; `pattern`: regular expression whose first group is the score; `column`: first word of the
         columns' names."""
 
         template: str = TEMPLATE
@@ -89,7 +89,7 @@ class LlmJudge(Judge, revision=1):
             try:
                 groups = 1 if pattern is None else re.compile(pattern).groups
             except re.error as error:
-                raise ValueError(f"it is no regular expression: {error}") from error
+                raise ValueError(f"it is not a regular expression: {error}") from error
             if groups < 1:
                 raise ValueError("it has no group for the score, such as (\\d+)")
             return pattern
@@ -97,7 +97,7 @@ class LlmJudge(Judge, revision=1):
         @model_validator(mode="after")
         def _is_a_range(self) -> LlmJudge.Config:
             if not self.scale[0] < self.scale[1]:
-                raise ValueError(f"scale {self.scale} is not [least, greatest]")
+                raise ValueError(f"scale {self.scale} is not [lowest, highest]")
             return self
 
     behind = "reason"
@@ -125,14 +125,14 @@ class LlmJudge(Judge, revision=1):
         return Question(chat(self.config.system, self._template.fill(values), schema), self._read)
 
     def _read(self, text: str) -> tuple[float, str]:
-        """Score and reason in a judge's answer."""
+        """Return score and reason from a judge's answer."""
         found = json_object(text, "score") if self.config.pattern is None else None
         if found is not None:
             value, reason = _of_scale(found["score"], self.config.scale), str(found.get("reason") or "")
         else:
             value, reason = self._number(text), text
         if value is None:
-            raise MalformedAnswer("there is no score in it")
+            raise MalformedAnswer("it contains no score")
         low, high = self.config.scale
         if not low <= value <= high:
             raise MalformedAnswer(f"the score {value:g} is not between {low:g} and {high:g}")
@@ -148,7 +148,7 @@ class LlmJudge(Judge, revision=1):
 
 
 def _of_scale(value: object, scale: tuple[float, float]) -> float | None:
-    """A number; "7/10" and "7 out of 10" count where 10 is the greatest score."""
+    """Parse a number; "7/10" and "7 out of 10" count if 10 is the highest score of the scale."""
     if isinstance(value, str):
         match = re.fullmatch(rf"({_NUMBER})\s*(?:/|out of)\s*({_NUMBER})", value.strip())
         if match:

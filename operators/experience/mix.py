@@ -1,11 +1,11 @@
-"""Keep groups so that the shares of tasksets (or sources) in a batch are those wanted.
+"""Keep groups so that tasksets (or sources) have the wanted shares of a batch.
 
     - mix: {shares: {gsm8k: 3, sums: 1}}
     - mix: {by: source, shares: {explorer: 0.8, human: 0.2}, others: keep}
 
-As many groups as possible stay: with n_k groups of kind k and shares s_k, scaled to sum to 1 over the kinds that are there, T = min(n_k / s_k) and
-of kind k round(s_k · T) stay, at least one. Which of them is decided by a hash of group_id and the seed. The shares hold for what one batch
-brings; to mix what is generated in the first place, give tasksets weights.
+As many groups as possible stay. With n_k groups of kind k and shares s_k, scaled to sum to 1 over the kinds present, T = min(n_k / s_k), and
+round(s_k · T) groups of kind k stay, at least one. A hash of group_id and the seed selects them. The shares apply to each batch; to
+change the mixture that is generated, set weights of tasksets.
 """
 
 from __future__ import annotations
@@ -22,16 +22,14 @@ from operators.groups import Groups, Ints, fewest_first, hashed
 
 
 class Mix(Operator, revision=1):
-    """Drops whole groups of the kinds of which there are too many; a kind without a share goes as `others` says."""
+    """Drops whole groups of overrepresented kinds; `others` decides on kinds without a share."""
 
     class Config(StageConfig):
-        """Of what, and how much of each."""
+        """The kinds and their shares."""
 
         shares: dict[str, float] = Field(min_length=1, description="Kind -> its share; only their proportions matter.")
-        by: Literal["taskset", "source"] = Field(
-            "taskset", description="The column that says of which kind a group is."
-        )
-        others: Literal["drop", "keep"] = Field("drop", description="What becomes of kinds without a share.")
+        by: Literal["taskset", "source"] = Field("taskset", description="The column with the kind of a group.")
+        others: Literal["drop", "keep"] = Field("drop", description="Whether kinds without a share stay.")
         seed: int = Field(0, ge=0, description="Another seed keeps other groups.")
 
         @model_validator(mode="after")
@@ -67,7 +65,7 @@ class Mix(Operator, revision=1):
         return StageOutcome.keep_where(pa.array(kept_G[groups.group_N]), pc.if_else(listed, surplus, foreign))
 
     def _limits(self, names: list[str], counts: Ints) -> Ints:
-        """How many groups of each kind stay."""
+        """Return how many groups of each kind stay."""
         shares = np.array([self.config.shares.get(name, np.nan) for name in names])
         total = np.nanmin(counts / shares) if np.isfinite(shares).any() else 0.0
         wanted = np.maximum(np.round(np.nan_to_num(shares) * total), 1).astype(np.int64)

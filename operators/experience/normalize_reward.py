@@ -1,4 +1,4 @@
-"""Bring rewards to one scale, within each group or over the batch.
+"""Rescale rewards, within each group or over the batch.
 
     - normalize_reward: {}
     - normalize_reward: {method: rank, by: group}
@@ -11,7 +11,7 @@ Over the R rollouts of a group (or batch) with finite rewards r_i:
     min_max:  (r_i − min(r)) / (max(r) − min(r)); 0.5 where all are equal
     rank:     (rank_i − 1) / (R − 1), equal rewards share the mean of their ranks; 0.5 for a single one
 
-GRPO normalises by itself; this is for algorithms that take rewards as they are, and for judges whose scales differ by task. Over the
+GRPO normalises by itself. This stage is for algorithms that use rewards as they are, and for judges whose scales differ by task. Over the
 batch the result depends on which groups are decided together.
 """
 
@@ -28,16 +28,16 @@ from operators.groups import Floats, Groups, Ints, extremes, finite
 
 
 class NormalizeReward(Operator, revision=1):
-    """Replaces each finite reward by its place among the others; null, NaN and infinite ones stay and are not counted.
+    """Replaces each finite reward by its normalised value; null, NaN and infinite rewards stay and are not counted.
 
-    A rollout of several turns counts once, with the mean of its turns; all its turns get its value.
+    A rollout of several turns counts once, with the mean of its turns; all its turns get the same value.
     """
 
     class Config(StageConfig):
-        """Which scale, and among whom."""
+        """Which formula, and over which rollouts."""
 
         method: Literal["z_score", "min_max", "rank"] = Field("z_score", description="The formula, see above.")
-        by: Literal["group", "batch"] = Field("group", description="Among which rollouts.")
+        by: Literal["group", "batch"] = Field("group", description="Over which rollouts.")
         eps: float = Field(1e-6, ge=0, description="Added to the standard deviation.")
 
     reads = frozenset({"group_id", "rollout_index", "reward"})
@@ -61,7 +61,7 @@ class NormalizeReward(Operator, revision=1):
         centred = rewards - (np.bincount(sets, weights=rewards, minlength=num_sets) / np.maximum(counts, 1))[sets]
         squares = np.bincount(sets, weights=centred**2, minlength=num_sets)
         deviation = np.sqrt(squares / np.maximum(counts - 1, 1))
-        # Rounding in the mean of equal rewards, divided by eps, would be a score of random sign.
+        # The mean of equal rewards has a rounding error, which divided by eps would give scores of random sign.
         lowest, highest = extremes(rewards, sets, num_sets)
         denominator = (deviation + self.config.eps)[sets]
         return np.where((highest > lowest)[sets], centred / np.where(denominator > 0, denominator, 1.0), 0.0)

@@ -1,24 +1,24 @@
-"""Preference pairs from the rewards of a group: a better answer over a worse one to the same prompt.
+"""Build preference pairs from the rewards of a group: a better answer over a worse one to the same prompt.
 
     - pair_builder: {margin: 0.5}
     - pair_builder: {margin: 0.2, max_pairs: 2, ties: order, max_length_ratio: 1.5}
 
 Of two rollouts of a group with rewards r_a ≥ r_b, a over b is a pair when r_a − r_b ≥ `margin` (within 1e-9, so that 0.3 over
-0.1 has a margin of 0.2). Answers whose rewards are equal, or nearer than that, are a tie and make no pair: nothing says which
-is better, and a pair of equals teaches noise.
+0.1 has a margin of 0.2). Answers whose rewards are equal, or closer than that, are a tie and form no pair: which one is better is
+unknown, so such a pair would only add noise.
 
-A group has at most `max_pairs` pairs. They are taken one by one: first those with the largest difference; of equal ones (with
+A group has at most `max_pairs` pairs. They are selected one by one: first those with the largest difference; of equal ones (with
 rewards 0 and 1 all are) those whose two rollouts are in the fewest pairs so far, so that the pairs differ; and of these by
-`ties`. With `ties: length` that is the pair whose answers are closest in length, so that length tells chosen from rejected as
-little as the group allows: a policy trained on pairs whose chosen answer is the longer one learns to be long (Park et al. 2024,
-"Disentangling Length from Quality in Direct Preference Optimization", arXiv 2403.19159). With `ties: order` it is the pair of the earliest rollouts.
-`max_length_ratio` is the stricter guard: a pair whose longer answer has more than that many times the tokens of the shorter
-one is not built at all.
+`ties`. With `ties: length` it is the pair whose answers are closest in length, so that length distinguishes chosen from rejected as
+little as possible: a policy trained on pairs whose chosen answer is the longer one learns to be long (Park et al. 2024,
+"Disentangling Length from Quality in Direct Preference Optimization", arXiv 2403.19159). With `ties: order` it is the pair of the
+earliest rollouts. `max_length_ratio` is stricter: a pair whose longer answer has more than that many times the tokens of the shorter
+one is never built.
 
-Rollouts of several turns are left out (their turns answer different prompts), and so are rows without a finite reward.
+Rollouts of several turns are left out, since their turns answer different prompts, and so are rows without a finite reward.
 
-The operator is used in two ways. `pairs` gives the pairs of a batch; `rft pairs build` stores them. As a stage of a pipeline it
-drops the rows that no pair of their group uses, with the reason, and changes nothing else.
+The operator has two uses. `pairs` returns the pairs of a batch; `rft pairs build` stores them. As a stage of a pipeline it drops
+the rows that are in no pair of their group, with a reason, and changes nothing else.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Rollout:
 
 @dataclass(frozen=True)
 class Pair:
-    """`chosen_id` over `rejected_id`, two experiences of one group; their rewards and response lengths in tokens."""
+    """`chosen_id` over `rejected_id`, two experiences of one group, with their rewards and response lengths in tokens."""
 
     group_id: int
     chosen_id: int
@@ -61,18 +61,18 @@ class Pair:
 
 
 class PairBuilder(Operator, revision=1):
-    """Builds preference pairs from group rewards; as a stage it drops the rows that are in none."""
+    """Builds preference pairs from group rewards; as a stage it drops the rows that are in no pair."""
 
     class Config(StageConfig):
         """Which pairs, and how many."""
 
-        margin: float = Field(0.5, gt=0, description="Least difference of rewards.")
-        max_pairs: int = Field(4, ge=1, description="Most pairs of a group.")
+        margin: float = Field(0.5, gt=0, description="Smallest difference of rewards.")
+        max_pairs: int = Field(4, ge=1, description="Largest number of pairs of a group.")
         ties: Literal["length", "order"] = Field(
-            "length", description="Which of equal pairs: closest in length, or of the earliest rollouts."
+            "length", description="Which of equal pairs: the one closest in length, or of the earliest rollouts."
         )
         max_length_ratio: float | None = Field(
-            None, ge=1, description="The longer answer has at most so many times the tokens of the shorter one."
+            None, ge=1, description="Largest ratio of the longer answer's tokens to the shorter one's."
         )
 
     reads = frozenset(
@@ -80,7 +80,7 @@ class PairBuilder(Operator, revision=1):
     )
 
     def pairs(self, table: pa.Table) -> list[Pair]:
-        """The pairs of a batch of whole groups, in the order of the groups' first rows."""
+        """Return the pairs of a batch of whole groups, in the order of the groups' first rows."""
         return [pair for group_id, rollouts in _groups(table).items() for pair in self._pairs(group_id, rollouts)]
 
     def apply(self, table: pa.Table) -> StageOutcome:
@@ -110,14 +110,14 @@ class PairBuilder(Operator, revision=1):
         return limit is None or longer <= limit * shorter
 
     def _rank(self, better: _Rollout, worse: _Rollout, uses: Counter[int]) -> tuple[Any, ...]:
-        """Lowest first. Differences are rounded, so that those equal up to rounding count as equal."""
+        """Return a sort key, lowest first. Differences are rounded, so that they compare equal up to rounding errors."""
         distance = abs(better.num_tokens - worse.num_tokens) if self.config.ties == "length" else 0
         difference = round((better.reward - worse.reward) / _TOLERANCE)
         return -difference, uses[better.index] + uses[worse.index], distance, better.index, worse.index
 
 
 def _groups(table: pa.Table) -> dict[int, list[_Rollout]]:
-    """Rollouts that can be compared, by group; groups in the order of their first rows."""
+    """Return the comparable rollouts by group, in the order of the groups' first rows."""
     columns = ["experience_id", "group_id", "rollout_index", "turn_index", "prompt", "reward", "num_response_tokens"]
     rows = table.select(columns).to_pylist()
     turns = Counter((row["group_id"], row["rollout_index"]) for row in rows)
@@ -127,7 +127,7 @@ def _groups(table: pa.Table) -> dict[int, list[_Rollout]]:
         single = turns[row["group_id"], row["rollout_index"]] == 1 and row["turn_index"] == 0
         if not single or row["reward"] is None or not math.isfinite(row["reward"]):
             continue
-        # Only answers to the same prompt can be compared: a workflow may have asked a rollout in its own words.
+        # Only answers to the same prompt are comparable: a workflow may have changed the prompt of a rollout.
         if prompts.setdefault(row["group_id"], row["prompt"]) == row["prompt"]:
             groups[row["group_id"]].append(
                 _Rollout(row["experience_id"], row["rollout_index"], row["reward"], row["num_response_tokens"])

@@ -1,22 +1,22 @@
-"""Let a model compare the responses of a group with one another, and score each by how often it wins.
+"""Let a model compare the responses of a group pairwise, and score each by its win rate.
 
-Models grade better by comparing than by giving marks, and an advantage within a group needs no more than the order. But a judge
-favours a place: the first answer, or the last (Wang et al. 2023, arXiv 2305.17926). So every pair is asked about in both
-orders, and each order counts half: with s(i, j) = 1 if i wins, ½ for a tie, 0 if it loses,
+Models are better at comparing than at absolute scores, and an advantage within a group needs only the order. But a judge prefers a
+position: the first answer, or the last (Wang et al. 2023, arXiv 2305.17926). So every pair is asked about in both orders, and
+each order counts half: with s(i, j) = 1 if i wins, ½ for a tie, 0 if it loses,
 
     pair(i, j) = (s(i first, j second) + s(j first, i second)) / 2,      pairwise_score(i) = mean of pair(i, j) over j
 
-A judge that always prefers the same place gives every pair ½. Equal texts are a tie and not asked about.
+A judge that always prefers the same position gives every pair ½. Equal texts are a tie without a call.
 
     - pairwise_judge: {endpoint: {url: "http://judge:8000/v1", model: judge}}
     - sql: "SELECT * REPLACE (coalesce(pairwise_score, 0) AS reward) FROM batch"
 
-A group of n responses costs n · (n − 1) calls; `rounds: r` compares each only with its r neighbours on either side, in a ring
-by rollout: 2 · n · r calls. Only responses to the same prompt are compared: turns of other lengths stay without a score.
+A group of n responses costs n · (n − 1) calls. `rounds: r` compares each response only with its r neighbours on either side, in a ring
+by rollout: 2 · n · r calls. Only responses to the same prompt are compared; other turns stay without a score.
 
-It only scores: `pairwise_score` (0 … 1), `pairwise_parts` (JSON: wins, ties, losses and `swayed`, the pairs that the order
-decided) and `pairwise_error`. A row of which a comparison failed has no score: rates over different opponents do not compare.
-One with no other to be compared with has no score either, and no error.
+It only adds scores: `pairwise_score` (0 … 1), `pairwise_parts` (JSON: wins, ties, losses and `swayed`, the pairs that the order
+decided) and `pairwise_error`. A row with a failed comparison has no score, since rates over different opponents are not comparable.
+A row without any opponent has neither a score nor an error.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ _FIRST_WINS = {"1": 1.0, "tie": 0.5, "2": 0.0}
 
 
 class PairwiseJudge(Judge, revision=1):
-    """Adds a win rate within the group, its parts and an error per row; see the module's header."""
+    """Adds a win rate within the group, its parts and an error per row; see the module header."""
 
     class Config(JudgeConfig):
-        """`template`, `system`: of the chat, with {first}, {second}, {prompt}, {question} and {answer}; `rounds`: neighbours on
+        """`template`, `system`: texts of the chat, with {first}, {second}, {prompt}, {question} and {answer}; `rounds`: neighbours on
         either side to compare with, all by default; `column`: first word of the columns' names."""
 
         template: str = TEMPLATE
@@ -108,7 +108,7 @@ class PairwiseJudge(Judge, revision=1):
 
 
 class _Tally:
-    """What became of one row's comparisons."""
+    """The results of one row's comparisons."""
 
     def __init__(self) -> None:
         self.points: list[float] = []
@@ -116,7 +116,7 @@ class _Tally:
         self.errors: list[str] = []
 
     def add(self, placed_first: float, placed_second: float) -> None:
-        """The row's points of a pair, in either order."""
+        """Add the row's points of a pair, one for each order."""
         self.points.append((placed_first + placed_second) / 2)
         self.swayed += placed_first != placed_second
 
@@ -129,13 +129,15 @@ class _Tally:
         if self.errors:
             num_pairs = len(self.points) + len(self.errors)
             return None, json.dumps(counts), f"{len(self.errors)} of {num_pairs} comparisons failed: {self.errors[0]}"
-        if not self.points:  # not an error: that would be asked about again, and with it the rest of the group
+        if (
+            not self.points
+        ):  # not an error, since an error would be asked about again, together with the rest of the group
             return None, json.dumps(counts), None
         return sum(self.points) / len(self.points), json.dumps(counts), None
 
 
 def _pairs(places: Sequence[int], rounds: int | None) -> Iterator[tuple[int, int]]:
-    """Every pair once, or the pairs no more than `rounds` apart in a ring."""
+    """Yield every pair once, or the pairs no more than `rounds` apart in a ring."""
     count = len(places)
     for i in range(count):
         for j in range(i + 1, count):
@@ -144,7 +146,7 @@ def _pairs(places: Sequence[int], rounds: int | None) -> Iterator[tuple[int, int
 
 
 def _read(text: str) -> float:
-    """1 where the first answer wins, 0 where the second does, ½ for a tie."""
+    """Return 1 if the first answer wins, 0 if the second does, ½ for a tie."""
     found = json_object(text, "winner")
     winner = found["winner"] if found else text
     word = str(winner) if isinstance(winner, str | int) else ""

@@ -1,4 +1,4 @@
-"""How many rollouts of its group are correct, as columns for later stages and in `rft.score`.
+"""Compute the share of correct rollouts of each group, as columns for later stages and in `rft.score`.
 
     - pass_rate: {}
     - pass_rate: {column: metrics.accuracy, correct_above: 0.5}
@@ -6,8 +6,8 @@
 
     num_correct = |{i : value_i > correct_above}|,  pass_rate = num_correct / |{i : value_i is known}|
 
-over the rollouts of the group that are still in the chain (a rollout of several turns counts once, with the mean of its turns).
-A corrected reward, or a rollout dropped before, changes it for the whole group.
+over the rollouts of the group that are still in the chain. A rollout of several turns counts once, with the mean of its turns.
+A corrected reward, or a rollout dropped earlier, changes the value for the whole group.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class PassRate(FormulaOperator, revision=1):
     class Config(StageConfig):
         """What counts as correct."""
 
-        column: str = Field("reward", description="What to tell by: a column, a metric or an expression.")
-        correct_above: float = Field(0.0, description="A rollout is correct where its value is greater.")
+        column: str = Field("reward", description="The value to decide by: a column, a metric or an expression.")
+        correct_above: float = Field(0.0, description="A rollout is correct if its value is greater.")
 
     argument = "column"
 
@@ -37,7 +37,7 @@ class PassRate(FormulaOperator, revision=1):
         super().__init__(config)
         if not self.formula.rowwise:
             raise ConfigError(
-                "the formula looks at other rows than its own, so what it counts cannot be kept", value=self.formula.text,
+                "the formula reads other rows than its own, so its results cannot be stored", value=self.formula.text,
                 allowed="an expression over the columns of one row", todo="compare with a number, or use `sql` or `priority`",
             )  # fmt: skip
         self.scores = {"pass_rate": pa.float64(), "num_correct": pa.int64()}

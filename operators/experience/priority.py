@@ -3,7 +3,7 @@
     - priority: {formula: "abs(reward - avg(reward) OVER (PARTITION BY group_id))"}
     - priority: {formula: "1 - metrics.confidence", missing: 0.5}
 
-The language is that of [expressions](#expressions). A group is drawn by the greatest priority of its rows.
+The formula is an [expression](#expressions). A group is drawn by the greatest priority of its rows.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from operators.sql.formula import FormulaOperator
 
 
 class Priority(FormulaOperator, revision=1):
-    """Sets `priority` to the formula's value, or to `missing` where that is null, NaN or infinite."""
+    """Sets `priority` to the formula's value, or to `missing` if that is null, NaN or infinite."""
 
     class Config(StageConfig):
-        """The formula, and what stands for no value."""
+        """The formula, and the value to use without one."""
 
         formula: str = Field(description="An expression over the columns; metrics by name.")
         missing: float = Field(
-            0.0, allow_inf_nan=False, description="The priority where the formula gives no finite number."
+            0.0, allow_inf_nan=False, description="The priority if the formula gives no finite number."
         )
 
     writes = frozenset({"priority"})

@@ -1,4 +1,4 @@
-"""How much a text repeats itself.
+"""Measure how much a text repeats itself.
 
     - repetition_score: {}
     - threshold: {column: repetition, max: 0.3}
@@ -6,7 +6,7 @@
 
     repetition = 1 − |distinct n-grams| / |n-grams|
 
-which is seq-rep-n of Welleck et al. 2019 (arXiv 1908.04319, section 6.1): 0 where no n-gram comes twice, near 1 for a loop. A text of
+which is seq-rep-n of Welleck et al. 2019 (arXiv 1908.04319, section 6.1): 0 if no n-gram occurs twice, near 1 for a loop. A text of
 fewer than n words has no n-gram and scores 0.
 """
 
@@ -22,15 +22,15 @@ from rftdata.errors import ConfigError
 
 
 class RepetitionScore(Operator, revision=1):
-    """Scores one number from 0 to 1; null where the text is null. Words are compared in lower case."""
+    """Adds one number from 0 to 1; null where the text is null. Words are compared in lower case."""
 
     class Config(StageConfig):
-        """Of what, and how fine."""
+        """The text, and the n-grams."""
 
         n: int = Field(4, ge=1, le=100, description="Words (or characters) in an n-gram.")
-        unit: Unit = Field("word", description="Whether n-grams are made of words or of characters.")
+        unit: Unit = Field("word", description="Whether n-grams consist of words or of characters.")
         column: str = Field("response", description="The text column.")
-        name: str = Field("repetition", pattern=r"^[A-Za-z_]\w*$", description="The column it scores.")
+        name: str = Field("repetition", pattern=r"^[A-Za-z_]\w*$", description="Name of the score column.")
 
     rowwise = True
 

@@ -1,11 +1,11 @@
-"""Compute the reward by a formula over the columns of the row.
+"""Compute the reward by a formula on the columns of the row.
 
     - reward_shaping: {formula: "reward + 0.1 * metrics.quality - 0.05 * (num_response_tokens > 512)::INT"}
     - reward_shaping: {formula: "reward * coalesce(metrics.confidence, 1)"}
     - reward_shaping: {formula: "reward / metrics.num_turns", missing: drop}
 
-The language is that of [expressions](#expressions). The formula is null where something it needs is missing, and no finite number where it
-divides by zero; `missing` says what becomes of the row then. To add a term only where it is there, write `coalesce(…, 0)`.
+The formula is an [expression](#expressions). It is null where a value it needs is missing, and not finite where it divides by zero;
+`missing` decides what happens to the row then. To add a term only where it exists, write `coalesce(…, 0)`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from operators.sql.formula import FormulaOperator
 
 
 class RewardShaping(FormulaOperator, revision=1):
-    """Sets `reward` to the formula's value. What the verifier gave stays in `reward_sampled`, and a final label is never shaped."""
+    """Sets `reward` to the formula's value. The verifier's reward stays in `reward_sampled`; final labels are not changed."""
 
     class Config(StageConfig):
-        """The formula, and what happens where it cannot be worked out."""
+        """The formula, and what happens if it has no finite value."""
 
         formula: str = Field(description="An expression over the columns; metrics by name.")
         missing: Literal["keep", "drop"] = Field(
-            "keep", description="Where the formula gives no finite number: keep the reward as it is, or drop the row."
+            "keep", description="If the formula gives no finite number: keep the reward, or drop the row."
         )
 
     writes = frozenset({"reward"})

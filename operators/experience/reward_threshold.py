@@ -3,7 +3,7 @@
     - reward_threshold: {min: 0.5}
     - reward_threshold: {min: 0, max: 0.9}
 
-For other columns, metrics and scores there is `threshold`.
+For other columns, metrics and scores use `threshold`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class RewardThreshold(Operator, revision=1):
     """Drops each row with reward < `min` or reward > `max`, and rows whose reward is null or NaN."""
 
     class Config(StageConfig):
-        """At least one bound is needed."""
+        """At least one bound is required."""
 
-        min: float | None = Field(None, description="Least reward that stays.")
-        max: float | None = Field(None, description="Greatest reward that stays.")
+        min: float | None = Field(None, description="Smallest reward that stays.")
+        max: float | None = Field(None, description="Largest reward that stays.")
 
         @model_validator(mode="after")
         def _one_bound_at_least(self) -> RewardThreshold.Config:

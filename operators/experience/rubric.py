@@ -5,7 +5,7 @@ Rubrics as rewards (Gunjal et al. 2025, arXiv 2507.17746, eq. 1): with weights w
     rubric_score = Σ_j w_j · c_j(x, ŷ) / Σ_j w_j
 
 Grades are 0 or 1 as in the paper (`grades: binary`), or any number between (`grades: fraction`). A negative weight is for
-something that the response should not do: it counts above and not below the line, and the score is clipped to 0 … 1.
+something that the response should not do: it counts in the numerator but not in the denominator, and the score is clipped to 0 … 1.
 
     - rubric:
         endpoint: {url: "http://judge:8000/v1", model: judge}
@@ -14,11 +14,11 @@ something that the response should not do: it counts above and not below the lin
           - {name: short, description: "Has no more than five sentences.", weight: 0.5}
           - {name: scolds, description: "Talks down to the reader.", weight: -1}
 
-A task may bring criteria of its own, under the key `rubric` of its metadata (`from_metadata`): a list of texts, or of mappings
-with `description` (or `criterion`) and `weight` (1 unless given) and `name` (or `title`). They take the place of `criteria`.
+A task may have its own criteria, under the key `rubric` of its metadata (`from_metadata`): a list of texts, or of mappings
+with `description` (or `criterion`), `weight` (default 1) and `name` (or `title`). They replace `criteria`.
 
-It only scores: `rubric_score`, `rubric_parts` (JSON: grade by criterion) and `rubric_error`; see `llm_judge` for what errors mean.
-`calls: each` asks about one criterion at a time: dearer, and a weak judge does not lose its place in the list.
+It only adds scores: `rubric_score`, `rubric_parts` (JSON: grade by criterion) and `rubric_error`; see `llm_judge` for what errors mean.
+`calls: each` asks about one criterion at a time. It costs more, but a weak judge cannot mix up the criteria.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _WORDS = {"yes": 1.0, "true": 1.0, "met": 1.0, "no": 0.0, "false": 0.0, "not met
 
 
 class Criterion(StageConfig):
-    """`description`: what is asked of a response, `weight`: how much it counts, `name`: its key in `rubric_parts`."""
+    """`description`: what the response should do, `weight`: how much it counts, `name`: its key in `rubric_parts`."""
 
     description: str = Field(min_length=1)
     weight: float = Field(default=1.0, allow_inf_nan=False)
@@ -72,10 +72,10 @@ class Rubric(Judge, revision=1):
     """Adds a weighted score, the grades and an error per row."""
 
     class Config(JudgeConfig):
-        """`criteria`: of every row whose task has none; `from_metadata`: the key of a task's own, null: never look; `grades`:
-        binary is 0 or 1, fraction any number between; `calls`: one for all criteria, or each by a call of its own; `template`, `system`:
-        of the chat, with {prompt}, {question}, {response}, {answer}, {criteria} and {task} (what to do and how to reply); `column`: first
-        word of the columns' names."""
+        """`criteria`: criteria for rows whose task has none; `from_metadata`: the key of a task's own criteria, null to ignore them;
+        `grades`: binary is 0 or 1, fraction any number between; `calls`: one call for all criteria, or one for each; `template`,
+        `system`: texts of the chat, with {prompt}, {question}, {response}, {answer}, {criteria} and {task} (what to do and how to
+        reply); `column`: first word of the columns' names."""
 
         template: str = TEMPLATE
         column: ColumnWord = "rubric"
@@ -108,7 +108,7 @@ class Rubric(Judge, revision=1):
         return self.judged(found)
 
     def _criteria(self, row: Mapping[str, Any]) -> tuple[Criterion, ...] | str:
-        """The criteria of a row, or why there are none that can be used."""
+        """Return the criteria of a row, or why it has no valid ones."""
         key = self.config.from_metadata
         metadata = json.loads(row.get("metadata") or "null") if key else None
         own = metadata.get(key) if isinstance(metadata, Mapping) else None
@@ -120,7 +120,7 @@ class Rubric(Judge, revision=1):
         try:
             criteria = _criteria(json.loads(own) if isinstance(own, str) else own)
         except (ValueError, TypeError) as error:
-            return f"{key} in the task's metadata is no list of criteria: {' '.join(str(error).split())[:200]}"
+            return f"{key} in the task's metadata is not a list of criteria: {' '.join(str(error).split())[:200]}"
         if not any(one.weight > 0 for one in criteria):
             return f"{key} in the task's metadata has no criterion with a positive weight"
         return criteria
@@ -183,15 +183,15 @@ class Rubric(Judge, revision=1):
 
 
 def weighted_score(weights: Sequence[float], grades: Sequence[float]) -> float:
-    """Σ w c / Σ w over positive weights below the line, clipped to 0 … 1 (arXiv 2507.17746, eq. 1)."""
+    """Return Σ w c / Σ w, with only positive weights in the denominator, clipped to 0 … 1 (arXiv 2507.17746, eq. 1)."""
     reached = sum(weight * grade for weight, grade in zip(weights, grades, strict=True))
     return min(1.0, max(0.0, reached / sum(weight for weight in weights if weight > 0)))
 
 
 def _criteria(given: object) -> tuple[Criterion, ...]:
     if not isinstance(given, list):
-        # Of a mapping of names to weights the judge would see the names alone, and the weights be lost.
-        raise TypeError(f"{given!r} is no list of texts, or of mappings with description and weight")
+        # From a mapping of names to weights the judge would get the names only, and the weights would be lost.
+        raise TypeError(f"{given!r} is not a list of texts, or of mappings with description and weight")
     return tuple(_criterion(one) for one in given)
 
 
@@ -208,7 +208,7 @@ def _criterion(value: object) -> Criterion:
 
 
 def _names(rubric: Sequence[Criterion]) -> list[str]:
-    """A key per criterion: its name, or its number where it has none or another has the same."""
+    """Return a key per criterion: its name, or its number if the name is missing or not unique."""
     names: list[str] = []
     for number, one in enumerate(rubric, start=1):
         name = one.name or str(number)

@@ -1,21 +1,21 @@
 """Let a model score all responses of a group at once, against one another (RULER).
 
-An advantage within a group needs no absolute mark, only how much better one response is than the next; and a judge that sees all
-of them side by side grades more evenly than one that sees each alone (RULER, "relative universal LLM-elicited rewards",
-OpenPipe ART). One call a group instead of one a response, or n · (n − 1) of `pairwise_judge`:
+An advantage within a group needs no absolute score, only how much better one response is than another. A judge that sees all of them
+side by side scores more consistently than one that sees each alone (RULER, "relative universal LLM-elicited rewards",
+OpenPipe ART). One call per group instead of one per response, or the n · (n − 1) of `pairwise_judge`:
 
     - ruler: {endpoint: {url: "http://judge:8000/v1", model: judge}}
     - ruler: {endpoint: policy, orders: 2, rubric: "Right answers first; of those, the shorter."}
     - sql: "SELECT * REPLACE (coalesce(ruler_score, 0) AS reward) FROM batch"
 
-The order in which responses are shown is drawn from the texts themselves, so that no place is always the same rollout's. With
-`orders: k` the judge is asked k times, in other orders, each second one the order before it backwards, so that a preference for
-the first or the last place cancels out; a response has the mean of its k scores. Equal texts are shown once and score the same.
-Only responses to the same prompt are compared: turns of other lengths stay without a score.
+The order in which responses are shown is derived from the texts themselves, so that no position always belongs to the same rollout. With
+`orders: k` the judge is asked k times, in different orders. Every second order is the reverse of the one before, so that a preference
+for the first or the last position cancels out. A response gets the mean of its k scores. Equal texts are shown once and score the
+same. Only responses to the same prompt are compared; other turns stay without a score.
 
-It only scores: `ruler_score` (0 … 1), `ruler_reason` (of the first order) and `ruler_error`. Where a call fails, or an answer lacks one of
-the responses, the whole group has no score: scores of different calls do not compare. A response with none beside it has no score either, and
-no error. The judge must have room for all responses of a group in its context.
+It only adds scores: `ruler_score` (0 … 1), `ruler_reason` (of the first order) and `ruler_error`. If a call fails, or an answer omits one of
+the responses, the whole group has no score, since scores of different calls are not comparable. A single response has neither a score
+nor an error. All responses of a group must fit into the judge's context.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ _ALONE = "there is no other response to the same prompt in the group"
 
 
 class Ruler(Judge, revision=1):
-    """Adds a score relative to the group, the judge's reason and an error per row; see the module's header."""
+    """Adds a score relative to the group, the judge's reason and an error per row; see the module header."""
 
     class Config(JudgeConfig):
-        """`template`, `system`: of the chat, with {responses}, {rubric}, {prompt}, {question} and {answer}; `rubric`: how to score;
-        `orders`: how many times to ask, in other orders; `column`: first word of the columns' names."""
+        """`template`, `system`: texts of the chat, with {responses}, {rubric}, {prompt}, {question} and {answer}; `rubric`: how to
+        score; `orders`: number of calls, in different orders; `column`: first word of the columns' names."""
 
         template: str = TEMPLATE
         column: ColumnWord = "ruler"
@@ -99,7 +99,7 @@ class Ruler(Judge, revision=1):
             for texts in orders
         ]
         answers = iter(self.ask(asked))
-        # Not an error: that would be asked about again, and with it the rest of the group.
+        # Not an error, since an error would be asked about again, together with the rest of the group.
         found: list[Judged] = [(None, _ALONE, None)] * len(rows)
         for places, orders in zip(groups, shown, strict=True):
             of_text = _of_texts(orders, [next(answers) for _ in orders])
@@ -121,7 +121,7 @@ class Ruler(Judge, revision=1):
 
 
 def _orders(texts: set[str], count: int) -> list[list[str]]:
-    """The texts in `count` orders that depend on nothing but them; each second is the one before it, backwards."""
+    """Return the texts in `count` orders that depend only on the texts; every second one reverses the one before."""
 
     def drawn(pair: int) -> list[str]:
         return sorted(texts, key=lambda text: hashlib.sha256(f"{pair}\n{text}".encode()).digest())
@@ -130,7 +130,7 @@ def _orders(texts: set[str], count: int) -> list[list[str]]:
 
 
 def _of_texts(orders: Sequence[Sequence[str]], answers: Sequence[Answer]) -> dict[str, Judged]:
-    """Score, reason and error of each text."""
+    """Return score, reason and error of each text."""
     error = next((answer.error for answer in answers if answer.error is not None), None)
     if error is not None:
         return dict.fromkeys(orders[0], (None, None, error))
@@ -142,7 +142,7 @@ def _of_texts(orders: Sequence[Sequence[str]], answers: Sequence[Answer]) -> dic
 
 
 def _read(text: str, count: int) -> list[tuple[float, str]]:
-    """Score and reason of each response shown, in the order shown."""
+    """Return score and reason of each response, in the order shown."""
     found = json_object(text, "scores")
     entries = found["scores"] if found else None
     if not isinstance(entries, list):
@@ -151,7 +151,7 @@ def _read(text: str, count: int) -> list[tuple[float, str]]:
     for entry in entries:
         number, score = (finite(entry.get(key)) if isinstance(entry, dict) else None for key in ("id", "score"))
         if number is None or number not in range(1, count + 1) or int(number) in marks:
-            raise MalformedAnswer(f'an entry of "scores" is not of one of the {count} responses, or a second one')
+            raise MalformedAnswer(f'an entry of "scores" is not for one of the {count} responses, or is a second one')
         if score is None or not 0 <= score <= 1:
             raise MalformedAnswer(f"response {int(number)} has no score from 0 to 1")
         marks[int(number)] = score, str(entry.get("reason") or "")

@@ -1,12 +1,12 @@
-"""Keep a share of the rows, the same ones every time.
+"""Keep a sample of the rows, always the same ones.
 
     - sample: {fraction: 0.1}
     - sample: {max_rows: 4, per: group}
     - sample: {max_groups: 16, per: taskset, seed: 7}
 
-Which rows those are is decided by a hash of their ids and the seed, not by a random number: a group that was taken is taken again in a
-replay, on another machine, and in a larger sample with the same seed. `fraction` decides each group (or row) by itself, so of a million
-groups a tenth stays, of a batch of ten between none and a few; the two limits hold within each batch.
+A hash of their ids and the seed selects the rows, not a random number. A selected group is selected again in a replay, on another
+machine, and in a larger sample with the same seed. `fraction` decides on each group (or row) independently: of a million groups a tenth
+stays, of a batch of ten between none and a few. The two limits apply within each batch.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from operators.groups import Groups, Ints, Mask, fewest_first, hashed
 
 
 class Sample(Operator, revision=1):
-    """Drops groups (or rows) beyond a share or a number; the chain keeps `min_group_size` besides."""
+    """Drops groups (or rows) beyond a share or a number; the chain's `min_group_size` applies in addition."""
 
     class Config(StageConfig):
         """One of `fraction`, `max_groups` and `max_rows`."""
 
         fraction: float | None = Field(None, gt=0, lt=1, description="Share of the groups (or rows) that stays.")
         max_groups: int | None = Field(
-            None, ge=1, description="Most groups that stay of a batch, or of each taskset in it."
+            None, ge=1, description="Largest number of groups that stay, per batch or per taskset in it."
         )
         max_rows: int | None = Field(
-            None, ge=1, description="Most rows that stay of a batch, or of each taskset or group in it."
+            None, ge=1, description="Largest number of rows that stay, per batch or per taskset or group in it."
         )
-        per: Literal["batch", "taskset", "group"] = Field("batch", description="What the two limits count within.")
+        per: Literal["batch", "taskset", "group"] = Field("batch", description="Where the two limits apply.")
         of: Literal["groups", "rows"] = Field(
-            "groups", description="Whether `fraction` takes whole groups or single rows."
+            "groups", description="Whether `fraction` selects whole groups or single rows."
         )
-        seed: int = Field(0, ge=0, description="Another seed is another sample.")
+        seed: int = Field(0, ge=0, description="Another seed gives another sample.")
 
         @model_validator(mode="after")
         def _one_of(self) -> Sample.Config:
@@ -66,7 +66,7 @@ class Sample(Operator, revision=1):
         return _keep(self._within(table, keys, by_row) < limit, reason)
 
     def _within(self, table: pa.Table, keys: npt.NDArray[np.uint64], by_row: bool) -> Ints:
-        """Place of each row, or of its group, in the order of the sample within what is counted."""
+        """Return the rank of each row, or of its group, in the order of the sample within its batch, taskset or group."""
         sets = {"batch": _nothing, "taskset": _tasksets, "group": _groups}[self.config.per](table)
         if by_row:
             return fewest_first(keys, sets)

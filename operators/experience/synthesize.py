@@ -1,4 +1,4 @@
-"""Make new tasks or experiences out of old ones. The rows themselves pass unchanged.
+"""Create new tasks or experiences from existing ones. The rows themselves pass unchanged.
 
     - synthesize: {kind: rephrase, endpoint: policy, fraction: 0.1}
     - synthesize: {kind: harder, endpoint: {url: …, model: …}, min_reward: 0.9, max_per_batch: 8}
@@ -6,24 +6,25 @@
     - synthesize: {kind: self_correct, endpoint: policy, max_reward: 0, reward: "./rewards.py:right"}
     - synthesize: {kind: "./variants.py:swap_numbers", args: {count: 2}}
 
-`rephrase`, `harder` and `easier` make one new task of a task, whatever the number of its rollouts in the batch, and pick by the
-mean reward of the group; a harder or easier one gets a new answer, which the model must find again without having seen it
-(`verify`), or the task is not made. `self_correct` shows the model its own wrong answer and makes an experience of the right one, on
-the row's own task: the answer to the original chat, with the reward that the function `reward(row, response)` gives it (none: awaited
-from later stages or people). A function of your own gets a row as a dict and `args`, and returns a list of mappings: with `prompt` (and
-`answer`, `metadata`, `features`) a new task, with `response` (and `reward`) an experience on the row's own task.
+`rephrase`, `harder` and `easier` create one new task from a task, whatever the number of its rollouts in the batch, and select by
+the mean reward of the group. A harder or easier task has a new answer. With `verify` the model must find this answer again without
+having seen it, or the task is discarded. `self_correct` shows the model its own wrong answer and creates an experience from the
+corrected one, on the row's own task: the answer to the original chat, with the reward of the function `reward(row, response)`. Without
+that function the reward comes from later stages or people. Your own function gets a row as a dict and `args`, and returns a list of
+mappings: one with `prompt` (and `answer`, `metadata`, `features`) is a new task, one with `response` (and `reward`) an experience on
+the row's own task.
 
-An experience that was made is one of a group of its own (a function's: of all answers to one row), and no policy sampled it. So it is
-for algorithms that learn from single answers, whoever wrote them: `algorithm: {name: sft, min_group_size: 1}`. Those that compare the
-rollouts of a group, or weigh tokens by the policy that sampled them (`grpo`), are refused with `self_correct`; what a function makes
-for them is not stored, and `operator_run` says why. Give these algorithms new tasks.
+A created experience has its own group (a function's: one group for all answers to a row), and no policy sampled it. So it is for
+algorithms that learn from single answers of any origin: `algorithm: {name: sft, min_group_size: 1}`. Algorithms that compare the
+rollouts of a group, or weight tokens by the policy that sampled them (`grpo`), are refused with `self_correct`. With them, experiences
+from a function are not stored, and `operator_run` has the reason. Create new tasks for these algorithms.
 
-A new task's key is a digest of what it was made from and how, so the same input makes the same key, and what exists is not made
-twice. Its metadata say where it comes from under `synthesis`: kind, generation and parent, the experience (in `pipelines.task`
-the task). An experience has the metric `generation`. What was itself synthesised is used up to `max_generations`: 1 uses only
-what came from outside. `fraction` picks by digest too, not by chance.
+A new task's key is a digest of its source and the recipe, so the same input gives the same key, and existing tasks are not created
+twice. Its metadata record its origin under `synthesis`: kind, generation and parent, which is the experience (in `pipelines.task`
+the task). An experience has the metric `generation`. Synthesised rows are used up to `max_generations`: 1 uses only original rows.
+`fraction` selects by digest, too, not at random.
 
-A call that fails makes nothing and leaves its reason in the column `synthesis_error`.
+A call that fails creates nothing and leaves its reason in the column `synthesis_error`.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ from operators.llm.templates import Template, chat_before
 from rftdata.errors import ConfigError, OperatorError
 from rftdata.plugins import Registry
 
-# A user's own functions: the built-in rewards live in rftcore, which this package does not import.
+# A user's own functions; the built-in rewards are in rftcore, which this package does not import.
 _FUNCTIONS = Registry[object]("synthesis function", {})
 _REWARDS = Registry[object]("reward", {})
 
@@ -64,14 +65,15 @@ class Synthesize(AskingOperator, revision=1):
     """Creates tasks or experiences, and drops nothing."""
 
     class Config(AskingConfig):
-        """`kind`: rephrase, harder, easier, self_correct or ./file.py:function; `args`: for a function; `template`: of the request, with
+        """`kind`: rephrase, harder, easier, self_correct or ./file.py:function; `args`: arguments of a function; `template`: the request, with
         {question} and {answer}, by default that of the kind (below); `verify`: the model must find the new answer again without having seen
-        it; `reward`: ./file.py:function for corrected answers; `taskset`: of new tasks, the parent's by default; `min_reward`: least reward of
-        what is used; `max_reward`: greatest reward of what is used; `fraction`: share of what fits that is used; `max_per_batch`: most that are
-        used of a batch; `max_generations`: what was synthesised itself is used up to here, 1 takes only what came from outside."""
+        it; `reward`: ./file.py:function for corrected answers; `taskset`: set of new tasks, the parent's by default; `min_reward`: smallest
+        reward of rows that are used; `max_reward`: largest reward of rows that are used; `fraction`: share of the matching rows that is used;
+        `max_per_batch`: largest number of rows used per batch; `max_generations`: synthesised rows are used up to this generation, 1 uses
+        only original rows."""
 
         kind: str
-        endpoint: AnyEndpoint | None = None  # type: ignore[assignment]  # a function asks nobody
+        endpoint: AnyEndpoint | None = None  # type: ignore[assignment]  # a function calls no endpoint
         args: dict[str, Any] = Field(default_factory=dict)
         template: str | None = None
         verify: bool = True
@@ -93,11 +95,11 @@ class Synthesize(AskingOperator, revision=1):
             elif ":" not in self.kind:
                 raise ValueError(f"kind {self.kind!r} is none of {', '.join(TEMPLATES)}, nor ./file.py:function")
             elif self.endpoint is not None:
-                raise ValueError("a function of your own asks no endpoint")
+                raise ValueError("your own function uses no endpoint")
             if self.reward is not None and self.kind != "self_correct":
                 raise ValueError("reward is for kind self_correct")
             if self.taskset is not None and self.kind == "self_correct":
-                raise ValueError("kind self_correct makes no tasks, so there is no taskset to put them into")
+                raise ValueError("kind self_correct creates no tasks, so it has no use for a taskset")
             return self
 
     reads = frozenset(
@@ -121,7 +123,7 @@ class Synthesize(AskingOperator, revision=1):
     def validate_schema(self, schema: pa.Schema) -> pa.Schema:
         self._load()
         if "response" not in schema.names:
-            # Tasks: every one is a group of its own.
+            # A batch of tasks: every task is its own group.
             lacking = {"metrics"} if self.config.kind == "self_correct" else {"metrics", "response"}
             self.reads = (self.reads or frozenset()) - lacking
             self.rowwise = True
@@ -130,7 +132,7 @@ class Synthesize(AskingOperator, revision=1):
         return schema.append(pa.field("synthesis_error", pa.string())) if added else schema
 
     def _load(self) -> None:
-        """The functions that the arguments name, from files beside the configuration."""
+        """Load the functions that the arguments name, from files beside the configuration."""
         if self.config.kind not in TEMPLATES:
             self._function = _loaded(_FUNCTIONS, self.config.kind, self.base_dir)
             check_plain(self.config.args)
@@ -156,7 +158,7 @@ class Synthesize(AskingOperator, revision=1):
         return {**super().spec(), **digests}
 
     def _parents(self, rows: Sequence[Mapping[str, Any]]) -> list[Parent]:
-        """What is used of the batch: eligible, picked by `fraction`, not over `max_per_batch`; the first of the same."""
+        """Return the rows to use: eligible, selected by `fraction`, at most `max_per_batch`; the first of equal ones."""
         rewards = (
             mean_rewards(rows)
             if self.config.kind in ("rephrase", "harder", "easier")
@@ -171,7 +173,7 @@ class Synthesize(AskingOperator, revision=1):
                 key = self._key(parent)
                 if key not in found and int(key, 16) < self.config.fraction * 2**64:
                     found[key] = Parent(place, row, parent.chat, metadata, generation, key)
-        # In the order of their keys and not of the batch, so that the limit does not favour what comes first.
+        # In the order of their keys, so that the limit does not favour the first rows of the batch.
         return [found[key] for key in sorted(found)][: self.config.max_per_batch]
 
     def _takes(self, reward: float | None) -> bool:
@@ -181,7 +183,7 @@ class Synthesize(AskingOperator, revision=1):
         return (low is None or reward >= low) and (high is None or reward <= high)
 
     def _key(self, parent: Parent) -> str:
-        """16 hexadecimal digits."""
+        """Return 16 hexadecimal digits."""
         recipe = {
             k: v
             for k, v in self.spec().items()
@@ -199,13 +201,13 @@ class Synthesize(AskingOperator, revision=1):
             made = self._function(row, **self.config.args)
         except Exception as error:
             what = f"{self.config.kind} raised for experience {parent.row['experience_id']}"
-            raise OperatorError(f"{what}: {type(error).__name__}: {error}", todo="mend the function") from error
+            raise OperatorError(f"{what}: {type(error).__name__}: {error}", todo="fix the function") from error
         tasks: list[CreatedTask | CreatedGroup] = []
         answers: list[CreatedAnswer] = []
         for number, new in enumerate(made or []):
             if not isinstance(new, Mapping) or not ("prompt" in new or "response" in new):
                 raise OperatorError(
-                    f"{self.config.kind} returned something else than tasks and answers for experience {parent.row['experience_id']}",
+                    f"{self.config.kind} returned something other than tasks and answers for experience {parent.row['experience_id']}",
                     value=new, allowed="mappings with prompt (a task) or response (an answer)",
                 )  # fmt: skip
             if "prompt" in new:
@@ -216,7 +218,7 @@ class Synthesize(AskingOperator, revision=1):
         return [*tasks, self._group(parent, answers)] if answers else tasks
 
     def _retold(self, parents: Sequence[Parent], errors: list[str | None]) -> list[CreatedTask | CreatedGroup]:
-        """rephrase, harder, easier."""
+        """Create tasks of the kinds rephrase, harder and easier."""
         new_answer = self.config.kind != "rephrase"
         asked = [retelling(self._request(parent), new_answer) for parent in parents]
         drafts = list(zip(parents, self.ask(asked), strict=True))
@@ -234,7 +236,7 @@ class Synthesize(AskingOperator, revision=1):
         return self._template.fill({"question": parent.question, "answer": parent.row["answer"] or ""})
 
     def _verified(self, drafts: list[tuple[Parent, Answer]], errors: list[str | None]) -> list[tuple[Parent, Answer]]:
-        """Those whose answer the model finds again when it sees the question alone."""
+        """Return the drafts whose answer the model finds again from the question alone."""
         questions = [solving(draft.value["prompt"]) for _, draft in drafts]
         agreed = []
         for (parent, draft), solved in zip(drafts, self.ask(questions), strict=True):
@@ -265,9 +267,9 @@ class Synthesize(AskingOperator, revision=1):
             reward = finite(self._reward({**parent.row, "metadata": dict(parent.metadata)}, response))
         except Exception as error:
             what = f"{self.config.reward} raised for a correction of experience {parent.row['experience_id']}"
-            raise OperatorError(f"{what}: {type(error).__name__}: {error}", todo="mend the function") from error
+            raise OperatorError(f"{what}: {type(error).__name__}: {error}", todo="fix the function") from error
         if reward is None:
-            raise OperatorError(f"{self.config.reward} returned no finite number", todo="mend the function")
+            raise OperatorError(f"{self.config.reward} returned no finite number", todo="fix the function")
         return reward
 
     def _group(self, parent: Parent, answers: Sequence[CreatedAnswer]) -> CreatedGroup:
@@ -278,14 +280,14 @@ class Synthesize(AskingOperator, revision=1):
 def _payload(parent: Parent, made: Mapping[str, str]) -> dict[str, Any]:
     if "answer" in made:
         return {**made}
-    # The same task in other words: what a verifier needs to know stays true.
+    # The same task in other words, so the verifier's information stays valid.
     return {**made, "answer": parent.row["answer"], "metadata": parent.metadata}
 
 
 def _loaded(registry: Registry[object], name: str, base_dir: Path) -> Callable[..., Any]:
     function = registry.load(name, base_dir)
     if not callable(function):
-        raise ConfigError(f"the {registry.kind} is no function", value=name)
+        raise ConfigError(f"the {registry.kind} is not a function", value=name)
     return function
 
 
@@ -295,5 +297,5 @@ def _check_arguments(function: Callable[..., Any], args: Mapping[str, Any]) -> N
     except TypeError as error:
         raise ConfigError(
             f"the function cannot be called with a row and these args: {error}", value=dict(args),
-            todo="its first parameter is the row, the others come from args",
+            todo="its first parameter is the row; the others come from args",
         ) from error  # fmt: skip

@@ -1,4 +1,4 @@
-"""Give each row more columns, computed from those it has: tags for later stages, and for queries over `rft.score`.
+"""Add computed columns to each row: tags for later stages, and for queries on `rft.score`.
 
     - tag:
         columns:
@@ -6,8 +6,8 @@
           kind: metadata.kind
           gain: reward - reward_sampled
 
-The language is that of [expressions](#expressions). A tag drops nothing; `threshold` and `sql` decide on it. Tags are kept, and computed again
-where a column they look at has changed.
+Values are [expressions](#expressions). A tag drops nothing; `threshold` and `sql` decide on it. Tags are stored, and computed again
+where a column that they read has changed.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from rftdata.errors import ConfigError
 
 
 class Tag(Operator, revision=1):
-    """Scores one column for each expression: numbers, texts or truth values; null where the expression is null."""
+    """Adds one column per expression: numbers, texts or truth values; null where the expression is null."""
 
     class Config(StageConfig):
-        """What to add."""
+        """The columns to add."""
 
         columns: dict[str, str] = Field(
-            min_length=1, description="Name of the new column -> expression over the columns of the row."
+            min_length=1, description="Name of the new column -> expression on the columns of the row."
         )
 
     rowwise = True
@@ -41,7 +41,7 @@ class Tag(Operator, revision=1):
         for name, expression in self._expressions.items():
             if not expression.rowwise:
                 raise ConfigError(
-                    f"{name!r} looks at other rows than its own, so it cannot be kept", value=expression.text,
+                    f"{name!r} reads other rows than its own, so it cannot be stored", value=expression.text,
                     todo="use `sql`, `pass_rate` or `priority` for what depends on the group",
                 )  # fmt: skip
         self.reads = frozenset().union(*(expression.columns for expression in self._expressions.values()))
@@ -62,7 +62,7 @@ class Tag(Operator, revision=1):
 
 def _storable(name: str, kind: pa.DataType) -> pa.DataType:
     kinds = pa.types
-    if kinds.is_uint64(kind):  # hash() gives them, and half of its numbers are too great for the other type
+    if kinds.is_uint64(kind):  # hash() returns it, and half of its values are too large for int64
         return kind
     if kinds.is_integer(kind):
         return pa.int64()

@@ -1,11 +1,11 @@
-"""Keep rows for which a column, a metric or a formula lies in a range: the deciding half of every score.
+"""Keep rows for which a column, a metric or a formula lies in a range: the decision that follows a score.
 
     - threshold: {column: quality, min: 0.3}
     - threshold: {column: metrics.accuracy, min: 0.5, "null": keep}
     - threshold: {column: num_response_tokens / num_prompt_tokens, max: 20}
 
-The score stays where it was computed, so that another bound needs no new computation. `column` is a column of the batch (those that
-earlier stages scored are among them) or an [expression](#expressions).
+The score is stored where it was computed, so that another bound needs no new computation. `column` is a column of the batch (including
+the scores of earlier stages) or an [expression](#expressions).
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from operators.thresholds import check_bounds, outside
 
 
 class Threshold(FormulaOperator, revision=1):
-    """Drops each row with a value < `min` or > `max`; one that is null or NaN as `null` says."""
+    """Drops each row with a value < `min` or > `max`; `null` decides on null and NaN."""
 
     class Config(StageConfig):
-        """At least one bound is needed."""
+        """At least one bound is required."""
 
         column: str = Field(description="A column, a metric (`metrics.quality`) or an expression over them.")
-        min: float | None = Field(None, description="Least value that stays.")
-        max: float | None = Field(None, description="Greatest value that stays.")
-        null: Literal["drop", "keep"] = Field("drop", description="What becomes of rows without a value (null or NaN).")
+        min: float | None = Field(None, description="Smallest value that stays.")
+        max: float | None = Field(None, description="Largest value that stays.")
+        null: Literal["drop", "keep"] = Field("drop", description="Whether rows without a value (null or NaN) stay.")
 
         @model_validator(mode="after")
         def _one_bound_at_least(self) -> Threshold.Config:

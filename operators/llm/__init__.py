@@ -1,1 +1,1 @@
-"""Models that stages ask: endpoints, clients, prompt templates, and what judges and synthesis share."""
+"""Models that stages ask: endpoints, clients, prompt templates, and the common parts of judges and synthesis."""

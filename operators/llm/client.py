@@ -1,7 +1,7 @@
-"""What stages that ask a model share: their arguments, questions with answers that are read, a memory of both.
+"""The base of stages that ask a model: their arguments, questions with parsed answers, and a cache of both.
 
-A question goes to the endpoint once per process, whoever asks it (`Asker` remembers). An answer that cannot be read is asked
-for once more, with what was wrong with it; after that it is an error of the row. Answers with errors are not remembered.
+A question goes to the endpoint once per process, whichever stage asks it (`Asker` caches it). An answer that cannot be parsed is asked
+for a second time, with the problem; after that it is an error of the row. Answers with errors are not cached.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from rftdata.errors import ConfigError
 
 _REMEMBERED = 100_000
 OF_EXPERIENCES = frozenset({"messages", "source"})
-"""Columns that batches of tasks do not have, and that a stage does without there."""
+"""Columns that batches of tasks lack; a stage does without them there."""
 
 
 class AskingConfig(StageConfig):
-    """Arguments of every stage that asks.
+    """Arguments of every stage that asks a model.
 
     `endpoint`: `policy` (the run's own model), or a server by the keys below; `budget`: the most it may spend in a run,
-    across restarts and workers, by the keys below; `max_tokens`: longest answer; `temperature`: 0 takes the likeliest token; `seed`: of
-    the sampling (a policy takes none).
+    across restarts and workers, by the keys below; `max_tokens`: longest answer; `temperature`: 0 takes the likeliest token; `seed`:
+    seed of the sampling (a policy takes none).
     """
 
     endpoint: AnyEndpoint
@@ -55,15 +55,15 @@ class AskingConfig(StageConfig):
 
 
 class MalformedAnswer(ValueError):
-    """An answer that cannot be read; says what is wrong with it."""
+    """An answer that cannot be parsed; the message is the problem."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A chat, and how its answer is read.
+    """A chat, and the parser of its answer.
 
     Attributes:
-        read: the value in an answer's text; raises `MalformedAnswer`.
+        read: parses an answer's text into its value; raises `MalformedAnswer`.
     """
 
     chat: Chat
@@ -71,24 +71,24 @@ class Question:
 
     @property
     def key(self) -> bytes:
-        """The same for the same question."""
+        """A digest that is equal for equal questions."""
         text = json.dumps([list(self.chat.messages), self.chat.schema], sort_keys=True)
         return hashlib.sha256(text.encode()).digest()
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What was read, or why there is nothing."""
+    """A parsed value, or the reason why there is none."""
 
     value: Any = None
     error: str | None = None
 
 
 class Asker:
-    """Questions to an endpoint; for several threads.
+    """Asks questions to an endpoint and caches the answers; thread-safe.
 
     Args:
-        endpoint: answers.
+        endpoint: the model to ask.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -97,10 +97,10 @@ class Asker:
         self._lock = threading.Lock()
 
     def ask(self, questions: Sequence[Question], of: str = "") -> list[Answer]:
-        """An answer per question, in order.
+        """Return an answer per question, in order.
 
         Args:
-            of: names the weights that answer, where they change: what others answered is not remembered for them.
+            of: name of the current weights, if they change. The cache does not mix answers of different weights.
         """
         keys = [question.key + of.encode() for question in questions]
         waited: dict[bytes, Future[Answer]] = {}
@@ -174,17 +174,17 @@ def _once_more(chat: Chat, text: str, problem: str | None) -> Chat:
 
 
 def without_thoughts(text: str) -> str:
-    """A text without what a reasoning model thought before it answered."""
+    """Return a text without the thoughts of a reasoning model."""
     return re.sub(r"<think>.*?(</think>|\Z)", "", text, flags=re.DOTALL).strip()
 
 
 def json_object(text: str, key: str) -> dict[str, Any] | None:
-    """The JSON object that a text is or ends with, where it has `key`; None otherwise.
+    """Return the JSON object that a text is or ends with, if it has `key`; None otherwise.
 
-    An object with other words after it may be one that the answer speaks of, and one inside another is a part of it.
+    An object followed by other words may be a quotation, and one inside another is a part of it; both are ignored.
     """
     decoder = json.JSONDecoder()
-    end = len(text.rstrip("`*. \t\r\n"))  # a code fence, or a point, may close the answer
+    end = len(text.rstrip("`*. \t\r\n"))  # the answer may end with a code fence or a full stop
     place = text.find("{")
     while place >= 0:
         try:
@@ -199,7 +199,7 @@ def json_object(text: str, key: str) -> dict[str, Any] | None:
 
 
 def finite(value: object) -> float | None:
-    """A number, or a text that is one; None for all else."""
+    """Return a number, also from a text; None for everything else."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
@@ -210,19 +210,19 @@ def finite(value: object) -> float | None:
 
 
 def chat(system: str | None, user: str, schema: Mapping[str, Any] | None = None) -> Chat:
-    """A chat of one question."""
+    """Return a chat of one question."""
     messages = [{"role": "system", "content": system}] if system else []
     return Chat([*messages, {"role": "user", "content": user}], schema)
 
 
 class AskingOperator(Operator):
-    """A stage that asks a model; `ask` works between `prepare` and `close`.
+    """A stage that asks a model; `ask` may be called between `prepare` and `close`.
 
     Attributes:
-        counted_as: what its spending is counted under, below its name in the chain and unless the budget has a name.
+        counted_as: name (after the stage's) under which its spending is counted, unless the budget has a name.
     """
 
-    # Each of its calls has a limit of its own (`endpoint.timeout_s`); this is for what would still not end.
+    # Each call has its own limit (`endpoint.timeout_s`); this is a limit for calls that do not respect it.
     seconds_per_row = 60.0
     prepare_timeout_s = None  # a judge may be loaded in this process
     counted_as = ""
@@ -247,12 +247,12 @@ class AskingOperator(Operator):
             self._asker = None
 
     def ask(self, questions: Sequence[Question]) -> list[Answer]:
-        """An answer per question."""
-        assert self._asker is not None, "prepare() comes first"
+        """Return an answer per question."""
+        assert self._asker is not None, "call prepare() first"
         return self._asker.ask(questions, self.depends_on() or "")
 
     def depends_on(self) -> str | None:
-        """The run's model and its weights, where that is asked: it learns."""
+        """Return the run's model and its current weights if they answer, since they change."""
         if self.config.endpoint != "policy":
             return ""
         context = self._context
@@ -261,7 +261,7 @@ class AskingOperator(Operator):
         return f"{context.model_path}@{context.policy_version()}"
 
     def spec(self) -> dict[str, Any]:
-        """Without what only says how calls are made, and without the budget: neither changes a score."""
+        """Return the arguments without the budget and the way calls are made, since neither changes a score."""
         spec: dict[str, Any] = self.config.model_dump(mode="json", exclude={"budget", "endpoint"})
         endpoint = self.config.endpoint
         return {**spec, "endpoint": endpoint.identity() if hasattr(endpoint, "identity") else endpoint}
@@ -270,10 +270,10 @@ class AskingOperator(Operator):
 def open_endpoint(
     config: EndpointConfig | Literal["policy"], context: StageContext, sampling: Sampling, meter: Meter
 ) -> Endpoint:
-    """Open what a stage asks.
+    """Open the endpoint that a stage asks.
 
     Raises:
-        ConfigError: no policy here, or the variable with the key is not set.
+        ConfigError: there is no policy, or the variable with the key is not set.
         PluginError: the HTTP client is not installed.
     """
     if config == "policy":

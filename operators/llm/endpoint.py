@@ -1,11 +1,10 @@
-"""A model to ask: an OpenAI-compatible server, or the run's own policy.
+"""Models to ask: an OpenAI-compatible server, or the run's own policy.
 
-Both answer a list of chats with a reply each, in order. A call that fails is a reply with an error, never an exception: what
-it means for a row is the stage's to say. Calls run at the same time, failures that may pass are tried again, and nothing is
-sent that the budget does not allow.
+Both return a reply for each of a list of chats, in order. A failed call is a reply with an error, never an exception; the stage decides
+what it means for a row. Calls run concurrently, temporary failures are retried, and no request is sent that the budget does not allow.
 
-Secrets: the configuration names an environment variable (`api_key_env`). Its value is read when the endpoint is opened, stands
-in no configuration, specification or log, and is taken out of what a server says about a failed call.
+Secrets: the configuration names an environment variable (`api_key_env`). Its value is read when the endpoint is opened. It is in
+no configuration, specification or log, and is removed from a server's messages about failed calls.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from rftdata.errors import ConfigError
 from rftdata.pipeline.budget import Limits, Usage, UsageLedger
 
 _CHARACTERS_PER_TOKEN = 3
-"""Fewer than tokenizers need for most texts: an estimate of tokens that is rather too high."""
+"""Less than the average of tokenizers for most texts, so that token counts are overestimated rather than underestimated."""
 
 
 @dataclass(frozen=True)
 class Chat:
-    """What is asked: messages up to a user's, and the JSON schema that the answer should have."""
+    """A request: messages up to a user's, and the JSON schema that the answer should have."""
 
     messages: Messages
     schema: Mapping[str, Any] | None = None
@@ -38,7 +37,7 @@ class Chat:
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back: a text, or why there is none."""
+    """The response to a chat: a text, or why there is none."""
 
     text: str = ""
     error: str | None = None
@@ -47,7 +46,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How an answer is sampled; `temperature` 0 and a seed make it repeatable, as far as the server keeps them."""
+    """How an answer is sampled; `temperature` 0 and a seed make it repeatable if the server respects them."""
 
     max_tokens: int
     temperature: float
@@ -55,22 +54,22 @@ class Sampling:
 
 
 class Endpoint(Protocol):
-    """Something that answers chats."""
+    """A model that answers chats."""
 
     def ask(self, chats: Sequence[Chat]) -> list[Reply]:
-        """A reply per chat."""
+        """Return a reply per chat."""
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
 
 
 class EndpointConfig(StageConfig):
     """An OpenAI-compatible server.
 
-    `url`: up to and including `/v1`; `model`: its name there; `api_key_env`: environment variable with the key; `name`: stands for
-    url and model in the pipeline's version and the keys of scores, so that the same judge may move to another address;
-    `concurrency`: requests in flight; `timeout_s`: of one request; `retries`: further tries after a 408, 409, 425, 429, 5xx, a
-    time-out or a broken connection; `backoff_s`: pause before the first, doubled each time; `max_wait_s`: longest pause, also
+    `url`: up to and including `/v1`; `model`: its name there; `api_key_env`: environment variable with the key; `name`: replaces url and
+    model in the pipeline's version and the keys of scores, so that the same judge may move to another address; `concurrency`:
+    concurrent requests; `timeout_s`: time limit of one request; `retries`: retries after a 408, 409, 425, 429, 5xx, a time-out or
+    a broken connection; `backoff_s`: pause before the first retry, doubled each time; `max_wait_s`: longest pause, also
     when the server asks for a longer one; `structured`: send the JSON schema of the answer, `auto` stops at the first refusal;
     `extra`: further keys of the request, such as `top_p`.
     """
@@ -107,14 +106,14 @@ class EndpointConfig(StageConfig):
         if name is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise ConfigError(  # without the value: it may be the key itself
                 "endpoint.api_key_env is not the name of an environment variable",
-                todo="export the key under a name and write that name",
+                todo="export the key in a variable and write the variable's name",
             )
         return name
 
     @field_validator("extra")
     @classmethod
     def _leaves_ours_alone(cls, extra: dict[str, Any]) -> dict[str, Any]:
-        # max_tokens, too: by the stage's own the budget reserves.
+        # max_tokens, too, because the budget reserves the stage's own value.
         ours = sorted({"model", "messages", "stream", "n", "response_format", "max_tokens"} & extra.keys())
         if ours:
             raise ValueError(f"{ours[0]!r} is set by the stage itself")
@@ -122,7 +121,7 @@ class EndpointConfig(StageConfig):
         return extra
 
     def identity(self) -> dict[str, Any]:
-        """What determines its answers, for the specification of a stage; neither how it is called nor any secret."""
+        """Return what determines its answers, for the specification of a stage: no call settings and no secrets."""
         where = {"name": self.name} if self.name else {"url": self.url, "model": self.model}
         return {**where, "structured": self.structured, "extra": self.extra}
 
@@ -130,16 +129,16 @@ class EndpointConfig(StageConfig):
 class BudgetConfig(StageConfig):
     """The most that a stage may spend in a run, across restarts and workers.
 
-    `max_calls`: requests, repeated ones too; `max_tokens`: of prompts and answers; `max_cost`: by `prompt_price` and
-    `response_price`, both per million tokens; `name`: stages that give the same name share one budget, others count by
+    `max_calls`: requests, including retries; `max_tokens`: tokens of prompts and answers; `max_cost`: cost by `prompt_price` and
+    `response_price`, both per million tokens; `name`: stages with the same name share one budget, others are counted under
     their own name in the pipeline (`llm_judge#2`).
     """
 
     max_calls: int | None = Field(default=None, ge=0)
     max_tokens: int | None = Field(default=None, ge=0)
     max_cost: float | None = Field(default=None, ge=0)
-    prompt_price: float = Field(default=0.0, ge=0, description="Of a million tokens of prompts.")
-    response_price: float = Field(default=0.0, ge=0, description="Of a million tokens of answers.")
+    prompt_price: float = Field(default=0.0, ge=0, description="Price of a million prompt tokens.")
+    response_price: float = Field(default=0.0, ge=0, description="Price of a million answer tokens.")
     name: str | None = None
 
     @model_validator(mode="after")
@@ -149,25 +148,25 @@ class BudgetConfig(StageConfig):
         return self
 
     def cost(self, prompt_tokens: int, response_tokens: int) -> float:
-        """Of one call."""
+        """Return the cost of one call."""
         return (prompt_tokens * self.prompt_price + response_tokens * self.response_price) / 1e6
 
     def most(self, chat: Chat, max_tokens: int) -> Usage:
-        """What a call may take at most, and reserves."""
+        """Return the most that a call may use, which it reserves."""
         tokens = estimated_tokens(chat)
         return Usage(1, tokens + max_tokens, self.cost(tokens, max_tokens))
 
     def check_allows(self, chat: Chat, max_tokens: int) -> None:
-        """Refuse limits that no call keeps, not even this one with nothing filled in.
+        """Refuse limits that are too small for any call, even for this one with empty placeholders.
 
         Raises:
-            ConfigError: they would refuse every call.
+            ConfigError: every call would be refused.
         """
         call = self.most(chat, max_tokens)
         for key, limit, takes in (("max_tokens", self.max_tokens, call.tokens), ("max_cost", self.max_cost, call.cost)):
             if limit is not None and limit < takes:
                 raise ConfigError(
-                    f"budget.{key} allows no call: each reserves what it may take, {takes:.10g} before anything is filled in"
+                    f"budget.{key} allows no call: each reserves the most it may use, {takes:.10g} even with empty placeholders"
                     f" ({call.tokens - max_tokens} tokens of the prompt, max_tokens {max_tokens} of the answer)",
                     value=limit, todo=f"raise budget.{key}, or lower the stage's max_tokens",
                 )  # fmt: skip
@@ -175,15 +174,15 @@ class BudgetConfig(StageConfig):
 
 def _policy_or_server(value: object) -> object:
     if isinstance(value, str) and value != "policy":
-        raise ConfigError(  # a value that is no plain word is not repeated: an address may have a password in it
-            "endpoint is no model to ask", value=value if value.isidentifier() else None,
+        raise ConfigError(  # a value that is not a plain word is not repeated, since an address may contain a password
+            "endpoint is not a model to ask", value=value if value.isidentifier() else None,
             allowed="policy, or a mapping with url and model", todo="write policy for the run's own model",
         )  # fmt: skip
     return value
 
 
 def _nested(key: str, config_class: type[StageConfig]) -> BeforeValidator:
-    """Validates a mapping inside a stage's arguments with the same clear sentences as the arguments themselves."""
+    """Return a validator for a mapping inside a stage's arguments, with the same error messages as the arguments themselves."""
 
     def validate(value: object) -> object:
         if isinstance(value, str | config_class):
@@ -200,7 +199,7 @@ def _nested(key: str, config_class: type[StageConfig]) -> BeforeValidator:
 
 def _hint(error: ConfigError) -> str | None:
     if "'api_key'" in error.what or "'key'" in error.what:
-        return "keys do not belong in a configuration: export the key and name the variable in api_key_env"
+        return "a configuration must not contain keys: export the key and name the variable in api_key_env"
     return error.todo
 
 
@@ -212,13 +211,13 @@ Budget = Annotated[BudgetConfig, _nested("budget", BudgetConfig)]
 
 
 class Meter:
-    """What calls may cost and did cost, against one budget.
+    """Reserves and counts what calls cost against one budget.
 
     Args:
-        name: of the budget in the ledger.
+        name: name of the budget in the ledger.
         budget: limits and prices.
-        ledger: counts.
-        max_tokens: of an answer.
+        ledger: the counter.
+        max_tokens: longest answer.
     """
 
     def __init__(self, name: str, budget: BudgetConfig, ledger: UsageLedger, max_tokens: int) -> None:
@@ -229,17 +228,17 @@ class Meter:
         self._max_tokens = max_tokens
 
     def reserve(self, chat: Chat) -> Usage | None:
-        """What the call may cost at most, now spent; None where the budget does not allow it."""
+        """Reserve the most that the call may cost and return it; None if the budget does not allow it."""
         amount = self._budget.most(chat, self._max_tokens)
         return amount if self._ledger.reserve(self.name, amount, self._limits) else None
 
     def settle(self, reserved: Usage, prompt_tokens: int, response_tokens: int) -> None:
-        """Note what a call did cost."""
+        """Record what a call did cost."""
         cost = self._budget.cost(prompt_tokens, response_tokens)
         self._ledger.settle(self.name, reserved, Usage(1, prompt_tokens + response_tokens, cost))
 
     def used_up(self, chat: Chat) -> str:
-        """Why a call is not made, for people."""
+        """Return why a call is refused, as an error message."""
         spent, limits, call = self._ledger.spent(self.name), self._limits, self._budget.most(chat, self._max_tokens)
         counted = [
             (used, limit, takes, unit)
@@ -252,27 +251,27 @@ class Meter:
         gone = ", ".join(f"{used:.10g} of {limit:.10g} {unit}" for used, limit, _, unit in counted)
         takes = ", ".join(f"{takes:.10g} {unit}" for _, _, takes, unit in counted if unit != "calls")
         return f"the budget {self.name!r} allows no further call: {gone} are spent" + (
-            f", and such a call may take {takes}" if takes else ""
+            f", and such a call may use {takes}" if takes else ""
         )
 
 
 def estimated_tokens(chat: Chat) -> int:
-    """Of a chat, rather too many than too few."""
+    """Estimate the tokens of a chat, rather too high than too low."""
     return sum(tokens_of(str(message.get("content", ""))) + 8 for message in chat.messages) + 8
 
 
 def tokens_of(text: str) -> int:
-    """Estimate for a text."""
+    """Estimate the tokens of a text."""
     return -(-len(text.encode(errors="replace")) // _CHARACTERS_PER_TOKEN)
 
 
 class PolicyEndpoint:
-    """The run's policy, through `StageContext.generate`; it tells no token counts, so tokens are estimated. For several threads."""
+    """The run's policy, through `StageContext.generate`. Tokens are estimated, since it returns no counts. Thread-safe."""
 
     def __init__(self, context: StageContext, sampling: Sampling, meter: Meter) -> None:
         if context.generate is None:
             raise ConfigError(
-                "endpoint: policy needs the run's model, which there is none of here",
+                "endpoint: policy needs the run's model, which is not available here",
                 allowed="policy in the pipeline of a run with a model, or {url: …, model: …}", todo="name a server",
             )  # fmt: skip
         self._generate = context.generate
@@ -284,7 +283,7 @@ class PolicyEndpoint:
     def ask(self, chats: Sequence[Chat]) -> list[Reply]:
         replies: dict[int, Reply] = {}
         waiting = list(enumerate(chats))
-        # What is settled gives back the rest of its reservation, so that calls refused at first may fit.
+        # Settling returns the rest of a reservation, so that calls refused at first may fit.
         while waiting:
             granted = self._reserve(waiting)
             if not granted:
@@ -302,10 +301,10 @@ class PolicyEndpoint:
         return [replies.get(place, refused) for place in range(len(chats))]
 
     def close(self) -> None:
-        """Nothing is held: the run owns its model."""
+        """Do nothing: the run owns its model."""
 
     def _reserve(self, waiting: Sequence[tuple[int, Chat]]) -> list[tuple[int, Chat, Usage]]:
-        """Those that the budget allows now. Where it allows none it waits for what calls of other threads give back."""
+        """Return the chats that the budget allows now. If it allows none, wait for reservations that other threads return."""
         with self._landed:
             while True:
                 granted = [
@@ -321,7 +320,7 @@ class PolicyEndpoint:
         found: Sequence[str | Exception]
         try:
             found = self._generate([chat.messages for _, chat, _ in granted], sampling.max_tokens, sampling.temperature)
-        except Exception as error:  # noqa: BLE001 - whatever ails the engine, a call that failed is data
+        except Exception as error:  # noqa: BLE001 - whatever fails in the engine, a failed call is data
             found = [error] * len(granted)
         return [self._settled(chat, held, one) for (_, chat, held), one in zip(granted, found, strict=True)]
 

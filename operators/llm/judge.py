@@ -1,4 +1,4 @@
-"""What stages share that let a model judge responses: a template of their own, and a score, what is behind it, and an error per row."""
+"""Base of stages in which a model judges responses: a template, and per row a score, an explanation and an error."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from operators.llm.client import AskingConfig, AskingOperator, chat
 from operators.llm.templates import Template, columns_of
 
 ColumnWord = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
-"""First word of the names of columns."""
+"""First word of the columns' names."""
 Judged = tuple[float | None, str | None, str | None]
-"""Of a row: its score, what is behind it, and why there is none."""
+"""For a row: its score, the explanation, and why there is no score."""
 
 
 class JudgeConfig(AskingConfig):
-    """Arguments of every judge. `template`, `system`: of the chat; `column`: first word of the columns' names."""
+    """Arguments of every judge. `template`, `system`: texts of the chat; `column`: first word of the columns' names."""
 
     template: str
     system: str | None = None
@@ -27,16 +27,16 @@ class JudgeConfig(AskingConfig):
 
 
 class Judge(AskingOperator):
-    """A judge with a `JudgeConfig`: its scores are `<column>_score`, `<column>_<behind>` and `<column>_error`.
+    """A judge with a `JudgeConfig`, whose scores are `<column>_score`, `<column>_<behind>` and `<column>_error`.
 
     Attributes:
-        behind: what its second column is called.
+        behind: name of its second column.
     """
 
     behind: ClassVar[str]
 
     def __init__(self, config: Any, template: Template, reads: Iterable[str] = ()) -> None:
-        """`reads`: columns beside those of the template's placeholders."""
+        """`reads`: columns in addition to those of the template's placeholders."""
         super().__init__(config)
         self._template = template
         self.reads = columns_of(template.names) | frozenset(reads)
@@ -52,7 +52,7 @@ class Judge(AskingOperator):
         config.budget.check_allows(chat(config.system, nothing), config.max_tokens)
 
     def judged(self, rows: Sequence[Judged]) -> StageOutcome:
-        """All rows stay, with these columns."""
+        """Keep all rows, with these columns."""
         columns = zip(*rows, strict=True) if rows else ([], [], [])
         found = zip(self.scores.items(), columns, strict=True)
         return StageOutcome.keep_all(len(rows), {name: pa.array(values, kind) for (name, kind), values in found})

@@ -1,7 +1,7 @@
-"""Chats to an OpenAI-compatible server (`POST /chat/completions`), many at a time, over one pool of connections.
+"""Send chats to an OpenAI-compatible server (`POST /chat/completions`), many concurrently, over one pool of connections.
 
-The requests live in an event loop in a thread of their own, so that any number of a stage's threads can ask at once and share
-the limits: requests in flight, the budget, and the pause that a server asked for (Retry-After) which holds for all of them.
+The requests run in an event loop in its own thread. Any number of a stage's threads can therefore ask at once and share the limits:
+concurrent requests, the budget, and the pause that a server asks for (Retry-After), which applies to all of them.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _MAY_PASS = frozenset({408, 409, 425, 429, *range(500, 600)})
 
 @dataclass(frozen=True)
 class _Failure:
-    """A try that brought no answer.
+    """A try without an answer.
 
     Attributes:
-        again: whether another try may help.
+        again: whether another try may succeed.
         wait_s: how long the server asked to wait.
-        billed: whether the server may have worked for it all the same.
+        billed: whether the server may have processed it nevertheless.
     """
 
     error: str
@@ -54,9 +54,9 @@ class OpenAIEndpoint:
     """One server.
 
     Args:
-        config: where and how.
+        config: its address, and how it is called.
         key: sent as bearer token; None: none is sent.
-        sampling: of every answer.
+        sampling: how answers are sampled.
         meter: allows and counts every request.
 
     Raises:
@@ -89,7 +89,7 @@ class OpenAIEndpoint:
         return self._httpx.AsyncClient(timeout=config.timeout_s, limits=limits, headers=headers)
 
     def ask(self, chats: Sequence[Chat]) -> list[Reply]:
-        """A reply per chat; may be called by several threads."""
+        """Return a reply per chat; thread-safe."""
 
         async def all_of_them() -> list[Reply]:
             return await asyncio.gather(*(self._ask_one(chat) for chat in chats))
@@ -97,7 +97,7 @@ class OpenAIEndpoint:
         return self._wait_for(all_of_them())
 
     def close(self) -> None:
-        """Close the connections and end the thread."""
+        """Close the connections and stop the thread."""
         if not self._loop.is_closed():
             self._wait_for(self._client.aclose())
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -129,7 +129,7 @@ class OpenAIEndpoint:
                 if found.wait_s is None:
                     await asyncio.sleep(wait_s)
                 else:
-                    # What the server asks of one request it asks of all.
+                    # A pause that the server asks for applies to all requests.
                     self._not_before = max(self._not_before, time.monotonic() + wait_s)
 
     async def _pause(self) -> None:
@@ -137,15 +137,15 @@ class OpenAIEndpoint:
             await asyncio.sleep(left)
 
     def _wait_s(self, failure: _Failure, tries: int) -> float | None:
-        """Pause before the next try; None where the server asks for more than we wait."""
+        """Return the pause before the next try; None if the server asks for a longer one than allowed."""
         if failure.wait_s is not None:
             return failure.wait_s if failure.wait_s <= self._config.max_wait_s else None
-        # Up to a quarter longer by chance, so that many clients do not come back in step.
+        # Up to a quarter longer at random, so that many clients do not retry in step.
         pause_s = self._config.backoff_s * 2.0 ** (tries - 1) * random.uniform(1.0, 1.25)
         return min(self._config.max_wait_s, pause_s)
 
     async def _reserve(self, chat: Chat) -> Usage | None:
-        """The call's share of the budget. While others fly it waits for what they give back."""
+        """Reserve the call's share of the budget. While other calls run, wait for reservations that they return."""
         while True:
             async with self._landed:
                 flying = self._num_flying
@@ -174,14 +174,14 @@ class OpenAIEndpoint:
     async def _post(self, chat: Chat) -> _Answer | _Failure:
         config, with_schema = self._config, chat.schema is not None and self._structured
         try:
-            # The client's own limits are per read: a server that sends a byte now and then would never pass them.
+            # The client's own limits apply per read, so a server that sends a byte now and then would never exceed them.
             async with asyncio.timeout(config.timeout_s):
                 response = await self._client.post(f"{config.url}/chat/completions", json=self._body(chat, with_schema))
         except (TimeoutError, self._httpx.TimeoutException):
             return _Failure(f"no answer within {config.timeout_s:g} s", again=True, billed=True)
         except self._httpx.HTTPError as error:
             return _Failure(f"{type(error).__name__}: {error}", again=True)
-        except Exception as error:  # noqa: BLE001 - a request that cannot be sent (a text that is no UTF-8) is data, too
+        except Exception as error:  # noqa: BLE001 - a request that cannot be sent (a text that is not UTF-8) is data, too
             return _Failure(f"{type(error).__name__}: {error}", again=False)
         if response.status_code != 200:
             return self._refusal(response, with_schema)
@@ -202,7 +202,7 @@ class OpenAIEndpoint:
 
     def _refusal(self, response: Any, with_schema: bool) -> _Failure:
         status, text = response.status_code, " ".join(response.text.split())[:200]
-        # Servers without structured output refuse the request in words of their own; without it they may take it.
+        # Servers without structured output refuse the request in various words; without the schema they may accept it.
         no_schema = (
             with_schema and self._config.structured == "auto" and status in (400, 422, 501) and _speaks_of_schema(text)
         )
@@ -226,9 +226,9 @@ def _read(body: str, chat: Chat) -> _Answer | _Failure:
         choice = answer["choices"][0]
         text = choice["message"]["content"]
         if text is not None and not isinstance(text, str):
-            raise TypeError("content is no text")
+            raise TypeError("content is not a text")
     except (ValueError, LookupError, TypeError) as error:
-        what = f"the server's answer is no chat completion ({type(error).__name__}): {' '.join(body.split())[:200]}"
+        what = f"the server's answer is not a chat completion ({type(error).__name__}): {' '.join(body.split())[:200]}"
         return _Failure(what, again=True, billed=True)
     usage = answer.get("usage")
     reply = Reply(text or "", None, choice.get("finish_reason") == "length")
@@ -238,13 +238,13 @@ def _read(body: str, chat: Chat) -> _Answer | _Failure:
 
 
 def _count(usage: object, key: str, otherwise: int) -> int:
-    """A token count of a server, if it tells one."""
+    """Return a server's token count, if it sends one."""
     value = usage.get(key) if isinstance(usage, dict) else None
     return value if isinstance(value, int) and value >= 0 else otherwise
 
 
 def _retry_after(value: str | None) -> float | None:
-    """Seconds that a server asks to wait: a number, or a date (RFC 9110, section 10.2.3)."""
+    """Return the seconds that a server asks to wait: a number, or a date (RFC 9110, section 10.2.3)."""
     if value is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""What new tasks and experiences are made of: the rows they come from, what a model is asked for, and how its answers are read."""
+"""Synthesis of tasks and experiences: their parent rows, the requests to a model, and the parsing of its answers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from operators.llm.endpoint import Chat
 from operators.llm.templates import Template, question_of
 
 SOURCE = "synthesis"
-"""What `source` says of a synthesised experience, and the key in a task's metadata."""
+"""Value of `source` for a synthesised experience, and the key in a task's metadata."""
 GENERATION = "generation"
-"""The metric of a synthesised experience, and the key in what a task's metadata say of its synthesis."""
+"""Metric of a synthesised experience, and the key below `SOURCE` in a task's metadata."""
 
 _FORM = 'Reply with a JSON object and nothing else: {"question": "…"'
 TEMPLATES: Mapping[str, str] = {
@@ -38,11 +38,11 @@ _SOLVE = Template(
 
 @dataclass(frozen=True)
 class Parent:
-    """A row that something is made of.
+    """A row from which something is created.
 
     Attributes:
-        chat: what the row's response answers.
-        key: digest of the row and of how the new is made of it.
+        chat: the chat that the row's response answers.
+        key: digest of the row and of the recipe.
     """
 
     place: int
@@ -58,11 +58,11 @@ class Parent:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What is stored with an answer that has this parent."""
+        """Metrics of an answer with this parent."""
         return {GENERATION: float(self.generation + 1)}
 
     def task(self, kind: str, taskset: str | None, made: Mapping[str, Any], number: int = 0) -> CreatedTask:
-        """A task with this parent; `made` has prompt, answer, metadata, features."""
+        """Return a task with this parent; `made` has prompt, answer, metadata, features."""
         origin = {"kind": kind, GENERATION: self.generation + 1, "parent_id": self.row["experience_id"]}
         payload = {
             "prompt": made["prompt"],
@@ -77,9 +77,9 @@ class Parent:
 
 
 def generation_of(row: Mapping[str, Any], metadata: Mapping[str, Any]) -> int:
-    """How often something was synthesised to come to this row; 0: it came from outside.
+    """Return how many syntheses led to this row; 0 for an original one.
 
-    A synthesised answer says so itself, since it belongs to the task of the answer it was made of.
+    A synthesised answer has its own count, since it belongs to the task of its parent.
     """
     own = json.loads(row.get("metrics") or "null") if row.get("source") == SOURCE else None
     noted = own if own and GENERATION in own else metadata.get(SOURCE)
@@ -92,7 +92,7 @@ def generation_of(row: Mapping[str, Any], metadata: Mapping[str, Any]) -> int:
 
 
 def mean_rewards(rows: Sequence[Mapping[str, Any]]) -> list[float | None]:
-    """The mean reward of each row's group; None where no row of it has one."""
+    """Return the mean reward of each row's group; None if no row of it has one."""
     rewards: dict[int, list[float]] = defaultdict(list)
     for row in rows:
         if row["reward"] is not None:
@@ -109,18 +109,18 @@ def _object(*keys: str) -> dict[str, Any]:
 
 
 def retelling(request: str, new_answer: bool) -> Question:
-    """Asks for another task; the answer has its prompt and, with `new_answer`, its answer."""
+    """Ask for another task; the parsed value has its prompt and, with `new_answer`, its answer."""
     schema = _object("question", "answer") if new_answer else _object("question")
     return Question(chat(None, request, schema), lambda text: _read_retelling(text, new_answer))
 
 
 def solving(prompt: str) -> Question:
-    """Asks for the answer to a task."""
+    """Ask for the answer to a task."""
     return Question(chat(None, _SOLVE.fill({"question": prompt}), _object("answer")), _read_answer)
 
 
 def correction(parent: Parent, request: str) -> Question:
-    """Asks for the answer again, after the parent's own."""
+    """Ask for the answer again, after the parent's own."""
     wrong = {"role": "assistant", "content": parent.row["response"] or ""}
     return Question(Chat([*parent.chat, wrong, {"role": "user", "content": request}]), _not_empty)
 
@@ -133,14 +133,14 @@ def _read_retelling(text: str, new_answer: bool) -> dict[str, str]:
         made["answer"] = str(found.get("answer") if found.get("answer") is not None else "").strip()
     missing = [name for name, value in made.items() if not value]
     if missing:
-        raise MalformedAnswer(f"there is no {'question' if missing[0] == 'prompt' else 'answer'} in it")
+        raise MalformedAnswer(f"it contains no {'question' if missing[0] == 'prompt' else 'answer'}")
     return made
 
 
 def _read_answer(text: str) -> str:
     found = json_object(text, "answer")
     if found is None or found["answer"] in (None, ""):
-        raise MalformedAnswer("there is no answer in it")
+        raise MalformedAnswer("it contains no answer")
     return str(found["answer"])
 
 
@@ -151,7 +151,7 @@ def _not_empty(text: str) -> str:
 
 
 def same_answer(one: str, other: str) -> bool:
-    """Whether two short answers are equal, as numbers or as words."""
+    """Return whether two short answers are equal, as numbers or as words."""
     plain = [" ".join(text.lower().replace(",", "").split()).strip(" .$") for text in (one, other)]
     left, right = finite(plain[0]), finite(plain[1])
     if left is not None and right is not None:

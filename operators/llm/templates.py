@@ -1,4 +1,4 @@
-"""Texts with placeholders, and what a row has to put in their places: its chat, its response, the right answer."""
+"""Texts with placeholders, and the values of a row for them: its chat, its response, the right answer."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _FENCED = re.compile(rf"{_MARK}(.*?)</\1>", re.DOTALL)
 
 
 class Template:
-    """A text with placeholders `{name}`; other braces, as of JSON, stay as they are.
+    """A text with placeholders `{name}`; other braces, as in JSON, stay as they are.
 
-    What is filled in between marks, as in `<answer>{response}</answer>`, cannot end them: see `fenced`.
+    Values between marks, as in `<answer>{response}</answer>`, cannot close the marks; see `fenced`.
 
     Attributes:
-        names: of the placeholders in it.
-        marks: names of the marks in it.
+        names: names of its placeholders.
+        marks: names of its marks.
 
     Args:
         text: the template.
-        allowed: placeholders there are.
-        required: one of these must be in it.
+        allowed: the known placeholders.
+        required: placeholders that it must contain.
 
     Raises:
-        ConfigError: a placeholder that there is not, or a required one missing.
+        ConfigError: a placeholder is unknown, or a required one is missing.
     """
 
     def __init__(self, text: str, allowed: Sequence[str], required: Sequence[str] = ()) -> None:
@@ -47,7 +47,7 @@ class Template:
             raise ConfigError(f"the template lacks the placeholder {{{missing[0]}}}", allowed=shown)
 
     def fill(self, values: Mapping[str, object]) -> str:
-        """The text with values in the placeholders' places; a value's own braces are left alone."""
+        """Return the text with values for placeholders; braces in a value stay as they are."""
 
         def value(match: re.Match[str]) -> str:
             text = str(values[match[1]])
@@ -57,7 +57,7 @@ class Template:
 
 
 def fenced(text: str, marks: Iterable[str]) -> str:
-    """A text that stands between marks with `&lt;` for the `<` of the same marks in it; with or without a number, opening or closing."""
+    """Escape marks in a text between marks: `&lt;` for their `<`, with or without a number, opening or closing."""
     names = "|".join(sorted(marks))
     return re.sub(rf"<(?=\s*/?\s*(?:{names})(?:\s+\d+)?\s*>)", "&lt;", text, flags=re.IGNORECASE) if names else text
 
@@ -69,16 +69,16 @@ ROW_PLACEHOLDERS: Mapping[str, frozenset[str]] = {
     "response": frozenset({"response"}),
     "answer": frozenset({"answer"}),
 }
-"""Placeholders of a row, and the columns behind them."""
+"""Placeholders of a row, and the columns they need."""
 
 
 def columns_of(names: Iterable[str]) -> frozenset[str]:
-    """The columns that placeholders need."""
+    """Return the columns that placeholders need."""
     return frozenset().union(*(ROW_PLACEHOLDERS.get(name, frozenset()) for name in names))
 
 
 def row_values(row: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
-    """What stands for placeholders of a row. A missing text is empty."""
+    """Return the values of a row for placeholders. A missing text is empty."""
     values = {}
     for name in names:
         if name in ("prompt", "question"):
@@ -89,7 +89,7 @@ def row_values(row: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
 
 
 def chat_before(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The chat that the row's response answers; its prompt as a user's message where no chat is stored."""
+    """Return the chat that the row's response answers; its prompt as a user's message if no chat is stored."""
     messages = json.loads(row["messages"]) if row.get("messages") else None
     if isinstance(messages, list) and len(messages) > 1:
         return messages[:-1]
@@ -97,7 +97,7 @@ def chat_before(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def question_of(chat: Messages) -> str:
-    """The last thing that a user said in a chat."""
+    """Return the last message of a user in a chat."""
     return next((_text(turn) for turn in reversed(chat) if turn.get("role") == "user"), _text(chat[-1]))
 
 

@@ -1,1 +1,1 @@
-"""Stages and formulas in SQL, run by DuckDB without access to anything but the batch."""
+"""Stages and formulas in SQL, which DuckDB runs with access to the batch alone."""

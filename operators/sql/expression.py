@@ -1,16 +1,16 @@
-"""One formula over the columns of a batch, for stages whose argument is one: `reward + 0.1 * metrics.quality`.
+"""A formula on the columns of a batch, for stages with a formula argument: `reward + 0.1 * metrics.quality`.
 
 The language is DuckDB's expressions: arithmetic, comparisons, CASE, `coalesce`, `least`, `greatest`, text functions, and
 window functions over the batch (`reward - avg(reward) OVER (PARTITION BY group_id)`). It runs in the sandbox of
-`operators.sql.sandbox`: no subqueries, no files, and no function whose answer would differ the next time (`random`, `now`).
+`operators.sql.sandbox`, without subqueries, files, and functions that change from call to call (`random`, `now`).
 
-A point looks into a JSON column. In `metrics`, `reward_parts` and `features` it gives a number (true is 1, false is 0), in
-`metadata` and `reviews` a text (`metadata.level::INT`). A name the row does not have, or a value of another kind, is null.
-Names with other signs than letters are quoted: `metrics."reward/accuracy"`. The column without a point is its JSON text.
+A point selects a key of a JSON column. In `metrics`, `reward_parts` and `features` the value is a number (true is 1, false is 0), in
+`metadata` and `reviews` a text (`metadata.level::INT`). A missing key, or a value of another kind, is null. Names with characters
+other than letters are quoted: `metrics."reward/accuracy"`. The column without a point is its JSON text.
 
-Null in, null out, as in SQL: `reward + metrics.quality` is null where the metric is missing, and a stage says what it does
-with that; `coalesce(metrics.quality, 0)` is how a formula says it itself. By zero, `/` gives an infinite number, `//` and `%` null.
-NaN is above every number and equal to itself.
+Null yields null, as in SQL: `reward + metrics.quality` is null where the metric is missing, and each stage defines what it does with a
+null. `coalesce(metrics.quality, 0)` replaces it within the formula. Division by zero is infinite with `/` and null with `//` and `%`.
+NaN is greater than every number and equal to itself.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ _LANGUAGE = "a DuckDB expression over the columns, such as reward + 0.1 * metric
 
 
 class Expression:
-    """A formula, parsed once.
+    """A parsed formula.
 
     Attributes:
         text: as written.
-        type: of its values; None until `bind` finds it out.
-        columns: of the batch that it needs.
+        type: type of its values; None until `bind` determines it.
+        columns: columns of the batch that it needs.
         rowwise: every row's value depends on that row alone (no window function).
     """
 
     def __init__(self, text: str, type: pa.DataType | None = None) -> None:
-        """Parse.
+        """Parse a formula.
 
         Args:
-            type: what its values are to be: `pa.float64()`, `pa.bool_()`, `pa.string()`; None takes what the formula gives.
+            type: required type of its values: `pa.float64()`, `pa.bool_()`, `pa.string()`; None accepts any.
 
         Raises:
-            ConfigError: no expression, or one that may not be used here.
+            ConfigError: it is not an expression, or not an allowed one.
         """
         self.text = text.strip()
         self.type = type
@@ -67,7 +67,7 @@ class Expression:
         self.rowwise = not found.has_window
         self.columns = frozenset(found.columns)
         self._query = _query(select, found, None if self.rowwise else _ROW)
-        # A column alone needs no query.
+        # A plain column needs no query.
         alone = selected[0]["class"] == "COLUMN_REF" and len(selected[0]["column_names"]) == 1 and not found.members
         self._column: str | None = selected[0]["column_names"][0] if alone else None
         self._lock = threading.Lock()
@@ -80,10 +80,10 @@ class Expression:
         self.__init__(state["text"], state["type"])  # type: ignore[misc]
 
     def bind(self, schema: pa.Schema) -> pa.DataType:
-        """Check the formula against the columns of a batch; the type of its values.
+        """Check the formula against the columns of a batch; return the type of its values.
 
         Raises:
-            ConfigError: a column that does not exist, or values of another type than asked for.
+            ConfigError: a column does not exist, or the values have another type than required.
         """
         allowed = ", ".join(schema.names)
         missing = sorted(self.columns - set(schema.names))
@@ -92,7 +92,7 @@ class Expression:
                 f"{self.text!r} reads the column {missing[0]!r}, which the batch does not have", allowed=allowed
             )
         try:
-            # A connection of its own: the chain that was only checked keeps none open.
+            # A separate connection, so that a chain that is only checked leaves none open.
             with contextlib.closing(open_sandbox()) as connection:
                 given = self._run(connection, schema.empty_table()).type
         except duckdb.Error as error:
@@ -100,7 +100,7 @@ class Expression:
                 f"DuckDB refuses {self.text!r}: {message(error)}", allowed=f"columns: {allowed}"
             ) from error
         if self.type is None:
-            # Sums and literals with a point are decimals of some width or other to DuckDB.
+            # To DuckDB sums and literals with a decimal point are decimals of various widths.
             self.type = pa.float64() if pa.types.is_decimal(given) else given
         elif not _casts(given, self.type):
             words = _WORDS.get(self.type, str(self.type))
@@ -108,10 +108,10 @@ class Expression:
         return self.type
 
     def evaluate(self, table: pa.Table) -> pa.Array:
-        """One value for each row of a batch. May be called by several threads at once.
+        """Return one value for each row of a batch. Thread-safe.
 
         Raises:
-            OperatorError: a value that the formula cannot be worked out for, such as a text that is no number.
+            OperatorError: the formula cannot be evaluated, for example on a text that is not a number.
         """
         if self._column is not None and self.type is not None:
             values = table[self._column]
@@ -124,11 +124,11 @@ class Expression:
             with contextlib.closing(cursor):
                 values = self._run(cursor, table)
         except duckdb.Error as error:
-            raise OperatorError(f"DuckDB cannot work out {self.text!r}: {message(error)}") from error
+            raise OperatorError(f"DuckDB cannot evaluate {self.text!r}: {message(error)}") from error
         return values if self.type is None else values.cast(self.type)
 
     def close(self) -> None:
-        """Give up the connection; the next `evaluate` opens another."""
+        """Close the connection; the next `evaluate` opens another."""
         with self._lock:
             connection, self._connection = self._connection, None
         if connection is not None:
@@ -137,7 +137,7 @@ class Expression:
     def _run(self, connection: duckdb.DuckDBPyConnection, table: pa.Table) -> pa.Array:
         given = table.select([name for name in table.column_names if name in self.columns])
         if not self.columns or not self.rowwise:
-            # A window gives its rows back in its own order, and without any column the number of rows would be lost.
+            # A window returns rows in its own order, and without any column the number of rows would be lost.
             given = given.append_column(_ROW, pa.array(np.arange(table.num_rows)))
         with registered(connection, {"batch": given}), interruptible(connection.interrupt):
             result = connection.sql(self._query).to_arrow_table().combine_chunks()
@@ -148,7 +148,7 @@ class Expression:
 
 
 class _References:
-    """Walks the tree of an expression: what it reads, what it may not do, and names with a point replaced by columns."""
+    """Walks the tree of an expression: collects what it reads, refuses what is not allowed, and turns members into columns."""
 
     def __init__(self) -> None:
         self.columns: set[str] = set()
@@ -156,7 +156,7 @@ class _References:
         self.has_window = False
 
     def visit(self, node: Any, bound: frozenset[str]) -> Any:
-        """The node as it is to be run. `bound`: parameters of the lambdas around it, which are no columns."""
+        """Return the node as it will run. `bound`: parameters of enclosing lambdas, which are not columns."""
         if isinstance(node, list):
             return [self.visit(child, bound) for child in node]
         if not isinstance(node, dict):
@@ -177,16 +177,16 @@ class _References:
         name = str(node["function_name"]).lower()
         if is_changing(node):
             raise ConfigError(
-                f"{name}() would give another value the next time",
-                todo="use columns only, so that the same row gives the same",
+                f"{name}() gives another value every time",
+                todo="use columns only, so that the same row always gives the same value",
             )
         if name in _ROW_MAKING:
-            raise ConfigError(f"{name}() makes several rows of one", allowed=_LANGUAGE)
+            raise ConfigError(f"{name}() makes several rows from one", allowed=_LANGUAGE)
         if kind == "WINDOW":
             self.has_window = True
         elif name in aggregate_functions() and not node.get("is_operator"):
             raise ConfigError(
-                f"{name}() needs to know over which rows", todo=f"write {name}(…) OVER (PARTITION BY group_id)"
+                f"{name}() is an aggregate and needs a window", todo=f"write {name}(…) OVER (PARTITION BY group_id)"
             )
 
     def _reference(self, node: dict[str, Any], bound: frozenset[str]) -> dict[str, Any]:
@@ -199,7 +199,7 @@ class _References:
         if path[0] in NUMBER_COLUMNS | TEXT_COLUMNS and len(path) > 1:
             name = ".".join(path[1:])
             if '"' in name:
-                raise ConfigError(f"a name in {path[0]} cannot hold a quotation mark", value=name)
+                raise ConfigError(f"a name in {path[0]} cannot contain a quotation mark", value=name)
             path = [f"{path[0]}.{name}"]
             self.members[path[0]] = (path[0].partition(".")[0], name)
         return {**node, "column_names": path}
@@ -217,7 +217,7 @@ _REFUSED = {
 
 
 def _null_by_zero(node: dict[str, Any]) -> dict[str, Any]:
-    """x // y as x // nullif(y, 0): one row that divides by zero is a row without a value, and no failed batch."""
+    """Rewrite x // y as x // nullif(y, 0), so that a division by zero yields a row without a value instead of a failed batch."""
     if str(node["function_name"]).lower() not in _RAISING_BY_ZERO or len(node["arguments"]) != 2:
         return node
     zero = {"class": "CONSTANT", "type": "VALUE_CONSTANT", "alias": "", "literal": {"kind": "INTEGER", "text": "0"}}
@@ -239,15 +239,15 @@ def _names(node: Any) -> Iterator[str]:
 
 
 def _parse(connection: duckdb.DuckDBPyConnection, text: str) -> dict[str, Any]:
-    """DuckDB's tree of `SELECT (text) FROM batch`."""
+    """Return DuckDB's tree of `SELECT (text) FROM batch`."""
     query = duckdb.ConstantExpression(f"SELECT ({text}\n) AS value FROM batch")
     tree: dict[str, Any] = json.loads(_called(connection, "json_serialize_sql", query))
     if tree.get("error") or not text:
         raise ConfigError(
-            f"this is no expression: {tree.get('error_message', 'it is empty')}", value=text, allowed=_LANGUAGE
+            f"this is not an expression: {tree.get('error_message', 'it is empty')}", value=text, allowed=_LANGUAGE
         )
     node = tree["statements"][0]["node"]
-    # A bracket closed too early could smuggle in more than one expression.
+    # A closing parenthesis in the text could introduce more than one expression.
     if len(tree["statements"]) != 1 or node["type"] != "SELECT_NODE" or len(node["select_list"]) != 1:
         raise ConfigError("this is more than one expression", value=text, allowed=_LANGUAGE)
     clauses = ("where_clause", "qualify", "having", "group_expressions", "sample", "modifiers")
@@ -257,18 +257,18 @@ def _parse(connection: duckdb.DuckDBPyConnection, text: str) -> dict[str, Any]:
 
 
 def _written(connection: duckdb.DuckDBPyConnection, tree: dict[str, Any]) -> str:
-    """`SELECT … AS value` as text again."""
+    """Convert the tree back to the text `SELECT … AS value`."""
     given = duckdb.ConstantExpression(json.dumps(tree)).cast("JSON")
     return _called(connection, "json_deserialize_sql", given).removesuffix(" FROM batch")
 
 
 def _called(connection: duckdb.DuckDBPyConnection, function: str, argument: duckdb.Expression) -> str:
-    """What a function of DuckDB returns."""
+    """Return the result of a DuckDB function."""
     return str(connection.values((duckdb.FunctionExpression(function, argument),)).fetchall()[0][0])
 
 
 def _query(select: str, found: _References, row: str | None) -> str:
-    """The expression over the batch in which members of JSON columns are columns of their own."""
+    """Return the expression as a query over the batch in which members of JSON columns are separate columns."""
     members = [f"{_extract(column, name)} AS {quoted(key)}" for key, (column, name) in found.members.items()]
     given = ", ".join([*(quoted(name) for name in sorted(found.columns)), *members, *([row] if row else [])])
     return f"{select}{', ' + row if row else ''} FROM (SELECT {given or _ROW} FROM batch)"
@@ -277,7 +277,7 @@ def _query(select: str, found: _References, row: str | None) -> str:
 def _extract(column: str, name: str) -> str:
     place = "'$.\"" + name.replace("'", "''") + "\"'"
     if column in NUMBER_COLUMNS:
-        # A text is none, whatever is written in it. DuckDB extracts once.
+        # A text is not a number, whatever it contains. DuckDB extracts once.
         value = f"json_extract({column}, {place})"
         return f"CASE WHEN NOT starts_with({value}::VARCHAR, '\"') THEN TRY_CAST({value} AS DOUBLE) END"
     return f"json_extract_string({column}, {place})"

@@ -1,4 +1,4 @@
-"""What stages share of which one argument is a formula: see `operators.sql.expression` for its language."""
+"""Base class for stages with a formula argument; `operators.sql.expression` describes the language."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from operators.sql.expression import Expression
 
 
 class FormulaOperator(Operator):
-    """A stage that decides or computes by one number a row; one that compares rows says that it is not `rowwise`.
+    """A stage that decides or computes by one number per row; a subclass that compares rows sets `rowwise` to False.
 
     Attributes:
-        argument: the one with the formula.
-        formula: parsed; what it reads, the stage reads.
+        argument: name of the argument with the formula.
+        formula: the parsed formula; the stage reads its columns.
     """
 
     argument: ClassVar[str] = "formula"

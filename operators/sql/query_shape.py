@@ -1,7 +1,7 @@
-"""What a query over the batch needs and what it changes, read off DuckDB's own tree of it.
+"""Determine from DuckDB's own tree of a query what the query reads and what it changes.
 
-Most queries take all columns (`SELECT *`), look at two and change one. Found out here, only those two are given to the query and only
-the one is taken from it: texts that a stage does not look at are then never copied.
+Most queries select all columns (`SELECT *`), read two and change one. Then only those two are passed to the query and only the changed
+one is taken from its result, so that texts that a stage does not read are never copied.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from operators.sql.sandbox import SEEDED, TIME_WORDS, is_changing, open_sandbox
 from rftdata.errors import OperatorError
 
 _BY_PLACE = ("STAR", "POSITIONAL_REFERENCE")
-"""What stands for other columns where there are fewer."""
+"""Nodes that refer to other columns if there are fewer columns."""
 
 
 @dataclass(frozen=True)
 class QueryShape:
     """Attributes:
-    reads: columns of the batch it looks at.
+    reads: columns of the batch that it reads.
     changed: columns of its result, in order, that may differ from those of the batch.
     """
 
@@ -34,7 +34,7 @@ class QueryShape:
 
 
 def shape(query: str, batch: pa.Schema, result: pa.Schema) -> QueryShape | None:
-    """The shape of a SELECT over `batch` alone whose stars are its own; None for any other, which is to be run as it stands.
+    """Return the shape of a SELECT from `batch` alone that uses only its stars; None for any other query, which runs unchanged.
 
     Args:
         batch: the columns of the batch.
@@ -53,7 +53,7 @@ def shape(query: str, batch: pa.Schema, result: pa.Schema) -> QueryShape | None:
         return None
     if stars and any(_is_place(modifier) for modifier in node["modifiers"]):
         return None
-    # Every text in the tree that is the name of a column counts: more than is needed, and nothing is missed.
+    # Every text in the tree that equals a column's name counts: possibly more than needed, but never less.
     texts = {text.lower() for text in _texts(inner)}
     replaced = {entry["key"].lower() for star in stars for entry in star["replace_list"]}
     own = set(batch.names)
@@ -62,13 +62,13 @@ def shape(query: str, batch: pa.Schema, result: pa.Schema) -> QueryShape | None:
 
 
 def refuse_changing(query: str, columns: Collection[str]) -> None:
-    """Refuse a query whose result depends on more than its tables; random numbers are seeded, and may be used, samples with a seed.
+    """Refuse a query whose result depends on more than its tables. Random numbers are allowed, since they are seeded.
 
     Args:
-        columns: of its tables.
+        columns: columns of its tables.
 
     Raises:
-        OperatorError: it asks for the time, a setting, a sample without a seed or the like, or cannot be looked into.
+        OperatorError: it uses the time, a setting, a sample without a seed or the like, or cannot be inspected.
     """
     tree = _tree(query)
     if tree["error"]:
@@ -82,20 +82,20 @@ def refuse_changing(query: str, columns: Collection[str]) -> None:
             word = word if word in TIME_WORDS and word not in columns else None
         if word is not None and word not in SEEDED:
             raise OperatorError(
-                f"{word} would give another answer the next time", value=query,
-                todo="use columns of the batch and of reference tables only, so that the same batch is decided the same",
+                f"{word} gives another answer every time", value=query,
+                todo="use only columns of the batch and of reference tables, so that the same batch always gets the same decisions",
             )  # fmt: skip
         sample = node.get("sample")
         if isinstance(sample, dict) and not sample["repeatable"]:
             raise OperatorError(
-                "a sample without a seed would be another one the next time", value=query,
+                "a sample without a seed is another one every time", value=query,
                 todo="add REPEATABLE (7) to TABLESAMPLE, write USING SAMPLE 20 PERCENT (bernoulli, 7), or use the stage sample",
             )  # fmt: skip
 
 
 @lru_cache(maxsize=16)
 def _tree(query: str) -> dict[str, Any]:
-    """DuckDB's tree of a query. Not to be changed."""
+    """Return DuckDB's tree of a query, which must not be changed (it is cached)."""
     with contextlib.closing(open_sandbox()) as connection:
         found = connection.execute("SELECT json_serialize_sql(?)", [query]).fetchone()
     assert found is not None
@@ -104,19 +104,19 @@ def _tree(query: str) -> dict[str, Any]:
 
 
 def _is_plain(star: dict[str, Any], names: set[str]) -> bool:
-    """`*` or `b.*`, with or without REPLACE and EXCLUDE."""
+    """Return whether a star is `*` or `b.*`, with or without REPLACE and EXCLUDE."""
     special = star["columns"] or star["expr"] or star["rename_list"] or star["qualified_exclude_list"]
     return not special and star["relation_name"] in names | {""}
 
 
 def _is_place(modifier: dict[str, Any]) -> bool:
-    """`ORDER BY 4`, `DISTINCT ON (4)`: the fourth column is another one where a star stands for fewer."""
+    """Recognise `ORDER BY 4`, `DISTINCT ON (4)`: the fourth column would be another one if the star selects fewer."""
     keys = [order["expression"] for order in modifier.get("orders", ())] + modifier.get("distinct_on_targets", [])
     return any(key["class"] == "CONSTANT" for key in keys)
 
 
 def _is_row(node: dict[str, Any], names: set[str]) -> bool:
-    """A whole row as one value (`SELECT batch FROM batch`)."""
+    """Return whether a node is a whole row as one value (`SELECT batch FROM batch`)."""
     return node.get("class") == "COLUMN_REF" and len(node["column_names"]) == 1 and node["column_names"][0] in names
 
 

@@ -1,4 +1,4 @@
-"""Files that a stage looks things up in: Parquet, CSV or JSON lines, read whole into Arrow."""
+"""Reference files of a stage: Parquet, CSV or JSON lines, read completely into Arrow."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ FORMATS = (".parquet", ".csv", ".jsonl")
 
 
 def resolve(base_dir: Path, name: str) -> Path:
-    """The file of that name, relative to the configuration file.
+    """Return the path of a file, relative to the configuration file.
 
     Raises:
-        ConfigError: it does not exist, or is of no format that can be read.
+        ConfigError: it does not exist, or its format is not supported.
     """
     path = (base_dir / name).resolve()
     if path.suffix.lower() not in FORMATS:
-        raise ConfigError("this is no kind of file that can be read", value=name, allowed=", ".join(FORMATS))
+        raise ConfigError("this file format is not supported", value=name, allowed=", ".join(FORMATS))
     if not path.is_file():
         raise ConfigError(
             "the file does not exist", value=str(path), todo="paths are relative to the configuration file"
@@ -30,13 +30,13 @@ def resolve(base_dir: Path, name: str) -> Path:
 
 
 def read(path: Path) -> pa.Table:
-    """The file as a table.
+    """Read the file as a table.
 
     Raises:
         ConfigError: it cannot be read.
     """
     try:
-        # Imported here: most stages read no file.
+        # Imported here, because most stages read no file.
         if path.suffix.lower() == ".parquet":
             import pyarrow.parquet
 
@@ -49,11 +49,11 @@ def read(path: Path) -> pa.Table:
 
         return pyarrow.json.read_json(path)
     except (pa.ArrowException, OSError) as error:
-        raise ConfigError(f"the file cannot be read: {error}", value=str(path), todo="mend it") from error
+        raise ConfigError(f"the file cannot be read: {error}", value=str(path), todo="repair or replace it") from error
 
 
 def empty(path: Path) -> pa.Table:
-    """The file's columns without its rows."""
+    """Return the file's columns without its rows."""
     if path.suffix.lower() != ".parquet":
         return read(path).slice(0, 0)
     try:
@@ -61,13 +61,13 @@ def empty(path: Path) -> pa.Table:
 
         return pyarrow.parquet.read_schema(path).empty_table()
     except (pa.ArrowException, OSError) as error:
-        raise ConfigError(f"the file cannot be read: {error}", value=str(path), todo="mend it") from error
+        raise ConfigError(f"the file cannot be read: {error}", value=str(path), todo="repair or replace it") from error
 
 
 def digest(path: Path) -> str:
-    """Of the file's content, or of all files below a folder, so that another content is another pipeline version.
+    """Digest a file's content, or all files below a folder, so that changed content gives another pipeline version.
 
-    Empty while it does not exist.
+    Empty if it does not exist.
     """
     try:
         if path.is_dir():

@@ -1,7 +1,7 @@
-"""DuckDB with no way out: where the SQL of a configuration file runs.
+"""DuckDB without external access, in which the SQL of a configuration file runs.
 
-No files, no network, no extensions, no settings, no Python variables, one thread, memory up to a limit. What a query may look at is what was
-registered for it, as Arrow, and files that were allowed by name.
+No files, no network, no extensions, no settings, no Python variables, one thread, limited memory. A query can read only the Arrow tables
+registered for it, and files that were allowed by name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow as pa
 from rftdata.errors import PluginError
 
 MEMORY_LIMIT = "2GB"
-"""What one query may use besides the Arrow tables that it is given."""
+"""Memory that one query may use in addition to its Arrow tables."""
 
 SETTINGS: dict[str, str | bool | int | float | list[str]] = {
     "threads": "1",
@@ -26,7 +26,7 @@ SETTINGS: dict[str, str | bool | int | float | list[str]] = {
     "autoload_known_extensions": "false",
     "python_enable_replacements": "false",
     "memory_limit": MEMORY_LIMIT,
-    # What does not fit fails; nothing is written to disk.
+    # Queries that exceed memory fail; nothing is written to disk.
     "temp_directory": "",
     "max_temp_directory_size": "0B",
     "secret_directory": "/nonexistent",
@@ -34,17 +34,17 @@ SETTINGS: dict[str, str | bool | int | float | list[str]] = {
 
 
 def open_sandbox(allowed: Sequence[Path] = (), *, network: bool = False) -> duckdb.DuckDBPyConnection:
-    """A connection to an empty database in memory.
+    """Open a connection to an empty database in memory.
 
     Args:
-        allowed: files that queries may read, and folders below which they may read everything.
+        allowed: files that queries may read, and folders in which they may read everything.
         network: whether they may read http(s) and s3 addresses, by DuckDB's extension httpfs.
 
     Raises:
-        PluginError: the extension is not installed; it is never installed from here.
+        PluginError: the extension is not installed. It is never installed from here.
     """
     connection = duckdb.connect(":memory:", config=SETTINGS)
-    # Texts of times are read and written the same on every machine. The extension is part of DuckDB's package.
+    # Timestamps as text are the same on every machine. The extension is part of DuckDB's package.
     connection.execute("LOAD icu")
     connection.execute("SET TimeZone = 'UTC'")
     folders = [f"{path}/" for path in allowed if path.is_dir()]
@@ -60,7 +60,7 @@ def open_sandbox(allowed: Sequence[Path] = (), *, network: bool = False) -> duck
     if allowed or network:
         _set_list(connection, "allowed_paths", [str(path) for path in allowed if not path.is_dir()])
         _set_list(connection, "allowed_directories", folders)
-    # External access is closed after connecting: DuckDB opens even ":memory:" through it.
+    # External access is disabled after connecting, because DuckDB uses it even to open ":memory:".
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
     return connection
@@ -74,7 +74,7 @@ def _set_list(connection: duckdb.DuckDBPyConnection, name: str, values: Sequence
 
 @contextlib.contextmanager
 def registered(connection: duckdb.DuckDBPyConnection, tables: Mapping[str, pa.Table]) -> Iterator[None]:
-    """`tables` can be queried by their names within."""
+    """Make `tables` available to queries by their names."""
     for name, table in tables.items():
         connection.register(name, table)
     try:
@@ -85,26 +85,26 @@ def registered(connection: duckdb.DuckDBPyConnection, tables: Mapping[str, pa.Ta
 
 
 def message(error: duckdb.Error) -> str:
-    """DuckDB's message without its picture of the line."""
+    """Return DuckDB's message without the excerpt of the query."""
     return " ".join(str(error).split("\n\nLINE ")[0].split())
 
 
 def quoted(name: str) -> str:
-    """The name of a column as it is written in a query."""
+    """Quote a column's name for a query."""
     return '"' + name.replace('"', '""') + '"'
 
 
 TIME_WORDS = frozenset({"current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"})
-"""They are functions without parentheses, unless a column has the name."""
+"""Functions without parentheses, unless a column has the name."""
 SEEDED = frozenset({"random", "uuid", "gen_random_uuid", "uuidv4"})
-"""Functions that give the same after `setseed`."""
+"""Functions that are repeatable after `setseed`."""
 _MACROS = frozenset({"ago", "pg_conf_load_time", "pg_postmaster_start_time"})
 _HIDING = frozenset({"query", "query_table", "json_execute_serialized_sql"})
-"""They run a text, into which nobody can look beforehand."""
+"""Functions that run a text, which cannot be inspected in advance."""
 
 
 def is_changing(function: Mapping[str, Any]) -> bool:
-    """Whether a function, as a node of DuckDB's tree, gives another value the next time."""
+    """Return whether a function, as a node of DuckDB's tree, gives another value every time."""
     name = str(function["function_name"]).lower()
     if name in _HIDING or name.startswith(("duckdb_", "pragma_")):
         return True
@@ -114,7 +114,7 @@ def is_changing(function: Mapping[str, Any]) -> bool:
 
 @cache
 def changing_functions() -> frozenset[str]:
-    """Names of functions whose answer depends on more than their arguments: random numbers, the time, settings."""
+    """Return the names of functions whose result depends on more than their arguments: random numbers, the time, settings."""
     with contextlib.closing(open_sandbox()) as connection:
         rows = connection.execute(
             "SELECT DISTINCT function_name FROM duckdb_functions() WHERE stability <> 'CONSISTENT' AND function_name <> 'error'"
@@ -124,7 +124,7 @@ def changing_functions() -> frozenset[str]:
 
 @cache
 def aggregate_functions() -> frozenset[str]:
-    """Names of functions that make one value of many rows."""
+    """Return the names of functions that combine many rows into one value."""
     with contextlib.closing(open_sandbox()) as connection:
         rows = connection.execute(
             "SELECT DISTINCT function_name FROM duckdb_functions() WHERE function_type = 'aggregate'"

@@ -1,4 +1,4 @@
-"""A DuckDB query as a stage: the batch is the table `batch`, what the query returns is what stays.
+"""A DuckDB query as a stage: the batch is the table `batch`, and the rows that the query returns stay.
 
     - sql: "SELECT * FROM batch WHERE length(response) < 2000"
     - sql: "SELECT * REPLACE (reward - 0.1 * (num_response_tokens > 512)::INT AS reward) FROM batch"
@@ -7,16 +7,17 @@
         query: "SELECT b.* FROM batch b ANTI JOIN blocked USING (prompt)"
         tables: {blocked: blocked_prompts.parquet}
 
-Rules: the result has `experience_id`, each at most once and none that was not in the batch. Rows missing from it are
-dropped. Its other columns replace those of the batch or are added for later stages; columns it leaves out stay as
-they were. A query that fails, or names a wrong column, is refused when the chain is built: it is run on an empty table.
+Rules: the result has `experience_id`, each at most once and only ids of the batch. Rows missing from it are dropped. Its other
+columns replace those of the batch or are added for later stages; columns that it omits keep their values. A query that fails or
+names a wrong column is refused when the chain is built, because the query then runs on an empty table.
 
-Sandboxed: one SELECT, no files, no network, no extensions, no settings, no Python variables, 2 GB of memory. The same batch gives the
-same answer: one thread, a fixed seed before every query, times in UTC, samples only with a seed of their own, and no function that asks for
-the time or a setting.
+Sandboxed: one SELECT, no files, no network, no extensions, no settings, no Python variables, 2 GB of memory. The same batch always gives
+the same result: one thread, a fixed seed before every query, times in UTC, samples only with a seed, and no function that reads the time
+or a setting.
 
-Reference tables are read before the first batch and given to the query as tables; it does not see the files. `allow` opens files (or
-folders) and the network to the query itself. The content of files is part of the pipeline's version; what the network says may change without anybody knowing.
+Reference tables are read before the first batch and passed to the query as tables; it does not see the files. `allow` opens files (or
+folders) and the network to the query itself. The pipeline's version includes the content of files, but not what the network returns, which
+may change unnoticed.
 """
 
 from __future__ import annotations
@@ -47,27 +48,27 @@ _OPEN_FILES = (
 
 
 class Allow(StageConfig):
-    """What the query may reach besides its tables."""
+    """What the query may access in addition to its tables."""
 
-    files: tuple[str, ...] = Field((), description="Files it may read, and folders below which it may read everything.")
+    files: tuple[str, ...] = Field((), description="Files it may read, and folders in which it may read everything.")
     network: bool = Field(
         False, description="Whether it may read http(s) and s3 addresses; needs DuckDB's extension httpfs."
     )
 
 
 class Sql(Operator, revision=1):
-    """Runs `query` over the batch, by the rules above."""
+    """Runs `query` on the batch, by the rules above."""
 
     class Config(StageConfig):
-        """The query, written alone or with what it needs."""
+        """The query, written alone or with its tables and permissions."""
 
-        query: str = Field(description="One SELECT over `batch` and the reference tables.")
-        reason: str | None = Field(None, description="What the verdict of a dropped row says; the query by default.")
+        query: str = Field(description="One SELECT from `batch` and the reference tables.")
+        reason: str | None = Field(None, description="Reason of dropped rows in their verdicts; the query by default.")
         tables: dict[str, str] = Field(
             default_factory=dict, description="Name of a reference table -> its file (.parquet, .csv or .jsonl)."
         )
         allow: Allow = Field(
-            default_factory=Allow, description="Files and network for the query itself; nothing by default."
+            default_factory=Allow, description="Files and network that the query itself may access; none by default."
         )
 
         @field_validator("tables")
@@ -93,7 +94,7 @@ class Sql(Operator, revision=1):
         self._query: str = self.config.query
 
     def spec(self) -> dict[str, Any]:
-        # Without references a query is the version it always was.
+        # A query without references keeps its plain specification, and so its version.
         spec = {key: value for key, value in super().spec().items() if key in ("query", "reason")}
         if self.config.tables:
             files = {
@@ -112,7 +113,7 @@ class Sql(Operator, revision=1):
         available = ", ".join(schema.names)
         tables = {name: reference_files.empty(file) for name, file in self._files().items()}
         try:
-            # A connection of its own: the chain that was only checked keeps none open.
+            # A separate connection, so that a chain that is only checked leaves none open.
             with contextlib.closing(self._open()) as connection:
                 result = _run(connection, self.config.query, {"batch": schema.empty_table(), **tables}).schema
             columns = {*schema.names, *(name for table in tables.values() for name in table.column_names)}
@@ -144,7 +145,7 @@ class Sql(Operator, revision=1):
         return schema
 
     def _narrow(self, schema: pa.Schema, result: pa.Schema, tables: Mapping[str, pa.Table]) -> None:
-        """Run the query on the columns it looks at and take from it those it changes, where that is sure to be the same."""
+        """Run the query only on the columns it reads, and take only those it changes, if the result is certainly the same."""
         self._query, self.reads, self.writes = self.config.query, None, None
         found = shape(self.config.query, schema, result)
         if found is None:
@@ -202,7 +203,7 @@ class Sql(Operator, revision=1):
         given = table["experience_id"].combine_chunks()
         returned = result["experience_id"].combine_chunks()
         _refuse_new_rows(given, returned)
-        # Row of the result for each row of the batch; null where the query left it out.
+        # Row of the result for each row of the batch; null where the query omitted it.
         place = pc.index_in(given, value_set=returned)
         query = " ".join(self.config.query.split())
         if len(query) > MAX_QUERY_IN_REASON:
@@ -224,7 +225,7 @@ def _run(connection: duckdb.DuckDBPyConnection, query: str, tables: Mapping[str,
         raise OperatorError(
             "the query is not one SELECT",
             value=query,
-            allowed="a single SELECT (or FROM …) over batch",
+            allowed="a single SELECT (or FROM …) from batch",
             todo="to drop rows, leave them out with WHERE; to change a column use SELECT * REPLACE (…)",
         )
     with registered(connection, tables), interruptible(connection.interrupt):
@@ -236,7 +237,7 @@ def _require_experience_id(schema: pa.Schema) -> None:
     names = schema.names
     if names.count("experience_id") != 1:
         raise ConfigError(
-            "the query's result must have the column experience_id, so that its rows are known",
+            "the query's result must have the column experience_id, which identifies its rows",
             value=", ".join(names),
             todo="add experience_id to the SELECT list",
         )
@@ -258,7 +259,7 @@ def _require_number(field: pa.Field) -> None:
         or kinds.is_boolean(field.type)
         or kinds.is_null(field.type)
     ):
-        raise ConfigError(f"the query makes {field.name} something else than a number", value=str(field.type))
+        raise ConfigError(f"the query makes {field.name} something other than a number", value=str(field.type))
 
 
 def _refuse_new_rows(given: pa.Array, returned: pa.Array) -> None:
@@ -288,11 +289,11 @@ def _refuse_changed_identity(table: pa.Table, result: pa.Table, place: pa.Array,
         after = result[name].combine_chunks().take(place.filter(kept))
         if not pc.cast(after, before.type, safe=False).equals(before):
             raise OperatorError(
-                f"the query changes {name}, which says where a row belongs and is fixed",
+                f"the query changes {name}, which identifies a row and must not change",
                 todo=f"leave {name} out of REPLACE, or give the new column another name",
             )
 
 
 def _stored_type(field: pa.Field) -> pa.DataType:
-    """The type a result column continues with: rewards and priorities are doubles whatever arithmetic made them."""
+    """Return the type with which a result column continues; rewards and priorities become doubles."""
     return pa.float64() if field.name in ("reward", "priority") else field.type

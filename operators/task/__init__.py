@@ -1,1 +1,1 @@
-"""Stages of `pipelines.task`: they score tasks before any rollout is spent on them."""
+"""Stages of `pipelines.task`, which score tasks before any rollout is spent on them."""

@@ -1,11 +1,11 @@
 """How hard a task is: the column and feature `difficulty`, in [0, 1] from easy to hard.
 
-    guess      = mean over `features` of the number's place between its easy and its hard bound; 0.5 where a task has none
+    guess      = mean over `features` of the number's place between its easy and its hard bound; 0.5 if a task has none
     difficulty = (prior_groups · guess + attempts · (1 − reward)) / (prior_groups + attempts)
 
-`attempts` is the number of groups that any run observed on the task and `reward` their mean reward, cut to [0, 1]
-(`rft.task_stat`): what is known beforehand counts as much as `prior_groups` observed groups, and less the more is observed.
-With a pass rate measured by another model beforehand, name it with its bounds reversed: `{pass_rate: [1, 0]}`.
+`attempts` is the number of groups that any run observed on the task and `reward` their mean reward, clipped to [0, 1]
+(`rft.task_stat`). Prior knowledge counts as much as `prior_groups` observed groups, and less the more is observed. A pass rate that
+another model measured beforehand is given with reversed bounds: `{pass_rate: [1, 0]}`.
 
     - difficulty_score: {}
     - difficulty_score: {features: {level: [1, 5], pass_rate_7b: [1, 0]}, prior_groups: 4}
@@ -27,13 +27,13 @@ class DifficultyScore(Operator, revision=1):
     """Adds `difficulty`, by the formula above."""
 
     class Config(StageConfig):
-        """What is known beforehand, and how much it counts."""
+        """Prior knowledge, and its weight."""
 
         features: dict[str, tuple[float, float]] = Field(
             default_factory=dict,
-            description="Name of a number -> [easy, hard]; the mean of their places is the first guess.",
+            description="Name of a number -> [easy, hard]; the mean of their places in these ranges is the guess.",
         )
-        prior_groups: float = Field(1.0, gt=0, description="Observed groups that the guess counts as much as.")
+        prior_groups: float = Field(1.0, gt=0, description="Number of observed groups that the guess is worth.")
 
         @model_validator(mode="after")
         def _ranges_are_ranges(self) -> DifficultyScore.Config:
@@ -63,7 +63,7 @@ class DifficultyScore(Operator, revision=1):
 
 
 def _mean(places: list[np.ndarray], num_rows: int) -> np.ndarray:
-    """Of the places that a task has; 0.5 where it has none."""
+    """Return the mean of the places that a task has; 0.5 if it has none."""
     total, count = np.zeros(num_rows), np.zeros(num_rows)
     for place in places:
         total += np.nan_to_num(place)

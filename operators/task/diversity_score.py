@@ -4,14 +4,14 @@
     diversity          = 1 − mean similarity to the `neighbours` nearest tasks of the set
     nearest_similarity = similarity to the nearest one
 
-v is the vector of a prompt by an encoder: `embedding: {model: …}` names any on the Hugging Face hub or a folder, whose last
-hidden states are averaged over the tokens; without it the policy model (model.path) is the encoder. m is the mean vector of the
-set, taken off with `center` because the states of a language model share a large common part that says nothing about the text
-(Mu and Viswanath, arXiv 1702.01417, without their principal components). A sentence encoder does well without it.
+v is the vector of a prompt by an encoder. `embedding: {model: …}` names one on the Hugging Face hub or a folder; its last hidden
+states are averaged over the tokens. By default the policy model (model.path) is the encoder. m is the mean vector of the
+set. With `center` it is subtracted, because the states of a language model share a large common part that carries no information
+about the text (Mu and Viswanath, arXiv 1702.01417, without their principal components). A sentence encoder does well without it.
 
-Vectors are stored in `rft.task_embedding` and computed once per text. The neighbours are exact up to `max_compared` tasks; in a
-larger set every task is compared with so many of it, the same for all, chosen by a hash of the task's key. Two tasks that say
-the same have both a nearest_similarity near 1: to drop all but the first of such, use a deduplicator.
+Vectors are stored in `rft.task_embedding` and computed once per text. The neighbours are exact up to `max_compared` tasks. In a
+larger set every task is compared with that many tasks, the same for all, selected by a hash of the task's key. Two equivalent tasks
+both have a nearest_similarity near 1; to drop all but the first of them, use a deduplicator.
 
     - diversity_score: {}
     - diversity_score: {embedding: {model: sentence-transformers/all-MiniLM-L6-v2}, neighbours: 10, center: false}
@@ -35,24 +35,24 @@ _BLOCK_ROWS = 1024
 
 
 class EmbeddingConfig(StageConfig):
-    """Which model turns prompts into vectors."""
+    """The model that turns prompts into vectors."""
 
     model: str | None = Field(
         None, description="An encoder's folder or its name on the hub; the policy model by default."
     )
-    max_tokens: int = Field(512, ge=1, description="Longer prompts are cut.")
+    max_tokens: int = Field(512, ge=1, description="Longer prompts are truncated.")
 
 
 class DiversityScore(Operator, revision=1):
-    """Adds `diversity` and `nearest_similarity`; looks at the whole set at once."""
+    """Adds `diversity` and `nearest_similarity`; processes the whole set at once."""
 
     class Config(StageConfig):
-        """How similarity is measured, and to how many."""
+        """How similarity is measured, and to how many tasks."""
 
         embedding: EmbeddingConfig = Field(EmbeddingConfig(), description="The encoder: {model: …, max_tokens: …}.")
         neighbours: int = Field(5, ge=1, description="Nearest tasks whose similarity is averaged.")
-        center: bool = Field(True, description="Take the mean vector of the set off first.")
-        max_compared: int = Field(20_000, ge=2, description="Tasks of the set that each one is compared with, at most.")
+        center: bool = Field(True, description="Subtract the mean vector of the set first.")
+        max_compared: int = Field(20_000, ge=2, description="Largest number of tasks that each task is compared with.")
 
     reads = frozenset({"prompt", "task_key"})
     writes = frozenset({"diversity", "nearest_similarity"})
@@ -75,7 +75,7 @@ class DiversityScore(Operator, revision=1):
     def apply(self, table: pa.Table) -> StageOutcome:
         if self._embed is None:
             raise OperatorError(
-                "there is nothing here that encodes texts",
+                "no encoder of texts is available here",
                 todo="use diversity_score in pipelines.task, not in pipelines.experience",
             )
         texts = [text or "" for text in table["prompt"].to_pylist()]
@@ -89,7 +89,7 @@ class DiversityScore(Operator, revision=1):
 
 
 def _compared(keys: Sequence[str], limit: int) -> NDArray[np.int64]:
-    """Rows that all others are compared with: those with the smallest hashes, so that a grown set keeps most of them."""
+    """Return the rows that all others are compared with: those with the smallest hashes, most of which remain when the set grows."""
     if len(keys) <= limit:
         return np.arange(len(keys))
     hashes = np.array([xxhash.xxh3_64_intdigest(key.encode()) for key in keys], np.uint64)
@@ -99,7 +99,7 @@ def _compared(keys: Sequence[str], limit: int) -> NDArray[np.int64]:
 def neighbour_similarities(
     vectors: NDArray[np.float32], compared: NDArray[np.int64], neighbours: int, center: bool
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean similarity to the nearest `neighbours`, and to the nearest, per row; a row alone in its set has 0 for both.
+    """Return the mean similarity to the nearest `neighbours`, and to the nearest, per row; both are 0 for the only row of a set.
 
     Args:
         vectors: [rows, dimensions].

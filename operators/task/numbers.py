@@ -1,4 +1,4 @@
-"""Numbers of tasks by name: a column of the batch, else a key of the task's features, else one of its metadata."""
+"""Numbers of tasks by name: a column of the batch, else a key of the task's features, else of its metadata."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ JSON_COLUMNS = ("features", "metadata")
 
 
 def columns_for(names: Iterable[str], schema: pa.Schema) -> frozenset[str]:
-    """The columns that `numbers` looks at for these names."""
+    """Return the columns that `numbers` reads for these names."""
     known = frozenset(name for name in names if name in schema.names)
     return known if known.issuperset(names) else known | {name for name in JSON_COLUMNS if name in schema.names}
 
 
 def keys_for(names: Iterable[str], schema: pa.Schema) -> frozenset[str]:
-    """Those of these names that `numbers` has to find among features and metadata."""
+    """Return the names that `numbers` must find among features and metadata."""
     return frozenset(names) - frozenset(schema.names)
 
 
 def numbers(table: pa.Table, name: str) -> NDArray[np.float64]:
-    """A number per row, NaN where a task has none.
+    """Return a number per row, NaN where a task has none.
 
     Raises:
-        OperatorError: no task of the batch has it, or a value is no number.
+        OperatorError: no task of the batch has it, or a value is not a number.
     """
     if name in table.column_names:
         return _floats(table[name].to_pylist(), name)
@@ -63,10 +63,10 @@ def _floats(values: list[object], name: str) -> NDArray[np.float64]:
 
 
 def place_in_range(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.float64]:
-    """0 at `low`, 1 at `high` (which may be the smaller of the two), cut off beyond; NaN stays NaN."""
+    """Map `low` to 0 and `high` (which may be the smaller one) to 1, clipped beyond; NaN stays NaN."""
     return np.clip((values - low) / (high - low), 0.0, 1.0)
 
 
 def as_array(values: NDArray[np.float64]) -> pa.Array:
-    """Doubles with null for NaN."""
+    """Convert to doubles with null for NaN."""
     return pa.array(values, pa.float64(), from_pandas=True)

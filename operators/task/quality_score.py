@@ -1,4 +1,4 @@
-"""How well a task is written, from cheap statistics of its prompt: the column and feature `quality`, in [0, 1].
+"""How well a task is written, by cheap statistics of its prompt: the column and feature `quality`, in [0, 1].
 
     quality = mean of the measures that apply, each in [0, 1] and 1 where it is good
 
@@ -7,10 +7,10 @@
     char_repetition  1 − share of the prompt's character n-grams (n = char_ngram) that occur more than once
     word_repetition  1 − the same for word n-grams (n = word_ngram)
     length           min(1, words / min_words, max_words / words)
-    any of `columns` its place in the range given: 0 at the first bound, 1 at the second
+    any of `columns` its place in the given range: 0 at the first bound, 1 at the second
 
-A prompt too short for an n-gram has no such measure. The default limits suit questions; texts full of formulas are better
-scored with `measures: [char_repetition, length]`. Statistics see form only: a grade that a model gave is added by `columns`.
+A measure does not apply to a prompt too short for its n-grams. The default limits suit questions; texts full of formulas are better
+scored with `measures: [char_repetition, length]`. The statistics only see form; add a model's grade with `columns`.
 
     - quality_score: {}
     - quality_score: {measures: [length, word_repetition], min_words: 5, columns: {judge: [1, 10]}}
@@ -38,7 +38,7 @@ class QualityScore(Operator, revision=1):
     """Adds `quality`, by the formula above."""
 
     class Config(StageConfig):
-        """Which measures, and their limits."""
+        """The measures and their limits."""
 
         measures: tuple[Measure, ...] = Field(
             ("alnum", "special", "char_repetition", "word_repetition", "length"),
@@ -48,10 +48,10 @@ class QualityScore(Operator, revision=1):
             default_factory=dict,
             description="Name of a number -> [worst, best]: its place in this range counts like a measure.",
         )
-        char_ngram: int = Field(10, ge=1, description="Characters whose repetition counts.")
-        word_ngram: int = Field(3, ge=1, description="Words whose repetition counts.")
-        min_words: int = Field(3, ge=1, description="Fewer words than these lower the quality.")
-        max_words: int = Field(400, ge=1, description="More words than these lower the quality.")
+        char_ngram: int = Field(10, ge=1, description="Length of character n-grams.")
+        word_ngram: int = Field(3, ge=1, description="Length of word n-grams.")
+        min_words: int = Field(3, ge=1, description="Fewer words lower the quality.")
+        max_words: int = Field(400, ge=1, description="More words lower the quality.")
 
         @model_validator(mode="after")
         def _measures_something(self) -> QualityScore.Config:
@@ -110,7 +110,7 @@ def _special(text: str) -> float:
 
 
 def _repetition(items: Sequence[str], n: int) -> float:
-    """Share of n-grams that occur more than once; NaN where there is none."""
+    """Return the share of n-grams that occur more than once; NaN if there is none."""
     count = len(items) - n + 1
     if count < 1:
         return float("nan")

@@ -1,11 +1,10 @@
-"""One number to order tasks by: the column and feature `priority`, a weighted sum of scores. Higher is to be tried earlier.
+"""One number to order tasks by: the column and feature `priority`, a weighted sum of scores. Higher ones are tried earlier.
 
     priority = Σ over weights of weight · score
 
-A score that a task does not have counts as its neutral value: 0 for usage_frequency, 0.5 for any other. The default weights
-favour well written, unlike and easy tasks that were used little: difficulty −0.7, quality 1, diversity 0.8 and
-usage_frequency −0.5, of which those count that a stage before this one computed. `weights` replaces them all and may name any
-number: a column, or a key of the task's features or metadata.
+A missing score counts as its neutral value: 0 for usage_frequency, 0.5 for any other. The default weights favour well written, diverse
+and easy tasks that were used little: difficulty −0.7, quality 1, diversity 0.8 and usage_frequency −0.5. Only scores that an earlier
+stage computed count. `weights` replaces all of them and may name any number: a column, or a key of the task's features or metadata.
 
     - task_priority: {}
     - task_priority: {weights: {difficulty: 1, quality: 0.5}}
@@ -30,10 +29,11 @@ class TaskPriority(Operator, revision=1):
     """Sets `priority`, by the formula above."""
 
     class Config(StageConfig):
-        """What counts how much."""
+        """The weights of the scores."""
 
         weights: dict[str, float] | None = Field(
-            None, description="Name of a number -> its weight; by default those above, of the scores computed before."
+            None,
+            description="Name of a number -> its weight; by default the above, for the scores that earlier stages computed.",
         )
 
         @field_validator("weights")

@@ -2,9 +2,9 @@
 
     usage_frequency = n / (n + half)
 
-n is counted in the buffer over all runs: with `of: groups` the groups of rollouts tried on the task, with `of: draws` the times
-such a group was drawn for a training step. At n = `half` the frequency is 0.5. The count is of the moment the pipeline runs;
-`rft tasks score` counts again.
+n is counted in the buffer over all runs: with `of: groups` the groups of rollouts tried on the task, with `of: draws` how often such a
+group was drawn for a training step. At n = `half` the frequency is 0.5. The count is taken when the pipeline runs; `rft tasks score`
+counts again.
 
     - usage_frequency: {}
     - usage_frequency: {of: draws, half: 2}
@@ -27,11 +27,11 @@ class UsageFrequency(Operator, revision=1):
     """Adds `times_used` and `usage_frequency`."""
 
     class Config(StageConfig):
-        """What is counted, and on which scale."""
+        """What is counted, and the scale."""
 
         of: Literal["groups", "draws"] = Field(
             "groups",
-            description="groups: groups of rollouts tried on the task; draws: times one was drawn for a training step.",
+            description="groups: groups of rollouts tried on the task; draws: how often one was drawn for a training step.",
         )
         half: float = Field(4.0, gt=0, description="The count at which the frequency is 0.5.")
 

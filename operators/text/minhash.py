@@ -1,10 +1,11 @@
-"""Signatures by which similar sets are found without comparing all pairs: one-permutation MinHash with banding.
+"""MinHash signatures with banding, by which similar sets are found without comparing all pairs.
 
-Every n-gram of a text falls into one of K bins by its hash, and a bin keeps its least value (Li, Owen and Zhang 2012, arXiv 1208.1259); an empty
-bin borrows from the next full one, with an offset that says how far it was (Shrivastava and Li 2014, arXiv 1406.4784). Two texts with Jaccard
-similarity J agree in a bin with probability J. Of B bands of R bins, two texts share one whole with probability 1 − (1 − J^R)^B.
+Every n-gram of a text falls into one of K bins by its hash, and a bin keeps its least value (one-permutation MinHash: Li, Owen and Zhang 2012,
+arXiv 1208.1259). An empty bin takes the value of the next full one plus an offset for its distance (Shrivastava and Li 2014, arXiv 1406.4784).
+Two texts with Jaccard similarity J agree in a bin with probability J. With B bands of R bins, they share a whole band with probability
+1 − (1 − J^R)^B.
 
-Written for whole batches in NumPy: libraries for MinHash hash n-gram by n-gram in Python, which costs more than all the rest here.
+Written for whole batches in NumPy: MinHash libraries hash n-gram by n-gram in Python, which costs more than everything else here.
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ _RECALL = 0.99
 
 
 def signatures(hashes: Hashes, rows: Rows, num_texts: int) -> npt.NDArray[np.uint64]:
-    """N × 128 bins.
+    """Return N × 128 bins.
 
     Args:
-        hashes, rows: 40-bit hashes of n-grams and the text each stands in, as `operators.text.ngrams.distinct` gives them: ascending within
-            each text. A text without any gets a signature that agrees with none but its like.
+        hashes, rows: 40-bit hashes of n-grams and the text of each, as returned by `operators.text.ngrams.distinct`: ascending within
+            each text. The signature of a text without n-grams agrees only with that of another such text.
     """
     empty = np.uint64(2**64 - 1)
     bins = np.full(num_texts * NUM_BINS, empty)
     place = rows * NUM_BINS + (hashes % np.uint64(NUM_BINS)).astype(np.int64)
-    # Of several values for a bin the last one stays; they come in ascending order.
+    # Of several values for a bin the last one stays, so assign them in descending order.
     bins[place[::-1]] = hashes[::-1]
     return _densified(bins.reshape(num_texts, NUM_BINS), empty)
 
 
 def _densified(bins: npt.NDArray[np.uint64], empty: np.uint64) -> npt.NDArray[np.uint64]:
     full = bins != empty
-    # Twice around, so that the last bins borrow from the first.
+    # Two rounds, so that the last bins can take values of the first.
     places = np.where(np.tile(full, 2), np.arange(2 * NUM_BINS), 4 * NUM_BINS)
     following = np.minimum.accumulate(places[:, ::-1], axis=1)[:, ::-1][:, :NUM_BINS]
     distance = following - np.arange(NUM_BINS)
@@ -46,7 +47,7 @@ def _densified(bins: npt.NDArray[np.uint64], empty: np.uint64) -> npt.NDArray[np
 
 
 def band_size(threshold: float) -> int:
-    """The largest R (dividing 128) with which two texts at the threshold share a band with a probability of 0.99."""
+    """Return the largest R (dividing 128) with which two texts at the threshold share a band with a probability of 0.99."""
     for size in (32, 16, 8, 4, 2):
         if 1 - (1 - threshold**size) ** (NUM_BINS // size) >= _RECALL:
             return size
@@ -54,7 +55,7 @@ def band_size(threshold: float) -> int:
 
 
 def bands(signature: npt.NDArray[np.uint64], size: int) -> npt.NDArray[np.uint64]:
-    """N × (128 / size) numbers; texts that are equal in one of them are candidates."""
+    """Return N × (128 / size) numbers; texts that are equal in one of them are candidates."""
     parts = signature.reshape(len(signature), NUM_BINS // size, size)
     found = np.zeros(parts.shape[:2], np.uint64)
     with np.errstate(over="ignore"):

@@ -1,7 +1,7 @@
-"""Word and character n-grams of many texts at once, as 64-bit hashes: the same text gives the same hashes everywhere.
+"""Word and character n-grams of many texts at once, as 64-bit hashes that are the same everywhere.
 
 Words are runs of letters, digits and underscores; every byte of a letter outside ASCII belongs to a word. ASCII letters are lowered.
-Nothing is done text by text: the texts of a batch lie one behind the other in Arrow's buffer, and NumPy goes over all of them.
+The texts of a batch lie one behind the other in Arrow's buffer, and NumPy processes them together rather than one by one.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ Hashes = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.int64]
 Unit = Literal["word", "character"]
 
-# Texts that are gone over at once: their numbers then stay in the cache of the processor.
+# Number of texts processed at once, so that their numbers fit into the processor's cache.
 _AT_ONCE = 128
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _SPREAD = np.uint64(0xD6E8FEB86659FD93)
 
 
 def _tables() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-    """For each byte its lower case, and the same with 0 for those that are not part of a word."""
+    """Return for each byte its lower case, and the same with 0 for bytes that are not part of a word."""
     lower = np.arange(256, dtype=np.uint8)
     lower[ord("A") : ord("Z") + 1] += 32
     word = lower.copy()
@@ -36,7 +36,7 @@ _LOWER, _WORD = _tables()
 
 
 def ngrams(texts: pa.Array, n: int, unit: Unit = "word") -> tuple[Hashes, Rows]:
-    """Hashes of all n-grams of N texts, in order, and the text (0 to N − 1) each stands in. Null is an empty text.
+    """Return the hashes of all n-grams of N texts, in order, and the text (0 to N − 1) of each. Null is an empty text.
 
     A text of fewer than n words (or characters) has none.
     """
@@ -54,7 +54,7 @@ def _ngrams(texts: pa.Array, n: int, unit: Unit) -> tuple[Hashes, Rows]:
 
 
 def tokens(texts: pa.Array, unit: Unit = "word") -> tuple[Hashes, Rows]:
-    """Hashes of the words (or characters) of N texts, in order, and how many each text has."""
+    """Return the hashes of the words (or characters) of N texts, in order, and their number per text."""
     data, offsets = _bytes(texts)
     if unit == "word":
         return _words(_WORD[data], offsets)
@@ -65,7 +65,7 @@ def tokens(texts: pa.Array, unit: Unit = "word") -> tuple[Hashes, Rows]:
 
 
 def _bytes(texts: pa.Array) -> tuple[npt.NDArray[np.uint8], Rows]:
-    """The texts one behind the other, and where each begins and the last ends."""
+    """Return the concatenated texts, and the offsets where each begins and the last ends."""
     texts = pc.fill_null(pc.cast(texts, pa.large_string()), "")
     if not len(texts):
         return np.empty(0, np.uint8), np.zeros(1, np.int64)
@@ -76,7 +76,7 @@ def _bytes(texts: pa.Array) -> tuple[npt.NDArray[np.uint8], Rows]:
 
 
 def _words(data: npt.NDArray[np.uint8], offsets: Rows) -> tuple[Hashes, Rows]:
-    """Of bytes that are 0 between words."""
+    """Return the words of bytes that are 0 between words."""
     is_word = np.zeros(len(data) + 2, np.bool_)
     np.not_equal(data, 0, out=is_word[1:-1])
     # A word begins or ends where this changes, and where one text follows another without a gap.
@@ -96,7 +96,7 @@ def _counts(starts: Rows, offsets: Rows) -> Rows:
 
 
 def _values(data: npt.NDArray[np.uint8], starts: Rows, ends: Rows) -> Hashes:
-    """Hashes of data[start:end]: eight bytes at a time, so that the short words most texts are made of take one step."""
+    """Hash data[start:end] eight bytes at a time, so that short words, the most frequent ones, take one step."""
     eights = np.concatenate([data, np.zeros(16 - len(data) % 8, np.uint8)]).view("<u8")
     lengths = ends - starts
     with np.errstate(over="ignore"):
@@ -115,12 +115,12 @@ _UNUSED = np.array([0xFFFFFFFFFFFFFFFF >> 8 * (8 - used) if used else 0 for used
 
 
 def _loaded(eights: Hashes, at: Rows, lengths: Rows) -> Hashes:
-    """Up to eight bytes from any byte on as one number; those beyond the length are zero."""
-    # From the two aligned numbers that they lie in: loads at odd addresses would make NumPy copy everything first.
+    """Load up to eight bytes from any offset as one number; bytes beyond the length are zero."""
+    # Combined from two aligned numbers: with unaligned loads NumPy would copy everything first.
     place = at >> 3
     shift = ((at & 7) << 3).astype(np.uint64)
     found: Hashes = eights[place] >> shift
-    # A shift by 64 is not defined, so by one and by the rest.
+    # A shift by 64 is not defined, so shift by one and by the rest.
     found |= (eights[place + 1] << np.uint64(1)) << (np.uint64(63) - shift)
     found &= _UNUSED[np.minimum(lengths, 8)]
     return found
@@ -146,10 +146,10 @@ def _mixed(values: Hashes) -> Hashes:
 
 
 def distinct(hashes: Hashes, rows: Rows) -> tuple[Hashes, Rows]:
-    """Each n-gram of a text once, sorted by text and then by hash.
+    """Return each n-gram of a text once, sorted by text and then by hash.
 
-    Of every hash 40 bits are kept beside the number of its text, so that one sort of plain numbers does: two different n-grams of a text
-    of a thousand words are taken for one with a probability of about 5 · 10⁻⁷.
+    Each hash keeps 40 bits beside the number of its text, so that sorting plain numbers suffices. Two different n-grams of a text
+    of a thousand words are then mistaken for one with a probability of about 5 · 10⁻⁷.
     """
     if len(rows) and rows[-1] >= 1 << 24:
         raise ValueError("too many texts at once")

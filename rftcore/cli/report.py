@@ -26,7 +26,7 @@ def report(
 
     with opened(buffer, "rft report") as found:
         built = [reports.build_report(found, name) for name in ([run] if other is None else [run, other])]
-        between = reports.compare(found, built[0].run_id, built[1].run_id) if other is not None else []
+        between = reports.compare(*(found.find_run(one.run_id) for one in built)) if other is not None else []
     if png is not None:
         from rftcore.reporting.learning_curve import write_learning_curve
 

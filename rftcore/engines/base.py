@@ -1,10 +1,10 @@
-"""What a rollout engine is: prompts in, sampled tokens with their behaviour log-probabilities out, weights replaced live.
+"""The interface of a rollout engine: prompts in, sampled tokens with behaviour log-probabilities out, weights replaced live.
 
-Invariants every engine keeps:
-- `Generation.logprobs` are natural logarithms under the distribution that was really sampled from, after temperature,
-  top-k and top-p. At temperature 0 nothing is sampled; the model's own log-probability (temperature 1) is given.
+Invariants of every engine:
+- `Generation.logprobs` are natural logarithms under the distribution that was actually sampled from, after temperature,
+  top-k and top-p. At temperature 0 nothing is sampled, and they are the model's own log-probabilities (temperature 1).
 - `Generation.version_spans` names, for every token, the policy version whose weights computed it.
-- `generate` may be called from any event loop, any number of times at once; `load_weights` and `close` from any thread.
+- `generate` may be called from any event loop, any number of times concurrently; `load_weights` and `close` from any thread.
 
 Importing this module loads neither torch nor vLLM.
 """
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 
 class EngineConfig(BaseModel):
-    """How the engine runs; what it samples is `Decoding`, asked per request."""
+    """How the engine runs; the sampling is `Decoding`, set per request."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     context_length: int | None = Field(
-        default=None, gt=1, description="most tokens of prompt plus response; None takes the model's own limit"
+        default=None, gt=1, description="maximum tokens of prompt plus response; None uses the model's own limit"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        default="auto", description="of weights and activations; auto takes what the model's config.json says"
+        default="auto", description="type of weights and activations; auto uses that of the model's config.json"
     )
-    max_num_seqs: int = Field(default=64, ge=1, description="most responses generated at the same time")
-    kv_cache_gib: float = Field(default=1.0, gt=0, description="room for the KV cache on a CPU, in GiB")
+    max_num_seqs: int = Field(default=64, ge=1, description="maximum number of responses generated concurrently")
+    kv_cache_gib: float = Field(default=1.0, gt=0, description="size of the KV cache on a CPU, in GiB")
     gpu_memory_utilization: float = Field(
         default=0.85, gt=0, le=1, description="share of a GPU's memory for weights and KV cache together"
     )
@@ -46,12 +46,12 @@ class EngineConfig(BaseModel):
         default=False, description="on a GPU, schedule the next step while the last one runs (vLLM only)"
     )
     num_threads: int | None = Field(
-        default=None, ge=1, description="CPU threads; None takes OMP_NUM_THREADS, else the cores this process may use"
+        default=None, ge=1, description="CPU threads; None uses OMP_NUM_THREADS, else the cores this process may use"
     )
-    seed: int = Field(default=0, ge=0, description="of sampling; give every explorer its own")
+    seed: int = Field(default=0, ge=0, description="seed of sampling; different for every explorer")
 
     def resolve_num_threads(self) -> int:
-        """CPU threads that this process will compute with."""
+        """Return the number of CPU threads that this process will compute with."""
         if self.num_threads is not None:
             return self.num_threads
         inherited = os.environ.get("OMP_NUM_THREADS", "")
@@ -68,11 +68,11 @@ class Decoding:
 
     Attributes:
         temperature: 0 decodes greedily.
-        top_p: nucleus; 1.0 is off.
+        top_p: nucleus probability; 1.0 is off.
         top_k: 0 is off.
-        max_tokens: most response tokens; the context length may end a response earlier.
+        max_tokens: maximum response tokens; the context length may end a response earlier.
         stop: texts that end a response; the text is cut before the first of them, the tokens are not.
-        seed: makes this one request repeatable; None draws from the engine's own stream.
+        seed: makes this request repeatable; None uses the engine's own random stream.
     """
 
     temperature: float = 1.0
@@ -88,9 +88,9 @@ class Generation:
     """One sampled response.
 
     Attributes:
-        token_ids: response tokens, the end token included when the model produced it.
+        token_ids: response tokens, including the end token if the model produced it.
         logprobs: behaviour log-probability (nats) of each token.
-        text: decoded without special tokens.
+        text: decoded response without special tokens.
         finish_reason: "stop" (end token or stop text), "length", or "abort" (the engine was closed; no tokens).
         version_spans: (first token index, policy_version_id), ascending, the first index 0; empty without tokens.
     """
@@ -105,12 +105,12 @@ class Generation:
 class Engine(ABC):
     """A model that samples, and whose weights can be replaced while it does.
 
-    The constructor returns when the model is loaded and raises what went wrong otherwise.
+    The constructor returns when the model is loaded, and raises if loading fails.
     """
 
     tokenizer: PreTrainedTokenizerBase
     policy_version_id: int
-    """Version of the weights in the engine now; tokens of open requests may be older."""
+    """Version of the engine's current weights; tokens of open requests may be older."""
     num_generated_tokens: int
     """Response tokens of all finished requests."""
 
@@ -121,10 +121,10 @@ class Engine(ABC):
 
     @classmethod
     def process_environment(cls, config: EngineConfig) -> dict[str, str]:
-        """Variables that the engine's process needs *before* torch or the engine's package is imported.
+        """Return the variables that the engine's process needs *before* torch or the engine's package is imported.
 
-        Give them to the process that will hold the engine (for a Ray actor: `runtime_env={"env_vars": ...}`).
-        OpenMP threads that find no work sleep instead of spinning, so that processes can take turns on few cores.
+        Set them for the process that will hold the engine (for a Ray actor: `runtime_env={"env_vars": ...}`).
+        Idle OpenMP threads then sleep instead of spinning, so that processes can share few cores.
         """
         return {
             "OMP_NUM_THREADS": str(config.resolve_num_threads()),
@@ -134,7 +134,7 @@ class Engine(ABC):
 
     @abstractmethod
     async def generate(self, prompt_token_ids: list[int], decoding: Decoding) -> Generation:
-        """Sample one response. Cancelling the awaiting task takes the request out of the engine.
+        """Sample one response. Cancelling the awaiting task removes the request from the engine.
 
         Raises:
             RftError: the prompt does not fit the context length.
@@ -143,17 +143,17 @@ class Engine(ABC):
 
     @abstractmethod
     def load_weights(self, uri: str, policy_version_id: int, checksum: str | None = None) -> float:
-        """Put published weights into the live engine, between two steps of generation; returns the seconds it took.
+        """Load published weights into the live engine, between two steps of generation; return the seconds it took.
 
-        Blocks the calling thread (in a coroutine use `asyncio.to_thread`). The file is checked first: when it is
-        missing, incomplete or does not match `checksum` (given: verified), the old weights stay and ModelError is
-        raised. Open requests go on under the new weights; their `version_spans` tell.
+        Blocks the calling thread (in a coroutine use `asyncio.to_thread`). The file is checked first. If it is missing or
+        incomplete, or does not match a given `checksum`, the old weights stay and ModelError is raised. Open requests continue
+        under the new weights; their `version_spans` record the switch.
         """
 
     def set_policy_version(self, policy_version_id: int) -> None:
-        """The weights in the engine were published again, unchanged, under a new version: tokens from now on carry it."""
+        """Set a new version for unchanged weights that were published again; new tokens carry it."""
         self.policy_version_id = policy_version_id
 
     @abstractmethod
     def close(self) -> None:
-        """Stop and free everything; open requests end with finish_reason "abort". May be called twice."""
+        """Stop and free everything; open requests end with finish_reason "abort". May be called more than once."""

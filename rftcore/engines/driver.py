@@ -1,11 +1,11 @@
-"""One thread drives the model: it alone touches it, and between its steps it takes what others put in its inbox.
+"""Run a model in one thread that alone uses it, and takes commands from an inbox between its steps.
 
-That gives continuous batching (a request joins at the next step), weight updates between two steps without any lock on
-the model, and an async interface without a second process. When nothing is open the thread blocks on its inbox and
+This gives continuous batching (a request joins at the next step), weight updates between two steps without any lock on
+the model, and an async interface without a second process. Without open requests the thread blocks on its inbox and
 uses no CPU. The model is also *built* in that thread, because OpenMP thread counts belong to the calling thread.
 
-If a step or a weight load fails half-way, the model's state is unknown: the engine stops, and every open and later
-request raises that reason.
+If a step or a weight load fails half-way, the model's state is unknown. The engine then stops, and every open and later
+request raises the reason.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class _Load:
 
 
 class _Wake:
-    """Makes the thread look at `_closing`."""
+    """Makes the thread check `_closing`."""
 
 
 class DrivenEngine(Engine):
-    """An engine whose subclass supplies what the driving thread does."""
+    """An engine whose subclass implements the work of the driving thread."""
 
     _context_length: int
-    """Most tokens of prompt and response; set by `_open_model`."""
+    """Maximum tokens of prompt and response; set by `_open_model`."""
 
     def __init__(self, model_path: str | Path, config: EngineConfig | None = None, policy_version_id: int = 0) -> None:
         from transformers import AutoTokenizer
@@ -72,7 +72,7 @@ class DrivenEngine(Engine):
         self._request_numbers = itertools.count()
         self._inbox: queue.SimpleQueue[Request | _Cancel | _Load | _Wake] = queue.SimpleQueue()
         self._open_requests: dict[str, Request] = {}
-        self._gate = threading.Lock()  # orders `_put` against the thread's last look at the inbox
+        self._gate = threading.Lock()  # orders `_put` against the thread's last read of the inbox
         self._closing = False
         self._stopped: EngineStoppedError | None = None
         ready: Future[None] = Future()
@@ -84,26 +84,26 @@ class DrivenEngine(Engine):
 
     @abstractmethod
     def _open_model(self) -> None:
-        """Load the model, and say how long a context it takes."""
+        """Load the model, and set its context length."""
 
     @abstractmethod
     def _add(self, request: Request) -> None:
-        """Take a request in; raise RftError when it cannot be served."""
+        """Accept a request; raise RftError if it cannot be served."""
 
     @abstractmethod
     def _abort(self, request_id: str) -> None:
-        """Forget a request."""
+        """Remove a request."""
 
     @abstractmethod
     def _step(self) -> list[tuple[str, Generation]]:
-        """Do a bounded piece of work; return what finished."""
+        """Do a bounded piece of work; return the finished generations."""
 
     @abstractmethod
     def _replace_weights(self, path: Path) -> None:
         """Load a complete weights file; nothing computed with the old weights may be used afterwards."""
 
     def _name_version(self, policy_version_id: int) -> None:
-        """The next token on is of this version."""
+        """Assign this version to the tokens from the next one on."""
 
     @abstractmethod
     def _close_model(self) -> None:
@@ -162,7 +162,7 @@ class DrivenEngine(Engine):
                 if self._open_requests and not self._closing:
                     for request_id, generation in self._step():
                         self._finish(request_id, generation)
-        except Exception as error:  # noqa: BLE001 - everyone who waits gets it
+        except Exception as error:  # noqa: BLE001 - all waiting callers get it
             failure = EngineStoppedError(
                 f"the engine for {self.model_path} stopped: {type(error).__name__}: {error}",
                 todo="start a new engine; its state is unknown after this error",
@@ -171,7 +171,7 @@ class DrivenEngine(Engine):
         self._end(failure)
 
     def _take_commands(self) -> None:
-        """Empty the inbox; wait for a command only when there is nothing else to do."""
+        """Empty the inbox; wait for a command only if there is no other work."""
         wait = not self._open_requests
         while True:
             try:
@@ -189,7 +189,7 @@ class DrivenEngine(Engine):
                     self._load(command)
 
     def _admit(self, request: Request) -> None:
-        # From here on the future cannot be cancelled any more, so setting its result is safe.
+        # From here on the future cannot be cancelled, so setting its result is safe.
         if not request.result.set_running_or_notify_cancel():
             return
         try:
@@ -228,8 +228,8 @@ class DrivenEngine(Engine):
             request.result.set_result(generation)
 
     def _end(self, failure: EngineStoppedError | None) -> None:
-        """Settle everything that waits, then free the model."""
-        reason = failure or EngineStoppedError("the engine is closed", todo="make a new one")
+        """Settle all waiting requests and loads, then free the model."""
+        reason = failure or EngineStoppedError("the engine is closed", todo="start a new one")
         with self._gate:
             self._stopped = reason
         while not self._inbox.empty():

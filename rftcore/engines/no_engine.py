@@ -1,4 +1,4 @@
-"""No engine: for workflows that sample nothing (demonstrations). It has the model's tokenizer and refuses to generate."""
+"""An engine for workflows that sample nothing (demonstrations). It has the model's tokenizer and refuses to generate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rftdata.errors import ConfigError
 
 
 class NoEngine(Engine):
-    """Only `tokenizer` works."""
+    """Provides the `tokenizer` only."""
 
     def __init__(self, model_path: str | Path, config: EngineConfig | None = None, policy_version_id: int = 0) -> None:
         from transformers import AutoTokenizer
@@ -25,9 +25,9 @@ class NoEngine(Engine):
         )
 
     def load_weights(self, uri: str, policy_version_id: int, checksum: str | None = None) -> float:
-        """There is nothing to load."""
+        """Record the version; no weights are loaded."""
         self.policy_version_id = policy_version_id
         return 0.0
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing."""

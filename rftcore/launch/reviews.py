@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from rftcore.launch.progress import Snapshot
 from rftcore.launch.views import View
+from rftdata.progress import Snapshot
 
 # A person answers one after the other; the count is told again when a while has passed.
 _QUIET_S = 15.0
@@ -35,9 +35,9 @@ class People:
 
     def update(self, snapshot: Snapshot) -> None:
         """Say what has changed."""
-        number: int = snapshot["open_reviews"]
+        number: int = snapshot.open_reviews
         if number == self._told or (number and time.monotonic() - self._at < self._quiet_s):
             return
         self._told, self._at = number, time.monotonic()
-        text = waits_for_people(number, snapshot["run"], self._option)
+        text = waits_for_people(number, snapshot.run, self._option)
         self._view.message(text if number else "no experience waits for a person any more")

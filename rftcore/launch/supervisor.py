@@ -21,7 +21,6 @@ from rftcore.config import RunConfig
 from rftcore.launch import cluster
 from rftcore.launch.deaths import RoleDiedError
 from rftcore.launch.interrupts import Interrupts, StartInterrupted
-from rftcore.launch.progress import Progress
 from rftcore.launch.restarts import Restarts
 from rftcore.launch.reviews import People
 from rftcore.launch.roles import Roles, failure
@@ -44,6 +43,7 @@ from rftdata.errors import (
     RolloutsFailedError,
 )
 from rftdata.maintenance import retention
+from rftdata.progress import Progress
 from rftdata.run import Run
 from rftdata.user_code import held_lock
 from rftdata.workers import Worker, live_workers, mark_dead_workers
@@ -199,7 +199,7 @@ def _supervise(resolved: ResolvedRun, buffer: Buffer, run: Run, view: View, inte
         worker.says("watches")
         started = cluster.start_roles(resolved, run.name, divide_threads())
         roles = Roles(started, Restarts(run), view, interrupts)
-        progress, people = Progress(buffer, run.run_id), People(view, buffer_option(buffer.location))
+        progress, people = Progress(run), People(view, buffer_option(buffer.location))
         asked_at: float | None = None
         grace_s = resolved.config.run.stop_grace_s
         revive = _Reviver(buffer, run, view)

@@ -1,7 +1,7 @@
 """How the progress of a run is shown.
 
 `LiveView` redraws one block on a terminal. `LineView` prints a line per step, and at least one every `quiet_s` seconds, where stdout is
-a file or a pipe. Views draw snapshots (`rftcore.launch.progress`) and do not read the buffer.
+a file or a pipe. Views draw snapshots (`rftdata.progress`) and do not read the buffer.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rftcore.launch.progress import Snapshot
 from rftcore.reporting.report import evaluation_title
+from rftdata.progress import Failures, Snapshot, WorkerState
 from rftdata.workers import doing
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -120,9 +120,9 @@ class LineView(View):
     @outlives_its_reader
     def update(self, snapshot: Snapshot) -> None:
         state = (
-            snapshot["status"],
-            snapshot["step"],
-            [(e["taskset"], e["decoding"], e["trainer_step"]) for e in snapshot["evaluations"]],
+            snapshot.status,
+            snapshot.step,
+            [(e.taskset, e.decoding, e.trainer_step) for e in snapshot.evaluations],
         )
         now = time.monotonic()
         if state == self._last and now - self._at < self._quiet_s:
@@ -134,8 +134,8 @@ class LineView(View):
 
 def line(snapshot: Snapshot) -> str:
     """A snapshot in one line."""
-    parts = [f"step {snapshot['step']}/{snapshot['planned_steps']}", *_measures(snapshot)]
-    waits = [f"{w['role']} {_doing(w)}" for w in _shown(snapshot["workers"]) if w["role"] != "supervisor"]
+    parts = [f"step {snapshot.step}/{snapshot.planned_steps}", *_measures(snapshot)]
+    waits = [f"{w.role} {_doing(w)}" for w in _shown(snapshot.workers) if w.role != "supervisor"]
     return "  ".join(parts) + ("  | " + "; ".join(waits) if waits else "")
 
 
@@ -143,47 +143,43 @@ def block(snapshot: Snapshot, width: int) -> Group:
     """A snapshot as a block for a terminal of `width` columns."""
     head = Table.grid(padding=(0, 2))
     head.add_row(
-        Text(snapshot["run"], style="bold"),
-        f"step {snapshot['step']} of {snapshot['planned_steps']}",
-        ProgressBar(
-            total=max(snapshot["planned_steps"], 1), completed=snapshot["step"], width=max(10, min(40, width - 60))
-        ),
-        _clock(snapshot["seconds"])
-        + (f" (about {_clock(snapshot['remaining_seconds'])} left)" if snapshot["remaining_seconds"] else ""),
+        Text(snapshot.run, style="bold"),
+        f"step {snapshot.step} of {snapshot.planned_steps}",
+        ProgressBar(total=max(snapshot.planned_steps, 1), completed=snapshot.step, width=max(10, min(40, width - 60))),
+        _clock(snapshot.seconds)
+        + (f" (about {_clock(snapshot.remaining_seconds)} left)" if snapshot.remaining_seconds else ""),
     )
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column(overflow="fold")
-    if snapshot["rewards"]:
-        means = f"mean {snapshot['mean_reward']:.3f}, pass rate {_rate(snapshot['pass_rate'])}"
-        facts.add_row(
-            "reward", f"{_spark(snapshot['rewards'], 24)}  {means} at explorer step {snapshot['reward_step']}"
-        )
+    if snapshot.rewards:
+        means = f"mean {snapshot.mean_reward:.3f}, pass rate {_rate(snapshot.pass_rate)}"
+        facts.add_row("reward", f"{_spark(snapshot.rewards, 24)}  {means} at explorer step {snapshot.reward_step}")
     facts.add_row(
         "sampling", ", ".join(part for part in (_speed(snapshot), _policy(snapshot)) if part) or "no explorer yet"
     )
-    queue = snapshot["queue"]
+    queue = snapshot.queue
     # In a run that has ended nothing is planned, sampled or decided; `rft status` prints what would decide what is left.
-    verdicts = "await verdicts" if snapshot["status"] in ("created", "running") else "undecided"
-    facts.add_row("groups", f"{queue['planned']} planned, {queue['claimed']} being sampled, {queue['sealed']} {verdicts}, "
-                  f"{queue['ready']} ready; {snapshot['closed_groups']} dropped, {snapshot['refills']} refills")  # fmt: skip
-    if snapshot["failures"]:
-        facts.add_row("failures", Text(_failures(snapshot["failures"]), style="red"))
-    metrics = _metrics(snapshot["metrics"])
+    verdicts = "await verdicts" if snapshot.status in ("created", "running") else "undecided"
+    facts.add_row("groups", f"{queue.planned} planned, {queue.claimed} being sampled, {queue.sealed} {verdicts}, "
+                  f"{queue.ready} ready; {snapshot.closed_groups} dropped, {snapshot.refills} refills")  # fmt: skip
+    if snapshot.failures:
+        facts.add_row("failures", Text(_failures(snapshot.failures), style="red"))
+    metrics = _metrics(snapshot.metrics)
     if metrics:
         facts.add_row("training", metrics)
-    for e in snapshot["evaluations"]:
+    for e in snapshot.evaluations:
         facts.add_row(
-            e["purpose"],
-            f"{e['taskset']}, {e['decoding']}: {e['mean_reward']:.3f} at step {e['trainer_step']} ({e['num_tasks']} questions)"
-            + (f"; {e['error']}" if e["error"] else ""),
+            e.purpose,
+            f"{e.taskset}, {e.decoding}: {e.mean_reward:.3f} at step {e.trainer_step} ({e.num_tasks} questions)"
+            + (f"; {e.error}" if e.error else ""),
         )
-    if snapshot["evaluations_open"]:
-        facts.add_row("evaluation", f"{snapshot['evaluations_open']} to do")
-    return Group(head, facts, worker_table(snapshot["workers"]))
+    if snapshot.evaluations_open:
+        facts.add_row("evaluation", f"{snapshot.evaluations_open} to do")
+    return Group(head, facts, worker_table(snapshot.workers))
 
 
-def worker_table(workers: list[dict[str, Any]], *, everyone: bool = False) -> Table:
+def worker_table(workers: list[WorkerState], *, everyone: bool = False) -> Table:
     """What each process does or waits for; `everyone` shows those that left without an error, too."""
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     columns: dict[str, JustifyMethod] = {
@@ -196,37 +192,37 @@ def worker_table(workers: list[dict[str, Any]], *, everyone: bool = False) -> Ta
     for name, justify in columns.items():
         table.add_column(name, justify=justify, no_wrap=name in ("pid", "process"), overflow="fold")
     for worker in workers if everyone else _shown(workers):
-        style = {"lost": "red", "stopped": "dim"}.get(worker["liveness"], "")
-        age = "–" if worker["liveness"] == "stopped" else f"{max(0.0, worker['heartbeat_age_s']):.0f} s ago"
+        style = {"lost": "red", "stopped": "dim"}.get(worker.liveness, "")
+        age = "–" if worker.liveness == "stopped" else f"{max(0.0, worker.heartbeat_age_s):.0f} s ago"
         table.add_row(
-            worker["role"],
-            str(worker["pid"]),
+            worker.role,
+            str(worker.pid),
             Text(_doing(worker)),
             age,
-            _worker_progress(worker["progress"]),
+            _worker_progress(worker.progress),
             style=style,
         )
     return table
 
 
-def _shown(workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _shown(workers: list[WorkerState]) -> list[WorkerState]:
     """Living workers, and of each role without one the last that ended with an error or fell silent.
 
     A replay that failed is not among them: it told the person who started it, and the run lacks nothing.
     """
-    alive = [w for w in workers if w["liveness"] == "alive"]
-    roles = {w["role"] for w in alive} | {"replay"}
-    ended = {w["role"]: w for w in workers if w["role"] not in roles and (w["error"] or w["liveness"] == "lost")}
+    alive = [w for w in workers if w.liveness == "alive"]
+    roles = {w.role for w in alive} | {"replay"}
+    ended = {w.role: w for w in workers if w.role not in roles and (w.error or w.liveness == "lost")}
     return [*alive, *ended.values()]
 
 
-def _doing(worker: dict[str, Any]) -> str:
-    if worker["liveness"] == "lost":
-        return f"silent since it was {worker['state']}"
-    if worker["error"]:
-        sentence, *_ = str(worker["error"]).splitlines()  # a stack may follow
+def _doing(worker: WorkerState) -> str:
+    if worker.liveness == "lost":
+        return f"silent since it was {worker.state}"
+    if worker.error:
+        sentence, *_ = str(worker.error).splitlines()  # a stack may follow
         return f"ended: {sentence}"
-    return doing(str(worker["state"]), worker["waiting_for"])
+    return doing(str(worker.state), worker.waiting_for)
 
 
 def _worker_progress(progress: dict[str, Any]) -> str:
@@ -244,38 +240,36 @@ def _worker_progress(progress: dict[str, Any]) -> str:
 
 def _measures(snapshot: Snapshot) -> list[str]:
     parts = []
-    if snapshot["mean_reward"] is not None:
-        parts.append(f"reward {snapshot['mean_reward']:.3f} (pass {_rate(snapshot['pass_rate'])})")
+    if snapshot.mean_reward is not None:
+        parts.append(f"reward {snapshot.mean_reward:.3f} (pass {_rate(snapshot.pass_rate)})")
     parts += [part for part in (_speed(snapshot), _policy(snapshot)) if part]
-    queue = snapshot["queue"]
-    parts.append(
-        f"groups {queue['planned']} planned {queue['claimed']} claimed {queue['sealed']} sealed {queue['ready']} ready"
-    )
-    parts.append(f"refills {snapshot['refills']}")
-    parts += filter(None, [_failures(snapshot["failures"])])
+    queue = snapshot.queue
+    parts.append(f"groups {queue.planned} planned {queue.claimed} claimed {queue.sealed} sealed {queue.ready} ready")
+    parts.append(f"refills {snapshot.refills}")
+    parts += filter(None, [_failures(snapshot.failures)])
     parts += [
-        f"{evaluation_title(e['purpose'], e['taskset'])} {e['decoding']} {e['mean_reward']:.3f} @{e['trainer_step']}"
-        + (f" ({' '.join(e['error'].split())[:160]})" if e["error"] else "")
-        for e in snapshot["evaluations"]
+        f"{evaluation_title(e.purpose, e.taskset)} {e.decoding} {e.mean_reward:.3f} @{e.trainer_step}"
+        + (f" ({' '.join(e.error.split())[:160]})" if e.error else "")
+        for e in snapshot.evaluations
     ]
     return parts
 
 
-def _failures(failures: dict[str, Any] | None) -> str:
+def _failures(failures: Failures | None) -> str:
     if failures is None:
         return ""
-    total, num = failures["num_rollouts"], failures["num_commonest"]
+    total, num = failures.num_rollouts, failures.num_commonest
     share = "all" if num == total else f"{num} of them"
     which = f"{total:,} rollouts failed, {share} with" if total > 1 else "1 rollout failed with"
-    return f"{which} {' '.join(failures['commonest'].split())[:200]}"
+    return f"{which} {' '.join(failures.commonest.split())[:200]}"
 
 
 def _speed(snapshot: Snapshot) -> str:
-    return "" if snapshot["tokens_per_s"] is None else f"{snapshot['tokens_per_s']:,.0f} tokens/s"
+    return "" if snapshot.tokens_per_s is None else f"{snapshot.tokens_per_s:,.0f} tokens/s"
 
 
 def _policy(snapshot: Snapshot) -> str:
-    step, published = snapshot["policy_step"], snapshot["published_step"]
+    step, published = snapshot.policy_step, snapshot.published_step
     if step is None:
         return "" if published is None else f"policy of step {published} published"
     return f"policy of step {step}" + (

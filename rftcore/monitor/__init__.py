@@ -1,7 +1,7 @@
-"""Where metrics go besides the buffer: monitors by name.
+"""Monitors by name, which show metrics outside the buffer.
 
 A third party's monitor is named by `./file.py:Class`, a dotted path, or an entry point of group `rftdata.monitor`. It is
-made with the run's name and the folder it may write to, and must implement `rftcore.monitor.base.Monitor`.
+constructed with the run's name and the folder it may write to, and must implement `rftcore.monitor.base.Monitor`.
 """
 
 from __future__ import annotations

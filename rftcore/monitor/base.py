@@ -1,4 +1,4 @@
-"""What a monitor is."""
+"""The interface of a monitor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class Monitor(ABC):
-    """Receives numbers as a run goes on. The buffer has them all; a monitor only shows them elsewhere.
+    """Receives numbers during a run. The buffer stores all of them; a monitor only shows them elsewhere.
 
     Args:
         run_name: the run's name.
@@ -20,9 +20,9 @@ class Monitor(ABC):
 
     @abstractmethod
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record metrics of a trainer step. The same step may be logged more than once, with other names, and again
-        after a resume, with the same names: the newest counts."""
+        """Record metrics of a trainer step. A step may be logged several times: with other names, and after a resume with the
+        same names; the newest value counts."""
 
     @abstractmethod
     def close(self) -> None:
-        """Write what is held back; nothing is logged afterwards."""
+        """Write buffered values; nothing is logged afterwards."""

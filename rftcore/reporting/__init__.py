@@ -1,1 +1,1 @@
-"""What a run achieved, from the buffer alone: the report, its tables and its learning curve."""
+"""The results of a run, computed from the buffer alone: the report, its tables and its learning curve."""

@@ -1,4 +1,4 @@
-"""The learning curve of a report as a picture."""
+"""The learning curve of a report as an image."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from rftcore.reporting.report import Point, Report
+from rftcore.reporting.report import Report
 from rftdata.errors import QueryError
+from rftdata.results import Point
 
 _COLOURS = ("#1b6ca8", "#c8553d", "#2a9d6f", "#8f5bb5", "#b8860b", "#555555")
 _TRAIN_COLOUR = "#9a9a9a"
 
 
 def write_learning_curve(report: Report, path: Path) -> None:
-    """Draw reward against steps: training as sampled, validation with error bars, test before and after.
+    """Draw reward over steps: training as sampled, validation with error bars, test before and after.
 
     Args:
-        path: the picture, of the kind that its name ends in (png, svg, pdf…); its folder is made.
+        path: the image, whose suffix is its format (png, svg, pdf…); its folder is created.
 
     Raises:
-        QueryError: there is no such kind of picture, or it cannot be written there; what was there before still is.
+        QueryError: the format is unknown, or the file cannot be written; an existing file is then unchanged.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -29,9 +30,7 @@ def write_learning_curve(report: Report, path: Path) -> None:
     figure = Figure(figsize=(8, 4.8), dpi=150, layout="constrained")
     kinds = FigureCanvasAgg(figure).get_supported_filetypes()
     if path.suffix.removeprefix(".").lower() not in kinds:
-        raise QueryError(
-            "no kind of picture has names that end so", value=str(path), allowed=", ".join(f".{kind}" for kind in kinds)
-        )
+        raise QueryError("unknown image format", value=str(path), allowed=", ".join(f".{kind}" for kind in kinds))
     axes = figure.add_subplot()
     _draw_training(axes, report.train_curve)
     for number, curve in enumerate(c for c in report.evaluation_curves if c.purpose == "validation"):
@@ -69,15 +68,15 @@ def write_learning_curve(report: Report, path: Path) -> None:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
         raise QueryError(
-            f"the picture {path} cannot be written: {error.strerror or error}",
-            todo="choose another place, or free some space",
+            f"the image {path} cannot be written: {error.strerror or error}",
+            todo="choose another path, or free some space",
         ) from error
 
 
 def _draw_training(axes: Any, curve: list[Point]) -> None:
     if not curve:
         return
-    # Explorer step s (from 0) is what trainer step s + 1 learns from.
+    # Trainer step s + 1 learns from explorer step s (from 0).
     steps = [point.step + 1 for point in curve]
     means = [point.mean for point in curve]
     axes.plot(steps, means, color=_TRAIN_COLOUR, linewidth=0.8, alpha=0.6, label="training, as sampled")

@@ -1,24 +1,23 @@
 """The results of a run, computed from the buffer alone.
 
-A gain is paired: the same questions answered before and after, their mean difference and its standard error. On
-validation tasksets "after" is the best step, chosen on them, so that gain is optimistic; on test tasksets it is the same
-step on questions that chose nothing. Only the run's present history counts, so an interrupted and resumed run is one curve.
+A gain is paired: the mean difference of the same questions answered before and after, and its standard error. On validation
+tasksets "after" is the best step, chosen on them, so that gain is optimistic. On test tasksets it is the same step, which these
+questions did not choose. Only the run's current history counts, so an interrupted and resumed run is one curve.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from rftdata.buffer import Buffer
-from rftdata.postgres.database import Row
+from rftdata.results import CheckpointFolder, Dropped, EvaluationResult, Loss, Point, RunResults, StepTotals
 from rftdata.run import Run
 from rftdata.training.evaluations import best_step, validation_scores
 
-# How the reason of a closed group begins, before those of its rows.
+# The beginning of a closed group's reason, before the reasons of its rows.
 _CLOSED_BY = "dropped by "
 
 
@@ -27,7 +26,7 @@ class _Fact(BaseModel):
 
 
 def evaluation_title(purpose: str, taskset: str) -> str:
-    """What an evaluation is called where people read: a taskset named like its purpose is named once."""
+    """Return the title of an evaluation; a taskset named like its purpose is named once."""
     return purpose if taskset == purpose else f"{purpose} {taskset}"
 
 
@@ -47,14 +46,6 @@ class Gain(_Fact):
     z: float | None
 
 
-class Point(_Fact):
-    step: int
-    num: int
-    mean: float
-    standard_error: float | None
-    pass_rate: float | None = None
-
-
 class EvaluationCurve(_Fact):
     purpose: str
     taskset: str
@@ -62,20 +53,8 @@ class EvaluationCurve(_Fact):
     points: list[Point]
 
 
-class Dropped(_Fact):
-    stage: str
-    reason: str
-    num_experiences: int
-    num_groups: int
-
-
-class Checkpoint(_Fact):
-    trainer_step: int
-    uri: str
-
-
 class Steps(_Fact):
-    """Trainer steps of the present history; seconds are those of the run's own trainer, without the steps before a fork."""
+    """Trainer steps of the current history; seconds are those of the run's own trainer, without the steps before a fork."""
 
     planned: int
     done: int
@@ -97,7 +76,7 @@ class Groups(_Fact):
 
 
 class Report(_Fact):
-    """Everything `rft report` prints; `unscored`: evaluations with answers that failed and count 0."""
+    """Everything that `rft report` prints; `unscored`: evaluations with failed answers, which count 0."""
 
     run: str
     run_id: int
@@ -120,130 +99,117 @@ class Report(_Fact):
     groups: Groups
     dropped: list[Dropped]
     best_step: int | None
-    best_checkpoint: Checkpoint | None
-    last_checkpoint: Checkpoint | None
+    best_checkpoint: CheckpointFolder | None
+    last_checkpoint: CheckpointFolder | None
     gains: list[Gain]
     train_curve: list[Point]
+    loss_curve: list[Loss]
     evaluation_curves: list[EvaluationCurve]
     unscored: list[str]
 
 
 def build_report(buffer: Buffer, run: Run | str | int | None = None) -> Report:
-    """The report of a run.
+    """Compute the report of a run.
 
     Args:
-        run: the run, or its name or id; the newest when None.
+        run: the run, or its name or id; None for the newest run.
 
     Raises:
-        QueryError: no such run.
+        QueryError: the run does not exist.
     """
     run = run if isinstance(run, Run) else buffer.find_run(run)
-    run_id = run.run_id
-    database = buffer.database
-    evaluations = database.fetch("report_evaluations", run_id=run_id)
-    best = best_step(_scores(buffer, run, evaluations))
-    tokens = database.fetch("report_tokens", run_id=run_id)[0]
-    time = database.fetch("run_seconds", run_id=run_id)[0]
-    checkpoints = [Checkpoint(**c) for c in database.fetch("report_checkpoints", run_id=run_id)]
-    steps = database.fetch("report_steps", run_id=run_id)[0]
-    config = run.config
+    results, config = RunResults(run), run.config
+    evaluations = results.evaluations()
+    best = best_step(_scores(run, evaluations))
+    totals, steps, checkpoints = results.totals(), results.steps(), results.checkpoints()
     return Report(
-        run=run.name, run_id=run_id, status=str(run.status), outcome=run.outcome, seed=run.seed,
+        run=run.name, run_id=run.run_id, status=run.status, outcome=run.outcome, seed=run.seed,
         model=str(config.get("model", {}).get("path", "–")), algorithm=str(config.get("algorithm", {}).get("name", "–")),
-        buffer=buffer.location, num_attempts=time["num_attempts"], wall_seconds=time["seconds"],
-        sampled_tokens=tokens["sampled_tokens"], trained_tokens=steps["num_tokens"],
-        evaluated_tokens=sum(e["num_tokens"] for e in evaluations),
-        tokens_per_s=tokens["sampled_tokens"] / time["seconds"] if time["seconds"] else None,
-        num_experiences=tokens["num_experiences"],
-        rollouts={r["outcome"]: r["num"] for r in database.fetch("report_outcomes", run_id=run_id)},
-        failed_because={r["error"]: r["num"] for r in database.fetch("report_failures", run_id=run_id)},
-        steps=_steps(buffer, run, steps), groups=_groups(buffer, run_id, steps["num_groups"]),
-        dropped=[Dropped(**d) for d in database.fetch("report_dropped", run_id=run_id)],
+        buffer=buffer.location, num_attempts=totals.num_attempts, wall_seconds=totals.seconds,
+        sampled_tokens=totals.sampled_tokens, trained_tokens=steps.num_tokens,
+        evaluated_tokens=sum(e.num_tokens for e in evaluations),
+        tokens_per_s=totals.sampled_tokens / totals.seconds if totals.seconds else None,
+        num_experiences=totals.num_experiences, rollouts=results.rollouts(), failed_because=results.failed_because(),
+        steps=_steps(run, results, steps), groups=_groups(results, steps.num_groups), dropped=results.dropped(),
         best_step=best, best_checkpoint=next((c for c in checkpoints if c.trainer_step == best), None),
         last_checkpoint=checkpoints[-1] if checkpoints else None,
-        gains=[gain for gain in (_gain(buffer, rows, best) for rows in _by_curve(evaluations).values()) if gain],
-        train_curve=[Point(**p) for p in database.fetch("report_train_curve", run_id=run_id)],
-        evaluation_curves=[_curve(rows) for rows in _by_curve(evaluations).values()],
+        gains=[gain for gain in (_gain(results, curve, best) for curve in _by_curve(evaluations).values()) if gain],
+        train_curve=results.train_curve(), loss_curve=results.loss_curve(),
+        evaluation_curves=[_curve(curve) for curve in _by_curve(evaluations).values()],
         unscored=[
-            f"{evaluation_title(e['purpose'], e['taskset'])}, {e['decoding']}, step {e['trainer_step']}: {e['error']}"
-            for e in evaluations if e["error"]
+            f"{evaluation_title(e.purpose, e.taskset)}, {e.decoding}, step {e.trainer_step}: {e.error}"
+            for e in evaluations if e.error
         ],
     )  # fmt: skip
 
 
-def compare(buffer: Buffer, run: int, other: int) -> list[Gain]:
-    """What `other` ended with against what `run` ended with, question by question, on every taskset both answered."""
+def compare(run: Run, other: Run) -> list[Gain]:
+    """Compare the final results of `other` and `run` question by question, on every taskset that both answered."""
     ends = []
-    for run_id in (run, other):
-        evaluations = buffer.database.fetch("report_evaluations", run_id=run_id)
-        best = best_step(_scores(buffer, buffer.find_run(run_id), evaluations))
-        ends.append({key: _after(rows, best) for key, rows in _by_curve(evaluations).items()})
-    return [gain for key in ends[0] if key in ends[1] and (gain := _paired(buffer, ends[0][key], ends[1][key]))]
+    for one in (run, other):
+        evaluations = RunResults(one).evaluations()
+        best = best_step(_scores(one, evaluations))
+        ends.append({key: _after(curve, best) for key, curve in _by_curve(evaluations).items()})
+    results = RunResults(run)
+    return [gain for key in ends[0] if key in ends[1] and (gain := _paired(results, ends[0][key], ends[1][key]))]
 
 
-def _scores(buffer: Buffer, run: Run, evaluations: Sequence[Row]) -> dict[int, float]:
-    """Validation scores of a run's steps. A run stored without a configuration is judged on every taskset it answered."""
+def _scores(run: Run, evaluations: Sequence[EvaluationResult]) -> dict[int, float]:
+    """Return the validation scores of a run's steps. For a run stored without a configuration, every taskset counts."""
     settings = run.config.get("eval", {})
     tasksets = [taskset["name"] for taskset in settings.get("tasks", [])]
-    tasksets = tasksets or [e["taskset"] for e in evaluations if e["purpose"] == "validation"]
+    tasksets = tasksets or [e.taskset for e in evaluations if e.purpose == "validation"]
     return validation_scores(run, tasksets, settings.get("decodings", ["greedy"])[0])
 
 
-def _by_curve(evaluations: Sequence[Row]) -> dict[tuple[str, str, str], list[Row]]:
-    """Evaluations by purpose (test first), taskset and decoding, in order of steps."""
-    curves: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
-    for e in sorted(evaluations, key=lambda e: (e["purpose"], e["taskset"], e["decoding"], e["trainer_step"])):
-        curves[e["purpose"], e["taskset"], e["decoding"]].append(e)
+def _by_curve(evaluations: Sequence[EvaluationResult]) -> dict[tuple[str, str, str], list[EvaluationResult]]:
+    """Group evaluations by purpose (test first), taskset and decoding, in order of steps."""
+    curves: dict[tuple[str, str, str], list[EvaluationResult]] = defaultdict(list)
+    for e in sorted(evaluations, key=lambda e: (e.purpose, e.taskset, e.decoding, e.trainer_step)):
+        curves[e.purpose, e.taskset, e.decoding].append(e)
     return dict(curves)
 
 
-def _after(rows: Sequence[Row], best: int | None) -> Row:
-    return next((e for e in rows if e["trainer_step"] == best), rows[-1])
+def _after(curve: Sequence[EvaluationResult], best: int | None) -> EvaluationResult:
+    return next((e for e in curve if e.trainer_step == best), curve[-1])
 
 
-def _gain(buffer: Buffer, rows: Sequence[Row], best: int | None) -> Gain | None:
-    return _paired(buffer, rows[0], _after(rows, best))
+def _gain(results: RunResults, curve: Sequence[EvaluationResult], best: int | None) -> Gain | None:
+    return _paired(results, curve[0], _after(curve, best))
 
 
-def _paired(buffer: Buffer, before: Row, after: Row) -> Gain | None:
-    pair = buffer.database.fetch("report_paired", before=before["evaluation_id"], after=after["evaluation_id"])[0]
-    if not pair["num_questions"]:
+def _paired(results: RunResults, before: EvaluationResult, after: EvaluationResult) -> Gain | None:
+    pair = results.paired(before, after)
+    if not pair.num_questions:
         return None
-    error = pair["standard_error"]
     return Gain(
-        purpose=before["purpose"], taskset=before["taskset"], decoding=before["decoding"],
-        before_step=before["trainer_step"], after_step=after["trainer_step"],
-        z=pair["difference"] / error if error else None, **pair,
+        purpose=before.purpose, taskset=before.taskset, decoding=before.decoding,
+        before_step=before.trainer_step, after_step=after.trainer_step,
+        z=pair.difference / pair.standard_error if pair.standard_error else None, **vars(pair),
     )  # fmt: skip
 
 
-def _curve(rows: Sequence[Row]) -> EvaluationCurve:
+def _curve(curve: Sequence[EvaluationResult]) -> EvaluationCurve:
     points = [
-        Point(step=e["trainer_step"], num=e["num_questions"], mean=e["mean"], standard_error=e["standard_error"])
-        for e in rows
+        Point(step=e.trainer_step, num=e.num_questions, mean=e.mean, standard_error=e.standard_error) for e in curve
     ]
-    return EvaluationCurve(
-        purpose=rows[0]["purpose"], taskset=rows[0]["taskset"], decoding=rows[0]["decoding"], points=points
-    )
+    first = curve[0]
+    return EvaluationCurve(purpose=first.purpose, taskset=first.taskset, decoding=first.decoding, points=points)
 
 
-def _steps(buffer: Buffer, run: Run, steps: dict[str, Any]) -> Steps:
-    reasons = buffer.database.fetch("report_skipped", run_id=run.run_id)
+def _steps(run: Run, results: RunResults, steps: StepTotals) -> Steps:
     return Steps(
-        planned=run.planned_steps, done=steps["trained"] + steps["skipped"], before_fork=steps["before_fork"],
-        skipped=steps["skipped"],
-        skipped_because={r["reason"]: r["num_steps"] for r in reasons}, without_gradient=steps["without_gradient"],
-        wait_seconds=steps["wait_seconds"], train_seconds=steps["train_seconds"], publish_seconds=steps["publish_seconds"],
+        planned=run.planned_steps, done=steps.trained + steps.skipped, before_fork=steps.before_fork, skipped=steps.skipped,
+        skipped_because=results.skipped_because(), without_gradient=steps.without_gradient,
+        wait_seconds=steps.wait_seconds, train_seconds=steps.train_seconds, publish_seconds=steps.publish_seconds,
     )  # fmt: skip
 
 
-def _groups(buffer: Buffer, run_id: int, trained: int) -> Groups:
-    counts = buffer.database.fetch("report_groups", run_id=run_id)[0]
-    reasons = buffer.database.fetch("report_closed", run_id=run_id)
+def _groups(results: RunResults, trained: int) -> Groups:
     closed: Counter[str] = Counter()
-    for r in reasons:
-        # The reasons of a group's rows stand one after the other; those that are the same but for the row are one.
-        by = _CLOSED_BY if r["reason"].startswith(_CLOSED_BY) else ""
-        parts = dict.fromkeys(r["reason"].removeprefix(by).split("; "))
-        closed[by + "; ".join(parts)] += r["num_groups"]
-    return Groups(trained=trained, closed_because=dict(closed.most_common()), **counts)
+    for reason, num_groups in results.closed_because().items():
+        # The reasons of a group's rows are joined in one text; equal ones are shown once.
+        by = _CLOSED_BY if reason.startswith(_CLOSED_BY) else ""
+        parts = dict.fromkeys(reason.removeprefix(by).split("; "))
+        closed[by + "; ".join(parts)] += num_groups
+    return Groups(trained=trained, closed_because=dict(closed.most_common()), **vars(results.groups()))

@@ -1,4 +1,4 @@
-"""The tables of a report: the results of one run, or of two side by side, as a person reads them."""
+"""The tables of a report, for one run or two runs side by side."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rftcore.reporting.report import Checkpoint, Gain, Report, evaluation_title
+from rftcore.reporting.report import Gain, Report, evaluation_title
+from rftdata.results import CheckpointFolder
 
 
 def print_report(reports: Sequence[Report], between: Sequence[Gain] = (), console: Console | None = None) -> None:
@@ -54,16 +55,18 @@ def _facts(reports: Sequence[Report]) -> Table:
     table.add_column("")
     for one in reports:
         table.add_column(one.run, overflow="fold")
-    lines = [_fact_lines(one) for one in reports]
-    for i, (name, _) in enumerate(lines[0]):
-        table.add_row(f"[bold]{name}[/bold]", *(column[i][1] for column in lines))
+    columns = [dict(_fact_lines(one)) for one in reports]
+    # Lines that only some runs have stand where those have them.
+    names = max(columns, key=len) | {name: "" for column in columns for name in column}
+    for name in names:
+        table.add_row(f"[bold]{name}[/bold]", *(column.get(name, "–") for column in columns))
     return table
 
 
 def _fact_lines(one: Report) -> list[tuple[str, str]]:
     steps, groups = one.steps, one.groups
     still = (
-        f", {steps.without_gradient} without a gradient (these did not change the weights; rewards that are equal within every group give none)"
+        f", {steps.without_gradient} without a gradient (these did not change the weights; groups with equal rewards give no gradient)"
         if steps.without_gradient
         else ""
     )
@@ -73,23 +76,20 @@ def _fact_lines(one: Report) -> list[tuple[str, str]]:
     rate = "" if one.tokens_per_s is None else f" ({one.tokens_per_s:,.0f} a second over the whole run)"
     planned = f"{groups.planned} planned ({groups.refilled} refills)"
     closed = f" ({_counts(groups.closed_because)})" if groups.closed else ""
-    curve = one.train_curve
-    width = max(1, min(10, len(curve) // 2))
     trainer = (
         f"waited {_seconds(steps.wait_seconds)}, trained {_seconds(steps.train_seconds)}, "
         f"published {_seconds(steps.publish_seconds)}"
     )
-    reward = "–"
-    if curve:
-        first, last = (sum(p.mean for p in part) / len(part) for part in (curve[:width], curve[-width:]))
-        reward = f"{first:.3f} (first {width} steps) to {last:.3f} (last {width})"
+    learned = ("training reward", _first_to_last([p.mean for p in one.train_curve]))
+    if one.loss_curve and not one.train_curve:
+        learned = ("training loss", _first_to_last([p.loss for p in one.loss_curve]))
     return [
         ("status", one.status + (f": {one.outcome}" if one.outcome else "")),
         ("model", f"{one.model}, {one.algorithm}, seed {one.seed}"),
         ("steps", f"{steps.done} of {steps.planned}{forked}{skipped}{still}{attempts}"),
         ("time", f"{_seconds(one.wall_seconds)}; the trainer {trainer}"),
         ("tokens", f"{one.sampled_tokens:,} sampled for training{rate}, {one.evaluated_tokens:,} for evaluation"),
-        ("training reward", reward),
+        learned,
         ("experiences", f"{one.num_experiences:,}; rollouts: {_counts(one.rollouts)}"),
         *([("failed rollouts", "; ".join(f"{num} × {error}" for error, num in one.failed_because.items()))] if one.failed_because else []),
         ("groups", f"{planned}, {groups.trained} trained on, {groups.closed} closed{closed}"),
@@ -99,7 +99,16 @@ def _fact_lines(one: Report) -> list[tuple[str, str]]:
     ]  # fmt: skip
 
 
-def _checkpoint(checkpoint: Checkpoint | None, step: int | None) -> str:
+def _first_to_last(values: Sequence[float]) -> str:
+    """Return the means of the first and of the last steps."""
+    if not values:
+        return "–"
+    width = max(1, min(10, len(values) // 2))
+    first, last = (sum(part) / width for part in (values[:width], values[-width:]))
+    return f"{first:.3f} (first {width} steps) to {last:.3f} (last {width})"
+
+
+def _checkpoint(checkpoint: CheckpointFolder | None, step: int | None) -> str:
     if checkpoint is None:
         return "none" if step is None else f"step {step} is best; its files are not kept"
     return f"step {checkpoint.trainer_step}: {checkpoint.uri}"
@@ -125,7 +134,7 @@ def _titled(title: str) -> Table:
 
 
 def _seconds(seconds: float | None) -> str:
-    """`7 s`, `3 min 20 s`, `2 h 5 min`."""
+    """Format as `7 s`, `3 min 20 s`, `2 h 5 min`."""
     if seconds is None:
         return "–"
     whole = round(seconds)

@@ -1,13 +1,13 @@
-"""Rewards: functions of a turn and its task. One file each, named in this table.
+"""Rewards: functions of a turn and its task. One file each, listed in this table.
 
-A reward is `def reward(turn: Turn, task: Task) -> float | dict[str, float]`, plain or async. Several are summed; a mapping
-counts by its sum and keeps its parts. What it raises becomes the rollout's recorded outcome.
+A reward is `def reward(turn: Turn, task: Task) -> float | dict[str, float]`, plain or async. Several rewards are summed; a mapping
+counts with its sum, and its parts are stored. An exception becomes the rollout's recorded outcome.
 
-A plain function runs in a process of its own (`rftcore.explorer.reward_processes`), an async one in the event loop of the workflows. A plain
-function that returns at once may say `function.runs_in_explorer = True` and spare the way to another process.
+A plain function runs in a separate process (`rftcore.explorer.reward_processes`), an async one in the event loop of the workflows. A plain
+function that returns immediately may set `function.runs_in_explorer = True` to avoid the other process.
 
-A reward that compares with `task.answer` says so by `reward.needs_answer = True`: `rft check --deep` and loading then name the tasks that
-have none, and refuse a set in which none has one.
+A reward that compares with `task.answer` sets `reward.needs_answer = True`. `rft check --deep` and loading then name the tasks without
+an answer, and refuse a set in which no task has one.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ REWARDS = Registry[Reward]("reward", {
 
 
 def load_rewards(names: list[str], base_dir: Path) -> dict[str, Reward]:
-    """The named functions.
+    """Load the named functions.
 
     Raises:
-        PluginError: a name that is unknown or does not load.
+        PluginError: a name is unknown or does not load.
     """
     return {name: REWARDS.load(name, base_dir) for name in names}

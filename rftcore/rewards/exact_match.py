@@ -1,4 +1,4 @@
-"""1 for the right answer and nothing else."""
+"""Reward 1 for exactly the right answer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rftcore.workflows.task import Task, Turn
 
 
 def exact_match(turn: Turn, task: Task) -> float:
-    """1 when the response, stripped, is the task's answer and was ended by the model itself; else 0."""
+    """Return 1 if the response, stripped, is the task's answer and the model ended it itself; else 0."""
     return float(turn.finish_reason == "stop" and turn.response.strip() == task.answer)
 
 

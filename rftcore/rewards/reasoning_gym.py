@@ -10,7 +10,7 @@ from rftdata.errors import RftError
 
 
 def verify(turn: Turn, task: Task) -> float:
-    """The generator's own score of the response, 0 … 1 (`score_answer` of the dataset the task came from)."""
+    """Return the generator's own score of the response, 0 … 1 (`score_answer` of the task's dataset)."""
     generator = task.metadata.get("generator")
     if generator is None:
         raise RftError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from rftcore.config import RunConfig
 from rftcore.run.commands import buffer_option
 from rftdata.buffer import Buffer
+from rftdata.progress import last_step
 from rftdata.run import Run
 
 _MAX_OUTCOME = 200
@@ -32,12 +33,12 @@ def earlier_run(config: RunConfig, buffer: Buffer) -> str | None:
 
 
 def _standing(run: Run, is_at_work: bool) -> str:
-    (progress,) = run.database.fetch("progress_run", run_id=run.run_id)
-    place = f"step {progress['step']} of {run.planned_steps}"
+    step = last_step(run)
+    place = f"step {step} of {run.planned_steps}"
     if is_at_work:
         return f"it is at work, at {place}"
     if not run.has_ended:
-        return f"no process works on it, and it stands at {place}" if progress["step"] else "it did not begin to train"
+        return f"no process works on it, and it stands at {place}" if step else "it did not begin to train"
     verb = {"finished": "finished", "interrupted": "was interrupted", "failed": "failed"}[run.status]
     why = " ".join((run.outcome or "").split()).rstrip(".")
     why = why if len(why) <= _MAX_OUTCOME else f"{why[: _MAX_OUTCOME - 1]}…"

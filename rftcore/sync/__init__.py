@@ -1,7 +1,7 @@
-"""How new weights travel from the trainer to the engines: methods by name.
+"""Methods, by name, that transfer new weights from the trainer to the engines.
 
-The trainer's side of a method is a `Publisher` (`base.py`); the engine's side is `Engine.load_weights(uri, ...)`, which
-reads the `uri` that the publisher returned and the trainer wrote to the `policy_version` row.
+The trainer's side of a method is a `Publisher` (`base.py`). The engine's side is `Engine.load_weights(uri, ...)`, which
+reads the `uri` that the publisher returned and the trainer stored in the `policy_version` row.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ class Publication:
     """One set of weights that engines can load; the columns of `rft.policy_version` that describe it.
 
     Attributes:
-        uri: where; what `Engine.load_weights` takes.
-        num_bytes: its size.
+        uri: location, the argument of `Engine.load_weights`.
+        num_bytes: size.
         checksum: xxh3_64 of those bytes, 16 hex digits.
     """
 
@@ -24,13 +24,13 @@ class Publication:
 
 
 class Publisher(ABC):
-    """Publishes sets of weights one after the other; older ones go away.
+    """Publishes one set of weights after the other, and removes older ones.
 
     Args:
         run_folder: the run's own folder.
         run_name: unique among the runs of this host.
-        attempt_id: of the attempt that publishes; it holds the run.
-        num_bytes: about how large one set of weights is.
+        attempt_id: id of the publishing attempt, which holds the run.
+        num_bytes: approximate size of one set of weights.
     """
 
     @abstractmethod
@@ -41,14 +41,14 @@ class Publisher(ABC):
         """Make one set of weights available.
 
         Args:
-            name: of this set, unique in the attempt (`step-000012`).
-            export: writes the full weights as one safetensors file to the path it is given.
-            in_use: uris of earlier sets that must stay; somebody has yet to load them.
+            name: name of this set, unique in the attempt (`step-000012`).
+            export: writes the full weights as one safetensors file to the given path.
+            in_use: uris of earlier sets that must stay because an evaluation or engine still has to load them.
 
         Raises:
-            DiskFullError: no room; nothing was published.
+            DiskFullError: there is no space; nothing was published.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Remove what only a running engine could have used."""
+        """Remove files that only a running engine could use."""

@@ -1,7 +1,7 @@
-"""Publishers that hand weights over as files: in shared memory on one host, or in a folder that all hosts see.
+"""Publishers that transfer weights as files: in shared memory on one host, or in a folder visible to all hosts.
 
-Every attempt of a run has a folder of its own, so a trainer that was replaced cannot touch the weights of the one that
-replaced it, however late it wakes. A new attempt removes the folders of earlier ones.
+Every attempt of a run has its own folder, so a trainer that was replaced cannot change the weights of its successor, however
+late it continues. A new attempt removes the folders of earlier ones.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from rftdata.errors import FencedError
 class FolderPublisher(Publisher):
     """Keeps the newest `keep` files in `<run folder>/weights/attempt-N`.
 
-    Two by default: an engine may still be opening the last one while the next appears.
+    Two by default, since an engine may still open the last file while the next appears.
     """
 
     def __init__(self, run_folder: Path, run_name: str, attempt_id: int, num_bytes: int, keep: int = 2) -> None:
         """
         Args:
-            keep: how many sets stay; for the others see `Publisher`.
+            keep: number of sets to keep; for the others see `Publisher`.
         """
         self.keep = keep
         self.num_bytes = num_bytes
         self.folders = self._choose_folders(run_folder, run_name, attempt_id)
 
     def _choose_folders(self, run_folder: Path, run_name: str, attempt_id: int) -> list[Path]:
-        """Where sets may go, the preferred folder first."""
+        """Return the folders for sets, the preferred one first."""
         del run_name
         return [folder_of_attempt(run_folder / "weights", attempt_id)]
 
@@ -46,17 +46,17 @@ class FolderPublisher(Publisher):
         except Exception as error:
             if folder.is_dir():
                 raise
-            # Only a later attempt removes it: this trainer was stopped for so long that another took its place.
-            raise FencedError("another trainer has taken the run over, and removed this one's weights") from error
+            # Only a later attempt removes it, when this trainer was stopped for so long that another took over the run.
+            raise FencedError("another trainer has taken over the run and removed this one's weights") from error
         prune(self.folders, self.keep, in_use)
         return publication
 
     def close(self) -> None:
-        """Files in a run's folder outlive the attempt."""
+        """Keep the files: those in a run's folder outlive the attempt."""
 
 
 class MemoryPublisher(FolderPublisher):
-    """The same in shared memory (no disk is touched), as long as there is room; else in the run's folder."""
+    """Keeps files in shared memory (without using the disk) while there is space; else in the run's folder."""
 
     _held: HeldFolder | None
 
@@ -66,7 +66,7 @@ class MemoryPublisher(FolderPublisher):
         return in_memory + super()._choose_folders(run_folder, run_name, attempt_id)
 
     def _folder_with_room(self) -> Path:
-        # Sets that evaluations still need stay beside the newest ones: shared memory may fill while a run goes on.
+        # Sets that evaluations still need stay beside the newest ones, so shared memory may fill up during a run.
         full = self._held is not None and shutil.disk_usage(SHARED_MEMORY).free < self.num_bytes
         return self.folders[-1] if full else self.folders[0]
 

@@ -1,8 +1,8 @@
-"""Folders for weights in shared memory, each held by the process that publishes there.
+"""Folders for weights in shared memory, each locked by the process that publishes there.
 
-Shared memory outlives a process that is killed, and counts as used memory of the machine until somebody removes it. So whoever
-publishes holds a lock on its folder, which the system lets go of with the process, and removes the folders that nobody holds,
-those of other runs too: a killed run may never be resumed.
+Shared memory outlives a killed process, and counts as used memory of the machine until it is removed. A publishing process
+therefore locks its folder, and the system releases the lock when the process ends. The publisher also removes unlocked folders,
+including those of other runs, since a killed run may never be resumed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True)
 class HeldFolder:
-    """A folder that stays until it is released, or this process ends.
+    """A folder that exists until it is released, or this process ends.
 
     Attributes:
         path: the folder.
@@ -32,15 +32,15 @@ class HeldFolder:
     lock: int
 
     def release(self) -> None:
-        """Remove the folder and what is in it."""
+        """Remove the folder and its contents."""
         _remove(self.path)
         os.close(self.lock)
 
 
 def hold_folder(run_name: str, attempt_id: int, num_bytes: int, root: Path = SHARED_MEMORY) -> HeldFolder | None:
-    """A private folder of this user and attempt in shared memory, or None without `num_bytes` of room there.
+    """Create and lock this attempt's folder in shared memory; return None if less than `num_bytes` is free there.
 
-    What earlier attempts of the run, and killed processes of any run of this user, left there is removed.
+    Removes what earlier attempts of the run, and killed processes of any run of this user, left there.
     """
     if not (root.is_dir() and os.access(root, os.W_OK)):
         return None
@@ -53,7 +53,7 @@ def hold_folder(run_name: str, attempt_id: int, num_bytes: int, root: Path = SHA
     if shutil.disk_usage(root).free < num_bytes:
         return None
     while True:
-        # Whoever removes folders that nobody holds may come between any two of these lines.
+        # Another process that removes unlocked folders may run between any two of these lines.
         with contextlib.suppress(FileNotFoundError):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = _lock(folder, fcntl.LOCK_SH)
@@ -66,7 +66,7 @@ def _remove_abandoned(parent: Path) -> None:
     for folder in parent.glob(f"*/{ATTEMPT_PREFIX}*"):
         try:
             lock = _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # held, or gone
+        except OSError:  # locked, or removed
             continue
         _remove(folder)
         os.close(lock)

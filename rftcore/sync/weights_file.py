@@ -1,8 +1,8 @@
-"""Weights as one safetensors file: written whole or not at all, checked before anything loads it.
+"""Weights as one safetensors file, written completely or not at all, and checked before loading.
 
 Invariants:
-- A file appears under its final name only when complete (written beside it, then renamed).
-- It holds every tensor of the model's checkpoint *and* `lm_head.weight`, for tied embeddings too: an engine may keep a
+- A file gets its final name only when complete (written beside it, then renamed).
+- It contains every tensor of the model's checkpoint *and* `lm_head.weight`, even for tied embeddings: an engine may keep a
   prepacked copy of the head, which would otherwise silently stay old.
 - `checksum` is xxh3_64 of the file's bytes.
 
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 ATTEMPT_PREFIX = "attempt-"
 OUTPUT_HEAD = "lm_head.weight"
 _EMBEDDING = "embed_tokens.weight"
-_HEADER_LIMIT = 100_000_000  # the safetensors format's own
+_HEADER_LIMIT = 100_000_000  # the limit of the safetensors format
 
 
 def complete_state(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """Tensors on the CPU, contiguous, none sharing memory, with the output head present.
+    """Return contiguous CPU tensors that share no memory, including the output head.
 
     Raises:
-        ModelError: there is neither an output head nor an embedding to take it from.
+        ModelError: there is neither an output head nor an embedding to copy it from.
     """
     state: dict[str, Tensor] = {}
     seen_storage: set[int] = set()
@@ -53,7 +53,7 @@ def complete_state(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
         embeddings = [name for name in state if name.endswith(_EMBEDDING)]
         if len(embeddings) != 1:
             raise ModelError(
-                f"the weights have no {OUTPUT_HEAD!r} and not exactly one {_EMBEDDING!r} to take it from",
+                f"the weights have no {OUTPUT_HEAD!r} and not exactly one {_EMBEDDING!r} to copy it from",
                 value=embeddings,
                 todo="export the model's full state",
             )
@@ -62,17 +62,17 @@ def complete_state(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def write_weights(tensors: Iterable[tuple[str, Tensor]], path: Path) -> None:
-    """Write named tensors and the output head to `path`; what calls it gives the file its name (`write_atomically`)."""
+    """Write named tensors and the output head to `path`; the caller renames the file (`write_atomically`)."""
     from safetensors.torch import save_file
 
     save_file(complete_state(tensors), path, metadata={"format": "pt"})
 
 
 def write_atomically(path: Path, export: Callable[[Path], object]) -> Publication:
-    """Let `export` write a file beside `path`, checksum it, give it its name.
+    """Let `export` write a file beside `path`, compute its checksum, and rename it to `path`.
 
     Raises:
-        DiskFullError: no room; no file is left behind.
+        DiskFullError: there is no space; no file is left behind.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
@@ -84,14 +84,14 @@ def write_atomically(path: Path, export: Callable[[Path], object]) -> Publicatio
         draft.unlink(missing_ok=True)
         if _is_disk_full(error):
             raise DiskFullError(
-                f"no room for the weights file {path}", todo=f"free space on the file system of {path.parent}"
+                f"no space for the weights file {path}", todo=f"free space on the file system of {path.parent}"
             ) from error
         raise
     return publication
 
 
 def checksum_file(path: Path) -> str:
-    """xxh3_64 of the file's bytes as 16 hex digits."""
+    """Return xxh3_64 of the file's bytes as 16 hex digits."""
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
             return xxhash.xxh3_64_hexdigest(b"")
@@ -100,10 +100,10 @@ def checksum_file(path: Path) -> str:
 
 
 def open_weights(uri: str, checksum: str | None = None) -> Path:
-    """The path behind a publication's `uri`; its bytes are verified when a checksum is given.
+    """Return the path of a publication's `uri`; verify its bytes if a checksum is given.
 
     Raises:
-        ModelError: the file is not there or is not the one that was published.
+        ModelError: the file does not exist or is not the published one.
     """
     path = Path(uri.removeprefix("file://"))
     if not path.is_file():
@@ -125,9 +125,9 @@ def open_weights(uri: str, checksum: str | None = None) -> Path:
 
 @contextlib.contextmanager
 def hold(path: Path) -> Iterator[Path]:
-    """A path to a weights file that works, in any process of this host and user, although its name is removed meanwhile.
+    """Yield a path to a weights file that stays valid, for processes of this host and user, even if the file is removed.
 
-    Whoever published it may leave, or publish newer weights, while an engine loads these.
+    The publisher may exit, or publish newer weights, while an engine loads these.
 
     Raises:
         ModelError: the file does not exist.
@@ -141,7 +141,7 @@ def hold(path: Path) -> Iterator[Path]:
 
 
 def iterate_weights(path: str | Path) -> Iterator[tuple[str, Tensor]]:
-    """Names and CPU tensors of a file, one at a time."""
+    """Yield names and CPU tensors of a file, one at a time."""
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:
@@ -150,10 +150,10 @@ def iterate_weights(path: str | Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor of a safetensors file, from its header alone.
+    """Return the shape of every tensor of a safetensors file, from its header alone.
 
     Raises:
-        ModelError: not a safetensors file.
+        ModelError: it is not a safetensors file.
     """
     try:
         with path.open("rb") as file:
@@ -167,7 +167,7 @@ def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def read_shapes_of_model(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes of all tensors in a model folder's safetensors files."""
+    """Return the shapes of all tensors in a model folder's safetensors files."""
     shapes: dict[str, tuple[int, ...]] = {}
     for path in sorted(folder.glob("*.safetensors")):
         shapes.update(read_shapes(path))
@@ -175,7 +175,7 @@ def read_shapes_of_model(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def check_complete(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse a file that would leave part of the model as it was.
+    """Refuse a file that would leave part of the model unchanged.
 
     Args:
         path: a weights file.
@@ -202,10 +202,10 @@ def check_complete(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
 
 
 def prune(folders: Iterable[Path], keep: int, in_use: Collection[str] = ()) -> list[Path]:
-    """Remove weights files, and drafts of writers that died, from folders; returns what was removed.
+    """Remove weights files, and drafts of writers that exited, from folders; return what was removed.
 
-    The newest `keep` of all folders stay, and those whose path is in `in_use`. A reader that has a removed file open keeps its
-    bytes.
+    The newest `keep` of all folders stay, and those whose path is in `in_use`. A reader that has a removed file open can still
+    read it.
     """
     drafts = [path for folder in folders for path in folder.glob(".*.draft") if not _is_alive(path.name.split(".")[-2])]
     files = sorted(
@@ -220,7 +220,7 @@ def prune(folders: Iterable[Path], keep: int, in_use: Collection[str] = ()) -> l
 
 
 def folder_of_attempt(parent: Path, attempt_id: int) -> Path:
-    """The attempt's own folder in `parent`; those of earlier attempts go. Later ones may have replaced this one: they stay."""
+    """Return the attempt's own folder in `parent`, and remove those of earlier attempts. Later ones may have replaced this one and stay."""
     for path in parent.glob(f"{ATTEMPT_PREFIX}*"):
         number = path.name.removeprefix(ATTEMPT_PREFIX)
         if number.isdecimal() and int(number) < attempt_id:
@@ -239,5 +239,5 @@ def _is_alive(pid: str) -> bool:
 
 
 def _is_disk_full(error: BaseException) -> bool:
-    # safetensors raises its own class; the system's text is in the message.
+    # safetensors raises its own class; its message contains the system's text.
     return getattr(error, "errno", None) == errno.ENOSPC or os.strerror(errno.ENOSPC) in str(error)

@@ -1,11 +1,12 @@
-"""Workflows: how a task is tried. One file each, named in this table.
+"""Workflows, which perform rollouts of a task. One file each, listed in this table.
 
-A workflow is `async def workflow(task: Task, model: Model, score: Scorer, **args) -> Score`: it talks to the model as often
-as it likes (each answer is recorded as a turn) and returns the reward of the whole rollout. What it raises becomes the
-rollout's recorded outcome.
+A workflow is `async def workflow(task: Task, model: Model, score: Scorer, **args) -> Score`. It calls the model any number of
+times (each answer is recorded as a turn) and returns the reward of the whole rollout. An exception becomes the rollout's
+recorded outcome.
 
-A workflow may declare what it needs of tasks, and `rft check --deep` and loading refuse tasks that lack it: `workflow.needs_answer = True`, and
-`workflow.check_task = f` with `f(task, tokenizer=None, **args)`, which raises an RftError. The tokenizer is given for the first chats.
+A workflow may declare what it needs of tasks: `workflow.needs_answer = True`, and `workflow.check_task = f` with
+`f(task, tokenizer=None, **args)`, which raises an RftError. `rft check --deep` and loading then refuse tasks that lack it. The tokenizer
+is passed for the first chats.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ def check_workflow_args(name: str, workflow: Workflow, args: Mapping[str, Any]) 
     """Refuse arguments that would fail in every rollout.
 
     Args:
-        name: of the workflow, in the configuration.
+        name: name of the workflow in the configuration.
         args: explorer.workflow_args.
 
     Raises:
-        ConfigError: the workflow does not take them, or lacks one.
+        ConfigError: the workflow does not accept them, or requires another.
     """
     signature = inspect.signature(workflow)
     try:
@@ -41,6 +42,6 @@ def check_workflow_args(name: str, workflow: Workflow, args: Mapping[str, Any]) 
         parameters = list(signature.parameters.values())[3:]
         names = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
         raise ConfigError(
-            f"the workflow {name!r} does not take its explorer.workflow_args: {error}", value=dict(args),
+            f"the workflow {name!r} does not accept its explorer.workflow_args: {error}", value=dict(args),
             allowed=", ".join(names) or "none", todo="correct explorer.workflow_args",
         ) from error  # fmt: skip

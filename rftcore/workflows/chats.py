@@ -1,12 +1,12 @@
-"""Chats whose answers are given, as trainable sequences: exactly the tokens of the assistant's turns count in the loss.
+"""Trainable sequences of chats with given answers: exactly the tokens of the assistant's turns count in the loss.
 
-The tokens are those that the model would see and sample: what precedes an answer is rendered with the chat template's generation prompt and
-tokenized by itself, then the answer with its end token, then what precedes the next answer. One sequence holds all turns, so the
-template must render a chat as the beginning of every longer one. A template that does not is refused: its answers cannot be
-found in the longer text, and the model would be trained on other tokens than it is asked with.
+The tokens are those that the model would see and sample. The text before an answer is rendered with the chat template's generation
+prompt and tokenized separately, then the answer with its end token, then the text before the next answer. One sequence holds all
+turns, so the template must render a chat as the beginning of every longer one. Other templates are refused, because their answers
+cannot be found in the longer text, and the model would be trained on other tokens than it is prompted with.
 
-The end token of an answer is the first special token that the template writes after its content. Where it writes none, and for
-models without a template (contents one after the other), only the last answer ends, with the tokenizer's end token.
+The end token of an answer is the first special token that the template writes after its content. If it writes none, and for
+models without a template (contents are concatenated), only the last answer ends, with the tokenizer's end token.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class _Answer:
     """A turn of the assistant.
 
     Attributes:
-        before: text between the answer before it, or the beginning, and this one.
+        before: text between the previous answer, or the beginning, and this one.
         text: the answer, without its end token.
-        end: text of its end token; empty where the template writes none.
+        end: text of its end token; empty if the template writes none.
     """
 
     before: str
@@ -39,12 +39,12 @@ class _Answer:
 
 
 def assistant_turns(messages: list[Message]) -> list[int]:
-    """Places of the assistant's turns in a chat."""
+    """Return the indices of the assistant's turns in a chat."""
     return [place for place, message in enumerate(messages) if message["role"] == "assistant"]
 
 
 def content_text(message: Message) -> str:
-    """The text of a message; of a content in parts, of its text parts."""
+    """Return the text of a message, or the joined text parts of a content in parts."""
     content = message["content"]
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
@@ -52,15 +52,15 @@ def content_text(message: Message) -> str:
 
 
 def chat_sequence(tokenizer: Any, messages: list[Message], *, start: int = 0, turns: str = "all") -> Sequence:
-    """A trainable sequence of a chat up to its last answer, without log-probabilities.
+    """Return a trainable sequence of a chat up to its last answer, without log-probabilities.
 
     Args:
-        start: place of the first message that may be trained on; earlier answers are examples.
-        turns: `all` trains on every answer from there on, `last` on the last one only.
+        start: index of the first message that may be trained on; earlier answers are examples.
+        turns: `all` trains on every answer from there on, `last` only on the last one.
 
     Raises:
-        ConfigError: the chat template refuses the chat, changes an answer, or renders the beginning of the chat in another way
-            once it goes on.
+        ConfigError: the chat template refuses the chat, changes an answer, or renders the beginning of a chat differently
+            when the chat continues.
         ModelError: the tokenizer has no end token.
     """
     places = [place for place in assistant_turns(messages) if place >= start]
@@ -72,7 +72,7 @@ def chat_sequence(tokenizer: Any, messages: list[Message], *, start: int = 0, tu
     token_ids: list[int] = []
     counts: list[bool] = []
     for number, answer in enumerate(answers):
-        # A template writes the special tokens itself; without one the tokenizer begins the text with its own.
+        # A template writes the special tokens itself; without one the tokenizer adds its own at the beginning.
         before = tokenizer.encode(answer.before, add_special_tokens=is_plain and number == 0)
         given = tokenizer.encode(answer.text + answer.end, add_special_tokens=False)
         if not answer.end and number == len(answers) - 1:
@@ -117,14 +117,14 @@ def _rendered_answers(tokenizer: Any, messages: list[Message], places: list[int]
         answered = _render(tokenizer, messages[: place + 1], add_generation_prompt=False)
         if not asked.startswith(done):
             raise ConfigError(
-                f"the model's chat template renders the chat up to an earlier answer in another way when message {place + 1} is asked for, so "
+                f"the model's chat template renders the chat up to an earlier answer differently when message {place + 1} is generated, so "
                 "that one sequence cannot hold both answers",
                 todo="train on the last answer only: explorer.workflow_args: {turns: last}",
             )
         if not answered.startswith(asked):
             raise ConfigError(
-                f"the model's chat template renders the chat before message {place + 1} in another way once that answer is there, so the "
-                "answer's tokens cannot be told from the prompt's",
+                f"the model's chat template renders the chat before message {place + 1} differently when that answer follows, so the "
+                "answer's tokens cannot be distinguished from the prompt's",
                 todo="use a model whose chat template only appends, or replace its chat template",
             )
         text, end = _cut(answered[len(asked) :], content_text(messages[place]), specials, place)
@@ -133,15 +133,15 @@ def _rendered_answers(tokenizer: Any, messages: list[Message], places: list[int]
 
 
 def _cut(rendered: str, content: str, specials: list[str], place: int) -> tuple[str, str]:
-    """The answer and its end token, of what the template writes for an answer."""
+    """Split what the template writes for an answer into the answer and its end token."""
     wanted = content if content in rendered else content.strip()  # templates may trim
     if wanted not in rendered:
         raise ConfigError(
-            f"the model's chat template does not render the answer in message {place + 1} as it is", value=rendered[:200],
-            todo="correct the answer (for example, remove markup that the template takes out), or use another chat template",
+            f"the model's chat template changes the answer in message {place + 1}", value=rendered[:200],
+            todo="correct the answer (for example, remove markup that the template removes), or use another chat template",
         )  # fmt: skip
     stops = [match.start() + len(wanted) for match in re.finditer(f"(?={re.escape(wanted)})", rendered)]
-    # A template may write the same words before the answer; after it there are but special tokens and space.
+    # A template may write the same words before the answer; after it there are only special tokens and space.
     stop = next((stop for stop in stops if not _without(specials, rendered[stop:]).strip()), stops[0])
     found = [(rendered.find(token, stop), -len(token), token) for token in specials]
     position, _, end = min((one for one in found if one[0] >= 0), default=(stop, 0, ""))
@@ -162,7 +162,7 @@ def _special_tokens(tokenizer: Any) -> list[str]:
 def _render(tokenizer: Any, messages: list[Message], *, add_generation_prompt: bool) -> str:
     try:
         return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt))
-    except Exception as error:  # a template is a program, which may raise anything
+    except Exception as error:  # a template is a program and may raise anything
         raise ConfigError(
             f"the model's chat template refuses the first {len(messages)} messages of the chat: {type(error).__name__}: {error}",
             value=[message["role"] for message in messages], todo="correct the order of the roles, or remove the row",

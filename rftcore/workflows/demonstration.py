@@ -1,4 +1,4 @@
-"""Answers that are given, written into the buffer to be imitated (supervised fine-tuning)."""
+"""Given answers, written into the buffer as demonstrations to imitate (supervised fine-tuning)."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ async def demonstration(
     task: Task, model: Model, score: Scorer, *, column: str = "demonstration", system: str | None = None,
     examples: list[dict[str, str]] | None = None, template: str | None = None, turns: str = "all",
 ) -> Score:  # fmt: skip
-    """Write the task's demonstration as the answer; nothing is sampled.
+    """Record the task's demonstration as the answer, without sampling.
 
-    The demonstration is the metadata column `column`; else, where the prompt is a chat that ends with an assistant's turn, that chat;
+    The demonstration is the metadata column `column`; else, if the prompt is a chat that ends with an assistant's turn, that chat;
     else the task's answer; else the assistant's turns within the chat.
 
     Args:
-        column: metadata column that holds the demonstration.
-        system, examples, template: as for single_turn; a template has no meaning for a chat that is imitated.
-        turns: of a chat, `all` trains on all of the assistant's turns, `last` on the last one only.
+        column: metadata column with the demonstration.
+        system, examples, template: as for single_turn; a template has no effect on a chat to imitate.
+        turns: for a chat, `all` trains on all of the assistant's turns, `last` only on the last one.
     """
     response = _response(task, column, template, turns)
     messages = chat_messages(task, system, examples, template)
@@ -35,10 +35,10 @@ def check_task(
     task: Task, tokenizer: Any = None, *, column: str = "demonstration", system: str | None = None,
     examples: list[dict[str, str]] | None = None, template: str | None = None, turns: str = "all",
 ) -> None:  # fmt: skip
-    """Refuse a task that has nothing to imitate; with the model's tokenizer, a chat that its template cannot render.
+    """Refuse a task without a demonstration and, given the model's tokenizer, a chat that its template cannot render.
 
     Raises:
-        ConfigError: what is wrong with it.
+        ConfigError: the reason.
     """
     response = _response(task, column, template, turns)
     if response is None and tokenizer is not None:
@@ -50,13 +50,13 @@ demonstration.check_task = check_task  # type: ignore[attr-defined]  # functions
 
 
 def _response(task: Task, column: str, template: str | None, turns: str) -> str | None:
-    """The answer to imitate; None where the turns of the task's own chat are.
+    """Return the answer to imitate; None if the turns of the task's own chat are imitated.
 
     Raises:
         ConfigError: there is neither.
     """
     if turns not in TURNS:
-        raise ConfigError("explorer.workflow_args: turns is unknown", value=turns, allowed=", ".join(TURNS))
+        raise ConfigError("explorer.workflow_args: unknown value of turns", value=turns, allowed=", ".join(TURNS))
     chat = task.prompt if isinstance(task.prompt, list) else []
     places = assistant_turns(chat)
     is_answered = bool(places) and places[-1] == len(chat) - 1

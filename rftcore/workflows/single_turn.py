@@ -1,4 +1,4 @@
-"""One question, one answer, one reward."""
+"""One prompt, one answer, one reward."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rftdata.errors import ConfigError
 async def single_turn(
     task: Task, model: Model, score: Scorer, *, system: str | None = None, examples: list[dict[str, str]] | None = None, template: str | None = None
 ) -> Score:  # fmt: skip
-    """Ask the task's prompt once.
+    """Prompt the model once with the task.
 
     Args:
         system: system message; an empty one keeps a chat template from adding its own.
@@ -24,7 +24,7 @@ async def single_turn(
 def chat_messages(
     task: Task, system: str | None, examples: list[dict[str, str]] | None, template: str | None
 ) -> list[Message]:
-    """The chat up to the question."""
+    """Return the chat up to the question."""
     messages: list[Message] = [{"role": "system", "content": system}] if system is not None else []
     for example in examples or []:
         messages += [

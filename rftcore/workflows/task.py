@@ -1,4 +1,4 @@
-"""What workflows and rewards see: the task, the model they talk to, and the turns it recorded."""
+"""The objects that workflows and rewards receive: the task, the model, and the turns it recorded."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Task:
 
     Attributes:
         prompt: text, or chat messages.
-        answer: the right answer as text; None where the source has none.
-        metadata: every other column of the source.
+        answer: the right answer as text; None if the source has none.
+        metadata: all other columns of the source.
     """
 
     task_id: int
@@ -30,7 +30,7 @@ class Task:
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Task:
-        """From task_id, taskset, task_key and payload."""
+        """Create from task_id, taskset, task_key and payload."""
         payload = row["payload"]
         return cls(
             row["task_id"],
@@ -50,7 +50,7 @@ class Turn:
         messages: the chat before the answer.
         response: text without special tokens.
         finish_reason: stop, length or abort.
-        sequence: what is stored and trained on.
+        sequence: the part that is stored and trained on.
     """
 
     messages: list[Message]
@@ -68,11 +68,11 @@ class Score:
 
 
 class Model:
-    """The policy as a workflow sees it; every answer is recorded as a turn.
+    """The policy as a workflow uses it; every answer is recorded as a turn.
 
     Args:
-        engine: samples.
-        decoding: how.
+        engine: the engine that samples.
+        decoding: sampling parameters.
     """
 
     def __init__(self, engine: Engine, decoding: Decoding) -> None:
@@ -81,7 +81,7 @@ class Model:
         self.turns: list[Turn] = []
 
     async def chat(self, messages: list[Message]) -> Turn:
-        """Answer a chat. The chat template is the model's; without one, the contents are put one after the other."""
+        """Answer a chat, rendered with the model's chat template; without one, the contents are concatenated."""
         text, prompt_ids = render_chat(self._engine.tokenizer, messages)
         generation = await self._engine.generate(prompt_ids, self._decoding)
         sequence = Sequence(
@@ -97,13 +97,13 @@ class Model:
         return self._record(Turn(messages, generation.text, generation.finish_reason, sequence))
 
     def write(self, messages: list[Message], response: str) -> Turn:
-        """Record an answer that somebody else gave: a demonstration, with the end token, without log-probabilities."""
+        """Record an answer from another source (a demonstration), with the end token and without log-probabilities."""
         return self._record(
             Turn(messages, response, "stop", written_sequence(self._engine.tokenizer, messages, response))
         )
 
     def write_chat(self, messages: list[Message], *, start: int = 0, turns: str = "all") -> Turn:
-        """Record a chat whose answers are given: a demonstration, see `chat_sequence`. The turn's answer is the last one.
+        """Record a chat with given answers (a demonstration), see `chat_sequence`. The turn's answer is the last one.
 
         Raises:
             ConfigError: the chat template does not fit the chat.
@@ -118,7 +118,7 @@ class Model:
 
 
 def render_chat(tokenizer: Any, messages: list[Message]) -> tuple[str, list[int]]:
-    """What the model is given: text and tokens, by its chat template; without one, the contents one after the other."""
+    """Return the model's input, as text and tokens, by its chat template; without one, the contents are concatenated."""
     if tokenizer.chat_template is None:
         text = "".join(str(message["content"]) for message in messages)
         return text, list(tokenizer.encode(text))
@@ -128,7 +128,7 @@ def render_chat(tokenizer: Any, messages: list[Message]) -> tuple[str, list[int]
 
 
 def written_sequence(tokenizer: Any, messages: list[Message], response: str) -> Sequence:
-    """A trainable sequence of an answer that no engine sampled: with the end token, without log-probabilities."""
+    """Return a trainable sequence of an answer that no engine sampled: with the end token, without log-probabilities."""
     text, prompt_ids = render_chat(tokenizer, messages)
     response_ids = [*tokenizer.encode(response, add_special_tokens=False), tokenizer.eos_token_id]
     return Sequence(

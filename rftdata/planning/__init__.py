@@ -1,1 +1,1 @@
-"""Which tasks are tried next: the planner, the run's selectors, the mix of tasksets."""
+"""Planning of groups: the planner, the run's selectors, the mixture of tasksets."""

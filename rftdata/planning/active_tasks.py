@@ -1,4 +1,4 @@
-"""The active tasks of tasksets and their features as arrays; read again only when they have changed: there may be millions."""
+"""The active tasks of tasksets and their features as arrays, read again only after changes, since there may be millions."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class _Known:
 
 
 class ActiveTasks:
-    """What one process knows of them."""
+    """The active tasks as known to one process."""
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
 
     def task_ids(self, connection: Connection, taskset: str) -> Ids:
-        """Ids, ascending; the very same array as long as nothing has changed.
+        """Return the ids, ascending; the same array object as long as nothing has changed.
 
         Raises:
-            TaskSourceError: there is none.
+            TaskSourceError: the taskset has no active task.
         """
         found = fetch(connection, "active_tasks_stamp", taskset=taskset)[0]
         if found["num_rows"] > _MANY_CHANGES:
@@ -42,16 +42,16 @@ class ActiveTasks:
         return known.task_ids
 
     def features(self, connection: Connection, taskset: str, keys: Sequence[str]) -> tuple[Ids, dict[str, Floats]]:
-        """Ids, and one number per id for each key.
+        """Return the ids, and one number per id for each key.
 
         Raises:
-            TaskSourceError: a task has no such number; names the task.
+            TaskSourceError: a task lacks such a number; names the task.
         """
         known = self._known[taskset]
         missing = [key for key in keys if key not in known.features]
         while missing:
             row = fetch(connection, "task_numbers", taskset=taskset, key=missing[0])[0]
-            if row["stamp"] != known.stamp:  # somebody changed tasks since their ids were read
+            if row["stamp"] != known.stamp:  # tasks have changed since their ids were read
                 known = self._read(connection, taskset)
             else:
                 known.features[missing[0]] = self._numbers(
@@ -78,7 +78,7 @@ class ActiveTasks:
         if len(without):
             task = fetch(connection, "task_features", task_id=int(task_ids[without[0]]))[0]
             raise TaskSourceError(
-                f"the selector of the taskset {taskset!r} needs the feature {key!r}, which is no number at {len(without)} of its tasks; "
+                f"the selector of the taskset {taskset!r} needs the feature {key!r}, which is not a number for {len(without)} of its tasks; "
                 f"the first is task {task['task_key']!r}", value=task["features"],
                 todo="give every task the number (column `features` of its source, or rft.task.features), or name another feature",
             )  # fmt: skip

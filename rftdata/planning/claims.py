@@ -1,4 +1,4 @@
-"""Groups that an explorer claims: leased rows, taken with SKIP LOCKED and kept alive by the worker's heartbeat."""
+"""Claims of groups by explorers: rows leased with SKIP LOCKED, and kept alive by the worker's heartbeat."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class ClaimedGroup:
 def claim_groups(
     run: Run, worker_id: int, *, last_step: int, count: int, lease_s: float, held: Collection[int] | None = None,
 ) -> list[ClaimedGroup]:  # fmt: skip
-    """Up to `count` planned groups of explorer steps up to `last_step`, in planning order.
+    """Claim up to `count` planned groups of explorer steps up to `last_step`, in planning order.
 
     Args:
-        held: every group this worker works on, by which a restart of the database can be ridden out: what a claim whose answer was
-            lost took beside them is given back. None raises instead.
+        held: all groups this worker works on. With it, a claim is retried across a restart of the database: groups from a claim
+            whose answer was lost are released. None raises instead.
     """
 
     def claim() -> list[Row]:
@@ -52,13 +52,13 @@ def claim_groups(
 
 
 def release_groups(run: Run, worker_id: int) -> int:
-    """Give back the groups this worker holds; the number of them."""
+    """Release the groups this worker holds; return their number."""
     return ride_out(lambda: run.database.run("release_groups_but", worker_id=worker_id, held=[]))
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepOutcome:
-    """How the rollouts of an explorer step ended, of groups sealed since the run's present attempt began."""
+    """Outcomes of an explorer step's rollouts, counting groups sealed since the run's current attempt began."""
 
     explore_step: int
     num_groups: int
@@ -68,6 +68,6 @@ class StepOutcome:
 
 
 def step_outcomes(run: Run, explore_steps: Collection[int]) -> list[StepOutcome]:
-    """Outcomes of explorer steps, in their order; those without a sealed group are missing."""
+    """Return the outcomes of explorer steps, in step order; steps without a sealed group are missing."""
     rows = run.database.fetch("step_outcomes", run_id=run.run_id, explore_steps=list(explore_steps))
     return records(StepOutcome, rows)

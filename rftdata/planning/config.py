@@ -1,4 +1,4 @@
-"""What a plan is told: step sizes, refills and the tasksets to plan for."""
+"""The configuration of a plan: step sizes, refills and tasksets."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rftdata.config import MixingConfig, SelectorConfig, TasksetConfig
 
 @dataclass(frozen=True, kw_only=True)
 class PlanConfig:
-    """What planning needs of a run's configuration.
+    """The parts of a run's configuration that planning needs.
 
     Attributes:
         fresh_share: new groups per group of a batch.
-        max_waiting_groups: nothing is planned while this many groups wait for the pipeline; None is no limit.
+        max_waiting_groups: no groups are planned while this many wait for the pipeline; None for no limit.
     """
 
     tasksets: tuple[TasksetConfig, ...]

@@ -1,9 +1,9 @@
-"""Which taskset the next group comes from.
+"""The choice of the taskset for each planned group.
 
 The weight of a taskset at an explorer step is its `weight` there (a number, or a schedule), times the number of its active tasks to the
-power 1 / `mixing.temperature` where that is set. Each place goes to the taskset with the largest credit; before that each gains its share,
-and who is chosen pays 1. So the proportions hold at every step without randomness, also while weights change: what a taskset was due
-under earlier weights it does not make up for later.
+power 1 / `mixing.temperature` if that is set. For each place every taskset first gains its share as credit, then the taskset with the
+largest credit gets the place and pays 1. The proportions therefore hold at every step without randomness, also while weights change:
+a taskset does not make up later for what it was due under earlier weights.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rftdata.errors import ConfigError
 
 
 def weight_at(weight: float | WeightSchedule, step: int) -> float:
-    """A taskset's weight at an explorer step."""
+    """Return a taskset's weight at an explorer step."""
     if isinstance(weight, int | float):
         return float(weight)
     if step <= weight[0][0]:
@@ -28,17 +28,17 @@ def weight_at(weight: float | WeightSchedule, step: int) -> float:
 
 
 def check_weights(tasksets: Sequence[TasksetConfig]) -> None:
-    """Refuse schedules by which at some step nothing has a weight.
+    """Refuse schedules in which all weights are 0 at some step.
 
     Raises:
-        ConfigError: the step.
+        ConfigError: names the step.
     """
-    # Between two points of all schedules the sum is a straight line: it is 0 within only where it is at both ends.
+    # Between two points of all schedules the sum is linear, so it is 0 inside only if it is 0 at both ends.
     points = {step for t in tasksets if isinstance(t.weight, tuple) for step, _ in t.weight}
     for step in sorted(points):
         if not sum(weight_at(t.weight, step) for t in tasksets) > 0:
             raise ConfigError(
-                f"at explorer step {step} every taskset has the weight 0, so there would be nothing to try",
+                f"at explorer step {step} every taskset has the weight 0, so no task could be selected",
                 todo="let one of the schedules stay above 0",
             )
 
@@ -47,12 +47,12 @@ def mix(
     steps: Sequence[int], tasksets: Sequence[TasksetConfig], mixing: MixingConfig, sizes: Mapping[str, int],
     room: Mapping[str, int | None], credit: dict[str, float],
 ) -> list[str]:  # fmt: skip
-    """The taskset of each place, given its explorer step; fewer than asked for where nothing is left to try.
+    """Return the taskset of each place, given its explorer step; fewer than requested if nothing is left to try.
 
     Args:
-        sizes: active tasks of each taskset.
-        room: groups that may still be planned on it; None for any number.
-        credit: of each taskset; changed.
+        sizes: number of active tasks of each taskset.
+        room: number of groups that may still be planned for it; None for any number.
+        credit: credit of each taskset; modified.
     """
     left = dict(room)
     chosen: list[str] = []
@@ -65,7 +65,7 @@ def mix(
             break
         for name, weight in weights.items():
             credit[name] = credit.get(name, 0.0) + weight / total
-        # A weight of 0 is never chosen, whatever credit is left of earlier steps.
+        # A weight of 0 is never chosen, even with credit left from earlier steps.
         name = max((n for n in weights if weights[n] > 0), key=lambda n: credit[n])
         credit[name] -= 1
         remaining = left[name]
@@ -76,6 +76,6 @@ def mix(
 
 
 def _weight(taskset: TasksetConfig, step: int, mixing: MixingConfig, size: float) -> float:
-    """`size`: as a share of the largest set's, whose powers no number is too large for."""
+    """Return a weight; `size` is relative to the largest set, so that powers cannot overflow."""
     by_size = 1.0 if mixing.temperature is None else size ** (1 / mixing.temperature)
     return weight_at(taskset.weight, step) * by_size

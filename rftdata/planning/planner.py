@@ -1,10 +1,10 @@
-"""Planning groups: which step may run, how many groups it lacks, and which tasks they try.
+"""Planning of groups: which step may run, how many groups it lacks, and which tasks they try.
 
-Any explorer may plan; an advisory lock lets one do so at a time. Nothing is queued: how many groups a step lacks is derived
-from the groups there are, so a place freed by a drop, an abandonment or ageing out is seen by whoever plans next, and
-planning is the same after a crash. Selector states and planned groups are written in one transaction.
+Any explorer may plan; an advisory lock admits one at a time. Nothing is queued. The number of groups that a step lacks is derived
+from the existing groups, so the next plan sees places freed by a drop, an abandonment or ageing out, and planning is the same after
+a crash. Selector states and planned groups are written in one transaction.
 
-Pacing (design: "Freshness and synchronization as one rule"): explorer step s may start once the policy stands at trainer
+Pacing (design: "Freshness and synchronization as one rule"): explorer step s may start once the policy is at trainer
 step >= floor((s - offset) / interval) * interval. Explorer step s feeds trainer step s + 1.
 """
 
@@ -22,7 +22,7 @@ from rftdata.run import Run
 
 
 def last_startable_step(policy_step: int, interval: int, offset: int) -> int:
-    """The highest explorer step that may start while the policy stands at `policy_step`."""
+    """Return the highest explorer step that may start while the policy is at `policy_step`."""
     return (policy_step // interval + 1) * interval - 1 + offset
 
 
@@ -38,9 +38,9 @@ class Planner:
         check_weights(config.tasksets)
 
     def plan(self) -> int:
-        """Plan what is lacking; the number of groups planned. Returns 0 while another explorer plans.
+        """Plan the missing groups and return their number, or 0 while another explorer plans.
 
-        What is lacking is derived from the groups there are, so a restart of the database is ridden out.
+        The missing groups are derived from the existing ones, so planning is repeated safely after a restart of the database.
         """
         return ride_out(self._plan)
 
@@ -48,7 +48,7 @@ class Planner:
         try:
             return self._plan_once()
         except BaseException:
-            self._selectors = None  # nothing of what they chose was stored, or nobody knows
+            self._selectors = None  # their choices were not stored, or it is unknown whether they were
             raise
 
     def _plan_once(self) -> int:
@@ -74,7 +74,7 @@ class Planner:
             if not planned:
                 if lacking[0][0] == steps[0]["explore_step"]:
                     raise refuse_exhausted(self._config.tasksets)
-                return 0  # the steps before those that lack groups go on
+                return 0  # the steps before those that lack groups continue
             failpoint("planner.inserted")
         notify.notify(self._database, notify.PLANNED)
         return planned
@@ -86,9 +86,9 @@ class Planner:
         return bool(fetch(connection, "pipeline_backlog", run_id=self._run_id, enough=limit)[0]["n"] >= limit)
 
     def _lacking(self, steps: list[Row]) -> list[tuple[int, bool]]:
-        """(explorer step, is it a refill) of every group to plan."""
+        """Return (explorer step, is it a refill) of every group to plan."""
         config = self._config
-        # Leftovers of earlier steps are drawn first, so they count for the first open step.
+        # Leftovers of earlier steps are drawn first, so they count towards the first open step.
         spare = steps[0]["spare"] if steps else 0
         lacking: list[tuple[int, bool]] = []
         for row in steps:
@@ -100,7 +100,7 @@ class Planner:
         return lacking
 
     def _insert(self, connection: Connection, state: Row, lacking: list[tuple[int, bool]]) -> int:
-        """Plan as many of the places as there are tasks for; how many."""
+        """Plan as many of the places as there are tasks for; return their number."""
         if self._selectors is None or self._selectors.attempt_id != state["current_attempt_id"]:
             self._selectors = RunSelectors(self._run_id, state["current_attempt_id"], self._config, self._active)
         ordinal = fetch(connection, "next_ordinal", run_id=self._run_id)[0]["ordinal"]

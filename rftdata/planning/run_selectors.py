@@ -1,9 +1,9 @@
-"""A run's selectors as one process holds them between two plans.
+"""A run's selectors, as one process keeps them between two plans.
 
-Their memory is in the database (see selectors/base.py): outcomes with the plan that applied them, and a small state. So any process comes to
-the same selectors: a new one gives a new selector all outcomes in the order of plans, one that planned before gives its own what
-others applied since, and each takes over the newest state. Everything here happens under the run's planning lock and in the
-transaction of the plan. Where that is rolled back, what is held here has run ahead: the planner throws it away.
+Their memory is in the database (see selectors/base.py): outcomes with the plan that applied them, and a small state. Any process
+therefore arrives at the same selectors. A new process gives a new selector all outcomes in the order of plans. A process that planned
+before gives its selectors the outcomes that others applied since. Both then load the newest state. All this happens under the run's
+planning lock and in the transaction of the plan. If that is rolled back, this object is ahead of the database and the planner discards it.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class _Held:
     """One taskset's selector.
 
     Attributes:
-        task_ids: the active tasks it was made over.
-        state: as the database has it.
-        retired: tasks that had as many groups as they may.
-        room: groups that may still be planned; None for any number.
+        task_ids: the active tasks for which it was built.
+        state: as stored in the database.
+        retired: tasks that have reached their maximum number of groups.
+        room: number of groups that may still be planned; None for any number.
     """
 
     selector: Selector
@@ -56,8 +56,8 @@ class RunSelectors:
 
     Args:
         run_id: the run.
-        attempt_id: its present attempt; after another one begins (which may have gone back) this object is of no use.
-        active: what the process knows of the tasks.
+        attempt_id: its current attempt. When another one begins, which may have gone back, this object is no longer valid.
+        active: the process's active tasks.
     """
 
     def __init__(self, run_id: int, attempt_id: int, config: PlanConfig, active: ActiveTasks) -> None:
@@ -66,19 +66,19 @@ class RunSelectors:
         self._config = config
         self._active = active
         self._held: dict[str, _Held] = {}
-        self._seq = 0  # the newest plan whose outcomes the selectors held have learned
-        self._ordinal = 0  # groups before it are in `_planned`
+        self._seq = 0  # the newest plan whose outcomes the kept selectors have learned
+        self._ordinal = 0  # groups before it are counted in `_planned`
         self._planned: Counter[int] = Counter()
 
     def choose(
         self, connection: Connection, steps: Sequence[int], next_ordinal: int
     ) -> list[tuple[TasksetConfig, int]]:
-        """Taskset and task of each place to plan, given its explorer step; fewer where nothing is left to try.
+        """Return taskset and task of each place, given its explorer step; fewer if nothing is left to try.
 
-        Learns every outcome there is first, and stores the selectors' new states.
+        First learns all new outcomes. Also stores the selectors' new states.
 
         Args:
-            next_ordinal: of the first place; groups of others before it count as tries.
+            next_ordinal: ordinal of the first place; groups of other processes before it count as tries.
         """
         states = {row["taskset"]: row for row in fetch(connection, "selector_states", run_id=self._run_id)}
         self._note_planned(connection, next_ordinal)
@@ -97,7 +97,7 @@ class RunSelectors:
     # Learning
 
     def _catch_up(self, connection: Connection, states: dict[str, Row]) -> None:
-        """To where the last plan left the selectors, then what has come since."""
+        """Bring the selectors to the state after the last plan, then apply newer outcomes."""
         newest: int = fetch(connection, "newest_applied", run_id=self._run_id)[0]["seq"]
         new = []
         for taskset in self._config.tasksets:
@@ -122,7 +122,7 @@ class RunSelectors:
             self._seq = newest + 1
 
     def _make(self, connection: Connection, taskset: TasksetConfig) -> _Held:
-        """A selector that has learned nothing yet."""
+        """Create a selector that has learned nothing yet."""
         task_ids = self._active.task_ids(connection, taskset.name)
         full, room = self._repeated(taskset, task_ids)
         made = self._build(connection, taskset, task_ids)
@@ -135,7 +135,7 @@ class RunSelectors:
     def _build(
         self, connection: Connection, taskset: TasksetConfig, task_ids: Ids, without: Iterable[int] = ()
     ) -> Selector | None:
-        """A selector over these tasks; None where they changed meanwhile."""
+        """Build a selector for these tasks; return None if they changed meanwhile."""
         config = self._selector_config(taskset.name)
         kept = (
             ~np.isin(task_ids, np.array(sorted(without), dtype=np.int64))
@@ -152,7 +152,7 @@ class RunSelectors:
         return selector
 
     def _learn(self, connection: Connection, names: Iterable[str], *, after: int, until: int) -> None:
-        """Give these tasksets' selectors the outcomes of plans `after` < seq <= `until`, one plan after the other."""
+        """Pass the outcomes of plans `after` < seq <= `until` to these tasksets' selectors, one plan after the other."""
         learning = [name for name in names if self._held[name].selector.learns]
         if not learning or after >= until:
             return
@@ -193,13 +193,13 @@ class RunSelectors:
             held = self._held[taskset.name]
             if len(chosen) == before:
                 raise ConfigError(
-                    f"the selector {self._selector_config(taskset.name).type!r} chooses only tasks that it was told to choose no more",
+                    f"the selector {self._selector_config(taskset.name).type!r} chooses only tasks that were retired",
                     todo=f"correct it, or remove max_repeats from the taskset {taskset.name!r}",
                 )
         return chosen
 
     def _note_planned(self, connection: Connection, next_ordinal: int) -> None:
-        """Count the groups that others planned, or wrote unplanned, since."""
+        """Count the groups planned by other processes, or written unplanned, since the last plan."""
         if all(t.max_repeats is None for t in self._config.tasksets) or self._ordinal >= next_ordinal:
             return
         rows = fetch(
@@ -212,21 +212,21 @@ class RunSelectors:
                 self._close_repeated(connection, taskset)
 
     def _close_repeated(self, connection: Connection, taskset: TasksetConfig) -> None:
-        """Retire the tasks that had as many groups as they may, and count what is left."""
+        """Retire the tasks that have reached their maximum number of groups, and count what is left."""
         held = self._held[taskset.name]
         full, held.room = self._repeated(taskset, held.task_ids)
         new = full - held.retired
         held.retired = full
         if not new or held.room == 0 or held.selector.retire(sorted(new)):
             return
-        # It cannot: a new one over the others, which learns and remembers what this one did.
+        # The selector cannot retire tasks: build a new one for the others, which learns the same outcomes and loads its state.
         state = json.loads(json.dumps(held.selector.state_dict()))
         self._held[taskset.name] = self._make(connection, taskset)
         self._learn(connection, [taskset.name], after=0, until=self._seq)
         self._held[taskset.name].selector.load_state_dict(state)
 
     def _repeated(self, taskset: TasksetConfig, task_ids: Ids) -> tuple[set[int], int | None]:
-        """The tasks that had as many groups as they may, and how many groups may still be planned."""
+        """Return the tasks that have reached their maximum number of groups, and how many groups may still be planned."""
         limit = taskset.max_repeats
         if limit is None:
             return set(), None
@@ -254,10 +254,10 @@ class RunSelectors:
 
 
 def refuse_exhausted(tasksets: Sequence[TasksetConfig]) -> TaskSourceError:
-    """Nothing is left to try."""
+    """Return the error that nothing is left to try."""
     capped = ", ".join(f"{t.name} {t.max_repeats}" for t in tasksets if t.max_repeats is not None)
     return TaskSourceError(
-        "every task that still has a weight was tried as often as it may be", value=capped,
+        "every task with a weight above 0 has reached max_repeats", value=capped,
         todo="raise max_repeats, load more tasks, or end the run earlier (steps)",
     )  # fmt: skip
 

@@ -1,9 +1,9 @@
-"""The data plane: token arrays in append-only Arrow segments; what every place for them has in common.
+"""The data plane: the interface of stores for token arrays in append-only Arrow segments.
 
-A segment is one record batch, stored as a complete Arrow IPC *stream* (schema, batch, end) in some file at some offset,
-addressed for ever by its id in `rft.segment`. A writer appends to a file of its own, makes the bytes durable, and only
-then commits offset, length and checksum to SQL; bytes beyond a committed length mean nothing. Readers map files into
-memory and read batches without copying. What the batches hold: `rftdata.segments.codec`.
+A segment is one record batch, stored as a complete Arrow IPC *stream* (schema, batch, end) at some offset of some file, and
+permanently identified by its id in `rft.segment`. A writer appends to its own file, makes the bytes durable, and only then
+commits offset, length and checksum to SQL. Bytes beyond a committed length have no meaning. Readers map files into memory and
+read batches without copying. `rftdata.segments.codec` defines the contents of batches.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import xxhash
 
 from rftdata.errors import BufferUnavailableError, SegmentCorruptError
 
-# An appender goes on in a new file when its file is larger than this.
+# An appender starts a new file when its file is larger than this.
 ROLL_BYTES = 512 * 2**20
-# How long a reader may use an address, or a mapped file, before it asks the database again. Files that were moved elsewhere stay
-# for a grace longer than this: on a shared filesystem a mapped file that another host removes is gone at once.
+# How long a reader may use an address, or a mapped file, before it asks the database again. Files whose segments were moved stay
+# longer than this, because a mapped file on a shared filesystem becomes invalid as soon as another host removes it.
 ADDRESS_MAX_AGE_S = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentAddress:
-    """Where a segment's bytes are now."""
+    """The current location of a segment's bytes."""
 
     segment_id: int
     uri: str
@@ -37,7 +37,7 @@ class SegmentAddress:
 
 @dataclass(frozen=True, kw_only=True)
 class Appended:
-    """What an append made durable: the file, the range and its checksum."""
+    """The result of an append: the file, the range and its checksum."""
 
     uri: str
     offset_bytes: int
@@ -48,7 +48,7 @@ class Appended:
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file of a store: where it is, its size, how long ago it was written to, and whether its name says that it is this buffer's."""
+    """A file of a store: location, size, time since the last write, and whether its name marks it as this buffer's."""
 
     uri: str
     size_bytes: int
@@ -57,34 +57,34 @@ class StoredFile:
 
 
 class SegmentAppender(ABC):
-    """Appends segments to a place of its own; used by one thread at a time."""
+    """Appends segments to its own file; used by one thread at a time."""
 
     @abstractmethod
     def append(self, batch: pa.RecordBatch) -> Appended:
         """Write a batch; it is durable when `sync` has returned.
 
         Raises:
-            DiskFullError: not enough room; nothing of the batch will be seen.
+            DiskFullError: there is not enough space; nothing of the batch is visible.
         """
 
     @abstractmethod
     def append_bytes(self, data: pa.Buffer, num_rows: int) -> Appended:
-        """Write a segment's bytes as they are (a copy from elsewhere); durable when `sync` has returned.
+        """Write a segment's bytes unchanged (a copy from elsewhere); durable when `sync` has returned.
 
         Raises:
-            DiskFullError: not enough room; nothing of them will be seen.
+            DiskFullError: there is not enough space; nothing of them is visible.
         """
 
     @abstractmethod
     def roll(self) -> None:
-        """Leave the file: what comes next goes to a new one. What was appended and not synced is lost."""
+        """Close the file and continue with a new one. Unsynced data is lost."""
 
     @abstractmethod
     def sync(self) -> None:
         """Wait until everything appended is durable.
 
         Raises:
-            DiskFullError, BufferUnavailableError: it is not, and nothing of it may be committed.
+            DiskFullError, BufferUnavailableError: it is not durable, and nothing of it may be committed.
         """
 
     @abstractmethod
@@ -92,45 +92,45 @@ class SegmentAppender(ABC):
 
 
 class SegmentStore(ABC):
-    """A place for segments."""
+    """A store of segments."""
 
     @abstractmethod
     def appender(self) -> SegmentAppender: ...
 
     @abstractmethod
     def read(self, address: SegmentAddress, *, verify: bool = False) -> pa.RecordBatch:
-        """The batch at an address.
+        """Return the batch at an address.
 
         Raises:
             SegmentCorruptError: missing file, truncated range, checksum mismatch (with `verify`), undecodable bytes.
-            BufferUnavailableError: not this segment but the store cannot be read.
+            BufferUnavailableError: the store, not just this segment, cannot be read.
         """
 
     @abstractmethod
     def read_bytes(self, address: SegmentAddress) -> pa.Buffer:
-        """The bytes at an address, compared with their checksum; raises as `read` does."""
+        """Return the bytes at an address after checking their checksum; raises as `read` does."""
 
     @abstractmethod
     def files(self) -> Iterator[StoredFile]:
-        """Every file of the store."""
+        """Yield every file of the store."""
 
     @abstractmethod
     def is_written(self, uri: str) -> bool:
-        """Whether an appender that lives on this host holds the file; False for one on another host, and for a missing file."""
+        """Return whether a live appender on this host holds the file; False for one on another host, and for a missing file."""
 
     @abstractmethod
     def cut(self, uri: str, size_bytes: int) -> None:
-        """Take away what lies beyond the first `size_bytes` of a file, durably."""
+        """Truncate a file to its first `size_bytes`, durably."""
 
     @abstractmethod
     def remove(self, uris: Iterable[str]) -> int:
-        """Remove files durably; those missing already are no error. The number of bytes given back."""
+        """Remove files durably, ignoring missing ones. Return the number of bytes freed."""
 
     def erase(self, uri: str, offset_bytes: int, length_bytes: int) -> None:
-        """Overwrite bytes that no segment refers to and no reader can hold; a file that is gone holds none.
+        """Overwrite bytes that no segment refers to and no reader can hold. A missing file is not an error.
 
         Raises:
-            BufferUnavailableError: this kind of store cannot, or the file cannot be written.
+            BufferUnavailableError: this kind of store does not support it, or the file cannot be written.
         """
         raise BufferUnavailableError(
             f"{type(self).__name__} cannot overwrite parts of a file",
@@ -139,15 +139,15 @@ class SegmentStore(ABC):
 
 
 def checksum(data: memoryview | bytes) -> str:
-    """xxh3-64 of the bytes, hexadecimal."""
+    """Return the xxh3-64 of the bytes, hexadecimal."""
     return xxhash.xxh3_64_hexdigest(data)
 
 
 def corrupt(address: SegmentAddress, why: str) -> SegmentCorruptError:
-    """The error that names a segment and what is wrong with it."""
+    """Return the error that names a segment and what is wrong with it."""
     return SegmentCorruptError(
         f"segment {address.segment_id} ({address.length_bytes} bytes at {address.offset_bytes} of {address.uri})"
         f" cannot be served: {why}",
         segment_id=address.segment_id,
-        todo="restore the file from a back-up; `rft doctor` lists every affected experience",
+        todo="restore the file from a backup; `rft doctor` lists every affected experience",
     )

@@ -6,13 +6,13 @@ T = prompt and response tokens of one experience. Every segment has the base col
 | --- | --- | --- |
 | token_ids | list<int32> | T; prompt and response |
 | loss_mask | list<uint8> | T; 1 where the token was sampled and trains, else 0 (bytes: readable without unpacking bits) |
-| behavior_logprobs | list<float32> | T; log-probability (nats) under the policy that sampled it; 0 on the prompt, NaN where nobody sampled |
-| policy_spans | list<struct<start: int32, policy_version_id: int64>> | which policy sampled from token `start` on |
+| behavior_logprobs | list<float32> | T; log-probability (nats) under the policy that sampled it; 0 on the prompt, NaN if no policy sampled it |
+| policy_spans | list<struct<start: int32, policy_version_id: int64>> | the policy that sampled from token `start` on |
 
-and a column for each further array its experiences bring (teacher log-probabilities, token rewards, routed experts, images…), of any
-numpy or ml_dtypes type and shape: the values of a row flattened in C order as a list, null where a row has none. The field's
-metadata holds `dtype`, and `shape` where all rows have one shape apart from their first dimension; where they do not, a companion
-column `NAME.shape` (list<int64>) does. Encoding and reading cost a few numpy calls a row and column.
+and one column per further array of its experiences (teacher log-probabilities, token rewards, routed experts, images…), of any
+numpy or ml_dtypes type and shape: the values of a row as a list in C order, null where a row has none. The field's metadata holds
+`dtype`, and `shape` if all rows have one shape apart from their first dimension; otherwise a companion column `NAME.shape`
+(list<int64>) holds the shapes. Encoding and reading cost a few numpy calls per row and column.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ SCHEMA = pa.schema(
 SHAPE_SUFFIX = ".shape"
 _PURGED = b"purged_rows"
 _LIST_LIMIT = 2**31 - 1
-# Types that Arrow lacks travel as unsigned integers of their width; the field's metadata names the type.
+# Types that Arrow lacks are stored as unsigned integers of their width; the field's metadata names the type.
 _CARRIERS: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 def encode(experiences: Sequence[Experience]) -> pa.RecordBatch:
-    """The record batch of a segment, one row per experience.
+    """Return the record batch of a segment, one row per experience.
 
     Raises:
-        RftError: arrays of one name with different types, or of a type that cannot be stored.
+        RftError: arrays of one name have different types, or a type that cannot be stored.
     """
     lengths = np.array([len(e.token_ids) for e in experiences], np.int64)
     prompts = np.array([e.num_prompt_tokens for e in experiences], np.int64)
@@ -81,7 +81,7 @@ def _tokens(experiences: Sequence[Experience]) -> Array:
 
 
 def _masks(experiences: Sequence[Experience], lengths: Array, prompts: Array) -> Array:
-    """0 on the prompt, and 1 or what is given on the response."""
+    """Return 0 on the prompt, and 1 or the given mask on the response."""
     flat = np.repeat(
         np.tile(np.array([0, 1], np.uint8), len(lengths)), np.stack([prompts, lengths - prompts], 1).reshape(-1)
     )
@@ -94,7 +94,7 @@ def _masks(experiences: Sequence[Experience], lengths: Array, prompts: Array) ->
 
 
 def _logprobs(experiences: Sequence[Experience], lengths: Array, prompts: Array) -> Array:
-    """0 on the prompt, and what is given or NaN on the response."""
+    """Return 0 on the prompt, and the given values or NaN on the response."""
     nothing = np.zeros(int(prompts.max(initial=0)), np.float32)
     unknown = np.full(int((lengths - prompts).max(initial=0)), np.nan, np.float32)
     pieces: list[Any] = [nothing[:0]]
@@ -139,7 +139,7 @@ def _extra(name: str, values: Sequence[Any]) -> Iterable[tuple[pa.Field, pa.Arra
         raise RftError(
             "an array cannot have this name",
             value=name,
-            allowed=f"any but {', '.join(SCHEMA.names)} and *{SHAPE_SUFFIX}",
+            allowed=f"any except {', '.join(SCHEMA.names)} and *{SHAPE_SUFFIX}",
         )
     arrays = [None if value is None else np.asarray(value) for value in values]
     given = [array for array in arrays if array is not None]
@@ -148,7 +148,7 @@ def _extra(name: str, values: Sequence[Any]) -> Iterable[tuple[pa.Field, pa.Arra
         raise RftError(
             f"arrays named {name!r} of one write have different types",
             value=", ".join(sorted(map(str, dtypes))),
-            todo="convert them to one",
+            todo="convert them to one type",
         )
     dtype = given[0].dtype
     sizes = [0 if array is None else array.size for array in arrays]
@@ -165,7 +165,7 @@ def _extra(name: str, values: Sequence[Any]) -> Iterable[tuple[pa.Field, pa.Arra
 
 
 def _carried(flat: Array, name: str) -> pa.Array:
-    """Values as an Arrow array without a copy, as unsigned integers where Arrow has no such type."""
+    """Return values as an Arrow array without a copy, as unsigned integers if Arrow lacks the type."""
     if flat.dtype == np.bool_:
         return pa.array(flat.view(np.uint8))
     if flat.dtype.kind in "iuf" and flat.dtype.isnative and flat.dtype.name != "float128":
@@ -180,26 +180,26 @@ def _carried(flat: Array, name: str) -> pa.Array:
 
 
 def emptied(batch: pa.RecordBatch, rows: Iterable[int]) -> pa.RecordBatch:
-    """The batch without the values of some rows: these have empty base columns and no further arrays, and are named in the metadata."""
+    """Return the batch with some rows emptied: empty base columns, no further arrays, and their numbers in the metadata."""
     gone = sorted(purged_rows(batch) | set(rows))
     mask = np.zeros(batch.num_rows, np.bool_)
     mask[gone] = True
     columns = []
     for field in batch.schema:
         nothing = pa.scalar([] if field.name in SCHEMA.names else None, field.type)
-        # Copies what stays: nothing of the other rows' values is left in the buffers.
+        # Copies the other rows, so that no purged values are left in the buffers.
         columns.append(pc.if_else(pa.array(mask), nothing, batch.column(field.name)))
     metadata = {**(batch.schema.metadata or {}), _PURGED: json.dumps(gone).encode()}
     return pa.record_batch(columns, schema=batch.schema.with_metadata(metadata))
 
 
 def purged_rows(batch: pa.RecordBatch) -> frozenset[int]:
-    """Rows whose values were purged."""
+    """Return the rows whose values were purged."""
     return frozenset(json.loads((batch.schema.metadata or {}).get(_PURGED, b"[]")))
 
 
 class ColumnReader:
-    """One column of a mapped record batch: views of single rows, without copying.
+    """One column of a mapped record batch, read as views of single rows without copying.
 
     Attributes:
         dtype: numpy type of the values.
@@ -218,21 +218,21 @@ class ColumnReader:
         self._shapes = batch.column(name + SHAPE_SUFFIX) if name + SHAPE_SUFFIX in batch.schema.names else None
 
     def row(self, index: int) -> Array | None:
-        """The array of a row in its own shape, or None where it has none; read-only memory of the file."""
+        """Return the array of a row in its own shape, or None if it has none; read-only memory of the file."""
         flat = self.flat(index)
         if flat is None:
             return None
         return flat.reshape(self._inner if self._shapes is None else self._shapes[index].as_py())
 
     def together(self, index: int, lengths: npt.NDArray[np.int64]) -> Array | None:
-        """The values of rows from `index` on, one after the other; None where they have not these lengths, or a row has no array."""
+        """Return the concatenated values of rows from `index` on; None if their lengths differ from these, or a row has no array."""
         ends = self._offsets[index : index + len(lengths) + 1]
         if self._missing is not None or not np.array_equal(np.diff(ends), lengths):
             return None
         return self._values[ends[0] : ends[-1]]
 
     def flat(self, index: int) -> Array | None:
-        """The values of a row in C order."""
+        """Return the values of a row in C order."""
         if self._missing is not None and self._missing[index]:
             return None
         return self._values[self._offsets[index] : self._offsets[index + 1]]

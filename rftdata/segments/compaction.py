@@ -1,23 +1,23 @@
-"""What becomes of segment files after their writer: merged, cut, removed. Addresses in `rft.experience` never change.
+"""Compaction of segment files after their writer has exited: merging, cutting, removing. Addresses in `rft.experience` never change.
 
-A file's life is in `rft.segment_file`: appended to → closed → retired → removed.
+The state of a file is in `rft.segment_file`: appended to → closed → retired → removed.
 
-- *closed*: no segment is committed to it any more. Only files whose writer is gone are closed: nobody on this host holds their
-  lock and they were silent for a grace. A writer on another host that was taken for dead by mistake is told so by the
-  transaction that would have committed to the file, and goes on in a new one.
-- Segments of closed files that are small, or mostly hold what is dead, are copied byte for byte into larger files; the copy is
-  durable before one transaction moves their addresses.
-- *retired*: no segment lives in it. It stays for the grace, which is longer than a reader uses an address
-  (`ADDRESS_MAX_AGE_S`); a reader that comes later asks the database again.
-- *removed*: unlinked. The name stays in the table, so that nobody can commit to it.
+- *closed*: no segment is committed to it any more. Only files without a writer are closed: no process on this host holds their
+  lock, and they were not written for the grace period. If a writer on another host was wrongly assumed to be gone, its next
+  commit to the file fails, and it continues in a new file.
+- Segments of closed files that are small or mostly dead are copied byte for byte into larger files. The copy is durable before one
+  transaction moves their addresses.
+- *retired*: no segment is in it. It stays for the grace period, which is longer than a reader uses an address
+  (`ADDRESS_MAX_AGE_S`); later a reader asks the database again.
+- *removed*: unlinked. The name stays in the table, so that no writer can commit to it.
 
-In a buffer from which something was purged, bytes are overwritten before they are cut off or removed (`rftdata.maintenance.purge`), and
-retired files stay for an hour at least.
+In a buffer from which data was purged, bytes are overwritten before they are cut off or removed (`rftdata.maintenance.purge`), and
+retired files stay for at least an hour.
 
-Orphans are files that no committed row names (a writer died before its first commit, a compaction before its own): they get
-their row, closed and retired, before they are removed. Bytes beyond the committed length of a closed file are cut off.
+Orphans are files that no committed row names (their writer or compaction was killed before its first commit). They get a row, closed
+and retired, before they are removed. Bytes beyond the committed length of a closed file are cut off.
 
-Every step is durable before the next begins, and each is found undone by the next run: a kill at any point loses nothing.
+Every step is durable before the next begins, and the next run repeats an unfinished step: a kill at any point loses nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from rftdata.postgres.database import Connection, Database, Row, fetch
 from rftdata.segments.base import ROLL_BYTES, Appended, SegmentAddress, SegmentStore, StoredFile
 
 DEFAULT_GRACE_S = 3600.0
-# In the background files are merged only when there are this many: each merge writes the last result again.
+# In the background files are merged only when there are this many, since each merge writes the last result again.
 _BACKGROUND_MIN_FILES = 8
 _BACKGROUND_EVERY_S = 60.0
 _SMALL_BYTES = ROLL_BYTES // 8
@@ -45,7 +45,7 @@ _SMALL_BYTES = ROLL_BYTES // 8
 
 @dataclass
 class CompactionReport:
-    """What a compaction did, and what it left for later."""
+    """The result of a compaction, and what it left for later."""
 
     files_merged: int = 0
     segments_moved: int = 0
@@ -64,28 +64,30 @@ class CompactionReport:
 
 @dataclass(frozen=True)
 class Move:
-    """A segment whose bytes were copied, durably, from one address to another."""
+    """A segment whose bytes were durably copied from one address to another."""
 
     origin: SegmentAddress
     copy: Appended
 
 
 def commit_moves(connection: Connection, moves: Sequence[Move]) -> set[int]:
-    """Give segments their new addresses, in the caller's transaction.
+    """Set new addresses of segments, in the caller's transaction.
 
     Args:
-        moves: copies that are durable already. The bytes may differ from the old ones; the checksum goes along.
+        moves: copies that are already durable. Their bytes may differ from the old ones, and so may the checksum.
 
     Returns:
-        The ids of those moved. Whoever is missing was moved elsewhere in the meantime, and its copy means nothing.
+        The ids of moved segments. Others no longer live at their old address, because another compaction moved them; the copy is discarded.
 
     Raises:
-        SegmentFileClosedError: a file that holds copies was closed before.
+        SegmentFileClosedError: a file with copies was closed before.
     """
     ends = [(move.copy.uri, move.copy.offset_bytes + move.copy.length_bytes) for move in moves]
     noted = fetch(connection, "note_files", uris=[uri for uri, _ in ends], sizes=[end for _, end in ends])
     if len(noted) < len({uri for uri, _ in ends}):
-        raise SegmentFileClosedError("a file that segments were copied to was closed meanwhile", todo="copy them again")
+        raise SegmentFileClosedError(
+            "a file to which segments were copied was closed meanwhile", todo="copy them again"
+        )
     rows = fetch(
         connection, "move_segments", segment_ids=[m.origin.segment_id for m in moves], from_uris=[m.origin.uri for m in moves],
         from_offsets=[m.origin.offset_bytes for m in moves], to_uris=[m.copy.uri for m in moves],
@@ -96,14 +98,14 @@ def commit_moves(connection: Connection, moves: Sequence[Move]) -> set[int]:
 
 
 def close_files(database: Database, uris: Sequence[str]) -> dict[str, int]:
-    """Nobody commits to these files from now on, a live writer goes on in a new one; their committed sizes in bytes."""
+    """Stop commits to these files, so that a live writer continues in a new one; return their committed sizes in bytes."""
     with database.transaction() as connection:
         return {row["uri"]: row["size_bytes"] for row in fetch(connection, "close_files", uris=list(uris))}
 
 
 @contextlib.contextmanager
 def turn(database: Database, *, wait_s: float = 0.0) -> Iterator[bool]:
-    """The right to move segments, of one process at a time: False when another has it, and still has after `wait_s`."""
+    """Hold the lock for moving segments; yield False if another process still holds it after `wait_s`."""
     with database.connection() as connection:
         mine = bool(fetch(connection, "try_compaction_lock")[0]["locked"])
         if not mine and wait_s:
@@ -114,7 +116,7 @@ def turn(database: Database, *, wait_s: float = 0.0) -> Iterator[bool]:
         try:
             yield mine
         finally:
-            if mine and not connection.closed:  # with a lost connection the server gave it back
+            if mine and not connection.closed:  # the server releases it when the connection is lost
                 fetch(connection, "give_compaction_lock_back")
 
 
@@ -123,10 +125,10 @@ class Compactor:
 
     Args:
         database, store: the buffer's.
-        grace_s: how long a file must have been silent before its writer is taken for dead, and how long a retired one stays.
+        grace_s: time without writes after which a file's writer is assumed to be gone, and time for which a retired file stays.
         min_files: small files are merged when there are at least this many.
-        alone: nobody else has the buffer open, so no reader needs to be waited for.
-        note: called with the name of each step that is about to be taken.
+        alone: no other process has the buffer open, so there are no readers to wait for.
+        note: called with the name of each step before it.
     """
 
     def __init__(
@@ -142,16 +144,16 @@ class Compactor:
         self._unreadable: set[int] = set()
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> CompactionReport | None:
-        """Merge, cut, collect orphans, remove what was retired long enough ago.
+        """Merge, cut, collect orphans, and remove files that were retired long enough ago.
 
         Args:
-            stop: asked between files; a true answer leaves the rest to the next run.
+            stop: called between files; if true, the rest is left to the next run.
 
         Returns:
-            What was done; None when another compaction is at work.
+            The report; None while another compaction runs.
 
         Raises:
-            DiskFullError, BufferUnavailableError: it could not go on; nothing is lost.
+            DiskFullError, BufferUnavailableError: it could not continue; nothing is lost.
         """
         report = CompactionReport()
         with turn(self._database) as mine:
@@ -164,7 +166,7 @@ class Compactor:
         return report
 
     def clear(self) -> CompactionReport | None:
-        """Cut, collect orphans and remove as `run` does, and merge nothing; None as of `run`."""
+        """Cut, collect orphans and remove like `run`, but merge nothing; None as for `run`."""
         report = CompactionReport()
         with turn(self._database) as mine:
             if not mine:
@@ -174,8 +176,8 @@ class Compactor:
         return report
 
     def _inventory(self) -> tuple[dict[str, Row], dict[str, StoredFile]]:
-        """Files that the database knows, and files in the folder."""
-        # The folder first: a file that is committed in between is then known to the database.
+        """Return the files that the database knows, and the files in the folder."""
+        # The folder first, so that a file committed in between is known to the database.
         stored = {file.uri: file for file in self._store.files()}
         known = {row["uri"]: row for row in self._database.fetch("segment_files")}
         return known, stored
@@ -189,7 +191,7 @@ class Compactor:
         self._remove_retired(stored, report)
 
     def rewrite(self, uris: Sequence[str]) -> CompactionReport | None:
-        """Copy what lives in these files elsewhere, whether their writers live or not, and retire them; None as of `run`."""
+        """Copy the live segments of these files elsewhere, whether their writers live or not, and retire the files; None as for `run`."""
         report = CompactionReport()
         with turn(self._database) as mine:
             if not mine:
@@ -198,7 +200,7 @@ class Compactor:
         return report
 
     def _is_idle(self, row: Row, stored: dict[str, StoredFile]) -> bool:
-        """Whether nobody appends to a file that is there and in use."""
+        """Return whether a file exists and is in use, but no writer appends to it."""
         file = stored.get(row["uri"])
         if file is None or row["retired_s"] is not None:
             return False
@@ -213,7 +215,7 @@ class Compactor:
         return [row["uri"] for row in wasteful + small]
 
     def _merge(self, uris: Sequence[str], report: CompactionReport, stop: Callable[[], bool]) -> None:
-        """Empty files one after the other; each is moved and retired in a transaction of its own."""
+        """Empty files one after the other; each is moved and retired in its own transaction."""
         if not uris:
             return
         self._note("close")
@@ -233,7 +235,7 @@ class Compactor:
                     try:
                         moves.append(Move(address, appender.append_bytes(self._store.read_bytes(address), num_rows)))
                     except SegmentCorruptError as error:
-                        # It stays where it is, and its file with it: whoever restores the file finds it there.
+                        # The segment stays in its file, and the file stays, so that it can be restored there.
                         self._unreadable.add(address.segment_id)
                         report.damaged.append(str(error))
                 self._note("sync")
@@ -251,7 +253,7 @@ class Compactor:
         self, known: dict[str, Row], stored: dict[str, StoredFile], merged: set[str], report: CompactionReport,
         stop: Callable[[], bool],
     ) -> None:  # fmt: skip
-        """Take what nobody committed from the end of files whose writer is gone."""
+        """Cut uncommitted bytes from the end of files without a writer."""
         for row in known.values():
             uri = row["uri"]
             if uri in merged or stop() or not self._is_idle(row, stored) or stored[uri].size_bytes <= row["size_bytes"]:
@@ -275,7 +277,7 @@ class Compactor:
         if not unknown:
             return
         self._note("bury")
-        # One that a late commit has named by now is left out.
+        # Excludes a file that a late commit has named meanwhile.
         buried = self._database.fetch("bury_orphans", uris=[row["uri"] for row in unknown if not row["was_removed"]])
         orphans = [row["uri"] for row in buried] + [row["uri"] for row in unknown if row["was_removed"]]
         self._remove(orphans, stored, report)
@@ -283,7 +285,7 @@ class Compactor:
 
     def _remove_retired(self, stored: dict[str, StoredFile], report: CompactionReport) -> None:
         retired = [row for row in self._database.fetch("segment_files") if row["retired_s"] is not None]
-        # A reader keeps what it has mapped of a file that is removed, but not of one that is overwritten.
+        # A reader keeps what it has mapped of a removed file, but not of an overwritten one.
         overwritten = self._was_purged() and not self._alone
         grace_s = max(self._grace_s, DEFAULT_GRACE_S) if overwritten else self._grace_s
         due = [row["uri"] for row in retired if row["retired_s"] >= grace_s]
@@ -292,7 +294,7 @@ class Compactor:
         report.files_waiting = len(retired) - len(due)
 
     def _was_purged(self) -> bool:
-        """Whether bytes that go may be copies of what was purged since: then they are overwritten before."""
+        """Return whether removed bytes may be copies of purged data, so that they must be overwritten first."""
         return bool(self._database.fetch("any_purge")[0]["found"])
 
     def _remove(self, uris: Sequence[str], stored: dict[str, StoredFile], report: CompactionReport) -> None:
@@ -308,13 +310,13 @@ class Compactor:
 
 
 class BackgroundCompaction:
-    """Compacts every minute in a thread of its own, for as long as the block lasts; several processes take turns.
+    """Compacts every minute in a separate thread while the block runs; several processes take turns.
 
     Args:
         database, store, grace_s: as for `Compactor`.
 
     Attributes:
-        progress: what was done so far and what the last try failed on, as a worker shows it.
+        progress: the work done so far and the last failure, as a worker shows it.
     """
 
     def __init__(
@@ -339,7 +341,7 @@ class BackgroundCompaction:
             try:
                 report = self._compactor.run(self._stopped.is_set)
             except (RftError, psycopg.Error, OSError) as error:
-                # Housekeeping must not end the work it keeps house for: it is told of and tried again.
+                # Housekeeping must not end the main work: record the failure and try again.
                 what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
                 self.progress = self.progress | {"last_compaction_error": f"at {time.strftime('%H:%M:%S')}, {what}"}
                 continue

@@ -1,8 +1,8 @@
-"""Segments in files below a folder, local or on a filesystem that every reader sees.
+"""Segments in files in a folder, local or on a filesystem that every reader sees.
 
-An appender holds an advisory lock (flock) on its file, which the kernel releases however the process ends: others on the host
-see by it whether the writer lives. It only spares a live writer's file; what keeps a writer from appending to a file that
-`rftdata.segments.compaction` is about to remove is `rft.segment_file.closed_at`, checked by the transaction that commits a segment.
+An appender holds an advisory lock (flock) on its file, which the kernel releases however the process ends. Other processes on the
+host see from it whether the writer lives. The lock only protects a live writer's file from compaction. A writer is kept from appending to
+a file that `rftdata.segments.compaction` will remove by `rft.segment_file.closed_at`, which the transaction that commits a segment checks.
 """
 
 from __future__ import annotations
@@ -40,13 +40,12 @@ _SUFFIX = ".arrows"
 
 
 class PosixSegmentStore(SegmentStore):
-    """Segments in files below a folder.
+    """Segments in files in a folder.
 
     Args:
-        folder: made when missing.
+        folder: created if missing.
         min_free_bytes: appends that would leave less free disk are refused.
-        owner: what names of its files begin with, so that the files of buffers that share a folder are told apart; empty: the
-            folder is this buffer's alone.
+        owner: prefix of file names, to distinguish buffers that share a folder; empty if the folder is this buffer's alone.
     """
 
     def __init__(self, folder: Path, min_free_bytes: int = 0, owner: str = "") -> None:
@@ -57,7 +56,7 @@ class PosixSegmentStore(SegmentStore):
             make_folder(folder)
         except OSError as error:
             raise BufferUnavailableError(
-                f"the folder of the segments cannot be made: {error.strerror}",
+                f"the folder of the segments cannot be created: {error.strerror}",
                 value=str(folder),
                 todo="correct buffer.segments; for a command without a configuration: export RFT_SEGMENTS=FOLDER",
             ) from error
@@ -101,7 +100,7 @@ class PosixSegmentStore(SegmentStore):
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
-        except OSError:  # a filesystem without locks: the grace of compaction is all there is
+        except OSError:  # a filesystem without locks: only compaction's grace period protects the file
             return False
         finally:
             os.close(descriptor)
@@ -148,12 +147,12 @@ class PosixSegmentStore(SegmentStore):
         end = address.offset_bytes + address.length_bytes
         with self._lock:
             if time.monotonic() - self._maps_since > ADDRESS_MAX_AGE_S:
-                # Else the space of files that were removed would be held as long as this process lives.
+                # Otherwise the space of removed files would be held for the life of this process.
                 self._maps.clear()
                 self._maps_since = time.monotonic()
             mapped = self._maps.get(address.uri)
             try:
-                # Asked every time: touching mapped bytes of a file that was cut ends the process.
+                # Checked every time: touching mapped bytes beyond the end of a truncated file kills the process.
                 size = (self.folder / address.uri).stat().st_size
                 if size < end:
                     raise corrupt(address, f"its file is only {size} bytes long")
@@ -169,7 +168,7 @@ class PosixSegmentStore(SegmentStore):
             return mapped.read_buffer(address.length_bytes)
 
     def _unreadable(self, address: SegmentAddress, error: OSError) -> RftError:
-        """Damage of one segment, or a folder that is not there: what is true of all segments must not condemn each."""
+        """Return damage of one segment, or of the folder, which must not be reported as damage of each segment."""
         if error.errno == errno.EIO:
             return corrupt(address, f"its file cannot be read: {error.strerror}")
         if error.errno == errno.ENOENT and self.folder.is_dir() and any(True for _ in self.files()):
@@ -183,7 +182,7 @@ class PosixSegmentStore(SegmentStore):
 
 
 class _PosixAppender(SegmentAppender):
-    """One writer's file. After an fsync error the file's state is unknown, so the appender gives up on it for good."""
+    """One writer's file. After an fsync error the file's state is unknown, so the appender abandons it."""
 
     def __init__(self, folder: Path, min_free_bytes: int, owner: str) -> None:
         self.folder = folder
@@ -248,7 +247,7 @@ class _PosixAppender(SegmentAppender):
             self._file = None
 
     def _open(self) -> None:
-        """A new file; nothing of this object changes before its name is durable too."""
+        """Open a new file; the object changes only after the file's name is durable."""
         self._give_up()
         uri = f"{self._name}-{uuid.uuid4().hex[:12]}{_SUFFIX}"
         try:
@@ -256,7 +255,7 @@ class _PosixAppender(SegmentAppender):
             try:
                 with contextlib.suppress(
                     OSError
-                ):  # a filesystem without locks: the grace of compaction is all there is
+                ):  # a filesystem without locks: only compaction's grace period protects the file
                     fcntl.flock(file, fcntl.LOCK_EX)
                 sync_path(self.folder)
             except OSError:
@@ -284,9 +283,9 @@ class _PosixAppender(SegmentAppender):
 def _full(folder: Path, error: OSError) -> RftError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFullError(
-            f"the disk of the segments in {folder} is full", todo="free some space; nothing was half-written"
+            f"the disk of the segments in {folder} is full", todo="free some space; nothing was written partially"
         )
     return BufferUnavailableError(
         f"the segments in {folder} cannot be written: {error.strerror}",
-        todo="repair the disk or correct the folder's permissions; nothing was half-written",
+        todo="repair the disk or correct the folder's permissions; nothing was written partially",
     )

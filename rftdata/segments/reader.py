@@ -1,4 +1,4 @@
-"""Reading segments: columns of experiences by their address, with the files a process has open."""
+"""Reading of segments: columns of experiences by their address, through a process's open files."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from rftdata.segments.codec import SCHEMA, SHAPE_SUFFIX, ColumnReader, purged_ro
 class SegmentReader:
     """Reads rows of segments.
 
-    A segment's content changes in one way only: a purge writes it anew, elsewhere, with rows emptied. Its address may change at any
-    time: addresses, and the memory mapped at them, are used for at most `max_age_s`, far less than old bytes stay, and where
-    an address no longer holds the segment, the database is asked for the new one.
+    A segment's content changes in one way only: a purge writes it again, elsewhere, with rows emptied. Its address may change at any
+    time. Addresses, and the memory mapped at them, are therefore used for at most `max_age_s` seconds, much less than old bytes stay.
+    If an address no longer holds the segment, the database is asked for the new one.
     """
 
     def __init__(self, database: Database, store: SegmentStore, *, max_age_s: float = ADDRESS_MAX_AGE_S) -> None:
@@ -33,10 +33,10 @@ class SegmentReader:
         self._lock = threading.Lock()
 
     def batches(self, segment_ids: Sequence[int]) -> dict[int, pa.RecordBatch]:
-        """Record batches by segment id.
+        """Return record batches by segment id.
 
         Raises:
-            SegmentCorruptError: a segment is unknown or cannot be served; with the experiences it holds.
+            SegmentCorruptError: a segment is unknown or cannot be served; names its experiences.
             BufferUnavailableError: the folder of the segments cannot be read.
         """
         batches, damaged = self._load(segment_ids)
@@ -45,7 +45,7 @@ class SegmentReader:
         return batches
 
     def damaged(self, segment_ids: Sequence[int]) -> list[SegmentCorruptError]:
-        """Read segments; what is wrong with those that cannot be served, with the experiences they hold.
+        """Read segments; return an error, with the affected experiences, for each that cannot be served.
 
         Raises:
             BufferUnavailableError: the folder of the segments cannot be read.
@@ -73,7 +73,7 @@ class SegmentReader:
             return {i: self._batches[i] for i in segment_ids if i in self._batches}, damaged
 
     def read(self, address: SegmentAddress) -> pa.RecordBatch:
-        """The batch at an address, or where it was moved to since the address was looked up.
+        """Return the batch at an address, or at the address to which it was moved since.
 
         Raises:
             SegmentCorruptError, BufferUnavailableError: see `SegmentStore.read`.
@@ -88,7 +88,7 @@ class SegmentReader:
                 address = now
 
     def with_experiences(self, errors: Sequence[SegmentCorruptError]) -> list[SegmentCorruptError]:
-        """The errors with the experiences that each segment holds."""
+        """Return the errors with the experiences of each segment."""
         if not errors:
             return []
         rows = self._database.fetch("experiences_of_segments", segment_ids=[error.segment_id for error in errors])
@@ -105,24 +105,24 @@ class SegmentReader:
         self._since = time.monotonic()
 
     def forget(self) -> None:
-        """Look everything up again."""
+        """Forget all cached segments."""
         with self._lock:
             self._forget_all()
 
     def purged(self, places: Sequence[tuple[int, int]]) -> list[int]:
-        """Which of some (segment id, row) places, by their index, were purged."""
+        """Return which of the given (segment id, row) places, by their index, were purged."""
         return self._purged_among(self.batches([segment_id for segment_id, _ in places]), places)
 
     def _purged_among(self, batches: dict[int, pa.RecordBatch], places: Sequence[tuple[int, int]]) -> list[int]:
         with self._lock:
             known = {i: self._purged[i] if i in self._purged else purged_rows(batch) for i, batch in batches.items()}
         marked = {i: rows for i, rows in known.items() if rows}
-        if not marked:  # as nearly always
+        if not marked:  # nearly always
             return []
         return [i for i, (segment_id, row) in enumerate(places) if row in marked.get(segment_id, ())]
 
     def take(self, places: Sequence[tuple[int, int]], columns: Sequence[str]) -> pa.Table:
-        """Rows at (segment id, row) places, in that order, as list columns; null where a row has no such array or was purged."""
+        """Return rows at (segment id, row) places, in that order, as list columns; null if a row lacks the array or was purged."""
         batches = self.batches([segment_id for segment_id, _ in places])
         purged = set(self._purged_among(batches, places))
         arrays = {}
@@ -132,7 +132,7 @@ class SegmentReader:
                 types = {SCHEMA.field(column).type}
             if not types:
                 raise _no_such_array(column, batches.values())
-            kind = max(types, key=str)  # a large list where one of several is
+            kind = max(types, key=str)  # a large list if one of them is
             pieces = [
                 _as_type(batches[segment_id].column(column).slice(row, 1), kind)
                 if column in batches[segment_id].schema.names and i not in purged
@@ -143,10 +143,10 @@ class SegmentReader:
         return pa.table(arrays) if columns else pa.table({})
 
     def columns(self, segment_ids: Sequence[int], name: str, *, needed: bool = True) -> dict[int, ColumnReader | None]:
-        """One column of some segments; None for those without it.
+        """Return one column of some segments; None for those without it.
 
         Raises:
-            QueryError: none of them has it, though it is needed.
+            QueryError: no segment has it, and it is needed.
         """
         batches = self.batches(segment_ids)
         with self._lock:
@@ -160,7 +160,7 @@ class SegmentReader:
         return readers
 
     def all_addresses(self) -> Iterator[tuple[SegmentAddress, int]]:
-        """Every segment with the number of rows it should have."""
+        """Yield every segment with the number of rows it should have."""
         for row in self._database.fetch("all_segments"):
             num_rows = row.pop("num_rows")
             yield SegmentAddress(**row), num_rows
@@ -172,4 +172,4 @@ def _as_type(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def _no_such_array(name: str, batches: Iterable[pa.RecordBatch]) -> QueryError:
     known = sorted({column for batch in batches for column in batch.schema.names if not column.endswith(SHAPE_SUFFIX)})
-    return QueryError("no such array", value=name, allowed=", ".join(known))
+    return QueryError("unknown array", value=name, allowed=", ".join(known))

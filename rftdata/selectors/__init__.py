@@ -1,4 +1,4 @@
-"""Selectors decide which task of a taskset is tried next; one file each, named in this table."""
+"""Selectors, which choose the next tasks of a taskset; one file each, listed in this table."""
 
 from __future__ import annotations
 
@@ -30,34 +30,34 @@ __all__ = ["SELECTORS", "Observation", "Screening", "Selector", "build_selector"
 def build_selector(
     name: str, args: dict[str, Any], task_ids: TaskIds, seed: int, base_dir: Path | None = None
 ) -> Selector:
-    """The selector called `name` over the active tasks of a taskset, ascending.
+    """Build the selector `name` for the active tasks of a taskset, ascending.
 
     Raises:
-        PluginError: unknown name. ConfigError: arguments it does not take, or wrong values.
+        PluginError: unknown name. ConfigError: unknown arguments, or wrong values.
     """
     cls = SELECTORS.load(name, base_dir)
     _check_names(name, cls, args)
     if name not in SELECTORS.builtins and isinstance(task_ids, np.ndarray):
-        task_ids = task_ids.tolist()  # Python's integers: people put ids into states, which are JSON
+        task_ids = task_ids.tolist()  # Python integers, because users put ids into states, which are JSON
     try:
         return cls(task_ids=task_ids, seed=seed, **args)
     except TypeError as error:
         raise ConfigError(
-            f"the selector {name!r} does not take these arguments: {error}",
+            f"the selector {name!r} does not accept these arguments: {error}",
             value=args,
             todo="correct the section selector",
         ) from error
 
 
 def check_selector(name: str, args: dict[str, Any], base_dir: Path | None = None) -> Selector:
-    """A selector over one task that does not exist: whether it loads and takes its arguments, and what it says of itself."""
+    """Build a selector for one fictitious task, to check its name and arguments and to read its attributes."""
     return build_selector(name, args, [0], 0, base_dir)
 
 
 def _check_names(name: str, cls: type[Selector], args: dict[str, Any]) -> None:
     try:
         parameters = inspect.signature(cls).parameters
-    except (TypeError, ValueError):  # written in C, say: the call itself will tell
+    except (TypeError, ValueError):  # written in C, for example; the call itself will show
         return
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return

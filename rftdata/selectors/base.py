@@ -1,16 +1,16 @@
-"""What a selector is: five methods, called under the run's planning lock by whichever explorer plans.
+"""The interface of a selector: five methods, called under the run's planning lock by the explorer that plans.
 
-A selector sees the ids of a taskset's active tasks, ascending, which is loading order. They may change between two plans: people
-exclude tasks and load more while a run trains, so what a selector remembers it remembers by id, never by position.
+A selector gets the ids of a taskset's active tasks, ascending, which is loading order. They may change between two plans, since
+people exclude and load tasks while a run trains. A selector therefore remembers tasks by id, never by position.
 
-Its memory is in two places. What it learned is `rft.task_observation`: every explorer keeps a selector of its own between plans and
-gives it each outcome once, in the order in which the run's plans applied them; a new process makes a new selector and gives it
-all of them again. So a selector must be a function of its tasks and of the calls of `observe` so far, and the same for equal ones. What
-else must survive (a cursor, an epoch, how often it drew random numbers) is `state_dict`: a few numbers, saved with the groups
-planned in one transaction, so that a crash neither skips nor repeats a task. `load_state_dict` comes after the outcomes that had been
+Its memory is in two places. What it learned is `rft.task_observation`. Every explorer keeps its own selector between plans and
+passes each outcome to it once, in the order in which the run's plans applied them. A new process creates a new selector and passes
+all outcomes again. A selector must therefore be a deterministic function of its tasks and of the calls of `observe` so far. Anything
+else that must survive (a cursor, an epoch, the number of random draws) is `state_dict`: a few numbers, saved with the planned groups
+in one transaction, so that a crash neither skips nor repeats a task. `load_state_dict` is called after the outcomes that had been
 learned when the state was saved.
 
-It runs without a database as well: `build_selector(name, args, task_ids, seed)`, then `set_features` if it has `feature_keys`, then
+It also runs without a database: `build_selector(name, args, task_ids, seed)`, then `set_features` if it has `feature_keys`, then
 `select` and `observe` in turn.
 """
 
@@ -31,15 +31,15 @@ TaskIds = Sequence[int] | Ids
 
 @dataclass(frozen=True)
 class Observation:
-    """One outcome at a task, active or not.
+    """One outcome of a task, active or not.
 
     Attributes:
-        successes: sum of rewards clipped to [0, 1]; of a correction, by how much it changed.
-        trials: rollouts that count; of a correction, by how many they changed.
+        successes: sum of rewards clipped to [0, 1]; for a correction, the change.
+        trials: number of rollouts that count; for a correction, the change.
         kind: as in rft.observation_kind: explicit, implicit, manual or correction.
-        group: ordinal in the run of the group that was tried, or whose outcome is corrected; None for a person's.
-        seq: the plan in which the run learned it; all of one call of `observe` have the same.
-        corrects: of a correction, `seq` of what it corrects.
+        group: ordinal in the run of the tried or corrected group; None for a person's outcome.
+        seq: the plan in which the run learned it; the same for all outcomes of one call of `observe`.
+        corrects: for a correction, `seq` of the corrected outcome.
     """
 
     task_id: int
@@ -53,20 +53,20 @@ class Observation:
 
 
 def changed_outcome(old: Observation, change: Observation) -> Observation:
-    """An outcome as it is after a correction, or after a person's change."""
+    """Return an outcome after a correction, or after a person's change."""
     return replace(old, successes=old.successes + change.successes, trials=old.trials + change.trials)
 
 
 @dataclass(frozen=True)
 class Screening:
-    """Try `rollouts` of a group first; go on only where their pass rate lies between `low` and `high`, both excluded."""
+    """Try `rollouts` of a group first; continue only if their pass rate lies strictly between `low` and `high`."""
 
     rollouts: int
     low: float
     high: float
 
     def refusal(self, successes: float, trials: float) -> str | None:
-        """Why a group is not worth its other rollouts; None where it is, or where no first rollout counts."""
+        """Return why a group is not worth its other rollouts; None if it is, or if no first rollout counts."""
         if trials <= 0 or self.low < successes / trials < self.high:
             return None
         side = f"not above {self.low:g}" if successes / trials <= self.low else f"not below {self.high:g}"
@@ -81,9 +81,9 @@ class Selector(ABC):
         seed: the run's seed.
 
     Attributes:
-        feature_keys: keys of rft.task.features that it needs, as numbers; set by the constructor.
-        screening: which groups explorers give up after a few rollouts; None for none.
-        groups_per_step: groups of one trainer step, set by the planner; None where nobody said.
+        feature_keys: numeric keys of rft.task.features that it needs; set by the constructor.
+        screening: when explorers abandon a group after a few rollouts; None for never.
+        groups_per_step: groups of one trainer step, set by the planner; None if unknown.
     """
 
     feature_keys: Sequence[str] = ()
@@ -96,40 +96,40 @@ class Selector(ABC):
 
     @property
     def learns(self) -> bool:
-        """Whether outcomes matter to it; one to which they do not is not given them."""
+        """Whether its choices depend on outcomes; otherwise it receives none."""
         return type(self).observe is not DeafSelector.observe
 
     @abstractmethod
     def select(self, count: int) -> list[int]:
-        """Ids of the next `count` tasks, all different as long as there are so many."""
+        """Return the ids of the next `count` tasks, all different if there are enough."""
 
     @abstractmethod
     def observe(self, observations: Sequence[Observation]) -> None:
-        """Learn from outcomes, each given exactly once."""
+        """Learn from outcomes, each passed exactly once."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """What must survive a restart beside the outcomes, as JSON."""
+        """Return what must survive a restart in addition to the outcomes, as JSON."""
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state, which may have been saved over other tasks."""
+        """Continue from a state, which may have been saved with other tasks."""
 
     @abstractmethod
     def metrics(self) -> dict[str, float]:
-        """Numbers worth plotting."""
+        """Return numbers worth plotting."""
 
     def set_features(self, features: Mapping[str, Floats]) -> None:
-        """Take the numbers of `feature_keys`, [num_tasks] each in the order of the ids; called before anything else."""
+        """Set the numbers of `feature_keys`, each [num_tasks] in the order of the ids; called before any other method."""
         self.features = dict(features)
 
     def retire(self, task_ids: Sequence[int]) -> bool:
-        """Choose these tasks no more; at least one other is left. False: this selector cannot, and is made anew over the others."""
+        """Stop choosing these tasks; at least one other is left. Return False if unsupported, which rebuilds it for the others."""
         return False
 
 
 class DeafSelector(Selector):
-    """One whose choices do not depend on outcomes, unless a subclass listens to them."""
+    """Base of selectors whose choices do not depend on outcomes, unless a subclass overrides `observe`."""
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        """Outcomes change nothing."""
+        """Ignore outcomes."""

@@ -1,4 +1,4 @@
-"""Arguments of selectors: what is wrong with one, in the words of the configuration."""
+"""Checks of selectors' arguments, with errors in terms of the configuration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rftdata.errors import ConfigError
 
 
 def number(selector: str, name: str, value: Any, low: float, high: float) -> None:
-    """Refuse what is no finite number from `low` to `high`."""
+    """Refuse a value that is not a finite number from `low` to `high`."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or not low <= value <= high:
         allowed = f"{low:g} to {high:g}" if math.isfinite(high) else f"{low:g} or more"
@@ -18,22 +18,22 @@ def number(selector: str, name: str, value: Any, low: float, high: float) -> Non
 
 
 def whole(selector: str, name: str, value: Any, low: int) -> None:
-    """Refuse what is no whole number from `low` on."""
+    """Refuse a value that is not a whole number of at least `low`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < low:
         raise _error(selector, name, value, f"a whole number, {low} or more")
 
 
 def flag(selector: str, name: str, value: Any) -> None:
-    """Refuse what is neither true nor false."""
+    """Refuse a value that is neither true nor false."""
     if not isinstance(value, bool):
         raise _error(selector, name, value, "true or false")
 
 
 def feature_list(selector: str, value: Any, counts: Sequence[int] = ()) -> list[str]:
-    """Names of features; one alone may stand without a list.
+    """Return names of features; a single one needs no list.
 
     Args:
-        counts: how many there may be; any number from 1 on when empty.
+        counts: allowed numbers of names; any number from 1 when empty.
     """
     names = [value] if isinstance(value, str) else value
     good = isinstance(names, list | tuple) and all(isinstance(name, str) and name for name in names)
@@ -45,7 +45,7 @@ def feature_list(selector: str, value: Any, counts: Sequence[int] = ()) -> list[
 
 def _error(selector: str, name: str, value: Any, allowed: str) -> ConfigError:
     return ConfigError(
-        f"the selector {selector!r} cannot work with this {name}",
+        f"the selector {selector!r} cannot use this {name}",
         value=value,
         allowed=allowed,
         todo="correct the section selector",

@@ -1,29 +1,29 @@
-"""BOTS: tasks whose pass rate is believed to be near a target, by a Beta posterior per task (arXiv 2510.26374).
+"""BOTS: tasks whose estimated pass rate is near a target, with a Beta posterior per task (arXiv 2510.26374).
 
-Evidence of a task comes from its own outcomes and from those of others. With J the tasks of a batch, r their pass rates, and two reference
-models whose pass rates w (the weaker) and s (the stronger) are features of every task, the policy stands at
+Evidence about a task comes from its own outcomes and from those of others. With J the tasks of a batch, r their pass rates, and two reference
+models whose pass rates w (the weaker) and s (the stronger) are features of every task, the position of the policy between the two is
 
     C = (mean r_J - mean w_J) / (mean s_J - mean w_J + 1e-6),  an exponential moving average with factor 0.9 over batches,
 
-between the two, so every task i is thought to pass with p_i = clip(w_i + C (s_i - w_i), 0, 1); for i in J that is r_i. The posteriors
-of all tasks then become, with S and F the successes and failures in the batch and m the rollouts of a group,
+so every task i is estimated to pass with p_i = clip(w_i + C (s_i - w_i), 0, 1); for i in J that is r_i. With S and F the successes and
+failures in the batch and m the rollouts of a group, the posteriors of all tasks become
 
     alpha <- (1 - f) alpha + f + (1 - k) S + k m p
     beta  <- (1 - f) beta  + f + (1 - k) F + k m (1 - p)
 
-f is `forgetting` (the paper's lambda) and k `implicit` (rho). Chosen are the tasks whose pass rate, drawn from the posterior (Thompson
-sampling) or its mean, lies nearest to `target_pass_rate`; with a `temperature`, in proportion to exp(-distance / temperature).
+f is `forgetting` (the paper's lambda) and k `implicit` (rho). The selector chooses the tasks whose pass rate, drawn from the posterior
+(Thompson sampling) or its mean, is nearest to `target_pass_rate`; with a `temperature`, in proportion to exp(-distance / temperature).
 
-Outcomes do not always come in whole batches of B, the groups of a trainer step. What n groups say of their own tasks counts at once, and (1 - f)
-is taken to the power n / B. What they say of other tasks waits until B groups are there: C of a few groups is the quotient of two differences near
-zero. With n = B this is the paper's update; 0.9 and the evidence k m p of tasks not in J are taken to the power or share n / B where more came
-together.
+Outcomes do not always arrive in whole batches of B, the groups of a trainer step. The evidence of n groups about their own tasks counts at once,
+with (1 - f) to the power n / B. Their evidence about other tasks waits for B groups, because C of a few groups is the quotient of two differences
+near zero. With n = B this is the paper's update. If more groups arrive together, 0.9 is taken to the power n / B and the evidence k m p of
+tasks not in J is multiplied by n / B.
 
-A correction counts as if the outcome had been so from the start: it has been forgotten as far as that has. What a person says
+A correction counts as if the outcome had been so from the start: it is forgotten as far as that outcome has been. A person's outcome
 counts in full.
 
-Every task has a posterior of its own, in two arrays, and a choice draws from each: 0.1 s for a million tasks. Learning touches the tasks of
-the batch only (`Posteriors`), since a new process learns all outcomes of the run again.
+Every task has its own posterior, in two arrays, and a choice draws from all of them: 0.1 s for a million tasks. Learning touches only the
+tasks of the batch (`Posteriors`), because a new process learns all outcomes of the run again.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from rftdata.selectors.table import DrawnSelector
 
 _SMOOTHING = 0.9
 _LEAST = 1e-3
-"""Smallest alpha and beta: what a person takes away may be more than there was."""
+"""Smallest alpha and beta, since a person may remove more evidence than there was."""
 _SURPRISE = 0.25
 _LEAST_LEFT = 1e-100
 
 
 class Difficulty(DrawnSelector):
-    """Beta posteriors, by position in the table of tasks.
+    """Beta posteriors by position in the table of tasks.
 
     Args:
-        features: keys of the weaker and of the stronger reference model's pass rate; without them there is no implicit evidence.
-        target_pass_rate: of the tasks to choose.
+        features: keys of the pass rates of the weaker and of the stronger reference model; without them there is no implicit evidence.
+        target_pass_rate: pass rate of the tasks to choose.
         forgetting: share of the evidence that a trainer step forgets.
-        implicit: weight of implicit evidence; 0.1 by default where there are features.
-        temperature: 0 takes the nearest.
-        thompson: draw pass rates from the posterior instead of taking its mean.
-        pseudo_trials: rollouts that implicit evidence counts for; those of the batch's groups by default.
+        implicit: weight of implicit evidence; by default 0.1 with features, else 0.
+        temperature: 0 chooses the nearest.
+        thompson: draw pass rates from the posterior instead of using its mean.
+        pseudo_trials: number of rollouts that implicit evidence counts for; by default that of the batch's groups.
         adaptive_implicit: halve `implicit` after a batch whose pass rates the reference models predicted badly (by 0.25 on average).
     """
 
@@ -80,15 +80,15 @@ class Difficulty(DrawnSelector):
             number("difficulty", "pseudo_trials", pseudo_trials, 0, math.inf)
         if implicit > 0 and not self.feature_keys:
             raise ConfigError(
-                "the selector 'difficulty' infers pass rates from those of two reference models, and has no features", value=implicit,
+                "the selector 'difficulty' infers pass rates from those of two reference models, but has no features", value=implicit,
                 todo="name both in features, or leave implicit out",
             )  # fmt: skip
         self._target, self._forgetting, self._implicit = target_pass_rate, forgetting, implicit
         self._temperature, self._thompson = temperature, thompson
         self._pseudo_trials, self._adaptive = pseudo_trials, adaptive_implicit
         self._anchor: float | None = None  # C
-        self._batch: list[tuple[int, float, float]] = []  # positions, successes and trials until B groups are there
-        self._forgotten = 0.0  # logarithm of what is left of evidence from before the first update
+        self._batch: list[tuple[int, float, float]] = []  # positions, successes and trials of up to B groups
+        self._forgotten = 0.0  # logarithm of the remaining share of evidence from before the first update
         self._forgotten_at: dict[int, float] = {}
         self._chosen_rate = 0.0
         self._posteriors = Posteriors(len(self.table))
@@ -119,13 +119,13 @@ class Difficulty(DrawnSelector):
                 self._add(o, position)
 
     def pass_rates(self, positions: Ids) -> Floats:
-        """Mean of the posterior of the tasks at these positions."""
+        """Return the posterior means of the tasks at these positions."""
         alpha, beta = self._posteriors.at(positions)
         rates: Floats = alpha / (alpha + beta)
         return rates
 
     def posteriors(self, task_ids: Iterable[int]) -> tuple[Floats, Floats]:
-        """alpha and beta of these tasks."""
+        """Return alpha and beta of these tasks."""
         return self._posteriors.at(self.table.positions(task_ids))
 
     def metrics(self) -> dict[str, float]:
@@ -137,7 +137,7 @@ class Difficulty(DrawnSelector):
     # Learning
 
     def _update(self, tried: Sequence[Observation], tasks_J: Ids) -> None:
-        """Outcomes that came together; `tasks_J` has the position of each."""
+        """Learn outcomes that arrived together; `tasks_J` has the position of each."""
         share = self._share(len(tried))
         tasks, successes, trials = _by_task(tasks_J, [o.successes for o in tried], [o.trials for o in tried])
         self._posteriors.forget((1 - self._forgetting) ** share)
@@ -154,14 +154,14 @@ class Difficulty(DrawnSelector):
                 self._batch = []
 
     def _share(self, num_groups: int) -> float:
-        """How much of an update so many groups are."""
+        """Return which fraction of an update these groups are."""
         return num_groups / self.groups_per_step if self.groups_per_step else 1.0
 
     def _pseudo_of(self, trials: Sequence[float] | Floats) -> float:
         return self._pseudo_trials if self._pseudo_trials is not None else float(np.mean(trials))
 
     def _infer(self, tasks_J: Ids, successes_J: Floats, trials_J: Floats) -> None:
-        """What a batch says of all other tasks, from where it stands between the reference models."""
+        """Update all other tasks by a batch's position between the reference models."""
         share = self._share(len(tasks_J))
         tasks, successes, trials = _by_task(tasks_J, successes_J, trials_J)
         rates = np.clip(successes / trials, 0.0, 1.0)
@@ -185,18 +185,18 @@ class Difficulty(DrawnSelector):
     def _choose(self, rng: np.random.Generator, size: int) -> Ids:
         keys = -np.abs(self._target - self._rates(rng))
         if self._temperature > 0:
-            # The largest of score / temperature + Gumbel noise are draws without replacement in proportion to exp(score / temperature).
+            # The largest score / temperature + Gumbel noise are draws without replacement in proportion to exp(score / temperature).
             keys = keys / self._temperature - np.log(rng.standard_exponential(len(keys)))
         keys[~self.table.open] = -np.inf
         return _largest(rng, keys, size)
 
     def _rates(self, rng: np.random.Generator) -> Floats:
-        """A pass rate for each task: its posterior's mean, or drawn from the posterior."""
+        """Return a pass rate for each task: its posterior's mean, or a draw from the posterior."""
         passed, failed = self._posteriors.at(slice(None))
         if self._thompson:
-            # Beta draws, as quotients of Gamma draws: NumPy's own take twice as long at Beta(1, 1), where every task begins.
+            # Beta draws as quotients of Gamma draws: NumPy's own take twice as long at Beta(1, 1), the initial posterior.
             passed, failed = rng.standard_gamma(passed), rng.standard_gamma(failed)
-        # Both draws are 0 only where a person took away nearly all the evidence.
+        # Both draws are 0 only if a person removed nearly all the evidence.
         rates: Floats = passed / np.maximum(passed + failed, 1e-300)
         return rates
 
@@ -276,14 +276,14 @@ class Posteriors:
 def _by_task(
     positions: Ids, successes: Sequence[float] | Floats, trials: Sequence[float] | Floats
 ) -> tuple[Ids, Floats, Floats]:
-    """Different positions, with the sums of their successes and of their trials."""
+    """Return the distinct positions, with the sums of their successes and of their trials."""
     different, which = np.unique(positions, return_inverse=True)
     sums = [np.bincount(which, weights=column).astype(np.float64) for column in (successes, trials)]
     return different, sums[0], sums[1]
 
 
 def _largest(rng: np.random.Generator, keys: Floats, count: int) -> Ids:
-    """Places of the `count` largest; equal ones at random."""
+    """Return the indices of the `count` largest keys; equal ones in random order."""
     least = -np.partition(-keys, count - 1)[count - 1]
     above = np.flatnonzero(keys > least)
     return np.concatenate([above, rng.choice(np.flatnonzero(keys == least), count - len(above), replace=False)])

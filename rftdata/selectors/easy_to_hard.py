@@ -1,4 +1,4 @@
-"""Easy tasks first, by numbers that the tasks bring along; from the beginning again after the hardest."""
+"""Easy tasks first, by numbers that the tasks provide; after the hardest it starts again."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rftdata.selectors.epochs import EpochSelector, Places
 
 
 class EasyToHard(EpochSelector):
-    """Tasks with the larger feature come first.
+    """Orders tasks by features, larger ones first.
 
     Args:
-        features: keys of rft.task.features in which larger is easier (a pass rate, say); where the first is equal, the second decides.
-            A key with a minus before it (`-length`) is one in which larger is harder.
+        features: keys of rft.task.features in which larger means easier (a pass rate, for example); the second one decides between
+            equal values of the first, and so on. With a minus before a key (`-length`), larger means harder.
     """
 
     def __init__(self, task_ids: TaskIds, seed: int, *, features: Sequence[str]) -> None:
@@ -29,7 +29,7 @@ class EasyToHard(EpochSelector):
         return {**super().state_dict(), "features": self._features}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        # A place among other features says nothing: the epoch begins anew.
+        # A place by other features is meaningless, so the epoch begins again.
         same = state.get("features") == self._features
         super().load_state_dict(state if same else {**state, "last": None, "put_off": []})
 

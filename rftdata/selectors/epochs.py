@@ -1,9 +1,9 @@
-"""Every task once per epoch, whatever is excluded or loaded in the middle of one.
+"""Every task once per epoch, whichever tasks are excluded or loaded during one.
 
-A task's place in an epoch depends on the task alone, never on the others: taking tasks out or adding some moves nobody else. An epoch
-is remembered as the highest id there was when it began and the place of the last task chosen. Excluded tasks are skipped; tasks
-loaded since, which have higher ids, come with the next epoch. Where one choice reaches into the next epoch, the tasks it has already are put
-off: they are chosen first next time.
+A task's place in an epoch depends on the task alone, so removing or adding tasks does not move the others. The state of an epoch is
+the highest id when it began and the place of the last chosen task. Excluded tasks are skipped; tasks loaded later, which have higher
+ids, join in the next epoch. If one choice extends into the next epoch, tasks that it already contains are put off, and chosen first
+in the next choice.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Places = Sequence[npt.NDArray[Any]]
 
 
 class EpochSelector(DeafSelector):
-    """Goes through the tasks in the order of their places, epoch after epoch."""
+    """Chooses the tasks in the order of their places, epoch after epoch."""
 
     def __init__(self, task_ids: TaskIds, seed: int) -> None:
         super().__init__(task_ids, seed)
@@ -36,10 +36,10 @@ class EpochSelector(DeafSelector):
 
     @abstractmethod
     def places(self, positions: Ids, epoch: int) -> Places:
-        """Where the tasks at these positions of the table stand in an epoch: columns, the most significant first; no two rows are equal."""
+        """Return the places in an epoch of the tasks at these positions: columns, the most significant first; no two rows are equal."""
 
     def wanted(self, positions: Ids, epoch: int) -> Flags:
-        """Which of these tasks to choose when it is their turn; the others are passed over."""
+        """Return which of these tasks to choose when it is their turn; the others are skipped."""
         return self.table.open[positions]
 
     def select(self, count: int) -> list[int]:
@@ -47,7 +47,7 @@ class EpochSelector(DeafSelector):
         chosen = self._take_put_off(count) if distinct else []
         while len(chosen) < count:
             order = self._ordered()
-            # A little more than is missing: some may be passed over.
+            # A few more than are missing, since some may be skipped.
             ahead = order[self._done : self._done + 2 * (count - len(chosen)) + 8]
             if not len(ahead):
                 self._epoch, self._highest, self._last, self._order = (
@@ -90,7 +90,7 @@ class EpochSelector(DeafSelector):
         return True
 
     def _take_put_off(self, count: int) -> list[int]:
-        """Up to `count` different ones of those put off; who is no longer there is forgotten."""
+        """Return up to `count` different tasks of those put off; tasks that no longer exist are forgotten."""
         places = self.table.positions(self._put_off)
         places = places[places >= 0]
         still = self.table.ids[places[self.table.open[places]]].tolist()
@@ -101,7 +101,7 @@ class EpochSelector(DeafSelector):
         return taken
 
     def _ordered(self) -> Ids:
-        """Positions of the epoch's tasks in order; the first `_done` of them lie at or before the last one chosen."""
+        """Return the positions of the epoch's tasks in order; the first `_done` of them are at or before the last one chosen."""
         if self._order is None:
             positions = np.flatnonzero(self.table.ids <= self._highest)
             columns = self.places(positions, self._epoch)

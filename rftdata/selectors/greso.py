@@ -1,12 +1,12 @@
-"""GRESO: tasks whose groups taught nothing lately are mostly skipped before any rollout (arXiv 2506.02177).
+"""GRESO: mostly skips, before any rollout, tasks whose latest groups had no learning signal (arXiv 2506.02177).
 
-A group teaches nothing where all its rollouts succeeded or all failed. A task with `z` such groups in a row, counted from its newest
-one, is passed over in an epoch with probability 1 - p^z (probabilistic filtering); p is the probability to
-explore it, one for tasks that are too easy and one for those that are too hard, by the task's newest outcome. After each update
-both are moved by `adjust` towards where the share of such groups meets its target (the paper's self-adjustable base exploration
-probability): down where there are too many, up otherwise.
+A group has no signal if all its rollouts succeeded or all failed. A task with `z` such groups in a row, up to its newest one, is
+skipped in an epoch with probability 1 - p^z (probabilistic filtering). p is the probability to explore the task; there is one p for
+too easy and one for too hard tasks, by the task's newest outcome. After each update both move by `adjust` towards the value at
+which the share of such groups meets its target (the paper's self-adjustable base exploration probability): down if there are too
+many, up otherwise.
 
-Rewards between 0 and 1 that are all equal count as teaching something: outcomes are stored as successes and trials.
+Equal rewards between 0 and 1 count as a signal, because outcomes are stored as successes and trials.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from rftdata.selectors.shuffle import Shuffle, split_mix
 from rftdata.selectors.table import Flags
 
 _LONGEST = 32
-"""Outcomes remembered of a task; a longer streak hardly changes the probability."""
+"""Number of outcomes remembered per task; a longer streak hardly changes the probability."""
 _PATIENCE = 3
-"""Epochs after which a choice takes whoever comes."""
+"""Number of epochs after which tasks are selected without the filter."""
 
 
 class Greso(Shuffle):
-    """Shuffled tasks, some passed over.
+    """Shuffled tasks, some of them skipped.
 
     Args:
         explore_easy, explore_hard: initial probabilities to try a task again after one group of only successes, only failures.
-        target_easy, target_hard: shares of such groups aimed at.
-        adjust: by how much the probabilities move with each trainer step's outcomes.
+        target_easy, target_hard: target shares of such groups.
+        adjust: change of the probabilities per trainer step.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Greso(Shuffle):
         for name, value in {**given, "adjust": adjust}.items():
             number("greso", name, value, 0, 1)
         self._explore = {"easy": explore_easy, "hard": explore_hard}
-        # Never quite 0 or 1, unless that was asked for.
+        # Never quite 0 or 1, unless configured so.
         self._bounds = {kind: (min(p, 0.05), max(p, 0.95)) for kind, p in self._explore.items()}
         self._target = {"easy": target_easy, "hard": target_hard}
         self._adjust = adjust
@@ -63,7 +63,7 @@ class Greso(Shuffle):
         return super().select(count)
 
     def skip_probability(self, positions: Ids) -> Floats:
-        """1 - p^z of the tasks at these positions."""
+        """Return 1 - p^z of the tasks at these positions."""
         explore = np.where(self._is_easy[positions], self._explore["easy"], self._explore["hard"])
         kept: Floats = explore ** self._streak[positions]
         return 1 - kept
@@ -72,7 +72,7 @@ class Greso(Shuffle):
         open_ones = self.table.open[positions]
         if epoch >= self._patient_until:
             return open_ones
-        # Drawn by epoch and task alone, so that a restart passes over the same.
+        # Drawn from epoch and task alone, so that a restart skips the same tasks.
         drawn = split_mix((self.seed, epoch, 1), self.table.ids[positions]) / 2.0**64
         wanted: Flags = open_ones & (drawn >= self.skip_probability(positions))
         return wanted
@@ -102,16 +102,16 @@ class Greso(Shuffle):
                     known[i] = changed_outcome(old, o)
                     return
             if o.trials <= 0:
-                return  # of an outcome that is no longer remembered
+                return  # corrects an outcome that is no longer remembered
         elif o.kind == "manual" and known:
-            # By how much a person changed what is known of the task.
+            # A person's change applies to the newest outcome.
             known[-1] = changed_outcome(known[-1], o)
             return
         known.append(o)
         del known[:-_LONGEST]
 
     def _standing(self, task_id: int) -> tuple[int, bool]:
-        """(streak of groups that taught nothing, whether the newest of them was all successes)."""
+        """Return (streak of groups without a signal, whether the newest of them was all successes)."""
         outcomes = [o for o in self._outcomes[task_id] if o.trials > 0]
         streak = 0
         for o in reversed(outcomes):
@@ -123,7 +123,7 @@ class Greso(Shuffle):
     def _move(self, outcomes: Sequence[Observation]) -> None:
         if not outcomes:
             return
-        # A few outcomes are a part of a step, and move the probabilities in proportion.
+        # Fewer outcomes than a step's move the probabilities in proportion.
         by = self._adjust * (len(outcomes) / self.groups_per_step if self.groups_per_step else 1.0)
         for kind, target in self._target.items():
             share = sum(_verdict(o) == kind for o in outcomes) / len(outcomes)
@@ -132,7 +132,7 @@ class Greso(Shuffle):
 
 
 def _verdict(o: Observation) -> str | None:
-    """Why an outcome teaches nothing: easy or hard; None where it teaches something."""
+    """Return why an outcome has no signal, easy or hard; None if it has one."""
     if o.successes >= o.trials - 1e-9:
         return "easy"
     return "hard" if o.successes <= 1e-9 else None

@@ -1,9 +1,9 @@
-"""Prioritised level replay: tasks that taught most when last tried, and tasks tried long ago (arXiv 2010.03934).
+"""Prioritised level replay: tasks with the largest learning potential when last tried, and tasks tried long ago (arXiv 2010.03934).
 
-A choice is a replay with probability `replay`, else a task never tried, all alike. A replayed task i has probability
+A choice is a replay with probability `replay`, else a task never tried, all equally likely. A replayed task i has probability
 P(i) = (1 - staleness) · P_S(i) + staleness · P_C(i) (the paper's P_replay): P_S is proportional to (1 / rank of its score) ^ (1 / temperature),
-and P_C to the number of outcomes since its own. The paper's score is the mean absolute advantage of the newest episode; a group's, with its
-mean reward p as baseline and rewards 0 and 1, is 2 p (1 - p).
+and P_C to the number of outcomes since its own. The paper's score is the mean absolute advantage of the newest episode. For a group
+with mean reward p as baseline and rewards 0 and 1 it is 2 p (1 - p).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from rftdata.selectors.table import DrawnSelector, draw_distinct
 
 
 class PrioritizedLevelReplay(DrawnSelector):
-    """Scores and times of the tasks tried so far.
+    """Keeps scores and times of the tasks tried so far.
 
     Args:
-        temperature: of the ranks; small ones prefer the highest scores.
+        temperature: temperature of the ranks; small values prefer the highest scores.
         staleness: weight of the time since a task was tried.
-        replay: probability to choose a task tried before; None is the share of tasks tried before, as in the paper, which with
-            very many tasks means hardly ever.
+        replay: probability to choose a task tried before; None is the share of tasks tried before, as in the paper, which is
+            near 0 with very many tasks.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class PrioritizedLevelReplay(DrawnSelector):
         self._temperature, self._staleness, self._replay = temperature, staleness, replay
         self._num_replayed = 0
         self._clock = 0
-        self._slot: dict[int, int] = {}  # position -> place in the arrays below
+        self._slot: dict[int, int] = {}  # position -> index in the arrays below
         self._positions = np.zeros(64, dtype=np.int64)
         self._newest: list[tuple[int | None, float, float]] = []  # group, successes, trials
         self._scores = np.zeros(64)
@@ -53,7 +53,7 @@ class PrioritizedLevelReplay(DrawnSelector):
         self._num_untried = len(self.table)
 
     def probabilities(self) -> tuple[Ids, Floats]:
-        """Positions of the open tasks tried before, and P of each."""
+        """Return the positions of the open tasks tried before, and P of each."""
         tried = np.arange(len(self._slot))
         tried = tried[self.table.open[self._positions[tried]]]
         if not len(tried):
@@ -96,7 +96,7 @@ class PrioritizedLevelReplay(DrawnSelector):
         replayed = int(rng.binomial(size, share))
         replayed = min(max(replayed, size - self._num_untried), len(positions))
         self._num_replayed = replayed
-        # The largest of log P + Gumbel noise are draws without replacement, one after the other.
+        # The largest log P + Gumbel noise are draws without replacement, one after the other.
         with np.errstate(divide="ignore"):
             keys = np.log(probabilities) - np.log(rng.standard_exponential(len(positions)))
         best = np.argpartition(-keys, replayed - 1)[:replayed] if replayed else np.zeros(0, dtype=np.int64)
@@ -107,12 +107,12 @@ class PrioritizedLevelReplay(DrawnSelector):
         if slot is None:
             if o.trials <= 0:
                 return
-            slot = self._slot_of(position)  # its rewards were awaited until now
+            slot = self._slot_of(position)  # its rewards were pending until now
             self._clock += 1
             self._tried_at[slot] = self._clock
             self._newest[slot] = (o.group, 0.0, 0.0)
         group, successes, trials = self._newest[slot]
-        # An older outcome counts no more, whatever it was; a person's change is one of what is known of the task.
+        # Corrections of older outcomes have no effect; a person's change applies to the newest outcome.
         if group == o.group or o.kind == "manual":
             self._newest[slot] = (group, successes + o.successes, trials + o.trials)
             self._score(slot)
@@ -136,7 +136,7 @@ class PrioritizedLevelReplay(DrawnSelector):
         return slot
 
     def _close(self, positions: Ids) -> None:
-        """These are no longer among the tasks never tried."""
+        """Remove these from the tasks never tried."""
         positions = np.unique(positions)
         self._num_untried -= int(self._untried[positions].sum())
         self._untried[positions] = False

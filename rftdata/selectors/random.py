@@ -1,4 +1,4 @@
-"""Tasks at random, the same again soon or never: each choice is drawn from all tasks, without repetition within it."""
+"""Tasks at random: each choice is drawn from all tasks, without repetition within it and independently of earlier choices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rftdata.selectors.table import DrawnSelector, draw_distinct
 
 
 class Random(DeafSelector, DrawnSelector):
-    """Uniform; remembers only how often it drew."""
+    """Uniform; only counts its draws."""
 
     def _choose(self, rng: np.random.Generator, size: int) -> Ids:
         return draw_distinct(rng, self.table.open, size)

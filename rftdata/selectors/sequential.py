@@ -1,4 +1,4 @@
-"""Tasks in loading order, again and again."""
+"""Tasks in loading order, repeatedly."""
 
 from __future__ import annotations
 

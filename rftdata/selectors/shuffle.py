@@ -1,4 +1,4 @@
-"""Every task once per epoch, in an order drawn anew for each epoch."""
+"""Every task once per epoch, in a new random order each time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rftdata.selectors.epochs import EpochSelector, Places
 
 
 def split_mix(entropy: tuple[int, ...], task_ids: Ids) -> npt.NDArray[np.uint64]:
-    """The number that SplitMix64, begun at `entropy`, gives at each id: different for different ids.
+    """Return the number that SplitMix64 with the seed `entropy` gives at each id; different for different ids.
 
     Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014), figure 15: a bijection of 64-bit numbers.
     """
@@ -23,7 +23,7 @@ def split_mix(entropy: tuple[int, ...], task_ids: Ids) -> npt.NDArray[np.uint64]
 
 
 class Shuffle(EpochSelector):
-    """A task's place is the number that seed, epoch and id give."""
+    """A task's place is a hash of seed, epoch and id."""
 
     def places(self, positions: Ids, epoch: int) -> Places:
         return [split_mix((self.seed, epoch), self.table.ids[positions])]

@@ -1,9 +1,8 @@
-"""SPEED: a few rollouts first, the others only where these neither all failed nor all succeeded (arXiv 2506.09016).
+"""SPEED: a few rollouts first, the others only if these neither all failed nor all succeeded (arXiv 2506.09016).
 
-Tasks come as `shuffle` has them. Of each group `screen_rollouts` rollouts run first; the group goes on only where low < pass rate < high
-of these (the paper's screening and continuation phase, on one group instead of on two batches). Otherwise it is dropped by
-the stage `screening`, and its place is refilled up to `explorer.max_refill`: a screened group costs `screen_rollouts` rollouts
-instead of `group_size`.
+Tasks come in the order of `shuffle`. In each group `screen_rollouts` rollouts run first. The group continues only if low < pass rate < high
+of these (the paper's screening and continuation phase, in one group instead of in two batches). Otherwise the stage `screening`
+drops it, and its place is refilled up to `explorer.max_refill`. A screened group costs `screen_rollouts` rollouts instead of `group_size`.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ class Speed(Shuffle):
     """Shuffled tasks with a screening rule.
 
     Args:
-        screen_rollouts: rollouts of a group that run first; fewer than the group has.
-        low, high: bounds of the pass rate of these between which a group goes on, both excluded.
+        screen_rollouts: number of rollouts of a group that run first; fewer than the group has.
+        low, high: a group continues if their pass rate lies strictly between these bounds.
     """
 
     def __init__(

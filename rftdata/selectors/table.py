@@ -1,4 +1,4 @@
-"""The tasks of a selector as arrays: where an id stands, which are still open, and drawing among them.
+"""The tasks of a selector as arrays: the positions of ids, the open tasks, and drawing among them.
 
 `DrawnSelector` is the base of selectors that draw at random.
 """
@@ -23,7 +23,7 @@ class TaskTable:
     Attributes:
         ids: [N], ascending.
         open: [N], False where a task is retired.
-        num_open: how many are open.
+        num_open: number of open tasks.
     """
 
     def __init__(self, task_ids: TaskIds) -> None:
@@ -35,7 +35,7 @@ class TaskTable:
         return len(self.ids)
 
     def positions(self, task_ids: Iterable[int]) -> Ids:
-        """Place of each id; -1 for tasks that are not active."""
+        """Return the position of each id; -1 for tasks that are not active."""
         wanted: Ids = np.fromiter(task_ids, dtype=np.int64)
         places = np.minimum(np.searchsorted(self.ids, wanted), len(self.ids) - 1)
         return np.where(self.ids[places] == wanted, places, -1)
@@ -49,9 +49,9 @@ class TaskTable:
 
 
 def draw_distinct(rng: np.random.Generator, wanted: Flags, count: int) -> Ids:
-    """`count` different positions at random, all equally likely, among the wanted ones, which are at least so many.
+    """Draw `count` different positions uniformly among the wanted ones, of which there are at least that many.
 
-    What is drawn depends on the flags only, not on how they came about: a selector that is made anew draws the same.
+    The draw depends on the flags only, not on their history, so a rebuilt selector draws the same.
     """
     chosen: Ids = rng.choice(np.flatnonzero(wanted), count, replace=False)
     return chosen
@@ -60,7 +60,7 @@ def draw_distinct(rng: np.random.Generator, wanted: Flags, count: int) -> Ids:
 class DrawnSelector(Selector):
     """Draws its tasks at random.
 
-    Every choice has random numbers of its own, by the run's seed and the number of choices before, so a restart goes on with the same.
+    Every choice has its own random numbers, from the run's seed and the number of earlier choices, so a restart continues with the same.
     """
 
     def __init__(self, task_ids: TaskIds, seed: int) -> None:
@@ -70,7 +70,7 @@ class DrawnSelector(Selector):
 
     @abstractmethod
     def _choose(self, rng: np.random.Generator, size: int) -> Ids:
-        """Positions of `size` different open tasks."""
+        """Return positions of `size` different open tasks."""
 
     def select(self, count: int) -> list[int]:
         rng = np.random.default_rng((self.seed, self._draws))

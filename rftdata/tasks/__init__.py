@@ -1,8 +1,8 @@
-"""Tasksets: from a source to rows of `rft.task`, once, with stable keys; and what a task pipeline made of them.
+"""Tasksets: from a source to rows of `rft.task`, once, with stable keys; and the results of a task pipeline.
 
-`sources` reads rows (files and folders, Hugging Face hub, SQL queries, generators), `rows` makes tasks of rows, `splits` sorts
-them into train, validation and test, `loading` stores them, `verdicts` reads them in batches for a task pipeline and stores what
-it decided, `embeddings` keeps their vectors.
+`sources` reads rows (files and folders, Hugging Face hub, SQL queries, generators), `rows` turns rows into tasks, `splits` assigns
+them to train, validation and test, `loading` stores them, `verdicts` reads them in batches for a task pipeline and stores its
+decisions, `embeddings` stores their vectors.
 """
 
 from __future__ import annotations

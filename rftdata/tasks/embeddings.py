@@ -1,4 +1,4 @@
-"""Vectors of tasks' texts in `rft.task_embedding`: looked up by task, model and text, and stored when they are new."""
+"""Vectors of tasks' texts in `rft.task_embedding`: looked up by task, model and text, and stored if new."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _PORTION = 5_000
 
 
 def text_digest(text: str) -> int:
-    """xxh3-64 as PostgreSQL's bigint holds it."""
+    """Return xxh3-64 as a signed 64-bit integer, PostgreSQL's bigint."""
     return int(np.uint64(xxhash.xxh3_64_intdigest(text.encode())).astype(np.int64))
 
 
 def known_vectors(
     database: Database, model: str, task_ids: Sequence[int], texts: Sequence[str]
 ) -> dict[int, NDArray[np.float32]]:
-    """The vectors that are stored, by the place of their text among `texts`."""
+    """Return the stored vectors by the index of their text in `texts`."""
     found: dict[int, NDArray[np.float32]] = {}
     for start in range(0, len(task_ids), _PORTION):
         part = slice(start, start + _PORTION)
@@ -33,14 +33,14 @@ def known_vectors(
 
 
 def _array(sent: bytes) -> NDArray[np.float32]:
-    """A one-dimensional real[] as PostgreSQL sends it: five numbers about its shape, then a length and a value per element."""
+    """Parse PostgreSQL's binary one-dimensional real[]: five numbers about its shape, then a length and a value per element."""
     return np.frombuffer(sent, np.dtype([("length", ">i4"), ("value", ">f4")]), offset=20)["value"].astype(np.float32)
 
 
 def store_vectors(
     database: Database, model: str, task_ids: Sequence[int], texts: Sequence[str], vectors: NDArray[np.float32]
 ) -> str:
-    """Store vectors, [texts, dimensions]; the type they are kept in: vector where the server has pgvector, else real[]."""
+    """Store vectors, [texts, dimensions]; return their column type: vector if the server has pgvector, else real[]."""
     with database.transaction() as connection:
         kind = fetch(connection, "use_pgvector")[0]["kind"]
         execute(connection, "stage_embeddings")

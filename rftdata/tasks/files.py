@@ -1,4 +1,4 @@
-"""Rows of files: JSON lines, CSV, Parquet, and folders of them or of the library datasets. Nothing is read as a whole."""
+"""Rows of files: JSON lines, CSV, Parquet, and folders of them or of the library datasets. No file is read at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BATCH_ROWS = 4096
 
 
 def digest(config: TasksetConfig, path: Path) -> str | None:
-    """Of a file's bytes, or of the names and bytes of a folder's data files; None where there is nothing.
+    """Digest a file's bytes, or the names and bytes of a folder's data files; None if the path does not exist.
 
     Raises:
         TaskSourceError: it cannot be read.
@@ -42,33 +42,33 @@ def digest(config: TasksetConfig, path: Path) -> str | None:
             raise TaskSourceError(
                 f"the file of the taskset {config.name!r} cannot be read: {error.strerror}",
                 value=str(file),
-                todo="mend it",
+                todo="repair or replace it",
             ) from error
     return state.hexdigest()
 
 
 def refuse_args(config: TasksetConfig) -> None:
-    """A file is read as it is.
+    """Refuse arguments for a file, which has none.
 
     Raises:
-        TaskSourceError: the set gives it arguments.
+        TaskSourceError: the taskset has arguments.
     """
     if not config.args:
         return
     key = min(config.args)
     beside = key in ("split", "limit", "prompt", "answer")
     raise TaskSourceError(
-        f"the taskset {config.name!r} gives its file the argument {key!r}, and a file has none", value=config.args,
+        f"the taskset {config.name!r} gives its file the argument {key!r}, but a file has no arguments", value=config.args,
         allowed="args for a folder: split, files; beside args: split, limit, prompt, answer",
         todo=f"write {key} beside args instead of in it" if beside else "leave args out; a CSV file has commas between its values and a header",
     )  # fmt: skip
 
 
 def file_rows(config: TasksetConfig, path: Path) -> Iterator[dict[str, Any]]:
-    """Rows of one file.
+    """Yield the rows of one file.
 
     Raises:
-        TaskSourceError: it is not there or damaged; says in which line.
+        TaskSourceError: it is missing or damaged; names the line.
     """
     if not path.is_file():
         wrong = "is a folder" if path.is_dir() else "does not exist"
@@ -93,15 +93,15 @@ def file_rows(config: TasksetConfig, path: Path) -> Iterator[dict[str, Any]]:
         raise TaskSourceError(
             f"the file of the taskset {config.name!r} cannot be read: {' '.join(str(error).split())}",
             value=str(path),
-            todo="mend or replace it",
+            todo="repair or replace it",
         ) from error
 
 
 def folder_rows(config: TasksetConfig, path: Path) -> Iterator[dict[str, Any]]:
-    """Rows of a folder's data files, in the order of their names.
+    """Yield the rows of a folder's data files, in the order of their names.
 
     Raises:
-        TaskSourceError: no data file in it, an unknown split, or what `file_rows` raises.
+        TaskSourceError: it has no data file, the split is unknown, or as `file_rows`.
     """
     if not path.is_dir():
         raise TaskSourceError(
@@ -122,7 +122,7 @@ def folder_rows(config: TasksetConfig, path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _data_files(config: TasksetConfig, path: Path) -> Iterator[Path]:
-    """Data files of a folder, in order; `args` may hold `split` and, for a folder of files, the pattern `files`."""
+    """Yield the data files of a folder, in order; `args` may contain `split` and, for a folder of files, the pattern `files`."""
     unknown = sorted(set(config.args) - {"split", "files"})
     if unknown:
         raise TaskSourceError(
@@ -148,7 +148,7 @@ def _data_files(config: TasksetConfig, path: Path) -> Iterator[Path]:
 
 
 def _saved_dataset(config: TasksetConfig, path: Path) -> Iterator[Path]:
-    """The Arrow files of what `Dataset.save_to_disk` wrote: it applies selections and orders before it writes."""
+    """Yield the Arrow files that `Dataset.save_to_disk` wrote, which contain selections and orders already applied."""
     state = _json_file(config, path / "state.json")
     for file in state.get("_data_files", []):
         yield path / file["filename"]
@@ -159,7 +159,7 @@ def _json_file(config: TasksetConfig, path: Path) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise TaskSourceError(
-            f"the data set of the taskset {config.name!r} is damaged: {error}", value=str(path), todo="write it anew"
+            f"the data set of the taskset {config.name!r} is damaged: {error}", value=str(path), todo="write it again"
         ) from error
     return found
 
@@ -172,16 +172,16 @@ def _arrow_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _csv_rows(path: Path) -> Iterator[dict[str, Any]]:
-    # Every value stays the text it is: an answer 0.50 must not become 0.5.
+    # Every value stays the text it is, since an answer 0.50 must not become 0.5.
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file)
         names = list(reader.fieldnames or ())
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError(f"its header has the column {twice[0]!r} twice; give every column a name of its own")
+            raise ValueError(f"its header has the column {twice[0]!r} twice; give every column a different name")
         for row in reader:
             if None in row or None in row.values():
-                raise ValueError(f"line {reader.line_num} has not the {len(names)} fields of the header")
+                raise ValueError(f"line {reader.line_num} does not have the {len(names)} fields of the header")
             yield row
 
 
@@ -193,5 +193,5 @@ def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
                     yield json.loads(line)
                 except RecursionError:
                     raise ValueError(f"line {number} is nested too deeply") from None
-                except ValueError as error:  # a number of thousands of digits is one, too
+                except ValueError as error:  # also raised by a number of thousands of digits
                     raise ValueError(f"line {number} is not JSON: {error}") from error

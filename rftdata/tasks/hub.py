@@ -1,7 +1,7 @@
-"""Rows of a data set of the Hugging Face hub: `hf:OWNER/NAME`, or of the hub's cache on this machine where the hub is away.
+"""Rows of a data set of the Hugging Face hub (`hf:OWNER/NAME`), or of its local cache if the hub is unavailable.
 
-`args`: `config` (the data set's configuration), `split` (train by default) and `revision`. A private data set needs the token
-in the hub's own way (HF_TOKEN or `hf auth login`); it is never part of a configuration.
+`args`: `config` (the data set's configuration), `split` (train by default) and `revision`. A private data set needs the token in
+the hub's own way (HF_TOKEN or `hf auth login`); it is never part of a configuration.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def is_hub(source: str) -> bool:
 
 
 def revision(config: TasksetConfig) -> str | None:
-    """The commit that the hub serves now; None where it cannot be asked.
+    """Return the commit that the hub serves now; None if it cannot be reached.
 
     Raises:
         TaskSourceError: the library datasets is missing, or an argument does not exist.
@@ -37,22 +37,22 @@ def revision(config: TasksetConfig) -> str | None:
         return None
     try:
         found = HfApi().dataset_info(name, revision=config.args.get("revision"), timeout=_PATIENCE_S)
-    except Exception:  # noqa: BLE001 - the network, the proxy, a wrong name: what is on this machine decides
+    except Exception:  # noqa: BLE001 - the network, the proxy, a wrong name: the local cache decides
         return None
     return found.sha
 
 
 def rows(config: TasksetConfig) -> Iterator[dict[str, Any]]:
-    """Its rows, from the files that the library datasets keeps on this machine and fetches where they are missing.
+    """Yield its rows, from the files that the library datasets caches on this machine and downloads if missing.
 
     Raises:
-        TaskSourceError: neither the hub nor the cache has it, or it has no such configuration or split.
+        TaskSourceError: neither the hub nor the cache has it, or the configuration or split does not exist.
     """
     name = _name(config)
     datasets = _datasets()
     commit = revision(config)
     try:
-        # Nobody waits for a hub that did not answer: the cache on this machine is asked at once.
+        # If the hub did not answer, use the local cache at once instead of waiting.
         with _offline(datasets) if commit is None else contextlib.nullcontext():
             found = datasets.load_dataset(
                 name, config.args.get("config"), split=config.args.get("split", "train"),
@@ -62,11 +62,11 @@ def rows(config: TasksetConfig) -> Iterator[dict[str, Any]]:
         reason = " ".join(str(error).split())[:400]
         away = " (the hub does not answer, or has no such data set)" if commit is None else ""
         raise TaskSourceError(
-            f"the data set of the taskset {config.name!r} is not to be had from the Hugging Face hub{away}: "
+            f"the data set of the taskset {config.name!r} is not available from the Hugging Face hub{away}: "
             f"{type(error).__name__}: {reason}",
             value=config.source,
             allowed="hf:OWNER/NAME with args config, split, revision",
-            todo="correct it; or fetch it where there is network and name its folder (Dataset.save_to_disk) as the source",
+            todo="correct it, or download it on a machine with network access and name its folder (Dataset.save_to_disk) as the source",
         ) from error
     for table in found.with_format("arrow").iter(_BATCH_ROWS):
         yield from table.to_pylist()
@@ -82,7 +82,9 @@ def _name(config: TasksetConfig) -> str:
         )  # fmt: skip
     if not name or name.count("/") > 1:
         raise TaskSourceError(
-            f"the taskset {config.name!r} names no data set of the hub", value=config.source, allowed="hf:OWNER/NAME"
+            f"the taskset {config.name!r} does not name a data set of the hub",
+            value=config.source,
+            allowed="hf:OWNER/NAME",
         )
     return name
 
@@ -100,7 +102,7 @@ def _datasets() -> Any:
 
 @contextlib.contextmanager
 def _offline(datasets: Any) -> Iterator[None]:
-    """Both libraries take what they have, without asking the network."""
+    """Make both libraries use their caches without the network."""
     from huggingface_hub import constants
 
     before = (datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE)

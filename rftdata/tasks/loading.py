@@ -1,9 +1,9 @@
-"""Tasks are stored once: what a source adds is added, what is stored keeps its id, its scores and its history.
+"""Loading of tasks. Tasks are stored once: new tasks of a source are added, and stored ones keep their ids, scores and history.
 
-A source is read again when it may have changed (see `sources.Fingerprint`). What is stored stays comparable: once a group was
-planned on a task of the set, or the set was part of an evaluation, a task whose content differs is refused, never silently kept
-nor changed. What a task pipeline or a person added to a task is no part of that content. A task that left its source stays, and
-`limit` is never exceeded by one that came. Rows go from the source to the database one after another (COPY), whatever their number.
+A source is read again if it may have changed (see `sources.Fingerprint`). Stored tasks stay comparable: once a group was planned
+for a task of the set, or the set was part of an evaluation, a task with different content is refused, never silently kept or
+changed. Additions of a task pipeline or a person are not part of that content. A task that was removed from its source stays, and
+new tasks never exceed `limit`. Rows are streamed from the source to the database (COPY), whatever their number.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ _COLUMNS = [("position", "int8"), ("task_key", "text"), ("payload", "jsonb"), ("
 
 
 class TaskCheck(Protocol):
-    """What a caller requires of the tasks of a source; either method raises a TaskSourceError to refuse them."""
+    """A caller's requirements on the tasks of a source; either method raises a TaskSourceError to refuse them."""
 
     def see(self, task: Mapping[str, Any]) -> None:
-        """Look at the next task of `read_tasks`."""
+        """Check the next task of `read_tasks`."""
 
     def refuse_all(self) -> None:
-        """Refuse the source after its last task, if none of them will do."""
+        """Refuse the source after its last task, if no task is acceptable."""
 
 
 def load_taskset(
     database: Database, config: TasksetConfig, base_dir: Path, *, pending: bool = False, check: TaskCheck | None = None
 ) -> int:
-    """Load a taskset; how many tasks it has. Says on stderr what of the source is left out, and what left it.
+    """Load a taskset; return its number of tasks. Prints to stderr which rows were left out, and which tasks left the source.
 
     Args:
-        base_dir: folder that relative paths in the source start from.
-        pending: new tasks wait for the verdict of a task pipeline before they can be selected; without it those that still wait
-            for one are selectable from now on.
-        check: sees every task that is read, before any is stored.
+        base_dir: folder from which relative paths in the source start.
+        pending: new tasks wait for the verdict of a task pipeline before they can be selected. If false, tasks that still wait
+            for a verdict become selectable.
+        check: called with every task, before any is stored.
 
     Raises:
-        TaskSourceError: unreadable source, wrong column name, no task left, another source under the same name, tasks that
-            changed after they were used, or what `check` refuses.
+        TaskSourceError: the source is unreadable, a column is missing, no task is left, the name belongs to another source, tasks
+            changed after they were used, or `check` refuses.
     """
     known = _known(database, config)
     now = fingerprint(config, base_dir)
@@ -69,7 +69,7 @@ def load_taskset(
         if check is not None:
             check.refuse_all()
         execute(connection, "analyze_staged_tasks")
-        # Whoever decides on the set has finished, or waits until these rows are there.
+        # Waits for a task pipeline that is deciding on the set; a later one waits until these rows are stored.
         execute(connection, "lock_taskset", taskset=config.name)
         _replace_changed(connection, config.name)
         num_over = _merge(connection, config, "pending" if pending else "active")
@@ -89,7 +89,7 @@ def load_taskset(
 
 
 def _merge(connection: Connection, config: TasksetConfig, status: str) -> int:
-    """Add what is new, up to the set's limit; how many rows are left out for it."""
+    """Add new tasks up to the set's limit; return how many rows are left out because of it."""
     if config.limit is None:
         execute(connection, "merge_tasks", taskset=config.name, status=status, room=None)
         return 0
@@ -100,7 +100,7 @@ def _merge(connection: Connection, config: TasksetConfig, status: str) -> int:
 
 
 def no_task(config: TasksetConfig, reading: Reading) -> TaskSourceError:
-    """The error of a source that was read and gave no task."""
+    """Return the error for a source that was read and contains no task."""
     splits = f": {reading.splits.sentence()}" if reading.splits.num_tasks else ""
     return TaskSourceError(
         f"the taskset {config.name!r} has no task{splits}",
@@ -110,33 +110,33 @@ def no_task(config: TasksetConfig, reading: Reading) -> TaskSourceError:
 
 
 def _sentences(config: TasksetConfig, reading: Reading, num_over: int, num_left: int) -> Iterator[str]:
-    """What a person should know of a load."""
+    """Yield messages about a load."""
     yield from reading.sentences()
     if num_over:
         yield (
-            f"with the tasks that are stored already its limit of {config.limit:,} is reached; new rows at the head of its source that are "
+            f"with the stored tasks the limit of {config.limit:,} is reached; new rows of the source that are "
             f"left out: {num_over:,}"
         )
     if num_left:
         name = config.name.replace("'", "''")
         yield (
-            f"tasks that are not in its source (any more): {num_left:,}; they stay, and may be selected until you exclude them: "
+            f"tasks that are not in the source (any more): {num_left:,}; they stay, and may be selected until you exclude them: "
             f"UPDATE rft.task SET status = 'excluded' WHERE taskset = '{name}' AND left_source_at IS NOT NULL"
         )
 
 
 def is_current(database: Database, config: TasksetConfig, base_dir: Path) -> bool:
-    """Whether the set is stored as its source is now, so that loading it reads nothing.
+    """Return whether the stored set matches its source, so that loading reads nothing.
 
     Raises:
-        TaskSourceError: the buffer holds another set under its name.
+        TaskSourceError: the buffer has another set with this name.
     """
     known = _known(database, config)
     return known is not None and _stands(known, fingerprint(config, base_dir))
 
 
 def _known(database: Database, config: TasksetConfig) -> Row | None:
-    """The set as it is stored, if it is."""
+    """Return the stored set, or None."""
     rows = database.fetch("find_taskset", taskset=config.name)
     if not rows:
         return None
@@ -154,10 +154,10 @@ def _known(database: Database, config: TasksetConfig) -> Row | None:
 
 
 def _differences(key: str, stored: Any, asked: Any) -> Iterator[str]:
-    """`key: stored -> asked` for every argument that differs; arguments of a source by their path."""
+    """Yield `key: stored -> configured` for every argument that differs; arguments of a source by their path."""
     if isinstance(stored, dict) and isinstance(asked, dict):
         for name in sorted({*stored, *asked}):
-            # As the configuration calls it.
+            # The name in the configuration.
             called = "split_shares" if name == "shares" and not key else name
             yield from _differences(
                 f"{key}.{called}" if key else called, stored.get(name, _UNSET), asked.get(name, _UNSET)
@@ -171,7 +171,7 @@ def _argument(value: Any) -> str:
 
 
 def _arguments(config: TasksetConfig) -> dict[str, Any]:
-    """What makes a set besides its source. As stored: without a password, see TasksetConfig."""
+    """Return the arguments that define a set in addition to its source, as stored: without a password, see TasksetConfig."""
     plain = config.model_dump(mode="json")
     args = {key: plain[key] for key in ("args", "split", "limit")}
     args |= {
@@ -183,12 +183,12 @@ def _arguments(config: TasksetConfig) -> dict[str, Any]:
 
 
 def _stands(known: Row, now: Fingerprint) -> bool:
-    """Whether what is stored of a source is what it is now."""
+    """Return whether the stored set still matches its source."""
     return not now.volatile and (now.unreachable or now.digest == known["args"].get("digest"))
 
 
 class _Counted:
-    """Tasks on their way into the database, counted and checked."""
+    """Tasks on their way to the database, counted and checked."""
 
     def __init__(self, tasks: Iterable[dict[str, Any]], check: TaskCheck | None) -> None:
         self._tasks, self._check = tasks, check
@@ -203,14 +203,14 @@ class _Counted:
 
 
 def _replace_changed(connection: Connection, taskset: str) -> None:
-    """Give stored tasks the content they have now, unless something was made of them already."""
+    """Update stored tasks to their current content, unless the set was already used."""
     changed = fetch(connection, "changed_tasks", taskset=taskset)[0]
     if not changed["n"]:
         return
     if fetch(connection, "taskset_is_used", taskset=taskset)[0]["used"]:
         raise TaskSourceError(
-            f"{changed['n']} of the tasks stored as {taskset!r} differ from their source by now, and some of the set were "
-            f"tried already; for example task {changed['task_key']!r} was {_shown(changed['stored'])}",
+            f"{changed['n']} of the tasks stored as {taskset!r} now differ from their source, but the set was "
+            f"already used; for example task {changed['task_key']!r} was {_shown(changed['stored'])}",
             value=_shown(changed["now"]),
             todo="give the changed taskset another name, or restore its source",
         )
@@ -223,10 +223,10 @@ def _shown(payload: dict[str, Any]) -> str:
 
 
 def taskset_texts(database: Database, taskset: str) -> pa.Table:
-    """`task_key`, `prompt` and `answer` (texts) of the tasks of a set, in the order they were stored.
+    """Return `task_key`, `prompt` and `answer` (texts) of a set's tasks, in the order in which they were stored.
 
     Raises:
-        ConfigError: the buffer has no such set, or it has no task.
+        ConfigError: the buffer has no such set, or the set has no task.
     """
     rows = database.fetch("taskset_texts", taskset=taskset)
     if not rows:
@@ -252,5 +252,5 @@ def tasks_without_answer(database: Database, taskset: str, num_keys: int) -> Una
 
 
 def list_tasksets(database: Database) -> list[Row]:
-    """Tasksets in the buffer, with how many tasks may be selected and the means of their scores."""
+    """Return the tasksets of the buffer, with the number of selectable tasks and the means of their scores."""
     return database.fetch("list_tasksets")

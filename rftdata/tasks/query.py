@@ -1,6 +1,6 @@
 """Rows of a query: `sql: SELECT …` on the buffer itself, or on another PostgreSQL.
 
-`args`: `url` (postgresql://…; its password is never stored) or `url_env` (the name of an environment variable that holds it).
+`args`: `url` (postgresql://…; its password is never stored) or `url_env` (the name of an environment variable that contains it).
 The query runs read-only and its rows are fetched in portions, so a table of any size may be a source.
 """
 
@@ -27,12 +27,12 @@ def is_query(source: str) -> bool:
 
 
 def asks_buffer(config: TasksetConfig) -> bool:
-    """Whether its source is a query on the buffer itself."""
+    """Return whether the source is a query on the buffer itself."""
     return is_query(config.source) and not {"url", "url_env"} & set(config.args)
 
 
 def rows(config: TasksetConfig, database: Database | None) -> Iterator[dict[str, Any]]:
-    """Rows of the query, by their column names.
+    """Yield the rows of the query, by column name.
 
     Raises:
         TaskSourceError: no connection, or the server refuses the query.
@@ -42,10 +42,10 @@ def rows(config: TasksetConfig, database: Database | None) -> Iterator[dict[str,
     try:
         with psycopg.connect(uri, row_factory=dict_row, connect_timeout=10, application_name="rft tasks") as connection:
             connection.read_only = True
-            # The server stops a query at once and says so; a connection cannot be interrupted from outside.
+            # The server enforces the limit itself, because a connection cannot be interrupted from outside.
             limit_s = lowered(config.timeout_s)
             limit_statements(connection, limit_s)
-            # A cursor on the server takes exactly one statement that returns rows.
+            # A server-side cursor accepts exactly one statement that returns rows.
             with connection.cursor(name="rft_tasks") as cursor:
                 cursor.itersize = _PORTION
                 cursor.execute(statement)
@@ -53,7 +53,7 @@ def rows(config: TasksetConfig, database: Database | None) -> Iterator[dict[str,
                 yield from cursor
     except psycopg.errors.QueryCanceled as error:
         raise TaskSourceError(
-            f"the query of the taskset {config.name!r} did not give its next rows within {limit_s:g} s", value=statement,
+            f"the query of the taskset {config.name!r} did not return its next rows within {limit_s:g} s", value=statement,
             todo=f"correct it, or raise timeout_s of the taskset {config.name!r}",
         ) from error  # fmt: skip
     except psycopg.OperationalError as error:
@@ -69,7 +69,7 @@ def rows(config: TasksetConfig, database: Database | None) -> Iterator[dict[str,
 
 
 def _message(error: psycopg.Error) -> str:
-    """The server's own words, without its picture of a statement that the user did not write: the query stands in a cursor."""
+    """Return the server's message without its excerpt of the statement, which contains a cursor that the user did not write."""
     said = error.diag
     parts = [said.message_primary or str(error).split("\nLINE ")[0], said.message_detail, said.message_hint]
     return "; ".join(" ".join(part.split()).rstrip(".") for part in parts if part)
@@ -86,7 +86,7 @@ def _uri(config: TasksetConfig, database: Database | None) -> str:
         name = str(config.args["url_env"])
         if name not in os.environ:
             raise TaskSourceError(
-                f"the environment variable {name!r}, which the taskset {config.name!r} takes its URL from, is not set",
+                f"the environment variable {name!r}, which the taskset {config.name!r} gets its URL from, is not set",
                 todo="set it to postgresql://USER:PASSWORD@HOST/DATABASE",
             )
         return os.environ[name]
@@ -94,7 +94,7 @@ def _uri(config: TasksetConfig, database: Database | None) -> str:
         return str(config.args["url"])
     if database is None:
         raise TaskSourceError(
-            f"the taskset {config.name!r} asks the buffer, which is not open", todo="load it with `rft tasks load`"
+            f"the taskset {config.name!r} queries the buffer, which is not open", todo="load it with `rft tasks load`"
         )
     return database.uri
 
@@ -104,5 +104,5 @@ def _check_columns(config: TasksetConfig, names: list[str]) -> None:
     if twice:
         raise TaskSourceError(
             f"the query of the taskset {config.name!r} returns the column {twice[0]!r} twice",
-            todo="give every column a name of its own with AS",
+            todo="give every column a different name with AS",
         )

@@ -1,14 +1,14 @@
-"""Rows of a source become tasks: prompt, answer and metadata, a stable key, and one of three disjoint splits.
+"""Conversion of a source's rows to tasks: prompt, answer and metadata, a stable key, and one of three disjoint splits.
 
-A source yields mappings. `prompt` and `answer` name the columns that matter; everything else a row has is kept under
-`metadata` for the reward, but `features`, where it is a mapping: numbers and tags for selectors and scores. A row's key is its
-`task_key` column, else a digest of its prompt, so loading again finds the same rows and repeated questions count once. Rows that a
-source gives one `task_key` must say the same.
+A source yields mappings. `prompt` and `answer` name their columns. All other columns are stored under `metadata` for the reward,
+except a mapping `features`: numbers and tags for selectors and scores. A row's key is its `task_key` column, else a digest of its
+prompt, so loading again finds the same rows and repeated questions count once. Rows with the same `task_key` must have the same
+content.
 
-A column that the configuration names must exist. Rows may leave out the answer, since JSON lines often leave out what is null;
-a named column that no early row has is a mistake, and refused.
+A column that the configuration names must exist. Single rows may omit the answer, since JSON lines often omit nulls. A named column
+that none of the first rows has is refused as a mistake.
 
-A task's split (see `splits`) follows from its split key: the column that `split_key` names, else its column `split_key`, else its key.
+A task's split (see `splits`) depends on its split key: the column that `split_key` names, else its column `split_key`, else its key.
 """
 
 from __future__ import annotations
@@ -30,45 +30,45 @@ from rftdata.postgres.values import storable
 from rftdata.tasks.sources import source_rows, was_cut
 from rftdata.tasks.splits import SplitCounts, Splitter, key_column, key_of_value
 
-# Columns that a source is likely to mean where the one that is asked for is missing.
+# Columns that a source probably means if the configured one is missing.
 _USUAL_PROMPTS = ("question", "prompt", "problem", "instruction", "query", "input", "messages", "conversations", "text")
 _USUAL_ANSWERS = ("answer", "solution", "target", "label", "output", "response", "completion", "final_answer")
-# JSON lines may leave a column out where it is null: so many rows are looked at before it counts as missing.
+# JSON lines may omit null columns, so this many rows are read before a column counts as missing.
 _ROWS_TO_FIND_A_COLUMN = 64
-# Keys are indexed together with the set's name; an index entry holds some 2,700 bytes.
+# Keys are indexed together with the set's name; an index entry holds about 2,700 bytes.
 _MAX_KEY_BYTES = 1000
 
 
 @dataclass
 class Repeats:
-    """Rows that were left out because an earlier one has their prompt, though they have another answer.
+    """Rows that were left out because an earlier row has the same prompt but another answer.
 
     Attributes:
-        rows: how many.
-        example: numbers of one of them and of the earlier one, and the prompt.
+        rows: their number.
+        example: the numbers of one of them and of the earlier row, and the prompt.
     """
 
     rows: int = 0
     example: tuple[int, int, str] = (0, 0, "")
 
     def sentence(self) -> str:
-        """For people."""
+        """Return the message about them."""
         number, first, prompt = self.example
         return (
-            f"rows left out that have an earlier row's prompt and another answer: {self.rows:,}, such as row {number}, "
-            f"which repeats row {first} ({prompt[:60]!r}); with a task_key of their own they would stay"
+            f"rows left out because an earlier row has the same prompt but another answer: {self.rows:,}, such as row {number}, "
+            f"which repeats row {first} ({prompt[:60]!r}); rows with different task_keys would stay"
         )
 
 
 @dataclass
 class Reading:
-    """What reading a source found, beside its tasks.
+    """Findings about a source that was read, in addition to its tasks.
 
     Attributes:
         repeats: rows that were left out.
-        splits: how many tasks each split has, where the taskset takes one.
-        was_cut: whether the reading ended before the source did because its time was over (`sources.reading_for`); what was not seen
-            may be in the rest.
+        splits: number of tasks in each split, if the taskset uses one.
+        was_cut: whether reading ended before the source because time was up (`sources.reading_for`); the rest may contain what was
+            not found.
     """
 
     repeats: Repeats = field(default_factory=Repeats)
@@ -76,7 +76,7 @@ class Reading:
     was_cut: bool = False
 
     def sentences(self) -> list[str]:
-        """What a person should know of it."""
+        """Return messages about it."""
         found = [self.splits.sentence(was_cut=self.was_cut)] if self.splits.taken else []
         return found + ([self.repeats.sentence()] if self.repeats.rows else [])
 
@@ -84,15 +84,15 @@ class Reading:
 def read_tasks(
     config: TasksetConfig, base_dir: Path, database: Database | None = None, reading: Reading | None = None
 ) -> Generator[dict[str, Any], None, None]:
-    """Tasks of a source, split and limited, each once: row (its number), task_key, split_key, payload, features. One row is held at a time.
+    """Yield the tasks of a source, split and limited, each once: row (its number), task_key, split_key, payload, features. One row is in memory at a time.
 
     Args:
-        base_dir: folder that relative paths in the source start from.
-        database: what a `sql:` source without a URL asks.
+        base_dir: folder from which relative paths in the source start.
+        database: database for a `sql:` source without a URL.
         reading: counts rows that are left out, and tasks by split.
 
     Raises:
-        TaskSourceError: the source cannot be read, a row of it is no task, it lacks a column that is named, or two rows of one
+        TaskSourceError: the source cannot be read, a row is not a task, a named column is missing, or two rows with the same
             `task_key` differ.
     """
     reading = reading or Reading()
@@ -123,10 +123,10 @@ def read_tasks(
 
 
 class _NamedColumn:
-    """A column that the configuration names and that single rows may leave out.
+    """A column that the configuration names and that single rows may omit.
 
     Args:
-        key: of the taskset's configuration.
+        key: key in the taskset's configuration.
         usual: names that sources use for such a column.
     """
 
@@ -136,7 +136,7 @@ class _NamedColumn:
         self._columns: set[str] = set()
 
     def see(self, row: Mapping[Any, Any]) -> None:
-        """Look for it in the next row.
+        """Look for the column in the next row.
 
         Raises:
             TaskSourceError: none of the first rows has it.
@@ -150,7 +150,7 @@ class _NamedColumn:
             self.refuse_if_missing()
 
     def refuse_if_missing(self) -> None:
-        """Refuse the source if none of its rows so far has the column.
+        """Refuse the source if none of the rows read so far has the column.
 
         Raises:
             TaskSourceError: there are rows, and none has it.
@@ -168,7 +168,7 @@ class _NamedColumn:
 
 
 def _named_columns(config: TasksetConfig) -> list[_NamedColumn]:
-    """Columns for other things than the prompt, which every row must have."""
+    """Return the named columns, other than the prompt, that the source must have."""
     found = [] if config.answer is None else [_NamedColumn(config, "answer", config.answer, _USUAL_ANSWERS)]
     if config.split and config.split_key is not None:
         found.append(_NamedColumn(config, "split_key", key_column(config.split_key), ()))
@@ -176,7 +176,7 @@ def _named_columns(config: TasksetConfig) -> list[_NamedColumn]:
 
 
 def _nearest(name: str, columns: Collection[str], usual: Collection[str]) -> str | None:
-    """The column that is most likely meant: one that is written alike, one that is often called so, else the least unlike."""
+    """Return the column that was most likely meant: a similar name, a usual name, else the least different one."""
     candidates = sorted(set(columns) - {"task_key", "split_key", "features"})
     often = next((column for column in usual if column in candidates), None)
     return nearest(name, candidates) or often or nearest(name, candidates, cutoff=0.0)
@@ -187,7 +187,7 @@ def _meant(near: str | None) -> str:
 
 
 class _Seen:
-    """Keys of the rows so far. There may be millions: of a row it keeps two numbers, a digest of its key, and one of its content with its place."""
+    """Keys of the rows so far. There may be millions, so a row is two numbers: a digest of its key, and one of its content with its place."""
 
     def __init__(self, config: TasksetConfig, repeats: Repeats) -> None:
         self._config, self._repeats = config, repeats
@@ -197,13 +197,13 @@ class _Seen:
         return len(self._rows)
 
     def is_new(self, task: dict[str, Any], number: int, *, is_named: bool) -> bool:
-        """Whether it is the first of its key.
+        """Return whether a task is the first with its key.
 
         Raises:
-            TaskSourceError: it has the `task_key` of an earlier row and says something else.
+            TaskSourceError: it has the `task_key` of an earlier row and different content.
         """
         payload = task["payload"]
-        # Rows of one prompt may differ in where they come from; two answers to it contradict each other.
+        # Rows with one prompt may differ in metadata, but two answers to it contradict each other.
         content = [payload, task["features"]] if is_named else payload["answer"]
         digest = xxhash.xxh3_64_intdigest(json.dumps(content, sort_keys=True).encode())
         known = self._rows.setdefault(xxhash.xxh3_128_intdigest(task["task_key"].encode()), number << 64 | digest)
@@ -214,8 +214,8 @@ class _Seen:
             return False
         if is_named:
             raise TaskSourceError(
-                f"rows {first} and {number} of the taskset {self._config.name!r} have one task_key and differ",
-                value=task["task_key"], todo="give every task a task_key of its own in its source, or leave the column out",
+                f"rows {first} and {number} of the taskset {self._config.name!r} have the same task_key but differ",
+                value=task["task_key"], todo="give every task a different task_key in the source, or remove the column",
             )  # fmt: skip
         self._repeats.rows += 1
         if self._repeats.rows == 1:
@@ -225,12 +225,12 @@ class _Seen:
 
 
 def _task(config: TasksetConfig, row: Any, number: int) -> tuple[dict[str, Any], bool]:
-    """A row as a task, and whether its key is one that the source gave it."""
+    """Return a row as a task, and whether its key comes from the source."""
     if not isinstance(row, Mapping):
         raise TaskSourceError(
-            f"row {number} of the taskset {config.name!r} is no mapping of columns to values",
+            f"row {number} of the taskset {config.name!r} is not a mapping of columns to values",
             value=row,
-            todo="mend its source",
+            todo="correct the source",
         )
     row = storable(dict(row))
     column = _prompt_column(config, row)
@@ -276,16 +276,16 @@ def _split_key(config: TasksetConfig, row: dict[str, Any]) -> str | None:
 
 
 def _prompt(config: TasksetConfig, column: str, prompt: Any, number: int) -> str | list[Any]:
-    """Of a row, checked."""
+    """Return a row's prompt after checking it."""
     if not isinstance(prompt, str | list) or not prompt or (isinstance(prompt, str) and not prompt.strip()):
         what = f"has no prompt in its column {column!r}"
     elif isinstance(prompt, list) and not all(map(_is_message, prompt)):
-        what = f"has a list in its column {column!r} that is no chat"
+        what = f"has a list in its column {column!r} that is not a chat"
     else:
         return prompt
     raise TaskSourceError(
         f"row {number} of the taskset {config.name!r} {what}", value=prompt, allowed="a text, or a list of chat messages with role and content",
-        todo="mend or remove the row in its source",
+        todo="correct or remove the row in its source",
     )  # fmt: skip
 
 
@@ -294,7 +294,7 @@ def _is_message(turn: Any) -> bool:
 
 
 def _answer(value: Any) -> str | None:
-    """As a text: of a mapping, a list or a truth value its JSON."""
+    """Return the answer as a text; mappings, lists and truth values as JSON."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bool | dict | list):
@@ -303,7 +303,7 @@ def _answer(value: Any) -> str | None:
 
 
 def _given(row: dict[str, Any], column: str) -> str | None:
-    """A key that the source gives a row; 0 is one."""
+    """Return a key from the source, if any; 0 is a key."""
     value = row.get(column)
     return None if value is None or value == "" else str(value)
 
@@ -313,7 +313,7 @@ def _as_json(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A value that JSON does not know: numbers stay numbers, everything else is its text."""
+    """Convert a value that JSON does not support: decimals to numbers, everything else to text."""
     if isinstance(value, decimal.Decimal):
         return float(value) if value.is_finite() else None
     return str(value)

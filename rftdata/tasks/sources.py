@@ -1,13 +1,13 @@
-"""Where the rows of a taskset come from: one function per kind of source, each a stream of mappings.
+"""Sources of tasksets: one function per kind of source, each a stream of mappings.
 
 | source | what it is |
 | --- | --- |
-| `reasoning_gym:NAME` | a generator of that package; `args` are its own |
+| `reasoning_gym:NAME` | a generator of that package with its own `args` |
 | `data.jsonl`, `.csv`, `.parquet` | a file |
 | `folder/` | what `Dataset.save_to_disk` of the library datasets wrote, or a folder of such files |
 | `hf:OWNER/NAME` | a data set of the Hugging Face hub, or of its cache on this machine |
 | `sql: SELECT …` | a query on the buffer itself, or on another PostgreSQL |
-| `./file.py:function` | a generator of one's own; `args` are its arguments |
+| `./file.py:function` | your own generator; `args` are its arguments |
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rftdata.postgres.database import Database
 from rftdata.tasks import files, hub, query
 from rftdata.user_code.time_limits import call
 
-# Generators of the user's own; the other kinds of source are told by their form.
+# Users' own generators; the other kinds of source are recognised by their form.
 TASK_SOURCES = Registry[Callable[..., Iterable[Any]]]("task source", {})
 
 _END = object()
@@ -38,12 +38,12 @@ KINDS = f"reasoning_gym:NAME, a file ({', '.join(files.READERS)}), a folder, hf:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """By what a source that has changed is known.
+    """The state of a source, by which a change is detected.
 
     Attributes:
-        digest: of its content; None where it cannot change (a generator with a seed).
-        volatile: it has to be read to see whether it changed.
-        unreachable: it cannot be asked now; what is stored of it stands.
+        digest: digest of its content; None if it cannot change (a generator with a seed).
+        volatile: whether it must be read to see whether it changed.
+        unreachable: whether it is unavailable now; the stored set is then used as it is.
     """
 
     digest: str | None = None
@@ -52,10 +52,10 @@ class Fingerprint:
 
 
 def fingerprint(config: TasksetConfig, base_dir: Path) -> Fingerprint:
-    """Of the source as it is now.
+    """Return the fingerprint of the source as it is now.
 
     Raises:
-        TaskSourceError: a file that is there cannot be read.
+        TaskSourceError: an existing file cannot be read.
     """
     if query.is_query(config.source):
         return Fingerprint(volatile=True)
@@ -75,9 +75,9 @@ class Reading:
     """How far sources were read.
 
     Attributes:
-        seconds: how long a source is read, from its first row on.
-        num_rows: of the source that was read last.
-        was_cut: whether the time was over before that source ended.
+        seconds: how long a source is read after its first row.
+        num_rows: number of rows of the source that was read last.
+        was_cut: whether time was up before that source ended.
     """
 
     seconds: float
@@ -90,7 +90,7 @@ _reading: ContextVar[Reading | None] = ContextVar("reading", default=None)
 
 @contextlib.contextmanager
 def reading_for(seconds: float) -> Iterator[Reading]:
-    """End every source within so many seconds after its first row: one that yields rows for ever has been looked at enough."""
+    """End every source within `seconds` after its first row, so that endless sources can be checked."""
     reading = Reading(seconds)
     token = _reading.set(reading)
     try:
@@ -100,19 +100,19 @@ def reading_for(seconds: float) -> Iterator[Reading]:
 
 
 def was_cut() -> bool:
-    """Whether `reading_for` ended the source that was read last."""
+    """Return whether `reading_for` ended the source that was read last."""
     reading = _reading.get()
     return reading is not None and reading.was_cut
 
 
 def source_rows(config: TasksetConfig, base_dir: Path, database: Database | None = None) -> Iterator[Any]:
-    """The rows of a taskset's source, one at a time.
+    """Yield the rows of a taskset's source, one at a time.
 
     Raises:
-        TaskSourceError: what cannot be read, and why; or it did not give its next row within `timeout_s`.
+        TaskSourceError: the source cannot be read, or did not yield its next row within `timeout_s`.
     """
     reading = _reading.get()
-    # The hub fetches files first, which takes as long as it takes: a command that waits little does not cut that short.
+    # The hub downloads files first, which may take long; commands with lower time limits do not interrupt that.
     cap = not hub.is_hub(config.source)
     rows: Iterator[Any] | None = None
     number, until = 1, float("inf")
@@ -136,7 +136,7 @@ def source_rows(config: TasksetConfig, base_dir: Path, database: Database | None
                 return
             if reading is not None:
                 reading.num_rows = number
-                # How long the first row takes says nothing on the others: a source may load something first.
+                # Only the first row may take longer, since a source may load something first.
                 until = time.monotonic() + reading.seconds if number == 1 else until
             yield row
             number += 1
@@ -144,7 +144,7 @@ def source_rows(config: TasksetConfig, base_dir: Path, database: Database | None
             reading.was_cut = True
     finally:
         if isinstance(rows, Generator):
-            rows.close()  # a query's connection, a generator of the user's
+            rows.close()  # a query's connection, a user's generator
 
 
 def _late(config: TasksetConfig, error: TimeLimitError) -> TaskSourceError:
@@ -182,7 +182,7 @@ def _is_generator(source: str) -> bool:
 def _reasoning_gym(config: TasksetConfig, name: str) -> Iterator[dict[str, Any]]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)  # of a package of theirs, when it is compiled
+            warnings.simplefilter("ignore", SyntaxWarning)  # from one of its dependencies when it is compiled
             import reasoning_gym
             from reasoning_gym.factory import DATASETS
     except ImportError as error:
@@ -210,5 +210,5 @@ def _generated(config: TasksetConfig, generator: Callable[..., Iterable[Any]]) -
         yield from generator(**config.args)
     except Exception as error:
         raise TaskSourceError(
-            f"the task source {config.source!r} raised {type(error).__name__}: {error}", todo="mend it, or its args"
+            f"the task source {config.source!r} raised {type(error).__name__}: {error}", todo="correct it or its args"
         ) from error

@@ -1,8 +1,8 @@
-"""Which of three disjoint splits a task belongs to: train, validation or test.
+"""Assignment of tasks to three disjoint splits: train, validation and test.
 
-The hash of a task's split key decides, and nothing else, so a task keeps its split when its source grows or shrinks, and in every
-taskset with the same shares. The price is chance: of 1,000 tasks with a share of 0.1 some 100 ± 20 lie in it, of 100 some 10 ± 6.
-Split keys with many tasks each widen that.
+Only the hash of a task's split key decides. A task therefore keeps its split when its source grows or shrinks, and in every
+taskset with the same shares. In return, sizes vary: of 1,000 tasks, a share of 0.1 contains about 100 ± 20, of 100 tasks about 10 ± 6.
+Split keys shared by many tasks increase the variation.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _NUMBERS = "numbers:"
 
 @dataclass
 class SplitCounts:
-    """Tasks of a source by split, counted while it is read.
+    """Number of tasks of a source by split, counted while it is read.
 
     Attributes:
-        taken: the split that the taskset takes; None where it takes all.
+        taken: the split that the taskset uses; None if it uses all.
         num_tasks: distinct tasks by split.
-        is_whole: whether the source was read to its end; a limit ends the reading earlier.
+        is_whole: whether the source was read to its end; a limit ends reading earlier.
     """
 
     taken: str | None = None
@@ -37,18 +37,18 @@ class SplitCounts:
     is_whole: bool = False
 
     def sentence(self, *, was_cut: bool = False) -> str:
-        """For people; `was_cut`: the time was over before the source ended, rather than its limit reached."""
+        """Return a message; `was_cut`: time was up before the source ended, rather than the limit reached."""
         counts = ", ".join(f"{split} {self.num_tasks[split]:,}" for split in SPLITS)
-        read = "tasks read up to its limit, by split"
+        read = "tasks read up to the limit, by split"
         if was_cut or self.is_whole:
-            read = "tasks read in time, by split" if was_cut else "tasks of its source by split"
-        return f"{read}: {counts}; it takes {self.taken}"
+            read = "tasks read in time, by split" if was_cut else "tasks of the source by split"
+        return f"{read}: {counts}; it uses {self.taken}"
 
 
 class Splitter:
-    """Sorts the tasks of one source into splits.
+    """Assigns the tasks of one source to splits.
 
-    One text never lies in two splits, whatever split keys its rows have: its first row decides.
+    A text is never in two splits, whatever the split keys of its rows: its first row decides.
     """
 
     def __init__(self, config: TasksetConfig, counts: SplitCounts) -> None:
@@ -58,7 +58,7 @@ class Splitter:
         counts.taken = config.split
 
     def split(self, task: Mapping[str, Any]) -> str:
-        """The split of a task of `read_tasks`, which is counted once per key."""
+        """Return the split of a task of `read_tasks`, and count the task once per key."""
         text = "".join(json.dumps(task["payload"]["prompt"]).casefold().split())
         split = self._split_of_text.setdefault(
             xxhash.xxh3_64_intdigest(text.encode()), split_of(task["split_key"], self._shares)
@@ -71,7 +71,7 @@ class Splitter:
 
 
 def split_of(split_key: str, shares: tuple[float, float, float]) -> str:
-    """train, validation or test, by the hash of a key alone."""
+    """Return train, validation or test, by the hash of a key alone."""
     place = xxhash.xxh3_64_intdigest(split_key.encode()) / 2**64
     for split, share in zip(SPLITS, shares, strict=True):
         if place < share:
@@ -81,17 +81,17 @@ def split_of(split_key: str, shares: tuple[float, float, float]) -> str:
 
 
 def key_column(setting: str) -> str:
-    """The column that a taskset's `split_key` names, with or without `numbers:` before it."""
+    """Return the column that a taskset's `split_key` names, with or without the prefix `numbers:`."""
     return setting.removeprefix(_NUMBERS)
 
 
 def key_of_value(setting: str, value: Any) -> str:
-    """The split key of a task whose column, named by a taskset's `split_key`, has this value."""
+    """Return the split key for a value of the column that a taskset's `split_key` names."""
     text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
     return numbers_key(text) if setting.startswith(_NUMBERS) else text
 
 
 def numbers_key(text: str) -> str:
-    """Sorted numbers of a text, so that `3 + 14` and `14 - 3` stay together; the text without case and space when it has none."""
+    """Return the sorted numbers of a text, so that `3 + 14` and `14 - 3` match; without numbers, the text without case and space."""
     numbers = re.findall(r"\d+", text)
     return ",".join(sorted(numbers, key=lambda n: (len(n), n))) if numbers else "".join(text.casefold().split())

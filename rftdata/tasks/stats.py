@@ -1,4 +1,4 @@
-"""What a run knows of its tasks: the fold of their outcomes, to read, to check and to fold again."""
+"""A run's statistics of tasks, folded from their outcomes: reading, checking and rebuilding them."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ DIFFERENCE_COLUMNS: Sequence[str] = (
 
 
 def task_stats(run: Run, *, taskset: str | None = None, limit: int | None = None) -> list[Row]:
-    """Rows of `rft.v_task_stat`, the tasks chosen last first.
+    """Return rows of `rft.v_task_stat`, the last selected tasks first.
 
     Args:
-        taskset: of one set only.
-        limit: at most so many; None for all.
+        taskset: only this set.
+        limit: maximum number of rows; None for all.
     """
     return run.database.fetch("task_stats", run_id=run.run_id, taskset=taskset, limit=limit)
 
 
 def check_task_stats(run: Run) -> list[Row]:
-    """Tasks whose statistics are not the fold of their outcomes, with both; empty when all is well."""
+    """Return the tasks whose statistics differ from the fold of their outcomes, with both; empty if there are none."""
     return run.database.fetch("check_task_stat", run_id=run.run_id)
 
 
 def rebuild_task_stats(run: Run) -> int:
-    """Fold the outcomes of a run again; the number of tasks written."""
+    """Fold the outcomes of a run again; return the number of tasks written."""
     with run.database.transaction() as connection:
         return int(fetch(connection, "rebuild_task_stat", run_id=run.run_id)[0]["tasks"])

@@ -1,1 +1,1 @@
-"""Functions of the user: time limits, and processes that such a function blocks."""
+"""User functions: time limits, and processes that such a function blocks."""

@@ -1,11 +1,11 @@
-"""How a process ends that a function of the user blocks for good, and what it leaves for the process that watches it.
+"""How a process ends that a user function blocks for good, and what it reports to the process that watches it.
 
 A function that does not return and ignores every time limit cannot be stopped from within its process. The process writes one report
 into the folder of its run, `stacks/<host>-<pid>.blocked.txt`, and exits with `EXIT_CODE`. The first line of the report is a sentence that
 names the function and the task or rows; the rest is the stack. `rft run` shows the sentence and starts the role again
-(`rftcore.launch.restarts`). The claims of the process are released as those of any process that died.
+(`rftcore.launch.restarts`). The claims of the process are released like those of any process that exits.
 
-The standard library only: this must work while the rest of the process does not.
+Uses only the standard library, because this must work while the rest of the process does not.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ _run_folder: Path | None = None
 
 
 def report_to(run_folder: Path) -> None:
-    """Name the folder of the run to which this process reports; roles call it when they have joined a run."""
+    """Set the folder of the run to which this process reports; roles call it after joining a run."""
     global _run_folder
     _run_folder = run_folder.absolute()
-    # A report that an earlier process of the same number left is not of this one.
+    # Remove a report that an earlier process with the same number left.
     report_path(_run_folder, os.getpid()).unlink(missing_ok=True)
 
 
 def report_path(run_folder: Path, pid: int, host: str | None = None) -> Path:
-    """Where a process reports what blocked it; of this host by default. Hosts may share the folder."""
+    """Return the path of a process's report, by default on this host. Hosts may share the folder."""
     return run_folder / _FOLDER / f"{host or os.uname().nodename}-{pid}{_SUFFIX}"
 
 
 def reports(run_folder: Path) -> Iterator[tuple[str, int]]:
-    """Host and number of each process that has written a report into the folder of a run."""
+    """Yield host and number of each process that has a report in the folder of a run."""
     for path in (run_folder / _FOLDER).glob(f"*-*{_SUFFIX}"):
         host, _, pid = path.name.removesuffix(_SUFFIX).rpartition("-")
         if pid.isdecimal():
@@ -52,9 +52,9 @@ def reports(run_folder: Path) -> Iterator[tuple[str, int]]:
 
 
 def read_report(run_folder: Path, pid: int, host: str | None = None) -> tuple[str, str] | None:
-    """Sentence and stack of a process that was blocked; None where it left no report.
+    """Return sentence and stack of a blocked process; None if it left no report.
 
-    A process writes a sentence before each call that may block it (`rftdata.user_code.time_limits`). Without a stack behind it nothing was blocked.
+    A process writes a sentence before each call that may block it (`rftdata.user_code.time_limits`). Without a stack after it, nothing was blocked.
     """
     try:
         text = report_path(run_folder, pid, host).read_text(encoding="utf-8", errors="replace")
@@ -67,10 +67,10 @@ def read_report(run_folder: Path, pid: int, host: str | None = None) -> tuple[st
 
 
 def _place(stack: str) -> str:
-    """The user's line in the stacks of all threads as faulthandler writes them, in brackets; nothing in those that name it already."""
+    """Return the user's line in faulthandler's stacks of all threads, in brackets; nothing if the stack already names it."""
     for thread in stack.split("\n\n"):
         frames = _FRAME.findall(thread)
-        # Threads that wait in the standard library or in these packages block nothing.
+        # A thread that waits in the standard library or in these packages is not the blocked one.
         if frames and Path(frames[0][0]).name not in _WAITING and not is_ours(frames[0][0]):
             for file, line, name in frames:
                 if is_the_users(file):
@@ -81,12 +81,12 @@ def _place(stack: str) -> str:
 def end_blocked_process(sentence: str, stack: str) -> NoReturn:
     """Report what blocks this process and exit at once, from any thread.
 
-    Nothing is closed and no handler runs: each could wait for the thread that is blocked. A report that cannot be written goes to
+    Nothing is closed and no handler runs, since each could wait for the blocked thread. A report that cannot be written goes to
     standard error only.
 
     Args:
-        sentence: names the function and the task or rows; what a person reads first.
-        stack: where the function is.
+        sentence: names the function and the task or rows; the first line that a person reads.
+        stack: the stack of the function.
     """
     text = " ".join(sentence.split()) + "\n" + stack.rstrip("\n") + "\n"
     try:
@@ -100,7 +100,7 @@ def end_blocked_process(sentence: str, stack: str) -> NoReturn:
 
 
 def report_or_print(error: TimeLimitError) -> None:
-    """What becomes of a call that cannot be stopped where nothing else handles it: a role reports it to its run and ends at once."""
+    """Handle a call that cannot be stopped and that no other handler reports: a role reports it to its run and exits at once."""
     if _run_folder is not None:
         end_blocked_process(str(error), error.stack)
     print_blocked(error)
@@ -113,7 +113,7 @@ def print_blocked(error: TimeLimitError) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a whole report or none: the reader may look at any time."""
+    """Write a complete report or none, since it may be read at any time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     part.write_text(text, encoding="utf-8", errors="replace")

@@ -1,4 +1,4 @@
-"""Whose code a file of a stack is, and where in the user's own code a function is. Standard library only."""
+"""Classify the files of a stack, and find the place in the user's own code. Standard library only."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ _FILE = re.compile(r'^  File "(.+?)", line', re.MULTILINE)
 
 
 def is_ours(filename: str) -> bool:
-    """Whether a file belongs to these packages."""
+    """Return whether a file belongs to these packages."""
     return filename.startswith(_OURS)
 
 
 def is_standard(filename: str) -> bool:
-    """Whether a file belongs to the standard library, or is no file (`<frozen runpy>`, a template)."""
+    """Return whether a file belongs to the standard library, or is not a file (`<frozen runpy>`, a template)."""
     return filename.startswith((*_STANDARD, "<")) and not filename.startswith(_INSTALLED)
 
 
 def is_the_users(filename: str) -> bool:
-    """Whether a file is neither of these packages nor of a library: the user's own."""
+    """Return whether a file is the user's own: neither of these packages nor of a library."""
     return not filename.startswith((*_OURS, *_STANDARD, *_INSTALLED, "<"))
 
 
 def user_stack(frame: FrameType, below: CodeType) -> tuple[str, str]:
-    """The stack of a thread as a traceback shows it, and the innermost place in it that is in neither a library nor this package.
+    """Return a thread's stack as a traceback, and its innermost place that is in neither a library nor these packages.
 
     Args:
         frame: the innermost frame of the thread.
-        below: code of the function that calls the user's; its innermost frame and those around it are left out.
+        below: code of the function that calls the user's; its innermost frame and the frames around it are left out.
     """
     frames = traceback.extract_stack(frame)
     started = [n for n, one in enumerate(frames) if (one.filename, one.name) == (below.co_filename, below.co_name)]
@@ -48,5 +48,5 @@ def user_stack(frame: FrameType, below: CodeType) -> tuple[str, str]:
 
 
 def has_users_frame(stack: str) -> bool:
-    """Whether a stack as `user_stack` writes it shows code of the user."""
+    """Return whether a stack from `user_stack` contains user code."""
     return any(is_the_users(file) for file in _FILE.findall(stack))

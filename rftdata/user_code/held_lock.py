@@ -1,7 +1,7 @@
-"""What a command prints where C code holds the interpreter's lock for good, so that no Python code can print anything.
+"""Print the blocked call of a command even if C code holds the interpreter's lock for good, so that no Python code can run.
 
-`rftdata.user_code.time_limits` keeps a sentence on the running call in a file, and `faulthandler` writes the stacks behind it and ends the process.
-A shell waits for the end of the command and prints the file where there are stacks in it.
+`rftdata.user_code.time_limits` keeps a sentence about the running call in a file, and `faulthandler` appends the stacks and ends the process.
+A shell waits for the end of the command and prints the file if it contains stacks.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 
 from rftdata.user_code import time_limits
 
-# Standard input ends when the process does, however it ends. The sentence is a line of known length with stacks behind it; the report of a
-# process that could still print something (`rftdata.user_code.blocked`) takes the place of the file, and is another.
+# Standard input ends when the process does, however it ends. The file is a sentence of known length followed by stacks. A process that could
+# still print (`rftdata.user_code.blocked`) replaces the file by a report of another form, which is not printed again.
 _PRINT = """
 cat >/dev/null
 if [ -f "$1" ] && [ "$(wc -c <"$1")" -gt "$2" ] && [ "$(head -c "$2" "$1" | wc -l)" -eq 1 ]; then printf 'rft: ' >&2; sed '1s/ *$/./' "$1" >&2; fi
@@ -26,7 +26,7 @@ if [ -f "$1" ] && [ "$(wc -c <"$1")" -gt "$2" ] && [ "$(head -c "$2" "$1" | wc -
 
 @contextlib.contextmanager
 def printed() -> Iterator[None]:
-    """Within, print what holds the interpreter's lock for good."""
+    """Print, within the block, a call that holds the interpreter's lock for good."""
     descriptor, name = tempfile.mkstemp(prefix="rft-stacks-")
     os.close(descriptor)
     path = Path(name)
@@ -39,10 +39,10 @@ def printed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def written_to(path: Path, *, is_printed: bool, is_kept: bool = True) -> Iterator[None]:
-    """Within, write what holds the interpreter's lock for good to a file, and print it, too, with `is_printed`.
+    """Write, within the block, a call that holds the interpreter's lock for good to a file; with `is_printed`, print it, too.
 
     Args:
-        is_kept: whether the file stays where the process is ended so.
+        is_kept: whether the file is kept if the process ends this way.
     """
     time_limits.report_stacks_to(path)
     script = _PRINT if is_kept else f'{_PRINT}\nrm -f "$1"\n'
@@ -61,14 +61,14 @@ _printers: list[subprocess.Popen[bytes]] = []
 
 
 def _start(command: list[str]) -> subprocess.Popen[bytes]:
-    # A session of its own, so that it can be ended with what it started.
+    # In its own session, so that it can be ended together with its children.
     printer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
     _printers.append(printer)
     return printer
 
 
 def _stop(printer: subprocess.Popen[bytes]) -> None:
-    """End a printer that has nothing to print, even where a child that C code forked holds its input open."""
+    """End a printer that has nothing to print, even if a child forked by C code holds its input open."""
     _printers.remove(printer)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(printer.pid, signal.SIGKILL)
@@ -78,7 +78,7 @@ def _stop(printer: subprocess.Popen[bytes]) -> None:
 
 
 def _close_in_child() -> None:
-    """A forked child that outlives this process must not keep the printers from seeing its end."""
+    """Close the pipes in a forked child, which may outlive this process and would hide its end from the printers."""
     for printer in _printers:
         assert printer.stdin is not None
         printer.stdin.close()

@@ -1,17 +1,17 @@
 """Time limits for functions that may never return: stages, task sources, rewards, queries.
 
-`call` runs a function in the thread that calls it, so objects that belong to a thread keep working. One watcher thread stops what
-exceeds its limit, in three steps:
+`call` runs a function in the calling thread, so objects that belong to a thread keep working. One watcher thread stops calls that
+exceed their limit, in three steps:
 
-1. It takes the stack, interrupts what registered with `interruptible` (a DuckDB query), and raises an exception in the thread, which
-   ends Python code. `call` then raises `TimeLimitError`.
-2. A function that still does not return after `GRACE_S` is blocked in C, or catches everything. The process cannot go on: the handler
-   of `when_blocked` reports it and ends the process.
-3. C code that holds the interpreter's lock (a regular expression that backtracks) stops the watcher, too. `faulthandler`, whose timer
-   needs no lock, then writes the stacks behind a sentence that was written beforehand, and exits with 1.
+1. It records the stack, calls the interrupts registered with `interruptible` (for a DuckDB query), and raises an exception in the thread,
+   which ends Python code. `call` then raises `TimeLimitError`.
+2. A function that does not return within another `GRACE_S` is blocked in C, or catches everything. The process cannot continue: the
+   handler of `when_blocked` reports it and ends the process.
+3. C code that holds the interpreter's lock (a backtracking regular expression) stops the watcher, too. `faulthandler`, whose timer
+   needs no lock, then appends the stacks to a sentence that was written in advance, and exits with 1.
 
-Always: the exception of a call is raised inside that call or not at all. It is raised at most once, only under the lock under which the
-call also ends, and a pending one is cleared there. Standard library only.
+The exception of a call is raised inside that call or not at all. It is raised at most once, under the same lock under which the
+call ends, and a pending one is cleared there. Standard library only.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from rftdata.user_code.blocked import report_or_print
 from rftdata.user_code.frames import user_stack
 
 DEFAULT_S = 600.0
-"""The limit of a stage, and of a task source for its next row, where the configuration sets none."""
+"""Limit of a stage, and of a task source for its next row, if none is configured."""
 LOADING_S = 300.0
-"""The limit for what a plug-in does before its first call: imports, its constructor, `prepare`."""
+"""Limit for everything a plug-in does before its first call: imports, constructor, `prepare`."""
 FILE_S = 30.0
-"""What a command that waits little leaves a file of the user's, which may import large packages."""
+"""Minimum time for importing a user's file, which may import large packages, under commands with lower time limits."""
 HEADER_BYTES = 1024
-"""Length of the sentence that stands at the beginning of a file of stacks, with the blanks behind it."""
+"""Length of the sentence at the beginning of a file of stacks, including the blanks that follow it."""
 GRACE_S = 5.0
-"""What a function has after its limit to end by the exception that is raised in it."""
+"""Time that a function has after its limit to end by the exception raised in it."""
 
 _HEARTBEAT_S = 1.0
 _IDLE_S = 5.0
-# The timer without the lock fires this much later than the watcher would act, and is set again about as often.
+# The timer without the lock fires this much later than the watcher would act, and is reset about as often.
 _SLACK_S = 4.0
 _HANDLER_S = 60.0
 _AGAIN_S = 0.25
@@ -54,11 +54,11 @@ T = TypeVar("T")
 
 
 class _Expired(BaseException):
-    """Raised in the thread of a call that exceeds its limit; each call has a subclass of its own."""
+    """Raised in the thread of a call that exceeds its limit; each call has its own subclass."""
 
 
 class _Cap(NamedTuple):
-    """What `at_most` lowers limits to."""
+    """The limits that `at_most` sets."""
 
     seconds: float
     where: str
@@ -68,12 +68,12 @@ class _Cap(NamedTuple):
 class Limited:
     """One call under a limit.
 
-    A function that works on one item after the other sets `noun`, `items` and, while it runs, `position`; the error then names the item
-    at which it was.
+    A function that processes one item after the other sets `noun`, `items` and, while it runs, `position`; the error then names the
+    current item.
 
     Attributes:
-        noun, items: what the items are, such as experiences, and the id of each.
-        position: where in `items` it is.
+        noun, items: the kind of items, such as experiences, and the id of each.
+        position: index of the current item in `items`.
     """
 
     def __init__(self, timeout_s: float, what: str, *, cap: bool = True, loading: bool = False) -> None:
@@ -94,7 +94,7 @@ class Limited:
         self.stack = self.place = ""
 
     def error(self) -> TimeLimitError:
-        """The error of a call that has exceeded its limit."""
+        """Return the error of a call that has exceeded its limit."""
         subject = self.items[self.position] if self.position < len(self.items) else None
         where = "" if subject is None else f" for {self.noun} {subject}"
         place = f"; it was at {self.place}" if self.place else ""
@@ -108,12 +108,12 @@ class Limited:
 
 
 def call(function: Callable[[], T], timeout_s: float, what: str, *, cap: bool = True, loading: bool = False) -> T:
-    """Run a function, for so many seconds at most.
+    """Run a function under a time limit.
 
     Args:
-        what: names it for people, with the rows or the task: the subject of the error's sentence.
+        what: the call with its rows or task, as the subject of the error's sentence.
         cap: whether `at_most` lowers the limit.
-        loading: it imports a file of the user's: `at_most` has a limit of its own for that.
+        loading: whether the call imports a user's file, for which `at_most` has a separate limit.
 
     Raises:
         TimeLimitError: it took longer. Anything else is what the function raised.
@@ -126,7 +126,7 @@ def call(function: Callable[[], T], timeout_s: float, what: str, *, cap: bool = 
         finally:
             _end(limited)
     except BaseException as error:
-        # The exception may have been raised at the first instruction of `_end`. It is raised once, so now it ends.
+        # The exception may have been raised at the first instruction of `_end`. It is raised only once, so `_end` now succeeds.
         _end(limited)
         if limited.signal is None or isinstance(error, KeyboardInterrupt | SystemExit):
             raise
@@ -134,13 +134,13 @@ def call(function: Callable[[], T], timeout_s: float, what: str, *, cap: bool = 
             raise  # the limit of a call around this one
         raise limited.error() from None
     if limited.signal is not None:
-        raise limited.error()  # it caught the exception, or returned at the last moment
+        raise limited.error()  # the function caught the exception, or returned at the last moment
     return result
 
 
 @contextlib.contextmanager
 def interruptible(interrupt: Callable[[], None]) -> Iterator[None]:
-    """Register what stops the C code that runs within, such as `connection.interrupt`; it must be quick and callable by any thread."""
+    """Register what stops the C code within the block, such as `connection.interrupt`; it must be quick and thread-safe."""
     limited = current()
     if limited is None:
         yield
@@ -154,18 +154,18 @@ def interruptible(interrupt: Callable[[], None]) -> Iterator[None]:
 
 
 def current() -> Limited | None:
-    """The innermost call under a limit in this thread."""
+    """Return the innermost call under a limit in this thread."""
     calls = _calls.get(threading.get_ident())
     return calls[-1] if calls else None
 
 
 @contextlib.contextmanager
 def at_most(seconds: float, where: str, *, loading_s: float = FILE_S) -> Iterator[None]:
-    """Lower the limits of this process to so many seconds; lower ones stay, and so do those of calls with `cap=False`.
+    """Lower the limits of this process to `seconds`; lower limits stay, and those of calls with `cap=False`.
 
     Args:
-        where: what lowers it, for the error's sentence, such as `rft check`.
-        loading_s: the limit for the import of a user's file where it is more than `seconds`.
+        where: the reason, for the error's sentence, such as `rft check`.
+        loading_s: limit for importing a user's file, if greater than `seconds`.
     """
     global _cap
     before, _cap = _cap, _Cap(seconds, where, max(seconds, loading_s))
@@ -176,17 +176,17 @@ def at_most(seconds: float, where: str, *, loading_s: float = FILE_S) -> Iterato
 
 
 def lowered(timeout_s: float) -> float:
-    """A limit as `at_most` lowers it, for what enforces it by itself, such as PostgreSQL's `statement_timeout`."""
+    """Return a limit as lowered by `at_most`, for other enforcers such as PostgreSQL's `statement_timeout`."""
     return timeout_s if _cap is None else min(timeout_s, _cap.seconds)
 
 
 @contextlib.contextmanager
 def when_blocked(handler: Callable[[TimeLimitError], object]) -> Iterator[None]:
-    """Within, let a handler report a call that cannot be stopped and end the process.
+    """Within the block, let a handler report a call that cannot be stopped and end the process.
 
     Without a handler, a process that has joined a run reports to it, and any other prints the error (`rftdata.user_code.blocked`).
 
-    The watcher thread calls it while the blocked thread is still where it was. It has a minute, and the process exits with 1 where it
+    The watcher thread calls the handler while the blocked thread is still blocked. It has a minute, and the process exits with 1 if it
     returns or fails.
     """
     global _handler
@@ -198,9 +198,9 @@ def when_blocked(handler: Callable[[TimeLimitError], object]) -> Iterator[None]:
 
 
 def report_stacks_to(path: Path | None) -> None:
-    """Name the file for stacks of a process whose lock is held for good; None: standard error.
+    """Set the file for the stacks of a process whose lock is held for good; None: standard error.
 
-    The file begins with a sentence on the call that runs, and is empty behind it as long as nothing is blocked.
+    The file begins with a sentence about the running call; nothing follows it as long as nothing is blocked.
     """
     global _report
     with _lock:
@@ -215,7 +215,7 @@ def report_stacks_to(path: Path | None) -> None:
 
 
 def hand_over_timer() -> None:
-    """From now on the timer of `faulthandler` belongs to other code of this process: here it is neither set nor cancelled any more."""
+    """Stop setting and cancelling the timer of `faulthandler` here, because other code of this process uses it."""
     global _is_handed_over
     with _lock:
         _disarm()
@@ -223,7 +223,7 @@ def hand_over_timer() -> None:
 
 
 def take_back_timer() -> None:
-    """The other code needs the timer no more, and has cancelled it."""
+    """Resume using the timer, which the other code has cancelled."""
     global _is_handed_over
     with _lock:
         _is_handed_over = False
@@ -240,7 +240,7 @@ _wake = threading.Event()
 _next_look = 0.0
 _is_handed_over = False
 _fires_at = 0.0
-"""When the timer without the lock fires; 0: it is not set."""
+"""When the timer without the lock fires; 0 if it is not set."""
 
 
 def _begin(limited: Limited) -> None:
@@ -253,7 +253,7 @@ def _begin(limited: Limited) -> None:
             line = " ".join(held.split()).encode()[: HEADER_BYTES - 1]
             os.pwrite(_report, line.ljust(HEADER_BYTES - 1) + b"\n", 0)
         _arm(time.monotonic())
-        # Again: setting the timer takes a moment on a busy machine.
+        # Set again, since setting the timer takes a moment on a busy machine.
         limited.deadline = time.monotonic() + limited.timeout_s
         if _watcher is None:
             _start_watcher()
@@ -262,7 +262,7 @@ def _begin(limited: Limited) -> None:
 
 
 def _end(limited: Limited) -> None:
-    """Take a call out of those that are watched. Afterwards its exception is not raised any more."""
+    """Stop watching a call. Afterwards its exception is no longer raised."""
     while True:
         with _lock:
             if not limited.is_running:
@@ -278,7 +278,7 @@ def _forget(limited: Limited) -> None:
     if limited.signal is not None:
         raise_in(limited.thread_id, None)
     calls = _calls[limited.thread_id]
-    # Calls inside this one whose own end was cut short end with it.
+    # Inner calls whose own end was interrupted end with this one.
     for inner in calls[calls.index(limited) :]:
         inner.is_running = False
     del calls[calls.index(limited) :]
@@ -293,7 +293,7 @@ def _start_watcher() -> None:
 
 
 def _watch() -> None:
-    """Look at the calls, as often as the next deadline needs it and once a second."""
+    """Check the calls once a second, and at the next deadline."""
     global _next_look
     last_active = time.monotonic()
     while True:
@@ -328,7 +328,7 @@ def _watch() -> None:
 
 
 def _next_step(limited: Limited) -> float:
-    """When to look at a call again; one that was interrupted, soon."""
+    """Return when to check a call again; soon if it was interrupted."""
     if limited.signal is None:
         return limited.deadline
     return min(time.monotonic() + _AGAIN_S, limited.deadline + GRACE_S)
@@ -339,12 +339,12 @@ def _is_blocked(limited: Limited, now: float) -> bool:
 
 
 def _expire(limited: Limited) -> None:
-    """Ask a call to stop; the lock is held, so it is still running."""
+    """Ask a call to stop. The lock is held, so it is still running."""
     frame = sys._current_frames().get(limited.thread_id)
     if frame is not None:
         limited.stack, limited.place = user_stack(frame, below=call.__code__)
     limited.signal = type("_Expired", (_Expired,), {})
-    # The grace counts from here: the watcher itself may have come late.
+    # The grace period begins here, since the watcher itself may be late.
     limited.deadline = time.monotonic()
     _interrupt(limited)
     raise_in(limited.thread_id, limited.signal)
@@ -358,20 +358,20 @@ def _interrupt(limited: Limited) -> None:
 
 def _end_process(limited: Limited) -> NoReturn:
     try:
-        # Reporting may meet a lock that the blocked thread holds.
+        # Reporting may need a lock that the blocked thread holds.
         faulthandler.dump_traceback_later(_HANDLER_S, exit=True, file=2 if _report is None else _report)
         handler = _handler or report_or_print
         handler(limited.error())
-    except BaseException:  # noqa: BLE001 - the process ends in any case, and says why
+    except BaseException:  # noqa: BLE001 - the process ends in any case, with this message
         traceback.print_exc()
     finally:
         os._exit(1)
 
 
 def _arm(now: float) -> None:
-    """Let the timer without the lock fire after the last deadline of all calls, if nothing sets it again; the lock is held.
+    """Set the timer without the lock to fire after the last deadline of all calls, unless it is set again; the lock is held.
 
-    Setting it starts a thread, so one that fires only a little late stays.
+    Setting it starts a thread, so a timer that fires only a little late is kept.
     """
     global _fires_at
     last = max(limited.deadline for calls in _calls.values() for limited in calls)
@@ -389,7 +389,7 @@ def _disarm() -> None:
 
 
 def _before_fork() -> None:
-    """Stop the timer: a forked child has no thread of it, and would wait for it when it sets its own."""
+    """Stop the timer: a forked child lacks its thread, and would wait for it when setting its own."""
     _lock.acquire()
     _disarm()
 
@@ -400,7 +400,7 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """Start again: only the thread that forked is there."""
+    """Start again, since only the forking thread exists."""
     global _lock, _watcher, _wake, _report
     _lock, _wake, _watcher, _report = threading.Lock(), threading.Event(), None, None
     _calls.clear()

@@ -1,4 +1,4 @@
-"""Alembic's environment: online only, on the connection that rftdata.postgres.migrations hands over."""
+"""Alembic's environment: online only, on the connection from rftdata.postgres.migrations."""
 
 from __future__ import annotations
 

@@ -50,10 +50,6 @@ SELECT DISTINCT ON (purpose, taskset, decoding) purpose, taskset, decoding, trai
 FROM rft.evaluation WHERE run_id = %(run_id)s AND status = 'done'
 ORDER BY purpose, taskset, decoding, evaluation_id DESC;
 
--- name: progress_evaluations_open
--- How many evaluations of a run are not finished.
-SELECT count(*) AS num FROM rft.evaluation WHERE run_id = %(run_id)s AND status IN ('planned', 'claimed');
-
 -- name: progress_workers
 -- What each process of a run does or waits for.
 SELECT v.worker_id, v.role::text AS role, v.host, v.pid, v.state, v.waiting_for, v.progress, v.error, v.liveness, v.heartbeat_age_s,

@@ -43,6 +43,11 @@ JOIN rft.run_attempt a ON a.attempt_id = s.attempt_id
 CROSS JOIN LATERAL (SELECT a.run_id = s.run_id AS own) o
 WHERE s.run_id = %(run_id)s;
 
+-- name: report_losses
+-- The loss of each step of a run that has one.
+SELECT trainer_step AS step, (metrics ->> 'loss')::float8 AS loss FROM rft.v_train_step
+WHERE run_id = %(run_id)s AND metrics ->> 'loss' IS NOT NULL ORDER BY trainer_step;
+
 -- name: report_skipped
 -- Why steps of a run were skipped, the most frequent reason first.
 SELECT coalesce(reason, 'no reason given') AS reason, count(*) AS num_steps FROM rft.v_train_step

@@ -124,8 +124,11 @@ WRONG = {
         tasks_from("line3.jsonl"),
         ["'letters'", "line 3 is not JSON", "line3.jsonl", "mend"],
     ),
-    "task file with rows that are lists": (tasks_from("list.jsonl"), ["row 1", "'letters'", "1>", "mend its source"]),
-    "task file of another format": (tasks_from("not.parquet"), ["cannot be read", "not.parquet", "mend or replace"]),
+    "task file with rows that are lists": (
+        tasks_from("list.jsonl"),
+        ["row 1", "'letters'", "1>", "correct the source"],
+    ),
+    "task file of another format": (tasks_from("not.parquet"), ["cannot be read", "not.parquet", "repair or replace"]),
     "task file without the prompt": (
         tasks_from("column.jsonl"),
         ["no column 'question'", "row 1", "allowed: answer, prompt", "prompt: …"],

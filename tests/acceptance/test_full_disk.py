@@ -1,4 +1,7 @@
-"""A disk that fills up while a run goes on: a clear end, nothing half-written, and `rft run --resume` once there is room."""
+"""A disk that fills up while a run goes on: a clear end, nothing half-written, and `rft run --resume` once there is room.
+
+The first three tests are one walk and run in their order: a single run meets the end of one disk after the other.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -22,9 +26,11 @@ from tests.support.warm_up import Warm
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 # What is written next meets the end of a disk; a database first uses the room that it has set aside.
-STEPS = 10
+STEPS = 16
 STEPS_OF_DATABASE = 24
 MIB = 2**20
+
+Mount = Callable[[Path, int], "SmallDisk"]
 
 
 class SmallDisk:
@@ -43,19 +49,12 @@ class SmallDisk:
                 self.resize((disk.f_blocks - disk.f_bavail) * disk.f_frsize)
 
 
-@pytest.fixture
-def own_folder(server_folders: Path) -> Path:
-    """A folder of its own for every test: a mount that is still busy keeps its folder for a while."""
-    return Path(tempfile.mkdtemp(dir=server_folders))
-
-
-@pytest.fixture
-def small_disk(own_folder: Path) -> Iterator[Callable[[str, int], SmallDisk]]:
-    """Mounts one at a path below the test's folder; skips where that is forbidden."""
+@contextlib.contextmanager
+def small_disks() -> Iterator[Mount]:
+    """Mounts disks of a size at paths; skips where that is forbidden."""
     mounted: list[Path] = []
 
-    def make(name: str, num_bytes: int) -> SmallDisk:
-        folder = own_folder / name
+    def mount(folder: Path, num_bytes: int) -> SmallDisk:
         folder.mkdir(parents=True)
         result = subprocess.run(
             ["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "tmpfs", folder],
@@ -66,17 +65,47 @@ def small_disk(own_folder: Path) -> Iterator[Callable[[str, int], SmallDisk]]:
         mounted.append(folder)
         return SmallDisk(folder)
 
-    yield make
-    for folder in mounted:
-        subprocess.run(["umount", "--lazy", folder], check=False, capture_output=True)
+    try:
+        yield mount
+    finally:
+        for folder in mounted:
+            subprocess.run(["umount", "--lazy", folder], check=False, capture_output=True)
+
+
+@dataclass
+class Walk:
+    """One run that meets the end of one disk after the other.
+
+    Attributes:
+        segments, runs: the disks of its segments and of its checkpoints.
+    """
+
+    buffer: Path
+    segments: SmallDisk
+    runs: SmallDisk
+
+    def resume(self, *overrides: str) -> subprocess.Popen[str]:
+        """Go on with the run."""
+        options = [part for override in overrides for part in ("--set", override)]
+        return start("run", "--resume", "--plain", "--buffer", self.buffer, *options, config=None)
+
+
+@pytest.fixture(scope="module")
+def walk(server_folders: Path) -> Iterator[Walk]:
+    folder = Path(tempfile.mkdtemp(dir=server_folders))
+    buffer = folder / "buffer"
+    with small_disks() as mount:
+        yield Walk(buffer, mount(folder / "segments", 16 * MIB), mount(buffer / "runs", 512 * MIB))
+        EmbeddedServer(buffer).stop()
 
 
 @pytest.fixture
-def buffer(own_folder: Path, small_disk: object) -> Iterator[Path]:
-    """Where the test's buffer goes; its server is gone before the small disk is."""
-    folder = own_folder / "buffer"
-    yield folder
-    EmbeddedServer(folder).stop()
+def buffer_disk(server_folders: Path) -> Iterator[Callable[[int], SmallDisk]]:
+    """Mounts a disk for a whole buffer; a folder of its own for every test, since a mount that is still busy keeps its folder for a while."""
+    buffer = Path(tempfile.mkdtemp(dir=server_folders)) / "buffer"
+    with small_disks() as mount:
+        yield lambda num_bytes: mount(buffer, num_bytes)
+        EmbeddedServer(buffer).stop()
 
 
 def opened(buffer: Path, segments: Path | None = None) -> rftdata.Buffer:
@@ -136,66 +165,57 @@ def assert_resumed_to_the_end(rft: Rft, buffer: Path, *overrides: str, steps: in
     assert twice == 0
 
 
-def test_the_disk_of_the_segments(
-    buffer: Path, small_disk: Callable[[str, int], SmallDisk], warm: Warm, rft: Rft
-) -> None:
-    disk = small_disk("segments", MIB)
-    process = run(buffer, warm, f"buffer.segments={disk.folder}", "buffer.min_free_bytes=0")
-    wait_for_step(buffer, 3, process)
-    disk.fill()
+def test_writers_stop_before_the_disk_is_full(walk: Walk, warm: Warm) -> None:
+    folder = walk.segments.folder
+    said = ended_with_a_clear_error(run(walk.buffer, warm, f"buffer.segments={folder}"))
+    assert f"the disk of the segments in {folder} has" in said
+    assert f"buffer.min_free_bytes = {256 * MIB}" in said and "lower buffer.min_free_bytes" in said
+    assert_nothing_is_half_written(walk.buffer, folder)
+
+
+def test_the_disk_of_the_segments(walk: Walk) -> None:
+    folder = walk.segments.folder
+    process = walk.resume("buffer.min_free_bytes=0")
+    wait_for_step(walk.buffer, 3, process)
+    walk.segments.fill()
     said = ended_with_a_clear_error(process)
     # Which of the two depends on whether the last write fitted by the page.
-    assert f"the disk of the segments in {disk.folder} has" in said or f"segments in {disk.folder} is full" in said
+    assert f"the disk of the segments in {folder} has" in said or f"segments in {folder} is full" in said
     assert "free some space" in said and f"rft run --resume {RUN}" in said
-    assert_nothing_is_half_written(buffer, disk.folder)
-    disk.resize(64 * MIB)
-    assert_resumed_to_the_end(rft, buffer)
-    assert_nothing_is_half_written(buffer, disk.folder)
+    assert_nothing_is_half_written(walk.buffer, folder)
 
 
-def test_writers_stop_before_the_disk_is_full(
-    buffer: Path, small_disk: Callable[[str, int], SmallDisk], warm: Warm, rft: Rft
-) -> None:
-    disk = small_disk("segments", 16 * MIB)
-    said = ended_with_a_clear_error(run(buffer, warm, f"buffer.segments={disk.folder}", steps=2))
-    assert f"the disk of the segments in {disk.folder} has" in said
-    assert f"buffer.min_free_bytes = {256 * MIB}" in said and "lower buffer.min_free_bytes" in said
-    assert_nothing_is_half_written(buffer, disk.folder)
-    assert_resumed_to_the_end(rft, buffer, "buffer.min_free_bytes=1048576", steps=2)
-    assert_nothing_is_half_written(buffer, disk.folder)
-
-
-def test_the_disk_of_the_checkpoints(
-    buffer: Path, small_disk: Callable[[str, int], SmallDisk], warm: Warm, rft: Rft
-) -> None:
-    disk = small_disk("buffer/runs", 512 * MIB)
-    process = run(buffer, warm)
-    wait_for_step(buffer, 3, process)
+def test_the_disk_of_the_checkpoints(walk: Walk, rft: Rft) -> None:
+    folder, disk = walk.segments.folder, walk.runs
+    walk.segments.resize(64 * MIB)
+    done = one(walk.buffer, "select coalesce(max(trainer_step), 0) from rft.train_step")
+    assert isinstance(done, int)
+    process = walk.resume("buffer.min_free_bytes=0")
+    wait_for_step(walk.buffer, done + 2, process)
     disk.fill()
     said = ended_with_a_clear_error(process)
     assert f"the trainer of the run {RUN!r} ended before its work did: no room for the checkpoint" in said
     assert "free space on the file system" in said and f"rft run --resume {RUN}" in said
-    assert_nothing_is_half_written(buffer)
-    kept = one(buffer, "select max(trainer_step) from rft.checkpoint where deleted_at is null")
+    assert_nothing_is_half_written(walk.buffer, folder)
+    kept = one(walk.buffer, "select max(trainer_step) from rft.checkpoint where deleted_at is null")
     assert isinstance(kept, int) and kept >= 2
     disk.resize(1024 * MIB)
-    assert_resumed_to_the_end(rft, buffer)
-    assert_nothing_is_half_written(buffer)
+    assert_resumed_to_the_end(rft, walk.buffer, "buffer.min_free_bytes=0")
+    assert_nothing_is_half_written(walk.buffer, folder)
 
     # What a run has reached is in the buffer: a picture that cannot be drawn takes nothing from it.
     disk.fill()
-    output = rft("run", "--resume", "--plain", "--buffer", buffer).stdout
-    assert "warning: the picture" in output and "cannot be written: No space left on device" in output
-    assert f"rft report {RUN} --buffer {buffer} --png FILE" in output
-    picture = buffer / "runs" / RUN / "learning_curve.png"
+    output = rft("run", "--resume", "--plain", "--buffer", walk.buffer).stdout
+    assert "warning: the image" in output and "cannot be written: No space left on device" in output
+    assert f"rft report {RUN} --buffer {walk.buffer} --png FILE" in output
+    picture = walk.buffer / "runs" / RUN / "learning_curve.png"
     assert picture.read_bytes().startswith(b"\x89PNG") and not list(picture.parent.glob(".unfinished*"))
 
 
-def test_the_disk_of_the_database(
-    buffer: Path, small_disk: Callable[[str, int], SmallDisk], warm: Warm, rft: Rft
-) -> None:
-    """Segments and checkpoints lie there too; whoever meets the end first says so."""
-    disk = small_disk("buffer", 512 * MIB)
+def test_the_disk_of_the_database(buffer_disk: Callable[[int], SmallDisk], warm: Warm, rft: Rft) -> None:
+    """Segments and checkpoints are there, too; any of the roles may meet the end first."""
+    disk = buffer_disk(512 * MIB)
+    buffer = disk.folder
     process = run(buffer, warm, "buffer.min_free_bytes=0", steps=STEPS_OF_DATABASE)
     wait_for_step(buffer, 3, process)
     disk.fill()
@@ -208,10 +228,9 @@ def test_the_disk_of_the_database(
     assert_nothing_is_half_written(buffer)
 
 
-def test_a_disk_too_small_for_a_new_database(
-    buffer: Path, small_disk: Callable[[str, int], SmallDisk], warm: Warm, rft: Rft
-) -> None:
-    disk = small_disk("buffer", 8 * MIB)
+def test_a_disk_too_small_for_a_new_database(buffer_disk: Callable[[int], SmallDisk], warm: Warm) -> None:
+    disk = buffer_disk(8 * MIB)
+    buffer = disk.folder
     said = ended_with_a_clear_error(run(buffer, warm))
     assert f"the disk of {disk.folder} is full" in said and "free some space" in said
     assert not (buffer / "postgres").exists()

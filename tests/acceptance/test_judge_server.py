@@ -173,7 +173,7 @@ def test_malformed_answers_are_errors_and_not_scores(judge: Judge) -> None:
     rows = scored(chain, batch(4))
     chain.close()
     assert [row["judge_score"] for row in rows] == [None] * 4
-    assert all(row["judge_error"].startswith("malformed answer: there is no score in it") for row in rows), rows
+    assert all(row["judge_error"].startswith("malformed answer: it contains no score") for row in rows), rows
     assert judge.num_requests() - before == 8, "each was asked for once more"
 
 

@@ -75,13 +75,16 @@ class Terminal:
         (programs / "python3").symlink_to(Path(sys.executable).resolve())
         if variables:
             (programs / "uv").symlink_to(Path(sys.executable).with_name("uv"))
-        ours = ("PYTHONPATH", "VIRTUAL_ENV", "RFT_BUFFER", "RFT_DEBUG")
+        ours = ("PYTHONPATH", "VIRTUAL_ENV", "RFT_BUFFER", "RFT_DEBUG", "PYTHONDONTWRITEBYTECODE")
         self._environment = {name: value for name, value in os.environ.items() if name not in ours} | variables
         # CI installs the same versions every day; a user has no constraint here, and `rft setup` brings its own.
         self._environment |= {
             "PIP_CONSTRAINT": str(CONSTRAINTS),
             "UV_CONSTRAINT": str(CONSTRAINTS),
             "HF_HUB_OFFLINE": "1",
+            # Of 30,000 files few are imported here: those are compiled then, and not all when they are installed.
+            "PIP_NO_COMPILE": "1",
+            "UV_COMPILE_BYTECODE": "0",
         }
         self._environment["PATH"] = f"{programs}:{os.environ['PATH']}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -128,6 +129,25 @@ def test_a_relabel_in_sql_carries_its_author(run: StoredRun, capsys: pytest.Capt
     code, out, _ = rft(capsys, "label", "history", "--json", str(run.experiences()[0]))
     (label,) = json.loads(out)
     assert (label["author"], label["source"], label["new_value"]) == ("ada", "sql", 0.5)
+
+
+def test_a_relabel_in_sql_prints_the_command_that_undoes_it(
+    run: StoredRun, buffer: rftdata.Buffer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = "update experience set reward = 0.5; update experience set reward = 0.25 where reward = 0.5"
+    code, out, err = rft(capsys, "sql", two)
+    assert (code, out) == (0, "UPDATE 2\nUPDATE 2\n")
+    found = re.findall(r"^label batch (\d+): 2 changed; undo with `rft (label undo \1)`$", err, re.MULTILINE)
+    assert len(found) == 2 and len(err.splitlines()) == 2, err
+    for _, command in reversed(found):
+        assert rft(capsys, *command.split())[0] == 0
+    rewards = buffer.sql("SELECT reward FROM rft.experience ORDER BY experience_id")["reward"].to_pylist()
+    assert rewards == [0.0, 1.0]
+    assert rft(capsys, "sql", "update experience set reward = 1 where reward = 1")[2] == ""
+    # Elsewhere the command needs the buffer's place.
+    monkeypatch.delenv("RFT_BUFFER")
+    _, _, err = rft(capsys, "sql", "--buffer", buffer.config.uri, "update experience set reward = 2 where reward = 1")
+    assert err.endswith(f" --buffer {shlex.quote(buffer.location)}`\n")
 
 
 def test_changing_a_fact_is_refused_with_what_to_do_instead(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:

@@ -298,7 +298,7 @@ def _break(file: Path, **changes: Any) -> None:
         ({"loss_mask": [1]}, "one value per token"),
         ({"loss_mask": [0, 0, 0, 1, 300]}, "out of bounds"),
         ({"token_ids": ["a"]}, "invalid literal"),
-        ({"num_prompt_tokens": 99}, "so many prompt tokens"),
+        ({"num_prompt_tokens": 99}, "a wrong number of prompt tokens"),
         ({"reward": "NaN"}, r"a reward is not a finite number \(got nan\); allowed: a finite number"),
         ({"reward": "high"}, r"line 6 .*the column reward cannot be 'high': a number is wanted"),
         ({"turn_index": True}, "the column turn_index cannot be True: a whole number is wanted"),

@@ -17,12 +17,12 @@ from rftcore.config import parse_config
 from rftcore.engines.base import Decoding, Engine, Generation
 from rftcore.explorer.failed_steps import FailedSteps
 from rftcore.explorer.role import Explorer
-from rftcore.launch.progress import Progress
 from rftcore.launch.views import line
 from rftcore.reporting.report import build_report
 from rftcore.resolved import ResolvedRun
 from rftcore.run.join import JoinedRun
 from rftdata.errors import EngineStoppedError, ModelError, RolloutsFailedError
+from rftdata.progress import Failures, Progress
 from rftdata.training.attempt import Attempt
 from rftdata.training.evaluations import plan_evaluations
 from rftdata.workers import Worker
@@ -284,8 +284,8 @@ def test_a_reward_that_fails_on_every_rollout_ends_the_run_with_the_users_stack(
     assert run.rows(
         "SELECT DISTINCT error FROM rft.rollout JOIN rft.rollout_group USING (group_id) WHERE run_id = %s"
     ) == [{"error": text}]
-    snapshot = Progress(run.buffer, run.run_id).snapshot()
-    assert snapshot["failures"] == {"num_rollouts": 4, "num_commonest": 4, "commonest": text}
+    snapshot = Progress(run.run).snapshot()
+    assert snapshot.failures == Failures(num_rollouts=4, num_commonest=4, commonest=text)
     assert f"4 rollouts failed, all with {text}" in line(snapshot)
     report = build_report(run.buffer, run.run_id)
     assert report.rollouts == {"failed": 4} and report.failed_because == {text: 4}

@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 
 import rftdata
-from rftcore.launch.progress import Progress
 from rftcore.launch.reviews import People
 from rftcore.launch.views import LineView, LiveView, block, line
+from rftdata.progress import Progress, Queue
 from tests.support.stored_run import StoredRun
 
 
@@ -23,7 +23,7 @@ def run(buffer: rftdata.Buffer) -> StoredRun:
 
 def drawn(buffer: rftdata.Buffer, run: StoredRun, width: int = 100) -> str:
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    console.print(block(Progress(buffer, run.run_id).snapshot(), width))
+    console.print(block(Progress(run.run).snapshot(), width))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -38,13 +38,13 @@ def test_a_snapshot_of_a_run_at_work(buffer: rftdata.Buffer, run: StoredRun) -> 
         run.group(2, [], status=status)
     run.worker("explorer", progress={"tokens_per_s": 200.0, "policy_step": 1})
     run.worker("explorer", progress={"tokens_per_s": 100.0, "policy_step": 2})
-    snapshot = Progress(buffer, run.run_id).snapshot()
-    assert (snapshot["step"], snapshot["planned_steps"], snapshot["num_skipped"]) == (2, 10, 1)
-    assert (snapshot["mean_reward"], snapshot["pass_rate"], snapshot["reward_step"]) == (0.75, 0.75, 1)
-    assert snapshot["rewards"] == [0.5, 0.75]
-    assert (snapshot["tokens_per_s"], snapshot["policy_step"], snapshot["published_step"]) == (300.0, 1, 2)
-    assert snapshot["queue"] == {"planned": 2, "claimed": 1, "sealed": 1, "ready": 0}
-    assert (snapshot["refills"], snapshot["closed_groups"]) == (1, 1)
+    snapshot = Progress(run.run).snapshot()
+    assert (snapshot.step, snapshot.planned_steps, snapshot.num_skipped) == (2, 10, 1)
+    assert (snapshot.mean_reward, snapshot.pass_rate, snapshot.reward_step) == (0.75, 0.75, 1)
+    assert snapshot.rewards == [0.5, 0.75]
+    assert (snapshot.tokens_per_s, snapshot.policy_step, snapshot.published_step) == (300.0, 1, 2)
+    assert snapshot.queue == Queue(planned=2, claimed=1, sealed=1, ready=0)
+    assert (snapshot.refills, snapshot.closed_groups) == (1, 1)
 
 
 def test_ready_groups_are_those_the_trainer_could_draw(buffer: rftdata.Buffer, run: StoredRun) -> None:
@@ -52,17 +52,17 @@ def test_ready_groups_are_those_the_trainer_could_draw(buffer: rftdata.Buffer, r
     buffer.sql(
         "INSERT INTO rft.worklist (consumer, item_id, sort_key) VALUES (%s, %s, 0)", [f"trainer/{run.run_id}", group]
     )
-    assert Progress(buffer, run.run_id).snapshot()["queue"]["ready"] == 1
+    assert Progress(run.run).snapshot().queue.ready == 1
 
 
 def test_rewards_that_come_later_are_seen(buffer: rftdata.Buffer, run: StoredRun) -> None:
-    progress = Progress(buffer, run.run_id)
-    assert progress.snapshot()["mean_reward"] is None
+    progress = Progress(run.run)
+    assert progress.snapshot().mean_reward is None
     run.group(0, [0.0, 0.0])
-    assert progress.snapshot()["rewards"] == [0.0]
+    assert progress.snapshot().rewards == [0.0]
     run.group(0, [1.0, 1.0])
     run.group(1, [1.0, 0.0])
-    assert progress.snapshot()["rewards"] == [0.5, 0.5]
+    assert progress.snapshot().rewards == [0.5, 0.5]
 
 
 def test_the_block_names_what_each_process_waits_for(buffer: rftdata.Buffer, run: StoredRun) -> None:
@@ -80,7 +80,7 @@ def test_rows_that_wait_for_a_person_are_told_once_and_when_their_number_changes
     buffer: rftdata.Buffer, run: StoredRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run.group(0, [1.0, 0.0], status="sealed")
-    progress, people = Progress(buffer, run.run_id), People(LineView(), quiet_s=0.0)
+    progress, people = Progress(run.run), People(LineView(), quiet_s=0.0)
 
     def told() -> str:
         people.update(progress.snapshot())
@@ -107,12 +107,12 @@ def test_a_replay_that_failed_is_no_part_of_the_run(buffer: rftdata.Buffer, run:
     run.worker("replay", seconds_ago=300, seconds=5, error="StageError: stage 2")
     text = drawn(buffer, run)
     assert "training" in text and "replay" not in text and "StageError" not in text
-    assert "replay" not in line(Progress(buffer, run.run_id).snapshot())
+    assert "replay" not in line(Progress(run.run).snapshot())
     run.worker("replay", state="replays version strict")  # one at work is shown
     assert "replays version strict" in drawn(buffer, run)
-    snapshot = Progress(buffer, run.run_id).snapshot()
+    snapshot = Progress(run.run).snapshot()
     # `rft status --all` and `--json` have it.
-    assert [w["error"] for w in snapshot["workers"] if w["error"]] == ["StageError: stage 2"]
+    assert [w.error for w in snapshot.workers if w.error] == ["StageError: stage 2"]
 
 
 def test_a_process_that_fell_silent_is_shown_as_such(buffer: rftdata.Buffer, run: StoredRun) -> None:
@@ -132,13 +132,13 @@ def test_the_block_fits_its_terminal(buffer: rftdata.Buffer, run: StoredRun, wid
 def test_a_run_that_has_not_begun_can_be_drawn(buffer: rftdata.Buffer) -> None:
     run = StoredRun(buffer, "empty", steps=0)
     assert "step 0 of 0" in drawn(buffer, run)
-    assert line(Progress(buffer, run.run_id).snapshot()).startswith("step 0/0")
+    assert line(Progress(run.run).snapshot()).startswith("step 0/0")
 
 
 def test_a_pipe_gets_one_line_per_step(
     buffer: rftdata.Buffer, run: StoredRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    progress, view = Progress(buffer, run.run_id), LineView(quiet_s=1000)
+    progress, view = Progress(run.run), LineView(quiet_s=1000)
     for _ in range(3):
         view.update(progress.snapshot())
     run.train_step(1)
@@ -148,7 +148,7 @@ def test_a_pipe_gets_one_line_per_step(
 
 
 def test_a_long_silence_is_broken(buffer: rftdata.Buffer, run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
-    progress, view = Progress(buffer, run.run_id), LineView(quiet_s=0)
+    progress, view = Progress(run.run), LineView(quiet_s=0)
     for _ in range(2):
         view.update(progress.snapshot())
     assert len(capsys.readouterr().out.splitlines()) == 2
@@ -156,7 +156,7 @@ def test_a_long_silence_is_broken(buffer: rftdata.Buffer, run: StoredRun, capsys
 
 def test_a_terminal_gets_a_block_that_is_redrawn(buffer: rftdata.Buffer, run: StoredRun) -> None:
     console = Console(file=io.StringIO(), width=100, force_terminal=True, highlight=False)
-    progress = Progress(buffer, run.run_id)
+    progress = Progress(run.run)
     with LiveView(console) as view:
         view.message("set up")
         view.update(progress.snapshot())

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import rftdata
-from rftcore.launch.progress import Progress
 from rftcore.reporting.learning_curve import write_learning_curve
 from rftcore.reporting.report import Gain, build_report, compare
 from rftcore.reporting.table import print_report
 from rftdata.errors import QueryError
+from rftdata.progress import Progress
 from tests.support.stored_run import StoredRun
 
 
@@ -62,7 +62,7 @@ def test_answers_that_could_not_be_scored_are_told_of(
     assert report.unscored == [f"validation sums, greedy, step 0: {said}"]
     print_report([report])
     assert f"warning validation sums, greedy, step 0: {said}" in " ".join(capsys.readouterr().out.split())
-    assert Progress(buffer, run.run_id).snapshot()["evaluations"][0]["error"] == said
+    assert Progress(run.run).snapshot().evaluations[0].error == said
 
 
 def test_the_best_step_is_chosen_on_validation_alone(buffer: rftdata.Buffer, run: StoredRun) -> None:
@@ -141,6 +141,28 @@ def test_steps_without_a_gradient_are_counted(
     assert report.steps.without_gradient == 1
     print_report([report])
     assert "1 without a gradient" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_run_without_rewards_shows_its_loss(
+    buffer: rftdata.Buffer, run: StoredRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step, loss in ((1, 2.0), (2, 1.5), (3, 1.0), (4, 0.5)):
+        run.train_step(step, loss=loss)
+    report = build_report(buffer)
+    assert [(p.step, p.loss) for p in report.loss_curve] == [(1, 2.0), (2, 1.5), (3, 1.0), (4, 0.5)]
+    print_report([report])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "training loss 1.750 (first 2 steps) to 0.750 (last 2)" in shown and "training reward" not in shown
+    # Beside a run that has rewards each stands under its name.
+    other = StoredRun(buffer, "other")
+    other.attempt()
+    other.group(0, [1.0, 0.0])
+    other.train_step(1, loss=0.1)
+    print_report([report, build_report(buffer, "other")])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("training ")]
+    assert sorted(line[1] for line in lines) == ["loss", "reward"]
+    assert [line[2] for line in sorted(lines)] == ["1.750", "–"]
+    assert next(line[3:5] for line in lines if line[1] == "reward") == ["0.500", "(first"]
 
 
 def test_rows_and_groups_are_counted_by_what_became_of_them(buffer: rftdata.Buffer, run: StoredRun) -> None:
@@ -250,7 +272,7 @@ def test_two_runs_are_compared_question_by_question_at_their_best_steps(buffer: 
     other.attempt()
     other.evaluation(0, {1: 0, 2: 0})
     other.evaluation(2, {1: 1, 2: 1})
-    (found,) = compare(buffer, run.run_id, other.run_id)
+    (found,) = compare(run.run, other.run)
     assert (found.before, found.after, found.difference, found.before_step, found.after_step) == (0.5, 1.0, 0.5, 4, 2)
 
 
@@ -277,7 +299,7 @@ def test_a_picture_that_cannot_be_written_is_said_so(buffer: rftdata.Buffer, tmp
     report = build_report(buffer)
     folder = tmp_path / "pictures"
     folder.mkdir()
-    with pytest.raises(QueryError, match=r"names that end so \(got '.*curve.txt'\); allowed: .*\.png"):
+    with pytest.raises(QueryError, match=r"unknown image format \(got '.*curve.txt'\); allowed: .*\.png"):
         write_learning_curve(report, folder / "curve.txt")
     (folder / "file").write_text("")
     with pytest.raises(QueryError, match=r"cannot be written: (File exists|Not a directory)"):

@@ -151,7 +151,7 @@ def test_an_answer_after_the_deadline_changes_nothing(buffer: Buffer, asked: Rol
         answer(then, "drop", "experience_id = 2")
         states = rows(then, "SELECT state FROM rft.v_review ORDER BY experience_id")
         assert [row["state"] for row in states] == ["drop", "pass", "pass", "pass"]
-        with pytest.raises(Exception, match="was answered in time, and its deadline has passed: the answer stands"):
+        with pytest.raises(Exception, match="was answered in time, and its deadline has passed: the answer is final"):
             answer(then, "pass", "experience_id = 1")
         told = then.database.fetch("pipeline_of_experience", experience_id=2)
         assert [(row["what"], row["detail"]) for row in told if row["what"] != "asked"] == [

@@ -315,7 +315,7 @@ def test_a_run_whose_tasks_are_used_up_ends_with_a_clear_error(buffer: Buffer) -
         roles.work(rewards=rewards)
         roles.train(attempt, 1)
         assert roles.plan() == 2
-        with pytest.raises(TaskSourceError, match=r"tried as often as it may be.*raise max_repeats"):
+        with pytest.raises(TaskSourceError, match=r"has reached max_repeats.*raise max_repeats"):
             roles.plan()
     assert len(set(roles.task_order())) == len(roles.task_order()) == 6
 
@@ -330,7 +330,7 @@ def test_tasks_that_are_used_up_early_do_not_end_steps_that_have_their_groups(bu
         roles.insert(*[roles.result(group, rewards(group)) for group in roles.claim(6)])
         roles.decide()
         roles.train(attempt, 1)
-        with pytest.raises(TaskSourceError, match="tried as often as it may be"):
+        with pytest.raises(TaskSourceError, match="has reached max_repeats"):
             roles.plan()
 
 

@@ -134,7 +134,7 @@ class TestDraws:
             batch = attempt.draw(1, 8, timeout_s=5)
             again = attempt.draw(1, 8, timeout_s=5)
         assert batch is not None and again is not None
-        assert batch.short_reason == again.short_reason == "3 of 8: the stored selection holds no more"
+        assert batch.short_reason == again.short_reason == "3 of 8: the stored selection has no more"
         assert again.rows.equals(batch.rows)
 
     def test_pairs_are_drawn_whole_the_chosen_one_first(self, stored: Buffer) -> None:

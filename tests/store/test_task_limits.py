@@ -69,7 +69,7 @@ def test_tasks_that_left_their_source_stay_and_are_said_to(
     load(buffer, tmp_path, OLD)
     assert load(buffer, tmp_path, OLD[:5]) == 20
     said = capsys.readouterr().err
-    assert "tasks: sums: tasks that are not in its source (any more): 15; they stay" in said and EXCLUDE in said
+    assert "tasks: sums: tasks that are not in the source (any more): 15; they stay" in said and EXCLUDE in said
     assert prompts(buffer, GONE) == [f"q{i}" for i in range(5, 20)]
     load(buffer, tmp_path, OLD[:7])
     assert prompts(buffer, GONE) == [f"q{i}" for i in range(7, 20)]  # two came back
@@ -123,7 +123,7 @@ def test_rows_of_one_prompt_are_one_task_and_those_that_say_something_else_are_t
     others = [{"question": "q", "answer": "2", "from": "a"}, {"question": "q", "answer": "1", "from": "b"}]
     assert load(buffer, tmp_path, [*same, *others]) == 1
     said = capsys.readouterr().err
-    assert "and another answer: 1, such as row 3, which repeats row 1 ('q')" in said and said.count("\n") == 1
+    assert "but another answer: 1, such as row 3, which repeats row 1 ('q')" in said and said.count("\n") == 1
     assert buffer.sql("SELECT payload ->> 'answer' AS p FROM rft.task")["p"].to_pylist() == ["1"]
 
 

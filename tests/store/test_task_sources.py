@@ -112,10 +112,10 @@ def test_a_data_set_of_the_hub_is_read_from_the_cache_when_the_hub_is_away(
 @pytest.mark.parametrize(
     ("source", "args", "message"),
     [
-        ("hf:nobody/nothing", {}, r"not to be had from the Hugging Face hub \(the hub does not answer, .*save_to_disk"),
-        ("hf:someone/small_sums", {"split": "dev"}, r"not to be had .*dev"),
+        ("hf:nobody/nothing", {}, r"not available from the Hugging Face hub \(the hub does not answer, .*save_to_disk"),
+        ("hf:someone/small_sums", {"split": "dev"}, r"not available from .*dev"),
         ("hf:someone/small_sums", {"subset": "main"}, r"no argument 'subset'; allowed: config, split, revision"),
-        ("hf:a/b/c", {}, "names no data set of the hub"),
+        ("hf:a/b/c", {}, "does not name a data set of the hub"),
     ],
 )
 def test_a_broken_hub_id_is_a_clear_error(
@@ -272,5 +272,5 @@ def test_a_query_on_the_buffer_needs_the_buffer(tmp_path: Path) -> None:
     found = config("sql: SELECT 'a' AS question")
     assert asks_buffer(found) and not asks_buffer(config("sql: SELECT 1", args={"url_env": "X"}))
     assert not asks_buffer(config("t.jsonl"))
-    with pytest.raises(TaskSourceError, match="asks the buffer, which is not open; load it with"):
+    with pytest.raises(TaskSourceError, match="queries the buffer, which is not open; load it with"):
         prompts(found, tmp_path)

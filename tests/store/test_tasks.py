@@ -218,7 +218,7 @@ BAD_SOURCES: list[tuple[Callable[[Path], str], str]] = [
     (not_an_object, "row 2 of the taskset 't' is no mapping"),
     (not_utf8, "cannot be read: 'utf-8' codec"),
     (ragged_csv, "line 3 has not the 2 fields of the header"),
-    (named_twice, "its header has the column 'answer' twice; give every column a name of its own"),
+    (named_twice, "its header has the column 'answer' twice; give every column a different name"),
     (nested(100_000), "cannot be read: line 2 is nested too deeply"),
     (nested(900), "2 .*is nested too deeply"),
     (
@@ -227,9 +227,9 @@ BAD_SOURCES: list[tuple[Callable[[Path], str], str]] = [
     ),
     (
         row(question=["x"]),
-        "row 1 of the taskset 't' has a list in its column 'question' that is no chat.*role and content",
+        "row 1 of the taskset 't' has a list in its column 'question' that is not a chat.*role and content",
     ),
-    (row(question=[{"role": "user", "content": "a"}, {"content": "b"}]), "that is no chat"),
+    (row(question=[{"role": "user", "content": "a"}, {"content": "b"}]), "that is not a chat"),
     (row(question=[]), "row 1 of the taskset 't' has no prompt in its column 'question'"),
     (not_parquet, "cannot be read"),
     (wrong_column, r"no column 'question' \(row 1\); allowed: prompt, target; name the column"),

@@ -229,7 +229,9 @@ BAD_GROUPS = {
         [Rollout(0, sequences=[tokens(behavior_logprobs=[-1.0])])], taskset="t", task_key="k"
     ),
     "loss_mask must have": Group([Rollout(0, sequences=[tokens(loss_mask=[True])])], taskset="t", task_key="k"),
-    "so many prompt tokens": Group([Rollout(0, sequences=[tokens(num_prompt_tokens=6)])], taskset="t", task_key="k"),
+    "a wrong number of prompt tokens": Group(
+        [Rollout(0, sequences=[tokens(num_prompt_tokens=6)])], taskset="t", task_key="k"
+    ),
     "not a finite number": Group([Rollout(0, sequences=[tokens(float("nan"))])], taskset="t", task_key="k"),
     "got inf": Group([Rollout(0, reward=float("inf"), sequences=[tokens()])], taskset="t", task_key="k"),
     "ascending tokens": Group(

@@ -24,16 +24,17 @@ def settings(warm: Warm, *more: str) -> list[str]:
 
 
 def start(
-    verb: str, *options: object, config: Path = EXAMPLE / "grpo.yaml", ray_folder: Path | None = None
+    verb: str, *options: object, config: Path | None = EXAMPLE / "grpo.yaml", ray_folder: Path | None = None
 ) -> subprocess.Popen[str]:
     """Start `rft VERB CONFIG …` and return at once.
 
     Args:
+        config: None where a stored configuration is taken.
         ray_folder: where Ray puts its files; whether it exists afterwards tells whether Ray was started.
     """
     environment = rft_environment() if ray_folder is None else {**rft_environment(), "RAY_TMPDIR": str(ray_folder)}
     return subprocess.Popen(
-        rft_command(verb, config, *options),
+        rft_command(verb, *([] if config is None else [config]), *options),
         env={**environment, "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -80,7 +80,7 @@ def test_all_errors_are_raised_as_one() -> None:
 
 def test_nothing_is_an_empty_mapping_and_a_list_is_none() -> None:
     assert parse_section(Outer, None) == Outer()
-    with pytest.raises(ConfigError, match=r"its arguments are not a mapping \(got \[1\]\); allowed: width, inner"):
+    with pytest.raises(ConfigError, match=r"the arguments are not a mapping \(got \[1\]\); allowed: width, inner"):
         parse_section(Outer, [1])
 
 

@@ -327,7 +327,7 @@ READS_STORY: dict[str, Any] = {"sql": "SELECT * FROM batch WHERE dj_story <> ''"
         (["naive_reverse_grouper"], r"no stage before it groups the rows"),
         ([{"naive_grouper": {"prefix": "my_"}}, NESTED], r"no stage before it groups the rows"),
         ([BY_TOPIC, "nested_aggregator"], r"input_key is neither a column .* nor a tag .*\(got 'event_description'\)"),
-        ([BY_TOPIC, NESTED, NESTED], r"makes the column that it would \(got 'dj_prompt'\); set its output_key"),
+        ([BY_TOPIC, NESTED, NESTED], r"has the same output column \(got 'dj_prompt'\); set its output_key"),
         ([BY_TOPIC, {"naive_reverse_grouper": {"batch_meta_export_path": "x"}}], r"it writes no file here"),
         ([BY_TOPIC, {"meta_tags_aggregator": {"meta_tag_key": "attempts"}}], r"meta_tag_key is no column of tags"),
         (

@@ -160,7 +160,7 @@ def test_an_array_that_no_experience_has_is_said(caplog: pytest.LogCaptureFixtur
         (np.zeros((2, 2, 2, 2, 3), np.uint8), r"its shape is \[2, 2, 2, 2, 3\]"),
         (np.zeros((4, 5), np.int64), r"its type is int64"),
         (np.full((4, 5, 3), -1.5), r"its values lie from -1.5 to -1.5"),
-        (np.zeros(9, np.uint8), r"its bytes are those of no image file"),
+        (np.zeros(9, np.uint8), r"its bytes are not an image file"),
     ],
 )
 def test_an_array_that_is_no_image_is_refused(array: NDArray[Any], message: str) -> None:
@@ -179,7 +179,7 @@ def test_without_a_buffer_there_are_no_arrays() -> None:
 @pytest.mark.parametrize(
     ("stage", "message"),
     [
-        ({"image_blur_mapper": {"image_key": "arrays.pixels"}}, r"it changes images, and arrays stay as they were"),
+        ({"image_blur_mapper": {"image_key": "arrays.pixels"}}, r"it changes images, but arrays stay as they were"),
         (
             {"image_shape_filter": {"image_key": "arrays.pixels", "mode": "ray"}},
             r"arrays are read in the pipeline worker only",

@@ -158,7 +158,7 @@ def test_a_response_that_is_no_completion_is_an_error(serve: Serve, judge: MakeJ
     server = serve(lambda *_: Says(body, raw=True))
     scores, (error,) = scored(judge(server.url, {"retries": 1}), batch(1))
     assert scores == [None]
-    assert error is not None and "no chat completion" in error
+    assert error is not None and "not a chat completion" in error
     assert len(server.requests) == 2
 
 
@@ -183,7 +183,7 @@ def test_a_malformed_answer_is_asked_for_once_more_with_what_was_wrong(serve: Se
     assert scored(judge(server.url), batch(1)) == ([7], [None])
     first, second = (request["messages"] for request in server.requests)
     assert second[:2] == [*first, {"role": "assistant", "content": "I would rather not."}]
-    assert "there is no score in it" in second[2]["content"]
+    assert "it contains no score" in second[2]["content"]
 
 
 def test_an_answer_malformed_twice_is_an_error_that_shows_it(serve: Serve, judge: MakeJudge) -> None:
@@ -430,14 +430,14 @@ def test_a_variable_that_is_not_set_is_found_before_the_first_batch() -> None:
     ("arguments", "message"),
     [
         ({}, "the key 'endpoint' is missing"),
-        ({"endpoint": "polizy"}, "endpoint is no model to ask .got 'polizy'.; allowed: policy, or a mapping"),
+        ({"endpoint": "polizy"}, "endpoint is not a model to ask .got 'polizy'.; allowed: policy, or a mapping"),
         ({"endpoint": {"url": "http://here/v1", "modl": "m"}}, "did you mean 'model'"),
         ({"endpoint": {"url": "here", "model": "m"}}, "not an http"),
         ({"endpoint": {"url": "http://here", "model": "m", "extra": {"stream": True}}}, "'stream' is set by the stage"),
         ({"endpoint": {"url": "http://here", "model": "m", "extra": {"max_tokens": 9}}}, "'max_tokens' is set by the"),
         ({"endpoint": "policy", "budget": {"max_cost": 1}}, "max_cost needs prompt_price"),
         ({"endpoint": "policy", "budget": {"max_call": 1}}, "did you mean 'max_calls'"),
-        ({"endpoint": "policy", "scale": [5, 5]}, "not .least, greatest."),
+        ({"endpoint": "policy", "scale": [5, 5]}, "not .lowest, highest."),
         ({"endpoint": "policy", "pattern": "score"}, "no group"),
         ({"endpoint": "policy", "template": "Grade {reply}"}, "unknown placeholder {reply}"),
         ({"endpoint": "policy", "template": "Grade it"}, "shows the judge nothing"),

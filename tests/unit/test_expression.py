@@ -94,20 +94,20 @@ def test_a_formula_says_which_columns_it_needs_and_whether_rows_stand_alone() ->
     ("text", "type", "message"),
     [
         ("nope + 1", None, r"reads the column 'nope', which the batch does not have; allowed: experience_id, "),
-        ("reward +", None, r"no expression: syntax error"),
+        ("reward +", None, r"not an expression: syntax error"),
         ("", None, r"it is empty"),
-        ("reward AS r", None, r"no expression"),
+        ("reward AS r", None, r"not an expression"),
         ("1) AS a, (2", None, r"more than one expression"),
-        ("1) FROM batch; SELECT (2", None, r"no expression|more than"),
+        ("1) FROM batch; SELECT (2", None, r"not an expression|more than"),
         ("(SELECT max(reward) FROM batch)", None, r"a subquery cannot be used"),
         ("experience_id IN (SELECT 1)", None, r"a subquery cannot be used"),
         ("COLUMNS(*)", None, r"\* cannot be used"),
         ("$1", None, r"a parameter cannot be used"),
-        ("max(reward)", None, r"over which rows; write max\(…\) OVER \(PARTITION BY group_id\)"),
-        ("unnest([reward, 2])", None, r"unnest\(\) makes several rows of one"),
+        ("max(reward)", None, r"is an aggregate and needs a window; write max\(…\) OVER \(PARTITION BY group_id\)"),
+        ("unnest([reward, 2])", None, r"unnest\(\) makes several rows from one"),
         ("1 + generate_subscripts([1, 2], 1)", None, r"generate_subscripts\(\) makes several rows"),
-        ("random()", None, r"another value the next time"),
-        ("now()", None, r"another value the next time"),
+        ("random()", None, r"another value every time"),
+        ("now()", None, r"another value every time"),
         ("getenv('HOME')", None, r"getenv does not exist"),
         ("read_text('/etc/hostname')", None, r"DuckDB refuses"),
         ("length(reward)", None, r"DuckDB refuses 'length\(reward\)'"),
@@ -145,6 +145,6 @@ def test_threads_share_a_formula_and_processes_get_their_own() -> None:
 
 
 def test_how_long_ago_something_was_differs_the_next_time() -> None:
-    with pytest.raises(ConfigError, match=r"age\(\) would give another value the next time"):
+    with pytest.raises(ConfigError, match=r"age\(\) gives another value every time"):
         Expression("age(TIMESTAMP '2000-01-01')::VARCHAR")
     assert Expression("age(TIMESTAMP '2001-01-01', TIMESTAMP '2000-01-01')::VARCHAR").columns == frozenset()

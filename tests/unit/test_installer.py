@@ -97,6 +97,9 @@ def test_settings_of_pip_reach_uv_unless_it_has_its_own(wheels: Path, monkeypatc
     assert settings["find-links"] == [str(wheels)]
     assert uv_environment(settings)["UV_FIND_LINKS"] == str(wheels)
     assert has_own_source(uv_environment(settings)) and not has_own_source(uv_environment({}))
+    assert uv_environment(settings)["UV_COMPILE_BYTECODE"] == "1"
+    monkeypatch.setenv("UV_COMPILE_BYTECODE", "0")
+    assert uv_environment(settings)["UV_COMPILE_BYTECODE"] == "0"
     monkeypatch.setenv("UV_FIND_LINKS", "/elsewhere")
     assert uv_environment(settings)["UV_FIND_LINKS"] == "/elsewhere"
 

@@ -122,7 +122,7 @@ def test_a_minus_counts_and_so_does_the_last_word_of_an_answer(text: str, score:
 def test_a_mark_of_another_scale_and_a_range_are_no_score(text: str) -> None:
     (row,) = scores(prepared("llm_judge", lambda _: text, scale=[-5, 5]).run(batch([1])))
     assert row["judge_score"] is None
-    assert row["judge_error"].startswith("malformed answer: there is no score in it")
+    assert row["judge_error"].startswith("malformed answer: it contains no score")
 
 
 def test_a_pattern_of_ones_own_is_the_only_way_to_read_an_answer() -> None:
@@ -267,7 +267,7 @@ def test_a_task_brings_criteria_of_its_own() -> None:
     assert [row["rubric_score"] for row in rows] == [0.75, 0, None, None, None]
     assert json.loads(rows[0]["rubric_parts"]) == {"a": 1, "2": 0}
     assert "no criteria" in rows[2]["rubric_error"]
-    assert "no list of criteria" in rows[3]["rubric_error"]
+    assert "not a list of criteria" in rows[3]["rubric_error"]
     assert "no criterion with a positive weight" in rows[4]["rubric_error"]
 
 
@@ -419,10 +419,10 @@ def test_a_ruler_that_prefers_a_place_is_asked_in_other_orders() -> None:
     [
         ("7", 'it has no list "scores"'),
         ('{"scores": [{"id": 1, "score": 1}]}', "response 2 of 2 has no score"),
-        ('{"scores": [{"id": 1, "score": 1}, {"id": 1, "score": 0}]}', "or a second one"),
-        ('{"scores": [{"id": 1, "score": 1}, {"id": 3, "score": 0}]}', "is not of one of the 2 responses"),
+        ('{"scores": [{"id": 1, "score": 1}, {"id": 1, "score": 0}]}', "or is a second one"),
+        ('{"scores": [{"id": 1, "score": 1}, {"id": 3, "score": 0}]}', "is not for one of the 2 responses"),
         ('{"scores": [{"id": 1, "score": 1}, {"id": 2, "score": 1.5}]}', "response 2 has no score from 0 to 1"),
-        ('{"scores": [{"id": 1, "score": 1}, 2]}', "is not of one of the 2 responses"),
+        ('{"scores": [{"id": 1, "score": 1}, 2]}', "is not for one of the 2 responses"),
         ('It says {"scores": [{"id": 1, "score": 1}, {"id": 2, "score": 0}]} itself.', 'it has no list "scores"'),
     ],
 )
@@ -523,4 +523,4 @@ def test_criteria_of_a_task_that_are_no_list_are_refused(own: object) -> None:
     table = batch([1], metadata=[json.dumps({"rubric": own})])
     (row,) = scores(prepared("rubric", lambda _: '{"1": 1, "2": 1}', criteria=CRITERIA).run(table))
     assert row["rubric_score"] is None
-    assert row["rubric_error"].startswith("rubric in the task's metadata is no list of criteria: ")
+    assert row["rubric_error"].startswith("rubric in the task's metadata is not a list of criteria: ")

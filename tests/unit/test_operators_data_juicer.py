@@ -243,7 +243,7 @@ def test_the_same_filter_twice_reports_its_scores_once() -> None:
 
 def test_a_mapper_that_makes_new_rows_is_refused_on_experiences() -> None:
     with pytest.raises(
-        ConfigError, match=r"text_chunk_mapper\): it makes several rows of one; allowed: on experiences, "
+        ConfigError, match=r"text_chunk_mapper\): it makes several rows from one; allowed: on experiences, "
     ):
         build_chain([{"text_chunk_mapper": {"max_len": 5}}])
     # Code of one's own is known when it has run.
@@ -373,7 +373,7 @@ def test_a_recipe_finds_its_columns_under_other_names() -> None:
     [
         ({}, r"stage 1 .*\(data_juicer\): it takes a recipe file or a list of operators"),
         ({"recipe": "nowhere.yaml"}, r"the recipe cannot be read .*nowhere.yaml"),
-        ({"process": [{"sql": "FROM batch"}]}, r"entry 1 of process is no operator of Data-Juicer \(got 'sql'\)"),
+        ({"process": [{"sql": "FROM batch"}]}, r"entry 1 of process is not an operator of Data-Juicer \(got 'sql'\)"),
         ({"process": [{"text_length_filter": {"min_length": 3}}]}, r"\(text_length_filter\): there is no key"),
         ({"process": []}, r"process is not a list of operators"),
         ({"process": [{"text_length_filter": {}}], "mode": "cluster"}, r"the key 'mode' is wrong"),
@@ -456,8 +456,8 @@ def test_commands_that_install_are_refused_while_an_operator_works(command: Any)
         ),
         ({"text_length_filter": {"text_key": "reply"}}, r"text_key is not a column of the batch \(got 'reply'\)"),
         ({"text_length_filter": {"text_key": "reward"}}, r"text_key is not a column of text"),
-        ({"text_length_filter": {"prefix": "1-"}}, r"prefix does not start a column's name"),
-        ({"text_length_filter": {"mode": "spark"}}, r"there is no such mode \(got 'spark'\)"),
+        ({"text_length_filter": {"prefix": "1-"}}, r"prefix is not a valid beginning of a column name"),
+        ({"text_length_filter": {"mode": "spark"}}, r"unknown mode \(got 'spark'\)"),
         (
             {"text_length_filter": {"min_len": "ten"}},
             r"stage 1 .*\(text_length_filter\): the argument 'min_len' is of the wrong type: .* valid integer \(got 'ten'\); allowed: int",

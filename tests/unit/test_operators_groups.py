@@ -152,7 +152,7 @@ def test_an_empty_batch_is_decided(name: str) -> None:
     [
         ({"balance_groups": {"min_pass_rate": 0.5, "max_pass_rate": 0.5}}, r"min_pass_rate 0.5 is not below"),
         ({"balance_groups": {"column": "response"}}, r"'response' is not a number"),
-        ({"pass_rate": {"column": "reward - avg(reward) OVER ()"}}, r"looks at other rows than its own"),
+        ({"pass_rate": {"column": "reward - avg(reward) OVER ()"}}, r"reads other rows than its own"),
         ({"pass_rate": {"column": "accuracy"}}, r"reads the column 'accuracy', which the batch does not have"),
         ({"normalize_reward": {"method": "zscore"}}, r"the key 'method' is wrong: .*'z_score', 'min_max' or 'rank'"),
     ],

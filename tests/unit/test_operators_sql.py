@@ -72,9 +72,9 @@ def test_whole_numbers_become_rewards() -> None:
         ("SELECT *, reward * 2 AS reward FROM batch", r"a column twice \(got 'reward'\).*REPLACE"),
         (
             "SELECT * REPLACE ('abc' AS reward) FROM batch",
-            r"makes reward something else than a number \(got 'string'\)",
+            r"makes reward something other than a number \(got 'string'\)",
         ),
-        ("SELECT * REPLACE ([1.0] AS priority) FROM batch", r"makes priority something else than a number"),
+        ("SELECT * REPLACE ([1.0] AS priority) FROM batch", r"makes priority something other than a number"),
         ("SELECT 1; SELECT 2", r"not one SELECT"),
         ("DELETE FROM batch", r"not one SELECT"),
         ("SET threads = 4", r"not one SELECT"),
@@ -259,7 +259,7 @@ def test_the_network_needs_an_extension_that_is_never_installed_from_here() -> N
         ({"tables": {"batch": "blocked.csv"}}, r"'batch' cannot be the name of a reference table"),
         ({"tables": {"a b": "blocked.csv"}}, r"'a b' cannot be the name of a reference table"),
         ({"tables": {"blocked": "nowhere.csv"}}, r"the file does not exist \(got .*nowhere.csv"),
-        ({"tables": {"blocked": "blocked.xlsx"}}, r"no kind of file that can be read"),
+        ({"tables": {"blocked": "blocked.xlsx"}}, r"this file format is not supported"),
         ({"query": "FROM batch JOIN weights USING (nope)", "tables": {"weights": "weights.parquet"}},
          r"columns of batch: experience_id, .*; of weights: response, weight; correct the query"),
         ({"allow": {"disk": True}}, r"no key 'allow.disk'; allowed: files, network"),
@@ -339,7 +339,7 @@ def test_a_column_by_its_place_is_that_of_the_whole_batch(query: str) -> None:
 )  # fmt: skip
 def test_what_differs_the_next_time_cannot_be_asked_for(word: str, named: str) -> None:
     query = f"SELECT *, {word}::VARCHAR AS x FROM batch"
-    with pytest.raises(ConfigError, match=rf"stage 1 .*\(sql\): {named} would give another answer the next time"):
+    with pytest.raises(ConfigError, match=rf"stage 1 .*\(sql\): {named} gives another answer every time"):
         build_chain([{"sql": query}])
 
 
@@ -352,7 +352,7 @@ def test_what_differs_the_next_time_cannot_be_asked_for(word: str, named: str) -
     ],
 )
 def test_a_sample_without_a_seed_is_refused(query: str) -> None:
-    with pytest.raises(ConfigError, match="a sample without a seed would be another one the next time"):
+    with pytest.raises(ConfigError, match="a sample without a seed is another one every time"):
         build_chain([{"sql": query}])
 
 

@@ -170,7 +170,9 @@ def test_diversity_is_one_minus_the_mean_similarity() -> None:
 
 
 def test_a_chain_without_an_encoder_says_so() -> None:
-    with pytest.raises(OperatorError, match=r"nothing here that encodes texts; use diversity_score in pipelines.task"):
+    with pytest.raises(
+        OperatorError, match=r"no encoder of texts is available here; use diversity_score in pipelines.task"
+    ):
         task_chain("diversity_score").run(tasks(2))
 
 

@@ -278,7 +278,9 @@ def test_the_share_and_the_length_of_ngrams_decide(evaluation: Path) -> None:
 def test_an_evaluation_set_without_texts_is_refused_before_the_first_batch(evaluation: Path) -> None:
     (evaluation / "test.jsonl").write_text('{"question": ["a", "b"]}\n')
     stage = {"decontaminate": {"against": ["test.jsonl"], "against_column": "question"}}
-    message = r"the column 'question' of test.jsonl holds no texts \(got 'list.*; name another in against_column"
+    message = (
+        r"the column 'question' of test.jsonl does not contain texts \(got 'list.*; name another in against_column"
+    )
     with pytest.raises(ConfigError, match=message):
         build_chain([stage], evaluation).prepare()
 
@@ -298,7 +300,7 @@ def test_another_evaluation_set_is_another_version(evaluation: Path) -> None:
         ({"against": ["nowhere.csv"]}, r"the file does not exist \(got .*nowhere.csv"),
         (
             {"against": ["test.txt"]},
-            r"no kind of file that can be read \(got 'test.txt'\); allowed: .parquet, .csv, .jsonl",
+            r"this file format is not supported \(got 'test.txt'\); allowed: .parquet, .csv, .jsonl",
         ),
         ({"against": ["test.jsonl"], "n": 0}, r"the key 'n' is wrong"),
         ({"against": ["test.jsonl"], "columns": ["prompts"]}, r"reads the column 'prompts'"),
@@ -324,7 +326,7 @@ def test_an_evaluation_set_that_cannot_be_used_is_refused(evaluation: Path, args
         ({"dedup_exact": {"scope": "history"}}, r"the key 'scope' is wrong: .*'group' or 'batch'"),
         ({"repetition_score": {"name": "reward"}}, r"'reward' is a column of every batch"),
         ({"repetition_score": {"n": 0}}, r"the key 'n' is wrong"),
-        ({"language_filter": {"keep": ["en"]}}, r"no stage before it says .*put `- language_score: \{\}` before it"),
+        ({"language_filter": {"keep": ["en"]}}, r"no stage before it detects .*put `- language_score: \{\}` before it"),
         ({"language_filter": {}}, r"the key 'keep' is missing"),
     ],
 )

@@ -173,7 +173,7 @@ def test_rules_that_no_stage_may_break(operator: type[Operator], message: str) -
     [
         ({"run": {"batchrows": 3}}, "stage 1 .*run: there is no key 'batchrows'.*batch_rows"),
         ({"run": {"concurrency": 0}}, "run: the key 'concurrency' is wrong"),
-        ({"run": 3}, "run: its arguments are not a mapping"),
+        ({"run": 3}, "run: the arguments are not a mapping"),
         ({"run": {"concurrency": 2}}, "sees whole groups"),
     ],
 )

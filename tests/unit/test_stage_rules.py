@@ -105,13 +105,13 @@ def test_a_score_is_the_same_when_it_was_computed_and_when_it_was_stored() -> No
     [
         ({"waiting": {2: Review("c", "?", 60.0, "pass")}}, r"a row wait that it was not given \(got 2\); allowed: 0 to 1"),
         ({"waiting": {-1: Review("c", "?", 60.0, "pass")}}, "a row wait that it was not given"),
-        ({"waiting": {0: Review("c", "?", math.inf, "pass")}}, "something that cannot be asked"),
-        ({"waiting": {0: Review("c", "?", 60.0, "maybe")}}, "something that cannot be asked"),
+        ({"waiting": {0: Review("c", "?", math.inf, "pass")}}, "a question that is not valid"),
+        ({"waiting": {0: Review("c", "?", 60.0, "maybe")}}, "a question that is not valid"),
         (
             {"waiting": {0: Review("d", "?", 60.0, "pass")}},
             r"asks the question 'd', which it does not declare; allowed: c; add it to `asks` of the operator",
         ),
-        ({"reasons": pa.array([1, 1])}, r"reasons that are no texts \(got 'int64'\)"),
+        ({"reasons": pa.array([1, 1])}, r"reasons that are not texts \(got 'int64'\)"),
         ({"created": ["task"]}, "neither a task nor a group"),
         ({"created": [CreatedTask("t", "k", {"at": datetime.date(2020, 1, 1)}, 100)]}, r"JSON cannot hold: .*date.*\(got 'k'\)"),
         ({"created": [CreatedTask("t", "k", {}, 100, {"x": {1, 2}})]}, "JSON cannot hold: .*set"),

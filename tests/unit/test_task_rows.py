@@ -84,7 +84,7 @@ def test_tasks_are_split_by_their_keys_and_counted(tmp_path: Path) -> None:
         sizes[split] = len(tasks(tmp_path, ROWS, reading, split=split, split_shares=SHARES))
         counted.append(dict(reading.splits.num_tasks))
         assert reading.sentences() == [
-            "tasks of its source by split: train {train}, validation {validation}, test {test}; it takes {split}".format(
+            "tasks of the source by split: train {train}, validation {validation}, test {test}; it takes {split}".format(
                 **counted[-1], split=split
             )
         ]
@@ -126,4 +126,4 @@ def test_what_a_limit_left_unread_is_not_counted(tmp_path: Path) -> None:
     reading = Reading()
     assert len(tasks(tmp_path, ROWS, reading, split="validation", limit=3)) == 3
     assert reading.splits.num_tasks["validation"] == 3
-    assert reading.splits.sentence().startswith("tasks read up to its limit, by split: train ")
+    assert reading.splits.sentence().startswith("tasks read up to the limit, by split: train ")

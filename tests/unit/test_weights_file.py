@@ -300,7 +300,7 @@ def test_a_trainer_whose_weights_its_successor_removed_is_told_that_it_was_repla
         FolderPublisher(tmp_path, "run", 2, num_bytes=8)  # while the first one stood still
         write_weights({EMBEDDING: torch.zeros(2)}, path)
 
-    with pytest.raises(FencedError, match="another trainer has taken the run over"):
+    with pytest.raises(FencedError, match="another trainer has taken over the run"):
         slow.publish("step-1", export)
 
     def broken(path: Path) -> None:

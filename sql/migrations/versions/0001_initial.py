@@ -20,4 +20,4 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    raise NotImplementedError("facts are never dropped: restore a back-up instead")
+    raise NotImplementedError("facts are never dropped: restore a backup instead")

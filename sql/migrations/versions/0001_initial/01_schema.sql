@@ -1,19 +1,19 @@
--- The schema, its clock, what refuses changes to facts, and this buffer's identity.
+-- The schema, its clock, the refusal of changes to facts, and this buffer's identity.
 
 CREATE SCHEMA IF NOT EXISTS rft;
 
-COMMENT ON TABLE rft.schema_version IS 'The revision of this schema; Alembic keeps it.';
+COMMENT ON TABLE rft.schema_version IS 'The revision of this schema; Alembic maintains it.';
 COMMENT ON COLUMN rft.schema_version.version_num IS 'The newest migration that was applied.';
 
-COMMENT ON SCHEMA rft IS 'The experience database: what was sampled, what people and pipelines think of it, and what was trained on it.';
+COMMENT ON SCHEMA rft IS 'The experience database: what was sampled, what people and pipelines decided about it, and what was trained on it.';
 
 CREATE FUNCTION rft.clock() RETURNS timestamptz
 LANGUAGE sql STABLE
 AS $$ SELECT clock_timestamp() + coalesce(nullif(current_setting('rft.clock_shift', true), ''), '0')::interval $$;
-COMMENT ON FUNCTION rft.clock() IS 'The one clock of leases and heartbeats: the database''s, shifted by the setting rft.clock_shift (tests).';
+COMMENT ON FUNCTION rft.clock() IS 'The only clock of leases and heartbeats: the database''s, shifted by the setting rft.clock_shift (tests).';
 
--- The one exception to "facts never change": a purge, which the owner of the tables runs with the setting rft.purge. Nobody else
--- can use the setting, whatever they set.
+-- The one exception to "facts never change": a purge, which the owner of the tables runs with the setting rft.purge. For other roles
+-- the setting has no effect.
 CREATE FUNCTION rft.refuse_fact_change() RETURNS trigger
 LANGUAGE plpgsql
 AS $$
@@ -28,7 +28,7 @@ BEGIN
               HINT = 'To correct a reward: UPDATE rft.experience SET reward = … WHERE experience_id = …. To exclude a task: UPDATE rft.task SET status = ''excluded''. To remove text and arrays for good: rft purge.';
 END
 $$;
-COMMENT ON FUNCTION rft.refuse_fact_change() IS 'Trigger: facts are immutable; the error says what to do instead.';
+COMMENT ON FUNCTION rft.refuse_fact_change() IS 'Trigger: facts are immutable; the error names the alternatives.';
 
 CREATE TABLE rft.buffer (
     buffer_id uuid PRIMARY KEY DEFAULT gen_random_uuid()
@@ -36,4 +36,4 @@ CREATE TABLE rft.buffer (
 CREATE UNIQUE INDEX buffer_single ON rft.buffer ((true));
 INSERT INTO rft.buffer DEFAULT VALUES;
 COMMENT ON TABLE rft.buffer IS 'This buffer: one row.';
-COMMENT ON COLUMN rft.buffer.buffer_id IS 'By this other buffers know where an import comes from; a restored back-up keeps it: it is the same buffer. Names of its segment files begin with the first 12 digits: files of another buffer in the same folder are not taken for orphans.';
+COMMENT ON COLUMN rft.buffer.buffer_id IS 'Identifies the origin of imports in other buffers. A restored backup keeps it, since it is the same buffer. Names of segment files begin with its first 12 digits, so that files of another buffer in the same folder are not mistaken for orphans.';

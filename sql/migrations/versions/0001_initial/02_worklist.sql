@@ -1,9 +1,9 @@
--- What waits for a consumer.
+-- Work that waits for a consumer.
 
 CREATE TYPE rft.item_kind AS ENUM ('group', 'pair', 'experience');
 COMMENT ON TYPE rft.item_kind IS 'What one row of a worklist is.';
 
--- Draws take rows from one end of an index: what they leave there has to be cleared before it is as long as the queue (autovacuum).
+-- Draws take rows from one end of an index. Their dead entries must be cleared before they are as many as the queue (autovacuum).
 CREATE TABLE rft.worklist (
     consumer text NOT NULL,
     item_kind rft.item_kind NOT NULL DEFAULT 'group',
@@ -27,27 +27,27 @@ CREATE INDEX worklist_claimed ON rft.worklist (claimed_by) WHERE claimed_by IS N
 CREATE INDEX worklist_fresh ON rft.worklist (consumer, sort_key) WHERE available AND times_sampled = 0;
 CREATE INDEX worklist_draw ON rft.worklist (consumer, lane, draw_key) WHERE available;
 CREATE INDEX worklist_resting ON rft.worklist (consumer, resume_step) WHERE resume_step IS NOT NULL;
--- Groups that wait for people, by when they come back: a queue of many thousand is not read for them.
+-- Groups that wait for people, by the time of their return, so that a queue of many thousands need not be read for them.
 CREATE INDEX worklist_waiting ON rft.worklist (consumer, lease_until)
     WHERE NOT available AND claimed_by IS NULL AND lease_until IS NOT NULL;
 COMMENT ON TABLE rft.worklist IS 'Claimable work of one consumer: `trainer/RUN` draws groups, `pipeline/RUN` decides on them. Narrow and hot on purpose.';
-COMMENT ON COLUMN rft.worklist.consumer IS 'Whose work it is.';
-COMMENT ON COLUMN rft.worklist.item_kind IS 'What an item is.';
+COMMENT ON COLUMN rft.worklist.consumer IS 'The consumer.';
+COMMENT ON COLUMN rft.worklist.item_kind IS 'Kind of the item.';
 COMMENT ON COLUMN rft.worklist.item_id IS 'The item''s key in its own table.';
-COMMENT ON COLUMN rft.worklist.sort_key IS 'First-in-first-out order: explore step, then ordinal. Of a stored selection: epoch of the next use, then a hash that shuffles it.';
-COMMENT ON COLUMN rft.worklist.priority IS 'How much it matters, as pipeline or trainer said; the sampler''s formula may use it.';
-COMMENT ON COLUMN rft.worklist.policy_step IS 'Trainer step of the policy that sampled the group''s oldest token: the claiming statement checks staleness with it. 2147483647: no policy sampled it, so it is never stale.';
+COMMENT ON COLUMN rft.worklist.sort_key IS 'First-in-first-out order: explore step, then ordinal. For a stored selection: epoch of the next use, then a hash that shuffles it.';
+COMMENT ON COLUMN rft.worklist.priority IS 'Set by pipeline or trainer; the sampler''s formula may use it.';
+COMMENT ON COLUMN rft.worklist.policy_step IS 'Trainer step of the policy that sampled the group''s oldest token, by which the claiming statement checks staleness. 2147483647: no policy sampled it, so it is never stale.';
 COMMENT ON COLUMN rft.worklist.available IS 'Whether it can be claimed now.';
-COMMENT ON COLUMN rft.worklist.lane IS 'Trainer only: the lane of rft.sampler_lane it stands in; empty: none takes it.';
+COMMENT ON COLUMN rft.worklist.lane IS 'Trainer only: its lane of rft.sampler_lane; empty: no lane accepts it.';
 COMMENT ON COLUMN rft.worklist.draw_key IS 'Trainer only: the least is drawn first.';
-COMMENT ON COLUMN rft.worklist.draw_weight IS 'Trainer only: its chance of being drawn next is this over the sum of its lane (prioritized); its priority (rank); else 1.';
-COMMENT ON COLUMN rft.worklist.times_sampled IS 'Trainer only: draws of the present history, folded again when an attempt starts.';
-COMMENT ON COLUMN rft.worklist.resume_step IS 'Trainer only: the step from which a group that was drawn can be drawn again; NULL: it does not rest.';
+COMMENT ON COLUMN rft.worklist.draw_weight IS 'Trainer only: the probability to be drawn next is this divided by the sum of its lane (prioritized); its priority (rank); else 1.';
+COMMENT ON COLUMN rft.worklist.times_sampled IS 'Trainer only: number of draws in the current history, folded again when an attempt starts.';
+COMMENT ON COLUMN rft.worklist.resume_step IS 'Trainer only: the step from which a group that was drawn can be drawn again; NULL: no cooldown.';
 COMMENT ON COLUMN rft.worklist.claimed_by IS 'Pipeline only: the worker that holds it.';
-COMMENT ON COLUMN rft.worklist.lease_until IS 'Pipeline only: until when the claim stands.';
-COMMENT ON COLUMN rft.worklist.num_lost IS 'Pipeline only: how many workers crashed while they held it. From the first on it is claimed alone; after four it is set aside.';
+COMMENT ON COLUMN rft.worklist.lease_until IS 'Pipeline only: until when the claim is valid.';
+COMMENT ON COLUMN rft.worklist.num_lost IS 'Pipeline only: how many workers crashed while they held it. After the first crash it is claimed alone; after four it is set aside.';
 
--- ANALYZE asks for a right that workers do not have; it would only warn and leave the planner to take a queue of a million rows for empty.
+-- ANALYZE requires a right that workers do not have. It would only warn, and the planner would treat a queue of a million rows as empty.
 CREATE FUNCTION rft.analyze_worklist() RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -55,4 +55,4 @@ BEGIN
     ANALYZE rft.worklist;
 END
 $$;
-COMMENT ON FUNCTION rft.analyze_worklist() IS 'Renews the planner''s statistics of the queues, after one was filled at once.';
+COMMENT ON FUNCTION rft.analyze_worklist() IS 'Updates the planner''s statistics of the queues after one was filled in bulk.';

@@ -1,4 +1,4 @@
--- Runs and their attempts, whose paths are histories.
+-- Runs and their attempts, whose paths form histories.
 
 CREATE TYPE rft.run_mode AS ENUM ('both', 'explore', 'train');
 COMMENT ON TYPE rft.run_mode IS 'both: explorer, pipeline and trainer; explore: no trainer; train: from stored experiences, no explorer.';
@@ -29,25 +29,25 @@ CREATE TABLE rft.run (
     finished_at timestamptz,
     CONSTRAINT run_source_is_whole CHECK (num_nulls(source_sql, source_kind, source_rows, source_hash, source_epochs) IN (0, 5))
 );
-COMMENT ON TABLE rft.run IS 'One experiment of any mode.';
+COMMENT ON TABLE rft.run IS 'A run of any mode.';
 COMMENT ON COLUMN rft.run.run_id IS 'Key, never reused.';
-COMMENT ON COLUMN rft.run.name IS 'What people call it; unique in a buffer.';
+COMMENT ON COLUMN rft.run.name IS 'Its name, unique in a buffer.';
 COMMENT ON COLUMN rft.run.parent_run_id IS 'The run this one was forked from.';
 COMMENT ON COLUMN rft.run.mode IS 'Which roles the run has.';
-COMMENT ON COLUMN rft.run.status IS 'Where the run stands.';
+COMMENT ON COLUMN rft.run.status IS 'State of the run.';
 COMMENT ON COLUMN rft.run.config IS 'The resolved configuration, without secrets.';
 COMMENT ON COLUMN rft.run.seed IS 'Seed of task order, sampling and training.';
 COMMENT ON COLUMN rft.run.planned_steps IS 'Trainer steps the run should reach.';
 COMMENT ON COLUMN rft.run.pipeline_version IS 'The experience pipeline whose verdicts this run trains on.';
 COMMENT ON COLUMN rft.run.current_attempt_id IS 'The attempt that may claim, publish and checkpoint; all others are fenced.';
-COMMENT ON COLUMN rft.run.stop_requested IS 'Set to ask every role to stop at the next safe place.';
+COMMENT ON COLUMN rft.run.stop_requested IS 'Set to make every role stop at the next safe point.';
 COMMENT ON COLUMN rft.run.outcome IS 'How it ended, in a sentence.';
 COMMENT ON COLUMN rft.run.source_sql IS 'The query whose result this run trains on; NULL for runs that train on their own groups.';
-COMMENT ON COLUMN rft.run.source_kind IS 'What the query selected: experiences or pairs.';
-COMMENT ON COLUMN rft.run.source_rows IS 'How many rows it selected.';
-COMMENT ON COLUMN rft.run.source_hash IS 'SHA-256 of what was selected: ids, checksums of the token arrays and, where labels are pinned, the rewards.';
+COMMENT ON COLUMN rft.run.source_kind IS 'Kind of the selected items: experiences or pairs.';
+COMMENT ON COLUMN rft.run.source_rows IS 'Number of selected rows.';
+COMMENT ON COLUMN rft.run.source_hash IS 'SHA-256 of the selection: ids, checksums of the token arrays and, where labels are pinned, the rewards.';
 COMMENT ON COLUMN rft.run.source_epochs IS 'How often each row is trained on.';
-COMMENT ON COLUMN rft.run.label_cut IS 'Newest label that counts for this run: later ones change none of its batches. NULL: rewards count as they stand when drawn.';
+COMMENT ON COLUMN rft.run.label_cut IS 'Newest label that counts for this run; later ones do not change its batches. NULL: rewards are read when drawn.';
 COMMENT ON COLUMN rft.run.created_at IS 'When the run was stored.';
 COMMENT ON COLUMN rft.run.finished_at IS 'When its status last became finished, interrupted or failed.';
 
@@ -64,16 +64,16 @@ CREATE TABLE rft.run_attempt (
     outcome text
 );
 CREATE INDEX run_attempt_run ON rft.run_attempt (run_id);
-COMMENT ON TABLE rft.run_attempt IS 'One life of a run''s trainer. The path through the parents is a history; the id is the fencing token.';
+COMMENT ON TABLE rft.run_attempt IS 'One execution of a run''s trainer. The path through the parents is a history; the id is the fencing token.';
 COMMENT ON COLUMN rft.run_attempt.attempt_id IS 'Key and fencing token: a higher one of the same run fences this one.';
 COMMENT ON COLUMN rft.run_attempt.run_id IS 'The run it belongs to.';
-COMMENT ON COLUMN rft.run_attempt.parent_attempt_id IS 'The attempt it goes on from; NULL for the first.';
+COMMENT ON COLUMN rft.run_attempt.parent_attempt_id IS 'The attempt it continues; NULL for the first.';
 COMMENT ON COLUMN rft.run_attempt.from_checkpoint_id IS 'The checkpoint it started at; NULL when it started from the initial weights.';
 COMMENT ON COLUMN rft.run_attempt.host IS 'Machine of the trainer.';
 COMMENT ON COLUMN rft.run_attempt.pid IS 'Process of the trainer.';
 COMMENT ON COLUMN rft.run_attempt.lease_until IS 'Until when the holder counts as alive without renewing (database clock). Liveness only; safety comes from the id.';
 COMMENT ON COLUMN rft.run_attempt.started_at IS 'When it took the lease.';
-COMMENT ON COLUMN rft.run_attempt.ended_at IS 'When it gave the lease back; NULL while alive or after a crash.';
+COMMENT ON COLUMN rft.run_attempt.ended_at IS 'When it released the lease; NULL while alive or after a crash.';
 COMMENT ON COLUMN rft.run_attempt.outcome IS 'How it ended, in a sentence.';
 
 CREATE TABLE rft.attempt_history (
@@ -85,7 +85,7 @@ CREATE TABLE rft.attempt_history (
 COMMENT ON TABLE rft.attempt_history IS 'Every attempt with the attempts on its path, written when it starts: a row per ancestor and one for itself.';
 COMMENT ON COLUMN rft.attempt_history.history_id IS 'The attempt whose path it is.';
 COMMENT ON COLUMN rft.attempt_history.attempt_id IS 'An attempt on the path.';
-COMMENT ON COLUMN rft.attempt_history.last_step IS 'Its steps up to this one belong to the history; NULL: all.';
+COMMENT ON COLUMN rft.attempt_history.last_step IS 'The last of its steps that belongs to the history; NULL: all do.';
 
 CREATE FUNCTION rft.note_history() RETURNS trigger
 LANGUAGE plpgsql
@@ -99,5 +99,5 @@ BEGIN
     RETURN NULL;
 END
 $$;
-COMMENT ON FUNCTION rft.note_history() IS 'Writes the path of a new attempt: that of its parent, up to the checkpoint it goes on from.';
+COMMENT ON FUNCTION rft.note_history() IS 'Trigger: writes the path of a new attempt, which is its parent''s up to the checkpoint from which it continues.';
 CREATE TRIGGER attempt_history AFTER INSERT ON rft.run_attempt FOR EACH ROW EXECUTE FUNCTION rft.note_history();

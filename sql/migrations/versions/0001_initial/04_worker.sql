@@ -19,17 +19,17 @@ CREATE TABLE rft.worker (
     crashed boolean NOT NULL DEFAULT false
 );
 CREATE INDEX worker_run ON rft.worker (run_id);
-COMMENT ON TABLE rft.worker IS 'One process that works, or worked, for a run.';
+COMMENT ON TABLE rft.worker IS 'A process that works, or worked, for a run.';
 COMMENT ON COLUMN rft.worker.worker_id IS 'Key, never reused.';
 COMMENT ON COLUMN rft.worker.run_id IS 'The run it works for.';
-COMMENT ON COLUMN rft.worker.role IS 'What it does.';
+COMMENT ON COLUMN rft.worker.role IS 'Its role.';
 COMMENT ON COLUMN rft.worker.host IS 'Its machine.';
 COMMENT ON COLUMN rft.worker.pid IS 'Its process id there.';
-COMMENT ON COLUMN rft.worker.state IS 'What it is doing now, in a word or two.';
+COMMENT ON COLUMN rft.worker.state IS 'Its current activity, in a word or two.';
 COMMENT ON COLUMN rft.worker.waiting_for IS 'What it waits for; NULL while it works.';
 COMMENT ON COLUMN rft.worker.progress IS 'Its own counters (tokens/s, policy version held, …).';
 COMMENT ON COLUMN rft.worker.started_at IS 'When it joined.';
-COMMENT ON COLUMN rft.worker.heartbeat_at IS 'When it last said that it lives.';
+COMMENT ON COLUMN rft.worker.heartbeat_at IS 'Time of its last heartbeat.';
 COMMENT ON COLUMN rft.worker.stopped_at IS 'When it left; NULL while alive or after a crash.';
 COMMENT ON COLUMN rft.worker.error IS 'Why it ended early; NULL otherwise.';
-COMMENT ON COLUMN rft.worker.crashed IS 'Whether it ended of itself, perhaps because of what it held: a function of the user blocked it, or it died by a fault (as SIGSEGV) or for lack of memory. A process that was killed from outside, or of whose end nothing is known, has not crashed.';
+COMMENT ON COLUMN rft.worker.crashed IS 'Whether it ended by itself, possibly because of the work it held: a user function blocked it, or it was ended by a fault (such as SIGSEGV) or for lack of memory. A process that was killed from outside, or ended for an unknown reason, has not crashed.';

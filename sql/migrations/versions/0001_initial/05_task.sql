@@ -7,11 +7,11 @@ CREATE TABLE rft.taskset (
     num_tasks bigint NOT NULL,
     loaded_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
-COMMENT ON TABLE rft.taskset IS 'A named set of tasks and where it came from.';
+COMMENT ON TABLE rft.taskset IS 'A named set of tasks and its source.';
 COMMENT ON COLUMN rft.taskset.taskset IS 'Its name.';
 COMMENT ON COLUMN rft.taskset.source IS 'File, generator or query it was read from.';
 COMMENT ON COLUMN rft.taskset.args IS 'Arguments of the source and the split taken from it.';
-COMMENT ON COLUMN rft.taskset.num_tasks IS 'Rows it has.';
+COMMENT ON COLUMN rft.taskset.num_tasks IS 'Number of its tasks.';
 COMMENT ON COLUMN rft.taskset.loaded_at IS 'When it was read.';
 
 CREATE TYPE rft.task_status AS ENUM ('active', 'excluded', 'pending');
@@ -35,22 +35,22 @@ CREATE TABLE rft.task (
 );
 CREATE INDEX task_active ON rft.task (taskset, task_id) WHERE status = 'active';
 CREATE INDEX task_parent ON rft.task ((features ->> 'parent_experience_id')) WHERE features ? 'parent_experience_id';
-COMMENT ON TABLE rft.task IS 'One thing to try.';
-COMMENT ON COLUMN rft.task.task_id IS 'Key, never reused; selectors see a taskset in this order.';
+COMMENT ON TABLE rft.task IS 'A task.';
+COMMENT ON COLUMN rft.task.task_id IS 'Key, never reused; selectors read a taskset in this order.';
 COMMENT ON COLUMN rft.task.taskset IS 'The set it belongs to.';
-COMMENT ON COLUMN rft.task.task_key IS 'Stable id from its source: loading the source again finds the same row.';
-COMMENT ON COLUMN rft.task.payload IS 'prompt or messages, answer, and whatever the reward needs (metadata).';
-COMMENT ON COLUMN rft.task.features IS 'Numbers and tags selectors may use (difficulty, length, …): those of the source, over them those of the task pipeline, over them those a person set. May be set by UPDATE.';
-COMMENT ON COLUMN rft.task.manual_features IS 'What a person set by UPDATE of features; always wins. A name that is taken out of features by hand leaves it, and the source''s or the pipeline''s is seen again.';
-COMMENT ON COLUMN rft.task.source_payload IS 'What the source gave, where a stage of the task pipeline changed prompt or answer; NULL where payload is it.';
-COMMENT ON COLUMN rft.task.source_features IS 'What the source gave, where features holds something else besides, or did; NULL where features is it.';
-COMMENT ON COLUMN rft.task.status IS 'Whether it may be selected. May be set by UPDATE, and then stays whatever a pipeline decides.';
-COMMENT ON COLUMN rft.task.status_pinned IS 'A person set the status: pipelines do not change it. Set it to false to leave it to them again.';
-COMMENT ON COLUMN rft.task.task_verdict_id IS 'The verdict that stands; NULL before the first.';
-COMMENT ON COLUMN rft.task.left_source_at IS 'When a load found that its source does not have it (any more); NULL while it has, and for tasks that stages made.';
+COMMENT ON COLUMN rft.task.task_key IS 'Stable id from its source, so that loading the source again finds the same row.';
+COMMENT ON COLUMN rft.task.payload IS 'prompt or messages, answer, and what the reward needs (metadata).';
+COMMENT ON COLUMN rft.task.features IS 'Numbers and tags selectors may use (difficulty, length, …): those of the source, overridden by those of the task pipeline, overridden by those that a person set. May be set by UPDATE.';
+COMMENT ON COLUMN rft.task.manual_features IS 'Features that a person set by UPDATE of features; they always win. A name removed from features by hand is removed here, and the source''s or the pipeline''s value becomes visible again.';
+COMMENT ON COLUMN rft.task.source_payload IS 'The source''s payload, if a stage of the task pipeline changed prompt or answer; NULL if payload is unchanged.';
+COMMENT ON COLUMN rft.task.source_features IS 'The source''s features, if features contains or contained other values; NULL if features is unchanged.';
+COMMENT ON COLUMN rft.task.status IS 'Whether it may be selected. May be set by UPDATE; pipelines then do not change it.';
+COMMENT ON COLUMN rft.task.status_pinned IS 'Whether a person set the status, so that pipelines do not change it. Set it to false to let them again.';
+COMMENT ON COLUMN rft.task.task_verdict_id IS 'The current verdict; NULL before the first.';
+COMMENT ON COLUMN rft.task.left_source_at IS 'When a load found that its source does not contain it (any more); NULL while it does, and for tasks that stages created.';
 COMMENT ON COLUMN rft.task.created_at IS 'When it was loaded.';
 
--- A task that moves to another set changes both; there is no reason to do so, and rft.task has no other way to lose one.
+-- Moving a task to another set would change both sets. There is no reason to do so, and tasks leave rft.task in no other way.
 CREATE FUNCTION rft.refuse_task_move() RETURNS trigger
 LANGUAGE plpgsql
 AS $$
@@ -65,7 +65,7 @@ CREATE TRIGGER task_stays
     BEFORE UPDATE ON rft.task FOR EACH ROW WHEN ((OLD.task_id, OLD.taskset) IS DISTINCT FROM (NEW.task_id, NEW.taskset))
     EXECUTE FUNCTION rft.refuse_task_move();
 
--- A change of status that comes with a verdict is the pipeline's, the end of waiting is nobody's; any other is a person's.
+-- A change of status that comes with a verdict is the pipeline's; the end of waiting has no author; any other change is a person's.
 CREATE FUNCTION rft.pin_task_status() RETURNS trigger
 LANGUAGE plpgsql
 AS $$
@@ -74,14 +74,14 @@ BEGIN
     RETURN NEW;
 END
 $$;
-COMMENT ON FUNCTION rft.pin_task_status() IS 'Trigger: a status that a person sets stays.';
+COMMENT ON FUNCTION rft.pin_task_status() IS 'Trigger: a status that a person sets is pinned.';
 CREATE TRIGGER task_status_pin
     BEFORE UPDATE OF status ON rft.task FOR EACH ROW
     WHEN (NEW.status IS DISTINCT FROM OLD.status AND NEW.task_verdict_id IS NOT DISTINCT FROM OLD.task_verdict_id
           AND NOT (OLD.status = 'pending' AND NEW.status = 'active'))
     EXECUTE FUNCTION rft.pin_task_status();
 
--- A change of features that comes with a verdict is the pipeline's, one that comes with other features of the source the loader's;
+-- A change of features that comes with a verdict is the pipeline's; one that comes with other features of the source is the loader's;
 -- any other is a person's.
 CREATE FUNCTION rft.keep_manual_features() RETURNS trigger
 LANGUAGE plpgsql
@@ -90,7 +90,7 @@ DECLARE
     given jsonb := coalesce(OLD.source_features, OLD.features);
 BEGIN
     IF jsonb_typeof(NEW.features) <> 'object' OR jsonb_typeof(NEW.manual_features) <> 'object' THEN
-        RAISE EXCEPTION 'features of task % are no object of names and values: %', OLD.task_id,
+        RAISE EXCEPTION 'features of task % are not an object of names and values: %', OLD.task_id,
                 CASE WHEN jsonb_typeof(NEW.features) <> 'object' THEN NEW.features ELSE NEW.manual_features END
             USING ERRCODE = 'check_violation',
                   HINT = 'Set one with: UPDATE rft.task SET features = features || ''{"level": 3}'' WHERE …';
@@ -107,7 +107,7 @@ BEGIN
     RETURN NEW;
 END
 $$;
-COMMENT ON FUNCTION rft.keep_manual_features() IS 'Trigger: features that a person sets stay, over those of the source and of the task pipeline.';
+COMMENT ON FUNCTION rft.keep_manual_features() IS 'Trigger: features that a person sets override those of the source and of the task pipeline.';
 CREATE TRIGGER task_manual_features
     BEFORE UPDATE OF features, manual_features ON rft.task FOR EACH ROW
     WHEN ((NEW.features, NEW.manual_features) IS DISTINCT FROM (OLD.features, OLD.manual_features)
@@ -116,15 +116,15 @@ CREATE TRIGGER task_manual_features
           AND NEW.payload <> '{"purged": true}')
     EXECUTE FUNCTION rft.keep_manual_features();
 
--- Whether the tasks of a set have changed, without looking at a million of them.
+-- Detects changed tasks of a set without reading a million of them.
 CREATE TABLE rft.task_change (
     taskset text NOT NULL,
     num_changes bigint NOT NULL DEFAULT 1
 );
 CREATE INDEX task_change_taskset ON rft.task_change (taskset);
-COMMENT ON TABLE rft.task_change IS 'Statements that changed tasks of a set, one row each or several in one; their sum grows with every commit. Rows and not a counter: writers would wait for each other.';
+COMMENT ON TABLE rft.task_change IS 'Statements that changed tasks of a set, one row for each or for several; their sum grows with every commit. Rows instead of a counter, for which writers would wait for each other.';
 COMMENT ON COLUMN rft.task_change.taskset IS 'The set.';
-COMMENT ON COLUMN rft.task_change.num_changes IS 'How many statements the row stands for.';
+COMMENT ON COLUMN rft.task_change.num_changes IS 'Number of statements that the row represents.';
 
 CREATE FUNCTION rft.note_task_change() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -134,12 +134,12 @@ BEGIN
     RETURN NULL;
 END
 $$;
-COMMENT ON FUNCTION rft.note_task_change() IS 'Trigger: notes which tasksets a statement changed.';
+COMMENT ON FUNCTION rft.note_task_change() IS 'Trigger: records which tasksets a statement changed.';
 CREATE TRIGGER task_inserted AFTER INSERT ON rft.task REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION rft.note_task_change();
 CREATE TRIGGER task_updated AFTER UPDATE ON rft.task REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION rft.note_task_change();
 CREATE TRIGGER task_deleted AFTER DELETE ON rft.task REFERENCING OLD TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION rft.note_task_change();
 
--- Each row is folded once, so the sum stays; rows that somebody else folds at this moment are left to them.
+-- Each row is folded once, so the sum is unchanged; rows that another transaction folds at this moment are skipped.
 CREATE FUNCTION rft.compact_task_changes(of_taskset text) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -149,4 +149,4 @@ AS $$
         DELETE FROM rft.task_change c WHERE c.ctid = ANY (ARRAY(SELECT ctid FROM picked)) RETURNING c.num_changes)
     INSERT INTO rft.task_change (taskset, num_changes) SELECT of_taskset, sum(num_changes) FROM gone HAVING count(*) > 0
 $$;
-COMMENT ON FUNCTION rft.compact_task_changes(text) IS 'Puts the changes of a taskset into one row; their sum stays as it is.';
+COMMENT ON FUNCTION rft.compact_task_changes(text) IS 'Merges the changes of a taskset into one row; their sum is unchanged.';

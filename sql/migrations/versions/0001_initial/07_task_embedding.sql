@@ -1,5 +1,5 @@
--- Vectors of tasks' texts. Arrays at first, so that the schema is the same on every server; rft.use_pgvector turns them into
--- vectors of the extension pgvector, where the server has it, when the first are stored.
+-- Vectors of tasks' texts. They are arrays at first, so that the schema is the same on every server. When the first vectors are stored,
+-- rft.use_pgvector converts the column to the type of the extension pgvector, if the server has it.
 
 CREATE TABLE rft.task_embedding (
     task_id bigint NOT NULL,
@@ -11,8 +11,8 @@ CREATE TABLE rft.task_embedding (
 );
 COMMENT ON TABLE rft.task_embedding IS 'The vector of a task''s prompt by one model.';
 COMMENT ON COLUMN rft.task_embedding.task_id IS 'The task.';
-COMMENT ON COLUMN rft.task_embedding.model IS 'The encoder: its name, and a digest of its files where it is a folder.';
-COMMENT ON COLUMN rft.task_embedding.text_digest IS 'xxh3-64 of the text, as a signed number: another text is encoded anew.';
+COMMENT ON COLUMN rft.task_embedding.model IS 'The encoder: its name, and a digest of its files if it is a folder.';
+COMMENT ON COLUMN rft.task_embedding.text_digest IS 'xxh3-64 of the text, as a signed number: a changed text is encoded again.';
 COMMENT ON COLUMN rft.task_embedding.embedding IS 'Mean-pooled hidden states, not normalised. real[], or vector once rft.use_pgvector() has found the extension.';
 COMMENT ON COLUMN rft.task_embedding.embedded_at IS 'When.';
 
@@ -29,7 +29,7 @@ BEGIN
     IF NOT EXISTS (SELECT FROM pg_available_extensions WHERE name = 'vector') THEN
         RETURN 'real[]';
     END IF;
-    -- Whoever may not do it stores arrays.
+    -- A role without the right keeps arrays.
     BEGIN
         CREATE EXTENSION IF NOT EXISTS vector;
         SELECT n.nspname INTO place FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'vector';
@@ -40,7 +40,7 @@ BEGIN
     RETURN 'vector';
 END
 $$;
-COMMENT ON FUNCTION rft.use_pgvector() IS 'Keeps task embeddings as vectors of pgvector from now on, where the server has the extension and the caller may; returns the type they are kept in.';
+COMMENT ON FUNCTION rft.use_pgvector() IS 'Converts task embeddings to vectors of pgvector, if the server has the extension and the caller has the right; returns the column''s type.';
 
 CREATE FUNCTION rft.similar_tasks(of_task bigint, num_tasks integer DEFAULT 10, of_model text DEFAULT NULL)
 RETURNS TABLE (task_id bigint, similarity double precision)
@@ -73,4 +73,4 @@ BEGIN
     USING of_task, of_model, num_tasks;
 END
 $$;
-COMMENT ON FUNCTION rft.similar_tasks(bigint, integer, text) IS 'The tasks nearest to one by the cosine of their vectors, of whatever taskset; of_model is the newest one by default.';
+COMMENT ON FUNCTION rft.similar_tasks(bigint, integer, text) IS 'Returns the tasks nearest to a task by the cosine of their vectors, over all tasksets; of_model is the newest model by default.';

@@ -1,4 +1,4 @@
--- Relabelling by SQL.
+-- Correction of rewards by SQL.
 
 CREATE TYPE rft.label_source AS ENUM ('sql', 'web', 'import', 'judge');
 COMMENT ON TYPE rft.label_source IS 'sql: an UPDATE from any client; web: the studio; import: rft label import or set; judge: a model.';
@@ -20,34 +20,36 @@ CREATE TABLE rft.label (
     labelled_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 CREATE INDEX label_batch ON rft.label (label_batch_id);
--- "The newest of an experience" is asked for every experience of a batch: here it is the end of one index range. With an index on
--- experience_id alone and old statistics the planner goes backward through the primary key instead: 800 ms for 256 experiences after
--- 20,000 labels.
+-- "The newest label of an experience" is looked up for every experience of a batch; with this index it is the end of one index range.
+-- With an index on experience_id alone and old statistics the planner reads the primary key backward instead: 800 ms for 256 experiences
+-- after 20,000 labels.
 CREATE INDEX label_experience ON rft.label (experience_id, label_id);
-COMMENT ON TABLE rft.label IS 'One change of opinion; append-only; the truth behind experience.reward.';
+COMMENT ON TABLE rft.label IS 'One change of a reward; append-only; the history of experience.reward.';
 COMMENT ON COLUMN rft.label.label_id IS 'Key, never reused.';
-COMMENT ON COLUMN rft.label.experience_id IS 'What was labelled.';
-COMMENT ON COLUMN rft.label.field IS 'Which mutable column.';
+COMMENT ON COLUMN rft.label.experience_id IS 'The experience.';
+COMMENT ON COLUMN rft.label.field IS 'The changed column.';
 COMMENT ON COLUMN rft.label.old_value IS 'Value before.';
 COMMENT ON COLUMN rft.label.new_value IS 'Value after.';
-COMMENT ON COLUMN rft.label.author IS 'Who says so: the setting rft.author, else the session user.';
+COMMENT ON COLUMN rft.label.author IS 'The author: the setting rft.author, else the session user.';
 COMMENT ON COLUMN rft.label.session_user_name IS 'The database user that ran the statement.';
-COMMENT ON COLUMN rft.label.source IS 'By which way it came (setting rft.label_source).';
-COMMENT ON COLUMN rft.label.reason IS 'Why (setting rft.reason).';
-COMMENT ON COLUMN rft.label.label_batch_id IS 'Labels written by one statement or import; undone together.';
+COMMENT ON COLUMN rft.label.source IS 'How it was written (setting rft.label_source).';
+COMMENT ON COLUMN rft.label.reason IS 'The reason (setting rft.reason).';
+COMMENT ON COLUMN rft.label.label_batch_id IS 'Labels of one statement or import have the same id and are undone together.';
 COMMENT ON COLUMN rft.label.final IS 'Whether it made the reward final.';
 COMMENT ON COLUMN rft.label.labelled_at IS 'When.';
 
 CREATE TRIGGER label_append_only
     BEFORE UPDATE OR DELETE OR TRUNCATE ON rft.label FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_fact_change();
 
--- With the rights of the owner: no other role may write rft.label. A label is an answer, too, so the reviews of its groups are locked
--- with them.
+-- Runs with the owner's rights, because no other role may write rft.label. A label is also an answer, so the reviews of its groups are
+-- locked with them.
 CREATE FUNCTION rft.record_labels() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    batch bigint := nullif(current_setting('rft.label_batch', true), '')::bigint;
+    given bigint := nullif(current_setting('rft.label_batch', true), '')::bigint;
+    batch bigint;
+    num_labels bigint;
     touched bigint[];
 BEGIN
     SELECT array_agg(DISTINCT n.group_id) INTO touched
@@ -56,10 +58,10 @@ BEGIN
     IF touched IS NULL THEN
         RETURN NULL;
     END IF;
-    -- Before the labels get their ids, so that within a group ids grow in the order in which labels commit: a verdict's
-    -- label_cut then covers every label up to it.
+    -- Lock before the labels get their ids, so that within a group ids grow in the order in which labels commit. A verdict's label_cut
+    -- then covers every label up to it.
     PERFORM rft.lock_groups_and_reviews(touched);
-    batch := coalesce(batch, nextval('rft.label_batch_id_seq'));
+    batch := coalesce(given, nextval('rft.label_batch_id_seq'));
     INSERT INTO rft.label (experience_id, field, old_value, new_value, author, source, reason, label_batch_id, final)
     SELECT n.experience_id, 'reward', o.reward, n.reward,
            coalesce(nullif(current_setting('rft.author', true), ''), session_user),
@@ -68,17 +70,21 @@ BEGIN
            batch, n.reward_final
     FROM new_rows n JOIN old_rows o USING (experience_id)
     WHERE (n.reward, n.reward_final) IS DISTINCT FROM (o.reward, o.reward_final);
+    GET DIAGNOSTICS num_labels = ROW_COUNT;
     PERFORM rft.reopen_groups(touched);
+    IF given IS NULL THEN  -- written by a person in SQL, who has not seen the id
+        RAISE NOTICE 'label batch %: % changed', batch, num_labels USING HINT = format('rft label undo %s', batch);
+    END IF;
     RETURN NULL;
 END
 $$;
-COMMENT ON FUNCTION rft.record_labels() IS 'Trigger: writes the label rows of an UPDATE of rewards and reopens the groups it touches.';
+COMMENT ON FUNCTION rft.record_labels() IS 'Trigger: writes the label rows of an UPDATE of rewards and reopens the affected groups.';
 CREATE TRIGGER experience_labels
     AFTER UPDATE ON rft.experience
     REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows
     FOR EACH STATEMENT EXECUTE FUNCTION rft.record_labels();
 
--- LOCK TABLE asks for a right to change the table, which workers do not have and do not get.
+-- LOCK TABLE requires a right to change the table, which workers must not have.
 CREATE FUNCTION rft.lock_labels() RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -86,7 +92,7 @@ BEGIN
     LOCK TABLE rft.label IN SHARE MODE;
 END
 $$;
-COMMENT ON FUNCTION rft.lock_labels() IS 'Waits for transactions that have labelled and not committed; while it is held no label can get an id.';
+COMMENT ON FUNCTION rft.lock_labels() IS 'Waits for transactions with uncommitted labels; while the lock is held no label can get an id.';
 
 CREATE FUNCTION rft.reward_at(of_experience bigint, cut bigint) RETURNS double precision
 LANGUAGE sql STABLE
@@ -99,4 +105,4 @@ AS $$
         ORDER BY l.label_id LIMIT 1) l ON true
     WHERE e.experience_id = of_experience
 $$;
-COMMENT ON FUNCTION rft.reward_at(bigint, bigint) IS 'The reward of an experience as it was when no label after the cut had been given; as it stands where the cut is NULL.';
+COMMENT ON FUNCTION rft.reward_at(bigint, bigint) IS 'Returns the reward of an experience without the labels after the cut; the current reward if the cut is NULL.';

@@ -1,5 +1,5 @@
--- What selectors learned about tasks. Outcomes know in which plan they were learned, so that any process can learn them again in the same
--- order; relabels and people add to them; their fold is kept by triggers, whoever writes.
+-- Outcomes of tasks, from which selectors learn. An outcome records the plan in which it was learned, so that any process can learn them
+-- again in the same order. Relabels and people add outcomes. Triggers maintain their fold for all writers.
 
 CREATE TYPE rft.observation_kind AS ENUM ('explicit', 'implicit', 'manual', 'correction');
 COMMENT ON TYPE rft.observation_kind IS 'explicit: the task was tried; implicit: inferred from others; manual: a person''s; correction: a relabel changed an earlier outcome.';
@@ -25,19 +25,19 @@ CREATE TABLE rft.task_observation (
 CREATE INDEX task_observation_task ON rft.task_observation (run_id, task_id);
 CREATE INDEX task_observation_new ON rft.task_observation (run_id) WHERE NOT applied;
 CREATE INDEX task_observation_applied ON rft.task_observation (run_id, applied_seq) WHERE applied_seq IS NOT NULL;
-COMMENT ON TABLE rft.task_observation IS 'One outcome the selector learned from; append-only.';
+COMMENT ON TABLE rft.task_observation IS 'One outcome from which selectors learn; append-only.';
 COMMENT ON COLUMN rft.task_observation.observation_id IS 'Key, never reused.';
 COMMENT ON COLUMN rft.task_observation.run_id IS 'The run that learned it.';
-COMMENT ON COLUMN rft.task_observation.attempt_id IS 'The attempt whose group it was; NULL for a person''s.';
-COMMENT ON COLUMN rft.task_observation.ordinal IS 'The group''s ordinal in that attempt; NULL for a person''s.';
+COMMENT ON COLUMN rft.task_observation.attempt_id IS 'The attempt of its group; NULL for a person''s outcome.';
+COMMENT ON COLUMN rft.task_observation.ordinal IS 'The group''s ordinal in that attempt; NULL for a person''s outcome.';
 COMMENT ON COLUMN rft.task_observation.task_id IS 'The task.';
 COMMENT ON COLUMN rft.task_observation.kind IS 'Where the evidence comes from.';
-COMMENT ON COLUMN rft.task_observation.successes IS 'Sum of rewards clipped to [0, 1]; of a correction, by how much it changed.';
-COMMENT ON COLUMN rft.task_observation.trials IS 'Rollouts with an outcome ok and a reward; of a correction, by how many they changed.';
-COMMENT ON COLUMN rft.task_observation.author IS 'Of manual ones and corrections: who says so.';
-COMMENT ON COLUMN rft.task_observation.reason IS 'Of manual ones and corrections: why, where it was said.';
-COMMENT ON COLUMN rft.task_observation.applied IS 'Whether the run''s selector has seen it, or never will: the run has left its group.';
-COMMENT ON COLUMN rft.task_observation.applied_in IS 'The newest selector_snapshot when the run''s selector saw it; NULL: it has not, or there was none.';
+COMMENT ON COLUMN rft.task_observation.successes IS 'Sum of rewards clipped to [0, 1]; for a correction, the change.';
+COMMENT ON COLUMN rft.task_observation.trials IS 'Rollouts with an outcome ok and a reward; for a correction, the change.';
+COMMENT ON COLUMN rft.task_observation.author IS 'The author of a manual outcome or correction.';
+COMMENT ON COLUMN rft.task_observation.reason IS 'The reason of a manual outcome or correction, if given.';
+COMMENT ON COLUMN rft.task_observation.applied IS 'Whether the run''s selector has learned it, or never will because the run has left its group.';
+COMMENT ON COLUMN rft.task_observation.applied_in IS 'The newest selector_snapshot when the run''s selector learned it; NULL: it has not, or there was none.';
 COMMENT ON COLUMN rft.task_observation.applied_seq IS 'The plan of the run, counted from 1, in which its selectors learned it; NULL: they have not.';
 COMMENT ON COLUMN rft.task_observation.observed_at IS 'When.';
 
@@ -58,7 +58,7 @@ COMMENT ON COLUMN rft.task_stat.alpha IS 'Beta posterior: 1 + successes.';
 COMMENT ON COLUMN rft.task_stat.beta IS 'Beta posterior: 1 + failures.';
 COMMENT ON COLUMN rft.task_stat.attempts IS 'Groups observed.';
 COMMENT ON COLUMN rft.task_stat.mean_reward IS 'Successes over trials; NULL before the first.';
-COMMENT ON COLUMN rft.task_stat.last_selected_at IS 'When a group was last planned on it.';
+COMMENT ON COLUMN rft.task_stat.last_selected_at IS 'When a group was last planned for it.';
 
 CREATE FUNCTION rft.refuse_observation_change() RETURNS trigger
 LANGUAGE plpgsql
@@ -70,14 +70,14 @@ BEGIN
               HINT = 'INSERT an observation of kind manual with the difference in successes and trials, or UPDATE rft.task_stat SET alpha = …, beta = ….';
 END
 $$;
-COMMENT ON FUNCTION rft.refuse_observation_change() IS 'Trigger: outcomes are never changed; the error says what to do instead.';
+COMMENT ON FUNCTION rft.refuse_observation_change() IS 'Trigger: outcomes are never changed; the error names the alternative.';
 CREATE TRIGGER observation_append_only
     BEFORE UPDATE OF observation_id, run_id, attempt_id, ordinal, task_id, kind, successes, trials, author, reason, observed_at
         OR DELETE OR TRUNCATE
     ON rft.task_observation FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_observation_change();
 
--- The fold, for whoever inserts. Outcomes of groups are folded at once; corrections and what people add when their transaction
--- commits: it may be that of a person who goes for lunch, and would keep those waiting who try the same task.
+-- The fold, for all writers. Outcomes of groups are folded at once. Corrections and people's outcomes are folded when their transaction
+-- commits, since a person may keep it open for long and would block writers for the same task.
 CREATE FUNCTION rft.fold_observations() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -108,15 +108,15 @@ BEGIN
     RETURN NULL;
 END
 $$;
-COMMENT ON FUNCTION rft.fold_at_commit() IS 'Trigger: folds a correction, or what a person added, into task_stat when the transaction commits.';
+COMMENT ON FUNCTION rft.fold_at_commit() IS 'Trigger: folds a correction, or a person''s outcome, into task_stat when the transaction commits.';
 
--- The condition is evaluated at once, the function runs later.
+-- The condition is evaluated at once; the function runs at commit.
 CREATE CONSTRAINT TRIGGER observation_fold_later
     AFTER INSERT ON rft.task_observation DEFERRABLE INITIALLY DEFERRED
     FOR EACH ROW WHEN (NEW.kind <> 'explicit' AND coalesce(current_setting('rft.folding', true), '') <> 'done') EXECUTE FUNCTION rft.fold_at_commit();
 
--- A rollout succeeds as much as its turns do on average; a turn's reward that came or went is that much of a trial. What a stage wrote on a
--- task says nothing about how well the policy does on it. Rows are found by their keys, whatever the tables held when this was planned.
+-- A rollout counts with the mean success of its turns; a reward that a turn gains or loses is that share of a trial. Responses that a
+-- stage wrote are no evidence about the policy. Rows are found by their keys, whatever the tables contained when this was planned.
 CREATE FUNCTION rft.correct_observations() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET enable_material = off SET enable_mergejoin = off
@@ -143,13 +143,13 @@ BEGIN
     RETURN NULL;
 END
 $$;
-COMMENT ON FUNCTION rft.correct_observations() IS 'Trigger: what an UPDATE of rewards changes about the outcomes of tasks, as observations of kind correction.';
+COMMENT ON FUNCTION rft.correct_observations() IS 'Trigger: records what an UPDATE of rewards changes in the outcomes of tasks, as observations of kind correction.';
 CREATE TRIGGER experience_observations
     AFTER UPDATE ON rft.experience REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows
     FOR EACH STATEMENT EXECUTE FUNCTION rft.correct_observations();
 
--- What a person sets in the fold becomes an outcome of kind manual: otherwise no selector would learn it, and the next rebuild would
--- undo it. Our own folds come from triggers (depth 2) or say so.
+-- A person's change of the fold becomes an outcome of kind manual; otherwise no selector would learn it, and the next rebuild would
+-- undo it. Our own folds come from triggers (depth 2) or set rft.folding.
 CREATE FUNCTION rft.note_manual_stat() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -165,7 +165,7 @@ BEGIN
         RAISE EXCEPTION 'rft.task_stat of task % would not be a fold of outcomes', wrong
             USING ERRCODE = 'integrity_constraint_violation',
                   DETAIL = 'attempts and mean_reward follow from the outcomes; alpha and beta are above 0.',
-                  HINT = 'UPDATE rft.task_stat SET alpha = …, beta = … alone: it is noted as an outcome of kind manual.';
+                  HINT = 'UPDATE rft.task_stat SET alpha = …, beta = … alone: it is recorded as an outcome of kind manual.';
     END IF;
     PERFORM set_config('rft.folding', 'done', true);
     INSERT INTO rft.task_observation (run_id, task_id, kind, successes, trials, author, reason)
@@ -180,7 +180,7 @@ BEGIN
     RETURN NULL;
 END
 $$;
-COMMENT ON FUNCTION rft.note_manual_stat() IS 'Trigger: notes what a person changes in task_stat as an outcome of kind manual, with the settings rft.author and rft.reason.';
+COMMENT ON FUNCTION rft.note_manual_stat() IS 'Trigger: records a person''s change of task_stat as an outcome of kind manual, with the settings rft.author and rft.reason.';
 CREATE TRIGGER stat_manual
     AFTER UPDATE ON rft.task_stat REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows
     FOR EACH STATEMENT EXECUTE FUNCTION rft.note_manual_stat();
@@ -189,14 +189,14 @@ CREATE FUNCTION rft.fold_task_stat(of_run bigint)
 RETURNS TABLE (task_id bigint, alpha double precision, beta double precision, attempts bigint, mean_reward double precision)
 LANGUAGE sql STABLE
 AS $$
-    -- Outcomes of groups that the run has left are not counted. A fork's groups may have ordinals of its parent's, but not their attempts.
+    -- Groups that the run has left do not count. A fork's groups may have the ordinals of its parent's groups, but not their attempts.
     SELECT o.task_id, 1 + sum(o.successes), 1 + sum(o.trials - o.successes), count(*) FILTER (WHERE o.kind = 'explicit'),
            sum(o.successes) / nullif(sum(o.trials), 0)
     FROM rft.task_observation o
     LEFT JOIN rft.rollout_group g ON g.run_id = o.run_id AND g.attempt_id = o.attempt_id AND g.ordinal = o.ordinal
     WHERE o.run_id = of_run AND g.left_by IS NULL GROUP BY o.task_id
 $$;
-COMMENT ON FUNCTION rft.fold_task_stat(bigint) IS 'What task_stat should hold for a run, from its outcomes.';
+COMMENT ON FUNCTION rft.fold_task_stat(bigint) IS 'Computes the correct task_stat of a run from its outcomes.';
 
 CREATE FUNCTION rft.check_task_stat(of_run bigint)
 RETURNS TABLE (task_id bigint, alpha double precision, alpha_of_fold double precision, beta double precision, beta_of_fold double precision,
@@ -206,12 +206,12 @@ AS $$
     SELECT task_id, s.alpha, f.alpha, s.beta, f.beta, s.attempts, f.attempts
     FROM (SELECT t.task_id, t.alpha, t.beta, t.attempts FROM rft.task_stat t WHERE t.run_id = of_run) s
     FULL JOIN rft.fold_task_stat(of_run) f USING (task_id)
-    -- Sums in another order differ in their last digits.
+    -- Sums in another order differ in their last digits, so small differences are ignored.
     WHERE abs(coalesce(s.alpha, 1) - coalesce(f.alpha, 1)) > 1e-6 OR abs(coalesce(s.beta, 1) - coalesce(f.beta, 1)) > 1e-6
        OR coalesce(s.attempts, 0) <> coalesce(f.attempts, 0)
     ORDER BY task_id
 $$;
-COMMENT ON FUNCTION rft.check_task_stat(bigint) IS 'Tasks whose row in task_stat is not the fold of their outcomes; no row when all is well.';
+COMMENT ON FUNCTION rft.check_task_stat(bigint) IS 'Returns the tasks whose row in task_stat is not the fold of their outcomes.';
 
 CREATE FUNCTION rft.rebuild_task_stat(of_run bigint) RETURNS bigint
 LANGUAGE plpgsql
@@ -220,10 +220,10 @@ DECLARE
     written bigint;
 BEGIN
     PERFORM set_config('rft.folding', 'rebuild', true);
-    -- What waits for the end of this very transaction is in the fold below, so it must not be folded again then.
+    -- Outcomes that wait for the end of this transaction are in the fold below, so they must not be folded again then.
     SET CONSTRAINTS rft.observation_fold_later IMMEDIATE;
     SET CONSTRAINTS rft.observation_fold_later DEFERRED;
-    -- Whoever seals a group at this moment has committed before we fold, or adds to what we wrote.
+    -- A concurrent transaction that seals a group has committed before the fold, or adds to what was written.
     PERFORM FROM rft.task_stat s WHERE s.run_id = of_run ORDER BY s.task_id FOR UPDATE;
     INSERT INTO rft.task_stat AS s (run_id, task_id, alpha, beta, attempts, mean_reward)
     SELECT of_run, task_id, coalesce(f.alpha, 1), coalesce(f.beta, 1), coalesce(f.attempts, 0), f.mean_reward

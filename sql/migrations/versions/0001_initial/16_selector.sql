@@ -1,4 +1,4 @@
--- The memory of selectors that is not a statistic of tasks, now and as it was.
+-- The memory of selectors that is not a statistic of tasks: current states and snapshots.
 
 CREATE TABLE rft.selector_state (
     run_id bigint NOT NULL,
@@ -14,7 +14,7 @@ COMMENT ON COLUMN rft.selector_state.run_id IS 'The run.';
 COMMENT ON COLUMN rft.selector_state.taskset IS 'The taskset it selects from.';
 COMMENT ON COLUMN rft.selector_state.selector IS 'Its name in the configuration.';
 COMMENT ON COLUMN rft.selector_state.state IS 'What its state_dict returned.';
-COMMENT ON COLUMN rft.selector_state.metrics IS 'What the selector said of itself when it last chose.';
+COMMENT ON COLUMN rft.selector_state.metrics IS 'The selector''s metrics at its last choice.';
 COMMENT ON COLUMN rft.selector_state.updated_at IS 'When.';
 
 CREATE TABLE rft.selector_snapshot (
@@ -25,9 +25,9 @@ CREATE TABLE rft.selector_snapshot (
     taken_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     UNIQUE (run_id, policy_step)
 );
-COMMENT ON TABLE rft.selector_snapshot IS 'The selectors'' states before the first group was planned at a step of the policy; kept from the oldest kept checkpoint on.';
+COMMENT ON TABLE rft.selector_snapshot IS 'The selectors'' states before the first group was planned at a step of the policy; kept as far back as the oldest kept checkpoint.';
 COMMENT ON COLUMN rft.selector_snapshot.snapshot_id IS 'Key, never reused; in the order of planning.';
 COMMENT ON COLUMN rft.selector_snapshot.run_id IS 'The run.';
-COMMENT ON COLUMN rft.selector_snapshot.policy_step IS 'The trainer step at which the policy stood.';
-COMMENT ON COLUMN rft.selector_snapshot.states IS 'selector and state of every taskset, as selector_state had them.';
+COMMENT ON COLUMN rft.selector_snapshot.policy_step IS 'The trainer step of the policy.';
+COMMENT ON COLUMN rft.selector_snapshot.states IS 'selector and state of every taskset, as in selector_state.';
 COMMENT ON COLUMN rft.selector_snapshot.taken_at IS 'When.';

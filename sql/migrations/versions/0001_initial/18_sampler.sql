@@ -1,7 +1,7 @@
--- How a run samples: its policy in lanes, and what it has drawn from each. See docs/decisions/0014.
+-- How a run samples: its policy in lanes, and the draws from each. See docs/decisions/0014.
 
 CREATE TYPE rft.sample_order AS ENUM ('fifo', 'newest', 'uniform', 'prioritized', 'rank');
-COMMENT ON TYPE rft.sample_order IS 'fifo: the oldest first; newest: the newest first; uniform: each with the same chance; prioritized: with a chance in proportion to its weight; rank: to a power of its rank by priority.';
+COMMENT ON TYPE rft.sample_order IS 'fifo: the oldest first; newest: the newest first; uniform: all with the same probability; prioritized: with a probability in proportion to the weight; rank: in proportion to a power of the rank by priority.';
 
 CREATE TABLE rft.sampler (
     run_id bigint PRIMARY KEY,
@@ -20,10 +20,10 @@ COMMENT ON COLUMN rft.sampler.max_staleness IS 'Groups whose oldest token is old
 COMMENT ON COLUMN rft.sampler.formula IS 'An expression over the columns of rft.formula_columns, as PostgreSQL printed it after parsing; NULL: the priority itself.';
 COMMENT ON COLUMN rft.sampler.samples_per_insert IS 'Groups drawn per group that became ready; NULL: no limit.';
 COMMENT ON COLUMN rft.sampler.min_size_to_sample IS 'Groups that must have become ready before the first draw, where the ratio is limited.';
-COMMENT ON COLUMN rft.sampler.error_buffer IS 'How many samples the ratio may be exceeded by.';
+COMMENT ON COLUMN rft.sampler.error_buffer IS 'Number of samples by which the ratio may be exceeded.';
 COMMENT ON COLUMN rft.sampler.fresh_share IS 'New groups that explorers supply per group of a batch.';
-COMMENT ON COLUMN rft.sampler.epoch IS 'Grows when the policy changes: counts of another epoch do not go on.';
-COMMENT ON COLUMN rft.sampler.num_inserted IS 'Groups that became ready in this epoch, without those in rft.sampler_insert; kept where the ratio is limited.';
+COMMENT ON COLUMN rft.sampler.epoch IS 'Grows when the policy changes; counts of an earlier epoch are not continued.';
+COMMENT ON COLUMN rft.sampler.num_inserted IS 'Groups that became ready in this epoch, without those in rft.sampler_insert; counted if the ratio is limited.';
 
 CREATE TABLE rft.sampler_insert (
     run_id bigint NOT NULL,
@@ -32,7 +32,7 @@ CREATE TABLE rft.sampler_insert (
 CREATE INDEX sampler_insert_run ON rft.sampler_insert (run_id);
 COMMENT ON TABLE rft.sampler_insert IS 'Groups that became ready since the last draw, a row per transaction so that writers do not wait for each other; the next draw adds them up.';
 COMMENT ON COLUMN rft.sampler_insert.run_id IS 'The run.';
-COMMENT ON COLUMN rft.sampler_insert.num_groups IS 'How many.';
+COMMENT ON COLUMN rft.sampler_insert.num_groups IS 'Number of groups.';
 
 CREATE TABLE rft.sampler_lane (
     run_id bigint NOT NULL,
@@ -49,19 +49,19 @@ CREATE TABLE rft.sampler_lane (
     importance_exponent double precision NOT NULL,
     PRIMARY KEY (run_id, lane)
 );
-COMMENT ON TABLE rft.sampler_lane IS 'One queue of a run''s sampler: which groups stand in it, in which order they are drawn, and its share of a batch.';
+COMMENT ON TABLE rft.sampler_lane IS 'One queue of a run''s sampler: which groups it contains, in which order they are drawn, and its share of a batch.';
 COMMENT ON COLUMN rft.sampler_lane.run_id IS 'The run.';
 COMMENT ON COLUMN rft.sampler_lane.lane IS 'Its name.';
-COMMENT ON COLUMN rft.sampler_lane.place IS 'A group stands in the first lane, in this order, that takes it and has uses left.';
-COMMENT ON COLUMN rft.sampler_lane.source IS 'It takes groups of this source; NULL: of any.';
-COMMENT ON COLUMN rft.sampler_lane.taskset IS 'It takes groups of this taskset; NULL: of any.';
-COMMENT ON COLUMN rft.sampler_lane.replay IS 'It takes groups that were drawn before and that no other lane has uses left for.';
-COMMENT ON COLUMN rft.sampler_lane.ratio IS 'Its share of a batch is this over the sum of all.';
-COMMENT ON COLUMN rft.sampler_lane.sample_order IS 'Which of its groups are drawn first.';
+COMMENT ON COLUMN rft.sampler_lane.place IS 'Order of the lanes: a group is in the first lane that accepts it and has uses left.';
+COMMENT ON COLUMN rft.sampler_lane.source IS 'The lane accepts groups of this source; NULL: any.';
+COMMENT ON COLUMN rft.sampler_lane.taskset IS 'The lane accepts groups of this taskset; NULL: any.';
+COMMENT ON COLUMN rft.sampler_lane.replay IS 'Whether it accepts groups that were drawn before and for which no other lane has uses left.';
+COMMENT ON COLUMN rft.sampler_lane.ratio IS 'Its share of a batch is this divided by the sum of all lanes.';
+COMMENT ON COLUMN rft.sampler_lane.sample_order IS 'The order in which its groups are drawn.';
 COMMENT ON COLUMN rft.sampler_lane.max_times_sampled IS 'How often one group may be drawn in one history; NULL: no limit.';
-COMMENT ON COLUMN rft.sampler_lane.cooldown_steps IS 'Trainer steps from one draw of a group to the next, at least.';
+COMMENT ON COLUMN rft.sampler_lane.cooldown_steps IS 'Minimum number of trainer steps between draws of a group.';
 COMMENT ON COLUMN rft.sampler_lane.priority_exponent IS 'Weight = priority, or 1 / rank, to this power.';
-COMMENT ON COLUMN rft.sampler_lane.importance_exponent IS 'Importance weight = (1 / probability) to this power, over the greatest of the batch.';
+COMMENT ON COLUMN rft.sampler_lane.importance_exponent IS 'Importance weight = (1 / probability) to this power, divided by the greatest of the batch.';
 
 CREATE TABLE rft.sampler_step (
     attempt_id bigint NOT NULL,
@@ -75,14 +75,14 @@ CREATE TABLE rft.sampler_step (
     PRIMARY KEY (attempt_id, trainer_step, lane)
 );
 CREATE INDEX sampler_step_newest ON rft.sampler_step (attempt_id, draw_number);
-COMMENT ON TABLE rft.sampler_step IS 'Where each lane stood after a step, append-only: going back to a checkpoint finds what it left there. Only policies that need it write here.';
+COMMENT ON TABLE rft.sampler_step IS 'State of each lane after a step, append-only, so that going back to a checkpoint restores it. Only policies that need it write here.';
 COMMENT ON COLUMN rft.sampler_step.attempt_id IS 'The attempt.';
 COMMENT ON COLUMN rft.sampler_step.trainer_step IS 'Its step.';
 COMMENT ON COLUMN rft.sampler_step.lane IS 'The lane.';
 COMMENT ON COLUMN rft.sampler_step.epoch IS 'The policy''s epoch.';
 COMMENT ON COLUMN rft.sampler_step.draw_number IS 'Grows with every draw of a history.';
-COMMENT ON COLUMN rft.sampler_step.num_assigned IS 'Places of batches that were the lane''s by its ratio, up to this step.';
-COMMENT ON COLUMN rft.sampler_step.num_drawn IS 'Groups drawn from it, up to this step.';
+COMMENT ON COLUMN rft.sampler_step.num_assigned IS 'Number of places of batches assigned to the lane by its ratio, up to this step.';
+COMMENT ON COLUMN rft.sampler_step.num_drawn IS 'Number of groups drawn from it, up to this step.';
 COMMENT ON COLUMN rft.sampler_step.clock IS 'Greatest draw_key drawn from it: the time of its race (uniform and prioritized).';
 
 CREATE FUNCTION rft.sampler_policy(of_run bigint) RETURNS jsonb
@@ -92,7 +92,7 @@ AS $$
         'lanes', (SELECT jsonb_agg(to_jsonb(l) - 'run_id' ORDER BY l.place) FROM rft.sampler_lane l WHERE l.run_id = of_run))
     FROM rft.sampler s WHERE s.run_id = of_run
 $$;
-COMMENT ON FUNCTION rft.sampler_policy IS 'What decides on the places of groups and the counts of draws; NULL where the run has no policy yet.';
+COMMENT ON FUNCTION rft.sampler_policy IS 'Returns the settings that determine the places of groups and the counts of draws; NULL if the run has no policy yet.';
 
 CREATE FUNCTION rft.set_sampler(of_run bigint, policy jsonb) RETURNS boolean
 LANGUAGE plpgsql
@@ -117,7 +117,7 @@ BEGIN
     RETURN true;
 END
 $$;
-COMMENT ON FUNCTION rft.set_sampler IS 'Sets a run''s policy; returns whether it is another one than before. Then rft.place_all is due, once rft.return_draws has said what was drawn. The caller holds the run''s row exclusively.';
+COMMENT ON FUNCTION rft.set_sampler IS 'Sets a run''s policy; returns whether it changed. If so, call rft.place_all after rft.return_draws has determined what was drawn. The caller holds the run''s row exclusively.';
 
 CREATE FUNCTION rft.lane_of(of_run bigint, of_source rft.experience_source, of_taskset text, times integer) RETURNS SETOF rft.sampler_lane
 LANGUAGE sql STABLE
@@ -127,7 +127,7 @@ AS $$
       AND (NOT l.replay OR times > 0)
     ORDER BY l.max_times_sampled IS NULL OR l.max_times_sampled > times DESC, l.replay, l.place LIMIT 1
 $$;
-COMMENT ON FUNCTION rft.lane_of IS 'The lane of a group of a source and taskset that was drawn so often: the first that takes it and has uses left, replay last; where none has, the first. No row: none takes it.';
+COMMENT ON FUNCTION rft.lane_of IS 'Returns the lane of a group of a source and taskset that was drawn this many times: the first that accepts it and has uses left, replay last; if none has, the first. No row: no lane accepts it.';
 
 CREATE FUNCTION rft.explorer_lanes(of_run bigint) RETURNS text[]
 LANGUAGE sql STABLE
@@ -135,7 +135,7 @@ AS $$
     SELECT coalesce(array_agg(lane), '{}') FROM rft.sampler_lane
     WHERE run_id = of_run AND NOT replay AND coalesce(source = 'explorer', true)
 $$;
-COMMENT ON FUNCTION rft.explorer_lanes IS 'The lanes that explorers supply: pacing counts what stands in them.';
+COMMENT ON FUNCTION rft.explorer_lanes IS 'Returns the lanes that explorers supply, whose groups pacing counts.';
 
 CREATE FUNCTION rft.is_paced(g rft.rollout_group) RETURNS boolean
 LANGUAGE sql STABLE
@@ -144,7 +144,7 @@ AS $$
         SELECT FROM rft.task t CROSS JOIN LATERAL rft.lane_of(g.run_id, g.source, t.taskset, 0) l
         WHERE t.task_id = g.task_id AND l.lane = ANY (rft.explorer_lanes(g.run_id)))
 $$;
-COMMENT ON FUNCTION rft.is_paced IS 'Whether a group takes a place that explorers would fill: it was planned, or came of itself into a lane that they supply.';
+COMMENT ON FUNCTION rft.is_paced IS 'Returns whether a group takes a place that explorers would fill: it was planned, or was added unplanned to a lane that they supply.';
 
 CREATE FUNCTION rft.lane_state(of_run bigint, of_attempt bigint)
 RETURNS TABLE (lane text, draw_number bigint, num_assigned bigint, num_drawn bigint, clock double precision)
@@ -161,4 +161,4 @@ AS $$
     JOIN rft.sampler p ON p.run_id = of_run AND p.epoch = newest.epoch
     JOIN rft.sampler_step s ON s.attempt_id = newest.attempt_id AND s.trainer_step = newest.trainer_step
 $$;
-COMMENT ON FUNCTION rft.lane_state IS 'Where the lanes stand after the newest draw of a history; no row before the first of the policy''s epoch.';
+COMMENT ON FUNCTION rft.lane_state IS 'Returns the state of the lanes after the newest draw of a history; no row before the first draw of the policy''s epoch.';

@@ -1,8 +1,8 @@
--- Where a group stands in its lane. uniform and prioritized are races: a group that comes in at time T of its lane's clock
--- finishes at T + E / weight, with E exponentially distributed; draws take those that finish first, and the clock stands at the last
--- one drawn. Since an exponential time has no memory, the next one is at every moment a given group with probability weight / sum of
--- weights, whenever it came in and whatever happened to others; so a draw from the low end of an index is an exact weighted sample
--- without replacement, at the cost of first in first out.
+-- A group's place in its lane. uniform and prioritized are races: a group that arrives at time T of its lane's clock finishes at
+-- T + E / weight, with E exponentially distributed. Draws take the groups that finish first, and the clock is that of the last one drawn.
+-- Since an exponential time has no memory, at every moment each group is next with probability weight / sum of weights, whenever it
+-- arrived and whatever happened to others. A draw from the low end of an index is therefore an exact weighted sample without
+-- replacement, at the cost of first in first out.
 
 CREATE FUNCTION rft.race_time(seed bigint, item_id bigint, times_sampled integer) RETURNS double precision
 LANGUAGE sql IMMUTABLE
@@ -10,7 +10,7 @@ AS $$
     SELECT -ln((((hashint8extended(hashint8extended(item_id, seed), times_sampled) >> 11) & 9007199254740991) + 0.5::double precision)
                / 9007199254740992)
 $$;
-COMMENT ON FUNCTION rft.race_time IS 'A number from the exponential distribution of mean 1, given by the run''s seed, the group and how often it was drawn.';
+COMMENT ON FUNCTION rft.race_time IS 'Returns a number from the exponential distribution with mean 1, determined by the run''s seed, the group and the number of its draws.';
 
 CREATE FUNCTION rft.draw_weight(sample_order rft.sample_order, value double precision, exponent double precision) RETURNS double precision
 LANGUAGE sql IMMUTABLE
@@ -19,7 +19,7 @@ AS $$
            WHEN 'prioritized' THEN greatest(power(least(greatest(coalesce(nullif(value, 'NaN'), 0), 0), 1e6), exponent), 1e-6)
            WHEN 'rank' THEN coalesce(nullif(value, 'NaN'), 0) ELSE 1 END
 $$;
-COMMENT ON FUNCTION rft.draw_weight IS 'Priority to the power of the exponent, between 1e-6 and 1e6 to that power; missing and negative priorities count as 0. Rank: the priority itself. 1 for other orders.';
+COMMENT ON FUNCTION rft.draw_weight IS 'Returns the priority to the power of the exponent, between 1e-6 and 1e6 to that power; missing and negative priorities count as 0. Rank: the priority itself. 1 for other orders.';
 
 CREATE FUNCTION rft.draw_key(
     sample_order rft.sample_order, sort_key bigint, weight double precision, clock double precision, seed bigint, item_id bigint,
@@ -30,7 +30,7 @@ AS $$
            WHEN 'rank' THEN exp(-rft.race_time(seed, item_id, times_sampled))
            ELSE clock + rft.race_time(seed, item_id, times_sampled) / weight END
 $$;
-COMMENT ON FUNCTION rft.draw_key IS 'A group''s place in its lane; the least is drawn first. Rank: a place on a ring, uniform from 0 to 1.';
+COMMENT ON FUNCTION rft.draw_key IS 'Returns a group''s place in its lane; the least is drawn first. Rank: a place on a ring, uniform from 0 to 1.';
 
 CREATE FUNCTION rft.formula_columns(of_run bigint, of_items bigint[], of_priorities double precision[], of_times integer[])
 RETURNS TABLE (
@@ -61,7 +61,7 @@ AS $$
         WHERE x.group_id = i.item_id) e ON true
     WHERE g.run_id = of_run
 $$;
-COMMENT ON FUNCTION rft.formula_columns IS 'What a priority formula may use of a group. priority: as pipeline or trainer said; rewards: of its experiences, as they would be trained with now; num_response_tokens: mean; num_labels: relabels; policy_step: trainer step of the oldest policy, NULL where none sampled; task_pass_rate, task_attempts: what the run knows of its task.';
+COMMENT ON FUNCTION rft.formula_columns IS 'Returns the values of a group that a priority formula may use. priority: set by pipeline or trainer; rewards: of its experiences, as currently used for training; num_response_tokens: mean; num_labels: number of relabels; policy_step: trainer step of the oldest policy, NULL if no policy sampled; task_pass_rate, task_attempts: the run''s statistics of its task.';
 
 CREATE FUNCTION rft.formula_values(of_run bigint, of_items bigint[], of_priorities double precision[], of_times integer[])
 RETURNS double precision[]
@@ -75,7 +75,7 @@ BEGIN
     IF formula IS NULL THEN
         RETURN of_priorities;
     END IF;
-    -- Groups one after the other, each looked up by its key: a join of all of them with their columns could be planned as comparing
+    -- Groups are looked up one after the other by key, because a join of all of them with their columns could be planned as comparing
     -- each with each.
     query := format(
         'SELECT array_agg(v.value ORDER BY i.place) FROM unnest($2, $3, $4) WITH ORDINALITY AS i (item_id, priority, times, place)'
@@ -84,7 +84,7 @@ BEGIN
     BEGIN
         EXECUTE query INTO found USING of_run, of_items, of_priorities, of_times;
     EXCEPTION WHEN data_exception THEN
-        -- A division by zero in one group must not stop those who write the others.
+        -- A division by zero in one group must not stop the writers of the others.
         IF cardinality(of_items) = 1 THEN
             RETURN ARRAY[0.0];
         END IF;
@@ -95,7 +95,7 @@ BEGIN
     RETURN found;
 END
 $$;
-COMMENT ON FUNCTION rft.formula_values IS 'The formula''s value for each group, in the order given; 0 where it cannot be computed (division by zero, overflow).';
+COMMENT ON FUNCTION rft.formula_values IS 'Returns the formula''s value for each group, in the order given; 0 where it cannot be computed (division by zero, overflow).';
 
 CREATE FUNCTION rft.place_items(of_run bigint, of_items bigint[], of_values double precision[], of_times integer[])
 RETURNS TABLE (
@@ -103,10 +103,10 @@ RETURNS TABLE (
     is_race boolean)
 LANGUAGE sql STABLE
 AS $$
-    -- Once for all groups, and not for each of them.
+    -- Computed once for all groups.
     WITH state AS MATERIALIZED (
         SELECT * FROM rft.lane_state(of_run, (SELECT current_attempt_id FROM rft.run WHERE run_id = of_run)))
-    -- OFFSET 0: each group is looked up by its key, whatever the planner thinks of the sizes of tables.
+    -- OFFSET 0: each group is looked up by its key, whatever sizes of tables the planner assumes.
     SELECT i.nth::integer, i.item_id, g.sort_key, coalesce(l.lane, ''), w.weight,
            rft.draw_key(coalesce(l.sample_order, 'fifo'), g.sort_key, w.weight, coalesce(c.clock, 0), r.seed, i.item_id, i.times),
            coalesce(c.clock, 0), coalesce(l.sample_order IN ('uniform', 'prioritized'), false)
@@ -119,7 +119,7 @@ AS $$
     CROSS JOIN LATERAL (SELECT rft.draw_weight(coalesce(l.sample_order, 'fifo'), i.value, l.priority_exponent) AS weight) w
     LEFT JOIN state c ON c.lane = l.lane
 $$;
-COMMENT ON FUNCTION rft.place_items IS 'Lane, weight and key of groups that come in now, given their formula''s value and how often each was drawn; nth counts them from 1.';
+COMMENT ON FUNCTION rft.place_items IS 'Returns lane, weight and key of groups that arrive now, given their formula''s value and their number of draws; nth numbers them from 1.';
 
 CREATE FUNCTION rft.ready_groups(of_groups bigint[], of_priorities double precision[]) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_material = off SET enable_hashjoin = off SET enable_mergejoin = off
@@ -145,13 +145,13 @@ BEGIN
     FROM unnest(of_groups) WITH ORDINALITY AS i (item_id, place);
     weighed := rft.formula_values(of_run, of_groups, of_priorities, times);
 
-    -- Its age is that of its oldest token, or of the step at which this history left that policy's; where no policy sampled one
-    -- (demonstrations), it does not age.
+    -- The age is that of the oldest token, or of the step at which this history left that policy's attempt. A group that no policy
+    -- sampled (demonstrations) does not age.
     WITH written AS (
         INSERT INTO rft.worklist AS w (consumer, item_kind, item_id, sort_key, priority, lane, draw_weight, draw_key, policy_step)
         SELECT 'trainer/' || of_run, 'group', p.item_id, p.sort_key, of_priorities[p.nth], p.lane, p.draw_weight,
                CASE WHEN NOT p.is_race OR k.item_id IS NULL THEN p.draw_key
-                    -- What is left of its way, at its new weight.
+                    -- The remaining distance, at the new weight.
                     ELSE p.clock + greatest(k.draw_key - p.clock, 0) * k.draw_weight / p.draw_weight END,
                coalesce((SELECT min(least(v.trainer_step, h.last_step)) FROM rft.experience e
                          JOIN rft.policy_version v ON v.policy_version_id = e.policy_version_min
@@ -174,7 +174,7 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION rft.ready_groups IS 'Groups of one run whose verdicts kept something, with the pipeline''s priorities: they can be drawn now. The caller holds the run''s row, so that its policy does not change meanwhile.';
+COMMENT ON FUNCTION rft.ready_groups IS 'Makes groups of one run drawable whose verdicts kept experiences, with the pipeline''s priorities. The caller holds the run''s row, so that its policy does not change meanwhile.';
 
 CREATE FUNCTION rft.place_all(of_run bigint) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_material = off SET enable_hashjoin = off SET enable_mergejoin = off
@@ -202,7 +202,7 @@ BEGIN
     END LOOP;
 END
 $$;
-COMMENT ON FUNCTION rft.place_all IS 'Under a new policy counts start anew, and every group gets its place in it.';
+COMMENT ON FUNCTION rft.place_all IS 'Applies a new policy: counts start again, and every group gets its place.';
 
 CREATE FUNCTION rft.set_priorities(of_run bigint, of_items bigint[], of_priorities double precision[]) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_material = off SET enable_hashjoin = off SET enable_mergejoin = off
@@ -231,4 +231,4 @@ BEGIN
     RETURN coalesce(cardinality(items), 0);
 END
 $$;
-COMMENT ON FUNCTION rft.set_priorities IS 'New priorities of groups that wait, rest or were drawn; returns how many there are.';
+COMMENT ON FUNCTION rft.set_priorities IS 'Sets new priorities of groups that wait, rest or were drawn; returns their number.';

@@ -1,11 +1,11 @@
--- How many groups a draw takes from which lane, and which: a function per policy. They run within rft.draw_groups alone, under its planner
--- settings.
+-- How many groups a draw takes from which lane, and which groups; one function per policy. They only run within rft.draw_groups, under its
+-- planner settings.
 
 CREATE TYPE rft.lane_share AS (lane text, places integer);
 COMMENT ON TYPE rft.lane_share IS 'Places of a batch that belong to a lane.';
 
 CREATE TYPE rft.pick AS (lane text, item_id bigint, weight double precision);
-COMMENT ON TYPE rft.pick IS 'A group picked for a batch, locked in the worklist. weight: (1 / rank) ^ exponent; NULL for orders that keep theirs in the worklist.';
+COMMENT ON TYPE rft.pick IS 'A group picked for a batch, locked in the worklist. weight: (1 / rank) ^ exponent; NULL for orders whose weight is in the worklist.';
 
 -- samples_per_insert: after Cassirer et al. 2021, arXiv 2102.04736.
 CREATE FUNCTION rft.num_allowed(of_run bigint, of_attempt bigint, wanted integer) RETURNS integer
@@ -25,7 +25,7 @@ BEGIN
         - coalesce((SELECT sum(num_drawn) FROM rft.lane_state(of_run, of_attempt)), 0))));
 END
 $$;
-COMMENT ON FUNCTION rft.num_allowed IS 'How many of the wanted groups a run that limits samples per insert may draw now; counts what became ready since the last draw.';
+COMMENT ON FUNCTION rft.num_allowed IS 'Returns how many of the wanted groups a run that limits samples per insert may draw now; also counts the groups that became ready since the last draw.';
 
 CREATE FUNCTION rft.lane_shares(of_run bigint, of_attempt bigint, allowed integer) RETURNS rft.lane_share[]
 LANGUAGE plpgsql
@@ -51,9 +51,9 @@ BEGIN
         ORDER BY l.nth);
 END
 $$;
-COMMENT ON FUNCTION rft.lane_shares IS 'The lanes of a run in their order, with the places of a batch that are theirs by their ratios.';
+COMMENT ON FUNCTION rft.lane_shares IS 'Returns the lanes of a run in order, with their places of a batch by their ratios.';
 
--- The planner does not know how many rows it will be asked for, and must never sort the queue: an index has the order.
+-- The planner does not know how many rows will be fetched, and must never sort the queue, since an index has the order.
 CREATE FUNCTION rft.pick_first(l rft.sampler_lane, below bigint, oldest integer, count integer, besides bigint[]) RETURNS rft.pick[]
 LANGUAGE plpgsql SET enable_sort = off SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
@@ -69,10 +69,10 @@ BEGIN
     RETURN coalesce(picked, '{}');
 END
 $$;
-COMMENT ON FUNCTION rft.pick_first IS 'Locks the first groups of a lane that a step may draw, in the order of their draw_key: fifo, newest, uniform and prioritized. Those that somebody holds at this moment are passed over.';
+COMMENT ON FUNCTION rft.pick_first IS 'Locks the first groups of a lane that a step may draw, in the order of their draw_key: fifo, newest, uniform and prioritized. Groups that another transaction has locked are skipped.';
 
--- Rank-based prioritisation (Schaul et al. 2016, arXiv 1511.05952, section 3.3): P(i) in proportion to (1 / rank) ^ exponent. Ranks of
--- all groups would change with every one that comes in; so some hundreds are taken, all with the same chance (those that follow a
+-- Rank-based prioritisation (Schaul et al. 2016, arXiv 1511.05952, section 3.3): P(i) in proportion to (1 / rank) ^ exponent. Every
+-- arriving group would change the ranks of all. Instead some hundreds of groups are taken, all with the same probability (those after a
 -- random place of a ring on which each has a random place), and ranked among themselves.
 CREATE FUNCTION rft.pick_ranked(
     l rft.sampler_lane, below bigint, oldest integer, count integer, besides bigint[], seed bigint, step integer) RETURNS rft.pick[]
@@ -111,7 +111,7 @@ BEGIN
     RETURN picked;
 END
 $$;
-COMMENT ON FUNCTION rft.pick_ranked IS 'Locks groups of a lane, drawn without replacement in proportion to (1 / rank by priority) ^ exponent among 512 of them or 16 times as many as asked for.';
+COMMENT ON FUNCTION rft.pick_ranked IS 'Locks groups of a lane, drawn without replacement in proportion to (1 / rank by priority) ^ exponent among 512 groups, or 16 times as many as wanted.';
 
 CREATE FUNCTION rft.pick_from_lanes(
     of_run bigint, step integer, oldest integer, below bigint, shares rft.lane_share[], allowed integer, picked rft.pick[])
@@ -140,4 +140,4 @@ BEGIN
     RETURN picked;
 END
 $$;
-COMMENT ON FUNCTION rft.pick_from_lanes IS 'Adds groups of each lane, by its order, to those picked before, until it has its share or the batch as many as allowed.';
+COMMENT ON FUNCTION rft.pick_from_lanes IS 'Adds groups of each lane, in its order, to those already picked, until the lane has its share or the batch has as many as allowed.';

@@ -18,15 +18,15 @@ CREATE TABLE rft.preference_pair (
     UNIQUE (chosen_id, rejected_id, source)
 );
 CREATE INDEX preference_pair_rejected ON rft.preference_pair (rejected_id);
-COMMENT ON TABLE rft.preference_pair IS 'Chosen over rejected: one opinion on two experiences; append-only. Whether the rewards of today still say so is in rft.v_pair.';
+COMMENT ON TABLE rft.preference_pair IS 'A preference for one of two experiences; append-only. rft.v_pair shows whether the current rewards still agree.';
 COMMENT ON COLUMN rft.preference_pair.pair_id IS 'Key, never reused.';
 COMMENT ON COLUMN rft.preference_pair.chosen_id IS 'The better experience.';
 COMMENT ON COLUMN rft.preference_pair.rejected_id IS 'The worse one, an answer to the same prompt.';
-COMMENT ON COLUMN rft.preference_pair.source IS 'Where the opinion comes from.';
-COMMENT ON COLUMN rft.preference_pair.author IS 'Who compared them, or who had them built.';
-COMMENT ON COLUMN rft.preference_pair.margin IS 'How much better, as a person said; NULL where nobody did, and for built pairs: theirs follows from the rewards (rft.v_pair).';
+COMMENT ON COLUMN rft.preference_pair.source IS 'Origin of the preference.';
+COMMENT ON COLUMN rft.preference_pair.author IS 'Who compared them, or had them built.';
+COMMENT ON COLUMN rft.preference_pair.margin IS 'How much better the chosen one is, if a person gave a margin; NULL for built pairs, whose margin follows from the rewards (rft.v_pair).';
 COMMENT ON COLUMN rft.preference_pair.builder IS 'Built pairs: settings of the operator pair_builder.';
-COMMENT ON COLUMN rft.preference_pair.label_cut IS 'Built pairs: newest label that the rewards they were built from contain.';
+COMMENT ON COLUMN rft.preference_pair.label_cut IS 'Built pairs: newest label contained in the rewards from which they were built.';
 COMMENT ON COLUMN rft.preference_pair.created_at IS 'When.';
 
 CREATE FUNCTION rft.refuse_pair_change() RETURNS trigger
@@ -35,15 +35,15 @@ AS $$
 BEGIN
     RAISE EXCEPTION 'rft.preference_pair is append-only: % is refused', TG_OP
         USING ERRCODE = 'integrity_constraint_violation',
-              DETAIL = 'Runs may have been trained on these pairs, and must be able to say so.',
+              DETAIL = 'Runs may have been trained on these pairs, and their records must stay valid.',
               HINT = 'To overrule a pair, INSERT it the other way round, or correct a reward and select pairs by margin from rft.v_pair.';
 END
 $$;
-COMMENT ON FUNCTION rft.refuse_pair_change() IS 'Trigger: pairs are never changed; the error says what to do instead.';
+COMMENT ON FUNCTION rft.refuse_pair_change() IS 'Trigger: pairs are never changed; the error names the alternatives.';
 CREATE TRIGGER pair_append_only
     BEFORE UPDATE OR DELETE OR TRUNCATE ON rft.preference_pair FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_pair_change();
 
--- Not foreign keys: those would lock the experiences' rows, and answer a TRUNCATE in the place of the trigger that says what to do.
+-- Not foreign keys, which would lock the experiences' rows, and would answer a TRUNCATE in place of the trigger with the better message.
 CREATE FUNCTION rft.check_pairs() RETURNS trigger
 LANGUAGE plpgsql
 AS $$

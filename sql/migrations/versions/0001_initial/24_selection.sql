@@ -1,13 +1,13 @@
--- Stored selections that runs train on: how they are drawn.
+-- Drawing from the stored selections that runs train on.
 
--- md5 and not PostgreSQL's own hashes: those may differ between versions and machines.
+-- md5 instead of PostgreSQL's own hashes, which may differ between versions and machines.
 CREATE FUNCTION rft.selection_key(seed bigint, epoch integer, item_id bigint) RETURNS bigint
 LANGUAGE sql IMMUTABLE
 AS $$ SELECT epoch::bigint << 48 | ('x' || substr(md5(seed || ':' || epoch || ':' || item_id), 1, 12))::bit(48)::bigint $$;
-COMMENT ON FUNCTION rft.selection_key(bigint, integer, bigint) IS 'Place of an item in the order of a stored selection: all of an epoch before all of the next, shuffled by seed and epoch.';
+COMMENT ON FUNCTION rft.selection_key(bigint, integer, bigint) IS 'Returns the place of an item in the order of a stored selection: one epoch after the other, each shuffled by seed and epoch.';
 
--- No nested loops: a queue that was filled a moment ago has no statistics, and a planner that takes it for empty would join it
--- with itself row by row.
+-- No nested loops: a queue that was just filled has no statistics, and a planner that assumes it to be empty would join it with itself
+-- row by row.
 CREATE FUNCTION rft.restore_selection(of_run bigint, of_attempt bigint) RETURNS void
 LANGUAGE plpgsql SET enable_nestloop = off
 AS $$
@@ -33,10 +33,10 @@ BEGIN
       AND (w.available, w.sort_key) IS DISTINCT FROM (d.available, d.sort_key);
 END
 $$;
-COMMENT ON FUNCTION rft.restore_selection(bigint, bigint) IS 'Puts the items of a stored selection where the history of an attempt left them: used as often as it drew them, no more.';
+COMMENT ON FUNCTION rft.restore_selection(bigint, bigint) IS 'Restores the items of a stored selection to the state of an attempt''s history: used as often as it drew them.';
 
--- The batch of a step follows from the seed, the epochs and the steps before it, so a history that goes back draws the same again.
--- An item comes back at once for the next epoch, behind all that are still in this one.
+-- The batch of a step follows from the seed, the epochs and the steps before it, so a history that goes back draws the same batches again.
+-- A drawn item returns at once for the next epoch, behind all items that are still in this one.
 CREATE FUNCTION rft.draw_selected(
     of_run bigint, of_attempt bigint, step integer, wanted integer, OUT outcome text, OUT reason text)
 LANGUAGE plpgsql
@@ -80,8 +80,8 @@ BEGIN
         ORDER BY m.slot;
     END IF;
     IF found_items < wanted THEN
-        reason := format('%s of %s: the stored selection holds no more', found_items, wanted);
+        reason := format('%s of %s: the stored selection has no more', found_items, wanted);
     END IF;
 END
 $$;
-COMMENT ON FUNCTION rft.draw_selected IS 'Draws the next experiences or whole pairs of a stored selection for a trainer step; a pair takes two slots, the chosen one first. outcome: drawn (reason says why a batch is short) or fenced (the attempt no longer holds the run).';
+COMMENT ON FUNCTION rft.draw_selected IS 'Draws the next experiences or whole pairs of a stored selection for a trainer step; a pair takes two slots, the chosen one first. outcome: drawn (reason: why a batch is short) or fenced (the attempt no longer holds the run).';

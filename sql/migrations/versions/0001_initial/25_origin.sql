@@ -1,4 +1,4 @@
--- Where imported groups and experiences come from.
+-- Origins of imported groups and experiences.
 
 CREATE TABLE rft.group_origin (
     group_id bigint PRIMARY KEY,
@@ -12,7 +12,7 @@ CREATE TABLE rft.group_origin (
     imported_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     UNIQUE (run_id, buffer_id, origin_group_id)
 );
-COMMENT ON TABLE rft.group_origin IS 'One imported group: what it was where it was exported. A group is imported into a run once.';
+COMMENT ON TABLE rft.group_origin IS 'Origin of an imported group in the buffer from which it was exported. A group is imported into a run once.';
 COMMENT ON COLUMN rft.group_origin.group_id IS 'The group here.';
 COMMENT ON COLUMN rft.group_origin.run_id IS 'The run it was imported into.';
 COMMENT ON COLUMN rft.group_origin.buffer_id IS 'The buffer it was exported from; may be this one.';
@@ -20,8 +20,8 @@ COMMENT ON COLUMN rft.group_origin.origin_run_id IS 'Its run there.';
 COMMENT ON COLUMN rft.group_origin.origin_run IS 'That run''s name.';
 COMMENT ON COLUMN rft.group_origin.origin_group_id IS 'Its key there.';
 COMMENT ON COLUMN rft.group_origin.explore_step IS 'Its explorer step there.';
-COMMENT ON COLUMN rft.group_origin.group_size IS 'Rollouts it had there; the import has fewer where only some were exported.';
-COMMENT ON COLUMN rft.group_origin.imported_at IS 'When. Labels that are older came with the import.';
+COMMENT ON COLUMN rft.group_origin.group_size IS 'Number of its rollouts there; the import has fewer if only some were exported.';
+COMMENT ON COLUMN rft.group_origin.imported_at IS 'When. Older labels came with the import.';
 
 CREATE TABLE rft.experience_origin (
     experience_id bigint PRIMARY KEY,
@@ -35,13 +35,13 @@ CREATE TABLE rft.experience_origin (
     earlier jsonb NOT NULL DEFAULT '[]'
 );
 CREATE INDEX experience_origin_id ON rft.experience_origin (origin_experience_id);
-COMMENT ON TABLE rft.experience_origin IS 'One imported experience: what it was where it was exported; its group''s row in group_origin names buffer and run.';
+COMMENT ON TABLE rft.experience_origin IS 'Origin of an imported experience in the buffer from which it was exported; its group''s row in group_origin names buffer and run.';
 COMMENT ON COLUMN rft.experience_origin.experience_id IS 'The experience here.';
 COMMENT ON COLUMN rft.experience_origin.origin_experience_id IS 'Its key there.';
 COMMENT ON COLUMN rft.experience_origin.origin_parent_id IS 'Key there of the experience it was made from.';
-COMMENT ON COLUMN rft.experience_origin.source IS 'Where it came from in the first place; here it is an import.';
-COMMENT ON COLUMN rft.experience_origin.policy_version_min IS 'There, the policy version of its oldest sampled token. Versions of another buffer mean nothing here, so rft.experience has none.';
+COMMENT ON COLUMN rft.experience_origin.source IS 'Its first source; here the source is import.';
+COMMENT ON COLUMN rft.experience_origin.policy_version_min IS 'There, the policy version of its oldest sampled token. Versions of another buffer are not valid here, so rft.experience has none.';
 COMMENT ON COLUMN rft.experience_origin.policy_version_max IS 'There, the policy version of its newest sampled token.';
 COMMENT ON COLUMN rft.experience_origin.policy_step IS 'Trainer step of policy_version_min there.';
-COMMENT ON COLUMN rft.experience_origin.sampled_at IS 'When it was first stored, in whatever buffer.';
-COMMENT ON COLUMN rft.experience_origin.earlier IS 'Where it had been before: objects with buffer_id, run and experience_id, the first buffer first.';
+COMMENT ON COLUMN rft.experience_origin.sampled_at IS 'When it was first stored in any buffer.';
+COMMENT ON COLUMN rft.experience_origin.earlier IS 'Its earlier origins: objects with buffer_id, run and experience_id, the first buffer first.';

@@ -1,5 +1,5 @@
--- Who may do what. Roles belong to the whole server, not to one database; an account that may not make roles migrates
--- nevertheless, and an administrator runs `SELECT rft.create_roles()` or `rft db roles` later.
+-- Rights. Roles belong to the whole server, not to one database. An account that may not create roles can still migrate,
+-- and an administrator runs `SELECT rft.create_roles()` or `rft db roles` later.
 
 CREATE FUNCTION rft.create_roles() RETURNS text[]
 LANGUAGE plpgsql
@@ -14,7 +14,7 @@ BEGIN
                 EXECUTE format('CREATE ROLE %I NOLOGIN', wanted);
                 made := made || wanted;
             EXCEPTION
-                WHEN duplicate_object OR unique_violation THEN NULL;  -- another database of this server made it at the same moment
+                WHEN duplicate_object OR unique_violation THEN NULL;  -- another database of this server created it at the same moment
                 WHEN insufficient_privilege THEN NULL;
             END;
         END IF;
@@ -22,17 +22,17 @@ BEGIN
     RETURN made;
 END
 $$;
-COMMENT ON FUNCTION rft.create_roles() IS 'Makes the roles rft_reader, rft_labeler and rft_worker where they are missing and the caller may; returns those made.';
+COMMENT ON FUNCTION rft.create_roles() IS 'Creates the missing roles of rft_reader, rft_labeler and rft_worker, if the caller has the right; returns the created ones.';
 
--- Idempotent; run after every migration, so that new tables are covered, and after a restore, which brings no rights. What is not named
--- here stays the owner's: migrations, purges, roles.
+-- Idempotent; runs after every migration, to cover new tables, and after a restore, which brings no rights. Everything not named
+-- here remains the owner's: migrations, purges, roles.
 CREATE FUNCTION rft.grant_roles() RETURNS text[]
 LANGUAGE plpgsql
 AS $$
 DECLARE
     held text[] := (SELECT coalesce(array_agg(rolname::text ORDER BY rolname), '{}') FROM pg_roles
                     WHERE rolname IN ('rft_reader', 'rft_labeler', 'rft_worker'));
-    -- Written once: of these a worker changes nothing.
+    -- Tables whose rows a worker writes once and never changes.
     append_only CONSTANT text[] := ARRAY['verdict', 'task_verdict', 'operator_run', 'write_receipt', 'evaluation_answer', 'attempt_history',
                                          'group_origin', 'experience_origin', 'preference_pair'];
     role text;
@@ -54,9 +54,9 @@ BEGIN
     IF 'rft_labeler' = ANY (held) THEN
         GRANT UPDATE (reward, reward_final) ON rft.experience TO rft_labeler;
         GRANT USAGE ON SEQUENCE rft.label_batch_id_seq TO rft_labeler;
-        -- What a person says of two answers; of source and time they have no say.
+        -- A person's preference between two answers; source and time are not theirs to set.
         GRANT INSERT (chosen_id, rejected_id, author, margin) ON rft.preference_pair TO rft_labeler;
-        -- What a person answers when asked.
+        -- A person's answer to a question.
         GRANT UPDATE (answer) ON rft.review TO rft_labeler;
         GRANT EXECUTE ON FUNCTION rft.lock_groups_and_reviews(bigint[]) TO rft_labeler;
     END IF;
@@ -71,8 +71,8 @@ BEGIN
         END LOOP;
         GRANT INSERT ON rft.experience, rft.rollout TO rft_worker;
         GRANT UPDATE (reward, reward_final) ON rft.experience TO rft_worker;
-        -- What is undone without a trace, because it never counted: items done with, draws given back, questions never answered;
-        -- and what a run samples by or goes back to, which is written anew.
+        -- Rows that are deleted because they never counted (finished items, undone draws, unanswered questions), and
+        -- the sampler's policy and going back, which are written again.
         GRANT DELETE ON rft.worklist, rft.draw, rft.evaluation, rft.sampler_lane, rft.sampler_insert, rft.sampler_step,
             rft.selector_snapshot, rft.selector_state TO rft_worker;
         GRANT USAGE ON ALL SEQUENCES IN SCHEMA rft TO rft_worker;
@@ -81,6 +81,6 @@ BEGIN
     RETURN held;
 END
 $$;
-COMMENT ON FUNCTION rft.grant_roles() IS 'Gives rft_reader, rft_labeler and rft_worker exactly what they may do, where they exist; returns those that do.';
+COMMENT ON FUNCTION rft.grant_roles() IS 'Grants rft_reader, rft_labeler and rft_worker exactly their rights, if they exist; returns the existing ones.';
 
 SELECT rft.create_roles();

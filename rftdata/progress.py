@@ -1,0 +1,184 @@
+"""Live progress of a run, read from the buffer only: any process on any machine can show it."""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from rftdata.postgres.database import Row, records
+from rftdata.run import Run
+
+# Steps whose rewards may still change: groups in flight and refills of earlier steps.
+_OPEN_STEPS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Queue:
+    """Groups by where they stand; ready ones wait for the trainer."""
+
+    planned: int
+    claimed: int
+    sealed: int
+    ready: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failures:
+    """Rollouts that failed or timed out, and the error of the commonest kind."""
+
+    num_rollouts: int
+    num_commonest: int
+    commonest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedEvaluation:
+    """The newest finished evaluation of a taskset and decoding."""
+
+    purpose: str
+    taskset: str
+    decoding: str
+    trainer_step: int
+    num_tasks: int
+    mean_reward: float
+    error: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerState:
+    """What a process does or waits for; its fields are columns of `rft.v_waiting`, which are described there."""
+
+    worker_id: int
+    role: str
+    host: str
+    pid: int
+    state: str
+    waiting_for: str | None
+    progress: dict[str, Any]
+    error: str | None
+    liveness: str
+    heartbeat_age_s: float
+    started_at: datetime.datetime
+    stopped_at: datetime.datetime | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """Where a run stands at one moment.
+
+    Attributes:
+        remaining_seconds: at the pace of the newest steps.
+        mean_reward, pass_rate: of `reward_step`, the newest explorer step with rewards.
+        rewards: mean reward of every explorer step that has one.
+        policy_step: of the engines; the oldest where they differ.
+        metrics: of the newest step.
+        open_reviews: rows that wait for a person.
+    """
+
+    run: str
+    run_id: int
+    status: str
+    outcome: str | None
+    step: int
+    planned_steps: int
+    num_skipped: int
+    seconds: float
+    remaining_seconds: float | None
+    mean_reward: float | None
+    pass_rate: float | None
+    reward_step: int | None
+    rewards: list[float]
+    tokens_per_s: float | None
+    policy_step: int | None
+    published_step: int | None
+    queue: Queue
+    refills: int
+    closed_groups: int
+    failures: Failures | None
+    metrics: dict[str, float]
+    evaluations: list[FinishedEvaluation]
+    evaluations_open: int
+    open_reviews: int
+    workers: list[WorkerState]
+
+
+class Progress:
+    """Reads one run's progress, of steps that change no more once only."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._rewards: dict[int, Row] = {}
+        self._failures: dict[tuple[int, str], Row] = {}
+
+    def snapshot(self) -> Snapshot:
+        """Where the run stands now."""
+        run = self._row("progress_run")
+        steps = self._rows("progress_steps", limit=8)
+        workers = records(WorkerState, self._rows("progress_workers"))
+        explorers = [w.progress for w in workers if w.role == "explorer" and w.liveness == "alive"]
+        rates = [p["tokens_per_s"] for p in explorers if p.get("tokens_per_s") is not None]
+        policies = [p["policy_step"] for p in explorers if p.get("policy_step") is not None]
+        published = self._rows("progress_policy")
+        groups = self._row("progress_groups")
+        self._read_rewards()
+        newest = max(self._rewards, default=None)
+        return Snapshot(
+            run=run["name"], run_id=run["run_id"], status=run["status"], outcome=run["outcome"],
+            step=run["step"], planned_steps=run["planned_steps"], num_skipped=run["num_skipped"],
+            seconds=self._row("run_seconds")["seconds"],
+            remaining_seconds=_remaining(run["planned_steps"] - run["step"], steps),
+            mean_reward=None if newest is None else self._rewards[newest]["mean_reward"],
+            pass_rate=None if newest is None else self._rewards[newest]["pass_rate"],
+            reward_step=newest,
+            rewards=[row["mean_reward"] for _, row in sorted(self._rewards.items())],
+            tokens_per_s=sum(rates) if rates else None,
+            policy_step=min(policies, default=None),
+            published_step=published[0]["trainer_step"] if published else None,
+            queue=records(Queue, self._rows("progress_queue"))[0],
+            refills=groups["refilled"], closed_groups=groups["closed"],
+            failures=self._commonest_failure(),
+            metrics=steps[0]["metrics"] if steps else {},
+            evaluations=records(FinishedEvaluation, self._rows("progress_evaluations")),
+            evaluations_open=self._row("open_evaluations")["open"],
+            open_reviews=self._row("num_open_reviews")["n"],
+            workers=workers,
+        )  # fmt: skip
+
+    def _read_rewards(self) -> None:
+        from_step = max(self._rewards, default=0) - _OPEN_STEPS
+        for row in self._rows("progress_rewards", from_step=from_step):
+            if row["mean_reward"] is not None:
+                self._rewards[row["explore_step"]] = row
+        for row in self._rows("progress_failures", from_step=from_step):
+            self._failures[row["explore_step"], row["kind"]] = row
+
+    def _commonest_failure(self) -> Failures | None:
+        counts: Counter[str] = Counter()
+        for (_, kind), row in self._failures.items():
+            counts[kind] += row["num"]
+        if not counts:
+            return None
+        [(commonest, num)] = counts.most_common(1)
+        error = next(row["error"] for (_, kind), row in self._failures.items() if kind == commonest)
+        return Failures(num_rollouts=counts.total(), num_commonest=num, commonest=error)
+
+    def _rows(self, name: str, **parameters: Any) -> list[Row]:
+        return self._run.database.fetch(name, run_id=self._run.run_id, **parameters)
+
+    def _row(self, name: str) -> Row:
+        return self._rows(name)[0]
+
+
+def last_step(run: Run) -> int:
+    """The newest trainer step that the run's present history has done; 0 before the first."""
+    return int(run.database.fetch("progress_run", run_id=run.run_id)[0]["step"])
+
+
+def _remaining(left: int, steps: list[Row]) -> float | None:
+    """Seconds to go at the pace of the newest steps."""
+    if left <= 0 or len(steps) < 2:
+        return None
+    taken: float = (steps[0]["finished_at"] - steps[-1]["finished_at"]).total_seconds()
+    return left * taken / (len(steps) - 1)
