@@ -125,8 +125,9 @@ class Signals:
         values_N: float32; the critic's value of the state before the token.
         entropy_N: float32, nats; entropy of the policy's distribution before the token.
         discriminator_N: float32; Σ_v p_v² (H + log p_v) of that distribution, H its entropy (`masks.clip_v`).
-        mismatched_kl: float32, a single number, nats; mean of Σ_t log(π / π_reference) over sequences that join a prompt of the batch with the response to
-            another one (`rftcore.trainer.batch_forms.mismatched`), over all ranks. 0 where the batch has one prompt.
+        mismatched_kl: float32, a single number, nats; mean of Σ_t log(π / π_reference) over sequences that join a prompt of the
+            batch with the response to another one (`rftcore.trainer.batch_forms.mismatched`), over all ranks. 0 where the batch
+            has one prompt.
 
     `teacher_logits` is not among them: a `HeadTerm` reads the teacher's logits in the forward pass of the loss.
     """

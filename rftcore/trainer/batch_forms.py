@@ -1,0 +1,87 @@
+"""Other batches made of a batch, for algorithms that compute something else than the responses of each experience.
+
+    whole        every token counts, prompts too                      `train_on: all`
+    scored       one place counts: that after the last token          losses of a scorer
+    mismatched   prompts with the responses to other prompts          the signal `mismatched`
+
+Each is a `TrainBatch`, so cutting into micro-batches and sharing prompts stay as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from rftcore.trainer.batches import TrainBatch
+
+
+def whole(batch: TrainBatch) -> TrainBatch:
+    """The same experiences with every token counting but the first, which nothing predicts."""
+    counted_BT = batch.attention_mask_BT.clone()
+    counted_BT[:, 0] = False
+    behavior_BT = batch.behavior_logprobs_BT.masked_fill(counted_BT & ~batch.loss_mask_BT, torch.nan)
+    return replace(batch, loss_mask_BT=counted_BT, behavior_logprobs_BT=behavior_BT)
+
+
+def scored(batch: TrainBatch) -> TrainBatch:
+    """The same experiences with one place that counts: the one after the last token.
+
+    What a model computes to predict that place, it computes at the last token from all of them. A scalar head there is the score.
+    """
+    lengths_B = batch.attention_mask_BT.sum(dim=1)
+    end_BT = torch.arange(batch.attention_mask_BT.shape[1] + 1) == lengths_B[:, None]
+    end_BT[:, 0] = False
+    return replace(
+        batch, token_ids_BT=_widened(batch.token_ids_BT), attention_mask_BT=_widened(batch.attention_mask_BT), loss_mask_BT=end_BT,
+        behavior_logprobs_BT=torch.zeros(end_BT.shape).masked_fill(end_BT, torch.nan), token_rewards_BT=None, teacher_logprobs_BT=None,
+    )  # fmt: skip
+
+
+def mismatched(batch: TrainBatch) -> TrainBatch | None:
+    """Each experience's prompt with the response of the next one that has another prompt; None where all prompts are equal.
+
+    The prompt is what precedes the first token that counts. An experience without such a token has no response: nothing counts in it,
+    and no other gets its response.
+    """
+    answered = [b for b in range(batch.num_experiences) if bool(batch.loss_mask_BT[b].any())]
+    starts = {b: int(batch.loss_mask_BT[b].int().argmax()) for b in answered}
+    others = _next_different([batch.token_ids_BT[b, : starts[b]].numpy().tobytes() for b in answered])
+    if not others:
+        return None
+    tokens = [batch.token_ids_BT[b, :1] for b in range(batch.num_experiences)]
+    masks = [torch.zeros(1, dtype=torch.bool)] * batch.num_experiences
+    for b, other in zip(answered, (answered[place] for place in others), strict=True):
+        prompt, response = slice(0, starts[b]), slice(starts[other], int(batch.attention_mask_BT[other].sum()))
+        tokens[b] = torch.cat([batch.token_ids_BT[b, prompt], batch.token_ids_BT[other, response]])
+        masks[b] = torch.cat([batch.loss_mask_BT[b, prompt], batch.loss_mask_BT[other, response]])
+    loss_mask_BT = _padded(masks)
+    return replace(
+        batch, token_ids_BT=_padded(tokens), attention_mask_BT=_padded([torch.ones_like(mask) for mask in masks]),
+        loss_mask_BT=loss_mask_BT, behavior_logprobs_BT=torch.zeros(loss_mask_BT.shape).masked_fill(loss_mask_BT, torch.nan),
+        token_rewards_BT=None, teacher_logprobs_BT=None, paired=False,
+    )  # fmt: skip
+
+
+def _next_different(values: list[bytes]) -> list[int]:
+    """For each entry the place of the next one that differs, around the end; empty where all are equal."""
+    if len(set(values)) < 2:
+        return []
+    num = len(values)
+    found = [0] * (2 * num)
+    following = 2 * num
+    for place in range(2 * num - 2, -1, -1):
+        if values[(place + 1) % num] != values[place % num]:
+            following = place + 1
+        found[place] = following % num
+    return found[:num]
+
+
+def _widened(values_BT: Tensor) -> Tensor:
+    """With one more column of 0."""
+    return torch.cat([values_BT, values_BT.new_zeros(len(values_BT), 1)], dim=1)
+
+
+def _padded(rows: list[Tensor]) -> Tensor:
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
