@@ -23,21 +23,39 @@ if TYPE_CHECKING:
 PartT = TypeVar("PartT", bound="Part")
 
 ADVANTAGES: Registry[type[Advantage]] = Registry("advantage", {
+    "best": "rftcore.algorithms.advantages.best:Best",
+    "discounted": "rftcore.algorithms.advantages.discounted:Discounted",
+    "gae": "rftcore.algorithms.advantages.gae:GAE",
+    "gigpo": "rftcore.algorithms.advantages.gigpo:GiGPO",
     "group": "rftcore.algorithms.advantages.group:Group",
     "jsd": "rftcore.algorithms.advantages.jsd:SampledJSD",
+    "remax": "rftcore.algorithms.advantages.remax:ReMax",
     "teacher": "rftcore.algorithms.advantages.teacher:Teacher",
+    "turns": "rftcore.algorithms.advantages.turns:Turns",
 })  # fmt: skip
 LOSSES: Registry[type[Term]] = Registry("loss", {
     "bradley_terry": "rftcore.algorithms.losses.bradley_terry:BradleyTerry",
+    "cispo": "rftcore.algorithms.losses.cispo:CISPO",
     "dpo": "rftcore.algorithms.losses.dpo:DPO",
     "jsd": "rftcore.algorithms.losses.jsd:JSD",
     "kto": "rftcore.algorithms.losses.kto:KTO",
+    "opmd": "rftcore.algorithms.losses.opmd:OPMD",
     "orpo": "rftcore.algorithms.losses.orpo:ORPO",
     "ppo": "rftcore.algorithms.losses.ppo:PPO",
+    "rec": "rftcore.algorithms.losses.rec:REC",
+    "reinforce": "rftcore.algorithms.losses.reinforce:Reinforce",
+    "sapo": "rftcore.algorithms.losses.sapo:SAPO",
     "sft": "rftcore.algorithms.losses.sft:SFT",
     "simpo": "rftcore.algorithms.losses.simpo:SimPO",
+    "sppo": "rftcore.algorithms.losses.sppo:SPPO",
+    "topr": "rftcore.algorithms.losses.topr:TOPR",
+    "value": "rftcore.algorithms.losses.value:Value",
 })  # fmt: skip
-MASKS: Registry[type[TokenMask]] = Registry("mask", {})
+MASKS: Registry[type[TokenMask]] = Registry("mask", {
+    "clip_b": "rftcore.algorithms.masks.clip_b:ClipB",
+    "clip_v": "rftcore.algorithms.masks.clip_v:ClipV",
+    "m2po": "rftcore.algorithms.masks.m2po:M2PO",
+})  # fmt: skip
 
 
 def build_algorithm(

@@ -18,6 +18,8 @@ from rftcore.algorithms import correction
 from rftcore.algorithms.aggregation import token_weights
 from rftcore.algorithms.base import (
     Advantage,
+    Column,
+    Credit,
     Loss,
     Signal,
     Signals,
@@ -25,6 +27,7 @@ from rftcore.algorithms.base import (
     Term,
     TokenMask,
     TokenView,
+    refuse_missing_columns,
     refuse_missing_rewards,
 )
 from rftcore.algorithms.config import AlgorithmConfig
@@ -40,7 +43,8 @@ class Plan:
 
     Attributes:
         anchor_N, advantages_N, returns_N: see `TokenView`.
-        factor_N: what masks and corrections make of each token's weight in the policy loss, float32.
+        counted_N: bool; the tokens of the policy loss: not an expert's with a loss of its own, nor left out by the advantage.
+        factor_N: what masks and corrections make of each token's weight in the policy loss, float32; 0 where it does not count.
         policy_weights_N, expert_weights_N, kl_weights_N, entropy_weights_N: weight of each token in its term, float32. The last
             three are None where the algorithm has no such term.
         unit_weights_B: weight of a sequence, or of the pair that it belongs to, in a loss per sequence or pair.
@@ -55,6 +59,7 @@ class Plan:
     anchor_N: Tensor
     advantages_N: Tensor
     returns_N: Tensor | None
+    counted_N: Tensor
     factor_N: Tensor
     policy_weights_N: Tensor
     expert_weights_N: Tensor | None
@@ -134,9 +139,15 @@ class Algorithm:
             needed |= {"old", "behavior"}
         if self.config.old_logprobs == "recomputed":
             needed.add("old")
-        if self._compares and "old" not in needed:
+        if self._compares and ("old" not in needed or self.config.old_logprobs == "behavior"):
             needed.add("behavior")
         return frozenset(needed)
+
+    @property
+    def columns(self) -> frozenset[Column]:
+        """Which entries per sequence a batch must have, besides those that every batch has."""
+        parts = (self.loss, self.advantage, self.mask, self.expert, self.value)
+        return frozenset[Column]().union(*(part.columns for part in parts if part is not None))
 
     @property
     def uses_behavior_logprobs(self) -> bool:
@@ -178,20 +189,23 @@ class Algorithm:
             signals: those that `signals` names.
 
         Raises:
-            RftError: a reward that is not a number, where rewards are used.
+            RftError: a reward that is not a number, where rewards are used, or a column that the batch lacks.
         """
+        config = self.config
+        sampled_B = ~batch.expert_B if self.expert is not None else batch.expert_B.new_ones(batch.num_sequences)
         if self.uses_rewards:
-            refuse_missing_rewards(batch)
-        config, metrics = self.config, dict[str, float]()
+            refuse_missing_rewards(batch, sampled_B)
+        refuse_missing_columns(batch, self.columns)
+        metrics = dict[str, float]()
         if signals.mismatched_kl is not None:
             metrics["kl_mismatched"] = signals.mismatched_kl.item()
-        anchor_N = (batch.behavior_N if signals.old_N is None else signals.old_N).nan_to_num(nan=0.0)
-        credited = self._with_kl_in_reward(batch, signals, anchor_N, metrics)
-        advantages_N, returns_N = anchor_N.new_zeros(len(anchor_N)), None
-        if self.advantage is not None:
-            credit = self.advantage(credited, signals)
-            advantages_N, returns_N = credit.advantages_N, credit.returns_N
-            metrics |= credit.metrics
+        is_behavior = signals.old_N is None or config.old_logprobs == "behavior"
+        anchor_N = (batch.behavior_N if is_behavior or signals.old_N is None else signals.old_N).nan_to_num(nan=0.0)
+        credit = self._credit(batch, signals, anchor_N, sampled_B)
+        advantages_N, counted_N = credit.advantages_N, sampled_B[batch.sequence_N]
+        metrics |= credit.metrics
+        if credit.counted_N is not None:
+            counted_N = counted_N & credit.counted_N
         factor_N = advantages_N.new_ones(len(advantages_N))
         if self.mask is not None:
             kept_N = self.mask(batch, signals, advantages_N)
@@ -201,12 +215,14 @@ class Algorithm:
             correction_N, measured = correction.weights(config.correction, batch, signals)
             factor_N = factor_N * correction_N
             metrics |= measured
+        factor_N = factor_N.where(counted_N, 0.0)  # tokens that no policy sampled have no correction, which is then NaN
         if config.expert is not None:
             metrics["expert_coef"] = config.expert.coef.at(batch.step)
         everything_B = batch.expert_B.new_ones(batch.num_sequences)
         return Plan(
-            batch=batch, signals=signals, anchor_N=anchor_N, advantages_N=advantages_N, returns_N=returns_N, factor_N=factor_N,
-            kl_coef=self._kl_coef, metrics=metrics, **self._weights(batch, factor_N, everything_B),
+            batch=batch, signals=signals, anchor_N=anchor_N, advantages_N=advantages_N, returns_N=credit.returns_N,
+            counted_N=counted_N, factor_N=factor_N, kl_coef=self._kl_coef, metrics=metrics,
+            **self._weights(batch, counted_N, factor_N, everything_B),
         )  # fmt: skip
 
     def restrict(self, plan: Plan, members_B: Tensor) -> Plan:
@@ -215,9 +231,9 @@ class Algorithm:
         Args:
             members_B: bool; whole groups, or whole pairs.
         """
-        return replace(plan, **self._weights(plan.batch, plan.factor_N, members_B))
+        return replace(plan, **self._weights(plan.batch, plan.counted_N, plan.factor_N, members_B))
 
-    def _weights(self, batch: StepBatch, factor_N: Tensor, members_B: Tensor) -> dict[str, Any]:
+    def _weights(self, batch: StepBatch, counted_N: Tensor, factor_N: Tensor, members_B: Tensor) -> dict[str, Any]:
         """The fields of a plan that depend on which sequences an update is made of."""
         config = self.config
         members_N, expert_N = members_B[batch.sequence_N], batch.expert_B[batch.sequence_N]
@@ -226,7 +242,7 @@ class Algorithm:
         def weigh(tokens_N: Tensor) -> Tensor:
             return token_weights(batch.sequence_N, batch.num_sequences, config.aggregation, tokens_N) * drawn_N
 
-        weights_N = weigh(members_N & ~expert_N if self.expert is not None else members_N)
+        weights_N = weigh(members_N & counted_N)
         policy_weights_N, expert_weights_N = weights_N * factor_N, None
         if config.expert is not None:
             coef = config.expert.coef.at(batch.step)
@@ -290,17 +306,36 @@ class Algorithm:
         """Go on from a checkpoint."""
         self._kl_coef = state.get("kl_coef", self._kl_coef)
 
+    def _credit(self, batch: StepBatch, signals: Signals, anchor_N: Tensor, sampled_B: Tensor) -> Credit:
+        """Advantages, from the sequences that are not an expert's, and those alone; the others have 0."""
+        if self.advantage is None:
+            return Credit(advantages_N=anchor_N.new_zeros(len(anchor_N)))
+        sampled_N = sampled_B[batch.sequence_N]
+        signals, batch = signals.only(sampled_N), batch.only(sampled_B)
+        batch, metrics = self._with_kl_in_reward(batch, signals, anchor_N[sampled_N])
+        found = self.advantage(batch, signals)
+
+        def spread(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values.new_zeros(len(sampled_N)).masked_scatter(sampled_N, values)
+
+        advantages_N = spread(found.advantages_N)
+        assert advantages_N is not None
+        return Credit(
+            advantages_N=advantages_N, returns_N=spread(found.returns_N), counted_N=spread(found.counted_N),
+            metrics=metrics | found.metrics,
+        )  # fmt: skip
+
     def _with_kl_in_reward(
-        self, batch: StepBatch, signals: Signals, anchor_N: Tensor, metrics: dict[str, float]
-    ) -> StepBatch:
+        self, batch: StepBatch, signals: Signals, anchor_N: Tensor
+    ) -> tuple[StepBatch, dict[str, float]]:
         kl = self.config.kl
         if not kl.is_on or kl.where == "loss" or kl.type == "none":
-            return batch
+            return batch, {}
         assert signals.reference_N is not None
         penalty_N = estimate(kl.type, anchor_N, signals.reference_N)
-        metrics["kl_reference"] = penalty_N.mean().item() if len(penalty_N) else 0.0
         rewards_N = penalty_N.new_zeros(len(penalty_N)) if batch.token_rewards_N is None else batch.token_rewards_N
-        return replace(batch, token_rewards_N=rewards_N - self._kl_coef * penalty_N)
+        metrics = {"kl_reference": penalty_N.mean().item() if len(penalty_N) else 0.0}
+        return replace(batch, token_rewards_N=rewards_N - self._kl_coef * penalty_N), metrics
 
     def _weighted(
         self, plan: Plan, index_N: Tensor, view: TokenView, term: Term, weights_N: Tensor

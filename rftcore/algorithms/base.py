@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import importlib.util
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from rftdata.config import Section
@@ -30,8 +30,17 @@ if TYPE_CHECKING:
 if importlib.util.find_spec("torch") is None:
     raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
-Signal = Literal["behavior", "old", "reference", "teacher", "values", "entropy", "mismatched", "teacher_logits"]
+Signal = Literal[
+    "behavior", "old", "reference", "teacher", "values", "entropy", "discriminator", "mismatched", "teacher_logits"
+]
+Column = Literal["step_rewards", "state", "baseline_rewards"]
 Unit = Literal["token", "sequence", "pair"]
+
+_RECORDED_AS: dict[str, str] = {
+    "step_rewards": "the reward of each turn alone",
+    "state": "a hash of the environment's state before each turn",
+    "baseline_rewards": "the reward of the greedy response to each task",
+}
 
 # exp(20) is 5e8. A larger ratio overflows to NaN soon after, and already says that the two policies have nothing in common.
 MAX_LOG_RATIO = 20.0
@@ -93,6 +102,17 @@ class StepBatch:
         """Number of tokens with a loss, int64 [B]."""
         return self.sequence_N.bincount(minlength=self.num_sequences)
 
+    def only(self, kept_B: Tensor) -> StepBatch:
+        """The sequences with True, and their tokens."""
+        kept_N = kept_B[self.sequence_N]
+        number_B = kept_B.long().cumsum(0) - 1
+        found = _only(self, kept_N) | {
+            column.name: getattr(self, column.name)[kept_B]
+            for column in fields(self)
+            if column.name.endswith("_B") and getattr(self, column.name) is not None
+        }
+        return replace(self, **found | {"sequence_N": number_B[self.sequence_N[kept_N]]})
+
 
 @dataclass(frozen=True, kw_only=True)
 class Signals:
@@ -104,6 +124,7 @@ class Signals:
         teacher_N: the same under the teacher.
         values_N: float32; the critic's value of the state before the token.
         entropy_N: float32, nats; entropy of the policy's distribution before the token.
+        discriminator_N: float32; Σ_v p_v² (H + log p_v) of that distribution, H its entropy (`masks.clip_v`).
         mismatched_kl: float32, a single number, nats; mean of Σ_t log(π / π_reference) over sequences that join a prompt of the batch with the response to
             another one (`rftcore.trainer.batch_forms.mismatched`), over all ranks. 0 where the batch has one prompt.
 
@@ -116,6 +137,11 @@ class Signals:
     values_N: Tensor | None = None
     entropy_N: Tensor | None = None
     mismatched_kl: Tensor | None = None
+    discriminator_N: Tensor | None = None
+
+    def only(self, kept_N: Tensor) -> Signals:
+        """Those of the tokens with True."""
+        return replace(self, **_only(self, kept_N))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,11 +151,13 @@ class Credit:
     Attributes:
         advantages_N: float32.
         returns_N: float32; target of the critic, None where there is no critic.
+        counted_N: bool; False for tokens that are left out of the loss and of its denominators. None for all True.
         metrics: means over the batch.
     """
 
     advantages_N: Tensor
     returns_N: Tensor | None = None
+    counted_N: Tensor | None = None
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -199,12 +227,14 @@ class Part:
 
     Attributes:
         needs: signals that it reads.
+        columns: entries per sequence that it reads, and that a batch may lack.
         min_group_size: 2 where it compares the rollouts of a group.
         uses_rewards: it reads rewards, so each sequence must have one.
     """
 
     Config: ClassVar[type[PartConfig]] = PartConfig
     needs: ClassVar[frozenset[Signal]] = frozenset()
+    columns: ClassVar[frozenset[Column]] = frozenset()
     min_group_size: ClassVar[int] = 1
     uses_rewards: ClassVar[bool] = False
 
@@ -303,13 +333,22 @@ class PairTerm(Term):
     unit = "pair"
 
 
-def refuse_missing_rewards(batch: StepBatch) -> None:
+def _only(parts: StepBatch | Signals, kept_N: Tensor) -> dict[str, Tensor]:
+    """The entries per token that there are, of the tokens with True."""
+    named = {entry.name: getattr(parts, entry.name) for entry in fields(parts) if entry.name.endswith("_N")}
+    return {name: values[kept_N] for name, values in named.items() if values is not None}
+
+
+def refuse_missing_rewards(batch: StepBatch, needed_B: Tensor) -> None:
     """Stop before a NaN reaches the weights.
+
+    Args:
+        needed_B: bool; False for sequences whose reward is not read.
 
     Raises:
         RftError: names the first reward that is not finite.
     """
-    wrong = (~batch.rewards_B.isfinite()).nonzero().flatten().tolist()
+    wrong = (needed_B & ~batch.rewards_B.isfinite()).nonzero().flatten().tolist()
     if wrong:
         row = wrong[0]
         raise RftError(
@@ -319,3 +358,18 @@ def refuse_missing_rewards(batch: StepBatch) -> None:
             allowed="finite numbers",
             todo="set the reward (UPDATE rft.experience SET reward = …) or drop the row in the operator chain",
         )
+
+
+def refuse_missing_columns(batch: StepBatch, columns: frozenset[Column]) -> None:
+    """Whether the batch has the entries per sequence that the parts read.
+
+    Raises:
+        RftError: names the first that it lacks.
+    """
+    for column in sorted(columns):
+        if getattr(batch, f"{column}_B") is None:
+            raise RftError(
+                f"the batch has no {column.replace('_', ' ')}, which the algorithm's parts read",
+                value=column,
+                todo=f"train on rollouts of a workflow that records it: {_RECORDED_AS[column]}",
+            )

@@ -94,6 +94,11 @@ def _check_critic(algorithm: Algorithm) -> None:
     if value is not None and not value.of_critic:
         assert config.critic is not None
         raise ConfigError(f"algorithm.critic.loss: {config.critic.loss.name} does not train a critic", allowed="value")
+    if value is not None and config.expert is not None:
+        raise ConfigError(
+            "algorithm.expert gives responses without returns, and algorithm.critic learns from returns",
+            todo="leave one of the two out, or name an advantage without a critic, such as group",
+        )
     if value is not None and not wants_values:
         raise ConfigError(
             "algorithm.critic trains values that no advantage reads",

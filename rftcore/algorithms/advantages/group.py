@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from rftcore.algorithms.advantages.rollouts import groups, rollout_means, total_rewards
 from rftcore.algorithms.base import Advantage, Credit, PartConfig, Signal, Signals, StepBatch
 
 if TYPE_CHECKING:
@@ -93,26 +94,6 @@ class Group(Advantage):
     def _penalised(self, rollouts: Tensor, likelihood: Tensor) -> Tensor:
         rank = likelihood.argsort().argsort()
         return rollouts * (1.0 - self.config.rank_penalty * rank / len(rollouts))
-
-
-def total_rewards(batch: StepBatch) -> Tensor:
-    """The reward of each sequence with the rewards of its tokens, [B]."""
-    if batch.token_rewards_N is None:
-        return batch.rewards_B
-    return batch.rewards_B + batch.sum_per_sequence(batch.token_rewards_N)
-
-
-def groups(batch: StepBatch) -> list[Tensor]:
-    """Indices of the sequences of each group."""
-    order = batch.group_B.argsort(stable=True)
-    return list(order.split(batch.group_B.unique(return_counts=True)[1].tolist()))
-
-
-def rollout_means(values: Tensor, rollout: Tensor) -> Tensor:
-    """The mean of each rollout's turns, one entry per rollout."""
-    _, place = rollout.unique(return_inverse=True)
-    means: Tensor = place.bincount(weights=values) / place.bincount()
-    return means
 
 
 def _mean(rewards: Tensor, rollouts: Tensor, tau: float) -> Tensor:

@@ -7,17 +7,19 @@
 (Ye et al. 2020, arXiv 1912.09729, eq. 5), so that a token far above its anchor does not dominate.
 
 `level: sequence` replaces ρ_t by the geometric mean of the sequence's ratios, whose gradient spreads over its tokens (GSPO,
-arXiv 2507.18071, eq. 5 and 7). `max_sequence_kl` δ drops the tokens with a negative advantage of sequences whose mean
-log(π_anchor / π) is above δ (DeepSeek-V3.2, arXiv 2512.02556, section 3.1).
+arXiv 2507.18071, eq. 5 and 7). `level: product` takes the ratio of the whole response, and each of its n tokens has 1 / n of the
+response's loss; with `aggregation: seq-mean-token-sum` that is one loss per response. `max_sequence_kl` δ drops the tokens with a
+negative advantage of sequences whose mean log(π_anchor / π) is above δ (DeepSeek-V3.2, arXiv 2512.02556, section 3.1).
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
 from rftcore.algorithms.base import Loss, PartConfig, TokenTerm, TokenView
+from rftcore.algorithms.losses.ratios import Level, log_ratio
 from rftdata.config import Section
 
 
@@ -42,7 +44,7 @@ class ClipConfig(Section):
 class PPOConfig(PartConfig):
     clip: ClipConfig = Field(ClipConfig(), description="Clip range: one number, or [low, high].")
     dual_clip: float | None = Field(None, gt=1, description="Limit of the ratio for negative advantages.")
-    level: Literal["token", "sequence"] = Field("token", description="What one ratio is computed over.")
+    level: Level = Field("token", description="What one ratio is computed over.")
     max_sequence_kl: float | None = Field(
         None,
         gt=0,
@@ -68,12 +70,7 @@ class PPO(TokenTerm):
 
     def __call__(self, view: TokenView) -> Loss:
         config, advantages_N = self.config, view.advantages_N
-        log_ratio_N = view.log_ratio_N
-        if config.level == "sequence":
-            # The value is the sequence's ratio, the gradient each token's own share of it: s · ∇log π(o_t).
-            own_N = view.logprobs_N - view.logprobs_N.detach()
-            log_ratio_N = view.sequence_mean(log_ratio_N.detach()) + own_N
-        ratio_N = log_ratio_N.exp()
+        ratio_N = log_ratio(view, config.level).exp()
         unclipped_N = ratio_N * advantages_N
         clipped_N = ratio_N.clamp(1.0 - config.clip.low, 1.0 + config.clip.high) * advantages_N
         gain_N = unclipped_N.minimum(clipped_N)
@@ -83,5 +80,8 @@ class PPO(TokenTerm):
         if config.max_sequence_kl is not None:
             distance_N = -view.sequence_mean(view.log_ratio_N.detach())
             gain_N = gain_N * ((advantages_N >= 0) | (distance_N <= config.max_sequence_kl))
+        if config.level == "product":
+            _, num_tokens_S, place_N = view.pool(gain_N)
+            gain_N = gain_N / num_tokens_S[place_N]
         metrics = {"ratio_mean": ratio_N.detach(), "clip_fraction": (clipped_N < unclipped_N).float()}
         return Loss(-gain_N, metrics)

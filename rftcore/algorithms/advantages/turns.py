@@ -1,0 +1,39 @@
+"""GRPO over rollouts of several turns, each turn an experience of its own (Trinity-RFT's step-wise GRPO, arXiv 2505.17826).
+
+The reward of a rollout is that of its last turn. Rollouts are compared within the group, and all turns of a rollout have its advantage:
+
+    A_i = (r_i(last) - mean) / (std + eps)          `step_norm` divides it by the number of the rollout's turns
+
+`group` averages the turns' rewards instead, which differs where turns have rewards of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pydantic import Field
+
+from rftcore.algorithms.advantages.group import Group, GroupConfig
+from rftcore.algorithms.advantages.rollouts import outcomes, rollout_sums
+from rftcore.algorithms.base import Credit, Signals, StepBatch
+
+
+class TurnsConfig(GroupConfig):
+    step_norm: bool = Field(False, description="Divide the advantage by the number of the rollout's turns.")
+
+
+class Turns(Group):
+    """All keys of `group` apply."""
+
+    Config = TurnsConfig
+    config: TurnsConfig
+
+    def __call__(self, batch: StepBatch, signals: Signals) -> Credit:
+        rewards_B = outcomes(batch)
+        if batch.token_rewards_N is not None:
+            rewards_B = rewards_B + rollout_sums(batch, batch.sum_per_sequence(batch.token_rewards_N))
+        credit = super().__call__(replace(batch, rewards_B=rewards_B.float(), token_rewards_N=None), signals)
+        if not self.config.step_norm:
+            return credit
+        num_turns_B = rollout_sums(batch, batch.rewards_B.new_ones(batch.num_sequences))
+        return replace(credit, advantages_N=(credit.advantages_N / num_turns_B[batch.sequence_N]).float())
