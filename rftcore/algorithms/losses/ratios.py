@@ -1,8 +1,10 @@
 """The ratio of the policy to its anchor, over a token or over a sequence.
 
-token      π(o_t) / π_anchor(o_t)
-sequence   exp(mean_t log(π / π_anchor))     the geometric mean of the sequence's ratios (GSPO, arXiv 2507.18071, eq. 5)
-product    exp(Σ_t log(π / π_anchor))        the ratio of the whole response, of high variance when it is long
+    token      π(o_t) / π_anchor(o_t)
+    sequence   exp(mean_t log(π / π_anchor))     the geometric mean of the sequence's ratios (GSPO, arXiv 2507.18071, eq. 5)
+    product    exp(Σ_t log(π / π_anchor))        the ratio of the whole response, of high variance when it is long
+
+The two of a sequence are the same at all of its tokens.
 """
 
 from __future__ import annotations

@@ -1,19 +1,21 @@
 """REC: REINFORCE made off-policy by dropping and weighing tokens (Yao et al. 2025, arXiv 2509.24203, section 4).
 
-loss_t = -w_t m_t A_t log π(o_t) + coef · regulariser_t
+    loss_t = -w_t m_t A_t log π(o_t) + coef · regulariser_t
 
-clip m_t        none
-                one-side           1 where A > 0 and ρ ≤ 1 + high, or A < 0 and ρ ≥ 1 - low
-                two-side           1 where 1 - low ≤ ρ ≤ 1 + high
-                ring               two-side, and besides where A > 0 and ρ ≤ 1 - outer.low, or A < 0 and ρ ≥ 1 + outer.high
-                gspo-one-side      one-side with the ratio of the sequence (geometric mean)
-weight w_t      none               1
-                importance         sg(ρ)
-                sequence           sg(the ratio of the sequence)
-                advantage          exp(A / temperature)
-regulariser     none
-                k2                 ½ (log π - log π_anchor)²
-                forward-kl         -log π                    the divergence of the policy that sampled from the policy
+    clip m_t        none
+                    one-side           1 where A > 0 and ρ ≤ 1 + high, or A < 0 and ρ ≥ 1 - low
+                    two-side           1 where 1 - low ≤ ρ ≤ 1 + high
+                    ring               two-side, and besides where A > 0 and ρ ≤ 1 - outer.low, or A < 0 and ρ ≥ 1 + outer.high
+                    gspo-one-side      one-side with the ratio of the sequence (geometric mean)
+    weight w_t      none               1
+                    importance         sg(ρ)
+                    sequence           sg(the ratio of the sequence)
+                    advantage          exp(A / temperature)
+    regulariser     none
+                    k2                 ½ (log π - log π_anchor)²
+                    forward-kl         -log π                    the divergence of the policy that sampled from the policy
+
+sg stops the gradient. `one-side` with `importance` has the gradient of PPO's clipped loss.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """The policy gradient (Williams 1992), for samples of the policy itself or with importance weights for stored ones.
 
--A_t log π(o_t)       plain
--A_t ρ_t              `importance: true`; unbiased for samples of the anchor, and the same gradient where ρ_t = 1
+    -A_t log π(o_t)       plain
+    -A_t ρ_t              `importance: true`; unbiased for samples of the anchor, and the same gradient where ρ_t = 1
+
+Where ρ_t overflows it is limited to e^20.
 """
 
 from __future__ import annotations

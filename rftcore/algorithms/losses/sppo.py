@@ -1,6 +1,8 @@
 """Simple PPO: the policy gradient in log space, of tokens near their anchor (Trinity-RFT's sppo).
 
-loss_t = -A_t (log π(o_t) - log π_anchor(o_t))        where 1 / (1 + ε) ≤ ρ_t ≤ 1 + ε, 0 elsewhere
+    loss_t = -A_t (log π(o_t) - log π_anchor(o_t))        where 1 / (1 + ε) ≤ ρ_t ≤ 1 + ε, 0 elsewhere
+
+Its gradient at a token that is kept is that of REINFORCE, whatever its ratio.
 """
 
 from __future__ import annotations
