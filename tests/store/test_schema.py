@@ -16,9 +16,10 @@ from psycopg.adapt import Transformer
 import rftdata
 from rftdata import Buffer
 from rftdata.errors import BufferUnavailableError, ConflictError, SchemaVersionError
-from rftdata.postgres.database import Database, queries, redacted, sql_folder, translated
+from rftdata.postgres.database import Database, queries, sql_folder, translated
 from rftdata.postgres.embedded import EmbeddedServer
 from rftdata.postgres.migrations import migrate, schema_version
+from rftdata.uri import redacted
 
 CATALOGUE = """
     SELECT 'relation' AS kind, c.relname::text AS name, pg_get_viewdef(c.oid) AS text
