@@ -82,6 +82,7 @@ def run_query(
     from rftdata.postgres.query_errors import query_error
 
     results: list[tuple[Columns | None, list[dict[str, Any]], str | None]] = []
+
     def hear(notice: Diagnostic) -> None:
         if notice.message_hint and notice.message_hint.startswith("rft label undo "):
             labelled(notice.message_primary or "", notice.message_hint)

@@ -162,7 +162,7 @@ def test_a_run_without_rewards_shows_its_loss(
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("training ")]
     assert sorted(line[1] for line in lines) == ["loss", "reward"]
     assert [line[2] for line in sorted(lines)] == ["1.750", "–"]
-    assert ["0.500", "(first"] == next(line[3:5] for line in lines if line[1] == "reward")
+    assert next(line[3:5] for line in lines if line[1] == "reward") == ["0.500", "(first"]
 
 
 def test_rows_and_groups_are_counted_by_what_became_of_them(buffer: rftdata.Buffer, run: StoredRun) -> None:
