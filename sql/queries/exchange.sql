@@ -11,8 +11,8 @@ ORDER BY run_id, ordinal;
 SELECT r.run_id, r.name AS run, g.group_id, g.group_size, coalesce(go.explore_step, g.explore_step) AS explore_step,
        t.taskset, t.task_key, t.payload::text AS task_payload, (coalesce(t.source_features, t.features) || t.manual_features)::text AS task_features,
        o.rollout_index, o.outcome::text AS outcome, o.reward AS rollout_reward, o.seconds, o.error,
-       e.experience_id, e.turn_index, coalesce(eo.source, e.source)::text AS source, e.parent_id, e.prompt, e.response,
-       e.messages::text AS messages, e.reward_sampled, e.reward, e.reward_final, e.reward_parts::text AS reward_parts,
+       e.experience_id, e.turn_index, coalesce(eo.source, e.source)::text AS source, e.parent_id, gp.prompt, e.response,
+       rft.chat(gp.messages, e.response_messages, e.response)::text AS messages, e.reward_sampled, e.reward, e.reward_final, e.reward_parts::text AS reward_parts,
        e.metrics::text AS metrics, coalesce(eo.policy_version_min, e.policy_version_min) AS policy_version_min,
        coalesce(eo.policy_version_max, e.policy_version_max) AS policy_version_max,
        coalesce(eo.policy_step, p.trainer_step) AS policy_step, e.num_prompt_tokens, e.finish_reason,
@@ -25,6 +25,7 @@ JOIN rft.run r USING (run_id)
 JOIN rft.task t USING (task_id)
 JOIN rft.rollout o USING (group_id)
 LEFT JOIN rft.experience e ON e.rollout_id = o.rollout_id AND e.group_id = g.group_id
+LEFT JOIN rft.group_prompt gp ON gp.group_id = e.group_id AND gp.prompt_digest = e.prompt_digest
 LEFT JOIN rft.policy_version p ON p.policy_version_id = e.policy_version_min
 LEFT JOIN rft.group_origin go ON go.group_id = g.group_id
 LEFT JOIN rft.experience_origin eo ON eo.experience_id = e.experience_id

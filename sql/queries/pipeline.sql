@@ -24,11 +24,11 @@ WHERE consumer = 'pipeline/' || %(run_id)s AND claimed_by = %(worker_id)s AND NO
 -- The columns that stages see of an experience. Long texts are sent only if a stage reads them (`columns`). screened: why an explorer
 -- stopped its group after the first rollouts.
 SELECT e.experience_id, e.group_id, o.rollout_index, e.turn_index, g.task_id, t.taskset, t.payload ->> 'answer' AS answer,
-       CASE WHEN 'prompt' = ANY (%(columns)s) THEN e.prompt END AS prompt,
+       CASE WHEN 'prompt' = ANY (%(columns)s) THEN gp.prompt END AS prompt,
        CASE WHEN 'response' = ANY (%(columns)s) THEN e.response END AS response,
        e.reward, e.reward_sampled, e.num_prompt_tokens, e.num_response_tokens, e.finish_reason,
        e.metrics::text AS metrics, e.source::text AS source,
-       CASE WHEN 'messages' = ANY (%(columns)s) THEN e.messages::text END AS messages, e.reward_parts::text AS reward_parts,
+       CASE WHEN 'messages' = ANY (%(columns)s) THEN rft.chat(gp.messages, e.response_messages, e.response)::text END AS messages, e.reward_parts::text AS reward_parts,
        CASE WHEN 'metadata' = ANY (%(columns)s) THEN (t.payload -> 'metadata')::text END AS metadata,
        CASE WHEN 'features' = ANY (%(columns)s) THEN t.features::text END AS features, e.parent_id,
        CASE WHEN 'staleness' = ANY (%(columns)s) THEN (
@@ -46,6 +46,8 @@ FROM rft.experience e
 JOIN rft.rollout_group g USING (group_id)
 JOIN rft.rollout o USING (rollout_id)
 JOIN rft.task t USING (task_id)
+LEFT JOIN rft.group_prompt gp ON gp.group_id = e.group_id AND gp.prompt_digest = e.prompt_digest
+    AND ('prompt' = ANY (%(columns)s) OR 'messages' = ANY (%(columns)s))
 CROSS JOIN LATERAL (
     SELECT coalesce(max(l.label_id), 0) AS label_cut FROM rft.label l WHERE l.experience_id = e.experience_id) l
 CROSS JOIN LATERAL (SELECT max(w.answer_id) AS answer_cut FROM rft.review w WHERE w.experience_id = e.experience_id) a

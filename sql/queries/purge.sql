@@ -130,8 +130,9 @@ selected AS (
     SELECT m.experience_id FROM chosen c JOIN rft.preference_pair p ON p.pair_id = c.item_id
     CROSS JOIN LATERAL (VALUES (p.chosen_id), (p.rejected_id)) AS m (experience_id) WHERE c.item_kind = 'pair')
 SELECT g.group_id, t.taskset, count(*) AS num_experiences, max(e.created_at) AS created_at,
-       sum(octet_length(e.prompt) + octet_length(e.response) + coalesce(octet_length(e.messages::text), 0)
-           + s.length_bytes / greatest(s.num_rows, 1))::bigint AS num_bytes,
+       (sum(octet_length(e.response) + coalesce(octet_length(e.response_messages::text), 0) + s.length_bytes / greatest(s.num_rows, 1))
+        + (SELECT sum(octet_length(p.prompt) + coalesce(octet_length(p.messages::text), 0))
+           FROM rft.group_prompt p WHERE p.group_id = g.group_id))::bigint AS num_bytes,
        array_agg(e.experience_id) AS experience_ids,
        (%(keep_labelled)s AND bool_or(
            EXISTS (SELECT FROM rft.label l WHERE l.experience_id = e.experience_id)

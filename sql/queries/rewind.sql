@@ -130,12 +130,15 @@ rollouts AS (
     INSERT INTO rft.rollout (group_id, rollout_index, outcome, reward, num_turns, seconds, error)
     SELECT p.group_id, o.rollout_index, o.outcome, o.reward, o.num_turns, o.seconds, o.error
     FROM rft.rollout o JOIN pairs p ON o.group_id = p.origin RETURNING rollout_id, group_id, rollout_index),
+prompts AS (
+    INSERT INTO rft.group_prompt (group_id, prompt_digest, prompt, messages)
+    SELECT p.group_id, o.prompt_digest, o.prompt, o.messages FROM rft.group_prompt o JOIN pairs p ON o.group_id = p.origin),
 experiences AS (
-    INSERT INTO rft.experience (run_id, group_id, rollout_id, turn_index, source, parent_id, prompt, response, messages, reward_sampled, reward,
-        reward_final, reward_parts, metrics, policy_version_min, policy_version_max, num_prompt_tokens, num_response_tokens, finish_reason,
-        segment_id, segment_row)
-    SELECT %(run_id)s, p.group_id, r.rollout_id, e.turn_index, e.source, e.experience_id, e.prompt, e.response, e.messages, e.reward_sampled,
-           e.reward, e.reward_final, e.reward_parts, e.metrics, e.policy_version_min, e.policy_version_max, e.num_prompt_tokens,
+    INSERT INTO rft.experience (run_id, group_id, rollout_id, turn_index, source, parent_id, prompt_digest, response, response_messages,
+        reward_sampled, reward, reward_final, reward_parts, metrics, policy_version_min, policy_version_max, num_prompt_tokens, num_response_tokens,
+        finish_reason, segment_id, segment_row)
+    SELECT %(run_id)s, p.group_id, r.rollout_id, e.turn_index, e.source, e.experience_id, e.prompt_digest, e.response, e.response_messages,
+           e.reward_sampled, e.reward, e.reward_final, e.reward_parts, e.metrics, e.policy_version_min, e.policy_version_max, e.num_prompt_tokens,
            e.num_response_tokens, e.finish_reason, e.segment_id, e.segment_row
     FROM rft.experience e JOIN rft.rollout o USING (rollout_id) JOIN pairs p ON e.group_id = p.origin
     JOIN rollouts r ON r.group_id = p.group_id AND r.rollout_index = o.rollout_index

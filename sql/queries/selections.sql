@@ -35,7 +35,9 @@ SELECT i.item_id,
             WHEN xc.experience_id IS NOT NULL OR xj.experience_id IS NOT NULL THEN
                 format('names experience %%s, which was purged', coalesce(xc.experience_id, xj.experience_id))
             WHEN sc.segment_id IS NULL OR sj.segment_id IS NULL THEN 'has no token arrays any more'
-            WHEN c.prompt <> j.prompt THEN format('compares answers to different prompts (experiences %%s and %%s)', p.chosen_id, p.rejected_id)
+            WHEN (c.group_id, c.prompt_digest) <> (j.group_id, j.prompt_digest)
+                AND (SELECT prompt FROM rft.group_prompt WHERE group_id = c.group_id AND prompt_digest = c.prompt_digest)
+                    <> (SELECT prompt FROM rft.group_prompt WHERE group_id = j.group_id AND prompt_digest = j.prompt_digest) THEN format('compares answers to different prompts (experiences %%s and %%s)', p.chosen_id, p.rejected_id)
        END AS problem
 FROM unnest(%(item_ids)s::bigint[]) AS i (item_id)
 LEFT JOIN rft.preference_pair p ON p.pair_id = i.item_id

@@ -13,9 +13,10 @@ JOIN rft.draw d ON d.attempt_id = h.attempt_id AND (h.last_step IS NULL OR d.tra
 WHERE EXISTS (SELECT FROM rft.checkpoint c WHERE c.attempt_id = d.attempt_id AND c.trainer_step >= d.trainer_step);
 COMMENT ON VIEW rft.v_consumption IS 'Draws at or before a committed checkpoint of their run''s current history: the rows that the weights on disk were trained on.';
 
+-- Prompts are joined from outside: a query that reads no text does not read them.
 CREATE VIEW rft.v_experience AS
 SELECT e.experience_id, r.name AS run, e.run_id, t.taskset, t.task_key, e.group_id, g.explore_step, ro.rollout_index, e.turn_index,
-       ro.outcome, e.prompt, e.response, t.payload ->> 'answer' AS answer,
+       ro.outcome, gp.prompt, e.response, t.payload ->> 'answer' AS answer,
        e.reward_sampled, e.reward, v.reward AS reward_shaped,
        CASE WHEN e.reward_final THEN e.reward ELSE coalesce(v.reward, e.reward) END AS reward_trained,
        e.reward_parts, e.metrics, e.finish_reason, e.num_prompt_tokens, e.num_response_tokens,
@@ -27,12 +28,13 @@ SELECT e.experience_id, r.name AS run, e.run_id, t.taskset, t.task_key, e.group_
             ELSE 'ready' END AS state,
        v.stage AS dropped_by, coalesce(v.reason, g.closed_reason) AS dropped_because,
        d.times AS times_sampled, d.steps AS trainer_steps, l.num_labels,
-       e.source, e.messages, e.parent_id, e.segment_id, e.segment_row, e.created_at
+       e.source, rft.chat(gp.messages, e.response_messages, e.response) AS messages, e.parent_id, e.segment_id, e.segment_row, e.created_at
 FROM rft.experience e
 JOIN rft.run r USING (run_id)
 JOIN rft.rollout_group g USING (group_id)
 JOIN rft.rollout ro USING (rollout_id)
 JOIN rft.task t USING (task_id)
+LEFT JOIN rft.group_prompt gp ON gp.group_id = e.group_id AND gp.prompt_digest = e.prompt_digest
 LEFT JOIN rft.policy_version p ON p.policy_version_id = e.policy_version_min
 LEFT JOIN LATERAL (
     SELECT v.* FROM rft.verdict v
@@ -145,9 +147,10 @@ COMMENT ON VIEW rft.v_review IS 'Questions with their current state: waiting, pa
 
 CREATE VIEW rft.v_review_queue AS
 SELECT w.review_id, w.experience_id, w.group_id, r.name AS run, w.name, w.question, w.deadline, w.otherwise,
-       extract(epoch FROM w.deadline - rft.clock())::double precision AS seconds_left, e.prompt, e.response, e.reward, w.asked_at
+       extract(epoch FROM w.deadline - rft.clock())::double precision AS seconds_left, gp.prompt, e.response, e.reward, w.asked_at
 FROM rft.review w JOIN rft.run r USING (run_id) JOIN rft.experience e USING (experience_id)
 JOIN rft.rollout_group g ON g.group_id = w.group_id
+LEFT JOIN rft.group_prompt gp ON gp.group_id = e.group_id AND gp.prompt_digest = e.prompt_digest
 WHERE w.answer IS NULL AND rft.clock() < w.deadline AND g.status = 'sealed' AND g.left_by IS NULL
 ORDER BY w.deadline, w.review_id;
 COMMENT ON VIEW rft.v_review_queue IS 'Questions that wait for a person, most urgent first. Questions about groups that were purged, left or decided without an answer are left out. Answer with UPDATE rft.review SET answer, UPDATE rft.experience SET reward, `rft label set` or `rft label import`.';
@@ -155,7 +158,7 @@ COMMENT ON VIEW rft.v_review_queue IS 'Questions that wait for a person, most ur
 -- A pair with a purged side shows no text, and cannot be trained on.
 CREATE VIEW rft.v_pair AS
 SELECT p.pair_id, r.name AS run, c.run_id, c.group_id, t.taskset, t.task_key, p.source, p.author, p.chosen_id, p.rejected_id,
-       c.prompt, c.response AS chosen, j.response AS rejected, c.reward AS chosen_reward, j.reward AS rejected_reward,
+       gp.prompt, c.response AS chosen, j.response AS rejected, c.reward AS chosen_reward, j.reward AS rejected_reward,
        CASE p.source WHEN 'human' THEN p.margin ELSE c.reward - j.reward END AS margin,
        (p.source = 'human' OR coalesce(c.reward > j.reward, false))
            AND NOT EXISTS (SELECT FROM rft.purged_experience x WHERE x.experience_id IN (p.chosen_id, p.rejected_id)) AS stands,
@@ -165,7 +168,8 @@ JOIN rft.experience c ON c.experience_id = p.chosen_id
 JOIN rft.experience j ON j.experience_id = p.rejected_id
 JOIN rft.run r ON r.run_id = c.run_id
 JOIN rft.rollout_group g ON g.group_id = c.group_id
-JOIN rft.task t USING (task_id);
+JOIN rft.task t USING (task_id)
+LEFT JOIN rft.group_prompt gp ON gp.group_id = c.group_id AND gp.prompt_digest = c.prompt_digest;
 COMMENT ON VIEW rft.v_pair IS 'Preference pairs with their texts and their current rewards. margin: the current difference of the rewards for a built pair; the person''s value, or NULL, for a person''s pair. stands: false if a correction removed the difference on which a pair was built, or if one of the two was purged.';
 
 CREATE VIEW rft.v_purged AS

@@ -88,11 +88,16 @@ BEGIN
     ON CONFLICT DO NOTHING;
     GET DIAGNOSTICS purged = ROW_COUNT;
 
+    -- A prompt stays for as long as an experience that is not purged has it.
+    INSERT INTO rft.group_prompt (group_id, prompt_digest, prompt) SELECT unnest(groups), '', '[purged]' ON CONFLICT DO NOTHING;
     UPDATE rft.experience e
-    SET prompt = '[purged]', response = '[purged]', messages = NULL,
+    SET prompt_digest = '', response = '[purged]', response_messages = NULL,
         reward_parts = (SELECT coalesce(jsonb_object_agg(key, value), '{}') FROM jsonb_each(e.reward_parts) WHERE jsonb_typeof(value) IN ('number', 'boolean')),
         metrics = (SELECT coalesce(jsonb_object_agg(key, value), '{}') FROM jsonb_each(e.metrics) WHERE jsonb_typeof(value) IN ('number', 'boolean'))
     WHERE e.experience_id = ANY (ids);
+    DELETE FROM rft.group_prompt p
+    WHERE p.group_id = ANY (groups)
+      AND NOT EXISTS (SELECT FROM rft.experience e WHERE e.group_id = p.group_id AND e.prompt_digest = p.prompt_digest OFFSET 0);
     UPDATE rft.rollout SET error = '[purged]'
     WHERE error IS NOT NULL AND rollout_id IN (SELECT rollout_id FROM rft.experience WHERE experience_id = ANY (ids));
 

@@ -11,9 +11,9 @@ CREATE TABLE rft.experience (
     turn_index integer NOT NULL DEFAULT 0,
     source rft.experience_source NOT NULL DEFAULT 'explorer',
     parent_id bigint,
-    prompt text NOT NULL,
+    prompt_digest bytea NOT NULL,
     response text NOT NULL,
-    messages jsonb,
+    response_messages jsonb,
     reward_sampled double precision CHECK (reward_sampled > '-Infinity' AND reward_sampled < 'Infinity'),
     reward double precision CHECK (reward > '-Infinity' AND reward < 'Infinity'),
     reward_final boolean NOT NULL DEFAULT false,
@@ -30,7 +30,7 @@ CREATE TABLE rft.experience (
 ) WITH (fillfactor = 75, toast_tuple_target = 1024);
 -- Separate statements, because CREATE TABLE accepts STORAGE only from PostgreSQL 16 on.
 ALTER TABLE rft.experience
-    ALTER COLUMN prompt SET STORAGE EXTERNAL, ALTER COLUMN response SET STORAGE EXTERNAL, ALTER COLUMN messages SET STORAGE EXTERNAL;
+    ALTER COLUMN response SET STORAGE EXTERNAL, ALTER COLUMN response_messages SET STORAGE EXTERNAL;
 CREATE INDEX experience_group ON rft.experience (group_id);
 -- Finds what was created from an experience.
 CREATE INDEX experience_parent ON rft.experience (parent_id) WHERE parent_id IS NOT NULL;
@@ -42,9 +42,9 @@ COMMENT ON COLUMN rft.experience.rollout_id IS 'Its rollout.';
 COMMENT ON COLUMN rft.experience.turn_index IS 'The turn of the rollout, from 0.';
 COMMENT ON COLUMN rft.experience.source IS 'Where it comes from.';
 COMMENT ON COLUMN rft.experience.parent_id IS 'The experience it was created from.';
-COMMENT ON COLUMN rft.experience.prompt IS 'What the model saw, as text.';
+COMMENT ON COLUMN rft.experience.prompt_digest IS 'Its prompt: the row of rft.group_prompt with this group and digest. rft.v_experience has the text.';
 COMMENT ON COLUMN rft.experience.response IS 'What the model answered, as text without special tokens.';
-COMMENT ON COLUMN rft.experience.messages IS 'The chat up to and including the response.';
+COMMENT ON COLUMN rft.experience.response_messages IS 'The messages after those of rft.group_prompt, if they are not just the response as one message of the assistant; else NULL. rft.v_experience has the whole chat as messages.';
 COMMENT ON COLUMN rft.experience.reward_sampled IS 'The verifier''s reward, immutable; NULL if there was none.';
 COMMENT ON COLUMN rft.experience.reward IS 'The reward with the latest label applied, which people read and set; NULL until there is one.';
 COMMENT ON COLUMN rft.experience.reward_final IS 'Whether a label made the reward final, so that pipelines cannot shape it.';
@@ -60,7 +60,7 @@ COMMENT ON COLUMN rft.experience.segment_row IS 'Its row in that segment.';
 COMMENT ON COLUMN rft.experience.created_at IS 'When it was stored.';
 
 CREATE TRIGGER experience_facts
-    BEFORE UPDATE OF experience_id, run_id, group_id, rollout_id, turn_index, source, parent_id, prompt, response, messages,
+    BEFORE UPDATE OF experience_id, run_id, group_id, rollout_id, turn_index, source, parent_id, prompt_digest, response, response_messages,
         reward_sampled, reward_parts, metrics, policy_version_min, policy_version_max, num_prompt_tokens,
         num_response_tokens, finish_reason, segment_id, segment_row, created_at
     ON rft.experience FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_fact_change();
