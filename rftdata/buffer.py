@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,9 +21,8 @@ from psycopg.types.json import Jsonb
 from rftdata.config import BufferConfig
 from rftdata.config_errors import did_you_mean
 from rftdata.errors import PurgedError, QueryError, SegmentCorruptError
-from rftdata.postgres.database import Database, Row, execute, fetch, redacted
+from rftdata.postgres.database import Database, Row, execute, fetch
 from rftdata.postgres.embedded import EmbeddedServer
-from rftdata.postgres.migrations import schema_version
 from rftdata.postgres.query_errors import query_error
 from rftdata.run import Run
 from rftdata.segments.base import SegmentStore
@@ -33,6 +33,7 @@ from rftdata.training.attempt import Attempt
 from rftdata.training.rewind import fork, rewind
 from rftdata.training.sampling import SamplingConfig
 from rftdata.training.stored_selection import Selection
+from rftdata.uri import redacted
 from rftdata.writing.writer import Writer
 
 
@@ -62,10 +63,6 @@ class Buffer:
     def runs_folder(self) -> Path:
         """Where runs keep files that are not experiences, each in a folder of its own (`Run.folder`)."""
         return (self.folder or Path(self.config.segments or ".").parent) / "runs"
-
-    def schema_version(self) -> str | None:
-        """Version of the schema; None where it has none yet."""
-        return schema_version(self.database)
 
     def close(self) -> None:
         """Close the connections; an embedded server that nothing else uses stops after `buffer.idle_stop_s`."""
@@ -157,6 +154,13 @@ class Buffer:
         """Runs of a configured name, newest first; with `imported` those that were run elsewhere, too."""
         runs = [self._run(row) for row in self.database.fetch("runs_of_name", name=name)]
         return [run for run in runs if imported or not run.was_imported]
+
+    @contextmanager
+    def joining(self) -> Iterator[None]:
+        """Look for a run and make it where there is none as the only process that does."""
+        with self.database.transaction() as connection:
+            execute(connection, "lock_joining")
+            yield
 
     def runs_at_work(self) -> list[Run]:
         """Runs with a live process of their own, newest first."""

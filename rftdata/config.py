@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator
 
+from rftdata.uri import redacted
 from rftdata.user_code.time_limits import DEFAULT_S
 
 
@@ -235,7 +236,6 @@ def _is_number(value: Any) -> bool:
 
 def _address(url: str) -> str:
     """Return a connection string without its password."""
-    from rftdata.postgres.database import redacted
     from rftdata.postgres.programs import without_password
 
     try:

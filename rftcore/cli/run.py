@@ -180,7 +180,7 @@ def stored_configuration(
 def _refuse_two_buffers(overrides: list[str], uri: str) -> None:
     """Refuse a --set that names another buffer than `uri`: one of the two answers would be ignored."""
     from rftcore.config import apply_override
-    from rftdata.postgres.database import redacted
+    from rftdata.uri import redacted
 
     changes: dict[str, Any] = {}
     for override in overrides:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import rftdata
 from rftcore.algorithms.requirements import check_made, check_rollouts, check_sampling, check_selected, check_source
 from rftcore.config import RunConfig
 from rftcore.engines import ENGINES
@@ -24,6 +23,7 @@ from rftdata.errors import ConfigError
 from rftdata.run import Run
 from rftdata.training.sampling import checked_formula
 from rftdata.training.stored_selection import Selection, num_steps, select
+from rftdata.uri import redacted
 
 
 def check_plugins(resolved: ResolvedRun) -> None:
@@ -283,5 +283,5 @@ def has_finished(config: RunConfig, run: Run) -> bool:
 def stored_config(config: RunConfig) -> dict[str, Any]:
     """The configuration as the run row keeps it: resolved, with the folder of its relative paths, without passwords."""
     dumped = config.model_dump(mode="json")
-    dumped["buffer"]["uri"] = rftdata.postgres.database.redacted(config.buffer.uri)
+    dumped["buffer"]["uri"] = redacted(config.buffer.uri)
     return {**dumped, "base_dir": str(config.base_dir)}

@@ -26,11 +26,12 @@ from rftdata.config import BufferConfig
 from rftdata.connection import open as open_buffer
 from rftdata.durable_files import sync_path, write_whole
 from rftdata.errors import BufferUnavailableError, QueryError, RftError
-from rftdata.postgres.database import fetch, redacted, translated
+from rftdata.postgres.database import fetch, translated
 from rftdata.postgres.embedded import EmbeddedServer
 from rftdata.postgres.migrations import grant_roles, schema_version
 from rftdata.postgres.programs import client_program, without_password
 from rftdata.segments.base import SegmentAddress
+from rftdata.uri import redacted
 
 DUMP, SEGMENTS, MANIFEST = "rft.dump", "segments", "manifest.json"
 _KNOWS_TRANSACTION_TIMEOUT = 170000

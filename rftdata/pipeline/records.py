@@ -11,6 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
+
+from rftdata.postgres.values import storable
 
 SET_ASIDE = "pipeline"
 """Stage name of experiences that were dropped before any stage saw them."""
@@ -261,3 +264,15 @@ class Verdicts:
     def groups(self) -> list[CreatedGroup]:
         """The new experiences among what was created."""
         return [made for made in self.created if isinstance(made, CreatedGroup)]
+
+
+def as_stored(values: pa.Array) -> pa.Array:
+    """Return values as the database will return them (no NaN or infinity, no NUL in texts), so that later stages see the same on every run."""
+    kind = values.type
+    if pa.types.is_floating(kind):
+        return pc.if_else(pc.fill_null(pc.is_finite(values), False), values, pa.scalar(None, kind))
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        return values
+    if pa.types.is_string(kind) and not pc.any(pc.match_substring(values, "\x00")).as_py():
+        return values
+    return pa.array([storable(value) for value in values.to_pylist()], kind)

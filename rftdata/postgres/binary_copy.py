@@ -79,10 +79,13 @@ def copy_bytes(connection: Connection, table: str, columns: Iterable[str], rows:
 ROLLOUT_COLUMNS = ("rollout_id", "group_id", "rollout_index", "num_turns", "seconds", "outcome", "reward", "error")
 _ROLLOUT_FIXED = Struct(">h iq iq ii ii id")
 
+GROUP_PROMPT_COLUMNS = ("group_id", "prompt_digest", "prompt", "messages")
+_GROUP_PROMPT_FIXED = Struct(">h iq")
+
 EXPERIENCE_COLUMNS = (
     "experience_id", "run_id", "group_id", "rollout_id", "segment_id", "turn_index", "num_prompt_tokens", "num_response_tokens",
     "segment_row", "parent_id", "policy_version_min", "policy_version_max", "reward_sampled", "reward", "reward_final", "source",
-    "finish_reason", "prompt", "response", "messages", "reward_parts", "metrics",
+    "finish_reason", "prompt_digest", "response", "response_messages", "reward_parts", "metrics",
 )  # fmt: skip
 _NO_VERSIONS = NULL + NULL
 _FALSE, _TRUE = binary(b"\x00"), binary(b"\x01")
@@ -96,13 +99,19 @@ def rollout_row(rollout_id: int, group_id: int, r: Rollout) -> bytes:
     return fixed + word(r.outcome) + float8(r.reward) + text(r.error)
 
 
+def group_prompt_row(group_id: int, prompt_digest: bytes, prompt: bytes, messages: bytes) -> bytes:
+    """A row of rft.group_prompt from its key and its other fields, in the order of `GROUP_PROMPT_COLUMNS`."""
+    return b"".join((_GROUP_PROMPT_FIXED.pack(4, 8, group_id), prompt_digest, prompt, messages))
+
+
 def experience_row(
     experience_id: int, run_id: int, group_id: int, rollout_id: int, segment_id: int, segment_row: int, source: str, turn: int,
-    s: Sequence, parents: Mapping[int, int],
+    s: Sequence, texts: tuple[bytes, bytes], parents: Mapping[int, int],
 ) -> bytes:  # fmt: skip
     """A row of rft.experience, its fields in the order of `EXPERIENCE_COLUMNS`.
 
     Args:
+        texts: the fields `prompt_digest` and `response_messages`.
         parents: of imported experiences of the same write, ids here by ids at the origin.
     """
     num_prompt = s.num_prompt_tokens
@@ -121,12 +130,11 @@ def experience_row(
     elif s.policy_spans:
         found = [version for _, version in s.policy_spans]
         versions = int8(min(found)) + int8(max(found))
-    prompt, response = _utf8(s.prompt), _utf8(s.response)
+    prompt_digest, response_messages = texts
     return b"".join(
         (
             fixed, int8(parent_id), versions, sampled, reward, final, word(source), text(s.finish_reason),
-            _LENGTH.pack(len(prompt)), prompt, _LENGTH.pack(len(response)), response,
-            NULL if s.messages is None else binary(jsonb_bytes(s.messages)),
+            prompt_digest, text(s.response), response_messages,
             binary(jsonb_bytes(s.reward_parts)) if s.reward_parts else _NO_OBJECT, binary(jsonb_bytes(s.metrics)),
         )
     )  # fmt: skip

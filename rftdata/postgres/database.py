@@ -27,6 +27,7 @@ from psycopg_pool import ConnectionPool, PoolTimeout
 
 from rftdata.errors import BufferUnavailableError, ConflictError, DiskFullError, QueryError, SchemaVersionError
 from rftdata.postgres.retry import ride_out
+from rftdata.uri import redacted
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -79,11 +80,6 @@ def reads() -> frozenset[str]:
 def _is_read(text: str) -> bool:
     bare = re.sub(r"--[^\n]*|'(?:[^']|'')*'", "", text).strip()
     return bool(re.match(r"(SELECT|WITH)\b", bare)) and not _CHANGES.search(bare)
-
-
-def redacted(uri: str) -> str:
-    """The connection string without its password."""
-    return re.sub(r"(password=)[^&\s]*", r"\1…", re.sub(r"(//[^:/@]*):[^@/]*@", r"\1:…@", uri))
 
 
 class Database:

@@ -23,12 +23,20 @@ from rftdata.errors import BufferUnavailableError, ConflictError, FencedError, R
 from rftdata.experience import Group, Sequence, is_complete, successes_and_trials, validate
 from rftdata.failpoints import failpoint
 from rftdata.postgres import notify
-from rftdata.postgres.binary_copy import EXPERIENCE_COLUMNS, ROLLOUT_COLUMNS, copy_bytes, experience_row, rollout_row
+from rftdata.postgres.binary_copy import (
+    EXPERIENCE_COLUMNS,
+    GROUP_PROMPT_COLUMNS,
+    ROLLOUT_COLUMNS,
+    copy_bytes,
+    experience_row,
+    rollout_row,
+)
 from rftdata.postgres.database import Connection, Cursor, Database, Row, one, send
 from rftdata.postgres.values import storable
 from rftdata.segments.base import Appended, SegmentStore
 from rftdata.segments.codec import encode
 from rftdata.writing import origins
+from rftdata.writing.prompts import Prompts
 
 # The pipeline version of runs without stages: a complete group is drawable as soon as it is written.
 NO_PIPELINE = "none"
@@ -269,13 +277,18 @@ class Writer:
         )  # fmt: skip
         numbered = [(i, s) for i, (_, _, _, s) in zip(ids["experiences"], experiences, strict=True)]
         parents = origins.new_ids(numbered)
+        prompts = Prompts()
+        texts = (
+            fields for g in groups for fields in prompts.of_group(given.groups[id(g)], [s for r in g.rollouts for s in r.sequences])
+        )  # fmt: skip
         copy_bytes(
             connection, "rft.experience", EXPERIENCE_COLUMNS,
             (
-                experience_row(i, self.run_id, given.groups[id(g)], rollout_ids[id(r)], ids["segment"], row, g.source, turn, s, parents)
-                for row, (i, (g, r, turn, s)) in enumerate(zip(ids["experiences"], experiences, strict=True))
+                experience_row(i, self.run_id, given.groups[id(g)], rollout_ids[id(r)], ids["segment"], row, g.source, turn, s, fields, parents)
+                for row, (i, (g, r, turn, s), fields) in enumerate(zip(ids["experiences"], experiences, texts, strict=True))
             ),
         )  # fmt: skip
+        copy_bytes(connection, "rft.group_prompt", GROUP_PROMPT_COLUMNS, prompts.rows)
         origins.store(connection, self.run_id, [(given.groups[id(g)], g.origin) for g in groups if g.origin], numbered)
         with connection.pipeline():
             if unplanned:

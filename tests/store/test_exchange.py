@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
-import psycopg
 import pyarrow.parquet
 import pytest
 
-import rftdata
 from rftcore.cli import run_command
 from rftdata import Buffer, Group, Rollout, exchange, labels
-from rftdata.config import BufferConfig
 from rftdata.errors import QueryError
-from rftdata.postgres.embedded import EmbeddedServer
 from rftdata.segments.codec import ColumnReader
 from tests.support.store_roles import Roles, own_group, tokens
 
@@ -33,22 +28,6 @@ ARRAYS: dict[str, np.ndarray[Any, Any]] = {
     "scalar": np.array(2.5),
     "teacher": np.array([[float("nan"), float("inf")], [-float("inf"), 1e-300]]),
 }
-
-
-@pytest.fixture
-def other(server: EmbeddedServer, buffer: Buffer, tmp_path: Path) -> Iterator[Buffer]:
-    """A second buffer, empty."""
-    name = buffer.config.uri.split("?")[0].rpartition("/")[2] + "b"
-    with psycopg.connect(server.uri, autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}" TEMPLATE template_rft')
-    uri = server.uri.replace("/rft?", f"/{name}?")
-    with rftdata.open(BufferConfig(uri=uri, segments=str(tmp_path / "other"), min_free_bytes=0)) as opened:
-        opened.sql(
-            "UPDATE rft.buffer SET buffer_id = gen_random_uuid()"
-        )  # a copy of the template is not the same buffer
-        yield opened
-    with psycopg.connect(server.uri, autocommit=True) as connection:
-        connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
 
 
 @pytest.fixture

@@ -179,6 +179,24 @@ def test_a_replay_without_a_name_is_never_what_a_run_trains_on(
     assert code != 0 and "stands for other stages already" in err
 
 
+def test_a_replay_counts_rows_that_left_with_their_group_apart_from_dropped_ones(
+    run: StoredRun, config: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the first group the stage leaves one row of four, which goes with the others."""
+    file = config("[{reward_threshold: {min: 0.5}}]")
+    code, out, err = rft(capsys, "pipeline", "replay", file, "--version", "one", "--json")
+    assert code == 0, err
+    done = json.loads(out)
+    assert (done["num_kept"], done["dropped_by"], done["short_by"]) == (
+        4, {"reward_threshold": 4}, {"reward_threshold": 1},
+    )  # fmt: skip
+    _, out, _ = rft(capsys, "pipeline", "replay", file, "--version", "two")
+    assert (
+        "dropped by reward_threshold 4 (of them only since their group fell below min_group_size: reward_threshold 1)"
+        in out
+    )
+
+
 def test_a_replay_counts_rows_on_which_a_stage_failed_apart_from_dropped_ones(
     run: StoredRun, config: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
