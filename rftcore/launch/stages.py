@@ -65,7 +65,7 @@ def _stored(config: RunConfig, parent: Run | None) -> Run | None:
 def _from_checkpoint(config: RunConfig, parent: Run) -> RunConfig:
     """The configuration of a stage, with the model that the stage before ended with: its best checkpoint, else its last."""
     with rftdata.open(config.buffer, application="rft run") as buffer:
-        folder = _checkpoint(buffer, parent)
+        folder = _checkpoint(buffer, buffer.find_run(parent.run_id))
     if not folder.is_dir():
         raise ModelError(
             f"the checkpoint of the run {parent.name!r}, from which {config.run.name!r} starts, is not on this host", value=str(folder),
