@@ -12,7 +12,7 @@ import torch
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.advantages.group import Group
 from rftcore.algorithms.aggregation import AggregationConfig, token_weights
-from rftcore.algorithms.base import Signals, TokenView
+from rftcore.algorithms.base import Signals
 from rftcore.algorithms.kl import Estimator, estimate
 from rftcore.algorithms.losses.ppo import PPO, PPOConfig
 from rftcore.algorithms.presets import presets

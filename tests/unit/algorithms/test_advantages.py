@@ -109,7 +109,7 @@ class TestReMax:
         assert advantages(ReMax, batch) == [0.25, 0.75]
 
     def test_without_a_greedy_reward_is_refused(self) -> None:
-        with pytest.raises(RftError, match="no baseline rewards.*the greedy response"):
+        with pytest.raises(RftError, match=r"no baseline rewards.*the greedy response"):
             build_algorithm("remax").plan(step_batch([1.0]), Signals())
 
 
@@ -188,10 +188,12 @@ class TestTurns:
         assert advantages(Turns, batch) == advantages(Group, batch)
 
 
+# Rollout 0: states 7, 8, rewards 0, 1. Rollout 1: states 7, 9, rewards 0, 0. γ = 0.5: R = 0.5, 1; 0, 0.
+PLACES: dict[str, Any] = {"rollouts": [0, 0, 1, 1], "turns": [0, 1, 0, 1], "state_B": torch.tensor([7, 8, 7, 9])}
+
+
 class TestGiGPO:
-    # Rollout 0: states 7, 8, rewards 0, 1. Rollout 1: states 7, 9, rewards 0, 0. γ = 0.5: R = 0.5, 1; 0, 0.
-    places: dict[str, Any] = {"rollouts": [0, 0, 1, 1], "turns": [0, 1, 0, 1], "state_B": torch.tensor([7, 8, 7, 9])}
-    batch = step_batch([1, 1, 0, 0], **places, step_rewards_B=torch.tensor([0.0, 1.0, 0.0, 0.0]))
+    batch = step_batch([1, 1, 0, 0], **PLACES, step_rewards_B=torch.tensor([0.0, 1.0, 0.0, 0.0]))
 
     def test_adds_the_comparison_within_a_state_to_that_within_the_group(self) -> None:
         # A_E = ±0.5. State 7 has R = 0.5 and 0: A_S = ±0.25. States 8 and 9 have one turn each: 0.
@@ -204,7 +206,7 @@ class TestGiGPO:
         assert found == pytest.approx([1.4142106, 0.7071058, -1.4142106, -0.7071058], abs=1e-6)
 
     def test_without_rewards_of_turns_the_last_has_that_of_the_rollout(self) -> None:
-        batch = step_batch([1, 1, 0, 0], **self.places)
+        batch = step_batch([1, 1, 0, 0], **PLACES)
         assert advantages(GiGPO, batch, gamma=0.5, norm="none") == [0.75, 0.5, -0.75, -0.5]
 
     def test_the_same_state_of_another_group_is_another_state(self) -> None:
@@ -213,7 +215,7 @@ class TestGiGPO:
         assert advantages(GiGPO, batch, norm="none") == [1.0, -1.0, 0.5, -0.5]
 
     def test_are_zero_where_nothing_differs(self) -> None:
-        batch = step_batch([0.1] * 4, **self.places)
+        batch = step_batch([0.1] * 4, **PLACES)
         assert advantages(GiGPO, batch, gamma=1.0) == [0.0] * 4
         assert advantages(GiGPO, step_batch([5.0], state_B=torch.tensor([3]))) == [0.0]
 

@@ -175,7 +175,7 @@ class TestREC:
 
     @pytest.mark.parametrize("keys", [{"coef": 0.1}, {"regulariser": "k2"}, {"mode": "ring", "outer": 0.1}])
     def test_refuses_keys_that_do_not_fit(self, keys: dict[str, Any]) -> None:
-        with pytest.raises(ConfigError, match="regulariser and coef|outer must not be narrower"):
+        with pytest.raises(ConfigError, match=r"regulariser and coef|outer must not be narrower"):
             part(REC, **keys)
 
 
