@@ -6,6 +6,7 @@ reference page says why). Ours is summed over micro-batches, TRL's is computed a
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from trl import GRPOTrainer, RLOOTrainer
 
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.base import Signals
+from rftcore.algorithms.presets import presets
 from tests.support.algorithms import loss_in_parts, step_batch
 from tests.support.trl_policy import trl_loss
 
@@ -98,6 +100,13 @@ GRPO_CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ),
     ("sapo", EPS, {"loss_type": "sapo"}),
 ]
+
+
+def test_every_preset_that_claims_these_trainers_is_compared_with_them() -> None:
+    claimed = {name for name, preset in presets().items() if re.search("TRL (GRPO|RLOO)Trainer", preset.compared_with)}
+    # ppo has the policy loss of grpo.
+    assert claimed == {name for name, _, _ in GRPO_CASES} | {"rloo", "ppo"}
+    assert build_algorithm("ppo").config.loss == build_algorithm("grpo").config.loss
 
 
 def check(found: Tensor, expected: Tensor, given: dict[str, Tensor]) -> None:
