@@ -75,11 +75,12 @@ def _check_token_parts(algorithm: Algorithm) -> None:
             "algorithm.correction compares the recomputed log-probabilities with those of the engine",
             value="old_logprobs: behavior", allowed="recomputed", todo="leave old_logprobs out",
         )  # fmt: skip
-    if algorithm.expert is not None and (algorithm.expert.unit != "token" or algorithm.expert.uses_advantages):
+    expert = algorithm.expert
+    if expert is not None and (expert.unit != "token" or expert.uses_advantages or "teacher_logits" in expert.signals):
         assert config.expert is not None
         raise ConfigError(
             "algorithm.expert.loss is for responses that have no advantage", value=config.expert.loss.name,
-            allowed="a loss per token without advantages", todo="name sft",
+            allowed="a loss per token without advantages and teacher", todo="name sft",
         )  # fmt: skip
 
 
@@ -104,6 +105,24 @@ def _check_critic(algorithm: Algorithm) -> None:
             "algorithm.critic trains values that no advantage reads",
             value=config.advantage.name if config.advantage else None,
             todo="name the advantage gae, or leave the critic out",
+        )
+
+
+def check_models(algorithm: Algorithm, has_evaluation: bool) -> None:
+    """Whether the models that the algorithm needs are named, and the one that it trains can do what is asked of it.
+
+    Raises:
+        ConfigError: whole distributions of a teacher without a teacher, or a reward model that should answer tasks.
+    """
+    if "teacher_logits" in algorithm.signals and algorithm.config.teacher is None:
+        raise ConfigError(
+            f"{algorithm.name} compares whole distributions over the vocabulary, which are not stored",
+            todo="set algorithm.teacher to a model, or use on_policy_distillation or jsd_sampled",
+        )
+    if algorithm.trains_scorer and has_evaluation:
+        raise ConfigError(
+            f"{algorithm.name} trains a model that scores responses and writes none, so it cannot be evaluated on tasks",
+            todo="remove the eval section; pair_accuracy among the metrics says how well it judges",
         )
 
 

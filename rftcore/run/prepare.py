@@ -9,7 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rftcore.algorithms.requirements import check_made, check_rollouts, check_sampling, check_selected, check_source
+from rftcore.algorithms.requirements import (
+    check_made,
+    check_models,
+    check_rollouts,
+    check_sampling,
+    check_selected,
+    check_source,
+)
 from rftcore.config import RunConfig
 from rftcore.engines import ENGINES
 from rftcore.installation.packages import check_environment
@@ -49,6 +56,7 @@ def check_plugins(resolved: ResolvedRun) -> None:
                 f"group_size of the taskset {taskset.name!r} is too small for {algorithm.name}, which compares rollouts of one group",
                 value=taskset.group_size, allowed=f"{algorithm.min_group_size} or more",
             )  # fmt: skip
+    check_models(algorithm, bool(config.eval.tasks or config.eval.test))
     check_sampling(algorithm, config.explorer)
     check_source(algorithm, config.sampling.source is not None)
     if config.run.mode == "both" and config.sampling.source is None:

@@ -25,13 +25,14 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from rftcore.algorithms.algorithm import Algorithm, Plan
-from rftcore.algorithms.base import Signals
+from rftcore.algorithms.base import HeadTerm, Signals, TokenView
 from rftcore.algorithms.kl import estimate
+from rftcore.trainer.batch_forms import mismatched, scored, whole
 from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.checkpoints import copy_tokenizer, read_training_state, write_folder, write_training_state
 from rftcore.trainer.config import TrainerConfig
 from rftcore.trainer.micro_batches import MicroBatch, split_batch
-from rftcore.trainer.network import Network, entropy, pick
+from rftcore.trainer.network import Head, Network, entropy, pick, read_rows
 from rftcore.trainer.optimizers import learning_rate_at
 from rftdata.errors import ConfigError, RftError
 
@@ -56,7 +57,8 @@ class Learner:
 
     Raises:
         ModelError: the model cannot be opened.
-        ConfigError: cosine without `total_steps`, or a temperature that has no distribution.
+        ConfigError: cosine without `total_steps`, a temperature that has no distribution, or an algorithm that compares whole
+            distributions without a teacher, or with one of another vocabulary.
     """
 
     def __init__(
@@ -95,6 +97,8 @@ class Learner:
             self.teacher = Network(algorithm.config.teacher.path, config, self.device)
         self.critic: Network | None = None
         self._set_models(model_path, model_path)
+        if "teacher_logits" in algorithm.signals:
+            _refuse_other_vocabulary(self.policy, self.teacher)
 
     @property
     def model(self) -> PreTrainedModel:
@@ -131,6 +135,7 @@ class Learner:
         started = time.perf_counter()
         if self.algorithm.uses_behavior_logprobs:
             _refuse_missing_behavior(batch, may_be_expert=self.algorithm.expert is not None)
+        batch = self._as_computed(batch)
         micro_batches = self._split(batch, None)
         flat = batch.for_algorithm(step)
         plan = self.algorithm.plan(flat, self._signals(batch, micro_batches, len(flat.sequence_N)))
@@ -225,7 +230,8 @@ class Learner:
         self.algorithm.load_state_dict(scalars["algorithm_state"])
 
     def _set_models(self, policy_path: str, critic_path: str) -> None:
-        self.policy = Network(policy_path, self.config, self.device, learning_rate=self.config.learning_rate)
+        head: Head = "value" if self.algorithm.trains_scorer else "vocabulary"
+        self.policy = Network(policy_path, self.config, self.device, head=head, learning_rate=self.config.learning_rate)
         critic = self.algorithm.config.critic
         if critic is not None:
             self.critic = Network(
@@ -236,6 +242,12 @@ class Learner:
         """The models with an optimizer, by their name in a checkpoint."""
         critic = {} if self.critic is None else {"critic_optimizer": self.critic}
         return {"optimizer": self.policy, **critic}
+
+    def _as_computed(self, batch: TrainBatch) -> TrainBatch:
+        """The batch with the tokens that the algorithm trains on."""
+        if self.algorithm.trains_scorer:
+            return scored(batch)
+        return whole(batch) if self.algorithm.config.train_on == "all" else batch
 
     def _split(self, batch: TrainBatch, members: list[int] | None) -> list[MicroBatch]:
         return split_batch(
@@ -281,7 +293,21 @@ class Learner:
                 found["values_N"][place_N] = self.critic.values(micro_batch).cpu()
         if "teacher" in wanted and self.teacher is None:
             found["teacher_N"] = _stored_teacher(batch)
+        if "mismatched" in wanted:
+            found["mismatched_kl"] = self._mismatched_kl(batch)
         return Signals(**found)
+
+    def _mismatched_kl(self, batch: TrainBatch) -> Tensor:
+        """The mean of Σ_t log(π / π_reference) over prompts with responses to other prompts; 0 where there is one prompt."""
+        assert self.reference is not None
+        pairs = mismatched(batch)
+        if pairs is None:
+            return torch.zeros(())
+        total = torch.zeros((), device=self.device)
+        for micro_batch in (each.to(self.device) for each in self._split(pairs, None)):
+            for network, sign in ((self.policy, 1.0), (self.reference, -1.0)):
+                total += sign * pick(network.logprobs(micro_batch, self.temperature), micro_batch.target_N).sum()
+        return total.cpu() / pairs.loss_mask_BT.any(dim=1).sum()
 
     def _optimize(self, plan: Plan, micro_batches: list[MicroBatch], step: int) -> dict[str, float]:
         """One optimizer update; returns mean metrics."""
@@ -296,23 +322,40 @@ class Learner:
         """Forward and backward of one micro-batch; returns what it adds to the loss and the mean metrics of an update."""
         index_N = micro_batch.index_N.cpu()
         sums = self._accumulate_critic(micro_batch, plan, index_N) if self.critic is not None else {}
-        share = 1.0 / plan.num_tokens
+        view, measured = (
+            self._score(micro_batch, plan) if self.algorithm.trains_scorer else self._view(micro_batch, plan)
+        )
+        loss, metrics = self.algorithm.objective(plan, index_N, view)
+        if not self._warms_up_critic(step):
+            loss.backward()
+        return sums | metrics | measured | {"loss": loss.detach()}
+
+    def _view(self, micro_batch: MicroBatch, plan: Plan) -> tuple[TokenView, dict[str, Tensor]]:
+        """What the policy computes of a micro-batch, and what it adds to the mean metrics of an update."""
+        index_N, share = micro_batch.index_N.cpu(), 1.0 / plan.num_tokens
         has_bonus = self.algorithm.config.entropy.coef > 0
         all_logprobs_NV = self.policy.logprobs(micro_batch, self.temperature)
         logprobs_N = pick(all_logprobs_NV, micro_batch.target_N)
         entropy_N = entropy(all_logprobs_NV if has_bonus else all_logprobs_NV.detach())
-        view = plan.view(index_N, logprobs_N, entropy_N=entropy_N if has_bonus else None)
-        loss, metrics = self.algorithm.objective(plan, index_N, view)
-        sums |= metrics | {"loss": loss.detach(), "entropy": entropy_N.detach().sum() * share}
-        del all_logprobs_NV
-        if not self._warms_up_critic(step):
-            loss.backward()
+        read_N = None
+        if isinstance(self.algorithm.loss, HeadTerm):
+            assert self.teacher is not None
+            with torch.no_grad():
+                teacher_NV = self.teacher.logprobs(micro_batch, self.temperature)
+            read_N = read_rows(self.algorithm.loss.read, all_logprobs_NV, teacher_NV)
+        measured = {"entropy": entropy_N.detach().sum() * share}
         if self.algorithm.uses_behavior_logprobs:
             behavior_N = plan.batch.behavior_N[index_N].to(self.device)
-            sums["logprob_diff"] = (logprobs_N.detach() - behavior_N).abs().sum() * share
+            measured["logprob_diff"] = (logprobs_N.detach() - behavior_N).abs().sum() * share
             # Samples come from the behaviour policy, so it is the `p` of the estimator.
-            sums["kl_behavior"] = estimate("k3", behavior_N, logprobs_N.detach()).sum() * share
-        return sums
+            measured["kl_behavior"] = estimate("k3", behavior_N, logprobs_N.detach()).sum() * share
+        view = plan.view(index_N, logprobs_N, entropy_N=entropy_N if has_bonus else None, read_N=read_N)
+        return view, measured
+
+    def _score(self, micro_batch: MicroBatch, plan: Plan) -> tuple[TokenView, dict[str, Tensor]]:
+        """The scores of a micro-batch's sequences."""
+        scores_N = self.policy.values(micro_batch)
+        return plan.view(micro_batch.index_N.cpu(), torch.zeros_like(scores_N), values_N=scores_N), {}
 
     def _accumulate_critic(self, micro_batch: MicroBatch, plan: Plan, index_N: Tensor) -> dict[str, Tensor]:
         assert self.critic is not None
@@ -360,6 +403,20 @@ def _means(updates: list[dict[str, float]]) -> dict[str, float]:
         for name, value in update.items():
             values[name].append(value)
     return {name: sum(each) / len(each) for name, each in values.items()}
+
+
+def _refuse_other_vocabulary(policy: Network, teacher: Network | None) -> None:
+    if teacher is None:
+        raise ConfigError(
+            "the algorithm compares whole distributions over the vocabulary, which are not stored",
+            todo="set algorithm.teacher to a model, or use on_policy_distillation or jsd_sampled",
+        )
+    sizes = [network.model.get_output_embeddings().weight.shape[0] for network in (policy, teacher)]
+    if sizes[0] != sizes[1]:
+        raise ConfigError(
+            "the teacher has another vocabulary than the policy, so their distributions cannot be compared",
+            value=f"{sizes[1]} tokens", allowed=f"{sizes[0]} tokens", todo="name a teacher of the same family in algorithm.teacher",
+        )  # fmt: skip
 
 
 def _stored_teacher(batch: TrainBatch) -> Tensor:

@@ -9,7 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
 
 from rftcore.trainer.config import TrainerConfig
@@ -26,7 +27,10 @@ from rftdata.errors import ModelError
 
 # Attention of these is plain softmax over a mask that we may give, so prompts can be shared; others compute every row.
 _MODEL_TYPES_SHARING_PROMPTS = frozenset({"llama", "qwen2", "qwen3"})
+Head = Literal["vocabulary", "value"]
+
 _ENTROPY_ROWS = 1024
+_READ_ROWS = 256
 
 
 class Network:
@@ -44,7 +48,7 @@ class Network:
     """
 
     def __init__(
-        self, path: str, config: TrainerConfig, device: torch.device, *, head: Literal["vocabulary", "value"] = "vocabulary",
+        self, path: str, config: TrainerConfig, device: torch.device, *, head: Head = "vocabulary",
         learning_rate: float | None = None,
     ) -> None:  # fmt: skip
         self.config = config
@@ -147,6 +151,12 @@ def pick(logprobs_NV: Tensor, target_N: Tensor) -> Tensor:
 def entropy(logprobs_NV: Tensor) -> Tensor:
     """-Σ p log p of each row, nats [N]. Some rows at a time: a metric should not cost another [N, V]."""
     return torch.cat([-(rows.exp() * rows).sum(dim=-1) for rows in logprobs_NV.split(_ENTROPY_ROWS)])
+
+
+def read_rows(read: Callable[[Tensor, Tensor], Tensor], logprobs_NV: Tensor, teacher_NV: Tensor) -> Tensor:
+    """One number per row from `HeadTerm.read`, [N]. Some rows at a time, and again in the backward pass: it makes several [rows, V]."""
+    pieces = zip(logprobs_NV.split(_READ_ROWS), teacher_NV.split(_READ_ROWS), strict=True)
+    return torch.cat([checkpoint(read, rows, teacher, use_reentrant=False) for rows, teacher in pieces])
 
 
 def _open(path: str, config: TrainerConfig, head: str) -> PreTrainedModel:

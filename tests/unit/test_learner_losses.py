@@ -1,0 +1,231 @@
+"""Losses that need more of the learner than log-probabilities of responses: whole texts, mismatched pairs, scores, a teacher's logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForTokenClassification, LlamaForCausalLM
+
+from rftcore.algorithms import build_algorithm
+from rftcore.algorithms.losses.jsd import JSD
+from rftcore.trainer.batches import TrainBatch
+from rftcore.trainer.learner import Learner
+from rftcore.trainer.network import read_rows
+from rftdata.errors import ConfigError
+from tests.support.learning import config, make_batch, save_model
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_model(tmp_path_factory.mktemp("model"), tied=True))
+
+
+@pytest.fixture(scope="module")
+def moved_path(model_path: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model that has left the first one: two steps of imitation of another batch."""
+    learner = Learner(model_path, config(learning_rate=0.01), build_algorithm("sft"), 0)
+    for step in (1, 2):
+        learner.update(make_batch(6), step)
+    folder = tmp_path_factory.mktemp("moved")
+    learner.save_pretrained(folder)
+    return str(folder)
+
+
+def gradients(learner: Learner, batch: TrainBatch) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """The gradient of an update, seen just before the optimizer uses it, and its metrics."""
+    seen: dict[str, Tensor] = {}
+    handle = learner.optimizer.register_step_pre_hook(
+        lambda *_: seen.update({name: p.grad.clone() for name, p in learner.model.named_parameters() if p.grad is not None})
+    )  # fmt: skip
+    metrics = learner.update(batch, 1)
+    handle.remove()
+    return seen, metrics
+
+
+def same_gradients(found: dict[str, Tensor], model: torch.nn.Module) -> None:
+    expected = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    assert expected and expected.keys() <= found.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-5, msg=name)
+
+
+def sums(model: LlamaForCausalLM, token_ids: list[int], start: int) -> Tensor:
+    """Σ log π over the tokens from `start` on."""
+    logprobs = model(input_ids=torch.tensor([token_ids])).logits[0, :-1].log_softmax(-1)
+    return logprobs.gather(1, torch.tensor(token_ids)[1:, None])[start - 1 :].sum()
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_tokens_per_microbatch": 20, "share_prompts": True}])
+def test_continued_pretraining_trains_on_every_token_but_the_first(model_path: str, settings: dict[str, Any]) -> None:
+    batch = make_batch(2)
+    learner = Learner(model_path, config(max_grad_norm=None, **settings), build_algorithm("cpt"), 0)
+    found, metrics = gradients(learner, batch)
+    model = LlamaForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    logits = model(input_ids=batch.token_ids_BT, attention_mask=batch.attention_mask_BT.long()).logits
+    mask = batch.attention_mask_BT[:, 1:]
+    torch.nn.functional.cross_entropy(logits[:, :-1][mask], batch.token_ids_BT[:, 1:][mask]).backward()
+    same_gradients(found, model)
+    assert metrics["num_tokens"] == batch.attention_mask_BT.sum() - batch.num_experiences
+
+
+@pytest.mark.parametrize("max_tokens", [20, 4096])
+def test_kto_measures_the_divergence_on_mismatched_pairs(model_path: str, moved_path: str, max_tokens: int) -> None:
+    batch = make_batch(5)
+    settings = config(max_grad_norm=None, max_tokens_per_microbatch=max_tokens)
+    learner = Learner(model_path, settings, build_algorithm("kto", {"loss": {"beta": 0.5}}), 0)
+    model = LlamaForCausalLM.from_pretrained(moved_path, dtype=torch.float32)
+    reference = LlamaForCausalLM.from_pretrained(model_path, dtype=torch.float32).requires_grad_(False)
+    learner.model.load_state_dict(model.state_dict())
+    rows = [batch.token_ids_BT[b, : int(batch.attention_mask_BT[b].sum())].tolist() for b in range(12)]
+    prompts = [8] * 4 + [9] * 4 + [10] * 4  # the lengths of `make_batch`
+    # One experience, of the second group, has no response. The next with another prompt is the first of the next group that has one.
+    empty = next(b for b in range(12) if len(rows[b]) == prompts[b])
+    partner = [5 if empty == 4 else 4] * 4 + [8] * 4 + [0] * 4
+    with torch.no_grad():
+        mismatched = [
+            sums(model, joined, prompts[b]) - sums(reference, joined, prompts[b])
+            for b in range(12)
+            if b != empty and (joined := rows[b][: prompts[b]] + rows[partner[b]][prompts[partner[b]] :])
+        ]
+    z = torch.stack(mismatched).mean()
+    losses = []
+    for b in (b for b in range(12) if b != empty):
+        log_ratio = sums(model, rows[b], prompts[b]) - sums(reference, rows[b], prompts[b])
+        sign = 1.0 if batch.rewards_B[b] > 0 else -1.0
+        losses.append(1.0 - (0.5 * sign * (log_ratio - z.clamp(min=0))).sigmoid())
+    torch.stack(losses).mean().backward()
+    found, metrics = gradients(learner, batch)
+    assert metrics["kl_mismatched"] == pytest.approx(z.item(), rel=1e-3) and abs(z) > 0.01
+    assert metrics["loss"] == pytest.approx(torch.stack(losses).mean().item(), rel=1e-4)
+    same_gradients(found, model)
+
+
+def test_kto_of_a_single_prompt_counts_from_zero(model_path: str) -> None:
+    metrics = Learner(model_path, config(), build_algorithm("kto"), 0).update(make_batch(5, groups=1), 1)
+    assert metrics["kl_mismatched"] == 0.0 and metrics["loss"] == pytest.approx(0.5, abs=1e-5)
+
+
+class TestRewardModel:
+    def test_gradient_is_that_of_the_plain_formula_at_the_last_token(self, model_path: str, tmp_path: Path) -> None:
+        batch = replace(make_batch(5), paired=True)
+        learner = Learner(
+            model_path, config(max_grad_norm=None, max_tokens_per_microbatch=30), build_algorithm("reward_model"), 0
+        )
+        learner.save_pretrained(tmp_path)
+        model = AutoModelForTokenClassification.from_pretrained(tmp_path, dtype=torch.float32)
+        scores_BT = model(input_ids=batch.token_ids_BT, attention_mask=batch.attention_mask_BT.long()).logits[..., 0]
+        scores_B = scores_BT.gather(1, batch.attention_mask_BT.sum(1, keepdim=True) - 1)[:, 0]
+        loss = -torch.nn.functional.logsigmoid(scores_B[0::2] - scores_B[1::2]).mean()
+        loss.backward()
+        found, metrics = gradients(learner, batch)
+        assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-4)
+        same_gradients(found, model)
+
+    def test_learns_which_response_is_chosen_and_goes_on_after_a_restart(self, model_path: str, tmp_path: Path) -> None:
+        batch = replace(make_batch(5), paired=True)
+        straight = Learner(model_path, config(), build_algorithm("reward_model"), 0)
+        steps = [straight.update(batch, step) for step in range(1, 21)]
+        assert steps[-1]["pair_accuracy"] == 1.0 and steps[-1]["loss"] < 0.5 * steps[0]["loss"]
+        straight.save_checkpoint(tmp_path / "checkpoint")
+        again = Learner(model_path, config(), build_algorithm("reward_model"), 0)
+        again.load_checkpoint(tmp_path / "checkpoint")
+        assert again.update(batch, 21)["loss"] == straight.update(batch, 21)["loss"]
+
+
+class TestDivergenceFromATeacher:
+    @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+    def test_gradient_is_that_of_the_plain_formula_over_all_logits(
+        self, model_path: str, moved_path: str, beta: float
+    ) -> None:
+        batch = make_batch(2)
+        changes = {"loss": {"beta": beta}, "teacher": {"path": moved_path}}
+        learner = Learner(
+            model_path, config(max_grad_norm=None, max_tokens_per_microbatch=30), build_algorithm("jsd", changes), 0
+        )
+        model, teacher = (
+            LlamaForCausalLM.from_pretrained(path, dtype=torch.float32) for path in (model_path, moved_path)
+        )
+        mask = batch.loss_mask_BT[:, 1:]
+        s, t = (each(input_ids=batch.token_ids_BT).logits[:, :-1][mask].softmax(-1) for each in (model, teacher))
+        t = t.detach()
+        m = beta * t + (1 - beta) * s
+        if beta in (0.0, 1.0):
+            loss = (t * (t / s).log()).sum(-1).mean() if beta == 0 else (s * (s / t).log()).sum(-1).mean()
+        else:
+            loss = (beta * t * (t / m).log() + (1 - beta) * s * (s / m).log()).sum(-1).mean()
+        loss.backward()
+        found, metrics = gradients(learner, batch)
+        assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-3)
+        same_gradients(found, model)
+
+    def test_falls_in_training(self, model_path: str, moved_path: str) -> None:
+        learner = Learner(model_path, config(), build_algorithm("jsd", {"teacher": {"path": moved_path}}), 0)
+        losses = [learner.update(make_batch(2), step)["loss"] for step in range(1, 16)]
+        assert losses[-1] < 0.3 * losses[0]
+
+    def test_of_many_rows_is_read_in_pieces(self) -> None:
+        random = torch.Generator().manual_seed(0)
+        logits, teacher = (torch.randn(600, 5, generator=random) for _ in range(2))
+        logits.requires_grad_()
+        calls: list[int] = []
+
+        def read(rows: Tensor, teacher_rows: Tensor) -> Tensor:
+            calls.append(len(rows))
+            return JSD().read(rows, teacher_rows)
+
+        found = read_rows(read, logits, teacher)
+        (gradient,) = torch.autograd.grad(found.square().sum(), logits)
+        # Forwards, and again in the backward pass, where the pieces are freed one by one.
+        assert max(calls) == 256 and sum(calls) == 2 * 600
+        whole = JSD().read(logits, teacher)
+        torch.testing.assert_close(found, whole)
+        torch.testing.assert_close(gradient, torch.autograd.grad(whole.square().sum(), logits)[0])
+
+    def test_needs_a_teacher_with_the_policy_s_vocabulary(self, model_path: str, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="which are not stored"):
+            Learner(model_path, config(), build_algorithm("jsd"), 0)
+        larger = LlamaForCausalLM.from_pretrained(model_path)
+        larger.resize_token_embeddings(60)
+        larger.save_pretrained(tmp_path)
+        with pytest.raises(ConfigError, match=r"another vocabulary.*60 tokens"):
+            Learner(model_path, config(), build_algorithm("jsd", {"teacher": {"path": str(tmp_path)}}), 0)
+
+
+@pytest.mark.parametrize(
+    ("preset", "changes", "paired", "metric"),
+    [
+        ("ipo", {}, True, "pair_accuracy"), ("dpo_hinge", {"beta": 1.0}, True, "pair_accuracy"), ("orpo", {}, True, "pair_margin"),
+        ("simpo", {}, True, "pair_accuracy"), ("kto", {}, False, "kto_accuracy"),
+    ],
+)  # fmt: skip
+def test_each_preference_loss_learns_its_batch(
+    model_path: str, preset: str, changes: dict[str, Any], paired: bool, metric: str
+) -> None:
+    batch = replace(make_batch(5), paired=paired)
+    learner = Learner(model_path, config(), build_algorithm(preset, {"loss": changes}), 0)
+    steps = [learner.update(batch, step) for step in range(1, 21)]
+    assert steps[-1]["loss"] < steps[0]["loss"] and steps[-1][metric] > steps[0][metric]
+
+
+def test_on_policy_distillation_nears_the_teacher(model_path: str, moved_path: str) -> None:
+    algorithm = build_algorithm(
+        "on_policy_distillation", {"teacher": {"path": moved_path}, "old_logprobs": "recomputed"}
+    )
+    learner = Learner(model_path, config(), algorithm, 0)
+    batch = make_batch(2)
+    first, *_, last = [learner.update(batch, step)["teacher_kl"] for step in range(1, 6)]
+    # The batch stays the same: each of its tokens is pushed until the policy finds it as likely as the teacher does.
+    assert abs(last) < abs(first)
