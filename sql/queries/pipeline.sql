@@ -28,7 +28,8 @@ SELECT e.experience_id, e.group_id, o.rollout_index, e.turn_index, g.task_id, t.
        CASE WHEN 'response' = ANY (%(columns)s) THEN e.response END AS response,
        e.reward, e.reward_sampled, e.num_prompt_tokens, e.num_response_tokens, e.finish_reason,
        e.metrics::text AS metrics, e.source::text AS source,
-       CASE WHEN 'messages' = ANY (%(columns)s) THEN rft.chat(gp.messages, e.response_messages, e.response)::text END AS messages, e.reward_parts::text AS reward_parts,
+       CASE WHEN 'messages' = ANY (%(columns)s) THEN rft.chat(gp.messages, e.response_messages, e.response)::text END AS messages,
+       e.reward_parts::text AS reward_parts,
        CASE WHEN 'metadata' = ANY (%(columns)s) THEN (t.payload -> 'metadata')::text END AS metadata,
        CASE WHEN 'features' = ANY (%(columns)s) THEN t.features::text END AS features, e.parent_id,
        CASE WHEN 'staleness' = ANY (%(columns)s) THEN (

@@ -37,7 +37,8 @@ SELECT i.item_id,
             WHEN sc.segment_id IS NULL OR sj.segment_id IS NULL THEN 'has no token arrays any more'
             WHEN (c.group_id, c.prompt_digest) <> (j.group_id, j.prompt_digest)
                 AND (SELECT prompt FROM rft.group_prompt WHERE group_id = c.group_id AND prompt_digest = c.prompt_digest)
-                    <> (SELECT prompt FROM rft.group_prompt WHERE group_id = j.group_id AND prompt_digest = j.prompt_digest) THEN format('compares answers to different prompts (experiences %%s and %%s)', p.chosen_id, p.rejected_id)
+                    <> (SELECT prompt FROM rft.group_prompt WHERE group_id = j.group_id AND prompt_digest = j.prompt_digest)
+                THEN format('compares answers to different prompts (experiences %%s and %%s)', p.chosen_id, p.rejected_id)
        END AS problem
 FROM unnest(%(item_ids)s::bigint[]) AS i (item_id)
 LEFT JOIN rft.preference_pair p ON p.pair_id = i.item_id

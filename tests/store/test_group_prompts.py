@@ -190,7 +190,7 @@ def test_texts_go_out_and_in_and_into_a_fork_as_they_are(
     assert texts_of(other) == texts_of(run)
     assert num_prompts(other) == num_prompts(run) == 3
     fork = run.fork("r", name="fork", step=0, keep_rollouts=True)
-    assert texts_of(run, f"run_id = {fork['run_id']}") == texts_of(other) and num_prompts(run) == 6
+    assert texts_of(run, f"run_id = {fork.run_id}") == texts_of(other) and num_prompts(run) == 6
 
 
 def test_writers_at_once_share_no_prompt_and_no_group_is_written_twice(buffer: Buffer) -> None:
@@ -224,9 +224,16 @@ def test_a_query_that_reads_no_prompt_does_not_join_prompts(buffer: Buffer, colu
     assert "group_prompt" in _plan(buffer, f"SELECT {columns}, {text} FROM {rest}")
 
 
+def test_chats_are_joined_without_a_call_per_row(buffer: Buffer) -> None:
+    plan = _plan(buffer, "SELECT messages FROM rft.v_experience")
+    assert "rft.chat" not in plan and "coalesce(e.response_messages" in plan.lower()
+
+
 def _plan(buffer: Buffer, statement: str) -> str:
     with buffer.database.connection() as connection:
-        return "\n".join(str(row["QUERY PLAN"]) for row in connection.execute(f"EXPLAIN {statement}").fetchall())
+        return "\n".join(
+            str(row["QUERY PLAN"]) for row in connection.execute(f"EXPLAIN (VERBOSE) {statement}").fetchall()
+        )
 
 
 @pytest.mark.parametrize(("columns", "reads"), [("{response}", False), ("{prompt}", True), ("{messages}", True)])

@@ -20,9 +20,9 @@ COMMENT ON COLUMN rft.group_prompt.messages IS 'The first messages of the chat, 
 CREATE TRIGGER group_prompt_facts
     BEFORE UPDATE OR DELETE OR TRUNCATE ON rft.group_prompt FOR EACH STATEMENT EXECUTE FUNCTION rft.refuse_fact_change();
 
--- A view or query that does not read the chat must not read its parts: the planner inlines this function, so it is never a call.
+-- The planner inlines this function: it is an expression of the query that reads the chat, not a call per row.
 CREATE FUNCTION rft.chat(prompt_messages jsonb, response_messages jsonb, response text) RETURNS jsonb
-LANGUAGE sql IMMUTABLE
+LANGUAGE sql STABLE
 AS $$
     SELECT CASE WHEN prompt_messages IS NULL THEN response_messages
                 ELSE prompt_messages || coalesce(response_messages, jsonb_build_array(jsonb_build_object('role', 'assistant', 'content', response)))
