@@ -286,7 +286,7 @@ REFUSED = {
     ),
     "a buffer that cannot be written": (
         ["run", "grpo.yaml", "--buffer", NOWHERE],
-        [str(NOWHERE), "cannot be made or written"],
+        [str(NOWHERE), "cannot be created or written"],
     ),
     "longer answers than the context has room for": (
         ["check", "--deep", "grpo.yaml", "--set", "explorer.max_tokens=64"],

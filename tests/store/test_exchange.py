@@ -247,7 +247,7 @@ def test_tasks_that_say_something_else_are_refused_and_a_prefix_helps(
 ) -> None:
     exchange.export(full, tmp_path / "a.parquet")
     other.sql("INSERT INTO rft.task (taskset, task_key, payload) VALUES ('mine', %s, '{\"answer\": 42}')", [TEXT])
-    with pytest.raises(QueryError, match=r"says something else in this buffer.*--taskset-prefix"):
+    with pytest.raises(QueryError, match=r"has other content in this buffer.*--taskset-prefix"):
         exchange.load(other, tmp_path / "a.parquet")
     assert other.sql("SELECT (SELECT count(*) FROM rft.run) + (SELECT count(*) FROM rft.task) AS n")[
         "n"
@@ -292,7 +292,7 @@ def _break(file: Path, **changes: Any) -> None:
         ({"arrays": [{"name": "x", "dtype": "object", "shape": [1], "data": "AAAAAAAAAAA="}]}, "array 'x'"),
         ({"arrays": [{"name": "x", "dtype": "float32", "shape": [3], "data": "AAAA"}]}, "array 'x'"),
         ({"arrays": [{"name": "token_ids", "dtype": "int8", "shape": [1], "data": "AA=="}]}, "cannot have this name"),
-        ({"task_payload": [1]}, "no JSON object"),
+        ({"task_payload": [1]}, "not a JSON object"),
     ],
 )  # fmt: skip
 def test_a_bad_row_is_named_and_nothing_is_imported(
@@ -323,7 +323,7 @@ def test_rows_of_a_group_must_stand_together(full: Buffer, other: Buffer, tmp_pa
     exchange.export(full, tmp_path / "a.jsonl")
     lines = (tmp_path / "a.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "b.jsonl").write_text("".join([*lines[1:], lines[0]]))
-    with pytest.raises(QueryError, match=r"line 6.*do not stand together.*sort the file"):
+    with pytest.raises(QueryError, match=r"line 6.*are not adjacent.*sort the file"):
         exchange.load(other, tmp_path / "b.jsonl")
 
 
@@ -363,12 +363,12 @@ def test_the_commands(
         (["export", "a.jsonl", "--where", "true); DROP TABLE rft.draw; SELECT 1, (2"], "multiple commands"),
         (["export", "a.jsonl", "--where", "pg_notify('x', '') IS NULL AND reward > 9"], "no experience is chosen"),
         (["export", "a.jsonl", "--run", "rolls"], "did you mean 'roles'"),
-        (["export", "there.jsonl"], "exists already"),
+        (["export", "there.jsonl"], "already exists"),
         (["export", "no/folder/a.jsonl"], "cannot be written"),
-        (["import", "missing.parquet"], "no such file"),
+        (["import", "missing.parquet"], "the file does not exist"),
         (["import", "there.jsonl"], "no rows"),
         (["import", "text.parquet"], "cannot be read"),
-        (["import", "folder"], "no dataset folder"),
+        (["import", "folder"], "not a dataset folder"),
         (["import", "text.jsonl"], "line 1"),
     ],
 )

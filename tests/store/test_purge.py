@@ -191,7 +191,7 @@ def test_old_bytes_wait_for_readers_unless_nobody_else_is_there(stored: Buffer) 
     assert waiting.num_ranges == 0 and waiting.num_ranges_left == 1
     with (
         psycopg.connect(stored.config.uri, application_name="a notebook"),
-        pytest.raises(BufferUnavailableError, match=r"a notebook.*leave --now away"),
+        pytest.raises(BufferUnavailableError, match=r"a notebook.*omit --now"),
     ):
         purge.erase(stored, now=True)
     assert files_hold(stored, SECRET.encode()) != []
@@ -304,7 +304,7 @@ def test_lineage_still_names_the_checkpoints(
         (["--reason", "x"], "--where SQL --reason TEXT"),
         (["--where", "true", "--reason", " "], "needs a reason"),
         (["--where", "rewad = 1", "--reason", "x"], 'column "rewad" does not exist'),
-        (["--where", "reward = 99", "--reason", "x"], "holds for no experience"),
+        (["--where", "reward = 99", "--reason", "x"], "no experience meets the condition"),
         (["--where", "true", "--reason", "x", "--run", "s"], "no such run"),
         (["--where", "true", "--reason", "x", "--erase"], "--where SQL --reason TEXT"),
     ],

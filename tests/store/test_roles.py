@@ -130,7 +130,7 @@ def test_a_reader_writes_nothing(as_: dict[str, Buffer], owner: Buffer, stored: 
     assert denied(as_["rft_reader"], "UPDATE rft.experience SET reward = 1")
     assert denied(as_["rft_reader"], "SELECT rft.lock_groups_and_reviews(ARRAY[1])")
     assert denied(as_["rft_reader"], "SELECT nextval('rft.label_batch_id_seq')")
-    with pytest.raises(QueryError, match=r"may not do that.*rft docs roles"):
+    with pytest.raises(QueryError, match=r"lacks the right.*rft docs roles"):
         labels.set_rewards(as_["rft_reader"], {stored: 1.0}, author="a")
 
 
@@ -190,7 +190,7 @@ def test_the_exception_for_purges_is_the_owners_alone(as_: dict[str, Buffer], st
     for role in ("rft_labeler", "rft_worker"):
         statement = "SET rft.purge = '1'; UPDATE rft.experience SET response = 'x'"
         assert denied(as_[role], statement)
-        with pytest.raises(QueryError, match="may not do that"):
+        with pytest.raises(QueryError, match="lacks the right"):
             purge.purge(as_[role], f"experience_id = {stored}", reason="x", author="x")
 
 
@@ -261,7 +261,7 @@ def test_an_old_schema_is_a_clear_error_for_whom_may_not_migrate(
 ) -> None:
     with psycopg.connect(tcp[0].uri, autocommit=True) as connection:
         connection.execute("CREATE DATABASE empty")
-    with pytest.raises(SchemaVersionError, match=r"this account may not do.*let the schema's owner"):
+    with pytest.raises(SchemaVersionError, match=r"this account has no rights.*let the schema's owner"):
         rftdata.open(BufferConfig(uri=url(tcp, "a_rft_worker", database="empty"), segments=str(tmp_path)))
 
 
@@ -274,7 +274,7 @@ def test_the_verb_makes_what_is_missing_and_says_what_it_may_not(
     assert run_command(["db", "roles", "--buffer", url(tcp, "a_rft_reader")]) == 2
     captured = capsys.readouterr()
     assert (
-        "may not do that" in captured.err
+        "lacks the right" in captured.err
         and PASSWORD not in captured.err
         and quote(PASSWORD, safe="") not in captured.err
     )
