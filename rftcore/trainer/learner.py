@@ -25,14 +25,12 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from rftcore.algorithms.algorithm import Algorithm, Plan
-from rftcore.algorithms.base import HeadTerm, Signals, TokenView
-from rftcore.algorithms.kl import estimate
-from rftcore.trainer.batch_forms import mismatched, scored, whole
 from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.checkpoints import copy_tokenizer, read_training_state, write_folder, write_training_state
 from rftcore.trainer.config import TrainerConfig
-from rftcore.trainer.micro_batches import MicroBatch, split_batch
-from rftcore.trainer.network import Head, Network, entropy, pick, read_rows
+from rftcore.trainer.micro_batches import MicroBatch
+from rftcore.trainer.models import Models, refuse_other_vocabulary
+from rftcore.trainer.network import Head, Network
 from rftcore.trainer.optimizers import learning_rate_at
 from rftdata.errors import ConfigError, RftError
 
@@ -43,7 +41,7 @@ _CRITIC = "critic"
 
 
 class Learner:
-    """Trains one causal language model with one algorithm.
+    """Trains one causal language model, or one reward model, with one algorithm.
 
     Args:
         model_path: folder of a model or a checkpoint, or a Hugging Face id.
@@ -98,7 +96,7 @@ class Learner:
         self.critic: Network | None = None
         self._set_models(model_path, model_path)
         if "teacher_logits" in algorithm.signals:
-            _refuse_other_vocabulary(self.policy, self.teacher)
+            refuse_other_vocabulary(self.policy, self.teacher)
 
     @property
     def model(self) -> PreTrainedModel:
@@ -135,16 +133,16 @@ class Learner:
         started = time.perf_counter()
         if self.algorithm.uses_behavior_logprobs:
             _refuse_missing_behavior(batch, may_be_expert=self.algorithm.expert is not None)
-        batch = self._as_computed(batch)
-        micro_batches = self._split(batch, None)
+        batch = self._models.as_computed(batch)
+        micro_batches = self._models.split(batch)
         flat = batch.for_algorithm(step)
-        plan = self.algorithm.plan(flat, self._signals(batch, micro_batches, len(flat.sequence_N)))
+        plan = self.algorithm.plan(flat, self._models.signals(batch, micro_batches, len(flat.sequence_N)))
         learning_rate = self.learning_rate(step)
         computed_tokens, updates = 0, list[dict[str, float]]()
         for epoch in range(self.config.epochs):
             for members in self._mini_batches(batch, step, epoch):
                 if members is not None:
-                    micro_batches = self._split(batch, members)
+                    micro_batches = self._models.split(batch, members)
                 computed_tokens += sum(micro_batch.num_tokens for micro_batch in micro_batches)
                 updates.append(
                     self._optimize(
@@ -243,16 +241,12 @@ class Learner:
         critic = {} if self.critic is None else {"critic_optimizer": self.critic}
         return {"optimizer": self.policy, **critic}
 
-    def _as_computed(self, batch: TrainBatch) -> TrainBatch:
-        """The batch with the tokens that the algorithm trains on."""
-        if self.algorithm.trains_scorer:
-            return scored(batch)
-        return whole(batch) if self.algorithm.config.train_on == "all" else batch
-
-    def _split(self, batch: TrainBatch, members: list[int] | None) -> list[MicroBatch]:
-        return split_batch(
-            batch, self.config.max_tokens_per_microbatch, share_prompts=self.policy.shares_prompts, members=members
-        )
+    @property
+    def _models(self) -> Models:
+        return Models(
+            algorithm=self.algorithm, temperature=self.temperature, policy=self.policy, reference=self.reference,
+            teacher=self.teacher, critic=self.critic,
+        )  # fmt: skip
 
     def _mini_batches(self, batch: TrainBatch, step: int, epoch: int) -> list[list[int] | None]:
         """The experiences of each optimizer update of an epoch; None for all at once."""
@@ -260,54 +254,6 @@ class Learner:
             return [None]
         # One seed for each epoch of each step, so that a resumed run deals as the first one did.
         return [*batch.deal(self.config.mini_batches, hash((self._seed, step, epoch)) % 2**63)]
-
-    @torch.no_grad()
-    def _signals(self, batch: TrainBatch, micro_batches: list[MicroBatch], num_tokens: int) -> Signals:
-        """What the algorithm has to know of every token before the step.
-
-        Raises:
-            RftError: log-probabilities of a teacher are needed, and neither a teacher is configured nor are they stored.
-        """
-        wanted = self.algorithm.signals
-        found: dict[str, Tensor] = {
-            f"{name}_N": torch.zeros(num_tokens)
-            for name in ("old", "entropy", "reference", "teacher", "values")
-            if name in wanted
-        }
-        for micro_batch in (each.to(self.device) for each in micro_batches if found):
-            place_N = micro_batch.index_N.cpu()
-            if "old" in wanted or "entropy" in wanted:
-                logprobs_NV = self.policy.logprobs(micro_batch, self.temperature)
-                if "old" in wanted:
-                    found["old_N"][place_N] = pick(logprobs_NV, micro_batch.target_N).cpu()
-                if "entropy" in wanted:
-                    found["entropy_N"][place_N] = entropy(logprobs_NV).cpu()
-                del logprobs_NV
-            if self.reference is not None:
-                reference_NV = self.reference.logprobs(micro_batch, self.temperature)
-                found["reference_N"][place_N] = pick(reference_NV, micro_batch.target_N).cpu()
-            if "teacher_N" in found and self.teacher is not None:
-                teacher_NV = self.teacher.logprobs(micro_batch, self.temperature)
-                found["teacher_N"][place_N] = pick(teacher_NV, micro_batch.target_N).cpu()
-            if self.critic is not None:
-                found["values_N"][place_N] = self.critic.values(micro_batch).cpu()
-        if "teacher" in wanted and self.teacher is None:
-            found["teacher_N"] = _stored_teacher(batch)
-        if "mismatched" in wanted:
-            found["mismatched_kl"] = self._mismatched_kl(batch)
-        return Signals(**found)
-
-    def _mismatched_kl(self, batch: TrainBatch) -> Tensor:
-        """The mean of Σ_t log(π / π_reference) over prompts with responses to other prompts; 0 where there is one prompt."""
-        assert self.reference is not None
-        pairs = mismatched(batch)
-        if pairs is None:
-            return torch.zeros(())
-        total = torch.zeros((), device=self.device)
-        for micro_batch in (each.to(self.device) for each in self._split(pairs, None)):
-            for network, sign in ((self.policy, 1.0), (self.reference, -1.0)):
-                total += sign * pick(network.logprobs(micro_batch, self.temperature), micro_batch.target_N).sum()
-        return total.cpu() / pairs.loss_mask_BT.any(dim=1).sum()
 
     def _optimize(self, plan: Plan, micro_batches: list[MicroBatch], step: int) -> dict[str, float]:
         """One optimizer update; returns mean metrics."""
@@ -322,40 +268,11 @@ class Learner:
         """Forward and backward of one micro-batch; returns what it adds to the loss and the mean metrics of an update."""
         index_N = micro_batch.index_N.cpu()
         sums = self._accumulate_critic(micro_batch, plan, index_N) if self.critic is not None else {}
-        view, measured = (
-            self._score(micro_batch, plan) if self.algorithm.trains_scorer else self._view(micro_batch, plan)
-        )
+        view, measured = self._models.view(micro_batch, plan)
         loss, metrics = self.algorithm.objective(plan, index_N, view)
         if not self._warms_up_critic(step):
             loss.backward()
         return sums | metrics | measured | {"loss": loss.detach()}
-
-    def _view(self, micro_batch: MicroBatch, plan: Plan) -> tuple[TokenView, dict[str, Tensor]]:
-        """What the policy computes of a micro-batch, and what it adds to the mean metrics of an update."""
-        index_N, share = micro_batch.index_N.cpu(), 1.0 / plan.num_tokens
-        has_bonus = self.algorithm.config.entropy.coef > 0
-        all_logprobs_NV = self.policy.logprobs(micro_batch, self.temperature)
-        logprobs_N = pick(all_logprobs_NV, micro_batch.target_N)
-        entropy_N = entropy(all_logprobs_NV if has_bonus else all_logprobs_NV.detach())
-        read_N = None
-        if isinstance(self.algorithm.loss, HeadTerm):
-            assert self.teacher is not None
-            with torch.no_grad():
-                teacher_NV = self.teacher.logprobs(micro_batch, self.temperature)
-            read_N = read_rows(self.algorithm.loss.read, all_logprobs_NV, teacher_NV)
-        measured = {"entropy": entropy_N.detach().sum() * share}
-        if self.algorithm.uses_behavior_logprobs:
-            behavior_N = plan.batch.behavior_N[index_N].to(self.device)
-            measured["logprob_diff"] = (logprobs_N.detach() - behavior_N).abs().sum() * share
-            # Samples come from the behaviour policy, so it is the `p` of the estimator.
-            measured["kl_behavior"] = estimate("k3", behavior_N, logprobs_N.detach()).sum() * share
-        view = plan.view(index_N, logprobs_N, entropy_N=entropy_N if has_bonus else None, read_N=read_N)
-        return view, measured
-
-    def _score(self, micro_batch: MicroBatch, plan: Plan) -> tuple[TokenView, dict[str, Tensor]]:
-        """The scores of a micro-batch's sequences."""
-        scores_N = self.policy.values(micro_batch)
-        return plan.view(micro_batch.index_N.cpu(), torch.zeros_like(scores_N), values_N=scores_N), {}
 
     def _accumulate_critic(self, micro_batch: MicroBatch, plan: Plan, index_N: Tensor) -> dict[str, Tensor]:
         assert self.critic is not None
@@ -403,29 +320,6 @@ def _means(updates: list[dict[str, float]]) -> dict[str, float]:
         for name, value in update.items():
             values[name].append(value)
     return {name: sum(each) / len(each) for name, each in values.items()}
-
-
-def _refuse_other_vocabulary(policy: Network, teacher: Network | None) -> None:
-    if teacher is None:
-        raise ConfigError(
-            "the algorithm compares whole distributions over the vocabulary, which are not stored",
-            todo="set algorithm.teacher to a model, or use on_policy_distillation or jsd_sampled",
-        )
-    sizes = [network.model.get_output_embeddings().weight.shape[0] for network in (policy, teacher)]
-    if sizes[0] != sizes[1]:
-        raise ConfigError(
-            "the teacher has another vocabulary than the policy, so their distributions cannot be compared",
-            value=f"{sizes[1]} tokens", allowed=f"{sizes[0]} tokens", todo="name a teacher of the same family in algorithm.teacher",
-        )  # fmt: skip
-
-
-def _stored_teacher(batch: TrainBatch) -> Tensor:
-    if batch.teacher_logprobs_BT is None:
-        raise RftError(
-            "the algorithm needs log-probabilities of a teacher, and the batch has none",
-            todo="set algorithm.teacher to the folder of a model, or store them as Sequence.arrays['teacher_logprobs'], one per token",
-        )
-    return batch.teacher_logprobs_BT[batch.loss_mask_BT]
 
 
 def _refuse_missing_behavior(batch: TrainBatch, *, may_be_expert: bool) -> None:
