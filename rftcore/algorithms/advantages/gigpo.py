@@ -61,7 +61,7 @@ class GiGPO(Advantage):
 
 
 def _turn_rewards(batch: StepBatch) -> Tensor:
-    """The reward of each turn with those of its tokens, float64 [B]."""
+    """Return the reward of each turn with those of its tokens, float64 [B]."""
     if batch.step_rewards_B is not None:
         rewards_B = batch.step_rewards_B.double()
     else:

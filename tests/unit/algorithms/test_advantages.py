@@ -247,6 +247,10 @@ class TestBest:
         batch = step_batch([0, 1, 0.5, 0], rollouts=[0, 0, 1, 2], turns=[0, 1, 0, 0])
         assert advantages(Best, batch, num=2) == [1, 1, 1, 0]
 
+    def test_counts_the_rewards_of_tokens(self) -> None:
+        # 1 - 0.7 against 0.5: a KL penalty in the reward decides.
+        assert advantages(Best, step_batch([1, 0.5], token_rewards_N=torch.tensor([-0.7, 0.0]))) == [0, 1]
+
     def test_a_group_of_equal_rewards_has_no_best(self) -> None:
         assert advantages(Best, step_batch([1, 1, 2, 0], [0, 0, 1, 1])) == [0, 0, 1, 0]
 
