@@ -46,6 +46,11 @@ SELECT (SELECT count(*) FROM rft.rollout_group WHERE run_id = %(run_id)s AND sea
        + (SELECT count(*) FROM rft.worklist WHERE consumer = 'pipeline/' || %(run_id)s AND num_lost >= 4) AS pipeline,
        (SELECT count(*) FROM rft.train_step WHERE run_id = %(run_id)s) AS trainer;
 
+-- name: succeeded_rollouts
+-- The rollouts and evaluations of a run that succeeded. Work that was set aside does not count.
+SELECT (SELECT count(*) FROM rft.rollout o JOIN rft.rollout_group g USING (group_id) WHERE g.run_id = %(run_id)s AND o.outcome = 'ok')
+       + (SELECT count(*) FROM rft.evaluation WHERE run_id = %(run_id)s AND status = 'done') AS num;
+
 -- name: ends_of_pipeline_workers
 -- Why pipeline workers of a run ended early, the newest first.
 SELECT error FROM rft.worker WHERE run_id = %(run_id)s AND role = 'pipeline' AND error IS NOT NULL ORDER BY worker_id DESC LIMIT 100;
