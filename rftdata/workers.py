@@ -214,8 +214,8 @@ def num_finished(run: Run, role: str) -> int:
     return int(run.database.fetch("finished_work", run_id=run.run_id)[0][role])
 
 
-def num_succeeded_rollouts(run: Run) -> int:
-    """Count the rollouts and evaluations that an explorer of a run got an answer from."""
+def num_succeeded(run: Run) -> int:
+    """Count the rollouts and evaluations of a run that succeeded."""
     return int(run.database.fetch("succeeded_rollouts", run_id=run.run_id)[0]["num"])
 
 

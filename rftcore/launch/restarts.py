@@ -20,7 +20,7 @@ from rftcore.launch.deaths import RoleDiedError
 from rftdata.errors import BufferUnavailableError
 from rftdata.run import Run
 from rftdata.user_code import blocked
-from rftdata.workers import end_worker, mark_dead_workers, num_finished, num_succeeded_rollouts
+from rftdata.workers import end_worker, mark_dead_workers, num_finished, num_succeeded
 
 MAX_RESTARTS = 10
 MAX_FUTILE = 3
@@ -73,13 +73,13 @@ class Restarts:
     def allows(self, process: RoleProcess) -> bool:
         """Whether a role that was blocked is started once more; counts the restart."""
         history = self._histories.setdefault(process.name, _History())
-        now, finished = time.monotonic(), self._count(lambda run: num_finished(run, process.role))
+        now, finished = time.monotonic(), _known(lambda: num_finished(self._run, process.role))
         if finished != history.finished:
             history.futile.clear()
         history.finished = finished
         history.futile = [at for at in history.futile if now - at < FUTILE_S]
         if process.role == "explorer":
-            succeeded = self._count(num_succeeded_rollouts)
+            succeeded = _known(lambda: num_succeeded(self._run))
             history.num_fruitless = history.num_fruitless + 1 if succeeded == history.succeeded else 0
             history.succeeded = succeeded
         if (
@@ -96,8 +96,9 @@ class Restarts:
         """How often a role was started again."""
         return self._histories.setdefault(process.name, _History()).num_restarts
 
-    def _count(self, counted: Callable[[Run], int]) -> int:
-        try:
-            return counted(self._run)
-        except BufferUnavailableError:
-            return -1  # unknown, so treated as nothing finished
+
+def _known(count: Callable[[], int]) -> int:
+    try:
+        return count()
+    except BufferUnavailableError:
+        return -1  # not known: as if nothing had been finished

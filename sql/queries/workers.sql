@@ -47,7 +47,7 @@ SELECT (SELECT count(*) FROM rft.rollout_group WHERE run_id = %(run_id)s AND sea
        (SELECT count(*) FROM rft.train_step WHERE run_id = %(run_id)s) AS trainer;
 
 -- name: succeeded_rollouts
--- How many rollouts and evaluations an explorer of the run got an answer from: what was set aside as it took processes along does not count.
+-- The rollouts and evaluations of a run that succeeded. Work that was set aside does not count.
 SELECT (SELECT count(*) FROM rft.rollout o JOIN rft.rollout_group g USING (group_id) WHERE g.run_id = %(run_id)s AND o.outcome = 'ok')
        + (SELECT count(*) FROM rft.evaluation WHERE run_id = %(run_id)s AND status = 'done') AS num;
 

@@ -63,7 +63,7 @@ def test_a_role_that_gets_on_is_started_again_ten_times(buffer: Buffer, roles: R
 def test_an_explorer_whose_groups_are_all_set_aside_is_started_again_five_times(buffer: Buffer) -> None:
     """What was set aside counts as finished, and a single bad task does not end the run; that every task blocks does."""
     roles = Roles(buffer, num_tasks=100, batch_groups=1, max_refill=20)
-    restarts, allowed = Restarts(buffer, roles.run), []
+    restarts, allowed = Restarts(roles.run), []
     with roles.attempt():
         for _ in range(MAX_FRUITLESS + 1):
             allowed.append(restarts.allows(role("explorer")))
