@@ -1,4 +1,4 @@
-"""The best rollouts of each group, all others left out: RAFT (Dong et al. 2023, arXiv 2304.06767, algorithm 1).
+"""The best rollouts of each group, all others left out: RAFT (Dong et al. 2023, arXiv 2304.06767).
 
     A_i = 1 for the `num` rollouts with the highest rewards of the group, and for those whose reward is equal to the last of them
 

@@ -1,4 +1,4 @@
-"""Rollouts compared within the group, and turns with others in the same state: GiGPO (Feng et al. 2025, arXiv 2505.10978, eq. 3 to 8).
+"""Rollouts compared within the group, and turns with others in the same state: GiGPO (Feng et al. 2025, arXiv 2505.10978).
 
     A_E(i)    = (Σ_t r_it - mean) / std          the return of a rollout, over the rollouts of the group
     R_it      = r_it + γ R_i,t+1
