@@ -18,7 +18,7 @@ from rftcore.algorithms.kl import estimate
 from rftcore.trainer.batch_forms import mismatched, scored, whole
 from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.micro_batches import MicroBatch, split_batch
-from rftcore.trainer.network import Network, entropy, pick, read_rows
+from rftcore.trainer.network import Network, discriminator, entropy, pick, read_rows
 from rftdata.errors import ConfigError, RftError
 
 
@@ -62,17 +62,19 @@ class Models:
         wanted = self.algorithm.signals
         found: dict[str, Tensor] = {
             f"{name}_N": torch.zeros(num_tokens)
-            for name in ("old", "entropy", "reference", "teacher", "values")
+            for name in ("old", "entropy", "discriminator", "reference", "teacher", "values")
             if name in wanted
         }
         for micro_batch in (each.to(self.policy.device) for each in micro_batches if found):
             place_N = micro_batch.index_N.cpu()
-            if "old" in wanted or "entropy" in wanted:
+            if {"old", "entropy", "discriminator"} & wanted:
                 logprobs_NV = self.policy.logprobs(micro_batch, self.temperature)
                 if "old" in wanted:
                     found["old_N"][place_N] = pick(logprobs_NV, micro_batch.target_N).cpu()
                 if "entropy" in wanted:
                     found["entropy_N"][place_N] = entropy(logprobs_NV).cpu()
+                if "discriminator" in wanted:
+                    found["discriminator_N"][place_N] = discriminator(logprobs_NV).cpu()
                 del logprobs_NV
             if self.reference is not None:
                 reference_NV = self.reference.logprobs(micro_batch, self.temperature)

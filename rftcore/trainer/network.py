@@ -153,6 +153,16 @@ def entropy(logprobs_NV: Tensor) -> Tensor:
     return torch.cat([-(rows.exp() * rows).sum(dim=-1) for rows in logprobs_NV.split(_ENTROPY_ROWS)])
 
 
+def discriminator(logprobs_NV: Tensor) -> Tensor:
+    """Σ_v p_v² (H + log p_v) of each row, H its entropy in nats, [N]: what Clip-V compares a token with (arXiv 2602.03392)."""
+    return torch.cat(
+        [
+            ((2.0 * rows).exp() * (rows + entropy(rows)[:, None])).sum(dim=-1)
+            for rows in logprobs_NV.split(_ENTROPY_ROWS)
+        ]
+    )
+
+
 def read_rows(read: Callable[[Tensor, Tensor], Tensor], logprobs_NV: Tensor, teacher_NV: Tensor) -> Tensor:
     """One number per row from `HeadTerm.read`, [N]. Some rows at a time, and again in the backward pass: it makes several [rows, V]."""
     pieces = zip(logprobs_NV.split(_READ_ROWS), teacher_NV.split(_READ_ROWS), strict=True)

@@ -1,0 +1,97 @@
+"""Every preset trains a model; and the critic: warmed up alone, saved, and gone on with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rftcore.algorithms import build_algorithm
+from rftcore.algorithms.presets import presets
+from rftcore.trainer.batches import TrainBatch
+from rftcore.trainer.learner import Learner
+from rftcore.trainer.network import discriminator
+from tests.support.learning import config, make_batch, save_model, weights
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_model(tmp_path_factory.mktemp("model"), tied=True))
+
+
+def batch_with_everything(seed: int = 1, *, paired: bool = False) -> TrainBatch:
+    """Rewards of both signs, and every array that an algorithm may read."""
+    batch = make_batch(seed, rewards=[float(index % 3) - 1.0 for index in range(12)])
+    return replace(
+        batch,
+        teacher_logprobs_BT=batch.behavior_logprobs_BT / 2,
+        step_rewards_B=torch.arange(12) / 12.0,
+        state_B=torch.arange(12) % 4,
+        baseline_rewards_B=torch.full((12,), 0.25),
+        paired=paired,
+    )
+
+
+@pytest.mark.parametrize("name", sorted(presets()))
+def test_every_preset_trains(name: str, model_path: str) -> None:
+    needs_model = "teacher_logits" in build_algorithm(name, {"teacher": model_path}).signals
+    algorithm = build_algorithm(name, {"teacher": model_path} if needs_model else {})
+    learner = Learner(model_path, config(), algorithm, 0)
+    batch = batch_with_everything(paired=algorithm.pairwise)
+    before = weights(learner)
+    for step in (1, 2):
+        assert learner.update(batch, step)["skipped"] == 0.0
+    changed = [name for name, tensor in weights(learner).items() if not torch.equal(tensor, before[name])]
+    # With a teacher that is the policy there is nothing to learn but rounding.
+    assert changed or needs_model
+
+
+def test_a_critic_is_warmed_up_alone(model_path: str) -> None:
+    algorithm = build_algorithm("ppo", {"critic": {"warmup_steps": 1}})
+    learner = Learner(model_path, config(), algorithm, 0)
+    assert learner.critic is not None
+    before = weights(learner)
+    value_before = learner.critic.model.state_dict()["score.weight"].clone()
+    first = learner.update(batch_with_everything(), 1)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(learner).items())
+    assert "grad_norm" not in first and first["critic_grad_norm"] > 0
+    assert not torch.equal(learner.critic.model.state_dict()["score.weight"], value_before)
+    assert learner.update(batch_with_everything(), 2)["grad_norm"] > 0
+
+
+def test_a_critic_learns_what_rewards_follow(model_path: str) -> None:
+    algorithm = build_algorithm("ppo", {"critic": {"warmup_steps": 100, "learning_rate": 0.01}})
+    learner = Learner(model_path, config(), algorithm, 0)
+    losses = [learner.update(batch_with_everything(), step)["value_loss"] for step in range(1, 21)]
+    assert losses[-1] < 0.3 * losses[0]
+
+
+def test_a_critic_goes_on_from_a_checkpoint(model_path: str, tmp_path: Path) -> None:
+    through = Learner(model_path, config(), build_algorithm("ppo"), 3)
+    through.update(batch_with_everything(1), 1)
+    through.save_checkpoint(tmp_path / "one")
+    through.update(batch_with_everything(2), 2)
+    again = Learner(model_path, config(), build_algorithm("ppo"), 4)
+    again.load_checkpoint(tmp_path / "one")
+    again.update(batch_with_everything(2), 2)
+    assert through.critic is not None and again.critic is not None
+    for one, other in ((through.policy, again.policy), (through.critic, again.critic)):
+        other_weights = dict(other.model.named_parameters())
+        assert all(torch.equal(tensor, other_weights[name]) for name, tensor in one.model.named_parameters())
+
+
+def test_the_discriminator_of_a_distribution() -> None:
+    # p = 1/2, 1/4, 1/4: H = 1.0397208; 1/4 (H - log 2) + 2/16 (H - log 4) = 0.0866434 - 0.0433217.
+    found = discriminator(torch.tensor([[0.5, 0.25, 0.25]]).log())
+    assert found.item() == pytest.approx(0.0433217, abs=1e-6)
