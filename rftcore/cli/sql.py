@@ -67,7 +67,7 @@ def run_query(buffer: Buffer, query: str) -> SessionResult:
     try:
         return run_statements(buffer.database, query, author())
     except QueryError as error:
-        raise _refused(error, getattr(error.__cause__, "sqlstate", None)) from error
+        raise _refused(error, getattr(error.__cause__, "sqlstate", None)) from error.__cause__
 
 
 def _refused(error: QueryError, sqlstate: str | None) -> QueryError:
