@@ -71,10 +71,10 @@ def test_a_critic_is_warmed_up_alone(model_path: str) -> None:
 
 
 def test_a_critic_learns_what_rewards_follow(model_path: str) -> None:
-    algorithm = build_algorithm("ppo", {"critic": {"warmup_steps": 100, "learning_rate": 0.01}})
+    algorithm = build_algorithm("ppo", {"critic": {"warmup_steps": 100, "learning_rate": 0.001}})
     learner = Learner(model_path, config(), algorithm, 0)
     losses = [learner.update(batch_with_everything(), step)["value_loss"] for step in range(1, 21)]
-    assert losses[-1] < 0.3 * losses[0]
+    assert losses[-1] < 0.6 * losses[0]  # rollouts of one prompt differ, so some loss stays
 
 
 def test_a_critic_goes_on_from_a_checkpoint(model_path: str, tmp_path: Path) -> None:
