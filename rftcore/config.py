@@ -224,13 +224,13 @@ def load_config(file: Path, overrides: list[str] | None = None) -> RunConfig:
 
 
 def load_stages(file: Path, overrides: list[str] | None = None) -> list[RunConfig]:
-    """Read a configuration file that may have stages; one without is a single stage.
+    """Read a configuration file that may have stages; a file without stages is a single stage.
 
-    Each item of `stages` has a `name` and the sections that differ from the rest of the file. Its run is called
-    `<run.name>-<name>`. The model of a later stage is that of the stage before; until that has run, the file's own stands for it.
+    Each item of `stages` has a `name` and the sections that differ from the rest of the file. Its run is named
+    `<run.name>-<name>`. The model of a later stage is that of the previous one; until that has run, the file's model is used instead.
 
     Raises:
-        ConfigError: as `load_config`, with the stage's name; a stage without a name, or two of one name.
+        ConfigError: as for `load_config`, with the stage's name; or a stage has no name, or two have the same.
     """
     raw = _read_mapping(file, overrides)
     stages = raw.pop(STAGES, None)

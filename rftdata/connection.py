@@ -183,10 +183,10 @@ def _remove(server: EmbeddedServer, made: list[Path]) -> None:
 
 
 def stored_segments(uri: str, application: str) -> str | None:
-    """The folder of the arrays of a buffer on a server, as the configuration of its newest run names it; None where none does.
+    """Return the arrays' folder of a buffer on a server from the configuration of its newest run; None if that has none.
 
     Raises:
-        BufferUnavailableError: the database holds no buffer.
+        BufferUnavailableError: the database contains no buffer.
     """
     with contextlib.closing(Database(uri, application=application)) as database:
         if schema_version(database) is None:
@@ -198,12 +198,12 @@ def stored_segments(uri: str, application: str) -> str | None:
 
 @contextlib.contextmanager
 def temporary(application: str) -> Iterator[Buffer]:
-    """An empty buffer in a folder of its own; neither folder nor server is left."""
+    """Open an empty buffer in a temporary folder; afterwards remove the folder and its server."""
     with tempfile.TemporaryDirectory(prefix="rft-temporary-") as folder:
         server = EmbeddedServer(Path(folder))
 
         def end(error: TimeLimitError) -> None:
-            """The process is ended by the one who calls."""
+            """Remove both; the caller ends the process."""
             server.stop()
             shutil.rmtree(folder, ignore_errors=True)
             print_blocked(error)

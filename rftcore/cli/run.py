@@ -104,7 +104,7 @@ def _refuse_one_of_many(name: str | None, goes_back: bool) -> None:
     if name is not None or goes_back:
         raise ConfigError(
             "the file has stages, and the command names one of their runs",
-            todo="leave the file out: `rft run --resume RUN`; `rft run FILE --resume` goes on with the chain",
+            todo="omit the file: `rft run --resume RUN`; `rft run FILE --resume` continues the chain",
         )
 
 
@@ -138,10 +138,10 @@ def configuration(file: Path, overrides: list[str] | None, buffer_uri: str | Non
 
 
 def stage_configurations(file: Path, overrides: list[str] | None, buffer_uri: str | None) -> list[RunConfig]:
-    """The configurations of a file's stages, with overrides applied to all; a file without stages is one.
+    """Return the configurations of a file's stages, with overrides applied to all; a file without stages is a single stage.
 
     Raises:
-        ConfigError: also when --buffer and --set name two buffers.
+        ConfigError: the file is invalid, or --buffer and --set name two buffers.
     """
     from rftcore.config import load_stages
 
