@@ -1,6 +1,6 @@
-"""The entry point of the console script.
+"""The console script.
 
-Importing the command line takes a second or two, and Ctrl-C in that time must end it as it does later: with a line and exit code 130.
+Importing the command line takes a second or two. Ctrl-C in that time must end it in the same way as later: with a line and exit code 130.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from types import FrameType
 def main() -> None:
     """Run `rft`."""
     handler = signal.getsignal(signal.SIGINT)
-    if handler is signal.default_int_handler:  # a shell's background job ignores it, and goes on doing so
+    if handler is signal.default_int_handler:  # otherwise, as in a shell's background job, the signal stays ignored
         signal.signal(signal.SIGINT, _end)
     from rftcore import cli
 
@@ -23,6 +23,6 @@ def main() -> None:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    # No exception: what is being imported may catch it, or print it as an error of its own.
+    # No exception, because the code being imported might catch it, or print it as another error.
     os.write(2, b"rft: interrupted.\n")
     os._exit(130)

@@ -1,7 +1,7 @@
-"""One run's configuration: sections from where they are used, put together, read from YAML with overrides.
+"""A run's configuration: sections from the modules that use them, read from YAML with overrides.
 
-Validation is pure: no disk, network or GPU beyond reading the file itself. `load_config` returns a `RunConfig` that
-knows the folder its relative paths start from. The resolved configuration is what the run row stores.
+Validation is pure: apart from reading the file it uses no disk, network or GPU. `load_config` returns a `RunConfig` with
+the folder to which its relative paths refer. The run's row stores the resolved configuration.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class RunSection(Section):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the run.")
     seed: int = Field(0, ge=0, description="Seed of task order, sampling and training.")
     mode: Literal["both", "train"] = Field(
-        "both", description="train: no explorer; groups come from elsewhere, written through the Python interface."
+        "both", description="train: no explorer; groups are written through the Python interface."
     )
     stop_grace_s: float = Field(
         60.0, gt=0, description="Seconds that `rft run` gives its processes to stop before it kills them."
@@ -44,23 +44,23 @@ class RunSection(Section):
 
 
 class ModelSection(Section):
-    path: str = Field(description="Folder of a model, Hugging Face id, or a checkpoint's folder.")
+    path: str = Field(description="Folder of a model or checkpoint, or a Hugging Face id.")
 
 
 class AlgorithmSection(Section):
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    name: str = Field(description="grpo, sft, or your own by path; further keys are the algorithm's own.")
+    name: str = Field(description="grpo, sft, or the path of your own; further keys are settings of the algorithm.")
     group_size: int = Field(8, ge=1, description="Rollouts per task.")
     min_group_size: int | None = Field(
-        None, ge=1, description="A group with fewer good rollouts is dropped; 2 by default, 1 where group_size is 1."
+        None, ge=1, description="A group with fewer good rollouts is dropped; 2 by default, 1 if group_size is 1."
     )
 
     @model_validator(mode="after")
     def _smallest_group_fits(self) -> AlgorithmSection:
         if self.min_group_size is not None and self.min_group_size > self.group_size:
             raise ValueError(
-                f"min_group_size ({self.min_group_size}) is above group_size ({self.group_size}): every group would be dropped"
+                f"min_group_size ({self.min_group_size}) is greater than group_size ({self.group_size}), so every group would be dropped"
             )
         return self
 
@@ -71,7 +71,7 @@ class AlgorithmSection(Section):
 
     @property
     def args(self) -> dict[str, Any]:
-        """The algorithm's own keys; its `Config` validates them."""
+        """The algorithm's further settings, which its `Config` validates."""
         return dict(self.model_extra or {})
 
 
@@ -79,11 +79,11 @@ class PipelinesSection(Section):
     task: list[Any] = Field(default_factory=list, description="Stages that new tasks pass before they can be selected.")
     experience: list[Any] = Field(default_factory=list, description="Stages between explorer and trainer, in order.")
     workers: int = Field(1, ge=1, description="Pipeline processes of `rft run`; more may join with `rft process`.")
-    batch_groups: int = Field(64, ge=1, description="Groups that a pipeline worker decides on at a time.")
+    batch_groups: int = Field(64, ge=1, description="Number of groups that a pipeline worker decides on at a time.")
     patience_s: float = Field(
         60.0,
         ge=0,
-        description="How long a worker waits for a stage that fails on everything before it ends with its error.",
+        description="Seconds for which a worker waits for a stage that fails on everything before it ends with the stage's error.",
     )
     max_waiting_groups: int | None = Field(
         None,
@@ -93,12 +93,12 @@ class PipelinesSection(Section):
 
 
 class RunConfig(Section):
-    """The whole file."""
+    """The whole configuration file."""
 
     run: RunSection
     buffer: BufferConfig = BufferConfig()
     model: ModelSection
-    tasks: list[TasksetConfig] = Field(default_factory=list, description="What a run without sampling.source tries.")
+    tasks: list[TasksetConfig] = Field(default_factory=list, description="The tasks of a run without sampling.source.")
     selector: SelectorConfig = SelectorConfig()
     mixing: MixingConfig = MixingConfig()
     pipelines: PipelinesSection = PipelinesSection()
@@ -109,27 +109,27 @@ class RunConfig(Section):
     sync: SyncConfig = SyncConfig()
     eval: EvalConfig = EvalConfig()
     monitor: list[str] = Field(
-        default_factory=list, description="Where else metrics go: tensorboard, or your own by path."
+        default_factory=list, description="Further receivers of metrics: tensorboard, or the path of your own."
     )
     steps: int | None = Field(
-        None, gt=0, description="Trainer steps of the run; with sampling.source, as many as it lasts by default."
+        None, gt=0, description="Trainer steps of the run; with sampling.source, by default as many as it provides."
     )
 
     _base_dir: Path = PrivateAttr(default_factory=Path.cwd)
 
     @property
     def base_dir(self) -> Path:
-        """Folder that relative paths in the configuration start from."""
+        """Folder to which relative paths in the configuration refer."""
         return self._base_dir
 
     @property
     def has_explorer(self) -> bool:
-        """Whether anything is to be sampled. A run on a stored selection samples for its evaluations only."""
+        """Whether the run samples. A run on a stored selection samples only for its evaluations."""
         asked = self.sampling.source is None or bool(self.eval.tasks or self.eval.test)
         return self.run.mode == "both" and asked
 
     @model_validator(mode="after")
-    def _says_what_it_trains_on(self) -> RunConfig:
+    def _has_something_to_train_on(self) -> RunConfig:
         if self.sampling.source is None:
             for key, given in (
                 ("tasks", self.tasks),
@@ -146,7 +146,7 @@ class RunConfig(Section):
         ):
             if given:
                 raise ValueError(
-                    f"{key} and sampling.source exclude each other: the run trains on what the query selects; choose and drop in "
+                    f"{key} and sampling.source exclude each other: the run trains on the rows that the query selects; choose and drop in "
                     "its WHERE"
                 )
         return self
@@ -156,16 +156,16 @@ class RunConfig(Section):
         names = [taskset.name for taskset in (*self.tasks, *self.eval.tasks, *self.eval.test)]
         doubled = sorted({name for name in names if names.count(name) > 1})
         if doubled:
-            raise ValueError(f"tasksets need names of their own: {', '.join(doubled)} is used more than once")
+            raise ValueError(f"tasksets need different names: {', '.join(doubled)} is used more than once")
         if self.eval.tasks and self.eval.every % self.trainer.checkpoint_every:
             raise ValueError(
                 f"eval.every ({self.eval.every}) must be a multiple of trainer.checkpoint_every "
-                f"({self.trainer.checkpoint_every}): the best evaluated policy is kept as a checkpoint"
+                f"({self.trainer.checkpoint_every}): the policy with the best evaluation is kept as a checkpoint"
             )
         return self
 
     @model_validator(mode="after")
-    def _tasksets_can_be_tried(self) -> RunConfig:
+    def _tasksets_can_be_sampled(self) -> RunConfig:
         try:
             check_weights(self.tasks)
         except ConfigError as error:
@@ -188,17 +188,17 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _evaluations_have_who_answers(self) -> RunConfig:
+    def _evaluations_have_an_explorer(self) -> RunConfig:
         asked = " and ".join(key for key in ("tasks", "test") if getattr(self.eval, key))
         if asked and self.run.mode == "train":
             raise ValueError(
-                f"eval.{asked} would wait for ever: with run.mode train there is no explorer to answer; "
-                "remove the eval section, and evaluate the checkpoints in a run of its own"
+                f"eval.{asked} would wait forever, because with run.mode train there is no explorer; "
+                "remove the eval section, and evaluate the checkpoints in a separate run"
             )
         if asked and self.explorer.engine == "none":
             raise ValueError(
                 f"eval.{asked} needs an engine that samples, and explorer.engine is none; remove the eval section, "
-                "and evaluate the checkpoints in a run of its own"
+                "and evaluate the checkpoints in a separate run"
             )
         return self
 
@@ -207,11 +207,12 @@ def load_config(file: Path, overrides: list[str] | None = None) -> RunConfig:
     """Read and validate a configuration file.
 
     Args:
-        file: the YAML file; relative paths in it start from its folder.
+        file: the YAML file; relative paths in it refer to its folder.
         overrides: `a.b=value` strings; the value is read as YAML.
 
     Raises:
-        ConfigError: unreadable file, unknown key (with the nearest valid one), wrong value, malformed override, a file of stages.
+        ConfigError: the file is unreadable or has several stages, or there is an unknown key (the nearest is suggested), a wrong value
+            or a malformed override.
     """
     raw = _read_mapping(file, overrides)
     if STAGES in raw:
@@ -223,13 +224,13 @@ def load_config(file: Path, overrides: list[str] | None = None) -> RunConfig:
 
 
 def load_stages(file: Path, overrides: list[str] | None = None) -> list[RunConfig]:
-    """Read a configuration file that may have stages; one without is a single stage.
+    """Read a configuration file that may have stages; a file without stages is a single stage.
 
-    Each item of `stages` has a `name` and the sections that differ from the rest of the file. Its run is called
-    `<run.name>-<name>`. The model of a later stage is that of the stage before; until that has run, the file's own stands for it.
+    Each item of `stages` has a `name` and the sections that differ from the rest of the file. Its run is named
+    `<run.name>-<name>`. The model of a later stage is that of the previous one; until that has run, the file's model is used instead.
 
     Raises:
-        ConfigError: as `load_config`, with the stage's name; a stage without a name, or two of one name.
+        ConfigError: as for `load_config`, with the stage's name; or a stage has no name, or two have the same.
     """
     raw = _read_mapping(file, overrides)
     stages = raw.pop(STAGES, None)
@@ -267,7 +268,7 @@ def _read_mapping(file: Path, overrides: list[str] | None) -> dict[str, Any]:
             f"{file} is not valid YAML: {' '.join(str(error).split())}", todo="correct the file"
         ) from error
     if not isinstance(raw, dict):
-        raise ConfigError(f"{file} must hold a mapping of sections", value=type(raw).__name__)
+        raise ConfigError(f"{file} must contain a mapping of sections", value=type(raw).__name__)
     for override in overrides or []:
         apply_override(raw, override)
     return raw
@@ -284,7 +285,7 @@ def apply_override(raw: dict[str, Any], override: str) -> None:
     """Set one `a.b=value` in a mapping of sections; the value is read as YAML.
 
     Raises:
-        ConfigError: it does not look like that, or goes through something that is no section.
+        ConfigError: it has another form, or its path leads through something that is not a section.
     """
     key, equals, value = override.partition("=")
     if not equals or not key:

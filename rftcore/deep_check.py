@@ -1,6 +1,6 @@
-"""What `rft check --deep` opens: the model, task sources, the database, what stages need; and one rollout of each taskset.
+"""The inputs that `rft check --deep` opens: model, task sources, database and inputs of stages; and one rollout of each taskset.
 
-Every check yields a sentence for a person and raises what would end a run, or would make all of its rollouts fail.
+Every check yields a sentence for the user, and raises errors that would end a run or make all its rollouts fail.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ if TYPE_CHECKING:
 
 
 def open_inputs(resolved: ResolvedRun, read_s: float = 60.0) -> Iterator[str]:
-    """Open what the run will read; a sentence for each.
+    """Open the inputs of a run; yield a sentence for each.
 
     Args:
-        read_s: a task source is read for so many seconds at most.
+        read_s: maximum seconds for reading a task source.
 
     Raises:
-        EnvironmentMismatchError: packages that are missing here or break each other.
-        ModelError, TaskSourceError, BufferUnavailableError: what cannot be opened.
-        PluginError, ConfigError: what a stage needs is not there, or refuses the stage's arguments.
-        QueryError, ConfigError: a priority formula that the database does not take, a selection that cannot be trained on, tasks without
-            what their selector chooses by.
+        EnvironmentMismatchError: packages are missing here or incompatible with each other.
+        ModelError, TaskSourceError, BufferUnavailableError: an input cannot be opened.
+        PluginError, ConfigError: an input of a stage is missing, or rejects the stage's arguments.
+        QueryError, ConfigError: the database rejects the priority formula, the selection cannot be trained on, or tasks lack
+            the features of their selector.
     """
     config, chain = resolved.config, resolved.task_chain
     check_environment(config.explorer.engine)
@@ -81,12 +81,12 @@ def open_inputs(resolved: ResolvedRun, read_s: float = 60.0) -> Iterator[str]:
 
 @dataclass
 class _Sample:
-    """Tasks of a set on which a rollout is tried.
+    """Tasks of a set for a trial rollout.
 
     Attributes:
-        read_s: its source is read for so many seconds at most.
-        passes_stages: stages of pipelines.task may still change or drop them.
-        first, longest: the first task and the one with the longest prompt; None where the set is not read here.
+        read_s: maximum seconds for reading its source.
+        passes_stages: whether stages of pipelines.task may still change or drop the tasks.
+        first, longest: the first task and the one with the longest prompt; None if the set is not read here.
     """
 
     taskset: TasksetConfig
@@ -97,7 +97,7 @@ class _Sample:
     _length: int = -1
 
     def see(self, task: Mapping[str, Any]) -> None:
-        """Look at the next task."""
+        """Record the next task."""
         self.first = self.first or task
         prompt = task["payload"]["prompt"]
         length = len(prompt) if isinstance(prompt, str) else sum(len(str(turn.get("content"))) for turn in prompt)
@@ -111,9 +111,9 @@ def _describe_tasks(
     taskset = sample.taskset
 
     if asks_buffer(taskset):
-        yield f"taskset {taskset.name}: its query on the buffer is asked when it is loaded"
+        yield f"taskset {taskset.name}: its query on the buffer runs when it is loaded"
         return
-    # To the end: the run reads every row, and refuses the source for any of them.
+    # All rows, because the run reads every row and may refuse the source for any of them.
     num_tasks, reading, needs = 0, Reading(), TaskNeeds(resolved, taskset, chain)
     with reading_for(sample.read_s) as cut:
         for task in read_tasks(taskset, resolved.config.base_dir, reading=reading):
@@ -126,8 +126,8 @@ def _describe_tasks(
         raise no_task(taskset, reading)
     if reading.was_cut:
         yield (
-            f"taskset {taskset.name}: its source has not ended after {cut.num_rows:,} rows and {sample.read_s:g} s; the rest was not "
-            "looked at, and a run reads all of it unless the taskset has a limit"
+            f"taskset {taskset.name}: its source has not ended after {cut.num_rows:,} rows and {sample.read_s:g} s; the rest was not checked"
+            ", and a run reads all of it unless the taskset has a limit"
         )
     first = f", the first prompt is {str(sample.first['payload']['prompt'])[:80]!r}" if sample.first is not None else ""
     yield f"taskset {taskset.name}: {num_tasks:,} tasks{first}"
@@ -138,10 +138,10 @@ def _describe_tasks(
 
 
 def _describe_stages(resolved: ResolvedRun, buffer: Buffer | None, read_s: float) -> Iterator[str]:
-    """Make every stage ready for its first batch, as the processes of a run do when they start."""
+    """Prepare every stage for its first batch, as the processes of a run do when they start."""
     config = resolved.config
     context = StageContext(
-        config.base_dir, model_path=config.model.path, generate=_ask_nobody,
+        config.base_dir, model_path=config.model.path, generate=_refuse_to_generate,
         read_taskset=functools.partial(_task_texts, config, buffer, read_s),
     )  # fmt: skip
     for name, chain in (("task", resolved.task_chain), ("experience", resolved.experience_chain)):
@@ -155,15 +155,15 @@ def _describe_stages(resolved: ResolvedRun, buffer: Buffer | None, read_s: float
             yield f"pipelines.{name}: {', '.join(stage.name for stage in chain.stages)}: ready"
 
 
-def _ask_nobody(*_: object) -> list[str]:
+def _refuse_to_generate(*_: object) -> list[str]:
     raise AssertionError("a stage asks the policy before its first batch")
 
 
 def _task_texts(config: RunConfig, buffer: Buffer | None, read_s: float, name: str) -> pa.Table:
-    """The tasks of a set from its source where the configuration has one of that name, else from the buffer.
+    """Return the tasks of a set from its source if the configuration has one of that name, else from the buffer.
 
     Raises:
-        ConfigError: neither has.
+        ConfigError: neither has such a set.
     """
     tasksets = (*config.tasks, *config.eval.tasks, *config.eval.test)
     for taskset in tasksets:
@@ -174,13 +174,13 @@ def _task_texts(config: RunConfig, buffer: Buffer | None, read_s: float, name: s
             return table.select(["task_key", "prompt", "answer"])
     if buffer is None:
         known = ", ".join(taskset.name for taskset in tasksets)
-        raise ConfigError("there is no buffer yet that could hold this set", value=name, allowed=known)
+        raise ConfigError("unknown set, and there is no buffer yet that could contain it", value=name, allowed=known)
     return taskset_texts(buffer.database, name)
 
 
 @contextmanager
 def _stored(config: RunConfig) -> Iterator[Buffer | None]:
-    """The configuration's buffer; None where it is still to be made."""
+    """Open the configuration's buffer; None if it does not exist yet."""
     if not exists(config.buffer):
         yield None
         return
@@ -189,7 +189,7 @@ def _stored(config: RunConfig) -> Iterator[Buffer | None]:
 
 
 def _describe_selection(resolved: ResolvedRun) -> str:
-    """What the run would train on if it were made now."""
+    """Describe what the run would train on if it were created now."""
     config = resolved.config
     with rftdata.open(config.buffer, create=False, schema="check", application="rft check") as found:
         selected = select_source(resolved, found)
@@ -205,14 +205,14 @@ def _open_model(folder: Path) -> tuple[PretrainedConfig, PreTrainedTokenizerBase
         return AutoConfig.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:400]
-        raise ModelError(f"the model in {folder} does not open: {reason}", todo="correct model.path") from error
+        raise ModelError(f"the model in {folder} cannot be opened: {reason}", todo="correct model.path") from error
 
 
 def _describe_device(resolved: ResolvedRun) -> Iterator[str]:
-    """What of the engine's settings does not fit this machine. On a cluster the roles run elsewhere.
+    """Yield settings of the engine that have no effect on this machine. With a cluster, roles run elsewhere and nothing is checked.
 
     Raises:
-        ConfigError: a setting or an engine that needs a GPU, on a machine without one.
+        ConfigError: a setting or the engine needs a GPU, and this machine has none.
     """
     import torch
 
@@ -222,16 +222,16 @@ def _describe_device(resolved: ResolvedRun) -> Iterator[str]:
     engine = resolved.engine(worker_index=0)
     if config.explorer.engine == "vllm" and installed_version("vllm"):
         raise ConfigError(
-            "the installed vLLM is the build for GPUs, and this machine has none that works", value=config.explorer.engine,
+            "the installed vLLM is the build for GPUs, but this machine has no working GPU", value=config.explorer.engine,
             todo="install the CPU build (`rft setup cpu`), or run on a machine with an NVIDIA GPU and driver",
         )  # fmt: skip
     if engine.async_scheduling:
         raise ConfigError(
-            "explorer.engine_args.async_scheduling needs a GPU, and this machine has none that works", value=True,
+            "explorer.engine_args.async_scheduling needs a GPU, but this machine has no working GPU", value=True,
             todo="remove it, or run on a machine with an NVIDIA GPU and driver",
         )  # fmt: skip
     if "gpu_memory_utilization" in config.explorer.engine_args:
-        yield "explorer.engine_args.gpu_memory_utilization has no effect on this machine, which has no GPU: kv_cache_gib counts"
+        yield "explorer.engine_args.gpu_memory_utilization has no effect on this machine, which has no GPU: kv_cache_gib applies"
 
 
 def _describe_rollouts(
@@ -270,7 +270,7 @@ def _describe_database(config: RunConfig) -> str:
     if not exists(buffer):
         later = "; sampling.priority.formula is checked there when the run starts" if formula else ""
         folder = check_new_folder(buffer)
-        return f"buffer: {folder} will be made{later}"
+        return f"buffer: {folder} will be created{later}"
     with rftdata.open(buffer, create=False, schema="check", application="rft check") as found:
         checked_formula(found.database, formula)
         return f"buffer: {found.location} answers, schema {schema_version(found.database)}"

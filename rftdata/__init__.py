@@ -1,7 +1,7 @@
 """The experience database for reinforcement fine-tuning.
 
-`open` a buffer, or `create` one; then `Buffer.writer`, `Buffer.attempt`, `Buffer.sql`. This package imports neither torch, ray, vllm nor
-transformers: a notebook or a labeller's laptop needs only it.
+`open` a buffer, or `create` one; then use `Buffer.writer`, `Buffer.attempt` and `Buffer.sql`. This package does not import torch, ray, vllm
+or transformers, so a notebook or a labeller's laptop needs nothing else.
 """
 
 from rftdata.buffer import Buffer

@@ -1,4 +1,4 @@
-"""Servers and accounts of buffers: the embedded server of a folder, who uses it, and the roles of a database."""
+"""Administration of buffers' databases: the embedded server of a folder, its sessions, and the roles of a database."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["EmbeddedServer", "grant_roles", "open_sessions"]
 
 
 def open_sessions(server: EmbeddedServer) -> list[dict[str, Any]]:
-    """Open sessions of a server but the one that asks."""
+    """Return the open sessions of a server except this one."""
     with (
         translated(server.uri),
         psycopg.connect(server.uri, row_factory=dict_row, application_name="rft db") as connection,

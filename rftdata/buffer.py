@@ -1,7 +1,7 @@
-"""The buffer: the one object that roles, the command line and notebooks hold.
+"""The buffer: the object that roles, the command line and notebooks use.
 
-It ties a database (embedded or a server's) to a segment store and hands out writers, attempts and queries. `rftdata.open` makes it.
-A `Buffer` may be shared by threads; each process opens its own.
+It connects a database (embedded or on a server) with a segment store, and provides writers, attempts and queries. `rftdata.open` creates it.
+Threads may share a `Buffer`; each process opens its own.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from rftdata.writing.writer import Writer
 
 
 class Buffer:
-    """An open buffer; made by `rftdata.open`."""
+    """An open buffer; created by `rftdata.open`."""
 
     def __init__(
         self, config: BufferConfig, database: Database, server: EmbeddedServer | None, segments: SegmentStore
@@ -51,21 +51,21 @@ class Buffer:
 
     @property
     def folder(self) -> Path | None:
-        """Folder of an embedded buffer; None for a server's."""
+        """Folder of an embedded buffer; None for one on a server."""
         return self.server.folder if self.server else None
 
     @property
     def location(self) -> str:
-        """What a person would pass to `--buffer`; without password."""
+        """The value for the option `--buffer`, without password."""
         return str(self.server.folder) if self.server else redacted(self.config.uri)
 
     @property
     def runs_folder(self) -> Path:
-        """Where runs keep files that are not experiences, each in a folder of its own (`Run.folder`)."""
+        """Folder in which runs keep files other than experiences, each in its own folder (`Run.folder`)."""
         return (self.folder or Path(self.config.segments or ".").parent) / "runs"
 
     def close(self) -> None:
-        """Close the connections; an embedded server that nothing else uses stops after `buffer.idle_stop_s`."""
+        """Close the connections; an embedded server that no other process uses stops after `buffer.idle_stop_s`."""
         self.database.close()
         if self.server is not None:
             self.server.release()
@@ -77,13 +77,13 @@ class Buffer:
         self.close()
 
     def sql(self, query: str, parameters: Sequence[Any] | dict[str, Any] | None = None) -> pa.Table:
-        """Rows of a query as an Arrow table; empty for statements that return none. Of columns `id` and `id` the second is `id_2`.
+        """Return the result of a query as an Arrow table, empty for statements without one. The second of two columns `id` is `id_2`.
 
         Raises:
-            QueryError: the database refused the query; the message is the database's, with its hint.
+            QueryError: the database rejected the query; the message is the database's, with its hint.
         """
         with self.database.connection() as connection:
-            cursor = connection.cursor(row_factory=tuple_row)  # not dictionaries: two columns may have one name
+            cursor = connection.cursor(row_factory=tuple_row)  # not dictionaries, because two columns may have one name
             try:
                 cursor.execute(query, parameters)
             except psycopg.OperationalError:
@@ -100,12 +100,12 @@ class Buffer:
         self, *, name: str, config: dict[str, Any], seed: int, steps: int, pipeline_version: str, mode: str = "both",
         selected: Selection | None = None, epochs: int = 1, parent: Run | None = None,
     ) -> Run:  # fmt: skip
-        """Store a new run; a taken name gets a number.
+        """Store a new run; a number is appended to a name that is taken.
 
         Args:
-            selected: what the run trains on instead of groups of its own; from `rftdata.training.stored_selection.select`.
-            epochs: how often each row of it is drawn.
-            parent: the run whose checkpoint the new one starts from, as its next stage.
+            selected: the rows that the run trains on instead of its own groups, from `rftdata.training.stored_selection.select`.
+            epochs: number of times each of these rows is drawn.
+            parent: the run from whose checkpoint the new one starts, as its next stage.
         """
         with self.database.transaction() as connection:
             execute(connection, "lock_run_names")
@@ -118,10 +118,10 @@ class Buffer:
         return self._run(row)
 
     def find_run(self, name_or_id: str | int | None = None) -> Run:
-        """A run by name or id, of which a text may be either; the newest when None.
+        """Return a run by name or id; a string may be either, None is the newest run.
 
         Raises:
-            QueryError: no such run, with the nearest names.
+            QueryError: the run does not exist; the message suggests the nearest names.
         """
         if name_or_id is None:
             found = self.newest_run()
@@ -137,43 +137,43 @@ class Buffer:
             return found
         names = [str(row["name"]) for row in self.database.fetch("run_names")]
         if not names:
-            raise QueryError(f"the buffer {self.location} holds no run", todo="start one with `rft run CONFIG`")
+            raise QueryError(f"the buffer {self.location} contains no run", todo="start one with `rft run CONFIG`")
         raise QueryError(
-            f"the buffer {self.location} holds no such run",
+            f"the buffer {self.location} contains no such run",
             value=name_or_id,
             allowed=", ".join(names),
-            todo=did_you_mean(str(name_or_id), names, "name one of these, or another buffer by --buffer"),
+            todo=did_you_mean(str(name_or_id), names, "name one of these, or another buffer with --buffer"),
         )
 
     def newest_run(self, *, imported: bool = True) -> Run | None:
-        """The run that was stored last, or without `imported` the last that was started here; None where there is none."""
+        """Return the run stored last, or without `imported` the last one started here; None if there is none."""
         rows = self.database.fetch("newest_run" if imported else "newest_own_run")
         return self._run(rows[0]) if rows else None
 
     def runs_of_name(self, name: str, *, imported: bool = False) -> list[Run]:
-        """Runs of a configured name, newest first; with `imported` those that were run elsewhere, too."""
+        """Return the runs of a configured name, newest first; with `imported` also imported ones."""
         runs = [self._run(row) for row in self.database.fetch("runs_of_name", name=name)]
         return [run for run in runs if imported or not run.was_imported]
 
     @contextmanager
     def joining(self) -> Iterator[None]:
-        """Look for a run and make it where there is none as the only process that does."""
+        """Lock out other processes that look for a run and create a missing one."""
         with self.database.transaction() as connection:
             execute(connection, "lock_joining")
             yield
 
     def runs_at_work(self) -> list[Run]:
-        """Runs with a live process of their own, newest first."""
+        """Return the runs with a live process, newest first."""
         return [self._run(row) for row in self.database.fetch("runs_at_work")]
 
     def writer(
         self, run: Run | str | int, *, max_rows: int = 2048, max_bytes: int = 128 * 2**20, linger_ms: float = 0.0
     ) -> Writer:
-        """A writer of groups for a run; a context manager.
+        """Return a writer of groups for a run; a context manager.
 
         Args:
-            max_rows, max_bytes: a transaction takes no further groups beyond this many experiences or bytes.
-            linger_ms: how long to wait for more before a smaller batch is stored.
+            max_rows, max_bytes: limits of experiences and bytes beyond which a transaction takes no further groups.
+            linger_ms: how long to wait for more groups before storing a smaller batch.
         """
         return Writer(
             self.database,
@@ -188,28 +188,28 @@ class Buffer:
         self, run: Run | str | int, *, lease_s: float = 30.0, sampling: SamplingConfig | None = None, max_refill: int = 0,
         tasksets: Sequence[str] = (),
     ) -> Attempt:  # fmt: skip
-        """Start training a run, or go on from its last checkpoint; holds the run's lease until closed.
+        """Start training a run, or continue from its last checkpoint; holds the run's lease until closed.
 
         Args:
-            lease_s: a trainer that is silent for this long may be replaced.
-            sampling: how batches are drawn; first in first out, each group once, by default.
-            max_refill: how many groups the planner may add to a step in the place of dropped ones.
+            lease_s: seconds of silence after which this trainer may be replaced.
+            sampling: how batches are drawn; None for first in first out, each group once.
+            max_refill: number of groups that the planner may add to a step in place of dropped ones.
             tasksets: names of the run's tasksets, for `sampling.stratify`.
 
         Raises:
             FencedError: another live process trains the run.
-            ConfigError: a priority formula that is no expression.
+            ConfigError: the priority formula is not a valid expression.
         """
         return Attempt.start(self._own(run), self.reader, lease_s, sampling or SamplingConfig(), max_refill, tasksets)
 
     def join_attempt(self, run: Run | str | int, attempt_id: int, *, max_refill: int = 0) -> Attempt:
-        """Take part in an attempt that another process holds: a further rank of its trainer, which draws its share of each step.
+        """Join an attempt that another process holds, as a further rank of its trainer, which draws its share of each step.
 
-        Only the holder keeps the lease; when it is replaced, this one is fenced too.
+        Only the holder keeps the lease. If the holder is replaced, this process is fenced too.
 
         Args:
-            attempt_id: of the holder's `Attempt`, which tells its ranks (broadcast).
-            max_refill: as the holder has it.
+            attempt_id: of the holder's `Attempt`, which the holder broadcasts to its ranks.
+            max_refill: the holder's value.
 
         Raises:
             FencedError: the attempt does not hold the run.
@@ -217,14 +217,14 @@ class Buffer:
         return Attempt.join(self._own(run), self.reader, attempt_id, max_refill)
 
     def rewind(self, run: Run | str | int, step: int, *, keep_rollouts: bool = False) -> None:
-        """Take a run back to the checkpoint of an earlier step; what trains it next goes on from there.
+        """Take a run back to the checkpoint of an earlier step, from which its next trainer continues.
 
-        Groups planned since then stay stored and are not used any more; task statistics and selectors are as they were.
-        Labels stay as they are.
+        Groups planned since then stay stored but are no longer used. Task statistics and selectors are reset to that step. Labels stay
+        as they are.
 
         Args:
             step: a trainer step with a kept checkpoint, or 0 for the initial weights.
-            keep_rollouts: undo only the draws: every group that the remaining steps did not use can be drawn.
+            keep_rollouts: undo only the draws, so that every group unused by the remaining steps can be drawn.
 
         Raises:
             ConfigError: there is no such checkpoint.
@@ -236,16 +236,16 @@ class Buffer:
         self, run: Run | str | int, *, name: str, step: int | None = None, keep_rollouts: bool = False,
         config: dict[str, Any] | None = None, steps: int | None = None, pipeline_version: str | None = None,
     ) -> Run:  # fmt: skip
-        """A new run that goes on from a step of another, which stays as it is.
+        """Create a run that continues from a step of another run, which is not changed.
 
-        Groups that the history up to the step did not draw are copied (their arrays are shared; each experience names its origin in
-        `parent_id`), and the new run's pipeline decides on them.
+        Groups that the history up to the step did not draw are copied, and the new run's pipeline decides on them. Copies share the
+        arrays, and each experience has its origin in `parent_id`.
 
         Args:
-            name: of the new run; a taken one gets a number.
-            step: a trainer step with a kept checkpoint, 0 for the initial weights; by default the newest.
-            keep_rollouts: copy the groups planned after the step, too.
-            config, steps, pipeline_version: of the new run; by default those of the old one.
+            name: of the new run; a number is appended if it is taken.
+            step: a trainer step with a kept checkpoint, 0 for the initial weights, None for the newest.
+            keep_rollouts: also copy the groups planned after the step.
+            config, steps, pipeline_version: of the new run; None for those of the old one.
 
         Raises:
             ConfigError: there is no such checkpoint.
@@ -262,14 +262,14 @@ class Buffer:
     def read_arrays(
         self, experience_ids: Sequence[int], columns: Sequence[str], *, purged: Literal["refuse", "null"] = "refuse"
     ) -> pa.Table:
-        """Token arrays of experiences, in the order asked for: experience_id and the list columns named.
+        """Return token arrays of experiences, in the given order: experience_id and the named list columns.
 
         Args:
-            purged: what to do where the arrays were purged.
+            purged: what to do if the arrays were purged.
 
         Raises:
-            QueryError: no such experience, or none of them has such an array.
-            PurgedError: the arrays of one are gone.
+            QueryError: an experience does not exist, or none of them has such an array.
+            PurgedError: the arrays of an experience were purged.
         """
         places = self._places(experience_ids)
         if purged == "refuse":
@@ -282,12 +282,12 @@ class Buffer:
         return table.add_column(0, "experience_id", pa.array(np.asarray(experience_ids, dtype=np.int64)))
 
     def arrays(self, experience_ids: Sequence[int], name: str) -> list[Array | None]:
-        """One array of each experience in its own shape; None where it has none, or it was purged.
+        """Return one array of each experience in its own shape; None if it has none, or it was purged.
 
-        Views of the mapped files, not copies: for use within an hour, after which the bytes of a purged row's segment are overwritten.
+        The arrays are views of the mapped files, not copies: use them within an hour, after which bytes of purged rows are overwritten.
 
         Raises:
-            QueryError: no such experience.
+            QueryError: an experience does not exist.
         """
         places = self._places(experience_ids)
         gone = set(self.reader.purged(places))
@@ -296,16 +296,16 @@ class Buffer:
         return [None if reader is None or i in gone else reader.row(row) for i, reader, row in found]
 
     def _places(self, experience_ids: Sequence[int]) -> list[tuple[int, int]]:
-        """(segment, row in it) of each experience."""
+        """Return (segment, row in it) of each experience."""
         rows = self.database.fetch("experience_addresses", experience_ids=list(experience_ids))
         place = {row["experience_id"]: (row["segment_id"], row["segment_row"]) for row in rows}
         missing = [i for i in experience_ids if i not in place]
         if missing:
-            raise QueryError("no such experience", value=missing[0])
+            raise QueryError("unknown experience", value=missing[0])
         return [place[i] for i in experience_ids]
 
     def verify(self) -> Iterator[str]:
-        """Check every segment's checksum, every reference to it and every purge of it; yields one sentence per problem.
+        """Check every segment's checksum, references and purges; yield one sentence per problem.
 
         Raises:
             BufferUnavailableError: the folder of the segments cannot be read.
@@ -319,29 +319,29 @@ class Buffer:
                 damaged.append(error)
                 continue
             if found.num_rows != num_rows:
-                yield f"segment {address.segment_id} holds {found.num_rows} rows where rft.segment says {num_rows}"
+                yield f"segment {address.segment_id} has {found.num_rows} rows, but {num_rows} according to rft.segment"
             kept = sorted(purged.get(address.segment_id, set()) - purged_rows(found))
             if kept:
-                yield f"segment {address.segment_id} still holds row {kept[0]}, which was purged; restore the newer file, or purge again"
+                yield f"segment {address.segment_id} still contains row {kept[0]}, which was purged; restore the newer file, or purge again"
         yield from map(str, self.reader.with_experiences(damaged))
         for row in self.database.fetch("misplaced_segments"):
             yield f"segment {row['segment_id']} is in {row['place']}"
         for row in self.database.fetch("dangling_references"):
             place = f"row {row['segment_row']} of segment {row['segment_id']}"
-            yield f"experience {row['experience_id']} points at {place}, which does not exist"
+            yield f"experience {row['experience_id']} refers to {place}, which does not exist"
 
     def _run(self, row: Row) -> Run:
         return Run.of_row(self.database, self.runs_folder, row)
 
     def _own(self, run: Run | str | int) -> Run:
-        """A run as this buffer's connections see it; another buffer's object may name it."""
+        """Return a run with this buffer's database, for a name, an id or another buffer's run."""
         if isinstance(run, Run):
             return run if run.database is self.database else self.find_run(run.run_id)
         return self.find_run(run)
 
 
 def unique_names(names: Sequence[str]) -> list[str]:
-    """Names of columns, each once: of `id` and `id` the second becomes `id_2`."""
+    """Return unique names of columns: the second of two columns `id` becomes `id_2`."""
     taken, unique = set(names), []
     for i, name in enumerate(names):
         number = names[:i].count(name) + 1
@@ -356,7 +356,7 @@ def _column(values: list[Any]) -> pa.Array:
     try:
         return pa.array(values)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError):
-        # Mixed JSON, numbers beyond 64 bits and the like: as the text a person would read.
+        # Mixed JSON, numbers beyond 64 bits and similar values are returned as text.
         return pa.array(
             [None if v is None else v if isinstance(v, str) else json.dumps(v, default=str) for v in values]
         )

@@ -1,8 +1,8 @@
-"""Making, opening and upgrading buffers.
+"""Creation, opening and migration of buffers.
 
-A buffer is embedded in a folder or lives in a database of a server; one function opens both. Only callers that write bring an
-older schema up to date: processes of the earlier release may still work on it, so reading never changes it. `create` leaves nothing
-behind when it fails.
+A buffer is embedded in a folder or in a database of a server; one function opens both. Only callers that write migrate an
+older schema: processes of the earlier release may still use it, so reading never changes it. If `create` fails, it leaves nothing
+behind.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ SchemaMode = Literal["migrate", "check", "any"]
 
 
 def exists(config: BufferConfig) -> bool:
-    """Whether there is a buffer in the folder; a server is not asked."""
+    """Return whether the folder contains a buffer; for a server always true, without a connection."""
     return _is_server(config) or EmbeddedServer(Path(config.uri)).exists()
 
 
 def check_new_folder(config: BufferConfig) -> Path:
-    """Refuse a folder in which no buffer can be made; the whole path of the folder.
+    """Refuse a folder in which no buffer can be created; return its absolute path.
 
     Raises:
-        BufferUnavailableError: it cannot be made there.
+        BufferUnavailableError: the buffer cannot be created there.
     """
     folder = Path(config.uri).resolve()
     check_folder(folder)
@@ -55,18 +55,18 @@ def open(
     patience_s: float | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Buffer:
-    """Open a buffer, starting the embedded server where needed.
+    """Open a buffer, and start its embedded server if needed.
 
     Args:
         uri: folder of an embedded buffer, a postgresql:// URL, or a whole configuration.
-        create: make a missing buffer; otherwise that is an error.
-        schema: what to do with a schema of an earlier release: `migrate` it, `check` for it and refuse it, or take `any`.
+        create: create a missing buffer; otherwise it is an error.
+        schema: what to do with a schema of an earlier release: `migrate` it, `check` and refuse it, or accept `any`.
         application: name shown in `pg_stat_activity`.
-        patience_s: for how long queries that only read are asked again while the database is away; `outage.RIDE_OUT_S` by default.
-        report: gets a sentence before an earlier schema is migrated.
+        patience_s: how long read-only queries are repeated while the database is unavailable; `RIDE_OUT_S` by default.
+        report: receives a sentence before an earlier schema is migrated.
 
     Raises:
-        BufferUnavailableError, SchemaVersionError, DiskFullError: see those.
+        BufferUnavailableError, SchemaVersionError, DiskFullError: see their descriptions.
     """
     config = uri if isinstance(uri, BufferConfig) else BufferConfig(uri=uri)
     if _is_server(config):
@@ -74,7 +74,7 @@ def open(
         if config.segments is None:
             raise BufferUnavailableError(
                 "a buffer on a server needs a folder for its arrays",
-                allowed="a folder that all processes see",
+                allowed="a folder that all processes can access",
                 todo="set buffer.segments in the configuration, or for a command without one: export RFT_SEGMENTS=FOLDER",
             )
         database = Database(config.uri, application=application, patience_s=patience_s)
@@ -84,11 +84,11 @@ def open(
             raise BufferUnavailableError(
                 "there is no buffer here",
                 value=str(server.folder),
-                todo="name one with --buffer or RFT_BUFFER, make one with `rft db create`, or start a run: `rft run CONFIG`",
+                todo="name one with --buffer or RFT_BUFFER, create one with `rft db create`, or start a run: `rft run CONFIG`",
             )
         database = Database(server.start(), application=application, patience_s=patience_s)
     try:
-        # An embedded database belongs to the buffer: one that was cut short while it was made is completed.
+        # An embedded database belongs to the buffer, so one whose creation was interrupted is completed.
         _settle_schema(database, schema, _location(config), report, may_create=create or server is not None)
         owner = database.fetch("buffer_id")[0]["buffer_id"].hex[:12]
     except BaseException:
@@ -96,7 +96,7 @@ def open(
         if server is not None:
             server.release()
         raise
-    # Absolute: a process started elsewhere (a Ray actor) must find the same files.
+    # Absolute, because a process with another working directory (a Ray actor) must find the same files.
     folder = (Path(config.segments) if config.segments else Path(config.uri) / "segments").resolve()
     return Buffer(config, database, server, PosixSegmentStore(folder, config.min_free_bytes, owner))
 
@@ -113,22 +113,22 @@ def _settle_schema(
         check_schema(before, location)
     elif mode == "migrate":
         if before is not None and before < newest and report is not None:
-            report(f"brings the schema of the buffer {location} from version {before} to {newest}")
+            report(f"migrating the schema of the buffer {location} from version {before} to {newest}")
         migrate(database)
 
 
 def create(uri: str | BufferConfig, *, exist_ok: bool = False) -> bool:
-    """Make a new buffer: in a folder, with a server of its own, or in an empty database of a server.
+    """Create a buffer: in a folder, with its own server, or in an empty database of a server.
 
     Args:
-        exist_ok: leave a buffer that is there as it is.
+        exist_ok: accept an existing buffer and leave it unchanged.
 
     Returns:
-        Whether it was made.
+        Whether it was created.
 
     Raises:
-        QueryError: there is a buffer already.
-        BufferUnavailableError, DiskFullError: it cannot be made; nothing is left of it.
+        QueryError: the buffer already exists.
+        BufferUnavailableError, DiskFullError: it cannot be created; nothing is left of it.
     """
     config = uri if isinstance(uri, BufferConfig) else BufferConfig(uri=uri)
     if _is_server(config):
@@ -137,7 +137,7 @@ def create(uri: str | BufferConfig, *, exist_ok: bool = False) -> bool:
         made = _create_in_folder(_embedded(config))
     if not made and not exist_ok:
         raise QueryError(
-            "there is a buffer already",
+            "the buffer already exists",
             value=_location(config),
             todo="use it, or choose another folder or an empty database",
         )
@@ -153,7 +153,7 @@ def _migrate_if_empty(database: Database) -> bool:
 
 
 def _create_in_folder(server: EmbeddedServer) -> bool:
-    """Make a buffer in a folder, or complete one that was cut short; remove what was made where that fails."""
+    """Create a buffer in a folder, or complete one whose creation was interrupted; on an error, remove what was created."""
     folders = [server.folder, *server.folder.parents]
     missing = [folder for folder in folders if not folder.exists()]
     is_empty = bool(missing) or (server.folder.is_dir() and not any(server.folder.iterdir()))
@@ -167,7 +167,7 @@ def _create_in_folder(server: EmbeddedServer) -> bool:
 
 
 def _remove(server: EmbeddedServer, made: list[Path]) -> None:
-    """Remove a buffer that could not be made, and the folders made for it; not one that another process completed."""
+    """Remove a partly created buffer and the folders created for it, unless another process completed it."""
     if server.is_running():
         with contextlib.closing(Database(server.uri)) as database:
             if schema_version(database) is not None:
@@ -183,10 +183,10 @@ def _remove(server: EmbeddedServer, made: list[Path]) -> None:
 
 
 def stored_segments(uri: str, application: str) -> str | None:
-    """The folder of the arrays of a buffer on a server, as the configuration of its newest run names it; None where none does.
+    """Return the arrays' folder of a buffer on a server from the configuration of its newest run; None if that has none.
 
     Raises:
-        BufferUnavailableError: the database holds no buffer.
+        BufferUnavailableError: the database contains no buffer.
     """
     with contextlib.closing(Database(uri, application=application)) as database:
         if schema_version(database) is None:
@@ -198,12 +198,12 @@ def stored_segments(uri: str, application: str) -> str | None:
 
 @contextlib.contextmanager
 def temporary(application: str) -> Iterator[Buffer]:
-    """An empty buffer in a folder of its own; neither folder nor server is left."""
+    """Open an empty buffer in a temporary folder; afterwards remove the folder and its server."""
     with tempfile.TemporaryDirectory(prefix="rft-temporary-") as folder:
         server = EmbeddedServer(Path(folder))
 
         def end(error: TimeLimitError) -> None:
-            """The process is ended by the one who calls."""
+            """Remove both; the caller ends the process."""
             server.stop()
             shutil.rmtree(folder, ignore_errors=True)
             print_blocked(error)
@@ -219,7 +219,7 @@ def temporary(application: str) -> Iterator[Buffer]:
 
 
 def upgrade(config: BufferConfig, application: str) -> tuple[str, str]:
-    """Bring the schema of a buffer to this release; its version before and now.
+    """Migrate the schema of a buffer to this release; return the versions before and after.
 
     Raises:
         BufferUnavailableError: there is no buffer.
@@ -237,9 +237,9 @@ def upgrade(config: BufferConfig, application: str) -> tuple[str, str]:
 
 
 def no_buffer(location: str) -> BufferUnavailableError:
-    """A database without the schema of a buffer."""
+    """Return the error for a database without the schema of a buffer."""
     return BufferUnavailableError(
-        "the database holds no buffer", value=location, todo=f"make one with `rft db create --buffer {location}`"
+        "the database contains no buffer", value=location, todo=f"create one with `rft db create --buffer {location}`"
     )
 
 
@@ -248,7 +248,7 @@ def _is_server(config: BufferConfig) -> bool:
 
 
 def _embedded(config: BufferConfig) -> EmbeddedServer:
-    """The server of a folder; a configuration that does not say when it stops leaves that as it is."""
+    """Return the server of a folder; a configuration without idle_stop_s leaves that setting unchanged."""
     says = "idle_stop_s" in config.model_fields_set
     return EmbeddedServer(Path(config.uri), config.listen, (config.idle_stop_s or 0.0) if says else None)
 

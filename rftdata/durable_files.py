@@ -1,4 +1,4 @@
-"""Files and names that must survive a power loss."""
+"""Files and folders that must survive a power loss."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def sync_path(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it that are missing; every new name is on the disk when this returns."""
+    """Create a folder and its missing parents; all new names are on disk when this returns."""
     missing = [one for one in (path, *path.parents) if not one.is_dir()]
     for one in reversed(missing):
         one.mkdir(exist_ok=True)
@@ -29,12 +29,12 @@ def make_folder(path: Path) -> None:
 
 
 def probe_folder(path: Path) -> None:
-    """Find out whether a folder can be made or, where it is there, written; leaves nothing behind.
+    """Check that a folder can be created or, if it exists, written; leaves nothing behind.
 
-    Permission bits do not tell: root passes them all, and some file systems take no folders at all.
+    Permission bits are not enough: root passes all of them, and some file systems accept no folders at all.
 
     Raises:
-        OSError: why not.
+        OSError: the folder cannot be created or written.
     """
     missing = [one for one in (path, *path.parents) if not one.exists()]
     if not missing:
@@ -45,14 +45,14 @@ def probe_folder(path: Path) -> None:
     except FileExistsError:
         if not missing[-1].is_dir():
             raise
-        probe_folder(path)  # another process has made it meanwhile
+        probe_folder(path)  # another process has created it meanwhile
         return
-    with contextlib.suppress(OSError):  # another process has put something into it meanwhile
+    with contextlib.suppress(OSError):  # another process has written into it meanwhile
         missing[-1].rmdir()
 
 
 def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
-    """Write a file so that a crash leaves the old one, none or the new one, never half of it."""
+    """Write a file so that a crash leaves the old file, no file or the new file, never a partial one."""
     draft = path.with_name(f"{path.name}.unfinished")
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8") as file:
         file.write(text)
@@ -62,7 +62,7 @@ def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
 
 
 def give_back(descriptor: int, offset: int, length: int) -> bool:
-    """Give a file's range back to the file system, where it can; the range reads as zeros, the file keeps its length."""
+    """Release a file's range to the file system if it supports that; the range then reads as zeros, and the length stays."""
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         done: int = libc.fallocate(

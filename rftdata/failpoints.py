@@ -1,8 +1,8 @@
-"""Named places at which a test ends the process as `kill -9` would; they do nothing unless one is armed.
+"""Named places at which a test ends the process like `kill -9`; they do nothing unless one is armed.
 
-A crash at a random moment rarely falls between two neighbouring statements. Each of these stands where what is durable, what is
-committed and what is known to the caller differ, so a test can put the crash exactly there. The environment variable
-`RFT_FAILPOINT=name` arms one in a process and `name:3` its third passing.
+A crash at a random moment rarely falls between two neighbouring statements. Each failpoint is at a place where what is durable, what is
+committed and what the caller knows differ, so a test can crash exactly there. The environment variable
+`RFT_FAILPOINT=name` arms one in a process, `name:3` arms its third passing.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from itertools import count
 FAILPOINTS = {
     "writer.appended": "a batch's arrays are in the segment file, not on disk; no row of it is stored",
     "writer.synced": "the arrays are on disk; the transaction with their rows has not committed",
-    "writer.committed": "rows and arrays are durable; the caller does not know",
+    "writer.committed": "rows and arrays are durable; the caller does not know yet",
     "planner.inserted": "selector states and planned groups are written; the transaction has not committed",
     "explorer.claimed": "groups are claimed; nothing was sampled",
     "pipeline.claimed": "sealed groups are claimed; nothing was decided",
     "pipeline.decided": "verdicts are written; the transaction has not committed",
-    "pipeline.committed": "verdicts are committed; nobody was woken",
+    "pipeline.committed": "verdicts are committed; no listener was woken",
     "trainer.started": "a new attempt holds the run; it has published nothing",
     "trainer.drawn": "a batch is drawn; nothing was trained",
     "trainer.updated": "the optimizer has stepped; nothing of the step is stored",
@@ -27,7 +27,7 @@ FAILPOINTS = {
     "trainer.checkpoint_written": "the checkpoint's folder is on disk; neither step nor checkpoint is recorded",
     "trainer.recorded": "the step is recorded; its checkpoint is not",
     "trainer.checkpoint_committed": "the checkpoint counts; older ones have not been forgotten",
-    "trainer.checkpoint_forgotten": "an old checkpoint is noted as removed; its folder is still there",
+    "trainer.checkpoint_forgotten": "an old checkpoint is recorded as removed; its folder is still there",
 }
 
 _armed: str | None = None
@@ -36,15 +36,15 @@ _nth = 1
 
 
 def arm(name: str | None) -> None:
-    """Arm `name` or `name:n` in this process; None disarms.
+    """Arm `name` or `name:n` in this process; None disarms all.
 
     Raises:
-        ValueError: there is no such failpoint.
+        ValueError: the failpoint does not exist.
     """
     global _armed, _nth, _passings
     place, _, nth = (name or "").partition(":")
     if place and place not in FAILPOINTS:
-        raise ValueError(f"no failpoint is called {place!r}; there are {', '.join(FAILPOINTS)}")
+        raise ValueError(f"unknown failpoint {place!r}; allowed: {', '.join(FAILPOINTS)}")
     _armed, _nth, _passings = place or None, int(nth or 1), count(1)
 
 

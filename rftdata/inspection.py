@@ -1,4 +1,4 @@
-"""What a buffer holds and runs on: for checks and for programs that list its tables."""
+"""Facts about a buffer and its database, for checks and for programs that list its tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Counts", "counts", "has_experience", "schema_version", "server_versi
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """How many segments, rows in them and experiences a buffer holds."""
+    """Numbers of segments, of rows in them, and of experiences."""
 
     segments: int
     rows: int
@@ -20,17 +20,17 @@ class Counts:
 
 
 def counts(database: Database) -> Counts:
-    """See `Counts`."""
+    """Count the segments, rows and experiences of a buffer."""
     return records(Counts, database.fetch("doctor_counts"))[0]
 
 
 def has_experience(database: Database, experience_id: int) -> bool:
-    """Whether there is an experience of this id."""
+    """Return whether an experience exists."""
     return bool(database.fetch("experience_exists", experience_id=experience_id))
 
 
 def tables(database: Database) -> dict[str, dict[str, str]]:
-    """Tables and views of schema rft with the types of their columns."""
+    """Return the tables and views of schema rft with the types of their columns."""
     found: dict[str, dict[str, str]] = {}
     for row in database.fetch("query_columns"):
         found.setdefault(row["table_name"], {})[row["column_name"]] = row["data_type"]
@@ -38,6 +38,6 @@ def tables(database: Database) -> dict[str, dict[str, str]]:
 
 
 def server_version(database: Database) -> str | None:
-    """Version of PostgreSQL, as the server names it."""
+    """Return the version of PostgreSQL as reported by the server."""
     with database.connection() as connection:
         return connection.info.parameter_status("server_version")

@@ -1,4 +1,4 @@
-"""Lineage: from an experience to steps, checkpoints and kin, from a checkpoint to experiences, and what pipelines found out."""
+"""Lineage: from an experience to steps, checkpoints and related rows, from a checkpoint to experiences; and pipeline results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Use:
     """A step that used an experience, and the first checkpoint that contains it.
 
     Attributes:
-        corrected_since: the reward was changed after the step used it.
+        corrected_since: whether the reward was changed after the step used it.
     """
 
     run: str
@@ -41,7 +41,7 @@ class TrainedOn:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What a stage or version of a pipeline found out or decided."""
+    """A result of a stage or version of a pipeline."""
 
     at: datetime.datetime
     version: str | None
@@ -52,7 +52,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where an experience was before it was imported."""
+    """A place of an experience before its import."""
 
     buffer_id: str
     run: str
@@ -61,11 +61,11 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin(Place):
-    """Where an experience was imported from.
+    """The place from which an experience was imported.
 
     Attributes:
-        policy_step: trainer step of the policy that sampled it, where that is known.
-        same_buffer: it was imported from this buffer.
+        policy_step: trainer step of the policy that sampled it; None if unknown.
+        same_buffer: whether it was imported from this buffer.
     """
 
     policy_step: int | None
@@ -74,7 +74,7 @@ class Origin(Place):
 
 @dataclass(frozen=True, kw_only=True)
 class Copy:
-    """An experience of this buffer that was imported from another one of it."""
+    """An experience of this buffer that was imported from another experience of it."""
 
     run: str
     experience_id: int
@@ -82,7 +82,7 @@ class Copy:
 
 @dataclass(frozen=True, kw_only=True)
 class Kin:
-    """What an experience was made of (`parent`), or what was made of it: an experience (`child`) or a task of the set `source` (`task`)."""
+    """A relative of an experience: the one it was created from (`parent`), or one created from it (`child`; `task`: a task of `source`)."""
 
     kin: str
     experience_id: int | None
@@ -92,7 +92,7 @@ class Kin:
 
 @dataclass(frozen=True, kw_only=True)
 class PurgeRecord:
-    """Who purged an experience, when and why."""
+    """Author, time and reason of a purge."""
 
     purge_id: int
     author: str
@@ -101,15 +101,15 @@ class PurgeRecord:
 
 
 def uses(database: Database, experience_id: int) -> list[Use]:
-    """Every step that used an experience."""
+    """Return every step that used an experience."""
     return records(Use, database.fetch("lineage_of_experience", experience_id=experience_id))
 
 
 def trained_on(run: Run, step: int | None) -> list[TrainedOn]:
-    """Every experience that the present history trained on up to the checkpoint of a step, in the order of use.
+    """Return all experiences that the current history trained on up to the checkpoint of a step, in order of use.
 
     Raises:
-        QueryError: there is no such checkpoint.
+        QueryError: the checkpoint does not exist.
     """
     steps = [row["trainer_step"] for row in run.database.fetch("lineage_steps", run_id=run.run_id)]
     if step not in steps:
@@ -120,33 +120,33 @@ def trained_on(run: Run, step: int | None) -> list[TrainedOn]:
 
 
 def findings(database: Database, experience_id: int) -> list[Finding]:
-    """What stages and versions of pipelines found out about an experience, in the order in which it happened."""
+    """Return the results of stages and pipeline versions for an experience, in order of time."""
     return records(Finding, database.fetch("pipeline_of_experience", experience_id=experience_id))
 
 
 def origin(database: Database, experience_id: int) -> Origin | None:
-    """Where an experience was imported from; None for one that was stored in this buffer first."""
+    """Return the place from which an experience was imported; None for one first stored in this buffer."""
     rows = database.fetch("origins_of_experience", experience_id=experience_id)
     return records(Origin, rows)[0] if rows else None
 
 
 def places(database: Database, experience_id: int) -> list[Place]:
-    """Everywhere an experience was before it came here, the nearest first."""
+    """Return all earlier places of an experience, nearest first."""
     rows = database.fetch("origins_of_experience", experience_id=experience_id)
     return [place for row in rows for place in records(Place, [row, *reversed(row["earlier"])])]
 
 
 def copies(database: Database, experience_id: int) -> list[Copy]:
-    """Experiences of this buffer that were imported from an experience of it."""
+    """Return experiences of this buffer that were imported from an experience of it."""
     return records(Copy, database.fetch("copies_of_experience", experience_id=experience_id))
 
 
 def kin(database: Database, experience_id: int) -> list[Kin]:
-    """What an experience was made of, and what was made of it."""
+    """Return what an experience was created from, and what was created from it."""
     return records(Kin, database.fetch("kin_of_experience", experience_id=experience_id))
 
 
 def purge_of(database: Database, experience_id: int) -> PurgeRecord | None:
-    """The purge of an experience; None where it was not purged."""
+    """Return the purge of an experience; None if it was not purged."""
     rows = database.fetch("purge_of_experience", experience_id=experience_id)
     return records(PurgeRecord, rows)[0] if rows else None

@@ -1,6 +1,6 @@
-"""Preference pairs of a run: the groups that they are built from, their table, and files of those that stand.
+"""Preference pairs of a run: the groups from which they are built, their table, and their export.
 
-Rewards are `rft.experience.reward` with every label up to one moment, the pairs' `label_cut`, and not shaped by a pipeline.
+Rewards are `rft.experience.reward` with every label up to one moment, the pairs' `label_cut`, without shaping by a pipeline.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ EXPORTS = (".jsonl", ".parquet")
 
 @dataclass(frozen=True)
 class PairBuild:
-    """Building pairs in one transaction; made by `building`.
+    """The building of pairs in one transaction; created by `building`.
 
     Attributes:
-        label_cut: newest label that the rewards contain.
-        dry_run: pairs are counted and not stored.
+        label_cut: newest label contained in the rewards.
+        dry_run: whether pairs are only counted.
     """
 
     run: Run
@@ -41,7 +41,7 @@ class PairBuild:
     _connection: Connection
 
     def groups(self, columns: Collection[str], page_groups: int) -> Iterator[tuple[pa.Table, int]]:
-        """Batches of up to `page_groups` finished groups with `columns`, as pipeline stages see them, and how many groups each has."""
+        """Yield up to `page_groups` finished groups at a time, as pipeline stages see them, with `columns`, and their number."""
         after = 0
         page = {"run_id": self.run.run_id, "limit": page_groups}
         while rows := fetch(self._connection, "finished_groups", after_id=after, **page):
@@ -53,7 +53,7 @@ class PairBuild:
             yield pa.Table.from_pylist(batch, schema=BATCH_SCHEMA), len(group_ids)
 
     def store(self, pairs: Sequence[tuple[int, int]], *, author: str, builder: dict[str, Any]) -> int:
-        """Store pairs of (chosen, rejected) experience ids that are not stored yet; how many.
+        """Store pairs of (chosen, rejected) experience ids that are not stored yet; return their number.
 
         Args:
             builder: the settings that found them.
@@ -71,23 +71,23 @@ def building(run: Run, *, dry_run: bool = False) -> Iterator[PairBuild]:
     """Build pairs of a run; all are stored at the end, or none.
 
     Raises:
-        ConflictError: somebody's labels stay uncommitted, or the same pairs are being built elsewhere.
+        ConflictError: another session's labels stay uncommitted, or the same pairs are being built elsewhere.
     """
     with at_label_cut(run.database, read_only=dry_run) as (connection, label_cut):
         yield PairBuild(run, label_cut, dry_run, connection)
 
 
 def export_pairs(run: Run, file: Path) -> int:
-    """Write the pairs of a run that stand to a .jsonl or .parquet file; how many.
+    """Write the pairs of a run that its rewards still support to a .jsonl or .parquet file; return their number.
 
-    The columns `prompt`, `chosen` and `rejected` are what other DPO trainers read; the others say where they come from.
+    The columns `prompt`, `chosen` and `rejected` are those that other DPO trainers read; the others give the origin.
 
     Raises:
-        QueryError: another ending, or no pair to write; no file is made.
+        QueryError: the suffix is unknown, or there is no pair to write; no file is created.
     """
     if file.suffix not in EXPORTS:
         raise QueryError(
-            "pairs are written to a file of a known kind",
+            "unknown kind of file for pairs",
             value=file.name,
             allowed=" or ".join(EXPORTS),
             todo="name such a file",
@@ -95,7 +95,7 @@ def export_pairs(run: Run, file: Path) -> int:
     rows = run.database.fetch("pairs_that_stand", run_id=run.run_id)
     if not rows:
         raise QueryError(
-            f"the run {run.name!r} has no preference pair that stands",
+            f"the run {run.name!r} has no preference pair that its rewards support",
             todo=f"build some: rft pairs build {run.name}",
         )
     draft = file.with_name(f".{file.name}.draft")

@@ -1,4 +1,4 @@
-"""Live progress of a run, read from the buffer only: any process on any machine can show it."""
+"""Live progress of a run, read from the buffer only, so any process on any machine can show it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OPEN_STEPS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Queue:
-    """Groups by where they stand; ready ones wait for the trainer."""
+    """Numbers of groups by status; ready ones wait for the trainer."""
 
     planned: int
     claimed: int
@@ -26,7 +26,7 @@ class Queue:
 
 @dataclass(frozen=True, kw_only=True)
 class Failures:
-    """Rollouts that failed or timed out, and the error of the commonest kind."""
+    """Number of rollouts that failed or timed out, and the most frequent kind of error."""
 
     num_rollouts: int
     num_commonest: int
@@ -48,7 +48,7 @@ class FinishedEvaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerState:
-    """What a process does or waits for; its fields are columns of `rft.v_waiting`, which are described there."""
+    """What a process does or waits for; its fields are columns of `rft.v_waiting`."""
 
     worker_id: int
     role: str
@@ -66,13 +66,13 @@ class WorkerState:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """Where a run stands at one moment.
+    """The state of a run at one moment.
 
     Attributes:
-        remaining_seconds: at the pace of the newest steps.
+        remaining_seconds: estimated from the pace of the newest steps.
         mean_reward, pass_rate: of `reward_step`, the newest explorer step with rewards.
         rewards: mean reward of every explorer step that has one.
-        policy_step: of the engines; the oldest where they differ.
+        policy_step: of the engines; the oldest if they differ.
         metrics: of the newest step.
         open_reviews: rows that wait for a person.
     """
@@ -105,7 +105,7 @@ class Snapshot:
 
 
 class Progress:
-    """Reads one run's progress, of steps that change no more once only."""
+    """Reads one run's progress. Steps that no longer change are read only once."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -113,7 +113,7 @@ class Progress:
         self._failures: dict[tuple[int, str], Row] = {}
 
     def snapshot(self) -> Snapshot:
-        """Where the run stands now."""
+        """Return the current state of the run."""
         run = self._row("progress_run")
         steps = self._rows("progress_steps", limit=8)
         workers = records(WorkerState, self._rows("progress_workers"))
@@ -172,12 +172,12 @@ class Progress:
 
 
 def last_step(run: Run) -> int:
-    """The newest trainer step that the run's present history has done; 0 before the first."""
+    """Return the newest trainer step that the run's current history has done; 0 if there is none."""
     return int(run.database.fetch("progress_run", run_id=run.run_id)[0]["step"])
 
 
 def _remaining(left: int, steps: list[Row]) -> float | None:
-    """Seconds to go at the pace of the newest steps."""
+    """Estimate the remaining seconds from the pace of the newest steps."""
     if left <= 0 or len(steps) < 2:
         return None
     taken: float = (steps[0]["finished_at"] - steps[-1]["finished_at"]).total_seconds()

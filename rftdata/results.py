@@ -1,4 +1,4 @@
-"""What a run has led to: evaluations of its present history, its curve, steps and groups, and what was dropped and why."""
+"""The results of a run: evaluations of its current history, curves, steps and groups, and dropped rows with reasons."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rftdata.run import Run
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationResult:
-    """A finished evaluation, over the questions of a taskset; `error`: how many of them could not be scored and count 0."""
+    """A finished evaluation over the questions of a taskset. `error`: how many of them could not be scored and count as 0."""
 
     evaluation_id: int
     purpose: str
@@ -26,7 +26,7 @@ class EvaluationResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Paired:
-    """Two evaluations over the questions that both were asked; the means and the difference are None where there is none."""
+    """Two evaluations over their common questions; the means and the difference are None if there are none."""
 
     num_questions: int
     before: float
@@ -37,7 +37,7 @@ class Paired:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """Rewards of a step: how many, and their mean."""
+    """Rewards of a step: number and mean."""
 
     step: int
     num: int
@@ -56,7 +56,7 @@ class Loss:
 
 @dataclass(frozen=True, kw_only=True)
 class StepTotals:
-    """Trainer steps of the present history; groups, tokens and seconds are without those before a fork."""
+    """Totals of the current history's trainer steps; groups, tokens and seconds exclude steps before a fork."""
 
     trained: int
     skipped: int
@@ -71,7 +71,7 @@ class StepTotals:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupTotals:
-    """Groups of a run: planned, planned in the place of a dropped one, closed without being trained on."""
+    """Numbers of a run's groups: planned, planned to replace a dropped one, closed without being trained on."""
 
     planned: int
     refilled: int
@@ -80,7 +80,7 @@ class GroupTotals:
 
 @dataclass(frozen=True, kw_only=True)
 class Totals:
-    """Experiences and tokens that the run sampled itself, its lives, and the time in which a process worked for it."""
+    """Numbers of experiences and of tokens sampled by the run itself, of its attempts, and the time with at least one process."""
 
     num_experiences: int
     sampled_tokens: int
@@ -90,7 +90,7 @@ class Totals:
 
 @dataclass(frozen=True, kw_only=True)
 class Dropped:
-    """Experiences that a stage dropped for a reason; reasons that differ only in the rows they name are one."""
+    """Experiences that a stage dropped for a reason. Reasons that differ only in the rows they name count as one."""
 
     stage: str
     reason: str
@@ -100,7 +100,7 @@ class Dropped:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointFolder:
-    """A checkpoint of the present history whose files are there."""
+    """A checkpoint of the current history whose files exist."""
 
     trainer_step: int
     uri: str
@@ -113,56 +113,56 @@ class RunResults:
         self._run = run
 
     def evaluations(self) -> list[EvaluationResult]:
-        """Finished evaluations of the present history, one per purpose, taskset, decoding and step, in this order."""
+        """Return the finished evaluations of the current history, one per purpose, taskset, decoding and step, in this order."""
         return records(EvaluationResult, self._rows("report_evaluations"))
 
     def paired(self, before: EvaluationResult, after: EvaluationResult) -> Paired:
-        """Two evaluations, which may be of two runs, compared question by question."""
+        """Compare two evaluations, possibly of two runs, question by question."""
         ids = {"before": before.evaluation_id, "after": after.evaluation_id}
         return records(Paired, self._run.database.fetch("report_paired", **ids))[0]
 
     def train_curve(self) -> list[Point]:
-        """Rewards as sampled, by explorer step: groups dropped later count."""
+        """Return the sampled rewards by explorer step, including groups dropped later."""
         return records(Point, self._rows("report_train_curve"))
 
     def loss_curve(self) -> list[Loss]:
-        """The training loss by trainer step."""
+        """Return the training loss by trainer step."""
         return records(Loss, self._rows("report_losses"))
 
     def totals(self) -> Totals:
-        """See `Totals`."""
+        """Return the totals of the run."""
         return records(Totals, [self._rows("report_tokens")[0] | self._rows("run_seconds")[0]])[0]
 
     def steps(self) -> StepTotals:
-        """See `StepTotals`."""
+        """Return the totals of trainer steps."""
         return records(StepTotals, self._rows("report_steps"))[0]
 
     def skipped_because(self) -> dict[str, int]:
-        """Steps that were skipped by reason, the most frequent first."""
+        """Return the number of skipped steps by reason, most frequent first."""
         return {row["reason"]: row["num_steps"] for row in self._rows("report_skipped")}
 
     def rollouts(self) -> dict[str, int]:
-        """Rollouts by outcome."""
+        """Return the number of rollouts by outcome."""
         return {row["outcome"]: row["num"] for row in self._rows("report_outcomes")}
 
     def failed_because(self) -> dict[str, int]:
-        """Failed rollouts by an error of each kind, the commonest kind first."""
+        """Return the number of failed rollouts by an error of each kind, most frequent first."""
         return {row["error"]: row["num"] for row in self._rows("report_failures")}
 
     def groups(self) -> GroupTotals:
-        """See `GroupTotals`."""
+        """Return the numbers of groups."""
         return records(GroupTotals, self._rows("report_groups"))[0]
 
     def closed_because(self) -> dict[str, int]:
-        """Closed groups by reason, the most frequent first."""
+        """Return the number of closed groups by reason, most frequent first."""
         return {row["reason"]: row["num_groups"] for row in self._rows("report_closed")}
 
     def dropped(self) -> list[Dropped]:
-        """What the stages of the run's pipeline dropped, the most frequent first."""
+        """Return the rows that stages of the run's pipeline dropped, most frequent first."""
         return records(Dropped, self._rows("report_dropped"))
 
     def checkpoints(self) -> list[CheckpointFolder]:
-        """Checkpoints of the present history whose files are there, by step."""
+        """Return the checkpoints of the current history whose files exist, by step."""
         return records(CheckpointFolder, self._rows("report_checkpoints"))
 
     def _rows(self, name: str) -> list[Row]:

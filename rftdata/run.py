@@ -1,7 +1,7 @@
-"""`Run`: one run of a buffer, as its row stood when it was read.
+"""`Run`: one run of a buffer, as its row was when it was read.
 
-What belongs to a run is asked of it or passed it: `Buffer.writer(run)`, `Worker(run, role)`, `newest_policy(run)`. It names the database
-that it is in, so that nothing else has to travel beside it. `Buffer.create_run`, `Buffer.find_run` and `Buffer.fork` make it.
+Functions that concern a run take it as an argument: `Buffer.writer(run)`, `Worker(run, role)`, `newest_policy(run)`. It contains its
+database, which therefore needs no separate argument. `Buffer.create_run`, `Buffer.find_run` and `Buffer.fork` create it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _ENDED = ("finished", "interrupted", "failed")
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run; its fields are the columns of `rft.run`, which are described there, and where it is.
+    """A run; its fields are the columns of `rft.run`, its database and its folder.
 
     Attributes:
-        folder: where it keeps files that are not experiences: checkpoints, weights, curves.
+        folder: contains the run's files other than experiences: checkpoints, weights, curves.
     """
 
     run_id: int
@@ -52,22 +52,22 @@ class Run:
 
     @classmethod
     def of_row(cls, database: Database, folder: Path, row: Row) -> Run:
-        """A run of its row; `folder` is where the buffer keeps the folders of its runs."""
+        """Create a run from its row; `folder` contains the folders of all runs of the buffer."""
         columns = {f.name: row[f.name] for f in fields(cls) if f.name not in ("database", "folder")}
         return cls(database=database, folder=folder / str(row["name"]), **columns)
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is finished, interrupted or failed."""
+        """Whether the run is finished, interrupted or failed."""
         return self.status in _ENDED
 
     @property
     def was_imported(self) -> bool:
-        """Whether an import made it: then it has no checkpoint, and no configuration to go on with."""
+        """Whether an import created the run, which then has no checkpoint and no configuration to continue with."""
         return "import" in self.config
 
     def end(self, status: str, outcome: str) -> bool:
-        """Store that the run is finished, interrupted or failed, and why; whether it was not finished before, which stands."""
+        """Store that the run is finished, interrupted or failed, and why; return False for a finished run, which stays so."""
         ended = self.database.run("finish_run", run_id=self.run_id, status=status, outcome=outcome)
         return bool(ended)
 
@@ -77,13 +77,13 @@ class Run:
         notify.notify(self.database, notify.RUN)
 
     def go_on(self, config: dict[str, Any], *, steps: int, pipeline_version: str) -> Run:
-        """Set the run to go on with other settings, as it stands then."""
+        """Store other settings for the run to continue with; return the updated run."""
         self.database.run(
             "set_run_config", run_id=self.run_id, config=Jsonb(config), planned_steps=steps, pipeline_version=pipeline_version
         )  # fmt: skip
         return self.refreshed()
 
     def refreshed(self) -> Run:
-        """The run as it stands now."""
+        """Return the run as it is now."""
         (row,) = self.database.fetch("run_by_id", run_id=self.run_id)
         return Run.of_row(self.database, self.folder.parent, row)

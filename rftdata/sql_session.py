@@ -1,4 +1,4 @@
-"""A person's SQL: statements as they were typed, and psql on the buffer. Names without a schema mean schema rft."""
+"""SQL typed by a person: statements, and psql on the buffer. Names without a schema refer to schema rft."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from rftdata.postgres.query_errors import query_error
 
 @dataclass(frozen=True)
 class StatementResult:
-    """What a statement led to.
+    """The result of a statement.
 
     Attributes:
-        columns: names of the columns, each once, with those the query gave them; None for a command.
+        columns: unique names of the columns, with the names in the query; None for a command.
         message: the server's, such as `UPDATE 1`.
     """
 
@@ -32,7 +32,7 @@ class StatementResult:
 
 @dataclass(frozen=True)
 class RewardChange:
-    """What a statement did to rewards, and the command that undoes it."""
+    """A change of rewards by a statement, and the command that undoes it."""
 
     what: str
     undo_command: str
@@ -40,29 +40,29 @@ class RewardChange:
 
 @dataclass(frozen=True)
 class SessionResult:
-    """What statements led to, in their order, and what of it changed rewards."""
+    """The results of statements, in order, and their changes of rewards."""
 
     statements: list[StatementResult]
     reward_changes: list[RewardChange]
 
 
 def run_statements(database: Database, text: str, author: str) -> SessionResult:
-    """Run one or more statements; labels that they write carry the author.
+    """Run statements; labels that they write have this author.
 
     Raises:
-        QueryError: the server refused it; the message, detail and hint are the server's, whose error is the cause.
+        QueryError: the server rejected a statement; the message, detail and hint are the server's, whose error is the cause.
     """
     done = SessionResult([], [])
 
-    def hear(notice: Diagnostic) -> None:
+    def record(notice: Diagnostic) -> None:
         if notice.message_hint and notice.message_hint.startswith("rft label undo "):
             done.reward_changes.append(RewardChange(notice.message_primary or "", notice.message_hint))
 
     with database.connection() as connection:
         execute(connection, "sql_settings", author=author)
-        connection.add_notice_handler(hear)
+        connection.add_notice_handler(record)
         try:
-            cursor = connection.cursor(row_factory=tuple_row)  # not dictionaries: two columns may have one name
+            cursor = connection.cursor(row_factory=tuple_row)  # not dictionaries, because two columns may have one name
             cursor.execute(text)
             more: bool | None = True
             while more:
@@ -77,12 +77,12 @@ def run_statements(database: Database, text: str, author: str) -> SessionResult:
         except (psycopg.DataError, psycopg.ProgrammingError, psycopg.IntegrityError, psycopg.InternalError) as error:
             raise query_error(error) from error
         finally:
-            connection.remove_notice_handler(hear)
+            connection.remove_notice_handler(record)
     return done
 
 
 def psql_command(database: Database, author: str) -> tuple[str, list[str], dict[str, str]]:
-    """Program, arguments and environment of psql on the buffer; the password travels in the environment only."""
+    """Return program, arguments and environment of psql on the buffer; the password is passed only in the environment."""
     address, password = without_password(database.uri)
     quoted = author.replace("\\", "\\\\").replace(" ", "\\ ")
     options = f"-c search_path=rft,public -c rft.author={quoted} " + os.environ.get("PGOPTIONS", "")

@@ -1,4 +1,4 @@
-"""Connection strings as messages may show them."""
+"""Connection strings for messages."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import re
 
 
 def redacted(uri: str) -> str:
-    """The connection string without its password."""
+    """Return a connection string without its password."""
     return re.sub(r"(password=)[^&\s]*", r"\1…", re.sub(r"(//[^:/@]*):[^@/]*@", r"\1:…@", uri))

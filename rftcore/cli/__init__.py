@@ -1,8 +1,8 @@
 """The command line: `rft VERB …`, one file per verb.
 
-Owns what all verbs share: the exit code and what a person reads when something is wrong. An `RftError` is one paragraph
-on stderr and its own exit code; a defect of ours is one paragraph and 70; Ctrl-C is 130. A stack trace appears only with
-`--debug` (anywhere on the line) or RFT_DEBUG=1. Verbs import their engines inside their functions, so that `rft sql`,
+It owns what all verbs share: exit codes and error messages. An `RftError` is printed as one paragraph
+on stderr and has its own exit code; a defect of rftdata is one paragraph and exits with 70; Ctrl-C exits with 130. Stack traces appear only
+with `--debug` (anywhere on the line) or RFT_DEBUG=1. Verbs import their engines inside their functions, so that `rft sql`,
 `rft status` and `rft label` load neither torch, ray, vllm nor transformers.
 """
 
@@ -98,18 +98,18 @@ def _root(
 ) -> None:
     """Reinforcement fine-tuning around a persistent experience buffer.
 
-    Commands that read a buffer find it by --buffer, else the environment variable RFT_BUFFER, else ./buffer.
+    Commands that read a buffer find it with --buffer, else the environment variable RFT_BUFFER, else ./buffer.
     """
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Run the console script."""
     sys.exit(run_command(sys.argv[1:]))
 
 
 def run_command(arguments: list[str]) -> int:
-    """Run one command line; errors become a paragraph on stderr. Returns the exit code."""
-    # Taken out here so that it works after the verb too; a `--` protects what follows.
+    """Run one command line, with errors as a paragraph on stderr; return the exit code."""
+    # Removed here, so that it also works after the verb; arguments after `--` are not changed.
     end = arguments.index("--") if "--" in arguments else len(arguments)
     debug = "--debug" in arguments[:end] or os.environ.get("RFT_DEBUG", "") not in ("", "0")
     arguments = [a for i, a in enumerate(arguments) if a != "--debug" or i > end]
@@ -120,7 +120,7 @@ def run_command(arguments: list[str]) -> int:
     except typer.TyperException as error:
         return _usage_error(error, arguments)
     except BrokenPipeError:
-        # The reader of a pipe (`| head`) left: nobody to tell, and the interpreter must not try to flush again.
+        # The reader of a pipe (`| head`) has closed it, so no message is possible, and the interpreter must not flush again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (KeyboardInterrupt, typer.Abort):
@@ -139,7 +139,7 @@ def run_command(arguments: list[str]) -> int:
 
 
 def explain(error: Exception) -> tuple[str, int]:
-    """One paragraph and the exit code for an error that reached the edge."""
+    """Return one paragraph and the exit code for an error that reached the command line."""
     from rftcore.installation.packages import missing_packages, missing_training_module
 
     if (missing := missing_training_module(error)) is not None:
@@ -149,11 +149,11 @@ def explain(error: Exception) -> tuple[str, int]:
     text = " ".join(str(error).split())
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return (
-            f"the disk is full ({text}); free some space and run the command again; what was acknowledged is safe.",
+            f"the disk is full ({text}); free some space and run the command again; acknowledged data is safe.",
             1,
         )
     if isinstance(error, PermissionError):
-        return f"a file cannot be used ({text}); correct its owner or mode, or run as the user who made it.", 1
+        return f"a file cannot be used ({text}); correct its owner or mode, or run as the user who created it.", 1
     return (
         f"this is a defect of rftdata: {type(error).__name__}: {text}; run again with --debug and report what it prints.",
         EXIT_DEFECT,

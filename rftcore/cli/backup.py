@@ -13,15 +13,15 @@ from rftdata.errors import QueryError
 
 
 def backup(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to write it; must not exist.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="New folder to write to.")],
     buffer: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write database and arrays into a folder, both of one moment, while everybody works on."""
+    """Write the database and the arrays into a folder, both of one moment, while the buffer is in use."""
     from rftcore.cli.output import print_json
     from rftdata.maintenance.backup import back_up
 
-    with opened(buffer, "rft db backup", schema="any") as found:  # before an upgrade, too
+    with opened(buffer, "rft db backup", schema="any") as found:  # also before an upgrade
         manifest = back_up(found, folder)
     if as_json:
         print_json(asdict(manifest))
@@ -31,20 +31,22 @@ def backup(
 
 
 def restore(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="What `rft db backup` wrote.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder written by `rft db backup`.")],
     buffer: BufferOption = None,
     segments: Annotated[
-        Path | None, typer.Option("--segments", help="Folder for the arrays; needed where --buffer is a server's URL.")
+        Path | None, typer.Option("--segments", help="Folder for the arrays; required if --buffer is a server's URL.")
     ] = None,
 ) -> None:
-    """Make a new buffer of a back-up: --buffer names a new folder, or the URL of an empty database."""
+    """Create a buffer from a backup: --buffer names a new folder, or the URL of an empty database."""
     from rftdata.config import BufferConfig
     from rftdata.inspection import counts
     from rftdata.maintenance.backup import restore as restored
 
     if buffer is None:
         raise QueryError(
-            "say where to restore to", allowed="a new folder, or the URL of an empty database", todo="add --buffer"
+            "no target of the restore is given",
+            allowed="a new folder, or the URL of an empty database",
+            todo="add --buffer",
         )
     target = BufferConfig(uri=buffer, segments=None if segments is None else str(segments))
     with restored(folder, target) as found:

@@ -1,4 +1,4 @@
-"""`rft bench NAME`: the benchmarks, as programs of their own; JSON on stdout, progress on stderr."""
+"""`rft bench NAME`: runs the benchmarks as separate programs, with JSON on stdout and progress on stderr."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ _FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
 def bench(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Which one; a name that is none lists them.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of the benchmark. An unknown name lists the available ones.")
+    ],
 ) -> None:
-    """Run a benchmark; options after NAME are its own (`rft bench buffer --help`)."""
+    """Run a benchmark. Options after NAME are those of the benchmark (`rft bench buffer --help`)."""
     if name in ("-h", "--help"):
         print(context.get_help())
         return
@@ -29,6 +31,6 @@ def bench(
     if not known:
         raise ConfigError("benchmarks are part of a checkout, not of the installed package", value=str(_FOLDER))
     if name not in known:
-        raise ConfigError("no such benchmark", value=name, allowed=", ".join(known))
+        raise ConfigError("unknown benchmark", value=name, allowed=", ".join(known))
     command = [sys.executable, "-m", f"benchmarks.{name}", *context.args]
     raise typer.Exit(subprocess.run(command, cwd=_FOLDER.parent, check=False).returncode)

@@ -18,13 +18,13 @@ def check(
         bool,
         typer.Option(
             "--deep",
-            help="Also open the model, the task sources, the database and what stages need, and try workflow and rewards on one task of "
+            help="Also open the model, the task sources, the database and the inputs of stages, and try workflow and rewards on one task of "
             "each taskset.",
         ),
     ] = False,
-    wait_s: Annotated[float, typer.Option(min=0.01, help="Seconds for one stage, task row or query, at most.")] = 10.0,
+    wait_s: Annotated[float, typer.Option(min=0.01, help="Maximum seconds for one stage, task row or query.")] = 10.0,
     read_s: Annotated[
-        float, typer.Option(min=0.01, help="Seconds for the rows of one task source, at most (with --deep).")
+        float, typer.Option(min=0.01, help="Maximum seconds for the rows of one task source (with --deep).")
     ] = 60.0,
     buffer: ConfigBufferOption = None,
     as_json: JsonOption = False,
@@ -55,5 +55,5 @@ def check(
         print(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True), end="")
     warn(
         f"{config} is valid"
-        + ("" if deep else "; --deep also opens model, tasks, database and what stages need, and tries a rollout")
+        + ("" if deep else "; --deep also opens model, tasks, database and inputs of stages, and tries a rollout")
     )

@@ -1,4 +1,4 @@
-"""`rft db …`: making a buffer, its embedded server; schema, segment files, roles and back-up of any buffer."""
+"""`rft db …`: buffers and their embedded servers; schema, segment files, roles and backup of any buffer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rftdata.administration import EmbeddedServer
 
 app = typer.Typer(
-    help="The PostgreSQL of a buffer: the embedded server, segment files, roles, back-up.",
+    help="The PostgreSQL of a buffer: the embedded server, segment files, roles, backup.",
     no_args_is_help=True,
 )
 
@@ -24,12 +24,12 @@ app = typer.Typer(
 def create(
     buffer: BufferOption = None,
     listen: Annotated[
-        str | None, typer.Option("--listen", metavar="HOST:PORT", help="Accept TCP there, too (embedded server).")
+        str | None, typer.Option("--listen", metavar="HOST:PORT", help="Also accept TCP there (embedded server).")
     ] = None,
 ) -> None:
-    """Make an empty buffer: --buffer names a new folder, or the URL of an empty database; ./buffer by default.
+    """Create an empty buffer: --buffer names a new folder, or the URL of an empty database; ./buffer by default.
 
-    An embedded server of the folder is started. On a server, the schema `rft` is made in the database; its arrays are in
+    The embedded server of the folder is started. On a server, the schema `rft` is created in the database; the arrays are in
     the folder that `buffer.segments` or RFT_SEGMENTS names.
     """
     import rftdata
@@ -37,38 +37,38 @@ def create(
 
     uri = buffer or "./buffer"
     if "://" in uri and listen:
-        raise ConfigError("--listen is for the embedded server of a folder", value=listen, todo="leave it out")
+        raise ConfigError("--listen is for the embedded server of a folder", value=listen, todo="omit it")
     rftdata.create(BufferConfig(uri=uri, listen=listen))
-    print(f"made the buffer {place_name(uri)}")
+    print(f"created the buffer {place_name(uri)}")
 
 
 @app.command("migrate")
 def migrate(buffer: BufferOption = None) -> None:
-    """Bring the schema of a buffer to this release. Commands that write do the same; those that only read refuse an older schema."""
+    """Migrate the schema of a buffer to this release. Commands that write also do this; those that only read refuse an older schema."""
     from rftdata.config import BufferConfig
     from rftdata.connection import upgrade
 
     uri = find_buffer(buffer)
     before, now = upgrade(BufferConfig(uri=uri), "rft db")
-    change = f"is at version {now} already" if before == now else f"went from version {before} to {now}"
+    change = f"is already at version {now}" if before == now else f"was migrated from version {before} to {now}"
     print(f"the schema of the buffer {place_name(uri)} {change}")
 
 
 @app.command("start")
 def start(
     buffer: BufferOption = None,
-    listen: Annotated[str | None, typer.Option("--listen", metavar="HOST:PORT", help="Accept TCP there, too.")] = None,
+    listen: Annotated[str | None, typer.Option("--listen", metavar="HOST:PORT", help="Also accept TCP there.")] = None,
 ) -> None:
     """Start the server; it then runs until `rft db stop`, used or not."""
     server = _server(buffer, listen)
     was_running = server.is_running()
     if was_running and listen:
         raise BufferUnavailableError(
-            "the server runs already, without the address you ask for", value=listen, todo="`rft db stop` it first"
+            "the server is already running without this address", value=listen, todo="`rft db stop` it first"
         )
     server.start(until_stopped=True)
     print(
-        f"the server of {server.folder} {'runs already' if was_running else 'is started'}; it runs until `rft db stop`"
+        f"the server of {server.folder} {'is already running' if was_running else 'is started'}; it runs until `rft db stop`"
     )
 
 
@@ -76,7 +76,7 @@ def start(
 def stop(
     buffer: BufferOption = None,
     force: Annotated[
-        bool, typer.Option("--force", help="End open sessions, too; they lose what they had not committed.")
+        bool, typer.Option("--force", help="Also end open sessions; they lose uncommitted changes.")
     ] = False,
 ) -> None:
     """Stop the server, unless sessions are open. Without this command it stops after `buffer.idle_stop_s` unused seconds (60)."""
@@ -84,14 +84,14 @@ def stop(
 
     server = _server(buffer)
     if not server.is_running():
-        print(f"the server of {server.folder} does not run")
+        print(f"the server of {server.folder} is not running")
         return
     sessions = [] if force else open_sessions(server)
     if sessions:
         names = ", ".join(sorted({str(session["application_name"] or "unnamed") for session in sessions}))
         raise BufferUnavailableError(
             f"the server of {server.folder} is in use by {len(sessions)} session(s): {names}",
-            todo="let them finish (`rft status` shows who works), or add --force",
+            todo="wait until they have finished (`rft status` shows running processes), or add --force",
         )
     server.stop()
     print(f"the server of {server.folder} is stopped")
@@ -99,7 +99,7 @@ def stop(
 
 @app.command("status")
 def status(buffer: BufferOption = None, as_json: JsonOption = False) -> None:
-    """Whether the server runs, and who uses it."""
+    """Show whether the server is running, and which sessions use it."""
     from rftcore.cli.output import print_json, print_rows
     from rftdata.administration import open_sessions
 
@@ -122,7 +122,7 @@ def status(buffer: BufferOption = None, as_json: JsonOption = False) -> None:
 def uri(buffer: BufferOption = None) -> None:
     """Print the connection string for other SQL clients; the server then runs until `rft db stop`, since they cannot start it.
 
-    The string holds the password: do not paste it into a log.
+    The string contains the password, so do not paste it into a log.
     """
     print(_server(buffer).start(until_stopped=True))
 
@@ -134,12 +134,12 @@ def compact(
         float | None,
         typer.Option(
             "--grace", min=0, metavar="SECONDS",
-            help="Leave alone what was written or moved within this time; buffer.compaction_grace_s, an hour, by default.",
+            help="Skip files written or moved within this time; buffer.compaction_grace_s, an hour, by default.",
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Merge small segment files of writers that are gone, and remove what nobody refers to. Safe while runs go on."""
+    """Merge small segment files of ended writers, and remove unreferenced files. Safe during runs."""
     from dataclasses import asdict
 
     from rftcore.cli.output import print_json
@@ -149,14 +149,14 @@ def compact(
         grace_s = found.config.compaction_grace_s if grace is None else grace
         report = Compactor(found.database, found.segments, grace_s=grace_s).run()
     if report is None:
-        raise BufferUnavailableError("another process is compacting this buffer", todo="wait until it is done")
+        raise BufferUnavailableError("another process is compacting this buffer", todo="wait until it has finished")
     if as_json:
         print_json(asdict(report))
     else:
         print(
             f"{report.files_merged} files merged ({report.segments_moved} segments, {report.bytes_moved} bytes moved), "
             f"{report.files_cut} cut, {report.orphans_removed} orphans and {report.files_removed} retired files removed: "
-            f"{report.bytes_freed} bytes freed; {report.files_waiting} retired files stay for their grace of {grace_s:g} s"
+            f"{report.bytes_freed} bytes freed; {report.files_waiting} retired files stay for their grace period of {grace_s:g} s"
         )
         for problem in report.damaged:
             print(f"WRONG  {problem}")
@@ -165,9 +165,9 @@ def compact(
 
 @app.command("roles")
 def roles(buffer: BufferOption = None, as_json: JsonOption = False) -> None:
-    """Make the roles rft_reader, rft_labeler and rft_worker where they are missing, and give each exactly what it may do.
+    """Create the roles rft_reader, rft_labeler and rft_worker if they are missing, and grant each exactly its rights.
 
-    Works on a server's URL, too. Needs the owner of the schema; making roles needs CREATEROLE. Then, in `rft sql`:
+    Also works on a server's URL. Requires the owner of the schema; creating roles requires CREATEROLE. Then, in `rft sql`:
     CREATE ROLE ada LOGIN IN ROLE rft_labeler, and \\password ada.
     """
     from rftcore.cli.output import print_json, warn
@@ -179,9 +179,11 @@ def roles(buffer: BufferOption = None, as_json: JsonOption = False) -> None:
     if as_json:
         print_json({"made": made, "granted": held, "missing": missing})
     else:
-        print(f"made: {', '.join(made) or 'none'}; granted: {', '.join(held) or 'none'}")
+        print(f"created: {', '.join(made) or 'none'}; granted: {', '.join(held) or 'none'}")
     if missing:
-        warn(f"this account may not make {', '.join(missing)}; let one with CREATEROLE run `rft db roles`")
+        warn(
+            f"this account may not create {', '.join(missing)}; run `rft db roles` with an account that has CREATEROLE"
+        )
         raise typer.Exit(1)
 
 
@@ -195,7 +197,7 @@ def _server(uri: str | None, listen: str | None = None) -> EmbeddedServer:
     found = find_buffer(uri)
     if "://" in found:
         raise ConfigError(
-            "rft db looks after embedded servers only",
+            "this command is for embedded servers only",
             value=found.split("://")[0] + "://…",
             allowed="the folder of a buffer",
         )
@@ -204,6 +206,6 @@ def _server(uri: str | None, listen: str | None = None) -> EmbeddedServer:
         raise BufferUnavailableError(
             "there is no buffer here",
             value=str(server.folder),
-            todo="name one with --buffer or RFT_BUFFER, or make one: `rft db create`",
+            todo="name one with --buffer or RFT_BUFFER, or create one: `rft db create`",
         )
     return server

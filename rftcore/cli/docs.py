@@ -1,4 +1,4 @@
-"""`rft docs`: the pages of the documentation that belong to the installed version."""
+"""`rft docs`: the documentation pages of the installed version."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rftcore.cli.session import JsonOption
 
 def docs(
     page: Annotated[
-        str | None, typer.Argument(metavar="PAGE", help="Its name or the last part of it; without one, all are listed.")
+        str | None, typer.Argument(metavar="PAGE", help="Name of the page or the last part of it; omit it to list all.")
     ] = None,
     path_only: Annotated[bool, typer.Option("--path", help="Print the file's path instead of its text.")] = False,
     as_json: JsonOption = False,

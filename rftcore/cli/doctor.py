@@ -24,10 +24,10 @@ Finding = tuple[bool, str]
 
 def doctor(
     buffer: BufferOption = None,
-    installation_only: Annotated[bool, typer.Option("--installation", help="Leave the buffer alone.")] = False,
+    installation_only: Annotated[bool, typer.Option("--installation", help="Do not check the buffer.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check the installation, the database, and every segment with its checksum; exit 1 when something is wrong."""
+    """Check the installation, the database, and every segment with its checksum; exit with 1 if something is wrong."""
     from rftcore.cli.output import print_json
 
     findings: list[Finding] = []
@@ -50,7 +50,7 @@ def _examine(uri: str | None, installation_only: bool) -> Iterator[Finding]:
     try:
         find_buffer(uri)
     except BufferUnavailableError as error:
-        # Without a buffer there is nothing wrong yet.
+        # A missing buffer is not an error yet.
         yield True, f"no buffer to check: {error}"
         return
     try:
@@ -89,7 +89,7 @@ def _buffer(buffer: Buffer) -> Iterator[Finding]:
         yield (
             enough,
             f"{free / 2**30:.1f} GiB free where the segments are"
-            + ("" if enough else "; writers refuse to go on: free some space"),
+            + ("" if enough else "; writers refuse to continue: free some space"),
         )
     held = counts(buffer.database)
     problems = 0
@@ -98,4 +98,4 @@ def _buffer(buffer: Buffer) -> Iterator[Finding]:
         yield False, problem
     if not problems:
         checked = f"{held.segments} segments with {held.rows} rows match their checksums"
-        yield True, f"{checked}, {held.experiences} experiences point into them"
+        yield True, f"{checked}, {held.experiences} experiences refer to them"

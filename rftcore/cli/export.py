@@ -1,4 +1,4 @@
-"""`rft export`: experiences with everything they belong to, as a file."""
+"""`rft export`: writes experiences with everything they belong to into a file."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ def export(
         Path, typer.Argument(metavar="FILE", help="NAME.parquet, NAME.jsonl, or a folder for the library datasets.")
     ],
     run: Annotated[
-        list[str] | None, typer.Option("--run", metavar="RUN", help="Of this run; may be repeated. All by default.")
+        list[str] | None, typer.Option("--run", metavar="RUN", help="Only this run; repeatable. All runs by default.")
     ] = None,
     where: Annotated[
         str | None,
-        typer.Option("--where", metavar="SQL", help="Only what this holds for: columns of rft.v_experience."),
+        typer.Option("--where", metavar="SQL", help="Only experiences that meet this condition over rft.v_experience."),
     ] = None,
     whole_groups: Annotated[
-        bool, typer.Option("--whole-groups", help="With --where: all of a group of which one is chosen.")
+        bool, typer.Option("--whole-groups", help="With --where: export the whole group of each chosen experience.")
     ] = False,
     buffer: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write experiences with tasks, rollouts, rewards, labels and token arrays to a file.
 
-    `rft import` reads it back, into this buffer or another. Purged experiences are left out, and counted.
+    `rft import` reads it back, into this buffer or another. Purged experiences are left out and counted.
     """
     from rftcore.cli.output import print_json
     from rftdata import exchange

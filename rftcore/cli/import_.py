@@ -1,4 +1,4 @@
-"""`rft import`: experiences from a file that `rft export` wrote."""
+"""`rft import`: reads experiences from a file that `rft export` wrote."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ def import_(
     run: Annotated[
         str | None,
         typer.Option(
-            "--run", metavar="RUN", help="Into this run, made if need be; by default, a run for each in the file."
+            "--run",
+            metavar="RUN",
+            help="Import into this run, created if needed; by default, into a separate run for each in the file.",
         ),
     ] = None,
     taskset_prefix: Annotated[
         str,
         typer.Option(
-            "--taskset-prefix", metavar="TEXT", help="Put before the names of tasksets that clash with others."
+            "--taskset-prefix", metavar="TEXT", help="Prefix for the names of all tasksets, to avoid clashes."
         ),
     ] = "",
     buffer: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Import what `rft export` wrote, labels and arrays included; what is there already is passed over.
+    """Import a file that `rft export` wrote, with labels and arrays. Groups that are already imported are skipped.
 
-    A buffer that --buffer names and that is not there is made, once the file is found to be good.
+    If the buffer named by --buffer does not exist, it is created after the file has been checked.
     `rft lineage EXPERIENCE` names the buffer, run and experience that an imported one comes from.
     """
     import rftdata
@@ -43,20 +45,20 @@ def import_(
     contents = exchange.check(file, taskset_prefix=taskset_prefix)
     made = rftdata.create(place, exist_ok=True)
     if made:
-        warn(f"made the buffer {place_name(place)}")
+        warn(f"created the buffer {place_name(place)}")
     try:
         with opened(place, "rft import", schema="migrate") as found:
             done = exchange.load(found, contents, run=run)
     except BaseException:
         if made:
             warn(
-                f"the new buffer {place_name(place)} stays, with what was imported until now; the same command goes on with it"
+                f"the new buffer {place_name(place)} stays, with everything imported so far; repeat the command to continue"
             )
         raise
     if as_json:
         print_json(asdict(done))
         return
-    present = f"; {done.num_present} groups were there already" if done.num_present else ""
+    present = f"; {done.num_present} groups were already present" if done.num_present else ""
     print(
         f"{done.num_experiences} experiences in {done.num_groups} groups imported into {', '.join(done.runs)}{present}"
     )

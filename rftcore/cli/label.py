@@ -1,4 +1,4 @@
-"""`rft label set|import|queue|undo|history`: correct rewards and answer what pipelines ask, from the command line."""
+"""`rft label set|import|queue|undo|history`: corrections of rewards and answers to reviews."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
     from rftdata.labels import LabelBatch
 
 app = typer.Typer(
-    help="Correct rewards while training runs; every change is kept and can be undone.", no_args_is_help=True
+    help="Correct rewards while training runs. Every change is recorded and can be undone.", no_args_is_help=True
 )
 
 AuthorOption = Annotated[
-    str | None, typer.Option("--author", envvar="RFT_AUTHOR", help="Who says so; your login name by default.")
+    str | None, typer.Option("--author", envvar="RFT_AUTHOR", help="Author of the label; your login name by default.")
 ]
-ReasonOption = Annotated[str | None, typer.Option("--reason", help="Why; stored with every label.")]
+ReasonOption = Annotated[str | None, typer.Option("--reason", help="Reason, stored with every label.")]
 FinalOption = Annotated[bool, typer.Option("--final", help="These rewards bypass reward shaping by the pipeline.")]
 
 
-# A negative reward is not an option.
+# A negative reward must not be read as an option.
 @app.command("set", context_settings={"ignore_unknown_options": True})
 def set_one(
-    experience: Annotated[int, typer.Argument(metavar="EXPERIENCE", help="Its id.")],
-    reward: Annotated[float, typer.Argument(metavar="REWARD", help="The reward it should have.")],
+    experience: Annotated[int, typer.Argument(metavar="EXPERIENCE", help="Id of the experience.")],
+    reward: Annotated[float, typer.Argument(metavar="REWARD", help="The new reward.")],
     reason: ReasonOption = None,
     by: AuthorOption = None,
     final: FinalOption = False,
@@ -64,14 +64,14 @@ def import_file(
 
 @app.command("queue")
 def queue(
-    run: Annotated[str | None, typer.Option("--run", metavar="RUN", help="Of one run; of all by default.")] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="At most this many lines.")] = 20,
+    run: Annotated[str | None, typer.Option("--run", metavar="RUN", help="Only this run; all runs by default.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Maximum number of lines.")] = 20,
     buffer: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """What waits for a person (stage human_review), the most urgent first.
+    """List reviews that wait for a person (stage human_review), most urgent first.
 
-    Any new reward is an answer. `rft label set EXPERIENCE REWARD` with the reward it has lets it pass as it is.
+    Any new reward is an answer. To answer without a change, use `rft label set EXPERIENCE REWARD` with the current reward.
     """
     from rftcore.cli.output import print_rows
     from rftdata import labels
@@ -84,13 +84,13 @@ def queue(
 
 @app.command("undo")
 def undo(
-    batch: Annotated[int, typer.Argument(metavar="BATCH", help="The batch's id, as `rft label history` prints it.")],
+    batch: Annotated[int, typer.Argument(metavar="BATCH", help="Id of the batch, as printed by `rft label history`.")],
     reason: ReasonOption = None,
     by: AuthorOption = None,
     buffer: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Give every row of a batch the reward it had before; rows labelled again since keep the later label."""
+    """Restore the rewards from before a batch; rows labelled again since then keep the later label."""
     from rftdata import labels
 
     with opened(buffer, "rft label", schema="migrate") as found:
@@ -101,14 +101,14 @@ def undo(
 @app.command("history")
 def history(
     experience: Annotated[
-        int | None, typer.Argument(metavar="EXPERIENCE", help="Its labels; without it, the newest batches.")
+        int | None, typer.Argument(metavar="EXPERIENCE", help="Show its labels; omit it for the newest batches.")
     ] = None,
-    batch: Annotated[int | None, typer.Option("--batch", help="The labels of one batch.")] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="At most this many lines.")] = 20,
+    batch: Annotated[int | None, typer.Option("--batch", help="Show the labels of one batch.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Maximum number of lines.")] = 20,
     buffer: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Who changed which reward, when and why; newest first."""
+    """List changes of rewards with author, time and reason, newest first."""
     from rftcore.cli.output import print_rows
     from rftdata import labels
 
@@ -123,9 +123,9 @@ def history(
         print_rows(rows, as_json=as_json)
     elif batch is not None:
         of = "" if experience is None else f" of experience {experience}"
-        print(f"batch {batch} holds no label{of}: `rft label history` lists the newest batches")
+        print(f"batch {batch} has no label{of}: `rft label history` lists the newest batches")
     elif experience is not None:
-        print(f"experience {experience} was never labelled: its reward is the one it was stored with")
+        print(f"experience {experience} was never labelled: it still has its first reward")
     else:
         print("nothing was labelled in this buffer")
 
@@ -137,14 +137,14 @@ def _tell(batch: LabelBatch, as_json: bool) -> None:
         print_json(asdict(batch))
         return
     print(
-        f"label batch {batch.label_batch_id}: {batch.num_changed} changed, {batch.num_unchanged} stood so already",
+        f"label batch {batch.label_batch_id}: {batch.num_changed} changed, {batch.num_unchanged} already had the value",
         end="",
     )
     if batch.num_answered:
         print(f", {batch.num_answered} reviews answered", end="")
     if batch.overruled:
         print(
-            f", {len(batch.overruled)} labelled again since and left alone: {', '.join(map(str, batch.overruled[:20]))}",
+            f", {len(batch.overruled)} labelled again since then and not changed: {', '.join(map(str, batch.overruled[:20]))}",
             end="",
         )
     print(f"; undo with `rft label undo {batch.label_batch_id}`" if batch.num_changed else "")

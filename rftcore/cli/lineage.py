@@ -1,4 +1,4 @@
-"""`rft lineage`: from an experience to steps and checkpoints, and back."""
+"""`rft lineage`: from an experience to steps and checkpoints, and from a checkpoint to experiences."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ _OF_CHECKPOINT = ("trainer_step", "experience_id", "reward_used", "reward_now", 
 
 def lineage(
     experience: Annotated[
-        int | None, typer.Argument(metavar="EXPERIENCE", help="Which steps and checkpoints were trained on it.")
+        int | None, typer.Argument(metavar="EXPERIENCE", help="Show the steps and checkpoints trained on it.")
     ] = None,
     checkpoint: Annotated[
         int | None,
-        typer.Option("--checkpoint", metavar="STEP", help="Which experiences this checkpoint was trained on."),
+        typer.Option("--checkpoint", metavar="STEP", help="Show the experiences this checkpoint was trained on."),
     ] = None,
     run: Annotated[
-        str | None, typer.Option("--run", metavar="RUN", help="Whose checkpoint; the newest run's by default.")
+        str | None, typer.Option("--run", metavar="RUN", help="Run of the checkpoint; the newest by default.")
     ] = None,
     origin: Annotated[
         bool,
-        typer.Option("--origin", help="With EXPERIENCE: where it was imported from, hop by hop, the nearest first."),
+        typer.Option("--origin", help="With EXPERIENCE: show the buffers it was imported from, nearest first."),
     ] = False,
     pipeline: Annotated[
         bool,
         typer.Option(
-            "--pipeline", help="With EXPERIENCE: what every stage and version of a pipeline found out and decided."
+            "--pipeline", help="With EXPERIENCE: show the scores and verdicts of all stages and pipeline versions."
         ),
     ] = False,
     buffer: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show which steps and checkpoints used an experience, or which experiences a checkpoint has seen.
+    """Show which steps and checkpoints used an experience, or which experiences a checkpoint was trained on.
 
-    corrected_since: the reward was changed after this step used it. Of an imported experience it says where it comes from, of a
-    purged one by whom and why.
+    corrected_since: the reward was changed after this step used it. For an imported experience it shows the origin, for a
+    purged one the author and the reason of the purge.
     """
     from rftcore.cli.output import print_rows
     from rftdata.lineage import trained_on
@@ -57,7 +57,7 @@ def lineage(
         raise QueryError(
             "rft lineage answers one question at a time",
             allowed="EXPERIENCE, or --checkpoint STEP",
-            todo="give one of them",
+            todo="use only one of them",
         )
     with opened(buffer, "rft lineage") as found:
         if experience is None:
@@ -76,11 +76,11 @@ def lineage(
 def _answer(
     buffer: Buffer, experience: int, *, origin: bool, pipeline: bool
 ) -> tuple[Sequence[Place] | Sequence[Finding] | Sequence[Use], tuple[str, ...], str]:
-    """The rows that answer a question about an experience, the columns to show, and what it means that there are none."""
+    """Return the rows that answer a question about an experience, the columns to show, and a sentence for no rows."""
     from rftdata import lineage
 
     if origin:
-        none = "was not imported: it was stored in this buffer first"
+        none = "was not imported: it was first stored in this buffer"
         return lineage.places(buffer.database, experience), ("buffer_id", "run", "experience_id"), none
     if pipeline:
         columns = ("at", "version", "stage", "what", "detail")
@@ -89,7 +89,7 @@ def _answer(
 
 
 def _tell(buffer: Buffer, experience: int) -> None:
-    """What its steps do not say: where it comes from, where it went, and whether it was purged."""
+    """Print facts beyond the steps: origin, imports, created rows and a purge."""
     from rftdata import lineage
 
     if (origin := lineage.origin(buffer.database, experience)) is not None:
@@ -100,11 +100,11 @@ def _tell(buffer: Buffer, experience: int) -> None:
         print(f"was imported into run {copy.run!r} as experience {copy.experience_id}")
     for kin in lineage.kin(buffer.database, experience):
         if kin.kin == "parent":
-            print(f"was made of experience {kin.experience_id}")
+            print(f"was created from experience {kin.experience_id}")
         elif kin.kin == "child":
-            print(f"experience {kin.experience_id} was made of it")
+            print(f"experience {kin.experience_id} was created from it")
         else:
-            print(f"task {kin.task_key!r} of {kin.source!r} was made of it")
+            print(f"task {kin.task_key!r} of {kin.source!r} was created from it")
     if (purge := lineage.purge_of(buffer.database, experience)) is not None:
         when = f"{purge.purged_at:%Y-%m-%d %H:%M}"
         print(f"its text and arrays were purged by {purge.author} on {when} (purge {purge.purge_id}): {purge.reason}")

@@ -1,7 +1,7 @@
-"""Rows on a screen, in a pipe, or as JSON.
+"""Output of rows on a terminal, in a pipe, or as JSON.
 
-On a terminal a result that does not fit side by side is shown record by record, long values cut; in a pipe nothing is
-cut and lines are as long as they must be.
+If a result does not fit on a terminal side by side, it is shown record by record with long values cut. In a pipe nothing is
+cut, and lines are as long as needed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def print_rows(
 
     Args:
         found: rows as mappings, or as objects of a dataclass.
-        columns: names and order where there may be no row; a mapping gives each the title that a person reads.
+        columns: names in order, required if there may be no row; a mapping gives each name its title.
     """
     rows = [row if isinstance(row, Mapping) else vars(row) for row in found]
     names = list(columns if columns is not None else rows[0] if rows else [])
@@ -100,7 +100,7 @@ def _cell(value: Any) -> str:
 
 
 def cut(text: str, length: int) -> str:
-    """The beginning of a text that is too long, with an ellipsis."""
+    """Shorten a text that is too long, with an ellipsis."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
@@ -121,5 +121,5 @@ def _plain(value: Any) -> Any:
 
 
 def warn(text: str) -> None:
-    """One line on stderr."""
+    """Print one line on stderr."""
     print(f"rft: {text}", file=sys.stderr)

@@ -13,7 +13,7 @@ from rftcore.cli.session import BufferOption, JsonOption, RunArgument, author, o
 if TYPE_CHECKING:
     from rftcore.pipeline.pairs import BuiltPairs
 
-app = typer.Typer(help="Preference pairs: which of two answers to one prompt is the better one.", no_args_is_help=True)
+app = typer.Typer(help="Preference pairs: which of two answers to a prompt is better.", no_args_is_help=True)
 
 
 @app.command("build")
@@ -22,28 +22,26 @@ def build(
     margin: Annotated[
         float, typer.Option("--margin", help="Smallest difference of rewards between chosen and rejected.")
     ] = 0.5,
-    max_pairs: Annotated[int, typer.Option("--max-pairs", help="At most this many pairs of a group.")] = 4,
+    max_pairs: Annotated[int, typer.Option("--max-pairs", help="Maximum number of pairs per group.")] = 4,
     ties: Annotated[
-        str, typer.Option("--ties", help="Which of equally distant pairs: length (closest in length) or order.")
+        str, typer.Option("--ties", help="Choice between equally distant pairs: length (closest in length) or order.")
     ] = "length",
     max_length_ratio: Annotated[
         float | None,
-        typer.Option(
-            "--max-length-ratio", help="No pair whose longer answer has more than this many times the tokens."
-        ),
+        typer.Option("--max-length-ratio", help="Largest ratio between the numbers of tokens of the two answers."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the pairs and store none.")] = False,
     by: Annotated[
         str | None,
-        typer.Option("--author", envvar="RFT_AUTHOR", help="Who has them built; your login name by default."),
+        typer.Option("--author", envvar="RFT_AUTHOR", help="Author of the pairs; your login name by default."),
     ] = None,
     buffer: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Build preference pairs from the rewards of RUN's groups as they stand now; pairs stored before are not stored again.
+    """Build preference pairs from the current rewards of RUN's groups; pairs that are already stored are skipped.
 
-    The rules are those of the operator pair_builder. Pairs are in rft.preference_pair; rft.v_pair shows them with their texts, the
-    rewards of now, and whether they still stand.
+    The rules are those of the operator pair_builder. Pairs are stored in rft.preference_pair; rft.v_pair shows them with their texts,
+    the current rewards, and whether these still support them.
     """
     from operators.experience.pair_builder import PairBuilder
     from rftcore.cli.output import print_json
@@ -66,7 +64,7 @@ def export(
     run: RunArgument = None,
     buffer: BufferOption = None,
 ) -> None:
-    """Write the pairs of RUN that stand to FILE, with columns prompt, chosen, rejected and where they come from."""
+    """Write the pairs of RUN that its rewards support to FILE, with columns prompt, chosen, rejected and their origin."""
     from rftdata.pairs import export_pairs
 
     with opened(buffer, "rft pairs") as found:

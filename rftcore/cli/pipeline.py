@@ -1,4 +1,4 @@
-"""`rft pipeline preview|replay|diff|versions`: stages tried on a sample, run over history, and compared."""
+"""`rft pipeline preview|replay|diff|versions`: tries stages on a sample, replays them on stored groups, and compares versions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def preview(
     run: RunOption = None,
     buffer: ConfigBufferOption = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Rows shown for each stage.")] = 10,
-    seed: Annotated[int, typer.Option("--seed", help="Another number draws another sample.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the random sample.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Show what each stage of CONFIG would do to a sample of tasks and of a run's experiences; nothing is stored."""
@@ -51,16 +51,21 @@ def preview(
 def replay(
     config: ConfigArgument,
     version: Annotated[
-        str | None, typer.Option("--version", metavar="NAME", help="Name of the new verdicts; made up by default.")
+        str | None,
+        typer.Option(
+            "--version",
+            metavar="NAME",
+            help="Name of the new version; by default `replay-` and a digest of the stages.",
+        ),
     ] = None,
     overrides: SetOption = None,
     run: RunOption = None,
     buffer: ConfigBufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Decide on all sealed groups of a run again, by the stages of CONFIG and under a version of their own.
+    """Decide on all sealed groups of a run again with the stages of CONFIG, under a separate version.
 
-    The verdicts stand beside those there are, and change nothing that the run trains on.
+    The verdicts are stored beside the existing ones and change nothing that the run trains on.
     """
     _replay(configuration(config, overrides, buffer), run, version, as_json)
 
@@ -76,7 +81,7 @@ def diff(
     buffer: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what two pipeline versions treat differently: counts, and example rows."""
+    """Show which experiences two pipeline versions treat differently: counts and example rows."""
     from rftcore.cli.output import print_json, print_rows
     from rftdata.pipeline.versions import compare_versions
 
@@ -90,13 +95,13 @@ def diff(
     print_rows(difference.counts, ("before", "after", "num_experiences", "num_rewards_changed", "mean_reward_change"))
     for only, name in ((difference.only_before, before), (difference.only_after, after)):
         if only:
-            print(f"on {only} more only {name} has decided")
+            print(f"only {name} has decided on {only} further experiences")
     print_rows(difference.rows, ("experience_id", "reward", "before", "after", "reward_before", "reward_after"))
 
 
 @app.command("versions")
 def versions(run: NewestRunOption = None, buffer: BufferOption = None, as_json: JsonOption = False) -> None:
-    """List the pipeline versions that decided on a run's experiences, with their stages and what they kept."""
+    """List the pipeline versions that decided on a run's experiences, with their stages and results."""
     from rftcore.cli.output import print_rows
     from rftcore.pipeline.replay import described
     from rftdata.pipeline.versions import versions_of_run
@@ -116,7 +121,7 @@ def _replay(config: RunConfig, run: str | None, version: str | None, as_json: bo
     from rftdata.user_code import held_lock
 
     resolved = ResolvedRun(config)
-    _ = resolved.experience_chain  # before the buffer is opened: a mistake in it is told at once
+    _ = resolved.experience_chain  # before the buffer is opened, so that a mistake is reported at once
     with (
         rftdata.open(config.buffer, create=False, application="rft pipeline", report=warn) as found,
         held_lock.printed(),
@@ -130,21 +135,21 @@ def _replay(config: RunConfig, run: str | None, version: str | None, as_json: bo
         print(f"version {done.version}: nothing was sealed, labelled or answered since its last replay")
         return
     short = (
-        f" (of them only since their group fell below min_group_size: {_counts(done.short_by)})"
+        f" (of these only because their group fell below min_group_size: {_counts(done.short_by)})"
         if done.short_by
         else ""
     )
-    failed = f"; set aside since a stage failed: {_counts(done.failed_by)}" if done.failed_by else ""
+    failed = f"; set aside because a stage failed: {_counts(done.failed_by)}" if done.failed_by else ""
     print(
         f"version {done.version}: {done.num_experiences} experiences of {done.num_groups} groups decided, {done.num_kept} kept, "
         f"dropped by {_counts(done.dropped_by) or 'none'}{short}{failed}"
     )
     if done.failed_by:
-        warn("rft.operator_run and the reasons in rft.verdict say with which error a stage failed")
+        warn("rft.operator_run and the reasons in rft.verdict show the error of the stage")
     for stage, number in sorted(done.failed_scores.items()):
-        warn(f"{stage} has no score for {number} experiences, since its calls failed: see rft.score.error")
+        warn(f"{stage} has no score for {number} experiences, because its calls failed; see rft.score.error")
     if done.num_not_made:
-        warn(f"a replay makes nothing new: {done.num_not_made} tasks or groups of stages were left out")
+        warn(f"a replay creates nothing: {done.num_not_made} tasks or groups of stages were left out")
     print(f"compare with `rft pipeline diff {of_run.pipeline_version} {done.version} --run {of_run.name}`")
 
 

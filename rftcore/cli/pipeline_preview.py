@@ -1,4 +1,4 @@
-"""What each stage would do to a sample, side by side: the work and the tables of `rft pipeline preview`."""
+"""`rft pipeline preview`: shows the effect of each stage on a sample."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def show_preview(config: RunConfig, run: str | None, rows: int, seed: int, limit
     with _buffer(config) as found, held_lock.printed(), at_most(_LIMIT_S, "rft pipeline preview"):
         tasks = _preview_tasks(resolved, found, rows) if config.pipelines.task else {}
         experiences, shown_run = None, None
-        # Before the first run there are tasks to look at, and no experiences.
+        # Before the first run there are tasks, but no experiences.
         if config.pipelines.experience and (not tasks or run is not None or found.newest_run()):
             shown_run = run_of(config, found, run)
             experiences = _preview_experiences(resolved, found, shown_run, rows, seed)
@@ -53,7 +53,7 @@ def show_preview(config: RunConfig, run: str | None, rows: int, seed: int, limit
 
 @contextmanager
 def _buffer(config: RunConfig) -> Iterator[Buffer]:
-    """The configuration's buffer. Before there is one, tasks are looked at in an empty one, which goes again."""
+    """Open the configuration's buffer. If it does not exist, use an empty temporary one for the tasks."""
     import rftdata
     from rftdata.connection import exists, temporary
 
@@ -87,7 +87,7 @@ def _preview_tasks(resolved: ResolvedRun, buffer: Buffer, rows: int) -> dict[str
 
 
 def run_of(config: RunConfig, buffer: Buffer, run: str | None) -> Run:
-    """The run that was named, else the newest of the file's name, else the newest of the buffer."""
+    """Return the named run, else the newest of the file's name, else the newest of the buffer."""
     if run is None and (found := buffer.runs_of_name(config.run.name, imported=True)):
         return found[0]
     return buffer.find_run(run)
@@ -112,7 +112,7 @@ def _preview_experiences(resolved: ResolvedRun, buffer: Buffer, run: Run, rows: 
 
 
 def _of_tasks(shown: Preview) -> dict[str, Any]:
-    """A preview of tasks for JSON: what a chain calls experiences are tasks, each a group of its own."""
+    """Convert a preview of tasks for JSON: what a chain calls experiences are tasks, each in a separate group."""
     plain = asdict(shown)
     del plain["num_groups"]
     for stage in plain["stages"]:
@@ -147,7 +147,7 @@ def _show_stage(console: Console, stage: StagePreview, noun: str, limit: int) ->
     from rich.table import Table
     from rich.text import Text
 
-    made = f", {stage.num_created} made" if stage.num_created else ""
+    made = f", {stage.num_created} created" if stage.num_created else ""
     asked = f", {len(stage.waiting)} ask a person" if stage.waiting else ""
     asked += f", {len(stage.undecided)} undecided with them" if stage.undecided else ""
     console.print(

@@ -1,4 +1,4 @@
-"""`rft purge`: texts and arrays removed for good."""
+"""`rft purge`: permanent removal of texts and arrays."""
 
 from __future__ import annotations
 
@@ -17,38 +17,41 @@ if TYPE_CHECKING:
 
 def purge(
     where: Annotated[
-        str | None, typer.Option("--where", metavar="SQL", help="What to purge: columns of rft.v_experience.")
+        str | None,
+        typer.Option(
+            "--where", metavar="SQL", help="Purge experiences that meet this condition over rft.v_experience."
+        ),
     ] = None,
-    reason: Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="Why; stored for good.")] = None,
-    run: Annotated[
-        list[str] | None, typer.Option("--run", metavar="RUN", help="Of this run only; may be repeated.")
-    ] = None,
+    reason: Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="Reason, stored permanently.")] = None,
+    run: Annotated[list[str] | None, typer.Option("--run", metavar="RUN", help="Only this run; repeatable.")] = None,
     with_tasks: Annotated[
-        bool, typer.Option("--with-tasks", help="Empty their tasks, too, and what evaluations answered to them.")
+        bool, typer.Option("--with-tasks", help="Also empty their tasks and the answers to these in evaluations.")
     ] = False,
     erase: Annotated[
-        bool, typer.Option("--erase", help="Purge nothing: only overwrite the bytes of earlier purges that are due.")
+        bool, typer.Option("--erase", help="Purge nothing; only overwrite bytes of earlier purges that are due.")
     ] = False,
     now: Annotated[
-        bool, typer.Option("--now", help="Overwrite the old bytes at once; refused while others use the buffer.")
+        bool,
+        typer.Option("--now", help="Overwrite the old bytes at once; refused while other sessions use the buffer."),
     ] = False,
     rewrite_tables: Annotated[
         bool,
         typer.Option("--rewrite-tables", help="Leave no byte of the texts in the tables' files; locks them meanwhile."),
     ] = False,
     by: Annotated[
-        str | None, typer.Option("--author", envvar="RFT_AUTHOR", help="Who says so; your login name by default.")
+        str | None,
+        typer.Option("--author", envvar="RFT_AUTHOR", help="Author of the purge; your login name by default."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be purged, and purge nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be purged, and purge nothing.")] = False,
     buffer: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove texts and arrays of experiences for good, by a condition; `rft retention` does so by age, number and size.
+    """Remove texts and arrays of experiences permanently, by a condition; `rft retention` does so by age, number and size.
 
-    Ids, counts, rewards and lineage stay, and a line that says who and why.
-    No query, batch or export sees them from then on, and their groups are never drawn again. The bytes of the arrays are
-    overwritten an hour later, when no reader can hold them, by the next rft purge or rft retention; --now does not wait.
-    Back-ups and the write-ahead log keep what they have until they are replaced.
+    Ids, counts, rewards and lineage stay, with a record of the author and the reason.
+    Queries, batches and exports no longer see the texts and arrays, and their groups are never drawn again. The bytes of the arrays are
+    overwritten an hour later, when no reader can map them, by the next rft purge or rft retention; --now does not wait.
+    Backups and the write-ahead log keep their contents until they are replaced.
     """
     from rftcore.cli.output import print_json
     from rftdata.maintenance import purge as purging
@@ -76,7 +79,7 @@ def _show(done: Purged | None, rewritten: int, erased: Erased | None, dry_run: b
     if done is not None:
         _tell(done, dry_run)
     if rewritten:
-        print(f"{rewritten} tables with texts are written anew: no byte of purged texts is left in their files")
+        print(f"{rewritten} tables with texts were rewritten: no byte of purged texts is left in their files")
     if erased is not None:
         _tell_erased(erased)
 
@@ -86,11 +89,11 @@ def _tell(done: Purged, dry_run: bool) -> None:
     which = f" (purge {done.purge_id})" if done.purge_id is not None else ""
     print(f"{done.num_experiences} experiences {'would be ' if dry_run else ''}purged{before}{which}")
     if done.num_tasks:
-        print(f"{done.num_tasks} of their tasks keep a prompt of their own: --with-tasks empties those, too")
+        print(f"{done.num_tasks} of their tasks still have a prompt: --with-tasks also empties those")
     if done.made_experiences:
-        print(f"experiences that were made of them keep their texts: {_some(done.made_experiences)}")
+        print(f"experiences created from them keep their texts: {_some(done.made_experiences)}")
     if done.made_tasks:
-        print(f"tasks that were made of them keep their texts: {_some(done.made_tasks)}")
+        print(f"tasks created from them keep their texts: {_some(done.made_tasks)}")
 
 
 def _some(ids: Sequence[int]) -> str:
@@ -102,6 +105,6 @@ def _tell_erased(erased: Erased) -> None:
         print(f"{erased.num_bytes} bytes of purged arrays are overwritten")
     if erased.num_ranges_left:
         print(
-            f"{erased.num_bytes_left} bytes of purged arrays wait until no reader can hold them:"
-            " `rft purge --erase` in an hour, or with --now when nobody else uses the buffer"
+            f"{erased.num_bytes_left} bytes of purged arrays wait until no reader can map them:"
+            " `rft purge --erase` in an hour, or with --now when no other session uses the buffer"
         )

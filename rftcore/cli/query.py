@@ -1,4 +1,4 @@
-"""`rft query`: DuckDB over the buffer, token arrays included."""
+"""`rft query`: DuckDB on the buffer, including token arrays."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def query(
     buffer: BufferOption = None,
     as_json: JsonOption = False,
     run: Annotated[
-        str | None, typer.Option("--run", metavar="RUN", help="Load the experiences of this run only.")
+        str | None, typer.Option("--run", metavar="RUN", help="Load only the experiences of this run.")
     ] = None,
 ) -> None:
     """Query experiences with their token arrays in DuckDB: `rft query "select avg(len(token_ids)) from experience"`.
 
-    This is DuckDB, read-only: use it for token arrays and analysis. `rft sql` is PostgreSQL, live: use it for rows and to change them.
+    This is DuckDB, read-only, for token arrays and analysis. `rft sql` is PostgreSQL, live, for rows and changes.
 
-    `experience` has the columns of rft.v_experience and token_ids, loss_mask, behavior_logprobs; every other table and
-    view of schema rft goes by its own name (run, draw, verdict, task, evaluation, v_group, …). Arrays of purged experiences are
-    NULL. Only what the query names
-    is loaded: `rft query "select avg(list_sum(behavior_logprobs)) from experience where reward = 1"`.
+    `experience` has the columns of rft.v_experience and token_ids, loss_mask, behavior_logprobs. All other tables and
+    views of schema rft have their own names (run, draw, verdict, task, evaluation, v_group, …). Arrays of purged experiences are
+    NULL. Only what the query names is loaded:
+    `rft query "select avg(list_sum(behavior_logprobs)) from experience where reward = 1"`.
     """
     from rftcore.cli.output import print_rows
     from rftdata.buffer import unique_names
@@ -53,10 +53,10 @@ def query(
 
 
 def run_query(buffer: Buffer, text: str, run_id: int | None = None) -> pa.Table:
-    """The result of a DuckDB query as an Arrow table.
+    """Return the result of a DuckDB query as an Arrow table.
 
     Raises:
-        QueryError: DuckDB refused it, or it is not one statement that returns rows.
+        QueryError: DuckDB rejected it, or it is not a single statement that returns rows.
     """
     import duckdb
 
@@ -66,7 +66,9 @@ def run_query(buffer: Buffer, text: str, run_id: int | None = None) -> pa.Table:
         try:
             if len(connection.extract_statements(text)) != 1:
                 raise QueryError(
-                    "rft query runs one statement at a time", value=text, todo="join them with WITH, or call it again"
+                    "rft query runs one statement at a time",
+                    value=text,
+                    todo="join them with WITH, or run it again for each",
                 )
             connection.execute("CREATE SCHEMA rft")
             known = tables(buffer.database)
@@ -82,31 +84,31 @@ def run_query(buffer: Buffer, text: str, run_id: int | None = None) -> pa.Table:
                 raise QueryError(
                     "the statement returns no rows",
                     value=text,
-                    todo="write a SELECT; `rft sql` changes rewards and tasks",
+                    todo="write a SELECT; use `rft sql` to change rewards and tasks",
                 )
             return result.to_arrow_table()
         except duckdb.Error as error:
             message = " ".join(str(error).split("\n\nLINE")[0].split())
             names = "tables are those of schema rft: experience, run, draw, verdict, task, evaluation, …"
             raise QueryError(
-                f"DuckDB refused the query: {message}",
+                f"DuckDB rejected the query: {message}",
                 todo=f'{names}; `rft query "describe experience"` lists columns',
             ) from error
 
 
 def _named(text: str, known: Collection[str]) -> list[str]:
-    """Tables the query may name. A word that is also a column loads a table too many, which costs time only."""
+    """Return the tables that the query may name. A word that is also a column only causes an unnecessary load."""
     words = {word.lower() for word in re.findall(r"\w+", text)}
     return sorted(words & set(known))
 
 
 def _rows(buffer: Buffer, name: str, known: dict[str, dict[str, str]], where: str = "") -> pa.Table:
-    # JSON goes over as text (DuckDB reads it with its json functions): Arrow has no type for "anything".
+    # JSON is passed as text (DuckDB reads it with its json functions), because Arrow has no type for arbitrary JSON.
     columns = ", ".join(
         f'"{column}"::text' if kind == "jsonb" else f'"{column}"' for column, kind in known[name].items()
     )
     rows = buffer.sql(f'SELECT {columns} FROM rft."{name}"{where}')
-    # A column of NULLs only, or of no rows, has no type of its own in Arrow.
+    # A column without values has no type in Arrow.
     for i, (column, kind) in enumerate(known[name].items()):
         if str(rows.schema.field(i).type) == "null":
             rows = rows.set_column(i, column, rows.column(i).cast(_ARROW_TYPES.get(kind, "string")))
@@ -134,7 +136,7 @@ def _no_arrays(column: str) -> pa.Array:
 
 
 def _wanted_arrays(text: str) -> list[str]:
-    """Array columns the query may read: those it names, all where it selects everything."""
+    """Return the array columns that the query may read: those it names, or all if it selects everything."""
     star = re.search(r"(?<!count\()\*", re.sub(r"\s", "", text), re.IGNORECASE)
     everything = star or not re.search(r"\bselect\b", text, re.IGNORECASE)
     return [name for name in ARRAYS if everything or re.search(rf"\b{name}\b", text, re.IGNORECASE)]

@@ -1,4 +1,4 @@
-"""`rft report`: the final table of a run, or of two side by side, from the buffer alone."""
+"""`rft report`: the final table of a run, or of two side by side, read from the buffer only."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def report(
     buffer: BufferOption = None,
     as_json: JsonOption = False,
     png: Annotated[
-        Path | None, typer.Option("--png", metavar="FILE", help="Also draw the learning curve of RUN.")
+        Path | None, typer.Option("--png", metavar="FILE", help="Also draw the learning curve of RUN into this file.")
     ] = None,
 ) -> None:
-    """Print the results of a run: held-out score before and after, steps, tokens, what was dropped and why."""
+    """Print the results of a run: held-out score before and after, steps, tokens, dropped rows with reasons."""
     from rftcore.reporting import report as reports
     from rftcore.reporting.table import print_report
 

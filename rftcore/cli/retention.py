@@ -1,4 +1,4 @@
-"""`rft retention`: texts and arrays removed for good once they have been kept long enough."""
+"""`rft retention`: permanent removal of texts and arrays by age, number and size."""
 
 from __future__ import annotations
 
@@ -20,24 +20,28 @@ def retention(
     config: Annotated[
         Path | None, typer.Option("--config", metavar="CONFIG", help="Use buffer.retention of this configuration file.")
     ] = None,
-    max_age_days: Annotated[float | None, typer.Option("--max-age-days", help="Purge what is older.")] = None,
-    max_experiences: Annotated[int | None, typer.Option("--max-experiences", help="Keep the newest so many.")] = None,
-    max_bytes: Annotated[int | None, typer.Option("--max-bytes", help="Keep the newest that fit.")] = None,
-    taskset: Annotated[
-        str | None, typer.Option("--taskset", metavar="NAME", help="The limits given here are for this taskset only.")
+    max_age_days: Annotated[
+        float | None, typer.Option("--max-age-days", help="Purge experiences older than this.")
     ] = None,
-    labelled_too: Annotated[
-        bool, typer.Option("--labelled-too", help="Do not keep groups because they are labelled.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be purged, and purge nothing.")] = False,
+    max_experiences: Annotated[
+        int | None, typer.Option("--max-experiences", help="Keep this many of the newest.")
+    ] = None,
+    max_bytes: Annotated[
+        int | None, typer.Option("--max-bytes", help="Keep the newest that fit into this size.")
+    ] = None,
+    taskset: Annotated[
+        str | None, typer.Option("--taskset", metavar="NAME", help="Apply the limits given here only to this taskset.")
+    ] = None,
+    labelled_too: Annotated[bool, typer.Option("--labelled-too", help="Also purge labelled groups.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be purged, and purge nothing.")] = False,
     buffer: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove texts and arrays for good by age, number and size; `rft purge` does so by a condition.
+    """Remove texts and arrays permanently by age, number and size; `rft purge` does so by a condition.
 
-    The bytes of earlier purges that are due are overwritten, too.
-    Rules are those given here, else those of --config, else buffer.retention of the newest run. What is labelled, or may still be
-    trained on, stays.
+    Bytes of earlier purges that are due are overwritten too.
+    The rules are those given here, else those of --config, else buffer.retention of the newest run. Groups that are labelled or may
+    still be trained on are kept.
     """
     from rftcore.cli.output import print_json
     from rftdata.maintenance import retention as rules
@@ -58,9 +62,9 @@ def retention(
     for text, part in done.purged.items():
         print(f"{text}: {part.num_experiences} experiences {'would be ' if dry_run else ''}purged")
     if not done.purged:
-        print("nothing is over the limits")
+        print("no experience exceeds the limits")
     if done.num_protected:
-        print(f"{done.num_protected} over the limits stay: they are labelled, or may still be trained on")
+        print(f"{done.num_protected} exceed the limits but stay, because they are labelled or may still be trained on")
 
 
 def _rules(

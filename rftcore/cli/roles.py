@@ -1,6 +1,6 @@
-"""`rft explore|process|train`: one role in this process; it finds the others through the buffer.
+"""`rft explore|process|train`: one role in this process, which finds the others through the buffer.
 
-The configuration is read before a role's packages are imported, so that a mistake in it is told at once.
+The configuration is read before a role's packages are imported, so that a mistake is reported at once.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ RunOption = Annotated[
 def explore(
     config: ConfigArgument, overrides: SetOption = None, run: RunOption = None, buffer: ConfigBufferOption = None
 ) -> None:
-    """Sample rollouts for a run, beside the roles that others start.
+    """Sample rollouts for a run, beside roles that are started separately.
 
-    It joins the newest run of the file's name that is at work or has not begun, and makes one where the buffer has none of that name.
-    Beside runs that have all ended it makes no other: `rft run CONFIG --resume` goes on with the last. While it waits, it reports for
-    what and which roles are not running.
+    It joins the newest run of the file's name that is at work or has not begun, and creates one if the buffer has none of that name.
+    If every run of the name has ended, it creates no new one: `rft run CONFIG --resume` continues the last. While it waits, it reports
+    for what, and which roles are not running.
     """
     resolved = configuration(config, overrides, buffer)
     from rftcore.explorer import role
@@ -40,11 +40,11 @@ def explore(
 def process(
     config: ConfigArgument, overrides: SetOption = None, run: RunOption = None, buffer: ConfigBufferOption = None
 ) -> None:
-    """Decide on the experiences of a run as one more pipeline worker, beside the roles that others start.
+    """Decide on the experiences of a run as a further pipeline worker, beside roles that are started separately.
 
-    It joins the newest run of the file's name that is at work or has not begun, and makes one where the buffer has none of that name.
-    If every run of the name has ended, it makes no new one. While it waits, it reports for what and which roles are not running.
-    `rft pipeline` tries stages out and compares their versions.
+    It joins the newest run of the file's name that is at work or has not begun, and creates one if the buffer has none of that name.
+    If every run of the name has ended, it creates no new one. While it waits, it reports for what, and which roles are not running.
+    `rft pipeline` tries stages and compares their versions.
     """
     resolved = configuration(config, overrides, buffer)
     from rftcore.pipeline import role
@@ -55,11 +55,11 @@ def process(
 def train(
     config: ConfigArgument, overrides: SetOption = None, run: RunOption = None, buffer: ConfigBufferOption = None
 ) -> None:
-    """Train on the experiences of a run, beside the roles that others start.
+    """Train on the experiences of a run, beside roles that are started separately.
 
-    It joins the newest run of the file's name that is at work or has not begun, and makes one where the buffer has none of that name.
-    `--run RUN` goes on with a run that was interrupted, from its last checkpoint. Beside runs that have all ended it makes no other.
-    While it waits, it reports for what and which roles are not running.
+    It joins the newest run of the file's name that is at work or has not begun, and creates one if the buffer has none of that name.
+    If every run of the name has ended, it creates no new one. `--run RUN` continues an interrupted run from its last checkpoint.
+    While it waits, it reports for what, and which roles are not running.
     """
     resolved = configuration(config, overrides, buffer)
     from rftcore.trainer import role

@@ -1,4 +1,4 @@
-"""`rft run`: everything on this machine or a Ray cluster, and the table at the end."""
+"""`rft run`: starts all roles on this machine or a Ray cluster, and prints the final table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(
     targets: Annotated[list[str] | None, typer.Argument(metavar="CONFIG RUN", help=_TARGETS_HELP)] = None,
     overrides: SetOption = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with RUN (by default the newest run of the file or buffer).")
+        bool, typer.Option("--resume", help="Continue RUN (by default the newest run of the file or buffer).")
     ] = False,
     at_step: Annotated[
         int | None,
@@ -41,7 +41,7 @@ def run(
     fork: Annotated[
         str | None,
         typer.Option(
-            "--fork", metavar="NAME", help="With --resume: begin a new run there, the old one stays as it is."
+            "--fork", metavar="NAME", help="With --resume: start a new run there; the old one is not changed."
         ),
     ] = None,
     buffer: ConfigBufferOption = None,
@@ -51,13 +51,13 @@ def run(
 ) -> None:
     """Run a configuration: explorers, pipeline and trainer, then the results.
 
-    `rft run CONFIG` starts a new run. `rft run --resume`, `rft run --resume RUN` and `rft run CONFIG --resume [RUN]` go on
-    with a stored one from its last checkpoint: without CONFIG its stored configuration is used. `--at-step N` goes back to an
-    earlier checkpoint; what came after it stays stored and is used no more, unless `--keep-rollouts` keeps its rollouts. `--fork NAME`
+    `rft run CONFIG` starts a new run. `rft run --resume`, `rft run --resume RUN` and `rft run CONFIG --resume [RUN]` continue
+    a stored run from its last checkpoint; without CONFIG its stored configuration is used. `--at-step N` goes back to an
+    earlier checkpoint. Later groups stay stored but are not used, unless `--keep-rollouts` keeps their rollouts. `--fork NAME`
     does the same in a new run.
 
-    Ctrl-C, SIGTERM and SIGHUP interrupt the run in good order (exit codes 130, 143, 129); a second one ends its processes at once.
-    Either way `--resume` goes on from the last checkpoint.
+    Ctrl-C, SIGTERM and SIGHUP interrupt the run in good order (exit codes 130, 143, 129); a second signal kills its processes.
+    In both cases `--resume` continues from the last checkpoint.
 
     In CONFIG, `buffer.uri` is relative to the current folder (so that later commands find ./buffer); the files of
     tasks, rewards, workflows and models are relative to the file.
@@ -69,7 +69,7 @@ def run(
         stages = [config]
     else:
         stages = stage_configurations(file, overrides, buffer)
-    # Imported when the configuration is known to be right: a mistake in it is told at once.
+    # Imported after the configuration is checked, so that a mistake is reported at once.
     from rftcore.launch import stages as chain
     from rftcore.launch import supervisor
     from rftcore.launch.views import open_view
@@ -93,8 +93,8 @@ def _check_going_back(resume: bool, at_step: int | None, keep_rollouts: bool, fo
         )
     if keep_rollouts and at_step is None and fork is None:
         raise ConfigError(
-            "--keep-rollouts has a meaning only when a run goes back",
-            todo="name the step: --at-step N, or leave it out",
+            "--keep-rollouts is only allowed when a run goes back",
+            todo="name the step: --at-step N, or omit it",
         )
     if fork is not None and not fork.strip():
         raise ConfigError("the fork needs a name", value=repr(fork), todo="write --fork NAME")
@@ -104,12 +104,12 @@ def _refuse_one_of_many(name: str | None, goes_back: bool) -> None:
     if name is not None or goes_back:
         raise ConfigError(
             "the file has stages, and the command names one of their runs",
-            todo="leave the file out: `rft run --resume RUN`; `rft run FILE --resume` goes on with the chain",
+            todo="omit the file: `rft run --resume RUN`; `rft run FILE --resume` continues the chain",
         )
 
 
 def split_targets(targets: list[str], resume: bool) -> tuple[Path | None, str | None]:
-    """CONFIG and RUN among the positional arguments."""
+    """Return CONFIG and RUN from the positional arguments."""
     rest = list(targets)
     file = None
     if rest and (not resume or Path(rest[0]).suffix in (".yaml", ".yml") or Path(rest[0]).is_file()):
@@ -121,16 +121,16 @@ def split_targets(targets: list[str], resume: bool) -> tuple[Path | None, str | 
         )
     if file is None and not resume:
         raise ConfigError(
-            "no configuration file is given", todo="write `rft run CONFIG`, or `rft run --resume` to go on with a run"
+            "no configuration file is given", todo="write `rft run CONFIG`, or `rft run --resume` to continue a run"
         )
     return file, name
 
 
 def configuration(file: Path, overrides: list[str] | None, buffer_uri: str | None) -> RunConfig:
-    """The configuration of a file with overrides applied.
+    """Return the configuration of a file with overrides applied.
 
     Raises:
-        ConfigError: also when --buffer and --set name two buffers.
+        ConfigError: the file is invalid, or --buffer and --set name two buffers.
     """
     from rftcore.config import load_config
 
@@ -138,10 +138,10 @@ def configuration(file: Path, overrides: list[str] | None, buffer_uri: str | Non
 
 
 def stage_configurations(file: Path, overrides: list[str] | None, buffer_uri: str | None) -> list[RunConfig]:
-    """The configurations of a file's stages, with overrides applied to all; a file without stages is one.
+    """Return the configurations of a file's stages, with overrides applied to all; a file without stages is a single stage.
 
     Raises:
-        ConfigError: also when --buffer and --set name two buffers.
+        ConfigError: the file is invalid, or --buffer and --set name two buffers.
     """
     from rftcore.config import load_stages
 
@@ -159,7 +159,7 @@ def _with_buffer(overrides: list[str] | None, buffer_uri: str | None) -> list[st
 def stored_configuration(
     name: str | None, overrides: list[str] | None, buffer_uri: str | None
 ) -> tuple[str, RunConfig]:
-    """Name of a stored run and the configuration it was started with, on the buffer it was found in."""
+    """Return the name of a stored run and its configuration, with the buffer in which it was found."""
     from rftcore.cli.session import find_buffer
     from rftcore.config import apply_override, parse_config
     from rftcore.run.prepare import named_resumable
@@ -178,7 +178,7 @@ def stored_configuration(
 
 
 def _refuse_two_buffers(overrides: list[str], uri: str) -> None:
-    """Refuse a --set that names another buffer than `uri`: one of the two answers would be ignored."""
+    """Refuse a --set that names another buffer than `uri`, because one of the two would be ignored."""
     from rftcore.config import apply_override
     from rftdata.uri import redacted
 
@@ -191,7 +191,7 @@ def _refuse_two_buffers(overrides: list[str], uri: str) -> None:
         raise ConfigError(
             "two buffers are named",
             value=[redacted(str(asked)), redacted(uri)],
-            todo="leave --set buffer.uri out, or --buffer",
+            todo="omit --set buffer.uri or --buffer",
         )
 
 

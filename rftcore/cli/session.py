@@ -1,4 +1,4 @@
-"""How verbs find the buffer and a run: the options they share."""
+"""How verbs find the buffer and a run, and their common options."""
 
 from __future__ import annotations
 
@@ -25,16 +25,18 @@ BufferOption = Annotated[
     ),
 ]
 # Verbs that read a configuration work on its buffer, whatever the environment says.
-ConfigBufferOption = Annotated[str | None, typer.Option("--buffer", help="Another buffer than the configuration's.")]
+ConfigBufferOption = Annotated[
+    str | None, typer.Option("--buffer", help="Use this buffer instead of the configuration's.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RunArgument = Annotated[str | None, typer.Argument(metavar="RUN", help="Name or id of a run; the newest by default.")]
 
 
 def find_buffer(uri: str | None) -> str:
-    """The buffer a verb works on: what was given (option or RFT_BUFFER), else ./buffer.
+    """Return the buffer for a verb: the given one (option or RFT_BUFFER), else ./buffer.
 
     Raises:
-        BufferUnavailableError: nothing given and no buffer in the current folder.
+        BufferUnavailableError: no buffer is given, and the current folder has none.
     """
     uri = uri or os.environ.get("RFT_BUFFER")
     if uri:
@@ -43,12 +45,12 @@ def find_buffer(uri: str | None) -> str:
         return "./buffer"
     raise BufferUnavailableError(
         f"no buffer is named and {Path.cwd()} has none in ./buffer",
-        todo="name one with --buffer or the environment variable RFT_BUFFER, or make one with `rft db create`",
+        todo="name one with --buffer or the environment variable RFT_BUFFER, or create one with `rft db create`",
     )
 
 
 def place_name(uri: str) -> str:
-    """A buffer as messages name it: the whole path of a folder, or a URL without its password."""
+    """Return a buffer as shown in messages: the absolute path of a folder, or a URL without its password."""
     from rftdata.uri import redacted
 
     return redacted(uri) if "://" in uri else str(Path(uri).resolve())
@@ -56,11 +58,11 @@ def place_name(uri: str) -> str:
 
 @contextmanager
 def opened(uri: str | None, application: str, *, schema: SchemaMode = "check") -> Iterator[Buffer]:
-    """The existing buffer that `find_buffer` finds, closed at the end.
+    """Open the existing buffer that `find_buffer` finds, and close it at the end.
 
     Args:
-        schema: `check` for a command that only reads: an earlier release's schema is refused. `migrate` for one that writes: it is
-            brought up to date, and stderr says so.
+        schema: `check` for a command that only reads, which refuses an earlier release's schema. `migrate` for one that writes, which
+            migrates it with a message on stderr.
     """
     import rftdata
     from rftcore.cli.output import warn
@@ -74,7 +76,7 @@ def opened(uri: str | None, application: str, *, schema: SchemaMode = "check") -
 
 
 def _config(uri: str, application: str) -> BufferConfig:
-    """A server's URL does not say where the arrays are: RFT_SEGMENTS does, else the newest run's configuration."""
+    """Return the buffer's configuration. For a server, the arrays' folder is RFT_SEGMENTS, else that of the newest run."""
     from rftdata.config import BufferConfig
     from rftdata.connection import stored_segments
 
@@ -84,21 +86,21 @@ def _config(uri: str, application: str) -> BufferConfig:
 
 
 def check_experience(buffer: Buffer, experience: int) -> None:
-    """Refuse an id that no experience has.
+    """Refuse an id without an experience.
 
     Raises:
-        QueryError: there is none.
+        QueryError: the experience does not exist.
     """
     from rftdata.inspection import has_experience
 
     if not has_experience(buffer.database, experience):
         raise QueryError(
-            "there is no such experience",
+            "unknown experience",
             value=experience,
             todo='`rft sql "select * from v_experience limit 5"` shows some',
         )
 
 
 def author() -> str:
-    """Who is at the keyboard: RFT_AUTHOR, else the login name."""
+    """Return the author of changes: RFT_AUTHOR, else the login name."""
     return os.environ.get("RFT_AUTHOR") or getpass.getuser()

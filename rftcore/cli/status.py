@@ -1,4 +1,4 @@
-"""`rft status`: what each process does or waits for."""
+"""`rft status`: shows what each process does or waits for."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 def status(
     run: Annotated[
-        str | None, typer.Argument(metavar="RUN", help="Name or id; the run at work by default, else the newest.")
+        str | None, typer.Argument(metavar="RUN", help="Name or id; the running one by default, else the newest.")
     ] = None,
     buffer: BufferOption = None,
     as_json: JsonOption = False,
-    everyone: Annotated[bool, typer.Option("--all", help="Show processes that have left, too.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Go on until the run ends or Ctrl-C.")] = False,
+    everyone: Annotated[bool, typer.Option("--all", help="Also show processes that have left.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Update until the run ends or Ctrl-C.")] = False,
     stacks: Annotated[
-        bool, typer.Option("--stacks", help="Show the stacks of the processes on this machine, too.")
+        bool, typer.Option("--stacks", help="Also show the stacks of the processes on this machine.")
     ] = False,
 ) -> None:
-    """Show where a run stands, and what each of its processes does or waits for."""
+    """Show the state of a run, and what each of its processes does or waits for."""
     if watch and (as_json or everyone or stacks):
-        raise typer.BadParameter("--watch draws for a person; leave it out to use --json, --all or --stacks")
+        raise typer.BadParameter("--watch cannot be combined with --json, --all or --stacks; omit one of them")
     from rftcore.cli.output import print_json
     from rftcore.run.stacks import read_stacks
     from rftdata.progress import Progress
@@ -61,7 +61,7 @@ def status(
 
 
 def _watch(progress: Progress) -> None:
-    """Draw until the run has ended."""
+    """Show the progress until the run has ended."""
     from rftcore.launch.views import open_view
 
     with open_view() as view:
@@ -70,11 +70,11 @@ def _watch(progress: Progress) -> None:
             view.update(snapshot)
             if snapshot.status not in ("created", "running"):
                 return
-            time.sleep(1.0)  # drawing for a person: no process waits for it
+            time.sleep(1.0)  # refresh interval of the display
 
 
 def _show(snapshot: Snapshot, run: Run, others: list[str], location: str, *, everyone: bool) -> None:
-    """Print where the run stands; `others`: runs that are at work beside it."""
+    """Print the state of the run; `others` are further runs at work."""
     from rich.console import Console
 
     from rftcore.launch.reviews import waits_for_people
@@ -90,7 +90,9 @@ def _show(snapshot: Snapshot, run: Run, others: list[str], location: str, *, eve
     console.print(block(replace(snapshot, workers=[]) if everyone else snapshot, console.width))
     works = any(worker.liveness == "alive" and worker.role != "replay" for worker in snapshot.workers)
     if snapshot.status == "running" and not works:
-        console.print(f"no process works for it now; go on with `rft run --resume {name}{option}`", markup=False)
+        console.print(
+            f"no process is working for it now; continue with `rft run --resume {name}{option}`", markup=False
+        )
     if sentence := what_decides(run, snapshot.queue.sealed, option):
         console.print(sentence, markup=False)
     for other in others:

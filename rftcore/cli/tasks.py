@@ -1,4 +1,4 @@
-"""`rft tasks load|score|list|show|stats`: what there is to try, and what a run knows of it."""
+"""`rft tasks load|score|list|show|stats`: the tasks of the buffer, and a run's statistics of them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ app = typer.Typer(help="Tasks in the buffer.", no_args_is_help=True)
 
 @app.command("load")
 def load(config: ConfigArgument, overrides: SetOption = None, buffer: ConfigBufferOption = None) -> None:
-    """Load every taskset of a configuration and run its task pipeline; loading again finds the same rows."""
+    """Load every taskset of a configuration and run its task pipeline; loading again finds the same tasks."""
     _load(config, overrides, buffer, again=False)
 
 
 @app.command("score")
 def score(config: ConfigArgument, overrides: SetOption = None, buffer: ConfigBufferOption = None) -> None:
-    """Run the task pipeline over all tasks again, with what runs have observed by now."""
+    """Run the task pipeline on all tasks again, with the current outcomes of runs."""
     _load(config, overrides, buffer, again=True)
 
 
@@ -56,7 +56,7 @@ def _load(config: ConfigArgument, overrides: list[str] | None, buffer: str | Non
 
 @app.command("list")
 def list_tasksets(buffer: BufferOption = None, as_json: JsonOption = False) -> None:
-    """List the tasksets of the buffer: how many tasks may be selected, and the means of their scores."""
+    """List the tasksets of the buffer, with the number of selectable tasks and the means of their scores."""
     from rftcore.cli.output import cut, print_rows
     from rftdata import tasks
 
@@ -72,7 +72,7 @@ def list_tasksets(buffer: BufferOption = None, as_json: JsonOption = False) -> N
 
 
 def _set_args(args: dict[str, Any]) -> str:
-    """What somebody gave a set besides its name and source, without what is so by default."""
+    """Return the settings of a set besides name and source, without those that have their default."""
     usual = {"split": None, "limit": None, "prompt": "question", "answer": "answer"}
     given = {
         **args.get("args", {}),
@@ -86,20 +86,26 @@ def show(
     taskset: Annotated[str, typer.Argument(help="Name of a taskset.")],
     order: Annotated[
         str | None,
-        typer.Option("--order", metavar="FEATURE", help="Highest first, such as priority; by id by default."),
+        typer.Option(
+            "--order",
+            metavar="FEATURE",
+            help="Order by this feature, highest first, such as priority; by id by default.",
+        ),
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many.")] = 20,
-    status: Annotated[str | None, typer.Option("--status", help="active, excluded or pending only.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Maximum number of tasks.")] = 20,
+    status: Annotated[
+        str | None, typer.Option("--status", help="Only tasks with this status: active, excluded or pending.")
+    ] = None,
     buffer: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show tasks of a taskset with their features, and which stage dropped which and why."""
+    """Show tasks of a taskset with their features, and the stage and reason of dropped ones."""
     from rftcore.cli.output import print_rows
     from rftdata import tasks
     from rftdata.errors import ConfigError
 
     if status not in (None, "active", "excluded", "pending"):
-        raise ConfigError("there is no such status of a task", value=status, allowed="active, excluded, pending")
+        raise ConfigError("unknown status of a task", value=status, allowed="active, excluded, pending")
     with opened(buffer, "rft tasks") as found:
         rows = tasks.show_tasks(found.database, taskset, order=order, limit=limit, status=status)
     shown = [{**row, "dropped": row["reason"] and f"{row['stage']}: {row['reason']}"} for row in rows]
@@ -121,25 +127,25 @@ def show(
 def stats(
     run: RunArgument = None,
     run_option: Annotated[
-        str | None, typer.Option("--run", metavar="RUN", help="The same as RUN alone, as other verbs have it.")
+        str | None, typer.Option("--run", metavar="RUN", help="The same as RUN, as in other commands.")
     ] = None,
-    taskset: Annotated[str | None, typer.Option("--taskset", help="Of one taskset only.")] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Tasks shown, those chosen last first.")] = 20,
+    taskset: Annotated[str | None, typer.Option("--taskset", help="Only tasks of this taskset.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Number of tasks shown, the last selected first.")] = 20,
     check: Annotated[
-        bool, typer.Option("--check", help="Compare with the outcomes they are folded from; exits 1 if they differ.")
+        bool, typer.Option("--check", help="Compare with the stored outcomes; exit with 1 if they differ.")
     ] = False,
-    rebuild: Annotated[bool, typer.Option("--rebuild", help="Fold the outcomes again.")] = False,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Compute the statistics from the outcomes again.")] = False,
     buffer: BufferOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a run knows of its tasks: posterior, attempts, mean reward."""
+    """Show a run's statistics of its tasks: posterior, attempts, mean reward."""
     from rftcore.cli.output import print_rows, warn
     from rftdata.tasks import stats
 
     if check and rebuild:
-        raise typer.BadParameter("--check compares and --rebuild writes; give one of them")
+        raise typer.BadParameter("--check compares and --rebuild writes; use only one of them")
     if run is not None and run_option is not None:
-        raise typer.BadParameter("RUN and --run name the run twice; give one of them")
+        raise typer.BadParameter("RUN and --run name the run twice; use only one of them")
     with opened(buffer, "rft tasks", schema="migrate" if rebuild else "check") as found:
         of_run = found.find_run(run if run is not None else run_option)
         if rebuild:
@@ -149,7 +155,7 @@ def stats(
             rows = stats.check_task_stats(of_run)
             print_rows(rows, stats.DIFFERENCE_COLUMNS, as_json=as_json)
             warn(
-                "they differ; `rft tasks stats --rebuild` folds again"
+                "they differ; `rft tasks stats --rebuild` computes them again"
                 if rows
                 else "every task is the fold of its outcomes"
             )

@@ -11,50 +11,54 @@ from rftdata.config import Section
 
 class ExplorerConfig(Section):
     engine: str = Field(
-        "vllm", description="vllm, transformers, none (for workflows that sample nothing), or your own by path."
+        "vllm", description="vllm, transformers, none (for workflows that do not sample), or the path of your own."
     )
     engine_args: dict[str, Any] = Field(default_factory=dict, description="The engine's own settings.")
-    workflow: str = Field("single_turn", description="single_turn, demonstration, or your own by path.")
+    workflow: str = Field("single_turn", description="single_turn, demonstration, or the path of your own.")
     workflow_args: dict[str, Any] = Field(default_factory=dict, description="The workflow's own settings.")
     reward: list[str] = Field(
         default_factory=list, description="Reward functions whose values are summed; names or paths."
     )
-    num_explorers: int = Field(1, ge=1, description="Explorer processes.")
+    num_explorers: int = Field(1, ge=1, description="Number of explorer processes.")
     temperature: float = Field(1.0, ge=0, description="Sampling temperature of training rollouts.")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus of training rollouts.")
-    top_k: int = Field(0, ge=0, description="Most likely tokens sampled from; 0 is all.")
+    top_k: int = Field(0, ge=0, description="Number of most likely tokens to sample from; 0 for all.")
     max_tokens: int = Field(256, ge=1, description="Longest response, in tokens.")
     stop: list[str] = Field(default_factory=list, description="Strings that end a response.")
     max_refill: int = Field(
-        64, ge=0, description="Groups planned in each step in the place of dropped ones, beyond trainer.batch_groups."
+        64, ge=0, description="Number of groups planned per step to replace dropped ones, beyond trainer.batch_groups."
     )
-    claim_groups: int = Field(16, ge=1, description="Groups one explorer takes at a time.")
+    claim_groups: int = Field(16, ge=1, description="Number of groups that one explorer claims at a time.")
     rollout_timeout_s: float = Field(
         600.0,
         gt=0,
-        description="A rollout that takes longer from its start is recorded as timed out; calls of plain reward functions have their own limit.",
+        description="Seconds after which a rollout is recorded as timed out; calls of plain reward functions have their own limit.",
     )
     reward_timeout_s: float = Field(
         60.0,
         gt=0,
-        description="A call of a reward function that takes longer is ended; its rollout counts as timed out.",
+        description="Seconds after which a call of a reward function is ended; its rollout counts as timed out.",
     )
     reward_processes: int = Field(
-        8, ge=1, description="Processes for plain (not async) reward functions, at most; they start while calls wait."
+        8,
+        ge=1,
+        description="Maximum number of processes for plain (not async) reward functions; they start while calls wait.",
     )
     block_timeout_s: float = Field(
         30.0,
         gt=0,
-        description="An async workflow or reward that blocks its event loop for longer (a call that does not await) is stopped.",
+        description="Seconds for which an async workflow or reward may block its event loop (a call that does not await) before it is stopped.",
     )
     max_failed_steps: int = Field(
-        1, ge=1, description="Explorer steps in a row without a single good rollout that end the run with an error."
+        1,
+        ge=1,
+        description="Number of consecutive explorer steps without a good rollout that end the run with an error.",
     )
-    lease_s: float = Field(60.0, gt=0, description="A silent explorer's groups go to others after this many seconds.")
+    lease_s: float = Field(60.0, gt=0, description="Seconds of silence after which an explorer's groups are released.")
 
     @property
     def reward_limit(self) -> tuple[float, str]:
-        """Seconds that a call of a plain reward may take, and the setting that says so."""
+        """Seconds that a call of a plain reward may take, and the setting with that value."""
         name = "reward_timeout_s" if self.reward_timeout_s <= self.rollout_timeout_s else "rollout_timeout_s"
         return getattr(self, name), f"explorer.{name} = {getattr(self, name):g} s"
 
@@ -68,5 +72,5 @@ class ExplorerConfig(Section):
     def _named_once(cls, names: list[str]) -> list[str]:
         doubled = sorted({name for name in names if names.count(name) > 1})
         if doubled:
-            raise ValueError(f"{', '.join(doubled)} is named more than once; to weigh a reward, do so in its function")
+            raise ValueError(f"{', '.join(doubled)} is named more than once; to weight a reward, do so in its function")
         return names

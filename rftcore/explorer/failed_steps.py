@@ -1,8 +1,8 @@
-"""Ends a run of which no rollout succeeds: a misspelt name in a reward would otherwise train on nothing to the last step.
+"""Ends a run whose rollouts all fail. A misspelt name in a reward would otherwise train on nothing until the last step.
 
-A step counts as failed when as many of its groups are sealed as it was planned with, none of their rollouts is good, and some failed
-or timed out. All explorers count together, by what the buffer holds of the run's present attempt: a run that is resumed with a
-corrected function begins anew.
+A step counts as failed when as many of its groups are sealed as were planned, none of their rollouts is good, and some failed
+or timed out. All explorers count together, by the buffer's groups of the run's current attempt. A run that is resumed with a
+corrected function therefore starts counting again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class FailedSteps:
     """Watches the steps of one run.
 
     Attributes:
-        groups_per_step: with how many groups a step is planned.
+        groups_per_step: number of groups planned per step.
         max_failed_steps: failed steps in a row that end the run.
     """
 
@@ -32,18 +32,18 @@ class FailedSteps:
     _stacks: dict[str, str] = field(default_factory=dict, init=False)
 
     def note(self, text: str, stack: str) -> None:
-        """Keep the user's stack of a failure by its description."""
+        """Keep the user's stack of a failure, by the failure's description."""
         if len(self._stacks) >= _MAX_STACKS:
             self._stacks.clear()
         self._stacks.setdefault(text, stack)
 
     def check(self, explore_steps: Collection[int]) -> None:
-        """Look at the steps of which a group without a good rollout was stored.
+        """Check the steps of which a group without a good rollout was stored.
 
         Raises:
-            RolloutsFailedError: one of them is the last of too many failed ones in a row.
+            RolloutsFailedError: one of them completes too many consecutive failed steps.
         """
-        # Steps may end out of order, so a stored one may be any of those in a row.
+        # Steps may end out of order, so a stored one may be any of the consecutive steps.
         firsts = {first for step in explore_steps for first in range(step + 1 - self.max_failed_steps, step + 1)}
         for first in sorted(first for first in firsts if first >= 0):
             steps = range(first, first + self.max_failed_steps)
@@ -55,9 +55,9 @@ class FailedSteps:
                 raise self.error(f"the rollouts of {which}", num_failed, rows[0].first_error)
 
     def error(self, what: str, num_failed: int, first_error: str | None) -> RolloutsFailedError:
-        """None of the rollouts that `what` names succeeded."""
+        """End the run, and return the error for the rollouts that `what` names, none of which succeeded."""
         text = first_error or "no error was recorded"
-        # At once: a trainer without a group to wait for would skip its steps and finish.
+        # At once, because a trainer with no group to wait for would skip its steps and finish.
         self.run.end("failed", f"not one of {what} succeeded: {text}")
         return RolloutsFailedError(
             f"not one of {what} succeeded: {num_failed} failed, the first with {text.rstrip('.')}",

@@ -1,6 +1,6 @@
-"""What a user's function raised, for people: one line with the place in the user's code, and the user's part of the stack.
+"""Descriptions of errors in user functions: one line with the place in the user's code, and the user's part of the stack.
 
-Frames of these packages above the user's code and below it say nothing to the user and are left out.
+Frames of these packages above and below the user's code do not help the user and are left out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MAX_FRAMES = 20
 
 
 class FunctionFailedError(Exception):
-    """A function of a user failed in another process.
+    """A user's function failed in another process.
 
     Attributes:
         text: type, message and place.
@@ -39,17 +39,17 @@ def _rebuild(text: str, stack: str, timed_out: bool) -> FunctionFailedError:
 
 
 def describe(error: BaseException) -> str:
-    """Type, message and place of what a function raised: `KeyError: 'answer' (reward.py, line 3, in score)`."""
+    """Return type, message and place of a function's error: `KeyError: 'answer' (reward.py, line 3, in score)`."""
     error = innermost(error)
     if isinstance(error, FunctionFailedError):
         return error.text
-    if type(error) is RftError:  # one of ours, which says what to do
+    if type(error) is RftError:  # an error of this package, which contains a remedy
         return str(error)
     return f"{type(error).__name__}: {error}{place(error_frames(error))}"
 
 
 def user_stack(error: BaseException) -> str:
-    """The user's frames of what a function raised, as a traceback."""
+    """Return the user's frames of a function's error, as a traceback."""
     error = innermost(error)
     if isinstance(error, FunctionFailedError):
         return error.stack
@@ -57,21 +57,21 @@ def user_stack(error: BaseException) -> str:
 
 
 def innermost(error: BaseException) -> BaseException:
-    """The first error of a group (of several requests at once), which says more than the group."""
+    """Return the first error of a group (of concurrent requests), which is more specific than the group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 def error_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """The user's frames of what a function raised; of a time-out, those in which it waited."""
+    """Return the user's frames of a function's error; for a time-out, those in which it waited."""
     if isinstance(error, TimeoutError) and isinstance(error.__cause__, asyncio.CancelledError):
         error = error.__cause__
     return user_frames(traceback.extract_tb(error.__traceback__))
 
 
 def waited_at(error: BaseException) -> str:
-    """Where a rollout was that was ended, in brackets: from its own frames, or as the thread of a plain workflow noted it."""
+    """Return where an ended rollout was, in brackets: from its own frames, or as recorded by the thread of a plain workflow."""
     error = innermost(error)
     cause = error.__cause__
     notes = getattr(cause, "__notes__", None)
@@ -79,15 +79,15 @@ def waited_at(error: BaseException) -> str:
 
 
 def user_frames(frames: traceback.StackSummary) -> list[traceback.FrameSummary]:
-    """The frames from the first one of the user's code to the last one outside these packages."""
+    """Return the frames from the first one of the user's code to the last one outside these packages."""
     theirs = [position for position, frame in enumerate(frames) if not is_ours(frame.filename)]
-    # The interpreter's own frames above: the event loop, the thread, the start of the process.
+    # Above are the interpreter's own frames: the event loop, the thread, the start of the process.
     first = next((position for position in theirs if not is_standard(frames[position].filename)), None)
     return [] if first is None else list(frames[first : theirs[-1] + 1])
 
 
 def as_traceback(frames: list[traceback.FrameSummary], last_line: str) -> str:
-    """Frames and a closing line in the form of a traceback."""
+    """Format frames and a closing line as a traceback."""
     if not frames:
         return last_line
     shown = "".join(traceback.format_list(frames[-_MAX_FRAMES:]))
@@ -95,7 +95,7 @@ def as_traceback(frames: list[traceback.FrameSummary], last_line: str) -> str:
 
 
 def place(frames: list[traceback.FrameSummary]) -> str:
-    """The user's innermost line, in brackets; nothing where no frame is known."""
+    """Return the user's innermost line, in brackets; empty if no frame is known."""
     own = [frame for frame in frames if is_the_users(frame.filename)] or frames
     if not own:
         return ""

@@ -1,4 +1,4 @@
-"""Workflows that are plain functions: each rollout in a thread of its own, with a model and a score that it calls without await."""
+"""Workflows that are plain functions: each rollout has a separate thread, with a model and a score that it calls without await."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class PlainModel:
-    """The policy as a plain workflow sees it: as `Model`, but `chat` returns the turn."""
+    """The policy for a plain workflow: like `Model`, but `chat` returns the turn."""
 
     def __init__(self, model: Model, calls: _Calls) -> None:
         self._model = model
@@ -36,7 +36,7 @@ class PlainModel:
         return self._calls.wait(self._model.chat(messages))
 
     def write(self, messages: list[Message], response: str) -> Turn:
-        """Record an answer that was given and not sampled; see `Model.write`."""
+        """Record an answer that is given instead of sampled; see `Model.write`."""
         return self._model.write(messages, response)
 
     def write_chat(self, messages: list[Message], *, start: int = 0, turns: str = "all") -> Turn:
@@ -45,7 +45,7 @@ class PlainModel:
 
 
 class _Calls:
-    """What a thread asks of the event loop: one thing at a time, ended with the rollout."""
+    """Calls of a thread into the event loop: one at a time, ended with the rollout."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -67,9 +67,9 @@ class _Calls:
 async def run_plain(
     workflow: Callable[..., Any], task: Task, model: Model, score: Scorer, arguments: dict[str, Any]
 ) -> Any:
-    """What a plain workflow returns; cancelled, it is asked to end by an exception.
+    """Return the result of a plain workflow. On cancellation, an exception asks it to end.
 
-    The thread of one that does not end by it is left behind, see `leave_behind`.
+    If the workflow does not end, its thread is left behind; see `leave_behind`.
     """
     calls, done = _Calls(), concurrent.futures.Future[Any]()
 
@@ -77,20 +77,20 @@ async def run_plain(
         return calls.wait(score(turn, task))
 
     def run() -> None:
-        # The exception may come a moment too late, when the workflow has returned.
+        # The exception may arrive just after the workflow has returned.
         with contextlib.suppress(BlockedError):
             try:
                 result = workflow(task, PlainModel(model, calls), scored, **arguments)
-            except BaseException as error:  # noqa: BLE001 - who waits for the future gets it
+            except BaseException as error:  # noqa: BLE001 - the future passes it on
                 done.set_exception(error)
             else:
                 done.set_result(result)
 
-    # In this context: what the thread asks for belongs to this rollout.
+    # In this context, so that calls of the thread belong to this rollout.
     thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), name="workflow", daemon=True)
     thread.start()
     try:
-        # Shielded: a future that was cancelled could not take the thread's result any more.
+        # Shielded, because a cancelled future could not take the thread's result.
         return await asyncio.shield(asyncio.wrap_future(done))
     except asyncio.CancelledError as error:
         error.add_note(place(user_frames(thread_stack(thread))))

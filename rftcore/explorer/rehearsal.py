@@ -1,7 +1,7 @@
-"""One rollout of a task with a stand-in for the model: what the workflow and the rewards of a configuration raise, before a run.
+"""Trial rollouts of a task with a stand-in for the model, to find errors of a configuration's workflow and rewards before a run.
 
-The stand-in answers with the task's right answer where it has one: a reward that fails on that fails on everything. It holds no model,
-so a rehearsal takes seconds and needs no GPU.
+The stand-in answers with the task's right answer if there is one, because a reward that fails on that fails on everything. It needs no
+model, so a trial takes seconds and no GPU.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from rftcore.resolved import ResolvedRun
 
 LIMIT_S = 10.0
-"""A run allows more; here a person waits."""
+"""A run allows more, but here a person waits."""
 _WHOLE_S = 120.0
 _ANSWER = "a stand-in answer"
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What a rollout with the stand-in came to.
+    """The result of a rollout with the stand-in.
 
     Attributes:
-        num_prompt_tokens: of the longest prompt that the workflow asked; None where it asked none.
+        num_prompt_tokens: of the workflow's longest prompt; None if it had none.
         reward: of the rollout.
     """
 
@@ -72,11 +72,11 @@ class StandIn(Engine):
 
 
 def rehearse(resolved: ResolvedRun, task: Task, tokenizer: PreTrainedTokenizerBase) -> Rehearsal:
-    """Try one task as an explorer would, with the stand-in for the engine and at most `LIMIT_S` for each wait.
+    """Try one task like an explorer, with the stand-in for the engine and at most `LIMIT_S` for each wait.
 
     Raises:
-        RolloutsFailedError: the rollout failed; it carries the user's stack.
-        ConfigError, PluginError: what would end a run.
+        RolloutsFailedError: the rollout failed; it contains the user's stack.
+        ConfigError, PluginError: an error that would end a run.
     """
     failures: list[tuple[str, str]] = []
     explorer = resolved.config.explorer
@@ -97,7 +97,7 @@ def rehearse(resolved: ResolvedRun, task: Task, tokenizer: PreTrainedTokenizerBa
     )
     loop = WorkflowLoop(min(LIMIT_S, explorer.block_timeout_s), on_stuck=_leave)
     try:
-        # The limit around it is for code that keeps the interpreter's lock: the limits within need other threads.
+        # This outer limit is for code that keeps the interpreter's lock; the inner limits need other threads.
         rollout = time_limits.call(
             lambda: asyncio.run(loop.run(runner.rollout(task, 0, Decoding(max_tokens=explorer.max_tokens)))),
             _WHOLE_S, f"a rollout of the task {task.task_key!r} of {task.taskset!r}", cap=False,
@@ -108,7 +108,7 @@ def rehearse(resolved: ResolvedRun, task: Task, tokenizer: PreTrainedTokenizerBa
     if failures:
         [(text, stack)] = failures
         raise RolloutsFailedError(
-            f"a rollout of the task {task.task_key!r} of {task.taskset!r} fails with the answer {engine._answer[:60]!r} in the place of "
+            f"a rollout of the task {task.task_key!r} of {task.taskset!r} fails with the answer {engine._answer[:60]!r} in place of "
             f"the model's: {text.rstrip('.')}",
             stack=stack,
         )  # fmt: skip
@@ -117,14 +117,14 @@ def rehearse(resolved: ResolvedRun, task: Task, tokenizer: PreTrainedTokenizerBa
 
 
 def check_context(resolved: ResolvedRun, longest: Task, num_prompt_tokens: int) -> str | None:
-    """A sentence where answers to the longest prompt would be cut short by the engine's context.
+    """Return a sentence if the engine's context would cut answers to the longest prompt short.
 
     Args:
         longest: the task with the longest prompt.
-        num_prompt_tokens: of its prompt.
+        num_prompt_tokens: of that prompt.
 
     Raises:
-        ConfigError: the prompt does not fit.
+        ConfigError: the prompt does not fit into the context.
     """
     max_tokens, context_length = resolved.config.explorer.max_tokens, resolved.context_length
     if context_length is None:
@@ -139,12 +139,12 @@ def check_context(resolved: ResolvedRun, longest: Task, num_prompt_tokens: int) 
     if room >= max_tokens:
         return None
     return (
-        f"responses to the longest prompt, of the task {longest.task_key!r}, end after {room} tokens: it has {num_prompt_tokens}, the "
+        f"responses to the longest prompt, of the task {longest.task_key!r}, are cut after {room} tokens: it has {num_prompt_tokens}, the "
         f"engine's context {context_length}, and explorer.max_tokens is {max_tokens}"
     )
 
 
 def _leave(sentence: str, stack: str) -> None:
-    """The code that is stuck cannot be stopped, so neither can this process be ended in the ordinary way."""
+    """Exit at once, because code that is stuck also prevents an orderly exit."""
     print(f"{stack}\nrft: {sentence}; {TO_UNBLOCK}.", file=sys.stderr, flush=True)
     os._exit(1)

@@ -1,10 +1,10 @@
-"""A process of its own for reward functions: one call at a time, ended when a call takes too long.
+"""A separate process for reward functions: one call at a time, ended when a call takes too long.
 
-A plain (not async) function may compute, wait or hang: here it costs neither the explorer's event loops nor the engine a moment,
-and even one inside C code that never returns can be ended. The functions run in the process's main thread, since some libraries
-(signal alarms of math-verify, for one) work in no other.
+A plain (not async) function may compute, wait or hang. Here it delays neither the explorer's event loops nor the engine,
+and even a call inside C code that never returns can be ended. The functions run in the process's main thread, because some libraries
+(such as math-verify with its signal alarms) work in no other.
 
-The child arms a timer of the C library's kind before each call (faulthandler): it needs no help of the interpreter, writes the
+The child starts a timer of faulthandler before each call. The timer does not need the interpreter; it writes the
 stack and ends the process. The parent reads the stack, reports it, and starts another process for the next call.
 """
 
@@ -43,11 +43,10 @@ _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 class RewardProcess:
-    """The parent's side. Not for several threads at once; the thread that makes one must live as long as the process.
+    """The parent's side, for one thread at a time. The thread that creates it must live as long as the process.
 
     Attributes:
-        usable: whether it can be called; not after a call that exceeded its limit or ended the process.
-
+        usable: whether it can be called; false after a call that exceeded its limit or ended the process.
     """
 
     usable = True
@@ -58,8 +57,8 @@ class RewardProcess:
         self._stacks = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - lives as long as the process
         fds = (theirs.fileno(), self._stacks.fileno())
         path = os.pathsep.join(folder for folder in sys.path if folder)
-        # -P: a file in the current folder must not take the place of a module of the same name. A session of its own: what a function
-        # starts ends with it.
+        # -P: a file in the current folder must not replace a module of the same name. A separate session, so that processes started by
+        # a function end with it.
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", __name__, *map(str, fds)], pass_fds=fds, stdin=subprocess.DEVNULL, start_new_session=True,
             env={**os.environ, "PYTHONPATH": path},
@@ -67,31 +66,31 @@ class RewardProcess:
         theirs.close()
 
     def load(self, names: list[str], base_dir: Path) -> None:
-        """Load the functions; to be called once, before the first call.
+        """Load the functions; called once, before the first call.
 
         Args:
-            names: rewards as the configuration names them.
+            names: rewards as named in the configuration.
             base_dir: folder of the configuration file.
 
         Raises:
-            PluginError: a reward does not load.
+            PluginError: a reward cannot be loaded.
             FunctionFailedError: the process does not start.
         """
         self._ask((os.getpid(), names, base_dir), _START_S, "loading the reward functions", f"{_START_S:g} s")
 
     def lives(self) -> bool:
-        """Whether the process has not ended since the last call."""
+        """Return whether the process has not ended since the last call."""
         return self._process.poll() is None
 
     def call(self, name: str, turn: Turn, task: Task, timeout_s: float, limit: str) -> CheckedValue:
-        """What the reward returned.
+        """Return the result of a reward.
 
         Args:
-            limit: the setting that `timeout_s` comes from, for people.
+            limit: the setting with the value `timeout_s`, for messages.
 
         Raises:
-            FunctionFailedError: what it raised; or it took longer, or ended the process: then this object is of no more use.
-            RftError: it raised that itself.
+            FunctionFailedError: the function raised, took too long or ended the process. In the last two cases this object is unusable.
+            RftError: the function raised it.
         """
         what = f"the reward {name!r} on task {task.task_key!r}"
         value: CheckedValue = self._ask((name, turn, task, timeout_s), timeout_s + _GRACE_S, what, limit)
@@ -100,12 +99,12 @@ class RewardProcess:
     def kill(self) -> None:
         """End the process; a call in flight fails in the thread that waits for it."""
         self.usable = False
-        # Its group outlives it where a function started other processes; the number is free for others once the group is gone.
+        # The group outlives the process if a function started others. Its number is reused only once the group has ended.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """End the process, and what it has started, and free what belongs to it."""
+        """End the process and everything it started, and release its resources."""
         self._connection.close()
         self.kill()
         self._process.wait()
@@ -126,13 +125,13 @@ class RewardProcess:
         if self.lives() and found == "ended":
             with contextlib.suppress(
                 subprocess.TimeoutExpired
-            ):  # it is about to end: its own code says more than our signal
+            ):  # it is about to end, and its exit code is more informative than our signal
                 self._process.wait(_GRACE_S)
         self.kill()
         raise self._failure(what, limit, self._process.wait(), found)
 
     def _failure(self, what: str, limit: str, code: int, found: str) -> FunctionFailedError:
-        """Why the process is gone: its timer ended it and wrote the stack, or a signal ended it."""
+        """Describe why the process ended: its timer ended it and wrote the stack, or a signal ended it."""
         self._stacks.seek(0)
         dumped = self._stacks.read().decode(errors="replace")
         frames = user_frames(_frames_of(dumped))
@@ -145,23 +144,23 @@ class RewardProcess:
 
 
 def _frames_of(dumped: str) -> traceback.StackSummary:
-    """The main thread's frames as faulthandler wrote them, outermost first."""
+    """Return the main thread's frames from faulthandler's output, outermost first."""
     threads = dumped.split("\n\n")
-    # Threads of the user's have no frame of this module.
+    # The user's own threads have no frame of this module.
     lines = next((thread for thread in threads if Path(__file__).name in thread), threads[-1]).splitlines()
     found = [match for line in lines if (match := _FRAME.match(line))]
     return traceback.StackSummary.from_list([(m["file"], int(m["line"]), m["name"], None) for m in reversed(found)])
 
 
 def main(socket_fd: int, stacks_fd: int) -> None:
-    """The child: answer calls until the parent hangs up."""
+    """Run the child: answer calls until the parent closes the connection."""
     connection = Connection(socket_fd)
     with open(stacks_fd, "wb", buffering=0) as stacks:
         faulthandler.enable(stacks)
         parent, names, base_dir = connection.recv()
         _end_with(parent)
         functions = _load(connection, names, base_dir)
-        time_limits.hand_over_timer()  # from here on it is that of the calls
+        time_limits.hand_over_timer()  # from here on the timer is that of the calls
         while True:
             try:
                 name, turn, task, timeout_s = connection.recv()
@@ -191,7 +190,7 @@ def _answer(
         return "value", checked_value(name, value, task)
     except RftError as error:
         return "raised", error if _can_be_sent(error) else FunctionFailedError(describe(error), user_stack(error))
-    except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - the boundary: what a user's code raises is data
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - the boundary: errors of a user's code are data
         return "raised", FunctionFailedError(describe(error), user_stack(error))
     finally:
         faulthandler.cancel_dump_traceback_later()
@@ -210,10 +209,10 @@ async def _awaited(value: Awaitable[Any]) -> Any:
 
 
 def _end_with(parent: int) -> None:
-    """Have the system end this process when its parent ends, however that ends."""
+    """Let the system end this process when its parent ends, however that happens."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before that
+    if os.getppid() != parent:  # the parent ended before that call
         os._exit(1)
 
 

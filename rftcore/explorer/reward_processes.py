@@ -1,7 +1,7 @@
-"""The processes in which an explorer's plain reward functions run.
+"""The processes that run an explorer's plain reward functions.
 
-The first starts with the first call. More start, up to a limit, while calls wait for a free one: quick functions make do with one
-process, slow ones get several. A process in which a call exceeded its time limit is replaced.
+The first starts with the first call. More start, up to a limit, while calls wait for a free one, so quick functions use one
+process and slow ones several. A process in which a call exceeded its time limit is replaced.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _CROWDED_S = 0.3
 
 
 class RewardProcesses:
-    """Calls rewards, from any event loop and any number of times at once.
+    """Calls rewards, from any event loop, with any number of concurrent calls.
 
     Args:
-        names: rewards as the configuration names them.
+        names: rewards as named in the configuration.
         base_dir: folder of the configuration file.
-        timeout_s: a call that takes longer fails; the time it waits for a free process does not count.
-        limit: the setting that it comes from, for people.
-        max_processes: most processes.
+        timeout_s: a call that takes longer fails; waiting for a free process does not count.
+        limit: the setting with that value, for messages.
+        max_processes: maximum number of processes.
     """
 
     def __init__(self, names: list[str], base_dir: Path, timeout_s: float, limit: str, max_processes: int) -> None:
@@ -38,25 +38,25 @@ class RewardProcesses:
         self._processes: set[RewardProcess] = set()
         self._closed = False
         self._starting = threading.Lock()
-        # A thread for each process, which waits for its answers.
+        # One thread per process, which waits for its answers.
         self._threads = ThreadPoolExecutor(max_processes, thread_name_prefix="reward")
 
     async def call(self, name: str, turn: Turn, task: Task) -> CheckedValue:
-        """What the reward returned.
+        """Return the result of a reward.
 
         Raises:
             FunctionFailedError, RftError: see `RewardProcess.call`.
         """
-        with clock_stands_still():  # the call has a limit of its own, and others may come before it
+        with clock_stands_still():  # the call has its own limit, and may wait for others
             return await asyncio.wrap_future(self._threads.submit(self._call, name, turn, task))
 
     def close(self) -> None:
-        """End the processes; calls in flight fail."""
+        """End the processes; running calls fail."""
         self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
         for process in list(self._processes):
             process.kill()
-        self._threads.shutdown(wait=True)  # calls in flight end now
+        self._threads.shutdown(wait=True)  # running calls end now
         while not self._idle.empty():
             self._idle.get().close()
 
@@ -71,7 +71,7 @@ class RewardProcesses:
                 self._drop(process)
 
     def _take(self) -> RewardProcess:
-        with self._starting:  # one after the other: the start of the first serves all that wait
+        with self._starting:  # one after the other, because the start of the first may serve all waiting calls
             while True:
                 try:
                     process = self._idle.get(timeout=_CROWDED_S if self._processes else 0.001)
@@ -79,14 +79,14 @@ class RewardProcesses:
                     return self._start()
                 if process.lives():
                     return process
-                self._drop(process)  # it was ended between two calls, by the system for lack of memory, say
+                self._drop(process)  # it ended between two calls, for example for lack of memory
 
     def _start(self) -> RewardProcess:
         process = RewardProcess()
         self._processes.add(process)
         try:
             if self._closed:
-                raise EngineStoppedError("the explorer stops: no reward is computed any more")
+                raise EngineStoppedError("the explorer is stopping, so no more rewards are computed")
             process.load(self._names, self._base_dir)
         except BaseException:
             self._drop(process)

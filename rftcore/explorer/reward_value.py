@@ -1,4 +1,4 @@
-"""What a reward may return: finite numbers, or a mapping of names to them."""
+"""The valid results of a reward: finite numbers, or a mapping of names to them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ CheckedValue = float | dict[str, float]
 
 
 def checked_value(name: str, value: object, task: Task) -> CheckedValue:
-    """What a reward returned, as plain numbers.
+    """Return the result of a reward as plain numbers.
 
     Raises:
-        RftError: it is no finite number and no mapping of names to such; nothing is converted silently.
+        RftError: it is neither a finite number nor a mapping of names to finite numbers; nothing is converted silently.
     """
     if isinstance(value, Mapping):
         return {str(key): _number(f"{name}, part {key!r},", part, task) for key, part in value.items()}
@@ -29,7 +29,7 @@ def _number(name: str, value: object, task: Task) -> float:
     if _is_number(value) and math.isfinite(value):
         return float(value)
     raise RftError(
-        # The value as text: it comes from another process, and not everything can be sent.
+        # The value as text, because it comes from another process, and some values cannot be sent.
         f"the reward {name} returned {_what(value)} for the task {task.task_key!r} of {task.taskset!r}",
         allowed="a finite number, or a mapping of names to finite numbers", todo=_advice(value),
     )  # fmt: skip
@@ -55,5 +55,5 @@ def _advice(value: object) -> str:
     if isinstance(value, bool):
         return "return float(…) of the condition"
     if value is None:
-        return "return 0.0 where there is nothing to reward; a branch without `return` returns None"
+        return "return 0.0 if there is nothing to reward; a branch without `return` returns None"
     return "correct the reward function"

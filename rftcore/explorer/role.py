@@ -1,9 +1,9 @@
-"""The explorer: plans groups, claims them, samples rollouts, seals groups; and answers evaluations.
+"""The explorer: plans groups, claims them, samples rollouts, seals groups, and answers evaluations.
 
-It takes all its work as rows and shares nothing with the other roles but the buffer and the weights. One loop: give back
-what is finished, take over newer weights, answer a pending evaluation, plan, claim, and sleep until something changes. Rollouts of
-several groups run at the same time; weights change under running rollouts (the engine recomputes them, and every token keeps
-the version that sampled it). Evaluations run alone, after the rollouts in flight.
+All its work comes as rows, and it shares only the buffer and the weights with other roles. One loop stores
+finished groups, loads newer weights, answers a pending evaluation, plans, claims, and waits for changes. Rollouts of
+several groups run concurrently, and weights change under running rollouts (the engine recomputes them, and every token keeps
+the version that sampled it). Evaluations run alone, after the running rollouts.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ from rftdata.workers import Worker
 
 logger = logging.getLogger(__name__)
 
-# Besides what the engine works on, as much waits in it again, so that it never runs dry between two rollouts.
+# As many rollouts wait in the engine as it processes, so that it is never idle between two rollouts.
 _ROLLOUTS_PER_SEQUENCE = 2
 
 
 def main(config: RunConfig, run: str | None = None, *, index: int = 0, by_hand: bool = False) -> int:
-    """Explore for a run until it ends; 0 when it ended in good order.
+    """Explore for a run until it ends; return 0 after an orderly end.
 
     Args:
         run: name or id of the run; see `join_run`.
-        index: number of this explorer among those of the run; gives it a sampling stream of its own.
-        by_hand: a person started it, and is told what it waits for.
+        index: number of this explorer among those of the run; it selects a separate sampling stream.
+        by_hand: whether a person started it, to whom it prints what it waits for.
     """
     resolved = ResolvedRun(config)
     joined = join_run(resolved, run, by_hand="explorer" if by_hand else None)
@@ -98,8 +98,8 @@ class Explorer:
     """One explorer process.
 
     Args:
-        missing_weights_s: for so long the weights of a live trainer may be missing: one that ends in good order takes them along a
-            moment before it gives back its lease.
+        missing_weights_s: seconds for which the weights of a live trainer may be missing. A trainer that ends in good order removes
+            them just before it releases its lease.
     """
 
     def __init__(self, joined: JoinedRun, worker: Worker, engine: Engine, *, missing_weights_s: float = 10.0) -> None:
@@ -110,7 +110,7 @@ class Explorer:
         self.run = joined.run
         self.worker = worker
         self.engine = engine
-        # A run on a stored selection samples for its evaluations only.
+        # A run on a stored selection samples only for its evaluations.
         self.only_evaluates = config.sampling.source is not None
         self.policy_step: int | None = None
         self.policy_checksum: str | None = None
@@ -144,12 +144,12 @@ class Explorer:
         self.planner = Planner(joined.run, _plan_config(config, source))
         self.screenings = {name: selector.screening for name, selector in resolved.selectors.items()}
         self.writer = joined.buffer.writer(joined.run)
-        self.in_flight: dict[asyncio.Task[Group], ClaimedGroup] = {}  # with the group each works on
+        self.in_flight: dict[asyncio.Task[Group], ClaimedGroup] = {}  # with the claimed group of each task
         self._has_claimed = False
-        self._weights_missing: tuple[int, float] | None = None  # policy version, and when that was first seen
+        self._weights_missing: tuple[int, float] | None = None  # policy version, and when it was first found missing
 
     async def explore(self) -> None:
-        """Explore until the run ends or asks to stop."""
+        """Explore until the run ends or is asked to stop."""
         try:
             while not self.worker.should_stop():
                 await self._store_finished()
@@ -171,7 +171,7 @@ class Explorer:
             self.worker.says(f"samples {len(self.in_flight)} groups")
             started, before = time.monotonic(), self.engine.num_generated_tokens
             await asyncio.wait(self.in_flight, timeout=0.5, return_when=asyncio.FIRST_COMPLETED)
-            self._note_rate(self.engine.num_generated_tokens - before, time.monotonic() - started)
+            self._record_rate(self.engine.num_generated_tokens - before, time.monotonic() - started)
             return
         self.worker.says("waits", self._waiting_for())
         await asyncio.to_thread(self.worker.wait, 1.0)
@@ -199,7 +199,7 @@ class Explorer:
         try:
             await asyncio.to_thread(self.writer.insert, *groups)
         except FencedError:
-            # One claim passed to another explorer; the others are still ours.
+            # One claim passed to another explorer; the others are still held.
             for group in groups:
                 try:
                     await asyncio.to_thread(self.writer.insert, group)
@@ -214,7 +214,7 @@ class Explorer:
             return
         version = policy.policy_version_id
         try:
-            # The engine may have the newest already: an evaluation brought them.
+            # The engine may already have the newest, loaded for an evaluation.
             if version != self.engine.policy_version_id:
                 if policy.checksum == self.policy_checksum:
                     await asyncio.to_thread(self.engine.set_policy_version, version)
@@ -223,17 +223,17 @@ class Explorer:
         except ModelError as error:
             if Path(policy.uri).exists():
                 raise
-            self._bear_missing_weights(policy, error)
+            self._tolerate_missing_weights(policy, error)
             return
         self._weights_missing = None
         self.policy_step = policy.trainer_step
         self.worker.progress |= {"policy_version_id": version, "policy_step": self.policy_step}
 
-    def _bear_missing_weights(self, policy: PolicyVersion, error: ModelError) -> None:
-        """Whoever published them has replaced them by now, or has left: the next trainer publishes anew. Or we never will see them.
+    def _tolerate_missing_weights(self, policy: PolicyVersion, error: ModelError) -> None:
+        """Tolerate weights that their publisher has replaced, or removed on leaving. If they never appear on this host, raise.
 
         Raises:
-            ModelError: the trainer that published them lives, and they are still the newest.
+            ModelError: the trainer that published them is running, and they are still the newest.
         """
         version, newest = policy.policy_version_id, newest_policy(self.run)
         if newest is None or newest.policy_version_id != version:
@@ -246,7 +246,7 @@ class Explorer:
             raise ModelError(
                 f"the weights file {policy.uri} of policy version {version} does not exist on this host "
                 f"({socket.gethostname()}); the trainer on {trainer.host} published it by sync.method {policy.method!r}",
-                allowed="memory reaches explorers on the trainer's host only, checkpoint those that see its buffer folder",
+                allowed="memory works for explorers on the trainer's host, checkpoint for those with access to its buffer folder",
                 todo="set sync.method to checkpoint with the buffer on a shared filesystem, or explore on the trainer's host",
             ) from error
 
@@ -258,7 +258,7 @@ class Explorer:
         self.worker.progress["load_weights_s"] = round(seconds, 3)
 
     def _claim(self) -> bool:
-        """Plan and take more groups; whether any was taken."""
+        """Plan and claim more groups; return whether any was claimed."""
         room = self.config.claim_groups - len(self.in_flight)
         if self.only_evaluates or self.policy_step is None or room <= 0 or self._evaluation_waits():
             return False
@@ -273,7 +273,7 @@ class Explorer:
             held=[claimed.group_id for claimed in self.in_flight.values()],
         )
         if groups and not self._has_claimed:
-            # Groups that no explorer survived are set aside as failed, and this one may take the place of the last of them.
+            # Groups on which explorers crashed too often are set aside as failed, and this explorer may have replaced the last of them.
             self.failed_steps.check({group.explore_step for group in groups})
             self._has_claimed = True
         self.in_flight |= {asyncio.create_task(self._explore(group)): group for group in groups}
@@ -291,17 +291,17 @@ class Explorer:
             self.worker.progress.pop("workflows_blocked", None)
 
     def _evaluation_waits(self) -> bool:
-        """Whether an evaluation is asked for: no more groups are taken until it has been answered.
+        """Return whether an evaluation is planned, in which case no more groups are claimed until it is answered.
 
-        Without this an explorer that is never idle (one behind its trainer) would answer none before the run's end.
+        Otherwise an explorer that is never idle (one behind its trainer) would answer none before the run's end.
         """
         return is_evaluation_planned(self.run)
 
     async def _answer_evaluations(self) -> bool:
-        """Answer every pending evaluation; whether there was one.
+        """Answer every pending evaluation; return whether there was one.
 
-        They come in the order of their policy versions, so that each weights file is loaded once, and the newest weights not
-        before the last evaluation of older ones.
+        They come in the order of their policy versions, so that each weights file is loaded once, and the newest weights only
+        after the last evaluation of older ones.
         """
         if self.policy_step is None or self.in_flight:
             return False
@@ -316,12 +316,12 @@ class Explorer:
                     await self._load(evaluation)
                 await self._evaluate(evaluation)
             except ModelError as error:
-                # Its weights are gone (the trainer keeps only the newest): that evaluation fails, the run goes on.
+                # Its weights were removed (the trainer keeps only the newest): the evaluation fails, and the run continues.
                 fail_evaluation(self.run, evaluation.evaluation_id, self.worker.worker_id, str(error))
         return answered
 
     async def _evaluate(self, evaluation: Evaluation) -> None:
-        """Store the answers of one evaluation; asked to stop, leave it: what a worker holds when it leaves is planned again."""
+        """Store the answers of one evaluation. If asked to stop, leave it, to be planned again when the worker leaves."""
         tasks = [Task.from_row(vars(question)) for question in questions(self.run, evaluation)]
         which = f"{evaluation.taskset} ({evaluation.decoding}, step {evaluation.trainer_step})"
         self.worker.says(f"answers {len(tasks)} questions of {which}")
@@ -335,19 +335,19 @@ class Explorer:
         if answers is None:
             return
         seconds = time.monotonic() - started
-        self._note_rate(self.engine.num_generated_tokens - before, seconds)
+        self._record_rate(self.engine.num_generated_tokens - before, seconds)
         finish_evaluation(self.run, evaluation.evaluation_id, self.worker.worker_id, answers, seconds)
         failed = [answer.error for answer in answers if answer.error]
         if failed:
             logger.warning(
-                "%d of %d answers on %s could not be scored and count 0; the first: %s",
+                "%d of %d answers on %s could not be scored and count as 0; the first: %s",
                 len(failed), len(answers), which, failed[0],
             )  # fmt: skip
-        if self.only_evaluates and len(failed) == len(answers):  # no rollout of such a run would show it
+        if self.only_evaluates and len(failed) == len(answers):  # such a run has no rollouts that would show it
             raise self.failed_steps.error(f"the {len(answers)} answers on {which}", len(failed), failed[0])
 
     async def _answers(self, tasks: list[Task], decoding: Decoding) -> list[Answer] | None:
-        """One answer per task; None when asked to stop before the last."""
+        """Return one answer per task; None if asked to stop before the last."""
         running = [asyncio.create_task(self._answer(task, decoding)) for task in tasks]
         pending = set(running)
         try:
@@ -375,7 +375,7 @@ class Explorer:
             error=rollout.error,
         )
 
-    def _note_rate(self, tokens: int, seconds: float) -> None:
+    def _record_rate(self, tokens: int, seconds: float) -> None:
         self.worker.progress["num_generated_tokens"] = self.engine.num_generated_tokens
         if tokens and seconds > 0:
             self.worker.progress["tokens_per_s"] = round(tokens / seconds, 1)

@@ -1,4 +1,4 @@
-"""The time limit of one rollout. It stands still while the rollout waits for something that has a limit of its own."""
+"""The time limit of a rollout, which is suspended while the rollout waits for something with its own limit."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _current: ContextVar[RolloutClock | None] = ContextVar("rollout_clock", default=
 
 
 class RolloutClock:
-    """An `asyncio.timeout` that can stand still. An asynchronous context manager, for one event loop.
+    """An `asyncio.timeout` that can be suspended. An asynchronous context manager, for one event loop.
 
     Args:
         limit_s: seconds that the rollout may take.
 
     Raises:
-        TimeoutError: it took longer.
+        TimeoutError: the rollout took longer.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -66,7 +66,7 @@ class RolloutClock:
 
 @contextmanager
 def clock_stands_still() -> Iterator[None]:
-    """What is awaited in this block does not count as time of the rollout it belongs to."""
+    """Exclude the time of this block from the limit of its rollout."""
     clock = _current.get()
     if clock is None:
         yield

@@ -1,7 +1,7 @@
-"""Running rollouts: one boundary where a failure becomes data.
+"""Rollouts, and the boundary at which failures become data.
 
-An exception in a workflow or a reward, and a rollout that takes too long, are outcomes that are stored with their error; they
-never stop the explorer. Errors of the run itself (its configuration, model or engine) are ours and do: every other rollout would
+An exception in a workflow or a reward, and a rollout that takes too long, are outcomes that are stored with their error. They
+never stop the explorer. Errors of the run itself (its configuration, model or engine) do, because every other rollout would
 end in the same way.
 """
 
@@ -26,19 +26,19 @@ from rftdata.experience import Group, Rollout, successes_and_trials
 from rftdata.planning.claims import ClaimedGroup
 from rftdata.selectors import Screening
 
-# sys.exit() in a user's code ends its rollout and not the explorer.
+# sys.exit() in a user's code ends the rollout instead of the explorer.
 _OF_A_USER = (Exception, BaseExceptionGroup, BlockedError, SystemExit, KeyboardInterrupt)
 _ERRORS_OF_THE_RUN = (ConfigError, ModelError, EngineStoppedError)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutRunner:
-    """How this run tries a task.
+    """Runs the rollouts of a run.
 
     Attributes:
-        timeout_s: a rollout that takes longer, from the moment it begins, is recorded as timed out.
-        slots: rollouts that may run at the same time; the others wait, and their time does not count.
-        on_failure: is given the description of a failure and the user's stack.
+        timeout_s: a rollout that takes longer, from its start, is recorded as timed out.
+        slots: number of concurrent rollouts; waiting for a slot does not count as time.
+        on_failure: receives the description of a failure and the user's stack.
     """
 
     engine: Engine
@@ -51,10 +51,10 @@ class RolloutRunner:
     on_failure: Callable[[str, str], None] = lambda *_: None
 
     async def group(self, claimed: ClaimedGroup, decoding: Decoding, screening: Screening | None = None) -> Group:
-        """All rollouts of a claimed group, at the same time; with a screening rule, the others only if the first are neither all bad nor
-        all good enough.
+        """Run all rollouts of a claimed group concurrently. With a screening rule, run the remaining ones only if the first are neither
+        all bad nor all good enough.
 
-        A group that is screened out is whole nevertheless: the rollouts it was spared are recorded as cancelled, with the reason.
+        A screened-out group is still complete: the rollouts that were not run are recorded as cancelled, with the reason.
         """
         task = Task(
             claimed.task_id,
@@ -85,10 +85,10 @@ class RolloutRunner:
         return list(await asyncio.gather(*(self.rollout(task, index, decoding) for index in indices)))
 
     async def rollout(self, task: Task, index: int, decoding: Decoding) -> Rollout:
-        """One try and its outcome.
+        """Run one rollout and return its outcome.
 
         Raises:
-            ConfigError, ModelError, EngineStoppedError: the run cannot go on like this.
+            ConfigError, ModelError, EngineStoppedError: the run cannot continue.
         """
         async with self.slots:
             return await self._try(task, index, decoding)
@@ -105,16 +105,16 @@ class RolloutRunner:
             task_now = asyncio.current_task()
             if task_now is None or task_now.cancelling():
                 raise
-            outcome, error = "failed", describe(raised)  # something that the workflow cancelled itself
+            outcome, error = "failed", describe(raised)  # the workflow itself cancelled something
             self.on_failure(error, user_stack(raised))
-        except _OF_A_USER as raised:  # the boundary: what a user's code raises is data
+        except _OF_A_USER as raised:  # the boundary: errors of a user's code are data
             if _of_the_run(raised):
                 raise
             outcome, error = self._outcome(raised, timed_out=clock.expired)
             self.on_failure(error, user_stack(raised))
         sequences = [turn.sequence for turn in model.turns]
         for sequence in sequences:
-            # The reward of a rollout is given to each of its turns.
+            # Every turn of a rollout gets the rollout's reward.
             sequence.reward = score.reward if score else None
             sequence.reward_parts = score.parts if score else {}
         return Rollout(
@@ -138,26 +138,26 @@ class RolloutRunner:
 
 
 def checked_score(score: object, task: Task) -> Score:
-    """What a workflow returned.
+    """Return the result of a workflow if it is valid.
 
     Raises:
-        RftError: it is no Score with a finite reward.
+        RftError: it is not a Score with a finite reward.
     """
     if isinstance(score, Score) and _is_finite(score.reward):
         return score
     raise RftError(
         f"the workflow returned no score for the task {task.task_key!r} of {task.taskset!r}", value=score,
-        allowed="Score(reward) with a finite number", todo="return what score(turn, task) gives (awaited in an async workflow), or a Score of its own",
+        allowed="Score(reward) with a finite number", todo="return the result of score(turn, task) (awaited in an async workflow), or a Score",
     )  # fmt: skip
 
 
 def _is_finite(reward: object) -> bool:
-    """The user's workflow made the score: its reward may be anything."""
+    """Return whether a reward, which may be any object from the user's workflow, is a finite number."""
     return isinstance(reward, int | float) and math.isfinite(reward)
 
 
 def _is_async(workflow: Workflow) -> TypeGuard[AsyncWorkflow]:
-    call = getattr(workflow, "__call__", None)  # noqa: B004 - an object with an async __call__ is an async function, too
+    call = getattr(workflow, "__call__", None)  # noqa: B004 - an object with an async __call__ is also an async function
     return inspect.iscoroutinefunction(workflow) or inspect.iscoroutinefunction(call)
 
 
@@ -166,5 +166,5 @@ def _of_the_run(error: BaseException) -> bool:
 
 
 def _holds(error: BaseException, *kinds: type[BaseException]) -> bool:
-    """Whether an error is of a kind, or, of a workflow with several requests at once, one of a group is."""
+    """Return whether an error, or one of a group of errors from concurrent requests, is of one of these kinds."""
     return isinstance(error, kinds) or (isinstance(error, BaseExceptionGroup) and error.subgroup(kinds) is not None)

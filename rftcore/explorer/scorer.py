@@ -1,4 +1,4 @@
-"""Scoring a turn: every reward function called under its time limit, in this process or in one of its own, and its value checked."""
+"""Scoring of turns: calls every reward function under its time limit, here or in a separate process, and checks the values."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ DEFAULT_TIMEOUT_S = 60.0
 class Scorer:
     """Scores a turn by the sum of the named rewards.
 
-    A part is called by its function's name or its key in the function's mapping; where that name is taken already, by the
-    name in the configuration as well (`./b.py:score`, `./b.py:score.accuracy`).
+    The name of a part is that of its function, or its key in the function's mapping. If that name is taken, the
+    name in the configuration is added (`./b.py:score`, `./b.py:score.accuracy`).
 
     Args:
         rewards: functions by their names in the configuration.
-        base_dir: folder of the configuration file; processes of their own load functions by name.
+        base_dir: folder of the configuration file; separate processes load functions by name.
         timeout_s: a call of a plain function that takes longer fails.
-        limit: the setting that it comes from, for people; explorer.reward_timeout_s by default.
-        max_processes: most processes for plain functions.
+        limit: the setting with that value, for messages; explorer.reward_timeout_s by default.
+        max_processes: maximum number of processes for plain functions.
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class Scorer:
         self._processes = RewardProcesses(outside, base_dir, timeout_s, limit, max_processes) if outside else None
 
     async def __call__(self, turn: Turn, task: Task) -> Score:
-        """The sum and its parts.
+        """Return the sum and its parts.
 
         Raises:
-            RftError: a reward returned something else than finite numbers.
-            FunctionFailedError: a plain function failed. An async one raises what it raises.
+            RftError: a reward returned something other than finite numbers.
+            FunctionFailedError: a plain function failed. An async function's error is raised unchanged.
         """
         parts: dict[str, float] = {}
         total = 0.0
@@ -71,6 +71,6 @@ class Scorer:
 
 
 def _runs_here(function: Reward) -> bool:
-    call = getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__ is an async function, too
+    call = getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__ is also an async function
     asynchronous = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
     return asynchronous or bool(getattr(function, "runs_in_explorer", False))

@@ -1,9 +1,9 @@
-"""The event loop in which workflows run: in a thread of its own, and watched.
+"""The event loop of workflows, in a separate, watched thread.
 
-The explorer's own loop claims, stores and takes weights; it must not wait for a user's code. Async workflows and rewards share this
-loop, so that clients they keep can be shared, too. One that blocks it (a call that does not await) stops the other rollouts as long.
-That is shown in `rft status`. Beyond a limit an exception is raised in the code that blocks, and its rollout fails. Code that no
-exception reaches (a wait inside C code) ends the process, which reports the stack; the run goes on with another.
+The explorer's own loop claims, stores and loads weights, and must not wait for a user's code. Async workflows and rewards share this
+loop, so that they can also share their clients. Code that blocks the loop (a call that does not await) also stops the other rollouts.
+`rft status` shows that. Beyond a limit an exception is raised in the blocking code, and its rollout fails. Code that no
+exception reaches (a wait inside C code) ends the process, which reports the stack; the run continues with another process.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from rftdata.user_code.async_raise import raise_in
 T = TypeVar("T")
 
 _TICK_S = 0.25
-# A shorter pause is no reason to say anything: a garbage collection, a busy machine.
+# Shorter pauses are not reported: a garbage collection, a busy machine.
 NOTICEABLE_S = 2.0
 _GRACE_S = 5.0
 _CLOSE_S = 10.0
 _ASK_AGAIN_S = 1.0
-# C code that keeps the interpreter's lock is told from a busy machine and from a process that was halted for a moment.
+# Tolerance that distinguishes C code holding the interpreter's lock from a busy machine or a briefly suspended process.
 _LOCK_SLACK_S = 15.0
 _PUT_OFF_S = 2.0
 
 
 TO_UNBLOCK = (
-    "call it by `await asyncio.to_thread(…)`, or make the workflow a plain function (`rft docs write-a-workflow`)"
+    "call it with `await asyncio.to_thread(…)`, or make the workflow a plain function (`rft docs write-a-workflow`)"
 )
 
 
 class BlockedError(BaseException):
-    """Raised in code that blocks its thread for too long; no Exception, so that a loop which catches those ends, too."""
+    """Raised in code that blocks its thread for too long. It is not an Exception, so that loops that catch those end too."""
 
 
 class WorkflowLoop:
@@ -50,10 +50,10 @@ class WorkflowLoop:
 
     Args:
         block_timeout_s: code that blocks the loop for longer is stopped.
-        report: where the stacks go when code holds the interpreter's lock, so that no thread can act: the process ends then.
-        on_blocking: is given the place in the code and the seconds of a noticeable block, again and again while it lasts; then "".
-        on_stuck: is given a sentence and the stack of code that cannot be stopped. It should end the process.
-        max_left: so many threads of plain workflows may be left that no exception ends. Each may compute, and more would slow the engine.
+        report: file for the stacks when code holds the interpreter's lock and no thread can run; the process then ends.
+        on_blocking: receives the place in the code and the seconds of a noticeable block, repeatedly while it lasts, then "".
+        on_stuck: receives a sentence and the stack of code that cannot be stopped. It should end the process.
+        max_left: number of plain workflows' threads that may be left running. Each may compute, and more would slow the engine.
     """
 
     def __init__(
@@ -77,14 +77,14 @@ class WorkflowLoop:
         self._watcher.start()
 
     async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """The result of a coroutine that runs in the loop; cancelling the caller cancels it."""
+        """Run a coroutine in the loop and return its result; cancelling the caller cancels it."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
 
     def close(self) -> None:
-        """Cancel what still runs and end the loop."""
+        """Cancel running coroutines and end the loop."""
         self._closed.set()
         self._loop.call_soon_threadsafe(self._loop.create_task, self._cancel_all())
-        self._thread.join(_CLOSE_S)  # code that blocks is left behind with its daemon thread
+        self._thread.join(_CLOSE_S)  # blocking code is left behind with its daemon thread
         self._watcher.join()
         if self._report is not None:
             self._report.end()
@@ -117,14 +117,14 @@ class WorkflowLoop:
             try:
                 self._loop.run_forever()
                 break
-            except BaseException:  # noqa: BLE001 - a user's sys.exit() in a task, or BlockedError a moment too late
+            except BaseException:  # noqa: BLE001 - a user's sys.exit() in a task, or a late BlockedError
                 continue
         self._loop.close()
 
     def _tick(self) -> None:
         try:
             self._ticked = time.monotonic()
-        finally:  # a BlockedError that comes too late may be raised here
+        finally:  # a late BlockedError may be raised here
             self._loop.call_later(_TICK_S, self._tick)
 
     def _watch(self) -> None:
@@ -140,7 +140,7 @@ class WorkflowLoop:
                 if stopped_at is not None:
                     raise_in(
                         self._thread.ident or 0, None
-                    )  # one that was not raised any more must not meet another rollout
+                    )  # an exception that was not raised in time must not hit another rollout
                 if noticed:
                     self._on_blocking("")
                 noticed, stopped_at = False, None
@@ -161,13 +161,13 @@ _left_lock = threading.Lock()
 
 
 class _LockWatch:
-    """Ends the process with a report where no thread of it has run for a while: C code holds the interpreter's lock.
+    """Ends the process with a report if none of its threads has run for a while, because C code holds the interpreter's lock.
 
-    The timer is that of faulthandler, which needs no lock. It is put off as long as the thread that watches can run.
+    The timer is that of faulthandler, which needs no lock. It is reset as long as the watching thread runs.
 
     Args:
-        path: the report; its first line is written now, and the stacks follow when the timer fires.
-        timeout_s: how long no thread may run.
+        path: the report. Its first line is written now, and the stacks follow when the timer fires.
+        timeout_s: longest time without a running thread.
     """
 
     def __init__(self, path: Path, timeout_s: float) -> None:
@@ -177,19 +177,19 @@ class _LockWatch:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("wb", buffering=0)
         self._file.write(
-            f"a workflow or an async reward kept the interpreter's lock for {timeout_s:.0f} s, and nothing else of the explorer could "
+            f"a workflow or an async reward kept the interpreter's lock for {timeout_s:.0f} s, so that no other code of the explorer could "
             "run\n".encode()
         )
         self.put_off(time.monotonic())
 
     def put_off(self, now: float) -> None:
-        """Fire later; called by a thread that could run."""
+        """Reset the timer; called by a running thread."""
         if now - self._put_off_at > _PUT_OFF_S:
             self._put_off_at = now
             faulthandler.dump_traceback_later(self._timeout_s, exit=True, file=self._file)
 
     def end(self) -> None:
-        """Watch no more, and leave no report."""
+        """Stop watching, and remove the report."""
         faulthandler.cancel_dump_traceback_later()
         time_limits.take_back_timer()
         self._file.close()
@@ -197,12 +197,12 @@ class _LockWatch:
 
 
 def leave_behind(thread: threading.Thread) -> None:
-    """A plain workflow's thread that should end by a `BlockedError`: it is raised again until it does."""
+    """Raise `BlockedError` in a plain workflow's thread again and again until it ends."""
     with _left_lock:
         _left.append(thread)
 
 
 def thread_stack(thread: threading.Thread) -> traceback.StackSummary:
-    """The frames of another thread, outermost first; none where it has ended."""
+    """Return the frames of another thread, outermost first; none if it has ended."""
     frame = sys._current_frames().get(thread.ident or -1)
     return traceback.StackSummary() if frame is None else traceback.extract_stack(frame)

@@ -1,1 +1,1 @@
-"""Starting roles and watching them."""
+"""Start and supervision of roles."""

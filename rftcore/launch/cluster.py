@@ -1,7 +1,7 @@
-"""Roles as Ray actors: one process each, on this machine's own small cluster or on one that is configured.
+"""Roles as Ray actors: one process each, on a local cluster of this machine or on a configured one.
 
-Ray places and watches processes; it carries no experience and no weights. `RAY_ADDRESS` names a cluster; without it a local one is
-started and ends with this process, and so do its actors, however this process ends.
+Ray places and watches processes; it transports no experiences and no weights. `RAY_ADDRESS` names a cluster. Without it a local one is
+started, which ends with this process, as do its actors, however this process ends.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class RoleProcess:
     """A started role.
 
     Attributes:
-        name: what it is called.
+        name: name of the process in messages.
         role: explorer, pipeline or trainer.
         start: starts the same role in another process.
-        actor: its actor.
-        identity: the call that answers with its host and process number.
+        actor: its Ray actor.
+        identity: the call that returns its host and process id.
         done: the call that ends when the role does.
-        watch: sees the end of the process; None until `identity` is answered.
+        watch: observes the end of the process; None until `identity` is answered.
     """
 
     name: str
@@ -50,11 +50,11 @@ class RoleProcess:
 
 
 class Role:
-    """The process of one role; it does nothing but run the role's `main`."""
+    """The process of one role; it only runs the role's `main`."""
 
     @ray.method
     def identity(self) -> tuple[str, int]:
-        """Host and number of this process."""
+        """Return the host and id of this process."""
         return socket.gethostname(), os.getpid()
 
     @ray.method
@@ -73,12 +73,12 @@ class Role:
         return train(config, run, **options)
 
 
-# Not a decorator: type checkers take a decorated class for the class itself.
+# Not a decorator, because type checkers take a decorated class for the class itself.
 RoleActor = ray.remote(max_restarts=0, max_task_retries=0)(Role)
 
 
 class _LocalCluster(TypedDict, total=False):
-    """Settings of a cluster that is started here."""
+    """Settings of a local cluster."""
 
     num_cpus: int
     include_dashboard: bool
@@ -86,10 +86,10 @@ class _LocalCluster(TypedDict, total=False):
 
 
 def start_cluster() -> str:
-    """Connect to the configured cluster or start a local one; says which."""
+    """Connect to the configured cluster or start a local one; return which, for a message."""
     address = os.environ.get("RAY_ADDRESS")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    # Each role runs in a process with variables of its own. The idle processes that Ray starts in advance, one per core, are never used.
+    # Each role runs in a process with its own variables. The idle processes that Ray would start in advance, one per core, are never used.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     local: _LocalCluster = (
         {}
@@ -100,9 +100,9 @@ def start_cluster() -> str:
             "object_store_memory": 128 * 2**20,
         }
     )
-    # "local", not None: None joins any cluster that was left running on this machine.
+    # "local" instead of None, because None joins any cluster that is still running on this machine.
     try:
-        _knock(address)
+        _probe(address)
         with _processes_apart():
             ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
     except (OSError, AuthenticationError) as error:
@@ -111,23 +111,23 @@ def start_cluster() -> str:
         raise ConfigError(
             f"the Ray cluster that RAY_ADDRESS names cannot be joined: {str(error).splitlines()[0]}",
             value=address,
-            todo="see that it runs (`ray status`); if it asks for a token, set RAY_AUTH_MODE=token and put the token into "
-            "~/.ray/auth_token or RAY_AUTH_TOKEN; without RAY_ADDRESS `rft run` starts a cluster of its own",
+            todo="check that it runs (`ray status`); if it asks for a token, set RAY_AUTH_MODE=token and put the token into "
+            "~/.ray/auth_token or RAY_AUTH_TOKEN; without RAY_ADDRESS `rft run` starts a local cluster",
         ) from error
     _print_no_errors()
     return f"Ray cluster at {address}" if address else "a local Ray cluster"
 
 
 def _print_no_errors() -> None:
-    """Ray prints a paragraph about each process that dies; `rft run` has a sentence for it."""
+    """Suppress Ray's paragraph about each process that dies, since `rft run` reports it in one sentence."""
     import ray._private.worker as driver
 
-    if hasattr(driver, "print_to_stdstream"):  # nothing else of this process prints by it: log_to_driver is off
+    if hasattr(driver, "print_to_stdstream"):  # this process prints nothing else with it: log_to_driver is off
         driver.print_to_stdstream = lambda *_, **__: None
 
 
-def _knock(address: str | None) -> None:
-    """Raise an OSError where nobody answers at an address: Ray itself tries for minutes."""
+def _probe(address: str | None) -> None:
+    """Raise an OSError if nothing listens at an address, because Ray itself tries for minutes."""
     host, _, port = (address or "").rpartition(":")
     if port.isdigit() and "://" not in host:
         socket.create_connection((host, int(port)), timeout=10).close()
@@ -146,7 +146,7 @@ def start_roles(resolved: ResolvedRun, run: str, threads: Threads) -> list[RoleP
             name = "explorer" if config.explorer.num_explorers == 1 else f"explorer {index}"
             processes.append(_start(name, "explorer", config, run, environment, gpus[0], {"index": index}))
     if config.sampling.source is None:
-        # In turn on each machine: Ray's own spreading counts what actors reserve, and these reserve nothing.
+        # One machine after the other. Ray's own spreading counts what actors reserve, and these reserve nothing.
         nodes, num_workers = _nodes(), config.pipelines.workers
         for index in range(num_workers):
             name = "pipeline" if num_workers == 1 else f"pipeline {index}"
@@ -159,7 +159,7 @@ def start_roles(resolved: ResolvedRun, run: str, threads: Threads) -> list[RoleP
 def ended_roles(
     processes: list[RoleProcess], *, timeout_s: float
 ) -> tuple[list[RoleProcess], list[tuple[RoleProcess, BaseException | None]]]:
-    """Wait a little; the roles that still run, and those that have ended, with the error of those that failed."""
+    """Wait for a short time; return the running roles, and the ended roles with the errors of those that failed."""
     ended, _ = ray.wait([process.done for process in processes], num_returns=len(processes), timeout=timeout_s)
     running: list[RoleProcess] = []
     errors: list[tuple[RoleProcess, BaseException | None]] = []
@@ -173,34 +173,34 @@ def ended_roles(
 
 
 def _watch(process: RoleProcess) -> None:
-    """Watch the process of a role as soon as it is known."""
+    """Watch the process of a role as soon as its id is known."""
     if process.watch is None and ray.wait([process.identity], timeout=0)[0]:
-        with contextlib.suppress(RayError):  # it died before it could answer
+        with contextlib.suppress(RayError):  # it died before it answered
             process.watch = ProcessWatch(*ray.get(process.identity))
 
 
 def _error(process: RoleProcess) -> BaseException | None:
-    """What a role that has ended failed with."""
+    """Return the error of a role that has ended; None if it succeeded."""
     try:
         ray.get(process.done)
     except RayTaskError as error:
         return error.cause if isinstance(error.cause, BaseException) else error
     except RayError as error:
         return (process.watch or ProcessWatch("", 0)).death(str(error))
-    except Exception as error:  # noqa: BLE001 - the boundary: whatever ended a role is reported by name
+    except Exception as error:  # noqa: BLE001 - the boundary: every error is reported with the role name
         return error
     return None
 
 
 def kill(processes: list[RoleProcess]) -> None:
-    """End roles that do not end by themselves."""
+    """Kill roles that did not end by themselves."""
     for process in processes:
-        with contextlib.suppress(RayError):  # it, or the whole cluster, has ended meanwhile
+        with contextlib.suppress(RayError):  # it, or the whole cluster, has already ended
             ray.kill(process.actor, no_restart=True)
 
 
 def stop_cluster() -> None:
-    """Leave the cluster; a local one ends."""
+    """Disconnect from the cluster; a local one ends."""
     ray.shutdown()
 
 
@@ -208,12 +208,12 @@ def _start(
     name: str, role: str, config: RunConfig, run: str, environment: dict[str, str], gpus: float, options: dict[str, Any],
     node: str | None = None,
 ) -> RoleProcess:  # fmt: skip
-    # Plug-ins next to the configuration and a checkout that is not installed must be importable there too.
+    # Plug-ins next to the configuration, and a checkout that is not installed, must be importable in the process too.
     environment = {**environment, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     placed = "DEFAULT" if node is None else NodeAffinitySchedulingStrategy(node, soft=False)
 
     def start() -> RoleProcess:
-        # CPUs are not reserved: on a small machine roles take turns.
+        # CPUs are not reserved, because on a small machine roles take turns.
         actor = RoleActor.options(
             num_cpus=0, num_gpus=gpus, runtime_env={"env_vars": environment}, scheduling_strategy=placed
         ).remote()
@@ -231,10 +231,10 @@ def _start(
 
 @contextlib.contextmanager
 def _processes_apart() -> Iterator[None]:
-    """Processes that are started here get sessions of their own.
+    """Run processes started here in separate sessions.
 
-    A signal to the process group of `rft run` (Ctrl-C, `timeout`, a terminal that is closed) is for `rft run`, which asks the roles to
-    stop. Ray's processes would end at once and take the roles along.
+    A signal to the process group of `rft run` (Ctrl-C, `timeout`, a closed terminal) is meant for `rft run`, which asks the roles to
+    stop. Ray's processes would end at once and take the roles with them.
     """
     apart = True
 
@@ -242,7 +242,7 @@ def _processes_apart() -> Iterator[None]:
         if apart:
             os.setsid()
 
-    # Called in every process that Ray starts, as Ray gives `subprocess` a function to call there, too.
+    # Runs in every process that Ray starts, because Ray passes a `preexec_fn` to `subprocess`, which then forks in Python.
     os.register_at_fork(after_in_child=leave_session)
     try:
         yield
@@ -251,12 +251,12 @@ def _processes_apart() -> Iterator[None]:
 
 
 def _nodes() -> list[str]:
-    """Ids of the cluster's machines."""
+    """Return the ids of the cluster's machines."""
     return [node["NodeID"] for node in ray.nodes() if node["Alive"]]
 
 
 def _gpu_shares(num_explorers: int) -> tuple[float, float]:
-    """GPUs of each explorer and of the trainer: one each, or shares of what there is."""
+    """Return the GPUs of each explorer and of the trainer: one each, or equal shares of the available ones."""
     gpus = float(ray.cluster_resources().get("GPU", 0))
     needed = num_explorers + 1
     share = 1.0 if gpus >= needed else gpus / needed

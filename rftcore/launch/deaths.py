@@ -1,8 +1,8 @@
-"""Why the process of a role died without an error of its own: the signal or exit code, where this machine can tell.
+"""The reason why a role's process died without an error: the signal or exit code, if this machine can determine it.
 
-A process of this machine is watched by a pidfd. When it has ended, the kernel tells its exit status through it (Linux 6.15), else the
-process table does until Ray has collected the process. Kills for lack of memory are counted by the control group. Of a process on
-another machine only what Ray reports is known.
+A process of this machine is watched by a pidfd. After its end, the kernel returns its exit status through the pidfd (Linux 6.15), and the
+process table has it until Ray reaps the process. The control group counts kills for lack of memory. For a process on
+another machine, only Ray's report is available.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _COLLECTED_S = 1.0
 _LOW_MEMORY = "running low on memory"
 
 
-# By these a process ends of itself; others are sent to it.
+# Signals by which a process ends itself; others are sent to it.
 _FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
 
 
 class RoleDiedError(Exception):
-    """A role's process ended without saying why; the message goes on after the role's name: "was killed by signal 9, …".
+    """A role's process ended without an error. The message continues the role's name: "was killed by signal 9, …".
 
     Attributes:
-        crashed: whether it is known to have ended by a fault or for lack of memory, for which its work may be the reason.
+        crashed: whether it ended by a fault or for lack of memory, so that its work may be the reason.
     """
 
     def __init__(self, message: str, *, crashed: bool = False) -> None:
@@ -43,10 +43,10 @@ class RoleDiedError(Exception):
 
 
 class ProcessWatch:
-    """The end of one process, seen from another one.
+    """Observes the end of one process from another one.
 
     Args:
-        host, pid: of the process; where the host is another one, nothing is known of its end.
+        host, pid: of the process; nothing is known about the end of a process on another host.
     """
 
     def __init__(self, host: str, pid: int) -> None:
@@ -61,10 +61,10 @@ class ProcessWatch:
                 self._ended.start()
 
     def death(self, reported: str) -> RoleDiedError:
-        """How the process ended.
+        """Describe how the process ended.
 
         Args:
-            reported: what Ray says about it.
+            reported: Ray's report.
         """
         if self._ended is not None:
             self._ended.join(timeout=2.0)
@@ -82,7 +82,7 @@ class ProcessWatch:
             return RoleDiedError(f"{ended} (process {self.pid})")
         number = os.WTERMSIG(status)
         if number != signal.SIGKILL:
-            name = signal.strsignal(number) or "unknown"  # Signals(number) knows no real-time signals
+            name = signal.strsignal(number) or "unknown"  # Signals(number) has no real-time signals
             return RoleDiedError(
                 f"was killed by signal {number} ({name}, process {self.pid})",
                 crashed=number in _FAULTS,
@@ -93,7 +93,7 @@ class ProcessWatch:
         return RoleDiedError(f"was killed by signal 9, possibly for lack of memory (process {self.pid})")
 
     def _await_end(self) -> None:
-        """Wait for the end, and read the status at once: Ray collects the process in a moment."""
+        """Wait for the end and read the status at once, before Ray reaps the process."""
         ended = select.poll()
         ended.register(self._pidfd, select.POLLIN)
         ended.poll()
@@ -103,13 +103,13 @@ class ProcessWatch:
                 self._status = _collected_status(self._pidfd)
                 if self._status is None:
                     self._status = _zombie_status(self.pid)
-                time.sleep(0.001)  # the kernel knows the first only once the process is collected
+                time.sleep(0.001)  # the pidfd has the status only once the process is reaped
         finally:
             os.close(self._pidfd)
 
 
 def _collected_status(pidfd: int) -> int | None:
-    """The wait status of a process that its parent has collected; None before, and where the kernel is older."""
+    """Return the wait status of a reaped process; None before that, and on older kernels."""
     request = bytearray(_PIDFD_INFO.pack(_PIDFD_INFO_EXIT, *[0] * 13))
     try:
         fcntl.ioctl(pidfd, _PIDFD_GET_INFO, request)
@@ -120,7 +120,7 @@ def _collected_status(pidfd: int) -> int | None:
 
 
 def _zombie_status(pid: int) -> int | None:
-    """The wait status of a process that has ended and is not collected yet."""
+    """Return the wait status of a process that has ended and is not reaped yet."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -129,7 +129,7 @@ def _zombie_status(pid: int) -> int | None:
 
 
 def _count_oom_kills() -> int | None:
-    """Processes of this control group that the kernel has killed for lack of memory; None where it does not tell."""
+    """Count the processes of this control group that the kernel killed for lack of memory; None if it has no such count."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
             _, controllers, place = line.split(":", 2)

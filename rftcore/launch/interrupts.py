@@ -1,10 +1,10 @@
-"""Signals that ask `rft run` to stop: Ctrl-C, SIGTERM, and SIGHUP of a terminal that is closed.
+"""Signals that ask `rft run` to stop: Ctrl-C, SIGTERM, and SIGHUP from a closed terminal.
 
-The first one stops the run in good order. A second one, after at least `SAME_S` seconds, ends the roles at once; both leave a run that
-`--resume` goes on with, and exit with 128 + the number of the first signal. A third one ends the process as any KeyboardInterrupt.
-`timeout` and terminals signal a process and then its whole group: what comes within `SAME_S` seconds is the same request.
+The first signal stops the run in good order. A second one, at least `SAME_S` seconds later, kills the roles. Both leave a run that
+`--resume` continues, and exit with 128 + the number of the first signal. A third one ends the process like any KeyboardInterrupt.
+`timeout` and terminals signal a process and then its whole group, so signals within `SAME_S` seconds are one request.
 
-Before the run is stored there is nothing to stop in order, so the first signal raises `StartInterrupted`; `defer` ends that, and is
+Before the run is stored there is nothing to stop, so the first signal raises `StartInterrupted`. `defer` ends that; it is
 called just before a run is stored.
 """
 
@@ -28,10 +28,10 @@ class StartInterrupted(KeyboardInterrupt):
 
 
 class Interrupts:
-    """Receives the signals while it is entered; in the main thread only.
+    """Receives the signals inside its `with` block; in the main thread only.
 
     Attributes:
-        first: the first signal; None while none has arrived.
+        first: the first signal; None if there was none.
         urgent: whether a second one has arrived.
     """
 
@@ -44,30 +44,30 @@ class Interrupts:
 
     @property
     def stop(self) -> bool:
-        """Whether the run shall stop."""
+        """Whether the run should stop."""
         return self.first is not None
 
     @property
     def exit_code(self) -> int:
-        """Of a process that a signal stopped, as shells have it: 130 for SIGINT, 143 for SIGTERM, 129 for SIGHUP."""
+        """Exit code after a signal, as in shells: 130 for SIGINT, 143 for SIGTERM, 129 for SIGHUP."""
         assert self.first is not None
         return 128 + self.first
 
     @property
     def reason(self) -> str:
-        """How the run was stopped, for its outcome."""
+        """Reason of the stop, for the run's outcome."""
         assert self.first is not None
         return "stopped by a person" if self.first is signal.SIGINT else f"stopped by {self.first.name}"
 
     def defer(self) -> None:
-        """From now on a first signal is noted only: the caller looks at `stop`."""
+        """From now on only record a first signal; the caller checks `stop`."""
         self._deferred = True
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Keep the handlers while Ray is started, which sets one of its own for SIGTERM; it exits, and that counts as the signal.
+        """Keep the handlers while Ray starts. Ray installs a SIGTERM handler that exits, which counts as the signal.
 
-        What is done within may therefore end half-way: the caller looks at `stop`.
+        The block may therefore end early, so the caller checks `stop`.
         """
         try:
             yield
@@ -78,7 +78,7 @@ class Interrupts:
             self._install()
 
     def __enter__(self) -> Interrupts:
-        # `nohup` and shells that start a command in the background let it ignore a signal: it stays ignored.
+        # A signal ignored by `nohup` or by a shell that starts background commands stays ignored.
         main = threading.current_thread() is threading.main_thread()
         self._before = {s: before for s in _SIGNALS if main and (before := signal.getsignal(s)) is not signal.SIG_IGN}
         self._install()
@@ -86,7 +86,7 @@ class Interrupts:
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
-            # None: it was set from C, and Python cannot set it again.
+            # None: the handler was installed from C, and Python cannot restore it.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _install(self) -> None:

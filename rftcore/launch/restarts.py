@@ -1,11 +1,11 @@
-"""Roles whose process died: recorded in the buffer, and started again where a function of the user had blocked the process.
+"""Restarts of roles whose process died: the death is recorded, and a role blocked by a user's function is started again.
 
-Such a process leaves a report (`rftdata.user_code.blocked`). Its first sentence is shown, the whole of it becomes the error of its worker, and
-what it had claimed is released at once. A role is started again `MAX_RESTARTS` times in a life of the run, and `MAX_FUTILE` times within
-`FUTILE_S` seconds while the role finishes nothing; then the run ends with the sentence. Groups and evaluations on which
-several processes crashed are set aside by the buffer itself (`release_lost_claims`), so one bad task does not use the restarts up. That counts
-as finished; an explorer is therefore started again at most `MAX_FRUITLESS` times while no rollout succeeds: long enough to
-set bad tasks aside once, not to try every task.
+Such a process leaves a report (`rftdata.user_code.blocked`). Its first sentence is shown, the whole report becomes the error of its worker, and
+its claims are released at once. A role is restarted up to `MAX_RESTARTS` times per start of the run, and up to `MAX_FUTILE` times within
+`FUTILE_S` seconds while the role finishes nothing. After that the run ends with the sentence. Groups and evaluations on which
+several processes crashed are set aside by the buffer (`release_lost_claims`), so one bad task does not use up the restarts. These count
+as finished. An explorer is therefore restarted at most `MAX_FRUITLESS` times while no rollout succeeds, which is enough to
+set bad tasks aside once, but not to try every task.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_FRUITLESS = 5
 
 @dataclass
 class _History:
-    """Restarts of one role: how many, when those were after which it has finished nothing, and how many since a rollout succeeded."""
+    """Restarts of one role: their number, the times of those after which it finished nothing, and the number since a rollout succeeded."""
 
     num_restarts: int = 0
     futile: list[float] = field(default_factory=list)
@@ -40,7 +40,7 @@ class _History:
 
 
 class Restarts:
-    """Decides which roles of a run are started again.
+    """Decides which roles of a run are restarted.
 
     Args:
         run: the run.
@@ -54,13 +54,13 @@ class Restarts:
         """Record the end of a process and release what it had claimed.
 
         Returns:
-            What blocked it; None where it died of something else.
+            What blocked it; None if it died for another reason.
         """
-        if process.watch is None:  # it died before it was known
+        if process.watch is None:  # it died before its id was known
             return None
         report = blocked.read_report(self._run.folder, process.watch.pid, process.watch.host)
         text = f"the process {error}" if report is None else "\n".join(report)
-        with contextlib.suppress(BufferUnavailableError):  # its lease releases the claims
+        with contextlib.suppress(BufferUnavailableError):  # the claims are released when the lease ends
             crashed = report is not None or error.crashed
             end_worker(self._run, process.watch.host, process.watch.pid, text, crashed=crashed)
             mark_dead_workers(self._run)
@@ -71,7 +71,7 @@ class Restarts:
         return report[0]
 
     def allows(self, process: RoleProcess) -> bool:
-        """Whether a role that was blocked is started once more; counts the restart."""
+        """Return whether a blocked role may be restarted once more; counts the restart."""
         history = self._histories.setdefault(process.name, _History())
         now, finished = time.monotonic(), _known(lambda: num_finished(self._run, process.role))
         if finished != history.finished:
@@ -93,7 +93,7 @@ class Restarts:
         return True
 
     def count(self, process: RoleProcess) -> int:
-        """How often a role was started again."""
+        """Return how often a role was restarted."""
         return self._histories.setdefault(process.name, _History()).num_restarts
 
 

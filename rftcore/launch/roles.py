@@ -1,7 +1,7 @@
-"""The running roles of a run: which have ended, which are started again, and which failed.
+"""The running roles of a run: which have ended, which are restarted, and which failed.
 
-A role that fails once a signal has asked the run to stop does not make it a failed run: signals that reach every process of a machine
-or a job end roles, and Ray, too. The run is interrupted and can be resumed; what a role had to say is shown as a warning.
+A role that fails after a signal has asked the run to stop does not make the run fail: signals to all processes of a machine
+or a job end roles and Ray too. The run is interrupted and can be resumed, and the role's error is shown as a warning.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rftcore.launch.restarts import Restarts
 from rftcore.launch.views import View
 from rftdata.errors import RftError
 
-# A signal that ended a role may be on its way to this process, too.
+# Wait for a signal that ended a role and may also be on its way to this process.
 _SIGNAL_S = 0.3
 
 
@@ -26,8 +26,8 @@ class Roles:
     """The roles of a run.
 
     Attributes:
-        running: those that have not ended.
-        failed: why roles failed, by name, before a signal asked the run to stop.
+        running: roles that have not ended.
+        failed: errors of roles, by name, from before a signal asked the run to stop.
     """
 
     def __init__(self, running: list[RoleProcess], restarts: Restarts, view: View, interrupts: Interrupts) -> None:
@@ -37,7 +37,7 @@ class Roles:
         self._killed = False
 
     def watch(self, timeout_s: float) -> None:
-        """Wait a little for roles that end, and see to them."""
+        """Wait for a short time for roles that end, and handle their end."""
         try:
             self.running, ended = cluster.ended_roles(self.running, timeout_s=timeout_s)
         except RayError as error:
@@ -47,17 +47,17 @@ class Roles:
             if self._killed and isinstance(why, RoleDiedError):
                 self._restarts.record(process, RoleDiedError("did not stop and was killed"))
             elif why is not None:
-                self._see_to(process, why)
+                self._handle_end(process, why)
 
     def kill(self, why: str) -> None:
-        """End the roles that still run; that is no failure of theirs."""
+        """Kill the roles that still run; this does not count as their failure."""
         if self._killed or not self.running:
             return
         self._killed = True
         self._view.message(f"{', '.join(sorted(process.name for process in self.running))} {why}: killed")
         cluster.kill(self.running)
 
-    def _see_to(self, process: RoleProcess, error: BaseException) -> None:
+    def _handle_end(self, process: RoleProcess, error: BaseException) -> None:
         sentence = None
         if isinstance(error, RoleDiedError):
             sentence = self._restarts.record(process, error)
@@ -78,8 +78,8 @@ class Roles:
 
 
 def failure(error: BaseException) -> str:
-    """Why a role failed, to be read after its name."""
+    """Return why a role failed, to follow its name in a sentence."""
     if isinstance(error, RoleDiedError):
         return str(error)
     why = str(error) if isinstance(error, RftError) else f"{type(error).__name__}: {' '.join(str(error).split())[:600]}"
-    return f"ended before its work did: {why.rstrip('.')}"
+    return f"ended before its work was done: {why.rstrip('.')}"

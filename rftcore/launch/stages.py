@@ -1,7 +1,7 @@
-"""`rft run` of a file with stages: one run after the other, each from the checkpoint that the one before ended with.
+"""`rft run` of a file with stages: one run after the other, each from the checkpoint with which the previous one ended.
 
-Every stage is a run of its own, with its own name, report and checkpoints; `rft.run.parent_run_id` names the run before it. A stage
-that does not finish ends the chain, and `rft run FILE --resume` goes on in that stage: the runs that finished are left as they are.
+Every stage is a separate run with its own name, report and checkpoints; `rft.run.parent_run_id` is the run before it. A stage
+that does not finish ends the chain. `rft run FILE --resume` continues in that stage and does not change finished runs.
 All stages are checked before the first one starts.
 """
 
@@ -26,14 +26,14 @@ def run_stages(stages: Sequence[RunConfig], *, resume: bool = False, view: View)
     """Run the stages in order.
 
     Args:
-        resume: go on with the newest chain of these names, in the first stage that has not finished.
-        view: where progress and messages go.
+        resume: continue the newest chain of these names, in the first stage that has not finished.
+        view: receives progress and messages.
 
     Returns:
-        0 when all stages finished; else what `supervisor.run` returned for the stage that did not.
+        0 if all stages finished; otherwise the result of `supervisor.run` for the stage that did not.
 
     Raises:
-        RftError: a stage could not be started or failed; the stages after it were not started.
+        RftError: a stage could not be started, or failed; later stages were not started.
     """
     for config in stages:
         check_run(ResolvedRun(config))
@@ -55,7 +55,7 @@ def run_stages(stages: Sequence[RunConfig], *, resume: bool = False, view: View)
 
 
 def _stored(config: RunConfig, parent: Run | None) -> Run | None:
-    """The newest run of a stage that followed `parent`; None where there is none."""
+    """Return the newest run of a stage that followed `parent`; None if there is none."""
     with rftdata.open(config.buffer, application="rft run") as buffer:
         runs = buffer.runs_of_name(config.run.name)
     wanted = parent.run_id if parent else None
@@ -63,7 +63,7 @@ def _stored(config: RunConfig, parent: Run | None) -> Run | None:
 
 
 def _from_checkpoint(config: RunConfig, parent: Run) -> RunConfig:
-    """The configuration of a stage, with the model that the stage before ended with: its best checkpoint, else its last."""
+    """Return the configuration of a stage, starting from the previous stage's best checkpoint, else its last."""
     with rftdata.open(config.buffer, application="rft run") as buffer:
         folder = _checkpoint(buffer, buffer.find_run(parent.run_id))
     if not folder.is_dir():

@@ -1,4 +1,4 @@
-"""What `rft run` shows at the end: the table, the curve as a picture, where everything is, and what to try next."""
+"""The final output of `rft run`: the table, the learning curve, the places of files, and commands to try next."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rftdata.run import Run
 def show_results(buffer: Buffer, run: Run, view: View) -> None:
     """Print the final table and the next commands; write the learning curve beside the run's checkpoints.
 
-    A picture that cannot be written is a warning: the results are in the buffer.
+    A picture that cannot be written causes only a warning, because the results are in the buffer.
     """
     report = build_report(buffer, run.name)
     option = buffer_option(buffer.location)

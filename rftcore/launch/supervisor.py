@@ -1,13 +1,13 @@
-"""`rft run`: prepares the run, places its roles, shows its progress, and reports how it ended.
+"""`rft run`: prepares the run, starts its roles, shows its progress, and reports how it ended.
 
-It takes no part in the work: it reads the buffer for what it shows, and watches the processes. When one ends before its work
-did, the others are asked to stop, and the exit code says so; what is in the buffer stays, and `--resume` goes on. A role that a
-function of the user blocked is started again (`restarts`). A signal stops the run in good order (`interrupts`). Roles that do not
-stop in time are killed, which is no failure of theirs. Once the run has finished its results are complete: a role that fails
-after that is a warning, and the exit code stays 0.
+It does none of the run's work: it reads the buffer for its display, and watches the processes. If one ends before its work
+is done, the others are asked to stop, and the exit code reports it. The buffer keeps everything, and `--resume` continues. A role that a
+user's function blocked is restarted (`restarts`). A signal stops the run in good order (`interrupts`). Roles that do not
+stop in time are killed, which does not count as their failure. Once the run has finished, its results are complete: a role that fails
+after that causes a warning, and the exit code stays 0.
 
-The embedded database is started again when it was killed: roles ride that out (`rftdata.postgres.retry`), and the run goes on. One that
-was stopped, and is not started again soon, ends the run.
+If the embedded database is killed, it is started again: roles wait for it (`rftdata.postgres.retry`), and the run continues. If it
+was stopped, and is not started again soon, the run ends.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from rftdata.workers import Worker, live_workers, mark_dead_workers
 
 _REFRESH_S = 1.0
 _DEPARTURE_S = 45.0
-# Roles wait for a database that is away; this process looks at the roles again soon.
+# Roles wait longer for an unavailable database; this process must check the roles again soon.
 _PATIENCE_S = 4.0
 _MAX_REVIVALS = 10
 _STOPPED_S = 10.0
@@ -63,18 +63,18 @@ def run(
     """Run a configuration to its end.
 
     Args:
-        resume: go on with a stored run. One that has done its steps (its roles may have outlived a killed `rft run`) is only
+        resume: continue a stored run. If it has done its steps (its roles may have outlived a killed `rft run`), it is only
             reported.
-        name: the run to resume; by default the newest of the configuration's name.
+        name: the run to resume; None for the newest of the configuration's name.
         go_back: resume from an earlier step, or in a new run.
-        parent: the run whose checkpoint a new run starts from.
-        view: where progress and messages go.
+        parent: the run from whose checkpoint a new run starts.
+        view: receives progress and messages.
 
     Returns:
-        0 finished, even when a role failed afterwards; 128 + its number where a signal stopped the run.
+        0 if finished, even if a role failed afterwards; 128 + its number if a signal stopped the run.
 
     Raises:
-        RoleFailedError: a role ended early; what it said.
+        RoleFailedError: a role ended early, with its error.
         RftError: the run could not be started.
     """
     with Interrupts() as interrupts:
@@ -90,7 +90,7 @@ def _run(
     interrupts: Interrupts,
 ) -> int:  # fmt: skip
     resolved = ResolvedRun(config := _reachable(config))
-    check_run(resolved)  # before a buffer is made: a mistake leaves none behind
+    check_run(resolved)  # before a buffer is created, so that a mistake leaves none behind
     with rftdata.open(config.buffer, application="rft run", patience_s=_PATIENCE_S, report=view.message) as buffer:
         stored = None
         if resume:
@@ -99,20 +99,20 @@ def _run(
                 await_departure(stored, view)
             stored = stored.refreshed()
             if go_back is not None:
-                interrupts.defer()  # it stores an attempt, or a run
+                interrupts.defer()  # it stores an attempt or a run
                 resolved, stored = take_back(resolved, buffer, stored, go_back)
                 view.message(f"{stored.name} begins {_begins(go_back)}")
             elif has_finished(config, stored):
                 view.message(
                     f"the run {stored.name} has finished its {stored.planned_steps} steps: nothing is left to do "
-                    f"(to train on, raise steps: --set steps={2 * stored.planned_steps})"
+                    f"(to train further, raise steps: --set steps={2 * stored.planned_steps})"
                 )
                 show_results(buffer, stored, view)
                 return 0
         if stored is None and (sentence := earlier_run(config, buffer)) is not None:
             view.message(sentence)
-        with held_lock.printed():  # it calls sources and stages of the user
-            # A run that is stored ends with a status: from then on the roles are stopped, or not started.
+        with held_lock.printed():  # the block calls sources and stages of the user
+            # A stored run must end with a status, so from here on a signal stops the roles, or keeps them from starting.
             run = prepare_run(resolved, buffer, resumed=stored, parent=parent, before_storing=interrupts.defer)
         return _work(resolved, buffer, run, view, interrupts, is_resumed=resume)
 
@@ -120,7 +120,7 @@ def _run(
 def _work(
     resolved: ResolvedRun, buffer: Buffer, run: Run, view: View, interrupts: Interrupts, *, is_resumed: bool
 ) -> int:
-    """Start the roles of a stored run and watch them to their end."""
+    """Start the roles of a stored run and watch them until they end."""
     config = resolved.config
     started = time.monotonic()
     answer_requests(run.folder)
@@ -135,8 +135,8 @@ def _work(
                 view.message(f"{cluster.start_cluster()} places {_roles(config)}; they load what they need now")
             if not interrupts.stop:
                 _supervise(resolved, buffer, run, view, interrupts)
-        except DiskFullError as error:  # it was here that the full disk was met first, and not in a role
-            todo = f"{error.todo}; then go on with {_resume(buffer, run)}"
+        except DiskFullError as error:  # this process found the full disk, before any role
+            todo = f"{error.todo}; then continue with {_resume(buffer, run)}"
             raise DiskFullError(error.what, value=error.value, allowed=error.allowed, todo=todo) from error
         finally:
             cluster.stop_cluster()
@@ -144,7 +144,7 @@ def _work(
 
 
 def apply_retention(rules: RetentionConfig | None, buffer: Buffer, run: Run, view: View) -> None:
-    """Purge what buffer.retention no longer keeps, nothing of the run that starts; it goes on where that cannot be done."""
+    """Purge what exceeds buffer.retention, except from the run that starts; a failure is only a warning."""
     if rules is None or not rules.has_limits:
         return
     try:
@@ -168,10 +168,10 @@ def _roles(config: RunConfig) -> str:
 
 
 def await_departure(run: Run, view: View) -> None:
-    """Let the processes of an earlier life of the run end: after a kill of its supervisor they take a few seconds.
+    """Wait for the processes of an earlier start of the run, which end a few seconds after a kill of their supervisor.
 
     Raises:
-        FencedError: they live on.
+        FencedError: they are still running.
     """
     deadline = time.monotonic() + _DEPARTURE_S
     told = False
@@ -183,11 +183,11 @@ def await_departure(run: Run, view: View) -> None:
         who = ", ".join(f"{worker.role} {worker.pid} on {worker.host}" for worker in alive)
         if time.monotonic() > deadline:
             raise FencedError(
-                f"the run {run.name!r} is still being worked on by {who}",
+                f"the run {run.name!r} still has running processes: {who}",
                 todo="stop it first (Ctrl-C in its terminal), then resume",
             )
         if not told:
-            view.message(f"waits up to {_DEPARTURE_S:.0f} s for {who} to end")
+            view.message(f"waiting up to {_DEPARTURE_S:.0f} s for {who} to end")
             told = True
         time.sleep(_REFRESH_S)
 
@@ -213,7 +213,7 @@ def _supervise(resolved: ResolvedRun, buffer: Buffer, run: Run, view: View, inte
                 if asked_at is None:
                     asked_at = time.monotonic()
                     _tell_stop(view, roles.failed, grace_s)
-                # Again and again: a trainer that begins its attempt now takes the request for one of before.
+                # Repeated, because a trainer that begins its attempt now would take an earlier request for an old one.
                 _ask_to_stop(run)
             if asked_at is not None and (interrupts.urgent or time.monotonic() - asked_at > grace_s):
                 roles.kill("did not stop yet" if interrupts.urgent else f"did not stop within {grace_s:.0f} s")
@@ -223,10 +223,10 @@ def _supervise(resolved: ResolvedRun, buffer: Buffer, run: Run, view: View, inte
 
 
 class _Reviver:
-    """Starts the embedded database again when it was killed; not for ever.
+    """Restarts the embedded database when it was killed, a limited number of times.
 
     Raises:
-        BufferUnavailableError: it was stopped.
+        BufferUnavailableError: the database was stopped, or was killed too often.
     """
 
     def __init__(self, buffer: Buffer, run: Run, view: View) -> None:
@@ -244,10 +244,10 @@ class _Reviver:
         killed = server.was_killed()
         if not killed or not self._left:
             if now - self._away_since > _STOPPED_S:
-                why = "was killed again and again, or does not start" if killed else "is stopped"
+                why = "was killed too often, or does not start" if killed else "is stopped"
                 raise BufferUnavailableError(
                     f"the database of the buffer {self._buffer.location} {why}: the run ends",
-                    todo=f"go on from the last checkpoint: {_resume(self._buffer, self._run)} starts it again",
+                    todo=f"continue from the last checkpoint: {_resume(self._buffer, self._run)} starts it again",
                 )
             return
         self._left -= 1
@@ -269,7 +269,7 @@ def _ask_to_stop(run: Run) -> None:
         mark_dead_workers(run)
         run.request_stop()
     except BufferUnavailableError:
-        return  # the database itself is what failed; roles notice by themselves
+        return  # the database itself failed, which the roles notice themselves
 
 
 def _show(progress: Progress, view: View, people: People) -> None:
@@ -282,27 +282,23 @@ def _show(progress: Progress, view: View, people: People) -> None:
 
 
 def _fail(buffer: Buffer, run: Run, failed: dict[str, BaseException], view: View) -> None:
-    """Record why the run ended and raise it; a warning when it had finished already."""
+    """Record why the run ended and raise it; only warn if the run had already finished."""
     name, error = next(iter(failed.items()))
     why = failure(error).rstrip(".")
     with contextlib.suppress(
         BufferUnavailableError
-    ):  # its status stays `running`; a resume finds that no process holds it
+    ):  # its status stays `running`, and a resume finds that no process holds it
         ended = run.end("failed", f"the {name} {why}")
-        # Where no rollout succeeded, a trainer that skipped all of its steps meanwhile has finished nothing.
+        # If no rollout succeeded, a trainer that meanwhile skipped all its steps has finished nothing.
         if not ended and not isinstance(error, RolloutsFailedError):
             view.message(f"warning: the run had finished when the {name} failed: it {why}; its results are complete")
             return
     if isinstance(error, RolloutsFailedError) and error.stack:
         view.message(error.stack)
-    fix = (
-        ""
-        if isinstance(error, RoleDiedError | RolloutsFailedError)
-        else "correct that if it is yours to correct, then "
-    )
+    fix = "" if isinstance(error, RoleDiedError | RolloutsFailedError) else "correct the cause if you can, then "
     raise RoleFailedError(
         f"the {name} of the run {run.name!r} {why}",
-        todo=f"{fix}go on from the last checkpoint: {_resume(buffer, run)}",
+        todo=f"{fix}continue from the last checkpoint: {_resume(buffer, run)}",
     ) from error
 
 
@@ -312,13 +308,13 @@ def _conclude(buffer: Buffer, run: Run, view: View, interrupts: Interrupts, seco
         if state.status != "finished":
             outcome = interrupts.reason if interrupts.stop else "its roles ended without finishing"
             run.end("interrupted", outcome)
-            view.message(f"{outcome}; go on with: {_resume(buffer, run)}")
+            view.message(f"{outcome}; continue with: {_resume(buffer, run)}")
             return interrupts.exit_code if interrupts.stop else 1
     except BufferUnavailableError:
         if not interrupts.stop:
             raise
-        # The signal stopped the database, too; a resume finds that no process holds the run.
-        view.message(f"{interrupts.reason}, and so was the database; go on with: {_resume(buffer, run)}")
+        # The signal stopped the database too; a resume finds that no process holds the run.
+        view.message(f"{interrupts.reason}, and so was the database; continue with: {_resume(buffer, run)}")
         return interrupts.exit_code
     view.message(f"finished in {seconds / 60:.1f} minutes: {state.outcome}")
     show_results(buffer, run, view)
@@ -326,12 +322,12 @@ def _conclude(buffer: Buffer, run: Run, view: View, interrupts: Interrupts, seco
 
 
 def _resume(buffer: Buffer, run: Run) -> str:
-    """The command that goes on with a run, as it works in the current folder."""
+    """Return the command that continues a run, for use in the current folder."""
     return f"rft run --resume {run.name}{buffer_option(buffer.location)}"
 
 
 def _reachable(config: RunConfig) -> RunConfig:
-    """The configuration with places of the buffer that processes started elsewhere can use too."""
+    """Return the configuration with absolute paths of the buffer, for processes with another working directory."""
     places = {"uri": config.buffer.uri, "segments": config.buffer.segments}
     absolute = {
         key: place if place is None or "://" in place else str(Path(place).resolve()) for key, place in places.items()

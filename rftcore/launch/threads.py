@@ -1,7 +1,7 @@
-"""How many threads each process computes with, and what OpenMP does while it waits.
+"""The number of threads per process, and OpenMP's behaviour while it waits.
 
-Explorer and trainer of a small machine take turns: while one works the other sleeps (passive waiting), so each may use all
-cores. With cores to spare they are divided.
+On a small machine, explorer and trainer take turns: while one works the other sleeps (passive waiting), so each may use all
+cores. If there are more cores, they are divided.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _CORES_TO_SHARE = 8
 
 @dataclass(frozen=True)
 class Threads:
-    """Threads per process, and why."""
+    """Threads per process, and the reason."""
 
     cores: int
     explorer: int
@@ -27,7 +27,7 @@ class Threads:
 
 
 def divide_threads(cores: int | None = None) -> Threads:
-    """Threads for the processes of one machine."""
+    """Return the number of threads for the processes of one machine."""
     cores = cores or len(os.sched_getaffinity(0))
     if cores < _CORES_TO_SHARE:
         return Threads(cores, cores, cores, "they take turns; the waiting one sleeps")
@@ -36,11 +36,11 @@ def divide_threads(cores: int | None = None) -> Threads:
 
 
 def thread_environment(num_threads: int) -> dict[str, str]:
-    """Variables a process needs before torch is imported."""
+    """Return the variables that a process needs before torch is imported."""
     return {
         "OMP_NUM_THREADS": str(num_threads),
         "MKL_NUM_THREADS": str(num_threads),
-        # A thread that waits must not spin: on few cores it would take the other process's time.
+        # A waiting thread must not spin: on few cores that would take the other process's time.
         "OMP_WAIT_POLICY": "PASSIVE",
         "KMP_BLOCKTIME": "0",
         "TOKENIZERS_PARALLELISM": "false",

@@ -1,7 +1,7 @@
-"""How the progress of a run is shown.
+"""The display of a run's progress.
 
-`LiveView` redraws one block on a terminal. `LineView` prints a line per step, and at least one every `quiet_s` seconds, where stdout is
-a file or a pipe. Views draw snapshots (`rftdata.progress`) and do not read the buffer.
+`LiveView` redraws one block on a terminal. `LineView`, for a file or a pipe, prints a line per step, and at least one every `quiet_s`
+seconds. Views draw snapshots (`rftdata.progress`) and do not read the buffer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 def outlives_its_reader(show: Callable[[V, T], None]) -> Callable[[V, T], None]:
-    """Once the terminal is closed or the reader of the pipe has gone, nothing is shown any more and the run goes on."""
+    """Stop showing once the terminal or the reader of the pipe is closed; the run continues."""
 
     @functools.wraps(show)
     def guarded(view: V, what: T) -> None:
@@ -48,18 +48,18 @@ def outlives_its_reader(show: Callable[[V, T], None]) -> Callable[[V, T], None]:
 
 
 class View(ABC):
-    """Shows a person how a run goes. A context manager."""
+    """Shows the progress of a run. A context manager."""
 
     @abstractmethod
     def message(self, text: str) -> None:
-        """Say something once (a set-up step, a warning)."""
+        """Show a message once (a set-up step, a warning)."""
 
     @abstractmethod
     def update(self, snapshot: Snapshot) -> None:
-        """Show where the run stands now."""
+        """Show the current state of the run."""
 
     def close(self) -> None:  # noqa: B027 - nothing to close is the common case
-        """Leave the screen as a person should find it."""
+        """Restore the screen."""
 
     def __enter__(self) -> View:
         return self
@@ -71,7 +71,7 @@ class View(ABC):
 
 
 def open_view(*, plain: bool = False) -> View:
-    """A live block on a terminal, lines elsewhere (or where `plain` asks for them)."""
+    """Open a live block on a terminal, and lines elsewhere or with `plain`."""
     console = Console(highlight=False)
     return LiveView(console) if console.is_terminal and not plain else LineView()
 
@@ -102,10 +102,10 @@ class LiveView(View):
 
 
 class LineView(View):
-    """A line when a step or an evaluation is done or the work of a process changes hands, and when it was long quiet.
+    """Prints a line when a step or evaluation has finished or the run's status changes, and after a quiet time.
 
     Args:
-        quiet_s: say something at least this often.
+        quiet_s: longest time between two lines, in seconds.
     """
 
     def __init__(self, quiet_s: float = 15.0) -> None:
@@ -133,14 +133,14 @@ class LineView(View):
 
 
 def line(snapshot: Snapshot) -> str:
-    """A snapshot in one line."""
+    """Format a snapshot as one line."""
     parts = [f"step {snapshot.step}/{snapshot.planned_steps}", *_measures(snapshot)]
     waits = [f"{w.role} {_doing(w)}" for w in _shown(snapshot.workers) if w.role != "supervisor"]
     return "  ".join(parts) + ("  | " + "; ".join(waits) if waits else "")
 
 
 def block(snapshot: Snapshot, width: int) -> Group:
-    """A snapshot as a block for a terminal of `width` columns."""
+    """Format a snapshot as a block for a terminal of `width` columns."""
     head = Table.grid(padding=(0, 2))
     head.add_row(
         Text(snapshot.run, style="bold"),
@@ -159,7 +159,7 @@ def block(snapshot: Snapshot, width: int) -> Group:
         "sampling", ", ".join(part for part in (_speed(snapshot), _policy(snapshot)) if part) or "no explorer yet"
     )
     queue = snapshot.queue
-    # In a run that has ended nothing is planned, sampled or decided; `rft status` prints what would decide what is left.
+    # In a run that has ended nothing is planned, sampled or decided; `rft status` prints the command that decides the rest.
     verdicts = "await verdicts" if snapshot.status in ("created", "running") else "undecided"
     facts.add_row("groups", f"{queue.planned} planned, {queue.claimed} being sampled, {queue.sealed} {verdicts}, "
                   f"{queue.ready} ready; {snapshot.closed_groups} dropped, {snapshot.refills} refills")  # fmt: skip
@@ -180,7 +180,7 @@ def block(snapshot: Snapshot, width: int) -> Group:
 
 
 def worker_table(workers: list[WorkerState], *, everyone: bool = False) -> Table:
-    """What each process does or waits for; `everyone` shows those that left without an error, too."""
+    """Build the table of what each process does or waits for; `everyone` includes those that left without an error."""
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     columns: dict[str, JustifyMethod] = {
         "process": "left",
@@ -206,9 +206,9 @@ def worker_table(workers: list[WorkerState], *, everyone: bool = False) -> Table
 
 
 def _shown(workers: list[WorkerState]) -> list[WorkerState]:
-    """Living workers, and of each role without one the last that ended with an error or fell silent.
+    """Return live workers, and for each role without one the last that ended with an error or fell silent.
 
-    A replay that failed is not among them: it told the person who started it, and the run lacks nothing.
+    A failed replay is left out: it reported its error to the person who started it, and the run does not need it.
     """
     alive = [w for w in workers if w.liveness == "alive"]
     roles = {w.role for w in alive} | {"replay"}
@@ -291,7 +291,7 @@ def _rate(value: Any) -> str:
 
 
 def _spark(values: list[float], width: int) -> str:
-    """The curve in `width` characters: means of equal stretches, scaled between the least and the greatest."""
+    """Draw a curve in `width` characters: means of equal stretches, scaled between the smallest and the largest."""
     count = min(width, len(values))
     stretches = [values[i * len(values) // count : (i + 1) * len(values) // count] for i in range(count)]
     means = [sum(part) / len(part) for part in stretches]

@@ -1,9 +1,9 @@
-"""What a pipeline worker does where a stage blocks its process for good: it reports, and the process ends.
+"""Handling of a stage that blocks its pipeline worker forever: the process reports it and ends.
 
-The worker that takes its place must not end in the same way for ever. Where the group to blame is known, because the stage names the
-row or the batch has one group, it is set aside before the process ends, and the others are released as they were. Else all groups of the
-batch are suspects, which are decided on alone; there the group to blame is known. Where even the watcher of the time limits cannot run,
-nothing is stored, and a suspect is set aside when several workers have ended on it: the report that such a worker left is added to the
+The worker that replaces it must not end in the same way again and again. If the blocking group is known, because the stage names the
+row or the batch has one group, it is set aside before the process ends, and the other groups are released. Otherwise all groups of the
+batch become suspects, which are decided on alone, so that the blocking group is found. If even the watcher of the time limits cannot run,
+nothing is stored, and a suspect is set aside after several workers have ended on it; the report that such a worker left is added to the
 reason.
 """
 
@@ -31,10 +31,10 @@ _ROWS = re.compile(r" on \d+ rows? \((\d+)(?: to (\d+))?\)")
 
 @contextlib.contextmanager
 def setting_aside(batch: SealedBatch, store: Callable[[SealedBatch], object]) -> Iterator[None]:
-    """Where a stage blocks the process within, store that its group is set aside, and end the process with a report.
+    """If a stage blocks the process in this block, set its group aside, and end the process with a report.
 
     Args:
-        store: is given the part of the batch that is set aside, with the decisions in its `failed`.
+        store: receives the part of the batch that is set aside, with the decisions in its `failed`.
     """
 
     def end(error: TimeLimitError) -> None:
@@ -50,7 +50,7 @@ def setting_aside(batch: SealedBatch, store: Callable[[SealedBatch], object]) ->
 
 
 def _culprit(batch: SealedBatch, error: TimeLimitError) -> SealedBatch | None:
-    """The group that blocks, as a batch of its own; None where it is not known."""
+    """Return the blocking group as a separate batch; None if it is not known."""
     group_ids = batch.group_ids
     if error.subject is not None:
         ids = zip(batch.table["experience_id"].to_pylist(), batch.table["group_id"].to_pylist(), strict=True)
@@ -65,7 +65,7 @@ def _culprit(batch: SealedBatch, error: TimeLimitError) -> SealedBatch | None:
 
 
 def with_report(batch: SealedBatch, run: Run) -> SealedBatch:
-    """A group that was set aside because workers ended on it, with what the newest of them reported as a part of the reason."""
+    """Return a batch set aside because workers ended on it, with the newest of their reports added to the reason."""
     is_aside = pc.equal(batch.failed["stage"], SET_ASIDE)
     if batch.table.num_rows or not pc.any(is_aside).as_py():
         return batch
@@ -82,7 +82,7 @@ def with_report(batch: SealedBatch, run: Run) -> SealedBatch:
 
 
 def _sentences(run: Run) -> Iterator[str]:
-    """What blocked processes of a run reported: `rft run` moves reports into the database, those of roles by hand are files."""
+    """Yield the reports of blocked processes of a run. `rft run` moves reports into the database; those of roles started by hand are files."""
     for error in pipeline_errors(run):
         yield error.partition("\n")[0]
     for host, pid in blocked.reports(run.folder):
@@ -92,6 +92,6 @@ def _sentences(run: Run) -> Iterator[str]:
 
 
 def _is_about(sentence: str, ids: set[int]) -> bool:
-    """Whether a report is on experiences of one group and no others."""
+    """Return whether a report is about experiences of this group only."""
     found = _ROWS.search(sentence)
     return found is not None and {int(number) for number in found.groups() if number is not None} <= ids

@@ -1,4 +1,4 @@
-"""New experiences that stages made, on their way into the buffer: tokens, tasks, and a receipt for each group."""
+"""Storage of experiences that stages created: their tokens and tasks, with a receipt for each group."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SYNTHESIS = uuid.UUID("5f0c7f5e-6a3b-4b3f-9d57-0f6f6d2c1f11")
 
 
 class Created:
-    """Stores groups that stages made, each once, with their tasks."""
+    """Stores groups that stages created, each once, with their tasks."""
 
     def __init__(self, resolved: ResolvedRun, buffer: Buffer, writer: Writer) -> None:
         self._resolved = resolved
@@ -30,21 +30,21 @@ class Created:
         self._tokenizer: Any = None
 
     def store(self, created: Sequence[CreatedGroup]) -> list[StageRun]:
-        """Store groups; one that cannot be stored is noted as an error of its own, and the others go on."""
+        """Store groups. A group that cannot be stored is recorded as an error, and the others are stored."""
         refused = []
         for made in created:
-            # Of one parent and key there is one group, however often a worker comes to make it.
+            # There is one group per parent and key, however often a worker creates it.
             name = made.key if made.task is None else f"{made.task.taskset}/{made.task.task_key}"
             receipt = uuid.uuid5(_SYNTHESIS, f"{self._writer.run_id}/{made.parent_id}/{name}")
             try:
                 self._writer.insert(self._group(made), receipt=receipt)
                 if made.task is not None:
-                    # The task is there, made with its group: one whose group cannot be stored is never tried.
+                    # The task was created with its group, so a task whose group cannot be stored is never sampled.
                     add_features(self._database, made.task)
             except (BufferUnavailableError, DiskFullError):
                 raise
             except (RftError, TypeError, ValueError) as error:
-                why = f"the group made of experience {made.parent_id} cannot be stored: {error}"
+                why = f"the group created from experience {made.parent_id} cannot be stored: {error}"
                 refused.append(StageRun("created", 0, 1, 0, 1, 0.0, error=why[:500]))
         return refused
 
@@ -73,6 +73,6 @@ class Created:
     def _task_of(self, experience_id: int) -> dict[str, Any]:
         found = task_of_experience(self._database, experience_id)
         if found is None:
-            raise RftError("it is gone, and its task is not known any more", value=experience_id)
+            raise RftError("the experience does not exist any more, so its task is unknown", value=experience_id)
         taskset, task_key = found
         return {"taskset": taskset, "task_key": task_key}

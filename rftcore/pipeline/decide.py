@@ -1,4 +1,4 @@
-"""What a chain decides on a batch of sealed groups."""
+"""Decisions of a chain on a batch of sealed groups."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from rftdata.pipeline.records import Known, SealedBatch, Verdicts
 
 
 def decide(chain: Chain, batch: SealedBatch, known: Known | None = None, *, patient: bool = False) -> Verdicts:
-    """Verdicts on every experience of a batch, those that no stage sees among them.
+    """Decide on every experience of a batch, including those that no stage sees.
 
     Args:
-        known: scores that are stored already.
-        patient: raise where a stage fails on everything that is tried, rather than set everything aside.
+        known: stored scores.
+        patient: raise if a stage fails on everything that is tried, instead of setting everything aside.
 
     Raises:
         StageError: with `patient`, the stage's error.

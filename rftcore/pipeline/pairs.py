@@ -1,9 +1,9 @@
-"""Preference pairs of a run: built by the operator `pair_builder` from the rewards as they stand.
+"""Preference pairs of a run, built by the operator `pair_builder` from the current rewards.
 
-The rewards are `rft.experience.reward`, with every label up to one moment (the pairs' `label_cut`) and not shaped by a
-pipeline; experiences that the run's pipeline dropped are compared too: what is too long or too easy for one algorithm may be
-just the contrast that another needs. A correction therefore changes what the next build finds; pairs stored before are never
-changed, and `rft.v_pair` says which of them still stand.
+The rewards are `rft.experience.reward`, with every label up to one moment (the pairs' `label_cut`) and without shaping by a
+pipeline. Experiences that the run's pipeline dropped are compared too, because what is too long or too easy for one algorithm may be
+the contrast that another needs. A correction therefore changes what the next build finds. Stored pairs are never
+changed; `rft.v_pair` shows which of them are still supported by the rewards.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from rftdata.run import Run
 
 @dataclass(frozen=True)
 class BuiltPairs:
-    """What one build found.
+    """The result of one build.
 
     Attributes:
-        num_groups: groups looked at; num_groups_with_pairs: those that gave any.
-        num_pairs: pairs found; num_new: those not stored before.
-        chosen_longer, rejected_longer: share of pairs in which that answer is the longer one; the rest are of equal length.
+        num_groups: groups read; num_groups_with_pairs: groups that gave a pair.
+        num_pairs: pairs found; num_new: pairs not stored before.
+        chosen_longer, rejected_longer: share of pairs in which that answer is the longer one; the rest have equal length.
         chosen_tokens, rejected_tokens: mean response length.
-        label_cut: newest label that the rewards contain.
+        label_cut: newest label contained in the rewards.
         stored: False for a dry run.
     """
 
@@ -44,13 +44,13 @@ class BuiltPairs:
 def build_pairs(
     run: Run, builder: PairBuilder, *, author: str, dry_run: bool = False, page_groups: int = 512
 ) -> BuiltPairs:
-    """Build the pairs of a run's finished groups and store those that are new, all or none of them.
+    """Build the pairs of a run's finished groups and store the new ones, all or none.
 
     Args:
-        page_groups: so many groups are in memory at a time.
+        page_groups: number of groups in memory at a time.
 
     Raises:
-        ConflictError: somebody's labels stay uncommitted, or the same pairs are being built elsewhere.
+        ConflictError: another session's labels stay uncommitted, or the same pairs are being built elsewhere.
     """
     groups, num_new, found = 0, 0, []
     settings = builder.config.model_dump(mode="json")

@@ -1,4 +1,4 @@
-"""What a pipeline worker does when a stage fails on everything: it waits, and loses nothing."""
+"""Waiting of a pipeline worker for a stage that fails on everything, without losing rows."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _LONGEST_WAIT_S = 60.0
 
 
 class Patience:
-    """How long to wait for a stage that fails on everything: a little longer each time, and not for ever.
+    """Determines how long to wait for a stage that fails on everything: longer each time, up to a limit.
 
-    A group that is alone in its batch, and of which no row passes, is set aside after a while where others passed before it. Where
-    none ever did, the stage is to blame.
+    A group that is alone in its batch, and of which no row passes, is set aside after a while if other groups passed before it. If
+    none ever did, the stage is considered broken.
 
     Args:
-        limit_s: how long a stage may fail on everything.
+        limit_s: seconds for which a stage may fail on everything.
     """
 
     def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -30,20 +30,20 @@ class Patience:
         self._ever_passed = False
 
     def has_more(self, batch: SealedBatch) -> bool:
-        """Whether a batch of which nothing passes is to be tried again, rather than set aside."""
+        """Return whether a batch of which no row passes is tried again, instead of being set aside."""
         if len(batch.group_ids) > 1 or not self._ever_passed or self._since is None:
             return True
         return self._clock() - self._since < min(_PATIENCE_ALONE_S, self._limit_s)
 
     def passed(self) -> None:
-        """Something was decided."""
+        """Record that a batch was decided on."""
         self._since, self._tries, self._ever_passed = None, 0, True
 
     def failed(self, error: StageError) -> float:
-        """Seconds until the next try.
+        """Return the seconds until the next try.
 
         Raises:
-            StageError: it has failed for too long.
+            StageError: the stage has failed for too long.
         """
         now = self._clock()
         self._since = now if self._since is None else self._since

@@ -1,6 +1,6 @@
-"""The run's policy as stages may ask it: a judge, or somebody who rephrases a task.
+"""The run's policy as a model for stages, for example as a judge or to rephrase tasks.
 
-The engine is started at the first question, in the pipeline worker's own process, and takes the newest published weights before every
+The engine is started at the first question, in the pipeline worker's process, and loads the newest published weights before every
 batch of questions.
 """
 
@@ -23,8 +23,8 @@ class Policy:
     """Answers chats with the run's model.
 
     Args:
-        resolved: the run's.
-        run: where its weights are published; None answers with the model the run begins with.
+        resolved: of the run.
+        run: the run that publishes its weights; None to answer with the initial model.
     """
 
     def __init__(self, resolved: ResolvedRun, run: Run | None = None) -> None:
@@ -34,12 +34,12 @@ class Policy:
         self._lock = threading.Lock()
 
     def __call__(self, chats: Sequence[Messages], max_tokens: int, temperature: float) -> list[str | Exception]:
-        """One answer per chat, as text; an error in the place of one that the chat template or the engine refuses.
+        """Return one answer per chat, as text; an error for a chat that the chat template or the engine rejects.
 
         Raises:
-            ModelError: the model does not load.
+            ModelError: the model cannot be loaded.
         """
-        with self._lock:  # parts of a batch may ask at the same time
+        with self._lock:  # parts of a batch may ask concurrently
             engine = self._engine or self._start()
             self._take_newest(engine)
         decoding = Decoding(temperature=temperature, max_tokens=max_tokens, seed=self._seed if temperature else None)
@@ -49,12 +49,12 @@ class Policy:
         return answers
 
     def version(self) -> str:
-        """Names the weights that the next question is answered with, as far as they load."""
+        """Return the version of the weights for the next question, provided that they can be loaded."""
         newest = self._newest()
         return str(newest.policy_version_id) if newest is not None else "first"
 
     def close(self) -> None:
-        """Stop the engine, where it was started."""
+        """Stop the engine if it was started."""
         if self._engine is not None:
             self._engine.close()
             self._engine = None
@@ -66,7 +66,7 @@ class Policy:
         return self._engine
 
     def _leave(self, engine: Engine) -> None:
-        """A stopped engine answers nothing any more: the next question starts another."""
+        """Close a stopped engine, which answers no more questions; the next question starts another."""
         with self._lock:
             if self._engine is engine:
                 self.close()
@@ -78,7 +78,7 @@ class Policy:
         try:
             engine.load_weights(newest.uri, newest.policy_version_id, newest.checksum)
         except ModelError:
-            return  # replaced or removed since: those it has still answer, and the next batch looks again
+            return  # replaced or removed meanwhile: the engine keeps its weights, and the next batch tries again
 
     def _newest(self) -> PolicyVersion | None:
         return newest_policy(self._run) if self._run is not None else None
@@ -92,5 +92,5 @@ async def _answer(engine: Engine, chat: Messages, decoding: Decoding) -> str | E
     try:
         prompt = render_chat(engine.tokenizer, [dict(message) for message in chat])[1]
         return (await engine.generate(prompt, decoding)).text
-    except Exception as error:  # noqa: BLE001 - whatever ails one chat, the others have their answers
+    except Exception as error:  # noqa: BLE001 - an error of one chat must not affect the others
         return error

@@ -1,4 +1,4 @@
-"""What each stage would do to a sample: rows in, kept, dropped and why, changed fields side by side. Nothing is stored."""
+"""Preview of a chain on a sample: per stage, rows in, kept and dropped with reasons, and changed fields. Nothing is stored."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rftdata.run import Run
 
 @dataclass(frozen=True)
 class Change:
-    """A field of one row before and after a stage; before is None where the stage added it."""
+    """A field of one row before and after a stage; `before` is None if the stage added the field."""
 
     experience_id: int
     column: str
@@ -29,10 +29,10 @@ class Change:
 
 @dataclass
 class StagePreview:
-    """What one stage did to the sample: of the rows that came in, it kept and dropped some, and the others wait for a person.
+    """The effect of one stage on the sample: of the rows that came in, it kept and dropped some, and the others wait for a person.
 
     Attributes:
-        waiting: rows that a person is asked about, with the question.
+        waiting: rows about which a person is asked, with the question.
         undecided: the other rows of their groups, which are decided on with them.
     """
 
@@ -49,7 +49,7 @@ class StagePreview:
 
 @dataclass
 class Preview:
-    """The sample, what each stage did to it, and what became of each experience."""
+    """The sample, the effect of each stage, and the decision on each experience."""
 
     num_experiences: int
     num_groups: int
@@ -58,28 +58,28 @@ class Preview:
 
 
 def sample(run: Run, chain: Chain, rows: int, seed: int = 0) -> SealedBatch:
-    """Whole groups of a run with at least `rows` experiences together, or all there are; the same for the same seed.
+    """Choose whole groups of a run with at least `rows` experiences together, or all; the choice depends on the seed.
 
-    As in a replay, staleness is that of the time when a group was sealed.
+    As in a replay, staleness is that at the time when a group was sealed.
 
     Raises:
-        QueryError: the run has none.
+        QueryError: the run has no such group.
     """
     chosen = sample_groups(run, rows, seed)
     if not chosen:
         raise QueryError(
             f"run {run.name!r} has no whole group of experiences yet",
-            todo="wait until it has, or name another with --run",
+            todo="wait until it has one, or name another with --run",
         )
     return read_groups(run.database, chosen, chain.columns, as_sealed=True)
 
 
 def preview(chain: Chain, table: pa.Table, known: Known | None = None) -> Preview:
-    """Run a chain over a sample and note what every stage does.
+    """Run a chain over a sample and record the effect of every stage.
 
     Args:
         table: whole groups, or tasks.
-        known: scores that are stored already.
+        known: stored scores.
 
     Raises:
         StageError: a stage raised.
@@ -94,7 +94,7 @@ def preview(chain: Chain, table: pa.Table, known: Known | None = None) -> Previe
     result = chain.run(table, known=known, watch=watch)
     decisions = result.decisions.to_pylist()
     for seen in stages:
-        # The chain's group rule drops rows on the account of the stage that left their group too small.
+        # The chain's group rule drops rows in the name of the stage that left their group too small.
         known_ids = {key for key, _ in seen.dropped}
         seen.dropped += [
             (row["experience_id"], row["reason"])
@@ -105,7 +105,7 @@ def preview(chain: Chain, table: pa.Table, known: Known | None = None) -> Previe
         if (run.index, run.stage) in ran:
             ran[run.index, run.stage].rows_kept = run.rows_kept
             continue
-        # The chain's own rules: that of the group size holds before the first stage (index 0) and after the last.
+        # The chain's own rules: the group size is checked before the first stage (index 0) and after the last.
         dropped = [
             (row["experience_id"], row["reason"])
             for row in decisions if row["stage"] == run.stage and (row["experience_id"] in came_in) == (run.index > 0)
@@ -142,9 +142,9 @@ def _stage(stage: Stage, before: pa.Table, after: pa.Table, outcome: StageOutcom
 
 
 def _same(before: pa.Table, after: pa.Table, name: str) -> list[bool]:
-    """Per row, whether a column kept its value; null equals null, NaN equals NaN."""
+    """Return per row whether a column kept its value; null equals null, NaN equals NaN."""
     old, new = before[name].combine_chunks(), after[name].combine_chunks()
-    if old.type != new.type or pa.types.is_nested(old.type):  # Arrow compares no lists
+    if old.type != new.type or pa.types.is_nested(old.type):  # Arrow cannot compare lists
         return [a == b for a, b in zip(old.to_pylist(), new.to_pylist(), strict=True)]
     both_null = pc.and_(pc.is_null(old, nan_is_null=True), pc.is_null(new, nan_is_null=True))
     same: list[bool] = pc.or_(both_null, pc.fill_null(pc.equal(old, new), False)).to_pylist()

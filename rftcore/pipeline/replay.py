@@ -1,7 +1,7 @@
-"""A pipeline over history: what other stages would have decided, stored beside the verdicts that were.
+"""Replay: the decisions of other stages on stored groups, stored beside the existing verdicts.
 
-Nothing that a run trains on changes: verdicts of a version of their own are appended, and groups stay where they are. Killed
-anywhere it goes on where it stopped, and a second replay of the same version decides on what came or was labelled since.
+A replay changes nothing that a run trains on: it appends verdicts of a separate version, and groups stay where they are. If it is killed
+at any point, the next replay of the version continues there. It also decides on what has arrived or was labelled since.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _DIGEST = re.compile(r"[0-9a-f]{12}")
 
 @dataclass
 class Replayed:
-    """What a replay did.
+    """The result of a replay.
 
     Attributes:
         num_groups, num_experiences, num_kept: decided, and kept of them.
-        num_not_made: what stages made that was not stored.
+        num_not_made: number of tasks and groups that stages created, which a replay does not store.
         dropped_by: stage -> experiences it dropped.
-        short_by: stage -> those of them dropped only since it left fewer of their group than `min_group_size`.
-        failed_by: stage -> experiences that were set aside since it raised on them.
+        short_by: stage -> those of them dropped only because it left fewer of their group than `min_group_size`.
+        failed_by: stage -> experiences set aside because it raised on them.
         failed_scores: stage -> experiences without a score because a call failed.
     """
 
@@ -65,18 +65,18 @@ def replay(
 ) -> Replayed:
     """Decide on every sealed group of a run under another version.
 
-    What a person was never asked, or has not answered, counts as answered with `otherwise`. Staleness is that of the time when a
+    A question that was never asked, or not answered, counts as answered with `otherwise`. Staleness is that at the time when a
     group was sealed.
 
     Args:
-        version: its name; by default `replay-` and the chain's digest. Never a name that runs train on.
-        tell: is shown the progress after every batch.
+        version: its name; None for `replay-` and the chain's digest. Never a name that runs train on.
+        tell: receives the progress after every batch.
 
     Raises:
-        ConfigError: a name that a run could train on, one that stands for other stages, or one that is no name.
+        ConfigError: the name is one that a run could train on, belongs to other stages, or is invalid.
         QueryError: the run has no sealed group.
-        StageError: a stage fails on everything: on a batch of several groups, or on one that is alone where nothing passed before it.
-        ConflictError: somebody else replays it at the moment.
+        StageError: a stage fails on everything: on a batch of several groups, or on a single group with no success before it.
+        ConflictError: another process replays the version at the moment.
     """
     config, chain = resolved.config, resolved.experience_chain
     name = _checked_name(chain, run, version)
@@ -90,7 +90,7 @@ def replay(
     with Worker(run, "replay") as worker, replaying(run, name):
 
         def store_aside(aside: SealedBatch) -> None:
-            """Before a blocked process ends: the next replay of the version goes on behind the group that is to blame."""
+            """Store the verdict before a blocked process ends, so that the next replay continues after the blocking group."""
             commit_replay(run, worker.worker_id, name, aside, Verdicts(aside.failed))
 
         worker.says(f"replays version {name}")
@@ -100,7 +100,7 @@ def replay(
         while group_ids := groups_to_replay(run, name, after, config.pipelines.batch_groups):
             batch = read_groups(buffer.database, group_ids, chain.columns, as_sealed=True)
             known = known_scores(buffer.database, chain.score_keys, batch.table["experience_id"].to_pylist())
-            # A group that is alone in its batch and fails is to blame where the batch before it passed, and else the stage.
+            # If a group alone in its batch fails, the group is the cause if the batch before it passed, otherwise the stage.
             with setting_aside(batch, store_aside):
                 verdicts = without_people(chain, batch, known, patient=len(group_ids) > 1 or not passed)
             passed = len(verdicts.failed) < verdicts.decisions.num_rows
@@ -114,27 +114,27 @@ def replay(
 
 
 def _checked_name(chain: Chain, run: Run, version: str | None) -> str:
-    """The name of the version, one that no run trains on.
+    """Return the name of the version, which must be one that no run trains on.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: a run trains on it, or it is not a valid name.
     """
     name = f"replay-{chain.version}" if version is None else version
     if name == NO_PIPELINE or name == run.pipeline_version or _DIGEST.fullmatch(name):
         raise ConfigError(
-            "runs train on verdicts of such a version, and only their pipeline workers make them", value=name,
+            "runs train on verdicts of this version, which only pipeline workers create", value=name,
             allowed="any other name", todo="choose another --version",
         )  # fmt: skip
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            "this cannot be the name of a version", value=name,
+            "invalid name of a version", value=name,
             allowed="up to 64 letters, digits, points, dashes and underscores, beginning with a letter or digit", todo="choose another --version",
         )  # fmt: skip
     return name
 
 
 def without_people(chain: Chain, batch: SealedBatch, known: Known, *, patient: bool = True) -> Verdicts:
-    """What the chain decides when every open question is answered with its `otherwise`; `patient` as in `decide`."""
+    """Return the chain's decisions with every open question answered by its `otherwise`; `patient` as in `decide`."""
     verdicts = decide(chain, batch, known, patient=patient)
     answers: dict[int, dict[str, str]] = {}
     computed, scored = list(verdicts.scores), {key: dict(scores) for key, scores in known.items()}
@@ -180,14 +180,14 @@ def _note(done: Replayed, batch: SealedBatch, verdicts: Verdicts) -> None:
 
 
 def described(stages: Sequence[dict[str, Any]]) -> str:
-    """Stages as a person would write them, with their arguments: `threshold {max: 12.0} > …`."""
+    """Format stages with their arguments as in a configuration: `threshold {max: 12.0} > …`."""
     return " > ".join(map(_described, stages))
 
 
 def _described(stage: dict[str, dict[str, Any]]) -> str:
-    """`threshold {max: 12.0}`; arguments that are not set are left out."""
+    """Format one stage: `threshold {max: 12.0}`; arguments that are not set are left out."""
     ((name, spec),) = stage.items()
-    # A stage of the user's own also names its code: it is what differs where the arguments are the same.
+    # A user's stage also shows its code's digest, which differs where the arguments are the same.
     own = set(spec) == {"args", "code"}
     given = {**(spec["args"] or {}), "code": str(spec["code"])[:12]} if own else spec
     said = {key: value for key, value in given.items() if value not in (None, [], {})}

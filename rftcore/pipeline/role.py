@@ -1,7 +1,7 @@
-"""The pipeline worker: takes sealed groups, runs the operator chain over them, stores verdicts.
+"""The pipeline worker: it claims sealed groups, runs the operator chain on them and stores verdicts.
 
-It runs apart from rollouts and training, so a slow stage stalls neither; any number of workers share the queue. Beside the work a
-thread keeps the segment files in order.
+It runs apart from rollouts and training, so a slow stage delays neither. Any number of workers share the queue. A background
+thread compacts the segment files.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _LEASE_S = 60.0
 
 
 def main(config: RunConfig, run: str | None = None, *, by_hand: bool = False) -> int:
-    """Decide on the groups of a run until it ends; 0 when it ended in good order.
+    """Decide on the groups of a run until it ends; return 0 after an orderly end.
 
     Args:
         run: name or id of the run; see `join_run`.
-        by_hand: a person started it, and is told what it waits for.
+        by_hand: whether a person started it, to whom it prints what it waits for.
     """
     joined = join_run(ResolvedRun(config), run, by_hand="pipeline" if by_hand else None)
     with (
@@ -72,7 +72,7 @@ def _work(joined: JoinedRun, worker: Worker, compaction: BackgroundCompaction, w
     created, patience, decided = Created(resolved, buffer, writer), Patience(config.pipelines.patience_s), 0
 
     def store_aside(aside: SealedBatch) -> None:
-        """Before a blocked process ends: store what is to blame, and release the other groups as no suspects."""
+        """Store the verdict before a blocked process ends, and release the other groups, not as suspects."""
         verdicts = Verdicts(aside.failed)
         commit_verdicts(run, worker.worker_id, chain.version, aside, verdicts)
         give_back(run, worker.worker_id)
@@ -98,14 +98,14 @@ def _work(joined: JoinedRun, worker: Worker, compaction: BackgroundCompaction, w
                 worker.wait(seconds)
                 continue
             patience.passed()
-            # Before the verdicts: a worker that is killed in between makes the same groups again, and their receipts say so.
+            # Before the verdicts, because a worker killed in between creates the same groups again, and their receipts prevent copies.
             verdicts.stages += created.store(verdicts.groups)
             commit_verdicts(run, worker.worker_id, chain.version, batch, verdicts)
             decided += len(batch.group_ids)
             worker.progress["groups_decided"] = decided
     except Exception as error:
         if not isinstance(error, BufferUnavailableError):
-            # Not the fault of the groups it holds: nobody shall suspect them.
+            # The groups it holds are not the cause and must not become suspects.
             give_back(run, worker.worker_id)
         raise
     finally:
@@ -114,7 +114,7 @@ def _work(joined: JoinedRun, worker: Worker, compaction: BackgroundCompaction, w
 
 
 def stage_context(config: RunConfig, policy: Policy, usage: UsageLedger, buffer: Buffer) -> StageContext:
-    """What the stages of a run may use."""
+    """Return what the stages of a run may use."""
     read = functools.partial(taskset_texts, buffer.database)
     return StageContext(
         config.base_dir, policy, config.model.path, usage, read_taskset=read, policy_version=policy.version,
@@ -123,10 +123,10 @@ def stage_context(config: RunConfig, policy: Policy, usage: UsageLedger, buffer:
 
 
 def register(buffer: Buffer, chain: Chain, version: str | None = None) -> None:
-    """Note which stages a version has.
+    """Store the stages of a version.
 
     Raises:
-        ConfigError: the name stands for other stages already.
+        ConfigError: the version already has other stages.
     """
     if version is None and chain.version == NO_PIPELINE:
         return

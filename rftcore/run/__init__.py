@@ -1,1 +1,1 @@
-"""From a configuration to a run in the buffer: prepared, found again, joined by roles."""
+"""Runs in the buffer: prepared from a configuration, found again, joined by roles."""

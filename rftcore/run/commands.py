@@ -1,4 +1,4 @@
-"""Commands that messages tell a person to run."""
+"""Commands that messages recommend."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from rftdata.uri import redacted
 
 
 def buffer_option(location: str) -> str:
-    """What commands given in this folder need to find the buffer; empty where they find it without."""
+    """Return the option that commands in this folder need to find the buffer; empty if they find it without."""
     default = os.environ.get("RFT_BUFFER") or "buffer"
     found = redacted(default) if "://" in default else str(Path(default).resolve())
     return "" if location == found else f" --buffer {shlex.quote(location)}"
 
 
 def what_decides(run: Run, num_groups: int, option: str) -> str | None:
-    """What decides on groups of a run that are relabelled or undecided and that no process will look at; None while the run goes on.
+    """Return how undecided groups of a run that has ended or was imported are decided on; None while the run continues.
 
     Args:
-        option: what the command needs to find the buffer, see `buffer_option`.
+        option: the option with which the command finds the buffer, see `buffer_option`.
     """
     groups = "1 undecided group" if num_groups == 1 else f"{num_groups} undecided groups"
     as_they_are = "exports and stored selections (sampling.source) read the rewards as they are"

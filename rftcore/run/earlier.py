@@ -1,6 +1,6 @@
-"""What `rft run` says about an earlier run of the same name before it makes another one.
+"""The message of `rft run` about an earlier run of the same name, before it creates another one.
 
-A second `rft run CONFIG` starts from the beginning under a numbered name. A person who meant to go on with the first one must learn
+A second `rft run CONFIG` starts from the beginning under a numbered name. A person who meant to continue the first run must learn
 that, and the command for it, before anything is sampled.
 """
 
@@ -16,7 +16,7 @@ _MAX_OUTCOME = 200
 
 
 def earlier_run(config: RunConfig, buffer: Buffer) -> str | None:
-    """How the newest run of the configuration's name stands and the command that goes on with it; None where there is none."""
+    """Describe the newest run of the configuration's name, with the command that continues it; None if there is none."""
     found = buffer.runs_of_name(config.run.name)
     if not found:
         return None
@@ -28,7 +28,7 @@ def earlier_run(config: RunConfig, buffer: Buffer) -> str | None:
         advice = f"to watch that one: rft status {run.name}{option}"
     else:
         steps = f" --set steps={2 * run.planned_steps}" if run.status == "finished" else ""
-        advice = f"to go on with that one instead, stop this run and write: rft run --resume {run.name}{steps}{option}"
+        advice = f"to continue that one instead, stop this run and enter: rft run --resume {run.name}{steps}{option}"
     return f"the run {run.name} exists already{more}: {_standing(run, is_at_work)}. This is a new run; {advice}"
 
 

@@ -1,8 +1,8 @@
-"""How a role finds its run in the buffer, and what it tells the person who started it by hand.
+"""How a role finds its run in the buffer, and its messages to a person who started it by hand.
 
-`rft run` names the run to the roles it starts. A role that a person starts joins the run of the configuration's name that is at work
-or has not begun, and makes one only where the buffer has none of that name: beside runs that have ended, one more that nobody else
-joins would wait for ever.
+`rft run` passes the run to the roles it starts. A role started by hand joins the run of the configuration's name that is at work
+or has not begun. It creates a run only if the buffer has none of that name: next to runs that have ended, another one that no other role
+joins would wait forever.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rftdata.user_code import blocked
 from rftdata.workers import live_workers, note_blocked_workers
 
 _VERBS = {"explorer": "explore", "pipeline": "process", "trainer": "train"}
-# Silence of a role that waits; after it the same sentence is said again.
+# Interval after which a waiting role repeats the same message.
 _REMINDER_S = 60.0
 
 
@@ -37,7 +37,7 @@ class JoinedRun:
     """A role's view of its run.
 
     Attributes:
-        by_hand: who tells a person what the role waits for; None for a role that `rft run` started.
+        by_hand: prints what the role waits for; None for a role that `rft run` started.
     """
 
     buffer: Buffer
@@ -47,26 +47,26 @@ class JoinedRun:
 
     @property
     def on_waiting(self) -> Callable[[str], None] | None:
-        """What a `Worker` of this role tells about its waiting."""
+        """The function to which a `Worker` of this role reports what it waits for."""
         return self.by_hand.waiting if self.by_hand is not None else None
 
     def leave(self) -> None:
-        """The role ends in good order: a person is told why."""
+        """End the role in good order, with a message if it was started by hand."""
         if self.by_hand is not None:
             self.by_hand.farewell()
 
 
 def join_run(resolved: ResolvedRun, run: str | None, *, by_hand: str | None = None) -> JoinedRun:
-    """Open the buffer and find the run a role belongs to; the first role of a new configuration makes it.
+    """Open the buffer and find the run that a role belongs to; the first role of a new configuration creates it.
 
-    A role that `rft run` started checks nothing that `rft run` has checked, but the packages of the machine it was placed on.
+    A role that `rft run` started repeats none of its checks, except that of the packages on its machine.
 
     Args:
         run: name or id; None for the newest run of the configuration's name that is at work or has not begun, else a new one.
-        by_hand: the role, where a person started it: it says which run it joined.
+        by_hand: the role, if a person started it; it prints which run it joined.
 
     Raises:
-        ConfigError: a role started by hand would join, or be beside, nothing but runs that have ended.
+        ConfigError: there are only ended runs to join for a role started by hand.
     """
     config = resolved.config
     if by_hand is not None:
@@ -94,7 +94,7 @@ def join_run(resolved: ResolvedRun, run: str | None, *, by_hand: str | None = No
 
 def _named(buffer: Buffer, name: str, by_hand: str | None) -> tuple[Run, bool]:
     run = buffer.find_run(name)
-    # A trainer takes an interrupted run up again; the other roles follow.
+    # A trainer resumes an interrupted run, and the other roles follow.
     goes_on = not run.has_ended or (by_hand == "trainer" and run.status != "finished")
     if by_hand is not None and not goes_on:
         raise _ended(buffer, run, by_hand)
@@ -118,11 +118,11 @@ def _ended(buffer: Buffer, run: Run, role: str) -> ConfigError:
     ways = []
     if run.status == "finished":
         how = f"has finished its {run.planned_steps} step{'' if run.planned_steps == 1 else 's'}"
-        ways.append(f"go on with more steps: rft run CONFIG --resume {name} --set steps={2 * run.planned_steps}")
+        ways.append(f"continue with more steps: rft run CONFIG --resume {name} --set steps={2 * run.planned_steps}")
     else:
         how = f"has ended ({run.status})"
         ways.append(
-            f"go on with it: rft run --resume {name}{option}, or by hand with rft train CONFIG --run {name} first"
+            f"continue it: rft run --resume {name}{option}, or by hand with rft train CONFIG --run {name} first"
         )
     if role == "pipeline":
         ways.append(f"decide on what it stored: rft pipeline replay CONFIG --run {name}")
@@ -135,7 +135,7 @@ def _ended(buffer: Buffer, run: Run, role: str) -> ConfigError:
 
 @dataclass
 class Companions:
-    """The other roles of a run, to a person who started one of them: says what it waits for and who is missing."""
+    """Messages to a person who started one role by hand: what it waits for, and which other roles are missing."""
 
     buffer: Buffer
     config: RunConfig
@@ -146,7 +146,7 @@ class Companions:
     _heard: bool = field(default=True, init=False)
 
     def waiting(self, what: str) -> None:
-        """The role waits; said once, again when something about it has changed, and every minute."""
+        """Print what the role waits for: once, again when it has changed, and every minute."""
         missing = self.missing()
         text = f"the {self.role} {what}"
         if missing:
@@ -157,16 +157,16 @@ class Companions:
             self.say(text)
 
     def farewell(self) -> None:
-        """How the run stands when the role leaves it."""
+        """Print the state of the run when the role leaves it."""
         run, option = self.run.refreshed(), buffer_option(self.buffer.location)
         if not run.has_ended:
-            how = f"was asked to stop; it goes on with rft run --resume {run.name}{option}"
+            how = f"was asked to stop; continue it with rft run --resume {run.name}{option}"
         else:
             how = f"has ended ({run.status}: {run.outcome}); rft report {run.name}{option} shows its results"
         self.say(f"the {self.role} leaves: the run {run.name} {how}")
 
     def missing(self) -> list[str]:
-        """Roles that the run needs and that nobody plays now."""
+        """Return the roles that the run needs and that are not at work now."""
         there = {worker.role for worker in live_workers(self.run) if worker.beats}
         needed = {
             "explorer": self.config.has_explorer,
@@ -176,7 +176,7 @@ class Companions:
         return [role for role, is_needed in needed.items() if is_needed and role not in there and role != self.role]
 
     def say(self, text: str) -> None:
-        """Tell the person; nobody is told any more once the terminal or pipe is gone, and the role works on."""
+        """Print a message. Once the terminal or pipe is closed, nothing is printed any more, and the role continues."""
         if self._heard:
             try:
                 print(text, flush=True)

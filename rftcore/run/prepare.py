@@ -1,6 +1,6 @@
-"""From a configuration to what a run needs: checked plug-ins, loaded tasks, a row in `rft.run`.
+"""Preparation of a run from a configuration: checked plug-ins, loaded tasks, a row in `rft.run`.
 
-Everything that can be wrong with a configuration is found here, before a process is started.
+Mistakes in a configuration are found here, before a process is started.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from rftdata.uri import redacted
 
 
 def check_plugins(resolved: ResolvedRun) -> None:
-    """Build everything the configuration names, apart from its model.
+    """Load everything that the configuration names, except its model.
 
     Raises:
-        PluginError, ConfigError: what does not exist, load or fit.
+        PluginError, ConfigError: something does not exist, cannot be loaded or does not fit.
     """
     config = resolved.config
     _ = resolved.rewards
     check_workflow_args(config.explorer.workflow, resolved.workflow, config.explorer.workflow_args)
     check_selectors(resolved)
-    # Engines and monitors with a name of their own may import large packages; the roles that use them will.
+    # Registered engines and monitors may import large packages, so only the roles that use them load them.
     if config.explorer.engine not in ENGINES.names():
         _ = resolved.engine_class
     if not {*config.monitor} <= {*MONITORS.names()}:
@@ -68,7 +68,7 @@ def check_selectors(resolved: ResolvedRun) -> None:
     """Load every selector and try its arguments.
 
     Raises:
-        PluginError, ConfigError: what does not exist, load or fit.
+        PluginError, ConfigError: something does not exist, cannot be loaded or does not fit.
     """
     config, selectors = resolved.config, resolved.selectors
     for taskset in config.tasks:
@@ -77,30 +77,30 @@ def check_selectors(resolved: ResolvedRun) -> None:
         size = taskset.group_size or config.algorithm.group_size
         if screening is not None and screening.rollouts >= size:
             raise ConfigError(
-                f"the selector {chosen.type!r} screens groups of the taskset {taskset.name!r} by their first rollouts, and they have no others",
+                f"the selector {chosen.type!r} screens groups of the taskset {taskset.name!r} by their first rollouts, but they have no further rollouts",
                 value=screening.rollouts, allowed=f"1 to {size - 1}, below the group's size", todo="lower screen_rollouts, or raise group_size",
             )  # fmt: skip
 
 
 def check_run(resolved: ResolvedRun) -> None:
-    """Everything that a run needs and that can be wrong, apart from its buffer; its tasks where the buffer is still to be made.
+    """Check everything that a run needs except its buffer; check its tasks too if the buffer does not exist yet.
 
     Raises:
         PluginError, ConfigError, ModelError, TaskSourceError, OperatorError: what is wrong.
-        EnvironmentMismatchError: packages that are missing here or break each other.
+        EnvironmentMismatchError: packages are missing here or incompatible with each other.
     """
     check_environment(resolved.config.explorer.engine)
     check_plugins(resolved)
     check_before_buffer(resolved)
-    check_max_tokens(resolved)  # fetches the model now: a run whose model does not exist must not be stored
+    check_max_tokens(resolved)  # fetches the model now, because a run whose model does not exist must not be stored
 
 
 def check_max_tokens(resolved: ResolvedRun) -> None:
-    """Refuse explorer.max_tokens that leaves no room for a prompt. With its default the context ends responses sooner.
+    """Refuse an explorer.max_tokens that leaves no room for a prompt. With the default, the context limits responses.
 
     Raises:
-        ModelError: there is no such model.
-        ConfigError: it was set to that.
+        ModelError: the model does not exist.
+        ConfigError: explorer.max_tokens is too large.
     """
     config, context = resolved.config, resolved.context_length
     explorer = config.explorer
@@ -122,16 +122,16 @@ def prepare_run(
     parent: Run | None = None,
     before_storing: Callable[[], object] = lambda: None,
 ) -> Run:
-    """Load a checked configuration's tasksets, and store a new run or the changed settings of the one to go on with.
+    """Load a checked configuration's tasksets, and store a new run or the changed settings of a resumed one.
 
     Args:
-        resumed: the run to go on with; None for a new one.
-        parent: the run whose checkpoint a new one starts from.
-        before_storing: called when nothing is left to do but that.
+        resumed: the run to continue; None for a new one.
+        parent: the run from whose checkpoint a new one starts.
+        before_storing: called just before the run is stored.
 
     Raises:
-        ConfigError: a priority formula that the database does not take.
-        TaskSourceError: a taskset that cannot be loaded, or of which the task pipeline leaves nothing.
+        ConfigError: the database rejects the priority formula.
+        TaskSourceError: a taskset cannot be loaded, or the task pipeline excludes all its tasks.
     """
     config = resolved.config
     checked_formula(buffer.database, config.sampling.priority.formula)
@@ -160,11 +160,11 @@ def prepare_run(
 
 
 def select_source(resolved: ResolvedRun, buffer: Buffer) -> Selection | None:
-    """What `sampling.source` selects at this moment; None for a run that samples for itself.
+    """Return the rows that `sampling.source` selects now; None for a run that samples for itself.
 
     Raises:
         QueryError: see `rftdata.training.stored_selection.select`.
-        ConfigError: the algorithm does not learn from what is selected.
+        ConfigError: the algorithm cannot learn from the selected rows.
     """
     source = resolved.config.sampling.source
     if source is None:
@@ -175,10 +175,10 @@ def select_source(resolved: ResolvedRun, buffer: Buffer) -> Selection | None:
 
 
 def planned_steps(config: RunConfig, num_selected: int | None) -> int:
-    """Trainer steps of a run; `num_selected` is the number of rows of its stored selection, where it has one.
+    """Return the trainer steps of a run; `num_selected` is the number of rows of its stored selection, or None.
 
     Raises:
-        ConfigError: more steps than the selection lasts.
+        ConfigError: there are more steps than the selection provides.
     """
     if num_selected is None:
         assert config.steps is not None  # the configuration's own check
@@ -187,14 +187,18 @@ def planned_steps(config: RunConfig, num_selected: int | None) -> int:
     last = num_steps(num_selected, batch, epochs)
     if config.steps is not None and config.steps > last:
         raise ConfigError(
-            f"steps is more than the stored selection lasts: {num_selected} rows, trainer.batch_groups {batch}, sampling.epochs {epochs}",
-            value=config.steps, allowed=f"up to {last}", todo="raise sampling.epochs, or leave steps out",
+            f"steps exceeds what the stored selection provides: {num_selected} rows, trainer.batch_groups {batch}, sampling.epochs {epochs}",
+            value=config.steps, allowed=f"up to {last}", todo="raise sampling.epochs, or omit steps",
         )  # fmt: skip
     return config.steps or last
 
 
 def _refuse_another_source(config: RunConfig, resumed: Run) -> None:
-    """A run on a stored selection promises the same batches, so what they follow from cannot change."""
+    """Refuse changes that would give a run on a stored selection other batches.
+
+    Raises:
+        ConfigError: the selection or the division into batches has changed.
+    """
     source, stored = config.sampling.source, resumed.source_sql is not None
     facts = {
         "sampling.source.sql": (source and source.sql, resumed.source_sql),
@@ -211,34 +215,34 @@ def _refuse_another_source(config: RunConfig, resumed: Run) -> None:
     for key, (asked, begun) in facts.items():
         if asked != begun:
             raise ConfigError(
-                f"the run {resumed.name!r} goes on with the batches it began with, and {key} has changed",
-                value=asked, allowed=str(begun), todo="leave it as it was, or start a new run from the checkpoint",
+                f"the run {resumed.name!r} continues with the batches it began with, but {key} has changed",
+                value=asked, allowed=str(begun), todo="set it back, or start a new run from the checkpoint",
             )  # fmt: skip
 
 
 def find_resumable(config: RunConfig, buffer: Buffer, name: str | None) -> Run:
-    """The run to go on with: the one named, else the newest of the configuration's name.
+    """Return the run to continue: the named one, else the newest of the configuration's name.
 
     Raises:
         QueryError: there is none.
-        ConfigError: it was imported.
+        ConfigError: the run was imported.
     """
     found = buffer.runs_of_name(config.run.name) if name is None else []
     return found[0] if found else named_resumable(buffer, name or config.run.name)
 
 
 def named_resumable(buffer: Buffer, name: str | None) -> Run:
-    """The run of a name or an id, by default the newest that was not imported.
+    """Return the run of a name or an id, by default the newest that was not imported.
 
     Raises:
         QueryError: there is none.
-        ConfigError: it was imported.
+        ConfigError: the run was imported.
     """
     run = buffer.newest_run(imported=False) if name is None else None
     run = run or buffer.find_run(name)
     if run.was_imported:
         raise ConfigError(
-            f"the run {run.name!r} was imported: it has no checkpoint and no configuration to go on with",
+            f"the run {run.name!r} was imported: it has no checkpoint and no configuration with which it could continue",
             todo="start a run of another name; `sampling.source` in its configuration trains on what was imported (rft docs train-on-chats)",
         )
     return run
@@ -246,12 +250,12 @@ def named_resumable(buffer: Buffer, name: str | None) -> Run:
 
 @dataclass(frozen=True)
 class GoBack:
-    """Where a resumed run begins instead of its newest checkpoint.
+    """The point from which a resumed run continues instead of its newest checkpoint.
 
     Attributes:
-        step: the trainer step; None is the newest with a checkpoint (a fork).
-        keep_rollouts: groups planned after the step are used.
-        fork: name of the new run that begins there; None takes the run itself back.
+        step: the trainer step; None for the newest with a checkpoint (a fork only).
+        keep_rollouts: whether groups planned after the step are used.
+        fork: name of the new run that begins there; None to take the run itself back.
     """
 
     step: int | None
@@ -260,15 +264,15 @@ class GoBack:
 
 
 def take_back(resolved: ResolvedRun, buffer: Buffer, run: Run, go_back: GoBack) -> tuple[ResolvedRun, Run]:
-    """Take a stored run, or a new fork of it, to an earlier step; its configuration and the run.
+    """Take a stored run, or a new fork of it, to an earlier step; return its configuration and the run.
 
     Raises:
-        ConfigError: there is no such checkpoint, or the configuration asks for no step beyond it.
+        ConfigError: there is no such checkpoint, or the configuration has no step beyond it.
     """
     steps = planned_steps(resolved.config, run.source_rows)
     if go_back.step is not None and go_back.step >= steps:
         raise ConfigError(
-            "nothing would be left to do after going back", value=f"--at-step {go_back.step} with steps: {steps}",
+            "no step would be left to train after going back", value=f"--at-step {go_back.step} with steps: {steps}",
             todo="name an earlier step, or raise steps: --set steps=N",
         )  # fmt: skip
     if go_back.fork is None:
@@ -284,12 +288,12 @@ def take_back(resolved: ResolvedRun, buffer: Buffer, run: Run, go_back: GoBack) 
 
 
 def has_finished(config: RunConfig, run: Run) -> bool:
-    """Whether a stored run has done all the steps that the configuration asks for."""
+    """Return whether a stored run has done all steps of the configuration."""
     return run.status == "finished" and run.planned_steps >= planned_steps(config, run.source_rows)
 
 
 def stored_config(config: RunConfig) -> dict[str, Any]:
-    """The configuration as the run row keeps it: resolved, with the folder of its relative paths, without passwords."""
+    """Return the configuration for the run's row: resolved, with the folder of its relative paths, without passwords."""
     dumped = config.model_dump(mode="json")
     dumped["buffer"]["uri"] = redacted(config.buffer.uri)
     return {**dumped, "base_dir": str(config.base_dir)}

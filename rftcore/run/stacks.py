@@ -1,7 +1,7 @@
-"""Where the processes of a run are at this moment, down to the line: what to look at when one seems to hang.
+"""Stacks of the processes of a run, down to the line, to find out why one seems to hang.
 
-Each process lets the system write the stacks of all its threads into a file of its own when SIGUSR1 arrives. That needs no help of
-the interpreter, so it works while a thread is stuck inside a library.
+Each process lets the system write the stacks of all its threads into a separate file when SIGUSR1 arrives. That does not need the
+interpreter, so it works while a thread is stuck inside a library.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _WRITING_S = 0.3
 
 
 def answer_requests(run_folder: Path) -> None:
-    """From now on this process writes its stacks when it is asked to."""
+    """Let this process write its stacks when asked."""
     path = _path(run_folder, os.getpid())
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A descriptor that nothing closes: the handler writes to it as long as the process lives.
+    # A descriptor that is never closed, because the handler writes to it as long as the process is running.
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
     atexit.register(path.unlink, missing_ok=True)
 
 
 def read_stacks(run_folder: Path, pids: Iterable[int]) -> dict[int, str]:
-    """The stacks of processes of this machine; those that do not answer are left out."""
+    """Return the stacks of processes of this machine; those that do not answer are left out."""
     asked = {pid: path for pid in pids if (path := _path(run_folder, pid)).exists() and _would_answer(pid)}
     before = {pid: path.stat().st_size for pid, path in asked.items()}
     for pid in asked:
@@ -42,7 +42,7 @@ def _path(run_folder: Path, pid: int) -> Path:
 
 
 def _would_answer(pid: int) -> bool:
-    """Whether the process has a handler: the signal would end one that has none, and a number may belong to another by now."""
+    """Return whether the process has a handler; the signal would end one without it, such as a later process with the same id."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     except FileNotFoundError:

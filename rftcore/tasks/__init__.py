@@ -1,1 +1,1 @@
-"""Tasks before they are tried: source checks, `pipelines.task`, and the vectors its stages ask for."""
+"""Preparation of tasks: source checks, `pipelines.task`, and the vectors that its stages ask for."""

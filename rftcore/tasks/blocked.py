@@ -1,8 +1,8 @@
-"""What becomes of a task at which a stage of `pipelines.task` blocks its process for good.
+"""Handling of a task at which a stage of `pipelines.task` blocks its process forever.
 
-The process ends. Where the task is known, because the stage names it or has one task only, it is excluded before, so that the next load
-goes on with the others. It is tried again when the stages change, or with `rft tasks score`: a task on which a stage raises costs an
-error each time, and this one the process.
+The process ends. If the task is known, because the stage names it or has only one task, it is excluded first, so that the next load
+continues with the other tasks. It is tried again when the stages change, or with `rft tasks score`. A task on which a stage raises costs an
+error each time, but this one costs the process.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _ONE_ROW = re.compile(r" on 1 row \((\d+)\)")
 
 @contextlib.contextmanager
 def setting_aside(taskset: str, batch: TaskBatch, store: Callable[[Verdicts], object]) -> Iterator[None]:
-    """Where a stage blocks the process within, store that the task is excluded, and end the process with the error.
+    """If a stage blocks the process in this block, store that the task is excluded, and end the process with the error.
 
     Args:
-        store: is given the verdict, in another thread.
+        store: receives the verdict, in another thread.
     """
 
     def end(error: TimeLimitError) -> None:
@@ -38,7 +38,7 @@ def setting_aside(taskset: str, batch: TaskBatch, store: Callable[[Verdicts], ob
             if task_id is not None:
                 task = pa.table({"experience_id": [task_id], "group_id": [task_id]})
                 store(Verdicts(dropped(task, SET_ASIDE, f"{BLOCKED}{error.what}"[:_MAX_REASON])))
-                said = f"tasks: {taskset}: task {task_id} is excluded; the same command goes on with the others\n"
+                said = f"tasks: {taskset}: task {task_id} is excluded; repeat the command to continue with the others\n"
                 os.write(2, said.encode())
         finally:
             report_or_print(error)
@@ -48,7 +48,7 @@ def setting_aside(taskset: str, batch: TaskBatch, store: Callable[[Verdicts], ob
 
 
 def _culprit(task_ids: Collection[int], error: TimeLimitError) -> int | None:
-    """The task that blocks; None where it is not known."""
+    """Return the blocking task; None if it is not known."""
     if error.subject in task_ids:
         return int(str(error.subject))
     found = _ONE_ROW.search(error.what)

@@ -1,4 +1,4 @@
-"""What the stages of a task pipeline add to tasks and change in them: features and new texts."""
+"""The features and new texts that stages of a task pipeline give to tasks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Changes:
     """Records what the stages of each pass add to tasks and change in them (`operators.chain.isolate.Recorder`).
 
     Attributes:
-        kept: the changes of passes that decided, by task id.
+        kept: the changes of successful passes, by task id.
     """
 
     def __init__(self, batch: TaskBatch) -> None:
@@ -31,20 +31,20 @@ class Changes:
         self.kept: dict[int, TaskChange] = {}
 
     def start(self) -> None:
-        """A pass begins; what one before it noted that failed is forgotten."""
+        """Begin a pass, and discard the changes of a failed one before it."""
         self._pending.clear()
 
     def watch(self, stage: Stage, before: pa.Table, after: pa.Table, outcome: StageOutcome) -> None:
-        """Note what a stage changed.
+        """Record what a stage changed.
 
         Raises:
-            OperatorError: a column that says what a task is.
+            OperatorError: the stage changed a column other than prompt, answer, priority or a new one.
         """
         ids = before["experience_id"].to_pylist()
         stays = outcome.reasons.is_null().to_pylist()
-        wanted = stage.operator.writes or frozenset()  # a priority that is set to what it was is set
+        wanted = stage.operator.writes or frozenset()  # these count as set even if the value is unchanged
         for name in outcome.columns:
-            # As the chain holds it, not as the stage returned it: of the same type as before.
+            # The chain's values instead of the stage's, because they have the same type as before.
             values = after[name].to_pylist()
             old: Sequence[Any] = before[name].to_pylist() if name in before.column_names else []
             if name in _FIXED:
@@ -60,10 +60,10 @@ class Changes:
                     self._pending[task_id].features[name] = _plain(value)
 
     def keep(self, verdicts: Verdicts) -> None:
-        """The pass decided.
+        """Keep the changes of a pass that decided.
 
         Raises:
-            OperatorError: a stage changed the prompt of a chat, or took a prompt away.
+            OperatorError: a stage changed the prompt of a chat, or removed a prompt.
         """
         kept = verdicts.decisions.filter(verdicts.decisions["kept"])
         for task_id in kept["experience_id"].to_pylist():
@@ -71,7 +71,7 @@ class Changes:
             if "prompt" in texts and not (self._is_text[task_id] and texts["prompt"]):
                 raise OperatorError(
                     f"a stage of pipelines.task changes the prompt of task {task_id}, which is a chat, or empties it",
-                    allowed="prompts that are texts", todo="drop such tasks, or mend them at their source",
+                    allowed="prompts that are texts", todo="drop such tasks, or correct them in their source",
                 )  # fmt: skip
         self.kept.update(self._pending)
 
@@ -79,13 +79,13 @@ class Changes:
 def _fixed_column(stage: Stage, name: str) -> OperatorError:
     return OperatorError(
         f"stage {stage.index} of pipelines.task ({stage.name}) changes {name}",
-        allowed="prompt, answer, priority, and columns of its own, which become features",
+        allowed="prompt, answer, priority, and new columns, which become features",
         todo="give the new column another name",
     )
 
 
 def _plain(value: Any) -> Any:
-    """A feature as JSON holds it."""
+    """Convert a feature to a value that JSON can represent."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return json.loads(json.dumps(value, default=str))

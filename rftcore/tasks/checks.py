@@ -1,6 +1,6 @@
-"""The sources of all tasksets looked at before anything of them is stored: a mistake in the last leaves nothing of the first behind.
+"""Checks of the sources of all tasksets before any is stored, so that a mistake in the last leaves no tasks of the first behind.
 
-Only the beginning of a source is read, so damage further down is still found when it is loaded.
+Only the beginning of a source is read; later damage is found when the source is loaded.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from rftdata.tasks.query import asks_buffer
 from rftdata.tasks.rows import Reading, read_tasks
 from rftdata.tasks.sources import reading_for
 
-# Rows of a source that are looked at; where stages look for numbers in them, as many as a first batch has.
+# Number of first rows that are checked. If stages look for numbers in them, it is the size of a first batch.
 _FIRST_ROWS = 64
 _FIRST_BATCH = 4096
 LOOKING_S = 60.0
-"""How long a source is read for its first rows."""
+"""Longest time for reading the first rows of a source."""
 
 Tasks = Sequence[Mapping[str, Any]]
 
 
 def check_before_buffer(resolved: ResolvedRun) -> None:
-    """Check the buffer's folder and the sources where the buffer is not made yet, so that a mistake makes none.
+    """Check the buffer's folder and the sources if the buffer does not exist yet, so that a mistake creates none.
 
     Raises:
-        BufferUnavailableError: the folder cannot be made.
+        BufferUnavailableError: the folder cannot be created.
         TaskSourceError, OperatorError: see `check_tasks`.
     """
     config = resolved.config.buffer
@@ -49,12 +49,12 @@ def check_tasks(resolved: ResolvedRun, buffer: Buffer | None = None, *, looking_
     """Check names, arguments and columns of every source that would be read, as far as its first rows show them.
 
     Args:
-        buffer: what is stored there is not looked at again; without it a query on the buffer is not asked.
+        buffer: tasks stored there are not checked again. Without it, sources that query the buffer are skipped.
         looking_s: see `first_tasks`.
 
     Raises:
-        TaskSourceError: a source that cannot be read, whose rows are no tasks, or lack what the rewards and the workflow need.
-        OperatorError: a stage looks for a number that the tasks do not have, as far as that can be told.
+        TaskSourceError: a source cannot be read, or its rows are not tasks or lack what the rewards and the workflow need.
+        OperatorError: a stage looks for a number that the tasks do not have, as far as can be determined.
     """
     config, chain = resolved.config, resolved.task_chain
     trained = {taskset.name for taskset in config.tasks}
@@ -70,7 +70,7 @@ def check_tasks(resolved: ResolvedRun, buffer: Buffer | None = None, *, looking_
         count = _FIRST_BATCH if is_decided else _FIRST_ROWS
         first = first_tasks(taskset, config.base_dir, buffer, count, reading, looking_s=looking_s)
         are_all = len(first) < count and not reading.was_cut
-        # A query on the buffer may ask for what the sets before it are about to store.
+        # A query on the buffer may select tasks that the preceding sets are about to store.
         if not first and are_all and not asks_buffer(taskset):
             raise no_task(taskset, reading)
         needs = TaskNeeds(resolved, taskset, chain if taskset.name in trained else None)
@@ -78,7 +78,7 @@ def check_tasks(resolved: ResolvedRun, buffer: Buffer | None = None, *, looking_
             needs.see(task)
         if are_all and len(first) <= _FIRST_ROWS:
             needs.refuse_all()
-        # Where stages compare tasks the whole set is one batch: a number may first appear in any row of it.
+        # If stages compare tasks, the whole set is one batch, and a number may first appear in any row of it.
         if is_decided and first and (are_all or (rowwise and len(first) == _FIRST_BATCH)):
             _check_numbers(chain, taskset, first)
 
@@ -87,21 +87,21 @@ def first_tasks(
     taskset: TasksetConfig, base_dir: Path, buffer: Buffer | None, count: int, reading: Reading, *,
     looking_s: float = LOOKING_S,
 ) -> Tasks:  # fmt: skip
-    """Up to `count` tasks of a source, which is read for `looking_s` seconds at most.
+    """Return up to `count` tasks of a source, which is read for at most `looking_s` seconds.
 
     Raises:
         TaskSourceError: they cannot be read.
     """
     rows = read_tasks(taskset, base_dir, buffer.database if buffer is not None else None, reading)
     try:
-        with reading_for(looking_s):  # a source that repeats its rows for ever gives few tasks
+        with reading_for(looking_s):  # a source that repeats its rows forever yields few tasks
             return list(itertools.islice(rows, count))
     finally:
-        rows.close()  # a query's connection, a generator of somebody's
+        rows.close()  # a query's connection, or a user's generator
 
 
 def _check_numbers(chain: Chain, taskset: TasksetConfig, tasks: Tasks) -> None:
-    """What stages look for among features and metadata, up to a stage that may add anything."""
+    """Check that the numbers which stages look for in features and metadata exist, up to a stage that may add any."""
     there = keys_of(tasks)
     for stage in chain.stages:
         missing = sorted(stage.operator.keys - there)
@@ -116,7 +116,7 @@ def _check_numbers(chain: Chain, taskset: TasksetConfig, tasks: Tasks) -> None:
 
 
 def keys_of(tasks: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Names among the features and metadata of tasks."""
+    """Return the names in the features and metadata of tasks."""
     return {name for task in tasks for name in _names(task)}
 
 
@@ -126,7 +126,7 @@ def _names(task: Mapping[str, Any]) -> Iterator[str]:
 
 
 def of_taskset(name: str, error: RftError) -> OperatorError:
-    """The same error of a stage, saying which set it is about."""
+    """Return the same error of a stage with the name of the taskset."""
     return OperatorError(
         f"the taskset {name!r}: {error.what}", value=error.value, allowed=error.allowed, todo=error.todo
     )

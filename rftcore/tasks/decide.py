@@ -1,4 +1,4 @@
-"""What a chain decides on a batch of tasks."""
+"""Decisions of a chain on a batch of tasks."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from rftdata.pipeline.tasks import TaskBatch, TaskChange, known_task_scores
 def decide_batch(
     chain: Chain, buffer: Buffer, batch: TaskBatch, *, rowwise: bool, is_first: bool
 ) -> tuple[Verdicts, dict[int, TaskChange]]:
-    """Decide on a batch; what stages made of tasks beside.
+    """Decide on a batch; return the verdicts and the changes to tasks.
 
     Args:
-        rowwise: every stage decides on each task by itself.
-        is_first: this version has decided on no task of the set before.
+        rowwise: whether every stage decides on each task separately.
+        is_first: whether this version has not decided on any task of the set yet.
 
     Raises:
-        StageError: the stage itself is wrong, and not a task.
-        OperatorError: a stage does what no stage may do to tasks.
+        StageError: the stage itself is wrong, not a task.
+        OperatorError: a stage does something that stages may not do to tasks.
     """
     known = known_task_scores(buffer.database, batch.table["experience_id"].to_pylist(), chain.score_keys)
     changes = Changes(batch)
@@ -40,7 +40,7 @@ def decide_batch(
         raise _question(chain, verdicts.questions[0])
     if verdicts.groups:
         raise OperatorError(
-            "a stage of pipelines.task makes experiences, which only pipelines.experience stores",
+            "a stage of pipelines.task creates experiences, which only pipelines.experience can store",
             todo="move the stage there",
         )
     return verdicts, changes.kept
@@ -49,6 +49,6 @@ def decide_batch(
 def _question(chain: Chain, question: Question) -> OperatorError:
     index = next((stage.index for stage in chain.stages if stage.name == question.stage), 0)
     return OperatorError(
-        f"stage {index} of pipelines.task ({question.stage}) waits for a person, which tasks cannot",
+        f"stage {index} of pipelines.task ({question.stage}) waits for a person, which is not possible for tasks",
         todo="exclude tasks by hand: UPDATE rft.task SET status = 'excluded' WHERE …",
     )

@@ -1,4 +1,4 @@
-"""The vectors that stages of a task pipeline ask for: those that are stored, and those of new texts, computed and stored."""
+"""The vectors that stages of a task pipeline ask for: stored ones, and those of new texts, which are computed and stored."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _PORTION = 2048
 
 
 class TaskEmbeddings:
-    """Gives vectors of tasks' texts; see `operators.base.Embed`.
+    """Returns vectors of tasks' texts; see `operators.base.Embed`.
 
     Args:
-        policy: the run's model, the encoder where a stage names none.
-        base_dir: folder that an encoder's relative path starts from.
+        policy: the run's model, used as the encoder if a stage names none.
+        base_dir: folder to which an encoder's relative path refers.
         keep: whether new vectors are stored.
     """
 
@@ -35,7 +35,7 @@ class TaskEmbeddings:
     def __call__(
         self, model: str | None, max_tokens: int, task_ids: Sequence[int], texts: Sequence[str]
     ) -> NDArray[np.float32]:
-        """One vector per text, [texts, dimensions].
+        """Return one vector per text, [texts, dimensions].
 
         Raises:
             ModelError: the encoder cannot be found or opened.
@@ -52,7 +52,7 @@ class TaskEmbeddings:
                 places = missing[start : start + _PORTION]
                 vectors = encoder.encode([texts[place] for place in places])
                 if self._keep:
-                    # Portion by portion: what is interrupted goes on where it was.
+                    # Portion by portion, so that an interrupted computation continues where it stopped.
                     self.kept_as = store_vectors(
                         self._database, name, [task_ids[place] for place in places], [texts[place] for place in places], vectors
                     )  # fmt: skip

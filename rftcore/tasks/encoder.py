@@ -1,7 +1,7 @@
-"""Vectors of texts: the last hidden states of any transformers model, averaged over the tokens of each text.
+"""Vectors of texts: the last hidden states of a transformers model, averaged over the tokens of each text.
 
-A sentence encoder and a language model both do; of the latter the vectors share a large common part (see
-`operators.task.diversity_score`). The vector of a text does not depend on the texts it is encoded with, but for rounding.
+Both sentence encoders and language models work; vectors of the latter have a large component in common (see
+`operators.task.diversity_score`). The vector of a text does not depend on the texts it is encoded with, except for rounding.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Encoder:
 
     Args:
         model: a folder, or a Hugging Face id.
-        max_tokens: longer texts are cut.
+        max_tokens: longer texts are truncated.
 
     Raises:
-        ModelError: it cannot be found or opened.
+        ModelError: the model cannot be found or opened.
     """
 
     def __init__(self, model: str, max_tokens: int) -> None:
@@ -43,19 +43,19 @@ class Encoder:
                 self._model = AutoModel.from_pretrained(folder, dtype=torch.float32)
         except (OSError, ValueError, KeyError) as error:
             reason = " ".join(str(error).split())[:400]
-            raise ModelError(f"the encoder in {folder} does not open: {reason}", todo="name another one") from error
+            raise ModelError(f"the encoder in {folder} cannot be opened: {reason}", todo="name another one") from error
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         self._model.to(self._device).eval()
         limit = getattr(self._model.config, "max_position_embeddings", None) or max_tokens
         self._max_tokens = min(max_tokens, int(limit))
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """One vector per text, [texts, dimensions], not normalised; of a text without a token, zeros."""
+        """Return one vector per text, [texts, dimensions], not normalised; zeros for a text without tokens."""
         import torch
 
         tokens = [self._tokens(text) for text in texts]
         out = np.zeros((len(texts), int(self._model.config.hidden_size)), np.float32)
-        # Of like length together, so that little is computed on padding.
+        # Texts of similar length together, so that little is computed on padding.
         order = sorted((i for i, ids in enumerate(tokens) if ids), key=lambda i: len(tokens[i]))
         start = 0
         while start < len(order):
@@ -85,7 +85,7 @@ class Encoder:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without a progress bar, and without the report that the head of a language model is not used."""
+    """Suppress the progress bar, and the report that the head of a language model is not used."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -100,7 +100,7 @@ def _quiet() -> Iterator[None]:
 
 
 def encoder_name(model: str, max_tokens: int) -> str:
-    """What vectors of this encoder are stored under: a folder's name alone would not tell its checkpoints apart.
+    """Return the name under which vectors of this encoder are stored; for a folder, its checkpoint's digest is included.
 
     Raises:
         ModelError: the model cannot be found.
@@ -112,7 +112,7 @@ def encoder_name(model: str, max_tokens: int) -> str:
 
 
 def _files_digest(folder: Path) -> str:
-    """Of the weights' names, sizes and ends: enough to tell one checkpoint from another."""
+    """Digest the weights' names, sizes, beginnings and ends, which is enough to distinguish checkpoints."""
     state = xxhash.xxh3_64()
     for file in sorted([*folder.glob("*.safetensors"), *folder.glob("config.json")]):
         size = file.stat().st_size

@@ -1,6 +1,6 @@
-"""Whether tasks will have the features that selectors choose by, before a run finds out that they have not.
+"""Check that tasks will have the features by which selectors choose, before a run starts without them.
 
-A feature comes from the source's column `features`, from a stage of `pipelines.task`, or from whoever set it in the buffer.
+A feature comes from the source's column `features`, from a stage of `pipelines.task`, or from a person who set it in the buffer.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class FeatureCheck:
     """Counts the tasks of one set that lack what its selector needs.
 
     Args:
-        buffer: where there is one: features that its active tasks have already are there.
+        buffer: if given, features that its active tasks already have count.
 
     Raises:
-        PluginError, ConfigError: a selector that does not load.
+        PluginError, ConfigError: a selector cannot be loaded.
     """
 
     def __init__(self, resolved: ResolvedRun, taskset: TasksetConfig, buffer: Buffer | None) -> None:
@@ -34,10 +34,10 @@ class FeatureCheck:
         chosen = taskset.selector or config.selector
         self._taskset, self._selector, self._may_drop = taskset.name, chosen.type, bool(chain.stages)
         keys = resolved.selectors[taskset.name].feature_keys
-        added = _added(chain)  # is not looked for in the source
+        added = _added(chain)  # these are not looked for in the source
         self._lacking: dict[str, int] = {}
         if added is not None:
-            # Stored tasks are looked at where no load will change them; of others what a person set lasts.
+            # Stored tasks count if no load will change them; of the others, features set by hand stay.
             stands = buffer is not None and is_current(buffer.database, taskset, config.base_dir)
             stored = buffer if stands else None
             self._lacking = {key: 0 for key in keys if key not in added and not _is_stored(stored, taskset, key)}
@@ -55,10 +55,10 @@ class FeatureCheck:
             self._lacking[key] += not (_is_number(features.get(key)) if by_hand is None else by_hand)
 
     def verdict(self, *, are_all: bool) -> list[str]:
-        """A sentence for each feature that only some tasks lack and a stage may drop those.
+        """Return a sentence for each feature that only some tasks lack, if a stage may drop those.
 
         Args:
-            are_all: whether the source has no other tasks than those that were seen.
+            are_all: whether all tasks of the source were seen.
 
         Raises:
             ConfigError: tasks lack a feature that the selector needs.
@@ -69,10 +69,10 @@ class FeatureCheck:
                 continue
             what = (
                 f"the selector {self._selector!r} of the taskset {self._taskset!r} needs the feature {key!r}, "
-                f"which is no number at {number:,} of its {self._num_tasks:,} tasks"
+                f"which is not a number in {number:,} of its {self._num_tasks:,} tasks"
             )
             if self._may_drop and (number < self._num_tasks or not are_all):
-                found.append(f"{what}: the stages of pipelines.task have to drop those")
+                found.append(f"{what}: the stages of pipelines.task must drop those")
                 continue
             raise ConfigError(
                 what, allowed=f"features of these tasks: {', '.join(sorted(self._there)) or 'none'}",
@@ -82,7 +82,7 @@ class FeatureCheck:
 
 
 def _added(chain: Chain) -> frozenset[str] | None:
-    """Features that the stages give tasks; None where one may give any."""
+    """Return the features that the stages give tasks; None if one may give any."""
     added: frozenset[str] = frozenset()
     for stage in chain.stages:
         if stage.operator.writes is None:

@@ -1,8 +1,8 @@
-"""What the rewards and the workflow of a run need of its tasks, found out before a rollout is spent on a task that lacks it.
+"""Check that tasks have what the rewards and the workflow of a run need, before a rollout is spent on one that lacks it.
 
-A reward or workflow declares `needs_answer`: tasks without an answer are counted and named, and a set in which no task has one is refused.
+A reward or workflow declares `needs_answer`: tasks without an answer are counted and named, and a set without any answer is refused.
 A workflow may also declare `check_task`, which refuses single tasks. Stages of `pipelines.task` may write answers and drop tasks, so
-what a source lacks is refused only where no stage can change it; what is left when they have decided is counted in the buffer.
+deficiencies of a source are refused only if no stage can change them. The tasks left after the stages are counted in the buffer.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from rftdata.errors import ConfigError, ModelError, RftError, TaskSourceError
 from rftdata.tasks.loading import tasks_without_answer
 
 _NAMED_KEYS = 3
-# Rendering a chat takes a millisecond; what is wrong with a template shows in the first chats.
+# Rendering a chat takes a millisecond, and errors of a template show in the first chats.
 _RENDERED_TASKS = 64
 
 
 class TaskNeeds:
-    """Counts the tasks of one set that lack an answer, and refuses tasks that the workflow cannot try.
+    """Counts the tasks of one set that lack an answer, and refuses tasks that the workflow cannot process.
 
     Args:
-        chain: of `pipelines.task`, for a set that passes it; None for a set that does not.
+        chain: of `pipelines.task`, for a set that passes through it; None for a set that does not.
 
     Raises:
-        PluginError: a reward or workflow that does not load.
-        ConfigError: arguments that the workflow does not take.
+        PluginError: a reward or workflow cannot be loaded.
+        ConfigError: the workflow does not accept its arguments.
     """
 
     def __init__(self, resolved: ResolvedRun, taskset: TasksetConfig, chain: Chain | None) -> None:
@@ -53,11 +53,11 @@ class TaskNeeds:
         self._tokenizer: Any = None
 
     def see(self, task: Mapping[str, Any]) -> None:
-        """Look at the next task of `read_tasks`.
+        """Check the next task of `read_tasks`.
 
         Raises:
-            TaskSourceError: the workflow cannot try it.
-            ConfigError, ModelError: the model's chat template does not fit it, or the model does not open.
+            TaskSourceError: the workflow cannot process it.
+            ConfigError, ModelError: the model's chat template does not fit it, or the model cannot be opened.
         """
         self._num_tasks += 1
         if _is_blank(task["payload"]["answer"]):
@@ -81,7 +81,7 @@ class TaskNeeds:
             ) from error  # fmt: skip
 
     def _opened_tokenizer(self) -> Any:
-        """The model's, for the first tasks."""
+        """Return the model's tokenizer for the first tasks, None for later ones."""
         if self._num_tasks > _RENDERED_TASKS:
             return None
         if self._tokenizer is None:
@@ -93,15 +93,15 @@ class TaskNeeds:
             except (OSError, ValueError) as error:
                 reason = " ".join(str(error).split())[:400]
                 raise ModelError(
-                    f"the tokenizer in {folder} does not open: {reason}", todo="correct model.path"
+                    f"the tokenizer in {folder} cannot be opened: {reason}", todo="correct model.path"
                 ) from error
         return self._tokenizer
 
     def sentences(self, *, are_all: bool) -> list[str]:
-        """What a person should know of the tasks that were seen.
+        """Return sentences for the user about the tasks that were seen.
 
         Args:
-            are_all: whether the source has no others.
+            are_all: whether all tasks of the source were seen.
 
         Raises:
             TaskSourceError: see `refuse_all`.
@@ -111,19 +111,19 @@ class TaskNeeds:
         return list(self._sentences(self._num_tasks, self._num_lacking, self._keys))
 
     def refuse_all(self) -> None:
-        """Refuse the set if none of its tasks has an answer that is needed.
+        """Refuse the set if an answer is needed and none of its tasks has one.
 
         Raises:
-            TaskSourceError: no task that was seen has an answer, and one is needed.
+            TaskSourceError: an answer is needed, and no task that was seen has one.
         """
         if not self._may_answer:
             self._refuse(self._num_tasks, self._num_lacking)
 
     def stored(self, buffer: Buffer) -> list[str]:
-        """The same of the tasks that can be selected now.
+        """Return the same sentences for the tasks that can be selected now.
 
         Raises:
-            TaskSourceError: none of them has an answer, and one is needed.
+            TaskSourceError: an answer is needed, and none of them has one.
         """
         if not self._who:
             return []
@@ -160,16 +160,16 @@ def _and(names: Sequence[str]) -> str:
 
 
 def _refuse_args(check: Any, config: RunConfig) -> None:
-    """Refuse arguments that only fail when the workflow is called.
+    """Refuse arguments that would fail only when the workflow is called.
 
     Raises:
-        ConfigError: the workflow does not take its arguments.
+        ConfigError: the workflow does not accept its arguments.
     """
     try:
         inspect.signature(check).bind(None, None, **config.explorer.workflow_args)
     except TypeError as error:
         names = [name for name, p in inspect.signature(check).parameters.items() if p.kind is p.KEYWORD_ONLY]
         raise ConfigError(
-            f"the workflow {config.explorer.workflow!r} does not take its workflow_args: {error}",
+            f"the workflow {config.explorer.workflow!r} does not accept its workflow_args: {error}",
             value=config.explorer.workflow_args, allowed=", ".join(names), todo="correct explorer.workflow_args",
         ) from error  # fmt: skip

@@ -1,13 +1,14 @@
 """`pipelines.task`: the chain that tasks pass before they can be selected.
 
-It runs when tasks are loaded (`rft run`, `rft tasks load`). Tasks that the chain has decided on are left alone: where every stage
-decides row by row only new ones go through it, in batches; where one compares tasks with each other the whole set does, once
-there is something new. `again` decides on all of them, since what runs observed may have changed their scores.
+It runs when tasks are loaded (`rft run`, `rft tasks load`). Tasks that the chain has already decided on are skipped: if every stage
+decides row by row, only new tasks go through it, in batches. If a stage compares tasks with each other, the whole set does as soon as
+a task is new. `again` decides on all of them, since outcomes of runs may have changed their scores.
 
 A task on which a stage raises (`operators.chain.isolate`) is excluded with the error as its reason, and tried again when the set is
-next loaded; one at which a stage blocks the process is not (`rftcore.tasks.blocked`). Where every
-task raises, or all are excluded, the run is refused: nothing could be selected. So it is where an aggregator's endpoint says nothing
-at all: the tasks stay undecided. A task that a stage makes of another becomes a task of the set, and passes the other stages.
+next loaded. A task at which a stage blocks the process is not tried again (`rftcore.tasks.blocked`). If every
+task raises, or all are excluded, the run is refused, because no task could be selected. It is also refused if an aggregator's endpoint
+does not answer at all; then the tasks stay undecided. A task that a stage creates from another becomes a task of the set, and passes the
+other stages.
 """
 
 from __future__ import annotations
@@ -48,17 +49,17 @@ from rftdata.tasks.loading import load_taskset, taskset_texts
 from rftdata.tasks.rows import read_tasks
 
 BATCH_TASKS = 4096
-"""Tasks that stages without a look at other rows decide on at a time; what was decided is stored after each batch."""
+"""Tasks per batch for stages that look at no other rows; verdicts are stored after each batch."""
 
 
 @dataclass(frozen=True)
 class TasksDecided:
-    """What a task pipeline did with one set.
+    """The result of a task pipeline on one set.
 
     Attributes:
-        num_decided: tasks that went through the stages now.
-        num_active, num_excluded: how the set stands.
-        dropped_by: stage (or `by hand`) -> tasks it excludes.
+        num_decided: tasks that went through the stages in this call.
+        num_active, num_excluded: state of the set.
+        dropped_by: stage (or `by hand`) -> number of tasks it excludes.
     """
 
     taskset: str
@@ -69,14 +70,14 @@ class TasksDecided:
 
 
 def load_tasks(resolved: ResolvedRun, buffer: Buffer, *, again: bool = False) -> list[TasksDecided]:
-    """Load every taskset of a configuration, and decide on those that are trained on. Evaluations see their tasks as they are.
+    """Load every taskset of a configuration, and decide on those that are trained on. Evaluations use their tasks unchanged.
 
-    Nothing is stored before the first rows of all sources were looked at. A set that a stage cannot decide on keeps no other from being
+    Nothing is stored before the first rows of all sources have been checked. If a stage cannot decide on one set, the others are still
     decided on.
 
     Raises:
-        TaskSourceError: a taskset that cannot be loaded, of which no task is left, or that lacks what the rewards and the workflow need.
-        PluginError, ConfigError, OperatorError, ModelError: a stage that cannot work.
+        TaskSourceError: a taskset cannot be loaded, has no task left, or lacks what the rewards and the workflow need.
+        PluginError, ConfigError, OperatorError, ModelError: a stage cannot work.
     """
     config, chain = resolved.config, resolved.task_chain
     check_tasks(resolved, buffer)
@@ -120,9 +121,9 @@ def _decide_sets(chain: Chain, buffer: Buffer, tasksets: Sequence[TasksetConfig]
 
 
 def task_batches(resolved: ResolvedRun, buffer: Buffer, limit: int) -> Iterator[tuple[str, pa.Table]]:
-    """The first `limit` tasks of every taskset as the chain of tasks would see them, for a preview; it is prepared for them.
+    """Yield the first `limit` tasks of every taskset as the chain would see them, for a preview; prepares the chain.
 
-    Nothing is stored: sets that are not loaded yet are read from their sources, under ids from 1.
+    Nothing is stored. Sets that are not loaded yet are read from their sources, with ids from 1.
     """
     config, chain = resolved.config, resolved.task_chain
     _prepare(resolved, buffer, keep_vectors=False)
@@ -136,7 +137,7 @@ def task_batches(resolved: ResolvedRun, buffer: Buffer, limit: int) -> Iterator[
 
 
 def decide_tasks(chain: Chain, buffer: Buffer, taskset: TasksetConfig, *, again: bool = False) -> TasksDecided:
-    """Run a prepared chain over the tasks of a loaded set that it has not decided on; over all of them with `again`.
+    """Run a prepared chain on the tasks of a loaded set that it has not decided on, or with `again` on all of them.
 
     Raises:
         TaskSourceError: no task of the set is left.
@@ -147,7 +148,7 @@ def decide_tasks(chain: Chain, buffer: Buffer, taskset: TasksetConfig, *, again:
         ids = undecided_tasks(buffer.database, name, chain.version, again=again, failed_too=_is_rowwise(chain))
         if ids:
             reader = TaskReader(buffer.database, name, _columns(chain))
-            # What a stage makes of a task is decided on next, and passes that stage no more: this ends.
+            # Tasks that a stage creates are decided on next, and do not pass that stage again, so this loop ends.
             while ids:
                 try:
                     num_decided += _decide_all(chain, buffer, name, reader, ids, again=again)
@@ -162,7 +163,7 @@ def decide_tasks(chain: Chain, buffer: Buffer, taskset: TasksetConfig, *, again:
         )
         raise TaskSourceError(
             f"no task of {name!r} is left to select: all {state.num_tasks} are excluded ({by})",
-            todo=f"loosen the stages of pipelines.task; `rft tasks show {name}` says why each was dropped",
+            todo=f"loosen the stages of pipelines.task; `rft tasks show {name}` shows why each was dropped",
         )
     if num_decided:
         print(_sentence(done), file=sys.stderr, flush=True)
@@ -194,7 +195,7 @@ def _is_rowwise(chain: Chain) -> bool:
 
 
 def _columns(chain: Chain) -> frozenset[str]:
-    """What the stages read; everything where one may read anything."""
+    """Return the columns that the stages read; all columns if one may read any."""
     reads = [stage.operator.reads for stage in chain.stages]
     if any(columns is None for columns in reads):
         return frozenset(TASK_BATCH_SCHEMA.names)
@@ -202,7 +203,7 @@ def _columns(chain: Chain) -> frozenset[str]:
 
 
 def _decide_all(chain: Chain, buffer: Buffer, taskset: str, reader: TaskReader, ids: list[int], *, again: bool) -> int:
-    """Decide on these tasks, or on the whole set where stages compare tasks; how many."""
+    """Decide on these tasks, or on the whole set if stages compare tasks; return the number of tasks."""
     rowwise = _is_rowwise(chain)
     everything = decidable_tasks(buffer.database, taskset, leave_out_blocked_by=None if again else chain.version)
     is_new = len(ids) == len(everything)

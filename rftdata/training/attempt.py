@@ -1,7 +1,7 @@
-"""One life of a run's trainer: its lease, its draws, its published weights, its checkpoints.
+"""One attempt of a run's trainer: its lease, draws, published weights and checkpoints.
 
-An attempt that was replaced can write nothing (`rftdata.training.fence`); the lease says only that the holder is alive. A new
-attempt goes on from the last checkpoint of the one before it: draws made after that checkpoint belong to a history that ended,
+An attempt that was replaced cannot write (`rftdata.training.fence`); the lease shows only that the holder is alive. A new
+attempt continues from the last checkpoint of the previous one. Draws made after that checkpoint belong to a history that ended,
 and their groups can be drawn again.
 """
 
@@ -39,14 +39,14 @@ ARRAYS = ("token_ids", "loss_mask", "behavior_logprobs")
 
 
 class Attempt:
-    """An attempt that holds its run; made by `Buffer.attempt`.
+    """An attempt that holds its run; created by `Buffer.attempt`.
 
-    Its methods ride out a restart of the database (`rftdata.postgres.retry`): what they write is looked for before it is written again.
+    Its methods retry across a restart of the database (`rftdata.postgres.retry`), and check for an earlier write before they write again.
 
     Attributes:
-        run: the run, as it stood before.
+        run: the run, as it was before.
         attempt_id: its key.
-        checkpoint: the one it goes on from; None when it starts from the initial weights.
+        checkpoint: the checkpoint from which it continues; None if it starts from the initial weights.
         start_step: trainer steps already done on its history.
     """
 
@@ -62,7 +62,7 @@ class Attempt:
         self.checkpoint = checkpoint
         self.start_step = checkpoint.trainer_step if checkpoint else 0
         self._newest_version = self._newest_checkpoint = (
-            0  # ids this object got: anything newer is of a try whose answer was lost
+            0  # ids that this object received; a newer one is from a try whose answer was lost
         )
         self._fence = Fence(run, attempt_id)
         self._drawing = Drawing(self._fence, reader, self._listener, max_refill)
@@ -103,7 +103,7 @@ class Attempt:
 
     @classmethod
     def join(cls, run: Run, reader: SegmentReader, attempt_id: int, max_refill: int) -> Attempt:
-        """Be a further rank of an attempt that another process holds: see `Buffer.join_attempt`."""
+        """Join an attempt of another process as a further rank: see `Buffer.join_attempt`."""
         with run.database.transaction() as connection:
             locked = fetch(connection, "lock_run", run_id=run.run_id)[0]
             found = fetch(connection, "last_checkpoint", attempt_id=attempt_id)
@@ -118,36 +118,36 @@ class Attempt:
         timeout_s: float | None = None, stop: Callable[[], bool] = lambda: False,
         waiting: Callable[[str | None], None] = lambda reason: None,
     ) -> Batch | None:  # fmt: skip
-        """The batch of a trainer step: whole ready groups by the run's sampling policy, claimed in one transaction.
+        """Draw the batch of a trainer step: whole ready groups by the run's sampling policy, claimed in one transaction.
 
-        A run that trains on a stored selection draws the next rows of it instead: experiences, or whole pairs. There is nothing
-        to wait for; the batch is short when the selection ends.
+        A run that trains on a stored selection draws the next rows of it instead: experiences, or whole pairs. It never waits, and
+        the batch is short when the selection ends.
 
-        Waits for groups. When no more can come for this step (every group is decided and the refill is used up) the batch is
-        short, and its `short_reason` says why; it may be empty. A step drawn before by this attempt is drawn no second time.
+        Waits for groups. If no more can come for this step (every group is decided and the refill is used up), the batch is
+        short, and its `short_reason` gives the reason; it may be empty. A step that this attempt has already drawn is not drawn again.
 
-        Where nothing but answers of people can complete the step, ready groups of later explorer steps take the places; the groups that
-        wait are drawn for a later step.
+        If only answers of people can complete the step, ready groups of later explorer steps take the places, and the
+        waiting groups are drawn for a later step.
 
         Args:
             step: trainer step, from 1; it draws groups of explorer steps before it.
-            num_groups: groups wanted; of a stored selection, rows of it.
-            columns: token arrays wanted.
-            share: (rank, world size) of a data-parallel trainer: whichever rank asks first draws the step's groups, every rank gets
+            num_groups: number of groups, or of rows of a stored selection.
+            columns: token arrays to read.
+            share: (rank, world size) of a data-parallel trainer. The rank that asks first draws the step's groups. Every rank gets
                 its part of them (`Batch.share`) and reads no other rank's arrays.
-            timeout_s: give up after this long; None waits for ever.
-            stop: asked between waits; a true answer gives up.
-            waiting: called before each wait; with the groups whose review is waited for, where nothing else is, else with None.
+            timeout_s: longest wait; None for no limit.
+            stop: called between waits; true ends the wait.
+            waiting: called before each wait, with the groups whose review is awaited if only reviews are missing, otherwise with None.
 
-        A group with arrays that cannot be served is dropped, whole, with a verdict of the stage `storage` and a `closed_reason`
-        that name the segment; another one is drawn in its place.
+        A group with arrays that cannot be read is dropped whole, with a verdict of the stage `storage` and a `closed_reason`
+        that name the segment. Another group is drawn in its place.
 
         Returns:
-            The batch, or None when it gave up.
+            The batch, or None if the wait ended without one.
 
         Raises:
             FencedError: another attempt holds the run.
-            SegmentCorruptError: arrays of a stored selection cannot be served.
+            SegmentCorruptError: arrays of a stored selection cannot be read.
             PurgedError: a row of a stored selection was purged.
             BufferUnavailableError: the folder of the segments cannot be read.
         """
@@ -156,25 +156,25 @@ class Attempt:
         )
 
     def release(self, batch: Batch) -> None:
-        """Give a batch back unused: its draws never took place."""
+        """Release an unused batch: its draws never took place."""
         self._drawing.release(batch)
 
     def set_priorities(self, priorities: Mapping[int, float]) -> int:
-        """New priorities of groups (by group_id), for orders by priority and for formulas that use `priority`.
+        """Set priorities of groups (by group_id), for orders by priority and for formulas that use `priority`.
 
         Returns:
-            How many of them this run has; others are passed over.
+            The number of these groups in this run; others are skipped.
 
         Raises:
             FencedError: another attempt holds the run.
-            QueryError: a priority that is negative or no finite number.
+            QueryError: a priority is negative or not a finite number.
         """
         for group_id, priority in priorities.items():
             if not (math.isfinite(priority) and priority >= 0):
                 raise QueryError(
-                    f"the priority of group {group_id} is no priority",
+                    f"the priority of group {group_id} is not valid",
                     value=priority,
-                    allowed="finite numbers from 0 on",
+                    allowed="finite numbers of at least 0",
                 )
         with self.transaction() as connection:
             known = fetch(
@@ -184,7 +184,7 @@ class Attempt:
         return int(known)
 
     def publish(self, step: int, *, method: str, uri: str, num_bytes: int, checksum: str) -> int:
-        """Announce weights that stand after `step`; returns the policy_version_id. Wakes explorers."""
+        """Announce the weights after `step` and wake the explorers; return the policy_version_id."""
         row = self._write_once(
             "insert_policy_version",
             {
@@ -200,7 +200,7 @@ class Attempt:
         return self._newest_version
 
     def _write_once(self, write: str, values: dict[str, Any], look: str, known: dict[str, Any]) -> Row:
-        """Run a named statement that returns its row; tried again, look first whether an earlier try has written it."""
+        """Run a named statement that returns its row; a repeated try first checks whether an earlier one has written it."""
         tries = itertools.count()
 
         def attempted() -> Row:
@@ -220,7 +220,7 @@ class Attempt:
         publish_seconds: float,
         metrics: dict[str, float],
     ) -> None:
-        """Note that a step is done; a batch without experiences is a skipped step."""
+        """Record that a step is done; a batch without experiences is a skipped step."""
         self._write_once(
             "insert_train_step",
             {
@@ -238,7 +238,7 @@ class Attempt:
     def commit_checkpoint(
         self, step: int, uri: str, *, policy_version_id: int | None = None, num_bytes: int = 0
     ) -> int:
-        """The draws up to `step` are consumed: the weights at `uri` contain them. Returns the checkpoint_id."""
+        """Record that the weights at `uri` contain the draws up to `step`; return the checkpoint_id."""
         row = self._write_once(
             "insert_checkpoint",
             {
@@ -253,16 +253,16 @@ class Attempt:
         return self._newest_checkpoint
 
     def transaction(self) -> AbstractContextManager[Connection]:
-        """A transaction that only the attempt holding the run can commit: see `Fence.transaction`."""
+        """Open a transaction that only the attempt holding the run can commit: see `Fence.transaction`."""
         return self._fence.transaction()
 
     def finish(self, outcome: str) -> None:
-        """The run has done what was planned."""
+        """Record that the run has done its planned steps."""
         ride_out(lambda: self._execute("finish_run", run_id=self.run.run_id, status="finished", outcome=outcome))
         notify.notify(self.run.database, notify.RUN)
 
     def forget_checkpoint(self, checkpoint_id: int) -> None:
-        """The files of a checkpoint are about to be removed; its row stays."""
+        """Record that the files of a checkpoint are about to be removed; its row stays."""
         ride_out(lambda: self._execute("forget_checkpoint", checkpoint_id=checkpoint_id))
         failpoint("trainer.checkpoint_forgotten")
 
@@ -271,10 +271,10 @@ class Attempt:
             execute(connection, name, **parameters)
 
     def close(self, outcome: str = "ended", *, patience_s: float | None = None) -> None:
-        """Give the lease back; a process that only joined leaves.
+        """Release the lease; a process that only joined just leaves.
 
         Args:
-            patience_s: for how long to wait for a database that is away; as others do by default.
+            patience_s: how long to wait for an unavailable database; None for the default.
         """
         if not self._closed.is_set():
             self._closed.set()
@@ -290,12 +290,12 @@ class Attempt:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        # A database that is away was waited for already.
+        # An unavailable database was already waited for.
         patience_s = 0.0 if isinstance(error, BufferUnavailableError) else None
         try:
             self.close("ended" if error is None else f"{type(error).__name__}: {error}", patience_s=patience_s)
         except RftError:
-            if error is None:  # else it would hide what went wrong first
+            if error is None:  # otherwise it would hide the first error
                 raise
 
     def _keep_lease(self) -> None:
@@ -304,7 +304,7 @@ class Attempt:
             try:
                 self.run.database.run("renew_attempt", attempt_id=self.attempt_id, lease_s=self._lease_s)
             except (RftError, psycopg.Error):
-                continue  # the server restarts, its disk is full for a moment: the next renewal tries again
+                continue  # the server is restarting or its disk is full for a moment; the next renewal tries again
 
 
 def _of_row(checkpoint: Row | None) -> Checkpoint | None:
@@ -314,7 +314,7 @@ def _of_row(checkpoint: Row | None) -> Checkpoint | None:
 def start_attempt(
     connection: Connection, run: Row, attempt_id: int, checkpoint: Row | None, *, policy_changed: bool = False
 ) -> None:
-    """Set the run to a new attempt's history: what that has not used can be drawn, what nobody works on can be claimed."""
+    """Set the run to a new attempt's history: its unused groups can be drawn, and unclaimed work can be claimed."""
     run_id = run["run_id"]
     execute(connection, "return_aged", run_id=run_id)
     execute(connection, "return_draws", run_id=run_id, attempt_id=attempt_id)
@@ -330,15 +330,15 @@ def start_attempt(
 
 
 def refuse_if_held(holder: Row, run: Row) -> None:
-    """Whether somebody still trains.
+    """Refuse to start an attempt while another process trains the run.
 
     Raises:
-        FencedError: somebody does.
+        FencedError: another process trains it.
     """
     same_host = holder["host"] == socket.gethostname()
     if not holder["alive"] or (same_host and not process_lives(holder["pid"])):
         return
     raise FencedError(
         f"the run {run['name']!r} is being trained by process {holder['pid']} on {holder['host']}",
-        todo="stop that one first, or wait until its lease ends",
+        todo="stop that process first, or wait until its lease ends",
     )

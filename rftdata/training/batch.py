@@ -1,7 +1,7 @@
-"""What a trainer draws: rows of a step and their token arrays, scattered into buffers that the caller owns.
+"""The batch of a trainer step: its rows and their token arrays, copied into buffers that the caller owns.
 
-`SegmentReader` finds segments by id and gathers rows from memory-mapped record batches; the values go from the mapped
-file into the caller's array in one copy. Shapes: B experiences in slot order, T tokens of one experience.
+`SegmentReader` finds segments by id and gathers rows from memory-mapped record batches. The values are copied once, from the mapped
+file into the caller's array. Shapes: B experiences in slot order, T tokens of one experience.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Batch:
     Attributes:
         step: the trainer step, from 1.
         rows: one row per experience in slot order, as in `ROWS`: slot, experience_id, pair_id (null unless pairs are drawn; the
-            chosen one comes first, the rejected one right after it), group_id, rollout_index, turn_index, reward (as it stood
-            when drawn, or at the run's label cut; null where none), staleness, importance_weight (1 unless sampling is
-            prioritised: what to multiply the experience's loss by), num_prompt_tokens, num_response_tokens.
-        short_reason: why the batch holds less than asked for; None when it is full.
+            chosen one first, the rejected one right after it), group_id, rollout_index, turn_index, reward (as at the draw, or at
+            the run's label cut; null if there is none), staleness, importance_weight (factor for the experience's loss; 1 unless
+            sampling is prioritised), num_prompt_tokens, num_response_tokens.
+        short_reason: why the batch is smaller than requested; None if it is full.
     """
 
     def __init__(
@@ -70,21 +70,21 @@ class Batch:
 
     @property
     def offsets(self) -> npt.NDArray[np.int64]:
-        """Where each experience begins in a packed column, [B + 1]."""
+        """Start of each experience in a packed column, [B + 1]."""
         return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(self.lengths)])
 
     def share(self, rank: int, world_size: int) -> Batch:
-        """What one of `world_size` data-parallel ranks trains on: whole groups, the tokens spread as evenly as groups allow.
+        """Return the part of one of `world_size` data-parallel ranks: whole groups, with tokens divided as evenly as groups allow.
 
-        Every rank comes to the same division by itself: the largest group goes to the rank with the fewest tokens so far (LPT,
-        Graham 1969, at most 4/3 of the best). Arrays are read when they are asked for, so each rank reads its own only. A rank's share
-        may be empty where there are fewer groups than ranks.
+        Every rank computes the same division: the largest group goes to the rank with the fewest tokens so far (LPT,
+        Graham 1969, at most 4/3 of the best). Arrays are read on request, so each rank reads only its own. A rank's share
+        may be empty if there are fewer groups than ranks.
 
         Raises:
-            QueryError: no such rank.
+            QueryError: the rank does not exist.
         """
         if not 0 <= rank < world_size:
-            raise QueryError("there is no such rank", value=rank, allowed=f"0 to {world_size - 1}")
+            raise QueryError("the rank does not exist", value=rank, allowed=f"0 to {world_size - 1}")
         tokens: dict[int, int] = {}
         group_ids = self.rows["group_id"].to_pylist()
         for group_id, length in zip(group_ids, self.lengths.tolist(), strict=True):
@@ -106,9 +106,9 @@ class Batch:
         return any(readers[segment_id] is not None for segment_id, _ in self._places)
 
     def packed(self, column: str, out: Array | None = None) -> Array:
-        """Values of all experiences one after the other, [sum of T]; written to `out` when given.
+        """Return the values of all experiences one after the other, [sum of T]; written to `out` if given.
 
-        Rows without the array (one of their own kind, not a base column) are zero.
+        Rows without the array (a further array, not a base column) are zero.
         """
         offsets, lengths = self.offsets, self.lengths
         readers = self._readers(column)
@@ -118,7 +118,7 @@ class Batch:
         for first, last in self._runs():
             segment_id, row = self._places[first]
             reader = readers[segment_id]
-            # Rows that lie side by side, as those of a group do, are copied together.
+            # Adjacent rows, such as those of a group, are copied together.
             together = reader.together(row, lengths[first:last]) if reader else None
             if together is not None:
                 out[ends[first] : ends[last]] = together
@@ -129,7 +129,7 @@ class Batch:
         return out
 
     def padded(self, column: str, out: Array | None = None, *, fill: float = 0) -> Array:
-        """Values padded on the right, [B, longest T]; written to `out` ([B, at least that]) when given."""
+        """Return the values padded on the right, [B, longest T]; written to `out` ([B, at least longest T]) if given."""
         lengths = self.lengths
         readers = self._readers(column)
         if out is None:
@@ -146,9 +146,9 @@ class Batch:
         return out
 
     def arrays(self, column: str) -> list[Array | None]:
-        """The array of each experience in its own shape, None where it has none.
+        """Return the array of each experience in its own shape, None if it has none.
 
-        Views of the mapped file, not copies: for use within an hour, after which the bytes of a purged row's segment are overwritten.
+        The arrays are views of the mapped file, not copies: use them within an hour, after which bytes of purged rows are overwritten.
         """
         readers = self._readers(column)
         found = ((readers[segment_id], row) for segment_id, row in self._places)
@@ -165,12 +165,12 @@ class Batch:
         for i in self._reader.purged(self._places):
             raise PurgedError(
                 f"experience {self.rows['experience_id'][i].as_py()} was purged after step {self.step} drew it",
-                todo="give the batch back with attempt.release(batch) and draw again; `rft lineage` says by whom it was purged",
+                todo="release the batch with attempt.release(batch) and draw again; `rft lineage` shows who purged it",
             )
         return self._reader.columns(sorted({segment_id for segment_id, _ in self._places}), column, needed=needed)
 
     def _runs(self) -> Iterator[tuple[int, int]]:
-        """Where rows begin and end that follow each other in one segment."""
+        """Yield the first and last index of adjacent rows of one segment."""
         first = 0
         for i in range(1, len(self._places) + 1):
             segment_id, row = self._places[i - 1]
@@ -179,11 +179,11 @@ class Batch:
                 first = i
 
     def _values(self, column: str, place: int, reader: ColumnReader | None, length: int) -> Array | None:
-        """One value for each of `length` tokens, or None where the row has no such array."""
+        """Return one value for each of `length` tokens, or None if the row has no such array."""
         values = reader.flat(self._places[place][1]) if reader else None
         if values is not None and len(values) != length:
             raise QueryError(
-                f"the array {column!r} of experience {self.rows['experience_id'][place].as_py()} has not one value per token",
+                f"the array {column!r} of experience {self.rows['experience_id'][place].as_py()} does not have one value per token",
                 value=len(values),
                 allowed=str(length),
                 todo="read it with batch.arrays",

@@ -1,4 +1,4 @@
-"""Committed checkpoints: which there are, and which of them must stay."""
+"""Committed checkpoints: which ones exist, and which of them must be kept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rftdata.run import Run
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A committed checkpoint; its fields are columns of `rft.checkpoint`, which are described there."""
+    """A committed checkpoint; its fields are columns of `rft.checkpoint`."""
 
     checkpoint_id: int
     run_id: int
@@ -21,11 +21,11 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptCheckpoint(Checkpoint):
-    """A checkpoint whose files are there.
+    """A checkpoint whose files exist.
 
     Attributes:
-        waits: a validation of its step is still to be answered.
-        needed: it belongs to another run, or another run began with it.
+        waits: whether a validation of its step is still unanswered.
+        needed: whether it belongs to another run, or another run began with it.
     """
 
     waits: bool
@@ -33,10 +33,10 @@ class KeptCheckpoint(Checkpoint):
 
 
 def committed_folders(run: Run) -> set[str]:
-    """Folders of all checkpoints of a run, on any history, whose files must stay."""
+    """Return the folders of all checkpoints of a run, on any history, whose files must be kept."""
     return {row["uri"] for row in run.database.fetch("committed_checkpoints", run_id=run.run_id)}
 
 
 def kept_checkpoints(run: Run, attempt_id: int) -> list[KeptCheckpoint]:
-    """Checkpoints on the history of an attempt whose files are there, newest first."""
+    """Return the checkpoints on the history of an attempt whose files exist, newest first."""
     return records(KeptCheckpoint, run.database.fetch("kept_checkpoints", attempt_id=attempt_id))

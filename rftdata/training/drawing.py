@@ -1,7 +1,7 @@
-"""Drawing: what a trainer step trains on, claimed and noted in one round trip, and given back where it was not used.
+"""Drawing of a trainer step's rows: claimed and recorded in one round trip, and released if unused.
 
-One transaction draws and notes (`rft.draw_groups`, or `rft.draw_selected` for a stored selection); the arrays are looked at before the
-batch is handed out, so that a group whose arrays are damaged is dropped and another one drawn in its place.
+One transaction draws and records (`rft.draw_groups`, or `rft.draw_selected` for a stored selection). The arrays are checked before the
+batch is returned, so that a group whose arrays are damaged is dropped and another one drawn in its place.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rftdata.training.fence import Fence
 
 
 class Drawing:
-    """The draws of one attempt; `Attempt.draw` and `Attempt.release` say what they do.
+    """The draws of one attempt; see `Attempt.draw` and `Attempt.release`.
 
     Args:
         fence: of the attempt.
@@ -39,10 +39,10 @@ class Drawing:
         self, step: int, num_groups: int, columns: Sequence[str], *, share: tuple[int, int] | None, timeout_s: float | None,
         stop: Callable[[], bool], waiting: Callable[[str | None], None],
     ) -> Batch | None:  # fmt: skip
-        """See `Attempt.draw`."""
+        """Draw a batch: see `Attempt.draw`."""
         if "policy_spans" in columns:
             raise QueryError(
-                "a batch has no such array", value="policy_spans", todo="read it with buffer.read_arrays(ids, ['policy_spans'])"
+                "a batch does not have this array", value="policy_spans", todo="read it with buffer.read_arrays(ids, ['policy_spans'])"
             )  # fmt: skip
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not stop():
@@ -53,7 +53,7 @@ class Drawing:
                     self._refuse_purged(step)
                 damaged = self._reader.damaged(sorted({row["segment_id"] for row in rows})) if columns else []
                 if damaged and self._from_selection:
-                    raise damaged[0]  # a stored selection is trained on as it is, or not at all
+                    raise damaged[0]  # a stored selection is trained on completely or not at all
                 if damaged:
                     self._drop_damaged(step, rows, damaged)
                     continue
@@ -66,7 +66,7 @@ class Drawing:
         return None
 
     def _try_draw(self, step: int, num_groups: int) -> tuple[Row, list[Row]]:
-        """What `rft.draw_groups` or `rft.draw_selected` says, and the rows drawn; one round trip and one transaction."""
+        """Return the result of `rft.draw_groups` or `rft.draw_selected` and the rows drawn: one round trip and one transaction."""
         with self._fence.run.database.connection() as connection, connection.pipeline():
             drawn = send(
                 connection, "draw_selected" if self._from_selection else "draw_groups", **self._keys, step=step, wanted=num_groups,
@@ -79,7 +79,7 @@ class Drawing:
         return result, rows.fetchall()
 
     def _refuse_purged(self, step: int) -> None:
-        """A stored selection is trained on whole; what was purged of it cannot be passed over silently."""
+        """Refuse a stored selection with purged rows, because it is trained on completely or not at all."""
         for row in self._fence.run.database.fetch("purged_of_draw", **self._keys, step=step):
             raise PurgedError(
                 f"experience {row['experience_id']} of the run's stored selection was purged: {row['reason']}",
@@ -87,7 +87,7 @@ class Drawing:
             )
 
     def _drop_damaged(self, step: int, rows: list[Row], damaged: Sequence[SegmentCorruptError]) -> None:
-        """Undo a draw and close its groups that lost arrays, so that the next try draws others."""
+        """Undo a draw and close its groups with damaged arrays, so that the next try draws others."""
         why = {error.segment_id: error.what for error in damaged}
         lost = [row for row in rows if row["segment_id"] in why]
         reasons = {row["group_id"]: why[row["segment_id"]] for row in lost}
@@ -105,7 +105,7 @@ class Drawing:
         notify.notify(self._fence.run.database, notify.READY)
 
     def release(self, batch: Batch) -> None:
-        """See `Attempt.release`."""
+        """Release a batch: see `Attempt.release`."""
         ride_out(lambda: self._release(batch.step))
         notify.notify(self._fence.run.database, notify.READY)
 
@@ -116,5 +116,5 @@ class Drawing:
                 execute(connection, "restore_selection", **self._keys)
                 return
             execute(connection, "release_draws", **self._keys, step=step)
-            # Labels that came meanwhile took it for drawn.
+            # Meanwhile, labels treated the groups as drawn.
             execute(connection, "reopen_stale_groups", **self._keys)

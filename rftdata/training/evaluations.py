@@ -1,8 +1,8 @@
-"""Evaluations: asked for by a trainer, answered by an explorer that claims them; and which step they show to be the best.
+"""Evaluations, requested by a trainer and answered by an explorer, and the best step according to them.
 
-A step has a score when every validation taskset of the run was answered at it, in the decoding that decides (the first of
-`eval.decodings`): the mean over the tasksets. A step with some of its tasksets answered has none, however well it did on
-those: tasksets differ in difficulty. Only the run's present history counts.
+A step has a score if every validation taskset of the run was answered at it in the deciding decoding (the first of
+`eval.decodings`): the mean over the tasksets. A step with only some of its tasksets answered has none, whatever its results on
+those, because tasksets differ in difficulty. Only the run's current history counts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rftdata.training.attempt import Attempt
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Questions of a taskset to one policy version; its fields are columns of `rft.evaluation`, which are described there."""
+    """The questions of a taskset for one policy version; its fields are columns of `rft.evaluation`."""
 
     evaluation_id: int
     policy_version_id: int
@@ -46,7 +46,7 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What was answered to a task; `error`: why it could not be scored, which counts as a reward of 0."""
+    """The answer to a task. `error`: why it could not be scored, which counts as a reward of 0."""
 
     task_id: int
     reward: float
@@ -57,7 +57,7 @@ class Answer:
 
 
 def claim_evaluation(run: Run, worker_id: int, *, lease_s: float) -> Evaluation | None:
-    """The next evaluation to answer, or None; a worker that claims one holds no other."""
+    """Claim the next evaluation, None if there is none; a worker holds at most one."""
     rows = ride_out(
         lambda: run.database.fetch("claim_evaluation", run_id=run.run_id, worker_id=worker_id, lease_s=lease_s),
         between=lambda: run.database.run("release_evaluations", run_id=run.run_id, worker_id=worker_id),
@@ -66,14 +66,14 @@ def claim_evaluation(run: Run, worker_id: int, *, lease_s: float) -> Evaluation 
 
 
 def questions(run: Run, evaluation: Evaluation) -> list[Question]:
-    """The tasks that an evaluation asks."""
+    """Return the tasks of an evaluation."""
     return records(Question, run.database.fetch("evaluation_tasks", taskset=evaluation.taskset))
 
 
 def finish_evaluation(run: Run, evaluation_id: int, worker_id: int, answers: Sequence[Answer], seconds: float) -> bool:
-    """Store the answers and their mean; False when the claim passed to another worker.
+    """Store the answers and their mean; return False if the claim has passed to another worker.
 
-    Answers with an error count with their reward of 0, and the evaluation's row says how many there are.
+    Answers with an error count with a reward of 0; the evaluation's row has their number.
     """
     mean = sum(answer.reward for answer in answers) / max(len(answers), 1)
     errors = [answer.error for answer in answers if answer.error]
@@ -100,7 +100,7 @@ def finish_evaluation(run: Run, evaluation_id: int, worker_id: int, answers: Seq
 
 
 def fail_evaluation(run: Run, evaluation_id: int, worker_id: int, error: str) -> None:
-    """An evaluation that cannot be answered; nothing happens where its claim passed to another worker."""
+    """Record that an evaluation cannot be answered; no effect if its claim has passed to another worker."""
     ride_out(
         lambda: run.database.run(
             "fail_evaluation", evaluation_id=evaluation_id, worker_id=worker_id, error=storable(error)
@@ -113,7 +113,7 @@ def plan_evaluations(
     attempt: Attempt, *, policy_version_id: int, trainer_step: int, purpose: str, tasksets: Sequence[str],
     decodings: Sequence[str], uri: str, checksum: str,
 ) -> int:  # fmt: skip
-    """Ask for evaluations of one policy version; those its history already has are not asked for again.
+    """Plan evaluations of one policy version, except those that its history already has; return their number.
 
     Raises:
         FencedError: another attempt holds the run.
@@ -136,27 +136,27 @@ def plan_evaluations(
 
 
 def is_evaluation_planned(run: Run) -> bool:
-    """Whether an evaluation waits for an explorer."""
+    """Return whether an evaluation waits for an explorer."""
     return bool(run.database.fetch("planned_evaluations", run_id=run.run_id)[0]["planned"])
 
 
 def num_open_evaluations(run: Run) -> int:
-    """Evaluations that are planned or being answered."""
+    """Return the number of evaluations that are planned or being answered."""
     return int(run.database.fetch("open_evaluations", run_id=run.run_id)[0]["open"])
 
 
 def weights_of_open_evaluations(run: Run) -> set[str]:
-    """Weights that evaluations which are planned or being answered still need."""
+    """Return the weights that planned evaluations and those being answered still need."""
     return {row["uri"] for row in run.database.fetch("weights_of_open_evaluations", run_id=run.run_id)}
 
 
 def failed_evaluations(run: Run) -> list[Evaluation]:
-    """Those of the present attempt that failed."""
+    """Return the failed evaluations of the current attempt."""
     return records(Evaluation, run.database.fetch("failed_evaluations", run_id=run.run_id))
 
 
 def answered_validations(run: Run) -> dict[int, set[tuple[str, str]]]:
-    """(taskset, decoding) of every validation that the present history has answers to, by trainer step."""
+    """Return (taskset, decoding) of every answered validation of the current history, by trainer step."""
     answered: dict[int, set[tuple[str, str]]] = {}
     for row in run.database.fetch("answered_validations", run_id=run.run_id):
         answered.setdefault(row["trainer_step"], set()).add((row["taskset"], row["decoding"]))
@@ -164,7 +164,7 @@ def answered_validations(run: Run) -> dict[int, set[tuple[str, str]]]:
 
 
 def validation_scores(run: Run, tasksets: Sequence[str], decoding: str) -> dict[int, float]:
-    """Score of every step that has one, the initial weights (step 0) included."""
+    """Return the score of every step that has one, including the initial weights (step 0)."""
     if not tasksets:
         return {}
     rows = run.database.fetch("validation_scores", run_id=run.run_id, tasksets=sorted(set(tasksets)), decoding=decoding)
@@ -172,6 +172,6 @@ def validation_scores(run: Run, tasksets: Sequence[str], decoding: str) -> dict[
 
 
 def best_step(scores: Mapping[int, float]) -> int | None:
-    """The trained step with the highest score, the earliest of equals; None without one."""
+    """Return the trained step with the highest score, the earliest if several are equal; None if no step has one."""
     trained = [step for step in scores if step > 0]
     return min(trained, key=lambda step: (-scores[step], step)) if trained else None

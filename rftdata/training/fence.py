@@ -1,8 +1,8 @@
-"""The fencing of a run's attempts: only the newest one writes.
+"""Fencing of a run's attempts: only the newest one can write.
 
-The attempt's id is the fencing token: every transaction first locks the run row in share mode and finds its own id there, so a
-trainer that was replaced can do nothing any more, however late it wakes. One that is suspended inside a transaction cannot keep the run
-locked: the server ends the transaction after two seconds (`limit_idleness`).
+The attempt's id is the fencing token. Every transaction first locks the run row in share mode and checks for its id there, so a
+replaced trainer cannot write, however late it resumes. A trainer suspended inside a transaction does not keep the run
+locked, because the server aborts the transaction after two seconds (`limit_idleness`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from rftdata.run import Run
 
 
 class Fence:
-    """What one attempt may still write.
+    """Guards the writes of one attempt.
 
     Attributes:
-        run, attempt_id: what the attempt holds, and its key.
+        run, attempt_id: the run that the attempt holds, and the attempt's key.
     """
 
     def __init__(self, run: Run, attempt_id: int) -> None:
@@ -28,11 +28,11 @@ class Fence:
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """A transaction that only the attempt holding the run can commit.
+        """Open a transaction that only the attempt holding the run can commit.
 
         Raises:
             FencedError: another attempt holds the run.
-            BufferUnavailableError: the process stood still inside the transaction, and the server ended it.
+            BufferUnavailableError: the process was suspended inside the transaction, and the server aborted it.
         """
         with self.run.database.transaction() as connection:
             if not fetch(connection, "fence", run_id=self.run.run_id, attempt_id=self.attempt_id):
@@ -40,8 +40,8 @@ class Fence:
             yield connection
 
     def error(self) -> FencedError:
-        """The error of an attempt that was replaced."""
+        """Return the error of a replaced attempt."""
         return FencedError(
             f"attempt {self.attempt_id} no longer holds the run {self.run.name!r}: a newer attempt took it over",
-            todo="end this trainer; the newer one goes on from the last checkpoint",
+            todo="end this trainer; the newer one continues from the last checkpoint",
         )

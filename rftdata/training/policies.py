@@ -10,7 +10,7 @@ from rftdata.run import Run
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyVersion:
-    """Published weights; its fields are columns of `rft.policy_version`, which are described there."""
+    """Published weights; its fields are columns of `rft.policy_version`."""
 
     policy_version_id: int
     attempt_id: int
@@ -22,7 +22,7 @@ class PolicyVersion:
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """The process of an attempt; `alive`: its lease stands."""
+    """The process of an attempt; `alive` is true while its lease is valid."""
 
     host: str
     pid: int
@@ -30,16 +30,16 @@ class Holder:
 
 
 def newest_policy(run: Run) -> PolicyVersion | None:
-    """The newest weights that the present attempt of a run has published."""
+    """Return the newest weights that the current attempt of a run has published."""
     return next(iter(records(PolicyVersion, run.database.fetch("newest_policy", run_id=run.run_id))), None)
 
 
 def first_policy(run: Run, attempt_id: int) -> PolicyVersion | None:
-    """What was published before the first step of an attempt's history."""
+    """Return the version published before the first step of an attempt's history."""
     rows = run.database.fetch("first_policy", run_id=run.run_id, attempt_id=attempt_id)
     return next(iter(records(PolicyVersion, rows)), None)
 
 
 def publisher(run: Run, policy: PolicyVersion) -> Holder:
-    """The trainer that published a version."""
+    """Return the trainer that published a version."""
     return records(Holder, run.database.fetch("attempt_holder", attempt_id=policy.attempt_id))[0]

@@ -1,11 +1,11 @@
-"""Going back to an earlier step of a run, and forking a new run from one (contract C3).
+"""Rewinding a run to an earlier step, and forking a new run from one (contract C3).
 
-The state of a run at trainer step N is: the checkpoint of N; every group planned while the policy stood at a step before N, less
-those that steps up to N drew; what selectors and task statistics had learned from these groups. Groups planned later stay stored
-and are marked as left, unless they are kept: then only the draws after N are undone. Labels are opinions of today and are never rolled back.
+The state of a run at trainer step N consists of the checkpoint of N, every group planned while the policy was at a step before N, except
+those that steps up to N drew, and what selectors and task statistics had learned from these groups. Groups planned later stay stored
+and are marked as left. If they are kept, only the draws after N are undone. Labels are current opinions and are never rolled back.
 
-Going back is itself an attempt, which ends at once: it fences whoever still holds the run, and the history of the next one leads
-through it.
+Going back is itself an attempt, which ends at once. It fences any process that still holds the run, and is part of the history of the
+next attempt.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rftdata.writing.writer import NO_PIPELINE
 
 
 def rewind(run: Run, step: int, *, keep_rollouts: bool = False) -> None:
-    """See `Buffer.rewind`."""
+    """Take a run back: see `Buffer.rewind`."""
     run_id = run.run_id
     mark_dead_workers(run)
     with run.database.transaction() as connection:
@@ -54,11 +54,11 @@ def rewind(run: Run, step: int, *, keep_rollouts: bool = False) -> None:
 
 
 def fork(parent: Run, new: dict[str, Any], step: int | None, *, keep_rollouts: bool = False) -> Row:
-    """See `Buffer.fork`; `new` are the parameters of the query `insert_run`. Returns the new run's row."""
+    """Fork a run (see `Buffer.fork`) and return the new run's row; `new` are the parameters of the query `insert_run`."""
     if parent.source_kind:
         raise ConfigError(
             f"the run {parent.name!r} trains on a stored selection and cannot be forked",
-            todo="start a new run with the checkpoint as model.path and a selection of its own (sampling.source)",
+            todo="start a new run with the checkpoint as model.path and a separate selection (sampling.source)",
         )
     with parent.database.transaction() as connection:
         if step is None:
@@ -109,10 +109,10 @@ def _insert_ended_attempt(
 
 
 def _checkpoint(connection: Connection, run: str, attempt_id: int | None, step: int) -> Row | None:
-    """The checkpoint of a step on the history of a run's attempt; None for step 0, the initial weights.
+    """Return the checkpoint of a step on the history of a run's attempt; None for step 0, the initial weights.
 
     Raises:
-        ConfigError: it has none, or its files are gone.
+        ConfigError: there is none, or its files were removed.
     """
     if step == 0:
         return None
@@ -121,7 +121,7 @@ def _checkpoint(connection: Connection, run: str, attempt_id: int | None, step: 
         raise ConfigError(
             f"the run {run!r} has no checkpoint of step {step}", value=step,
             allowed=", ".join(map(str, _kept_steps(connection, attempt_id))),
-            todo="take one of these; trainer.keep_checkpoints says how many a run keeps",
+            todo="choose one of these; trainer.keep_checkpoints is the number that a run keeps",
         )  # fmt: skip
     return found[0]
 

@@ -1,11 +1,11 @@
-"""How a trainer samples from the buffer: configuration, and what the database makes of it.
+"""How a trainer samples from the buffer: the configuration and its representation in the database.
 
-A policy is one lane or several. A lane says which groups stand in it (all, those of a source, of a taskset, or those drawn
-before), in which order they are drawn, how often each may be, and its share of a batch; the words are those of Reverb (Cassirer et
-al. 2021, arXiv 2102.04736). The functions `rft.draw_groups` and `rft.place_items` carry it out, in the transaction of the draw, so
-one reader and many see the same. See docs/decisions/0014.
+A policy has one or more lanes. A lane determines which groups it contains (all, those of a source or a taskset, or those drawn
+before), in which order they are drawn, how often each may be drawn, and its share of a batch. The terms are those of Reverb (Cassirer et
+al. 2021, arXiv 2102.04736). The functions `rft.draw_groups` and `rft.place_items` implement it in the transaction of the draw, so
+all readers see the same. See docs/decisions/0014.
 
-Nothing here keeps state: the policy is rows of `rft.sampler` and `rft.sampler_lane`, what was drawn is `rft.draw`.
+This module keeps no state: the policy is stored in `rft.sampler` and `rft.sampler_lane`, the draws in `rft.draw`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ Source = Literal["explorer", "human", "import", "synthesis", "replay"]
 
 
 class LaneConfig(Section):
-    """One source of a mixture; what it does not say is as in the section `sampling`."""
+    """One source of a mixture; settings that it omits are those of the section `sampling`."""
 
     source: Source | None = Field(
-        None, description="Take groups of this source; replay: what was drawn as often as its own source allows."
+        None,
+        description="Take groups of this source; replay: groups that were drawn as often as their own source allows.",
     )
     taskset: str | None = Field(None, min_length=1, description="Take groups of this taskset.")
     ratio: float = Field(gt=0, description="Share of a batch, relative to the other sources.")
@@ -39,7 +40,7 @@ class LaneConfig(Section):
     @model_validator(mode="after")
     def _takes_something(self) -> LaneConfig:
         if (self.source is None) == (self.taskset is None):
-            raise ValueError("a source of a mixture has either a source or a taskset")
+            raise ValueError("a source of a mixture must have either a source or a taskset")
         return self
 
     @property
@@ -96,33 +97,35 @@ class RateLimitConfig(Section):
 
 
 class SourceConfig(Section):
-    """What a run trains on instead of groups of its own."""
+    """The stored selection that a run trains on instead of its own groups."""
 
     sql: str = Field(
         pattern=r"\S",
-        description="One SELECT of experience_id, or of pair_id; its result when the run is made is what the run trains on.",
+        description="One SELECT of experience_id, or of pair_id; the run trains on the result of the query when the run is created.",
     )
     pin_labels: bool = Field(
         True,
-        description="Rewards count as they were when the run was made; false: as they stand when drawn, so batches may change.",
+        description="Use rewards as they were when the run was created; false: as they are at the draw, so batches may change.",
     )
 
 
 class SamplingConfig(Section):
     order: Order = Field(
         "fifo",
-        description="Which ready groups are drawn first: the oldest, the newest, any with the same chance, by priority, or by rank of priority.",
+        description="Which ready groups are drawn first: the oldest, the newest, a random one, by priority, or by rank of priority.",
     )
     max_staleness: int = Field(
-        4, ge=0, description="Oldest policy a drawn group may come from, in trainer steps; older groups age out."
+        4,
+        ge=0,
+        description="Age, in trainer steps, of the oldest policy from which a drawn group may come; older groups age out.",
     )
     max_times_sampled: int = Field(1, ge=0, description="How often one group may be drawn in one history; 0: no limit.")
-    cooldown_steps: int = Field(1, ge=1, description="Trainer steps from one draw of a group to its next, at least.")
+    cooldown_steps: int = Field(1, ge=1, description="Minimum number of trainer steps between two draws of a group.")
     priority: PriorityConfig = PriorityConfig()
     samples_per_insert: RateLimitConfig | None = None
     mixture: list[LaneConfig] = Field(
         default_factory=list,
-        description="Sources and their shares of a batch, exact over time. What no source takes is not drawn.",
+        description="Sources and their shares of a batch, exact over time. Groups that no source takes are not drawn.",
     )
     stratify: Literal["taskset"] | None = Field(
         None, description="taskset: every taskset has the same share of a batch."
@@ -135,7 +138,9 @@ class SamplingConfig(Section):
     @model_validator(mode="after")
     def _epochs_are_of_a_selection(self) -> SamplingConfig:
         if self.epochs > 1 and self.source is None:
-            raise ValueError("epochs counts passes over a stored selection; set sampling.source, or remove it")
+            raise ValueError(
+                "epochs is the number of passes over a stored selection; set sampling.source, or remove epochs"
+            )
         return self
 
     @model_validator(mode="after")
@@ -147,23 +152,23 @@ class SamplingConfig(Section):
         if doubled:
             raise ValueError(f"the mixture names {', '.join(doubled)} more than once")
         if names == ["replay"]:
-            raise ValueError("a mixture of replay alone draws nothing: only what was drawn before is replayed")
+            raise ValueError("a mixture of replay alone draws nothing, because only groups drawn before are replayed")
         orders = {self.order, *(lane.order for lane in self.mixture)}
         if self.priority != PriorityConfig() and not orders & {"prioritized", "rank"}:
             raise ValueError("priority has no effect without order: prioritized or rank")
         return self
 
     def fresh_share(self) -> float:
-        """New groups that explorers supply per group drawn."""
+        """Return the number of new groups that explorers supply per group drawn."""
         supplied = [lane.ratio for lane in self.mixture if lane.source in (None, "explorer")]
         share = sum(supplied) / sum(lane.ratio for lane in self.mixture) if self.mixture else 1.0
         return share / (self.samples_per_insert.ratio if self.samples_per_insert else 1.0)
 
     def policy(self, tasksets: Sequence[str] = (), formula: str | None = None) -> dict[str, Any]:
-        """The rows of `rft.sampler` and `rft.sampler_lane`.
+        """Return the rows of `rft.sampler` and `rft.sampler_lane`.
 
         Args:
-            tasksets: those of the run, for `stratify`.
+            tasksets: the tasksets of the run, for `stratify`.
             formula: as `checked_formula` returned it.
         """
         limit = self.samples_per_insert
@@ -200,21 +205,21 @@ class SamplingConfig(Section):
 
 
 def checked_formula(database: Database, formula: str | None, *, limit_s: float = 10.0) -> str | None:
-    """A priority formula as PostgreSQL prints it after parsing; nothing of it is executed, and nothing is kept.
+    """Return a priority formula as PostgreSQL prints it after parsing; nothing of it is executed or kept.
 
-    It is parsed as the expression of a generated column of an empty temporary table, which PostgreSQL allows only where it is one
-    expression over the table's columns: no other tables, no subqueries, nothing that differs from one call to the next. What is
-    stored and run later is the printed parse tree, never the text itself.
+    It is parsed as the expression of a generated column of an empty temporary table. PostgreSQL allows only one
+    expression over the table's columns there: no other tables, no subqueries, nothing that differs between calls. The
+    printed parse tree is stored and run later, never the text itself.
 
     Args:
-        limit_s: seconds for the parts of it that PostgreSQL computes while it parses, since they are constant.
+        limit_s: seconds for constant parts, which PostgreSQL computes while it parses.
 
     Raises:
-        ConfigError: not such an expression, with what PostgreSQL said.
+        ConfigError: the formula is not such an expression; the message quotes PostgreSQL.
     """
     if formula is None:
         return None
-    # On a new line: a comment must not swallow what follows. Binary: of the two protocols, the one that takes one statement only.
+    # On a new line, so that a comment cannot hide what follows. Binary, because that protocol takes only one statement.
     alter = f"ALTER TABLE formula_check ADD COLUMN result float8 GENERATED ALWAYS AS (({formula}\n)::float8) STORED"
     with database.connection() as connection, connection.transaction(force_rollback=True):
         execute(connection, "make_formula_table")
@@ -226,7 +231,7 @@ def checked_formula(database: Database, formula: str | None, *, limit_s: float =
             raise _formula_error(formula, known, error.diag.message_primary or str(error)) from error
         columns = {row["name"]: row["expression"] for row in fetch(connection, "formula_table_columns")}
         if list(columns) != [*known, "result"]:
-            raise _formula_error(formula, known, "it is more than one expression")
+            raise _formula_error(formula, known, "there is more than one expression")
         return str(columns["result"])
 
 

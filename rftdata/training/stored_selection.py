@@ -1,13 +1,13 @@
-"""A stored selection: the rows a run trains on, chosen by a query when the run is made, and never afterwards.
+"""Stored selections: the rows that a run trains on, chosen by a query only once, when the run is created.
 
-`select` runs the query read-only and takes down what it found: ids, a label cut, and a hash over ids, checksums of the token
-arrays and rewards at that cut. `Buffer.create_run` stores it with the run; `verify` computes the hash again before an attempt
-starts. What was sampled cannot change, later labels lie behind the cut, so a run that is resumed trains on the same.
+`select` runs the query read-only and records its result: ids, a label cut, and a hash over ids, checksums of the token
+arrays and rewards at that cut. `Buffer.create_run` stores it with the run. `verify` computes the hash again before an attempt
+starts. Sampled data cannot change, and later labels are after the cut, so a resumed run trains on the same rows.
 
-The cut is a label id, and ids are given out before they are committed: a label with a lower id could appear later. So the cut
-is taken where none can be under way: under a lock that waits for whoever is labelling. The transaction's snapshot is taken
-there too, and the lock, which another connection holds, given back at once: the query and the rewards then see exactly the labels
-up to the cut, for as long as they take, while people go on labelling.
+The cut is a label id. Ids are assigned before they are committed, so a label with a lower id could appear later. The cut
+is therefore taken under a lock that waits for all sessions that are labelling. The transaction's snapshot is taken under the lock
+too, and the lock, which another connection holds, is released at once. The query and the rewards then see exactly the labels
+up to the cut, however long they take, while people continue labelling.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _TODO = "write one SELECT of experience_id (or pair_id), for example: select exp
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """What a query selected.
+    """The result of a selection query.
 
     Attributes:
         sql: the query.
         kind: `experience` or `pair`.
         item_ids: ids of the experiences or pairs, ascending.
-        content_hash: SHA-256, hexadecimal, of what they are.
-        label_cut: newest label that counts; None where rewards are not pinned and not part of the hash.
+        content_hash: SHA-256, hexadecimal, of their identifying content.
+        label_cut: newest label that counts; None if rewards are not pinned and not part of the hash.
     """
 
     sql: str
@@ -53,29 +53,29 @@ class Selection:
 
 
 def num_steps(num_rows: int, batch_size: int, epochs: int) -> int:
-    """Trainer steps a selection lasts: batches run on over the ends of epochs, and no row is twice in one."""
+    """Return the trainer steps of a selection. Batches cross the ends of epochs, and contain no row twice."""
     return -(-num_rows * epochs // min(batch_size, num_rows))
 
 
 @contextmanager
 def at_label_cut(database: Database, *, read_only: bool = True) -> Iterator[tuple[Connection, int]]:
-    """A transaction that sees the database at one moment, and the newest label of that moment: it sees all up to it, no other.
+    """Open a transaction with a snapshot, and the newest label in it; the snapshot contains all labels up to it and no others.
 
     Raises:
-        ConflictError: somebody's labels stay uncommitted.
+        ConflictError: another session's labels stay uncommitted.
     """
     with database.transaction() as connection:
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         if read_only:
             connection.execute("SET TRANSACTION READ ONLY")
-        # The snapshot is that of the first query below, not of BEGIN.
+        # The snapshot is that of the first query below, not that of BEGIN.
         with database.transaction() as locker:
             locker.execute("SET LOCAL lock_timeout = '30s'")
             try:
                 execute(locker, "lock_labels")
             except psycopg.errors.LockNotAvailable as error:
                 raise ConflictError(
-                    "somebody has changed rewards and not committed for 30 s, so which labels count cannot be said",
+                    "another session has changed rewards without a commit for 30 s, so it is unknown which labels count",
                     todo="commit or end that transaction (select * from pg_stat_activity where state like 'idle in%'), then run it again",
                 ) from error
             cut = fetch(connection, "label_cut")[0]["label_cut"]
@@ -83,11 +83,11 @@ def at_label_cut(database: Database, *, read_only: bool = True) -> Iterator[tupl
 
 
 def select(database: Database, sql: str, *, pin_labels: bool = True) -> Selection:
-    """Run a query and take down what it selects.
+    """Run a query and record the rows that it selects.
 
     Raises:
-        QueryError: it is no single read-only SELECT of exactly `experience_id` or `pair_id`, or what it returns is nothing,
-            NULL, twice the same, unknown, without token arrays, or a pair of answers to different prompts.
+        QueryError: it is not a single read-only SELECT of exactly `experience_id` or `pair_id`, or its result is empty, or contains
+            NULL, duplicates, unknown ids, rows without token arrays, or a pair of answers to different prompts.
         ConflictError: see `at_label_cut`.
     """
     with at_label_cut(database) as (connection, cut):
@@ -100,13 +100,13 @@ def select(database: Database, sql: str, *, pin_labels: bool = True) -> Selectio
         raise QueryError(
             f"{len(problems)} of the {len(item_ids)} rows that sampling.source selects cannot be trained on: "
             f"{KINDS[column]} {item} {problem}",
-            todo="leave such rows out of the query",
+            todo="exclude such rows from the query",
         )
     return Selection(sql=sql, kind=KINDS[column], item_ids=item_ids, content_hash=content_hash, label_cut=label_cut)
 
 
 def store(connection: Connection, run_id: int, selection: Selection, epochs: int) -> Row:
-    """Make a selection the queue of a new run; the run's row."""
+    """Store a selection as the queue of a new run; return the run's row."""
     row = fetch(
         connection, "store_selection", run_id=run_id, sql=selection.sql, kind=selection.kind, num_rows=len(selection.item_ids),
         content_hash=selection.content_hash, epochs=epochs, label_cut=selection.label_cut,
@@ -117,10 +117,10 @@ def store(connection: Connection, run_id: int, selection: Selection, epochs: int
 
 
 def verify(connection: Connection, run: Row) -> None:
-    """Check that what a run was told to train on is what it was; nothing to do for a run without a selection.
+    """Check that a run's stored selection is unchanged; a run without a selection needs no check.
 
     Raises:
-        SelectionChangedError: it is not; says what is gone, where rows are gone.
+        SelectionChangedError: it has changed; the message names removed rows.
     """
     if run["source_kind"] is None:
         return
@@ -138,13 +138,13 @@ def verify(connection: Connection, run: Row) -> None:
 
 
 def _run(connection: Connection, sql: str) -> tuple[str, list[Any]]:
-    """The name of the query's only column, and its values."""
-    # Inside a subquery, because only a SELECT may stand there; on a line of its own, because the query may end in a comment;
-    # in binary, because that protocol takes one statement only.
+    """Return the name of the query's only column, and its values."""
+    # Inside a subquery, because only a SELECT is allowed there. On separate lines, because the query may end in a comment.
+    # In binary, because that protocol takes only one statement.
     wrapped = f"SELECT * FROM (\n{sql}\n) AS selected"
     connection.execute("SET LOCAL search_path TO rft, public")  # as in `rft sql`
     limit_s = lowered(math.inf)
-    if limit_s < math.inf:  # of `rft check`; a run waits for it
+    if limit_s < math.inf:  # the limit of `rft check`; a run has none
         limit_statements(connection, limit_s)
     try:
         with connection.cursor(row_factory=tuple_row, binary=True) as cursor:
@@ -161,13 +161,13 @@ def _run(connection: Connection, sql: str) -> tuple[str, list[Any]]:
         ) from error  # fmt: skip
     except psycopg.errors.QueryCanceled as error:
         raise QueryError(
-            f"the query of sampling.source did not end within {limit_s:g} s", value=sql, todo="correct it, or start the run: it waits"
+            f"the query of sampling.source did not end within {limit_s:g} s", value=sql, todo="correct it, or start the run, which has no such limit"
         ) from error  # fmt: skip
     except psycopg.OperationalError:
         raise
     except psycopg.DatabaseError as error:
         raise QueryError(
-            f"the database refused the query of sampling.source: {error.diag.message_primary}", value=sql, todo=_TODO
+            f"the database rejected the query of sampling.source: {error.diag.message_primary}", value=sql, todo=_TODO
         ) from error  # fmt: skip
 
 
@@ -177,7 +177,7 @@ def _checked_ids(column: str, values: Sequence[Any]) -> tuple[int, ...]:
     wrong = [value for value in values if type(value) is not int]
     if wrong:
         raise QueryError(
-            f"sampling.source returns a {column} that is no id", value=str(wrong[0]), allowed="whole numbers"
+            f"sampling.source returns a {column} that is not an id", value=str(wrong[0]), allowed="whole numbers"
         )
     twice = [value for value, count in Counter(values).items() if count > 1]
     if twice:
@@ -191,7 +191,7 @@ def _checked_ids(column: str, values: Sequence[Any]) -> tuple[int, ...]:
 def _hash(
     connection: Connection, kind: str, item_ids: Sequence[int], label_cut: int | None
 ) -> tuple[str, list[tuple[int, str]]]:
-    """SHA-256 of a selection, and what is wrong with which item."""
+    """Return the SHA-256 of a selection, and the problem of each unusable item."""
     digest = hashlib.sha256(kind.encode())
     problems = []
     with connection.cursor() as cursor:

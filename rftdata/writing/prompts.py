@@ -1,11 +1,11 @@
-"""Prompts as they are stored: a text once per group, with the messages that its chats begin with.
+"""Storage of prompts: each text once per group, with the first messages of its chats.
 
-The messages of an experience are those of its prompt and then its own. A prompt's are the longest beginning that all chats of its group and
-text have in common, without the last message of any. Own ones are not stored where they are the response as one plain message of the
-assistant. `rft.chat` joins the two, so every chat is read as it was written. Prompts and messages are compared as the bytes that are
-stored: in Python 1, 1.0 and true are equal, in JSON they are three values.
+The messages of an experience are those of its prompt followed by its own. A prompt's messages are the longest common beginning of all
+chats of its group and text, without the last message of any chat. Own messages are not stored if they are just the response as one plain
+message of the assistant. `rft.chat` joins the two, so every chat is read as it was written. Prompts and messages are compared as stored
+bytes, because 1, 1.0 and true are equal in Python, but three values in JSON.
 
-A digest names a prompt within its group. The primary key refuses a second text with the same digest.
+A digest identifies a prompt within its group. The primary key rejects a second text with the same digest.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Prompts:
     """The prompts of one write.
 
     Attributes:
-        rows: of rft.group_prompt, for COPY; complete once `of_group` was called for every group.
+        rows: rows of rft.group_prompt for COPY; complete once `of_group` has been called for every group.
     """
 
     def __init__(self) -> None:
         self.rows: list[bytes] = []
 
     def of_group(self, group_id: int, experiences: Sequence[Experience]) -> list[tuple[bytes, bytes]]:
-        """Take the prompts of all experiences of a group; the fields `prompt_digest` and `response_messages` of each."""
+        """Add the prompts of a group's experiences; return the fields `prompt_digest` and `response_messages` of each."""
         prompts = [text(e.prompt) for e in experiences]
         chats = [_all_but_the_last(e) for e in experiences]
         shared: dict[bytes, list[bytes]] = {}
@@ -55,7 +55,7 @@ class Prompts:
 
 
 def _all_but_the_last(e: Experience) -> list[bytes] | None:
-    """The messages that a prompt may have; None where there is no chat. An imported file may have something else in its place."""
+    """Return the messages that a prompt may have; None without a chat, for which an imported file may contain something else."""
     return [jsonb_bytes(message)[1:] for message in e.messages[:-1]] if isinstance(e.messages, list) else None
 
 
@@ -64,7 +64,7 @@ def _common_beginning(some: list[bytes], others: list[bytes]) -> list[bytes]:
 
 
 def _own_messages(e: Experience, chat: list[bytes] | None, num_shared: int) -> bytes:
-    """The field `response_messages`."""
+    """Return the field `response_messages`."""
     if e.messages is None:
         return NULL
     if chat is None:
@@ -75,5 +75,5 @@ def _own_messages(e: Experience, chat: list[bytes] | None, num_shared: int) -> b
 
 
 def _array(messages: list[bytes]) -> bytes:
-    """A jsonb field with an array of encoded messages."""
+    """Return a jsonb field with an array of encoded messages."""
     return binary(b"\x01[" + b",".join(messages) + b"]")

@@ -188,7 +188,7 @@ WRONG = {
     ),
     "model folder without a model": (
         "model.path=./no_model",
-        ["no model", "config.json", "no_model", "correct model.path"],
+        ["not a model", "config.json", "no_model", "correct model.path"],
     ),
     "learning rate below zero": (
         "trainer.learning_rate=-0.001",
@@ -266,14 +266,14 @@ def test_a_configuration_that_is_no_yaml_or_no_file_is_refused(place: Place, tmp
 @pytest.mark.parametrize("arguments", [["run", "--resume", "NOSUCH"], ["report", "NOSUCH"], ["status", "NOSUCH"]])
 def test_a_run_that_does_not_exist_is_refused(arguments: list[str], place: Place, tmp_path: Path) -> None:
     text = refused(place, tmp_path, *arguments, "--buffer", place.buffer)
-    assert "holds no run" in text and "rft run CONFIG" in text
+    assert "contains no run" in text and "rft run CONFIG" in text
 
 
 def test_check_deep_opens_everything_and_makes_nothing(place: Place, rft: Rft, tmp_path: Path) -> None:
     result = rft("check", "--deep", place.config, "--buffer", tmp_path / "new")
     assert yaml.safe_load(result.stdout)["steps"] == 2
     assert "15 tokens" in result.stderr and "30 tasks" in result.stderr and "'10>'" in result.stderr
-    assert "will be made" in result.stderr and "is valid" in result.stderr
+    assert "will be created" in result.stderr and "is valid" in result.stderr
     assert not (tmp_path / "new").exists()
     assert "answers, schema" in rft("check", "--deep", place.config, "--buffer", place.buffer).stderr
     assert rows(place.buffer, "select name from rft.run") == []

@@ -136,7 +136,7 @@ def test_a_role_that_is_blocked_again_and_again_ends_the_run(folder: Path) -> No
     sentence = "the stage 'stuck' blocks while it is prepared"
     assert (
         f"the pipeline of the run 'blocked' was blocked again after {MAX_FUTILE} restarts: {sentence}; "
-        "go on from the last checkpoint: rft run --resume blocked" in output
+        "continue from the last checkpoint: rft run --resume blocked" in output
     )
     assert len(workers(folder, "pipeline")) == MAX_FUTILE + 1
     (run,) = rows(folder / "buffer", "select status::text as status, outcome from rft.run")

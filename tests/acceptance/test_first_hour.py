@@ -165,7 +165,7 @@ def test_the_packages_are_those_of_the_wheel(place: Place) -> None:
 def test_the_configuration_is_checked_before_anything_runs(place: Place) -> None:
     done = place.call("rft", "check", "--deep", "grpo.yaml")
     assert done.returncode == 0 and "81 tasks, the first prompt is '1+1='" in done.stderr, done.stderr
-    assert "buffer will be made" in done.stderr and not place.buffer.exists()
+    assert "buffer will be created" in done.stderr and not place.buffer.exists()
 
 
 def test_the_model_is_warmed_up_on_a_file_of_chats(place: Place) -> None:

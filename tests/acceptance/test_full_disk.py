@@ -194,7 +194,7 @@ def test_the_disk_of_the_checkpoints(walk: Walk, rft: Rft) -> None:
     wait_for_step(walk.buffer, done + 2, process)
     disk.fill()
     said = ended_with_a_clear_error(process)
-    assert f"the trainer of the run {RUN!r} ended before its work did: no room for the checkpoint" in said
+    assert f"the trainer of the run {RUN!r} ended before its work was done: no room for the checkpoint" in said
     assert "free space on the file system" in said and f"rft run --resume {RUN}" in said
     assert_nothing_is_half_written(walk.buffer, folder)
     kept = one(walk.buffer, "select max(trainer_step) from rft.checkpoint where deleted_at is null")

@@ -97,7 +97,7 @@ def test_a_run_does_not_end_when_its_database_is_killed(walk: Walk) -> None:
     while "the database was killed: it is started again" not in walk.output.read_text():
         assert process.poll() is None, walk.output.read_text()
         time.sleep(0.2)
-    assert walk.begin_or_resume() is process, "it goes on by itself"
+    assert walk.begin_or_resume() is process, "continue it by itself"
 
 
 @pytest.mark.parametrize("victim", ["explorer", "pipeline", "trainer"])
@@ -125,7 +125,7 @@ def test_a_run_goes_on_after_ctrl_c(walk: Walk) -> None:
     os.kill(process.pid, signal.SIGINT)
     code, output = walk.end()
     assert code == 130, output
-    assert "go on with: rft run --resume sort-grpo" in output
+    assert "continue with: rft run --resume sort-grpo" in output
     # Stopped in good order: what was trained is in a checkpoint.
     last = rows(
         walk.buffer,

@@ -141,7 +141,7 @@ def test_a_signal_interrupts_the_run_in_good_order(folder: Path, number: signal.
     if whole_group:  # `timeout`, too, signals the process and then its group
         os.killpg(process.pid, number)
     output = assert_interrupted(folder, process, number)
-    assert "go on with: rft run --resume supervised" in output
+    assert "continue with: rft run --resume supervised" in output
     assert_kept(folder)
 
 
@@ -174,7 +174,7 @@ def test_a_signal_before_the_roles_are_placed_interrupts_the_run(folder: Path) -
     read = wait_for_line(process, "threads")  # what follows is the start of the cluster
     os.killpg(process.pid, signal.SIGTERM)
     output = assert_interrupted(folder, process, signal.SIGTERM)
-    assert "go on with: rft run --resume supervised" in read + output
+    assert "continue with: rft run --resume supervised" in read + output
 
 
 def test_a_signal_before_the_run_is_stored_leaves_none(folder: Path) -> None:
@@ -201,7 +201,7 @@ def test_a_signal_to_every_process_ray_included_interrupts_the_run(folder: Path)
             os.kill(pid, signal.SIGTERM)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 143, output
-    assert "Traceback" not in output and "go on with: rft run --resume supervised" in output, output
+    assert "Traceback" not in output and "continue with: rft run --resume supervised" in output, output
     state = rows(folder / "buffer", "select status::text as status, outcome from rft.run")
     assert state == [{"status": "interrupted", "outcome": "stopped by SIGTERM"}]
 

@@ -93,7 +93,7 @@ def test_a_role_that_does_not_stop_after_ctrl_c_is_killed_and_the_run_counts_as_
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 130, output
     assert "explorer did not stop within 3 s: killed" in output
-    assert "ended before its work did" not in output
+    assert "ended before its work was done" not in output
     run = rows(buffer, "select status::text as status, outcome from rft.run")
     assert run == [{"status": "interrupted", "outcome": "stopped by a person"}]
 

@@ -96,7 +96,7 @@ def test_an_array_with_one_value_per_token_is_packed_and_padded_like_the_base_co
     batch = draw(buffer, run, ["teacher", "image"], 2)
     assert batch.packed("teacher").tolist() == [0, 1, 2, 3, 4, 0, -1, -2, -3, -4, 0, 0, 0, 0, 0]
     assert batch.padded("teacher", fill=9).tolist()[2] == [9] * 5
-    with pytest.raises(QueryError, match=r"no such array .*image.*allowed: behavior_logprobs, .*teacher"):
+    with pytest.raises(QueryError, match=r"unknown array .*image.*allowed: behavior_logprobs, .*teacher"):
         batch.arrays("image")
 
 

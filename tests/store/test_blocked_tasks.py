@@ -66,7 +66,7 @@ def test_the_task_that_blocks_is_excluded_and_the_next_load_goes_on(
     path = configured(buffer, tmp_path, "stuck", *more)
     first = load(path)
     assert first.returncode == 1 and "and could not be stopped within 0.5 s more" in first.stderr
-    assert "tasks: sums: task 3 is excluded; the same command goes on with the others" in first.stderr
+    assert "tasks: sums: task 3 is excluded; repeat the command to continue with the others" in first.stderr
     second = load(path)
     assert second.returncode == 0, second.stderr
     write(tmp_path, ROWS[:6])

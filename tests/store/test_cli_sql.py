@@ -266,10 +266,10 @@ def test_a_reward_that_is_no_finite_number_is_refused_with_the_value_and_what_is
 def test_what_has_no_history_is_said_in_words(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
     said = {
         ("label", "history"): "nothing was labelled in this buffer",
-        ("label", "history", "1"): "experience 1 was never labelled: its reward is the one it was stored with",
+        ("label", "history", "1"): "experience 1 was never labelled: it still has its first reward",
         ("label", "history", "--batch", "7"): "batch 7 holds no label: `rft label history` lists the newest batches",
         ("lineage", "1"): "experience 1 has not been trained on: no step drew it",
-        ("lineage", "1", "--origin"): "experience 1 was not imported: it was stored in this buffer first",
+        ("lineage", "1", "--origin"): "experience 1 was not imported: it was first stored in this buffer",
         ("lineage", "1", "--pipeline"): "experience 1 has not been decided on by any pipeline",
     }
     run.buffer.sql("DELETE FROM rft.worklist")
@@ -277,7 +277,7 @@ def test_what_has_no_history_is_said_in_words(run: StoredRun, capsys: pytest.Cap
         assert rft(capsys, *arguments) == (0, f"{words}\n", ""), arguments
         assert json.loads(rft(capsys, *arguments, "--json")[1]) == []
     code, out, err = rft(capsys, "label", "history", "99")
-    assert (code, out) == (2, "") and "there is no such experience (got 99)" in err
+    assert (code, out) == (2, "") and "unknown experience (got 99)" in err
 
 
 def test_help_says_which_of_the_two_is_postgresql_and_which_is_duckdb(capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,7 +59,7 @@ def test_arrays_of_experiences_come_in_their_shapes(buffer: Buffer, experiences:
     assert shapes == [None, (2, 20, 20, 3), (8, 8, 3), (20, 90, 3), (20, 30, 3)]
     assert found[-1] is not None and found[-1].tobytes() == image(20, 30).tobytes()
     assert buffer.arrays(experiences, "nothing") == [None] * 5
-    with pytest.raises(QueryError, match="no such experience"):
+    with pytest.raises(QueryError, match="unknown experience"):
         buffer.arrays([10**9], "pixels")
 
 

@@ -82,7 +82,7 @@ def test_tasks_that_a_stage_may_drop_are_only_told_of(
 ) -> None:
     stages = [{"sql": "SELECT * FROM batch WHERE answer <> 'so'"}]
     assert run_command(["check", "--deep", write(tmp_path, tiny, SOME, by("level"), stages)]) == 0
-    assert "the stages of pipelines.task have to drop those" in capsys.readouterr().err
+    assert "the stages of pipelines.task must drop those" in capsys.readouterr().err
 
 
 def test_features_that_somebody_set_in_the_buffer_count(
@@ -103,13 +103,13 @@ def test_features_that_somebody_set_in_the_buffer_count(
         source.write('{"question": "8 + 9", "answer": "17"}\n')
     capsys.readouterr()
     assert run_command(command) == 2
-    assert "needs the feature 'hardness', which is no number at 1 of its 10 tasks" in capsys.readouterr().err
+    assert "needs the feature 'hardness', which is not a number in 1 of its 10 tasks" in capsys.readouterr().err
     buffer.sql("UPDATE rft.task SET features = features || '{\"hardness\": null}' WHERE task_id = 1")
     (tmp_path / "sums.jsonl").write_text(
         "".join(json.dumps({**row, "features": {"hardness": 1}}) + "\n" for row in ROWS)
     )
     assert run_command(command) == 2
-    assert "no number at 1 of its 8 tasks" in capsys.readouterr().err
+    assert "not a number in 1 of its 8 tasks" in capsys.readouterr().err
 
 
 def test_rows_that_repeat_a_prompt_are_told_of(tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:

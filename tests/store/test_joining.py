@@ -205,7 +205,7 @@ def test_a_role_that_leaves_says_why(buffer: Buffer, tmp_path: Path, capsys: pyt
     option = buffer_option(buffer.location)
     companions.farewell()
     assert capsys.readouterr().out == (
-        f"the explorer leaves: the run exp was asked to stop; it goes on with rft run --resume exp{option}\n"
+        f"the explorer leaves: the run exp was asked to stop; continue it with rft run --resume exp{option}\n"
     )
     assert buffer.location in option
     end(buffer, "exp", "finished")

@@ -70,7 +70,7 @@ def test_a_file_is_imported_into_a_folder_where_no_buffer_is_yet(exported: Path,
     assert not place.parent.exists()  # a bad file makes no buffer
     code, out, err = rft("import", str(exported), "--buffer", str(place))
     assert code == 0 and out == "2 experiences in 1 groups imported into words\n"
-    assert err == f"rft: made the buffer {place}\n"
+    assert err == f"rft: created the buffer {place}\n"
     code, _, err = rft("import", str(exported), "--buffer", str(place))
     assert (code, err) == (0, "")
 
@@ -83,11 +83,11 @@ def test_an_import_that_fails_in_the_buffer_it_made_says_what_is_left(exported: 
 
 
 def test_create_makes_a_buffer_once(place: Path, rft: Said) -> None:
-    assert rft("db", "create", "--buffer", str(place)) == (0, f"made the buffer {place}\n", "")
+    assert rft("db", "create", "--buffer", str(place)) == (0, f"created the buffer {place}\n", "")
     code, out, _ = rft("sql", "select count(*) as n from rft.run", "--buffer", str(place), "--json")
     assert code == 0 and '"n": 0' in out
     code, out, err = rft("db", "create", "--buffer", str(place))
-    assert (code, out) == (2, "") and "there is a buffer already" in err and "choose another folder" in err
+    assert (code, out) == (2, "") and "the buffer already exists" in err and "choose another folder" in err
 
 
 def test_create_that_fails_leaves_nothing(place: Path, rft: Said) -> None:
@@ -119,7 +119,7 @@ def test_create_keeps_what_else_is_in_the_folder(place: Path) -> None:
     assert (place / "notes").read_text() == "mine"
     assert rftdata.create(str(place))  # what the first try left is completed
     assert not rftdata.create(str(place), exist_ok=True)
-    with pytest.raises(QueryError, match="there is a buffer already"):
+    with pytest.raises(QueryError, match="the buffer already exists"):
         rftdata.create(str(place))
 
 
@@ -127,11 +127,11 @@ def test_create_fills_an_empty_database_of_a_server(
     exported: Path, empty_uri: str, tmp_path: Path, rft: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, _, err = rft("label", "set", "1", "0.5", "--buffer", empty_uri)
-    assert code == 1 and "the database holds no buffer" in err and "rft db create" in err
+    assert code == 1 and "the database contains no buffer" in err and "rft db create" in err
     code, out, _ = rft("db", "create", "--buffer", empty_uri)
-    assert code == 0 and out.startswith("made the buffer postgresql://")
+    assert code == 0 and out.startswith("created the buffer postgresql://")
     code, _, err = rft("db", "create", "--buffer", empty_uri)
-    assert code == 2 and "there is a buffer already" in err
+    assert code == 2 and "the buffer already exists" in err
     code, _, err = rft("import", str(exported), "--buffer", empty_uri)
     assert code == 1 and "RFT_SEGMENTS" in err
     monkeypatch.setenv("RFT_SEGMENTS", str(tmp_path / "arrays"))
@@ -206,7 +206,7 @@ def test_commands_that_write_and_migrate_say_that_they_migrate(
     monkeypatch.setenv("RFT_SEGMENTS", str(tmp_path / "arrays"))
     code, _, err = rft("db", "compact", "--buffer", first_release)
     assert code == 0
-    assert err.startswith("rft: brings the schema of the buffer ") and err.endswith(
+    assert err.startswith("rft: migrating the schema of the buffer ") and err.endswith(
         f" from version 0001 to {newest_version()}\n"
     )
     assert rft("db", "compact", "--buffer", first_release)[2] == ""
@@ -214,9 +214,9 @@ def test_commands_that_write_and_migrate_say_that_they_migrate(
 
 def test_migrate_says_from_which_version_to_which(first_release: str, rft: Said) -> None:
     code, out, _ = rft("db", "migrate", "--buffer", first_release)
-    assert code == 0 and out.endswith(f"went from version 0001 to {newest_version()}\n")
+    assert code == 0 and out.endswith(f"was migrated from version 0001 to {newest_version()}\n")
     code, out, _ = rft("db", "migrate", "--buffer", first_release)
-    assert code == 0 and out.endswith(f"is at version {newest_version()} already\n")
+    assert code == 0 and out.endswith(f"is already at version {newest_version()}\n")
 
 
 def test_a_schema_of_a_later_release_is_refused_by_all(old: Buffer, rft: Said, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,16 +148,16 @@ def test_a_replay_takes_unanswered_questions_for_answered(
         (["process", "CONFIG", "--version", "a"], "No such option: --version"),
         (["process", "CONFIG", "--replay"], "No such option: --replay"),
         (["pipeline", "preview", "CONFIG", "--version", "a"], "No such option: --version"),
-        (["pipeline", "replay", "CONFIG", "--version", "v1"], "only their pipeline workers make them"),
-        (["pipeline", "replay", "CONFIG", "--version", "none"], "only their pipeline workers make them"),
-        (["pipeline", "replay", "CONFIG", "--version", "0123456789ab"], "only their pipeline workers make them"),
+        (["pipeline", "replay", "CONFIG", "--version", "v1"], "which only pipeline workers create"),
+        (["pipeline", "replay", "CONFIG", "--version", "none"], "which only pipeline workers create"),
+        (["pipeline", "replay", "CONFIG", "--version", "0123456789ab"], "which only pipeline workers create"),
         (
             ["pipeline", "replay", "CONFIG", "--version", "a b"],
-            "cannot be the name of a version .*'a b'.*allowed: up to 64 letters, digits",
+            "invalid name of a version .*'a b'.*allowed: up to 64 letters, digits",
         ),
-        (["pipeline", "replay", "CONFIG", "--version", ""], "cannot be the name of a version"),
-        (["pipeline", "replay", "CONFIG", "--version", "../v\n"], "cannot be the name of a version"),
-        (["pipeline", "replay", "CONFIG", "--version", "v" * 65], "cannot be the name of a version"),
+        (["pipeline", "replay", "CONFIG", "--version", ""], "invalid name of a version"),
+        (["pipeline", "replay", "CONFIG", "--version", "../v\n"], "invalid name of a version"),
+        (["pipeline", "replay", "CONFIG", "--version", "v" * 65], "invalid name of a version"),
     ],
 )
 def test_what_makes_no_sense_is_refused(
@@ -213,7 +213,7 @@ def test_a_replay_counts_rows_on_which_a_stage_failed_apart_from_dropped_ones(
         {"./mine.py:fragile": 1},
     )
     _, out, err = rft(capsys, "pipeline", "replay", file, "--version", "two")
-    assert "dropped by ./mine.py:fragile 1; set aside since a stage failed: ./mine.py:fragile 1" in out
+    assert "dropped by ./mine.py:fragile 1; set aside because a stage failed: ./mine.py:fragile 1" in out
     assert "rft.operator_run" in err
     assert (
         "nothing was sealed, labelled or answered since"

@@ -60,7 +60,7 @@ def test_the_splits_of_the_page_are_disjoint_and_counted(
     said = capsys.readouterr().err
     for taskset in found:
         counts = "train {train}, validation {validation}, test {test}".format(**found)
-        assert f"tasks: {taskset}: tasks of the source by split: {counts}; it takes {taskset}" in said
+        assert f"tasks: {taskset}: tasks of the source by split: {counts}; it uses {taskset}" in said
     load_tasks(ResolvedRun(configuration(tmp_path, [], tasks=keyed["tasks"])), buffer)
     books = buffer.sql("SELECT DISTINCT payload -> 'metadata' -> 'book' AS book FROM rft.task WHERE taskset = 'books'")
     assert {row["taskset"]: row["num_tasks"] for row in list_tasksets(buffer.database)}["books"] == 5 * books.num_rows

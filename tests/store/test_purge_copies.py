@@ -169,7 +169,7 @@ def test_a_stored_selection_outlives_a_purge_of_its_neighbours_and_names_what_wa
             attempt.draw(2, 1, timeout_s=5)
     with pytest.raises(SelectionChangedError, match=rf"experience {drawn} was purged"), stored.attempt(run):
         pass
-    with pytest.raises(QueryError, match=rf"experience {drawn} was purged.*leave such rows out"):
+    with pytest.raises(QueryError, match=rf"experience {drawn} was purged.*exclude such rows"):
         selecting(stored, sql, "again")
 
 

@@ -327,7 +327,7 @@ def test_a_purge_takes_the_texts_of_verdicts_and_of_stages_errors(
     monkeypatch.setenv("RFT_SEGMENTS", str(buffer.config.segments))
     assert run_command(["purge", "--where", "experience_id = 1", "--reason", "asked to", "--dry-run"]) == 0
     told = capsys.readouterr().out
-    assert f"made of them keep their texts: 5\ntasks that were made of them keep their texts: {task}\n" in told
+    assert f"created from them keep their texts: 5\ntasks created from them keep their texts: {task}\n" in told
     for dry_run in (True, False):
         done = purge(buffer, "experience_id = 1", reason="asked to", author="ada", dry_run=dry_run)
         assert (done.made_experiences, done.made_tasks) == ((5,), (task,))

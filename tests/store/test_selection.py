@@ -276,18 +276,18 @@ class TestTheCut:
 
 
 BAD: dict[str, tuple[str, str]] = {
-    "writes": ("delete from rft.task returning task_id as experience_id", "refused the query"),
+    "writes": ("delete from rft.task returning task_id as experience_id", "rejected the query"),
     "writes in a WITH": (
-        "with gone as (delete from rft.task returning task_id) select task_id as experience_id from gone", "refused the query",
+        "with gone as (delete from rft.task returning task_id) select task_id as experience_id from gone", "rejected the query",
     ),
     "calls what writes": ("select nextval('rft.label_batch_id_seq') as experience_id", "writes"),
-    "two statements": ("select 1 as experience_id) s; commit; delete from rft.taskset; select * from (select 1", "refused the query"),
-    "no SQL": ("choose experience_id", "refused the query"),
-    "unknown table": ("select experience_id from rft.experiences", "refused the query"),
+    "two statements": ("select 1 as experience_id) s; commit; delete from rft.taskset; select * from (select 1", "rejected the query"),
+    "no SQL": ("choose experience_id", "rejected the query"),
+    "unknown table": ("select experience_id from rft.experiences", "rejected the query"),
     "other columns": ("select experience_id, reward from rft.experience", r"experience_id, reward.*allowed: experience_id, or pair_id"),
     "another column": ("select group_id from rft.experience", r"got 'group_id'"),
-    "no id": ("select response as experience_id from rft.experience", "is no id"),
-    "null": ("select null::bigint as experience_id", "is no id"),
+    "no id": ("select response as experience_id from rft.experience", "is not an id"),
+    "null": ("select null::bigint as experience_id", "is not an id"),
     "nothing": (f"{ALL} where reward > 7", "selects nothing"),
     "twice": ("select experience_id from rft.experience, generate_series(1, 2)", r"24 rows more than once; the first is experience_id 1"),
     "unknown": (f"{ALL} union all select 991", r"1 of the 25 rows .* experience 991 does not exist"),

@@ -154,5 +154,5 @@ def test_shares_are_disjoint_complete_and_even(lengths: list[int], world_size: i
 
 
 def test_a_rank_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(QueryError, match=r"no such rank.*2.*0 to 1"):
+    with pytest.raises(QueryError, match=r"the rank does not exist.*2.*0 to 1"):
         a_batch([3, 4]).share(2, 2)

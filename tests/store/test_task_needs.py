@@ -183,7 +183,7 @@ def test_a_template_that_does_not_fit_is_found_before_the_run(buffer: Buffer, pl
     write_chats(place, [CHAT])
     config = configuration(place, [], **SFT, model={"path": "."})
     for check in (lambda: opened(config, place), lambda: load_tasks(ResolvedRun(config), buffer)):
-        with pytest.raises(TaskSourceError, match=r"row 1 .*before message 2 in another way once that answer is there"):
+        with pytest.raises(TaskSourceError, match=r"row 1 .*before message 2 differently when that answer follows"):
             check()
 
 

@@ -141,13 +141,13 @@ def test_one_answer_gives_the_sequence_of_a_written_answer(template: str | None)
 def test_a_template_that_changes_earlier_answers_is_refused_for_all_turns_only() -> None:
     found = tokenizer(FORGETFUL)
     chat = [CHAT[0], {"role": "assistant", "content": "hm/2"}, *CHAT[2:]]
-    with pytest.raises(ConfigError, match=r"in another way when message 4 is asked for.*turns: last"):
+    with pytest.raises(ConfigError, match=r"differently when message 4 is generated.*turns: last"):
         chat_sequence(found, chat)
     assert parts(found, chat_sequence(found, chat, turns="last"))[-1] == (True, "4 of course<|im_end|>")
 
 
 def test_a_generation_prompt_that_no_answer_follows_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"before message 2 in another way once that answer is there"):
+    with pytest.raises(ConfigError, match=r"before message 2 differently when that answer follows"):
         chat_sequence(tokenizer(LEADING), CHAT)
 
 

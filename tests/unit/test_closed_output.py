@@ -13,7 +13,7 @@ view = LineView()
 for number in range(2000):
     view.message(f"line {number} " + "." * 100)
 print("what is printed at the end", flush=True)
-sys.stderr.write("it goes on")
+sys.stderr.write("continue it")
 """
 
 
@@ -24,5 +24,5 @@ def test_messages_end_where_nothing_reads_them() -> None:
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline().startswith("line 0")
         process.stdout.close()
-        assert process.stderr.read() == "it goes on"
+        assert process.stderr.read() == "continue it"
     assert process.returncode == 0

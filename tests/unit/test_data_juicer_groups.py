@@ -329,7 +329,7 @@ READS_STORY: dict[str, Any] = {"sql": "SELECT * FROM batch WHERE dj_story <> ''"
         ([BY_TOPIC, "nested_aggregator"], r"input_key is neither a column .* nor a tag .*\(got 'event_description'\)"),
         ([BY_TOPIC, NESTED, NESTED], r"has the same output column \(got 'dj_prompt'\); set its output_key"),
         ([BY_TOPIC, {"naive_reverse_grouper": {"batch_meta_export_path": "x"}}], r"it writes no file here"),
-        ([BY_TOPIC, {"meta_tags_aggregator": {"meta_tag_key": "attempts"}}], r"meta_tag_key is no column of tags"),
+        ([BY_TOPIC, {"meta_tags_aggregator": {"meta_tag_key": "attempts"}}], r"meta_tag_key is not a column of tags"),
         (
             [{"key_value_grouper": {"group_by_keys": ["colour"]}}],
             r"a column that the batch does not have \(got 'colour'\)",
@@ -343,7 +343,7 @@ READS_STORY: dict[str, Any] = {"sql": "SELECT * FROM batch WHERE dj_story <> ''"
             [BY_TOPIC, {"sql": "SELECT * FROM batch WHERE dj_group <> ''"}, STORY],
             r"stage 2 .*\(sql\).*dj_group.*rows end at stage 3 \(nested_aggregator\)",
         ),
-        (["ray_repartition_pipeline"], r"works on a whole data set of Ray's.*leave it out"),
+        (["ray_repartition_pipeline"], r"works on a whole Ray data set.*leave it out"),
     ],
 )
 def test_what_cannot_be_grouped_is_refused_when_the_chain_is_built(stages: list[Any], message: str) -> None:

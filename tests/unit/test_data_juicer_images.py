@@ -165,7 +165,7 @@ def test_an_array_that_no_experience_has_is_said(caplog: pytest.LogCaptureFixtur
 )
 def test_an_array_that_is_no_image_is_refused(array: NDArray[Any], message: str) -> None:
     with pytest.raises(
-        OperatorError, match=rf"the array 'x' of experience 7 is no image: {message}.*; allowed: \[height"
+        OperatorError, match=rf"the array 'x' of experience 7 is not an image: {message}.*; allowed: \[height"
     ):
         read_images(reader({7: array}), [7], "x")
 

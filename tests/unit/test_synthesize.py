@@ -207,7 +207,7 @@ def test_a_call_that_fails_makes_nothing_and_says_why() -> None:
     assert errors(chain, batch([1])) == ["the policy did not answer: RuntimeError: gone"]
     chain = prepared(say(quest="q"), kind="rephrase")
     assert chain.run(batch([1])).created == []
-    assert "there is no question in it" in str(errors(chain, batch([1]))[0])
+    assert "it contains no question" in str(errors(chain, batch([1]))[0])
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_a_call_that_fails_makes_nothing_and_says_why() -> None:
 def test_a_question_is_a_text_and_the_last_word_of_an_answer(answer: str) -> None:
     chain = prepared(lambda _: answer, kind="rephrase")
     assert chain.run(batch([1])).created == []
-    assert "there is no question in it" in str(errors(chain, batch([1]))[0])
+    assert "it contains no question" in str(errors(chain, batch([1]))[0])
 
 
 def test_the_error_is_a_column_that_later_stages_may_read() -> None:
@@ -262,7 +262,7 @@ def test_a_function_makes_experiences(tmp_path: Path) -> None:
 
 def test_a_function_that_returns_something_else_is_named(tmp_path: Path) -> None:
     (tmp_path / "variants.py").write_text(VARIANTS)
-    with pytest.raises(OperatorError, match=r"variants.py:broken returned something else .* experience 100"):
+    with pytest.raises(OperatorError, match=r"variants.py:broken returned something other than .* experience 100"):
         prepared(None, tmp_path, kind="./variants.py:broken").run(batch([0]))
 
 

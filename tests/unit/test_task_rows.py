@@ -84,7 +84,7 @@ def test_tasks_are_split_by_their_keys_and_counted(tmp_path: Path) -> None:
         sizes[split] = len(tasks(tmp_path, ROWS, reading, split=split, split_shares=SHARES))
         counted.append(dict(reading.splits.num_tasks))
         assert reading.sentences() == [
-            "tasks of the source by split: train {train}, validation {validation}, test {test}; it takes {split}".format(
+            "tasks of the source by split: train {train}, validation {validation}, test {test}; it uses {split}".format(
                 **counted[-1], split=split
             )
         ]

@@ -111,7 +111,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
         draft.touch()
         Path("/dev/full").write_bytes(b"x")
 
-    with pytest.raises(DiskFullError, match="no room"):
+    with pytest.raises(DiskFullError, match="no space"):
         write_atomically(tmp_path / "a.safetensors", fill)
     assert os.listdir(tmp_path) == []
 
