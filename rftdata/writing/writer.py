@@ -20,7 +20,7 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from rftdata.errors import BufferUnavailableError, ConflictError, FencedError, RftError, SegmentFileClosedError
-from rftdata.experience import Group, Sequence, is_complete, successes_and_trials, validate
+from rftdata.experience import Group, Rollout, Sequence, is_complete, successes_and_trials, validate
 from rftdata.failpoints import failpoint
 from rftdata.postgres import notify
 from rftdata.postgres.binary_copy import (
@@ -270,6 +270,25 @@ class Writer:
         ids = one(reserved)
         given.groups = {id(g): int(g.group_id or 0) for g in claimed}
         given.groups |= {id(g): group_id for g, group_id in zip(unplanned, ids["groups"], strict=True)}
+        numbered = self._copy_rows(connection, groups, rollouts, experiences, ids, given)
+        origins.store(connection, self.run_id, [(given.groups[id(g)], g.origin) for g in groups if g.origin], numbered)
+        with connection.pipeline():
+            if unplanned:
+                self._adopt(connection, unplanned, ids["groups"])
+            self._seal(connection, groups, given, direct=one(run)["pipeline_version"] == NO_PIPELINE)
+        appended = arrays.result() if arrays is not None else None  # nothing commits before they are durable
+        failpoint("writer.synced")
+        if appended and not self._insert_segment(connection, appended, ids["segment"]).rowcount:
+            raise SegmentFileClosedError(
+                f"the segment file {appended.uri} was closed before this writer committed to it",
+                todo="write again: the arrays go to a new file",
+            )
+
+    def _copy_rows(
+        self, connection: Connection, groups: list[Group], rollouts: list[tuple[Group, Rollout]],
+        experiences: list[tuple[Group, Rollout, int, Sequence]], ids: Row, given: _Ids,
+    ) -> list[tuple[int, Sequence]]:  # fmt: skip
+        """Send the rows of rollouts, experiences and prompts; the experiences with their ids."""
         rollout_ids = {id(rollout): i for (_, rollout), i in zip(rollouts, ids["rollouts"], strict=True)}
         copy_bytes(
             connection, "rft.rollout", ROLLOUT_COLUMNS,
@@ -289,18 +308,7 @@ class Writer:
             ),
         )  # fmt: skip
         copy_bytes(connection, "rft.group_prompt", GROUP_PROMPT_COLUMNS, prompts.rows)
-        origins.store(connection, self.run_id, [(given.groups[id(g)], g.origin) for g in groups if g.origin], numbered)
-        with connection.pipeline():
-            if unplanned:
-                self._adopt(connection, unplanned, ids["groups"])
-            self._seal(connection, groups, given, direct=one(run)["pipeline_version"] == NO_PIPELINE)
-        appended = arrays.result() if arrays is not None else None  # no commit before the arrays are durable
-        failpoint("writer.synced")
-        if appended and not self._insert_segment(connection, appended, ids["segment"]).rowcount:
-            raise SegmentFileClosedError(
-                f"the segment file {appended.uri} was closed before this writer committed to it",
-                todo="write again: the arrays go to a new file",
-            )
+        return numbered
 
     def _seal(self, connection: Connection, groups: list[Group], given: _Ids, *, direct: bool) -> None:
         """Seal the groups: they go to the pipeline, or, complete and without a pipeline, to the trainer."""

@@ -43,7 +43,7 @@ def copy_group(buffer: Buffer, task_key: str) -> list[int]:
         connection.execute(
             "UPDATE rft.group_prompt p SET prompt = o.prompt FROM rft.v_experience o, rft.experience e"
             " WHERE e.group_id = p.group_id AND e.run_id = %s AND o.task_key = %s",
-            [run["run_id"], task_key],
+            [run.run_id, task_key],
         )
     found: list[int] = buffer.sql(
         "SELECT experience_id FROM rft.experience WHERE run_id = %s ORDER BY 1", [run.run_id]
