@@ -5,9 +5,9 @@
 BIN := .venv/bin
 # Tests share small machines with the engines they start; threads that spin while waiting would starve them.
 export OMP_WAIT_POLICY ?= PASSIVE
-# Tests wait for engines and servers much of the time: three processes keep two cores busy. Those of a file stay together, since they
+# Tests wait for engines and servers much of the time: four processes keep two cores busy. Those of a file stay together, since they
 # share what they start; the longest files come first (tests/support/durations.py).
-SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
+SIDE_BY_SIDE := -n 4 --dist loadfile --no-loadscope-reorder
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -46,7 +46,8 @@ format: setup  ## let ruff lay out the code and mend what it can
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
-docs: setup  ## generate docs/reference/schema.md, stages.md and the diagrams (these need Graphviz)
+docs: setup  ## generate docs/reference/schema.md, stages.md, algorithms.md and the diagrams (these need Graphviz)
 	$(BIN)/python scripts/schema_reference.py
 	$(BIN)/python scripts/stages_reference.py
+	$(BIN)/python scripts/algorithm_reference.py
 	dot -Tsvg docs/diagrams/loop.dot -o docs/diagrams/loop.svg

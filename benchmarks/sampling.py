@@ -91,7 +91,7 @@ class Bench:
         }  # fmt: skip
         self._next_group += num
         self._set_fsync("off")
-        for name in ("groups", "rollouts", "experiences", "worklist"):
+        for name in ("groups", "prompts", "rollouts", "experiences", "worklist"):
             started = time.perf_counter()
             self._execute(name, **values)
             print(f"{rows:,} experiences: {name} filled in {time.perf_counter() - started:.0f} s", file=sys.stderr)

@@ -15,11 +15,15 @@ OVERRIDING SYSTEM VALUE
 SELECT (%(first)s::bigint + n) * %(group_size)s + i, %(first)s::bigint + n, i, 'ok', mod(i, 2), 1, 1
 FROM generate_series(0, %(num)s::bigint - 1) AS n, generate_series(0, %(group_size)s::integer - 1) AS i;
 
+-- name: prompts
+INSERT INTO rft.group_prompt (group_id, prompt_digest, prompt)
+SELECT %(first)s::bigint + n, 'p', repeat('p', 100) FROM generate_series(0, %(num)s::bigint - 1) AS n;
+
 -- name: experiences
-INSERT INTO rft.experience (experience_id, run_id, group_id, rollout_id, source, prompt, response, reward_sampled, reward, metrics,
-    num_prompt_tokens, num_response_tokens, finish_reason, segment_id, segment_row)
+INSERT INTO rft.experience (experience_id, run_id, group_id, rollout_id, source, prompt_digest, response, reward_sampled, reward,
+    metrics, num_prompt_tokens, num_response_tokens, finish_reason, segment_id, segment_row)
 OVERRIDING SYSTEM VALUE
-SELECT k.id, %(run_id)s, %(first)s::bigint + n, k.id, 'import', repeat('p', 100), repeat('r', 150), mod(i, 2), mod(i, 2), '{"seconds": 1}',
+SELECT k.id, %(run_id)s, %(first)s::bigint + n, k.id, 'import', 'p', repeat('r', 150), mod(i, 2), mod(i, 2), '{"seconds": 1}',
        s.prompts[k.place], s.responses[k.place], 'stop', s.segments[k.place], s.rows[k.place]
 FROM (SELECT array_agg(num_prompt_tokens) AS prompts, array_agg(num_response_tokens) AS responses, array_agg(segment_id) AS segments,
              array_agg(segment_row) AS rows

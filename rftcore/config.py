@@ -22,11 +22,14 @@ from rftdata.config import (
     SelectorConfig,
     SyncConfig,
     TasksetConfig,
+    merged,
 )
 from rftdata.config_errors import parse_section
 from rftdata.errors import ConfigError
 from rftdata.planning.mixing import check_weights
 from rftdata.training.sampling import SamplingConfig
+
+STAGES = "stages"
 
 
 class RunSection(Section):
@@ -208,8 +211,47 @@ def load_config(file: Path, overrides: list[str] | None = None) -> RunConfig:
         overrides: `a.b=value` strings; the value is read as YAML.
 
     Raises:
-        ConfigError: unreadable file, unknown key (with the nearest valid one), wrong value, malformed override.
+        ConfigError: unreadable file, unknown key (with the nearest valid one), wrong value, malformed override, a file of stages.
     """
+    raw = _read_mapping(file, overrides)
+    if STAGES in raw:
+        raise ConfigError(
+            f"{file} has stages, and this command works on one run", allowed="`rft run` and `rft check` take such a file",
+            todo="name the run of a stage, which `rft status` lists, instead of the file",
+        )  # fmt: skip
+    return parse_config(raw, file.resolve().parent, str(file))
+
+
+def load_stages(file: Path, overrides: list[str] | None = None) -> list[RunConfig]:
+    """Read a configuration file that may have stages; one without is a single stage.
+
+    Each item of `stages` has a `name` and the sections that differ from the rest of the file. Its run is called
+    `<run.name>-<name>`. The model of a later stage is that of the stage before; until that has run, the file's own stands for it.
+
+    Raises:
+        ConfigError: as `load_config`, with the stage's name; a stage without a name, or two of one name.
+    """
+    raw = _read_mapping(file, overrides)
+    stages = raw.pop(STAGES, None)
+    if stages is None:
+        return [parse_config(raw, file.resolve().parent, str(file))]
+    if not isinstance(stages, list) or not stages or not all(isinstance(stage, dict) for stage in stages):
+        raise ConfigError(f"{file}: stages must be a list of mappings", allowed="[{name: sft, algorithm: …}, …]")
+    names = [str(stage.get("name", "")) for stage in stages]
+    if len(set(names)) < len(names) or not all(names):
+        raise ConfigError(f"{file}: every stage needs a name of its own", value=", ".join(names))
+    found = []
+    for name, stage in zip(names, stages, strict=True):
+        changes = {key: value for key, value in stage.items() if key != "name"}
+        whole = merged(raw, changes)
+        run = whole.get("run")
+        if isinstance(run, dict) and isinstance(run.get("name"), str):
+            whole["run"] = {**run, "name": f"{run['name']}-{name}"}
+        found.append(parse_config(whole, file.resolve().parent, f"{file}, stage {name!r}"))
+    return found
+
+
+def _read_mapping(file: Path, overrides: list[str] | None) -> dict[str, Any]:
     try:
         text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -221,12 +263,14 @@ def load_config(file: Path, overrides: list[str] | None = None) -> RunConfig:
     try:
         raw = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{file} is not valid YAML: {' '.join(str(error).split())}", todo="mend the file") from error
+        raise ConfigError(
+            f"{file} is not valid YAML: {' '.join(str(error).split())}", todo="correct the file"
+        ) from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{file} must hold a mapping of sections", value=type(raw).__name__)
     for override in overrides or []:
         apply_override(raw, override)
-    return parse_config(raw, file.resolve().parent, str(file))
+    return raw
 
 
 def parse_config(raw: dict[str, Any], base_dir: Path, origin: str) -> RunConfig:

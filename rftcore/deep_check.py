@@ -31,6 +31,7 @@ from rftdata.buffer import Buffer
 from rftdata.config import TasksetConfig
 from rftdata.connection import check_new_folder, exists
 from rftdata.errors import ConfigError, ModelError, RftError, RolloutsFailedError
+from rftdata.inspection import schema_version
 from rftdata.pipeline.tasks import source_batch
 from rftdata.tasks import read_tasks
 from rftdata.tasks.loading import no_task, taskset_texts
@@ -272,4 +273,4 @@ def _describe_database(config: RunConfig) -> str:
         return f"buffer: {folder} will be made{later}"
     with rftdata.open(buffer, create=False, schema="check", application="rft check") as found:
         checked_formula(found.database, formula)
-        return f"buffer: {found.location} answers, schema {found.schema_version()}"
+        return f"buffer: {found.location} answers, schema {schema_version(found.database)}"

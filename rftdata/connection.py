@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
 from rftdata.buffer import Buffer
 from rftdata.config import BufferConfig
-from rftdata.errors import BufferUnavailableError, QueryError, RftError
-from rftdata.postgres.database import Database, redacted
+from rftdata.errors import BufferUnavailableError, QueryError, RftError, TimeLimitError
+from rftdata.postgres.database import Database
 from rftdata.postgres.embedded import EmbeddedServer, check_folder
 from rftdata.postgres.migrations import check_schema, migrate, newest_version, schema_version
 from rftdata.segments.posix import PosixSegmentStore
+from rftdata.uri import redacted
+from rftdata.user_code.blocked import print_blocked
+from rftdata.user_code.time_limits import when_blocked
 
 _SERVER_SCHEMES = ("postgresql://", "postgres://")
 
@@ -176,6 +180,42 @@ def _remove(server: EmbeddedServer, made: list[Path]) -> None:
             entry.unlink()
     for folder in made:
         folder.rmdir()
+
+
+def stored_segments(uri: str, application: str) -> str | None:
+    """The folder of the arrays of a buffer on a server, as the configuration of its newest run names it; None where none does.
+
+    Raises:
+        BufferUnavailableError: the database holds no buffer.
+    """
+    with contextlib.closing(Database(uri, application=application)) as database:
+        if schema_version(database) is None:
+            raise no_buffer(redacted(uri))
+        found = database.fetch("newest_run")
+    segments: str | None = found[0]["config"].get("buffer", {}).get("segments") if found else None
+    return segments
+
+
+@contextlib.contextmanager
+def temporary(application: str) -> Iterator[Buffer]:
+    """An empty buffer in a folder of its own; neither folder nor server is left."""
+    with tempfile.TemporaryDirectory(prefix="rft-temporary-") as folder:
+        server = EmbeddedServer(Path(folder))
+
+        def end(error: TimeLimitError) -> None:
+            """The process is ended by the one who calls."""
+            server.stop()
+            shutil.rmtree(folder, ignore_errors=True)
+            print_blocked(error)
+
+        try:
+            with (
+                when_blocked(end),
+                open(BufferConfig(uri=folder, min_free_bytes=0), application=application) as found,
+            ):
+                yield found
+        finally:
+            server.stop()
 
 
 def upgrade(config: BufferConfig, application: str) -> tuple[str, str]:

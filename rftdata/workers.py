@@ -214,6 +214,11 @@ def num_finished(run: Run, role: str) -> int:
     return int(run.database.fetch("finished_work", run_id=run.run_id)[0][role])
 
 
+def num_succeeded(run: Run) -> int:
+    """Count the rollouts and evaluations of a run that succeeded."""
+    return int(run.database.fetch("succeeded_rollouts", run_id=run.run_id)[0]["num"])
+
+
 @dataclass(frozen=True, kw_only=True)
 class LiveWorker:
     """A process that has not left; `beats` is true if it sent a heartbeat within the last 15 s."""

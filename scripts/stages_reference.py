@@ -126,11 +126,12 @@ def section(name: str) -> str:
     parts = [f"## {name}\n", body(_module_text(operator)), f"{text}\n", facts(name, operator)]
     rows = arguments(operator.Config)
     if rows:
-        parts += [_table(rows), *_long_defaults(operator)]
+        parts += [table(rows), *_long_defaults(operator)]
     return "\n".join(parts)
 
 
-def _table(rows: list[list[str]]) -> str:
+def table(rows: list[list[str]]) -> str:
+    """Format rows of `arguments`."""
     table = [["argument", "type", "default", "meaning"], ["---"] * 4, *rows]
     return "".join(f"| {' | '.join(_cell(cell) for cell in row)} |\n" for row in table)
 
@@ -146,7 +147,7 @@ def _long_defaults(operator: type[Operator]) -> Iterator[str]:
 
 def _recipe() -> str:
     text = body((data_juicer_recipe.__doc__ or "").strip())
-    return "\n".join([f"## {data_juicer_recipe.NAME}\n", text, _table(arguments(data_juicer_recipe.RecipeConfig))])
+    return "\n".join([f"## {data_juicer_recipe.NAME}\n", text, table(arguments(data_juicer_recipe.RecipeConfig))])
 
 
 def _expressions() -> str:
@@ -198,14 +199,19 @@ def _columns(names: frozenset[str] | None) -> str:
     return ", ".join(f"`{name}`" for name in sorted(names)) or "only ids"
 
 
-def arguments(config: type[BaseModel], prefix: str = "") -> list[list[str]]:
-    """Return a row for each argument; those of a nested mapping follow it."""
+def arguments(config: type[BaseModel], prefix: str = "", values: BaseModel | None = None) -> list[list[str]]:
+    """Return a row for each argument; those of a nested mapping follow it.
+
+    Args:
+        values: whose values are the defaults, where they are not those of the class.
+    """
     rows = []
     for name, field in config.model_fields.items():
-        rows.append([f"`{prefix}{name}`", _type(field), _default(field), field.description or _told(config, name)])
+        default = _default(field) if values is None else _shown(getattr(values, name))
+        rows.append([f"`{prefix}{name}`", _type(field), default, field.description or _told(config, name)])
         nested = _nested(field.annotation)
         if nested is not None:
-            rows += arguments(nested, f"{prefix}{name}.")
+            rows += arguments(nested, f"{prefix}{name}.", field.default if isinstance(field.default, nested) else None)
     return rows
 
 
@@ -262,9 +268,11 @@ def _nested(annotation: Any) -> type[BaseModel] | None:
 
 
 def _default(field: FieldInfo) -> str:
-    if field.is_required():
-        return "needed"
-    value = field.get_default(call_default_factory=True)
+    return "needed" if field.is_required() else _shown(field.get_default(call_default_factory=True))
+
+
+def _shown(value: Any) -> str:
+    """Format a default."""
     if value is None or isinstance(value, BaseModel) or value in ({}, (), []):
         return ""
     if isinstance(value, str) and "\n" in value:
@@ -285,7 +293,7 @@ def _module_text(operator: type[Operator]) -> str:
 def _run_options() -> str:
     rows = [["`run." + row[0].strip("`") + "`", *row[1:]] for row in arguments(RunOptions)]
     text = "## The key `run` of every stage\n\nHow a stage is run. It does not affect decisions, so it is not part of the pipeline's version.\n\n"
-    return text + _table(rows)
+    return text + table(rows)
 
 
 if __name__ == "__main__":

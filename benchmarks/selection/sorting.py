@@ -27,7 +27,7 @@ from benchmarks.selection.training import Group
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.algorithm import Algorithm
 from rftcore.trainer.batches import TrainBatch
-from rftcore.trainer.config import TrainerConfig
+from rftcore.trainer.config import OptimizerConfig, TrainerConfig
 from rftcore.trainer.learner import Learner
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "sort_from_scratch"
@@ -278,7 +278,7 @@ def prepare(folder: Path, course: Course, seed: int) -> dict[str, Any]:
 
 def _open_for_imitation(folder: Path, steps: int, seed: int) -> Learner:
     config = TrainerConfig(
-        learning_rate=2.0e-3, warmup_steps=20, lr_schedule="cosine", min_lr_ratio=0.05, weight_decay=0.01,
+        learning_rate=2.0e-3, warmup_steps=20, lr_schedule="cosine", min_lr_ratio=0.05, optimizer=OptimizerConfig(weight_decay=0.01),
         autocast="none", num_threads=1,
     )  # fmt: skip
     return Learner(str(folder), config, build_algorithm("sft"), seed, device="cpu", total_steps=steps)

@@ -15,8 +15,7 @@ from operators.chain.input_digests import input_digests
 from operators.chain.parts import in_parts
 from operators.chain.stage import Stage
 from rftdata.errors import OperatorError
-from rftdata.pipeline.records import Known, KnownScore, StageScores
-from rftdata.postgres.values import storable
+from rftdata.pipeline.records import Known, KnownScore, StageScores, as_stored
 from rftdata.user_code.time_limits import call
 
 
@@ -81,18 +80,6 @@ def _scored(
         merged = {**stored, **{row.pop("experience_id"): row for row in table.to_pylist()}}
         fresh = _stored_columns(stage, ids, merged)
     return fresh, scores
-
-
-def as_stored(values: pa.Array) -> pa.Array:
-    """Return values as the database will return them (no NaN or infinity, no NUL in texts), so that later stages see the same on every run."""
-    kind = values.type
-    if pa.types.is_floating(kind):
-        return pc.if_else(pc.fill_null(pc.is_finite(values), False), values, pa.scalar(None, kind))
-    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
-        return values
-    if pa.types.is_string(kind) and not pc.any(pc.match_substring(values, "\x00")).as_py():
-        return values
-    return pa.array([storable(value) for value in values.to_pylist()], kind)
 
 
 def _of_the_same(

@@ -11,6 +11,8 @@ import pyarrow.compute as pc
 
 from operators.groups import Groups, Ints
 
+_LIMIT = ", min_group_size is "
+
 
 def short_groups(groups: Groups, rows: Ints, min_group_size: int, left: str) -> pa.Array | None:
     """Return reasons for rows of groups with fewer than `min_group_size` rollouts (turns of one rollout count once).
@@ -34,11 +36,16 @@ def short_groups(groups: Groups, rows: Ints, min_group_size: int, left: str) -> 
         return None
     texts = pa.array(
         [
-            f"only {count} rollout{'s' if count > 1 else ''} of the group {left}, min_group_size is {min_group_size}"
+            f"only {count} rollout{'s' if count > 1 else ''} of the group {left}{_LIMIT}{min_group_size}"
             for count in range(min_group_size)
         ]
     )
     return texts.take(pa.array(np.where(short, counts, 0), mask=~short))
+
+
+def is_short(reason: str) -> bool:
+    """Whether a row was dropped since its group became too small, and not for what it is."""
+    return _LIMIT in reason
 
 
 def without_reward(reward: pa.Array, before_value: str) -> pa.Array | None:

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rftcore.algorithms.config import AlgorithmConfig, PartChoice, merged
+from rftcore.algorithms.config import AlgorithmConfig, PartChoice
 from rftcore.algorithms.presets import load_preset
+from rftdata.config import merged
 from rftdata.config_errors import parse_section
 from rftdata.errors import ConfigError
 from rftdata.plugins import Registry

@@ -307,7 +307,7 @@ class Algorithm:
         self._kl_coef = state.get("kl_coef", self._kl_coef)
 
     def _credit(self, batch: StepBatch, signals: Signals, anchor_N: Tensor, sampled_B: Tensor) -> Credit:
-        """Advantages, from the sequences that are not an expert's, and those alone; the others have 0."""
+        """Compute advantages from the sequences that are not an expert's, and from those alone; the others have 0."""
         if self.advantage is None:
             return Credit(advantages_N=anchor_N.new_zeros(len(anchor_N)))
         sampled_N = sampled_B[batch.sequence_N]

@@ -103,7 +103,7 @@ class StepBatch:
         return self.sequence_N.bincount(minlength=self.num_sequences)
 
     def only(self, kept_B: Tensor) -> StepBatch:
-        """The sequences with True, and their tokens."""
+        """Return the sequences with True, and their tokens."""
         kept_N = kept_B[self.sequence_N]
         number_B = kept_B.long().cumsum(0) - 1
         found = _only(self, kept_N) | {
@@ -141,7 +141,7 @@ class Signals:
     discriminator_N: Tensor | None = None
 
     def only(self, kept_N: Tensor) -> Signals:
-        """Those of the tokens with True."""
+        """Return those of the tokens with True."""
         return replace(self, **_only(self, kept_N))
 
 
@@ -335,7 +335,7 @@ class PairTerm(Term):
 
 
 def _only(parts: StepBatch | Signals, kept_N: Tensor) -> dict[str, Tensor]:
-    """The entries per token that there are, of the tokens with True."""
+    """Return the entries per token that there are, of the tokens with True."""
     named = {entry.name: getattr(parts, entry.name) for entry in fields(parts) if entry.name.endswith("_N")}
     return {name: values[kept_N] for name, values in named.items() if values is not None}
 
@@ -362,7 +362,7 @@ def refuse_missing_rewards(batch: StepBatch, needed_B: Tensor) -> None:
 
 
 def refuse_missing_columns(batch: StepBatch, columns: frozenset[Column]) -> None:
-    """Whether the batch has the entries per sequence that the parts read.
+    """Stop where the batch lacks entries per sequence that the parts read.
 
     Raises:
         RftError: names the first that it lacks.

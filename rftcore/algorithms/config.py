@@ -7,7 +7,6 @@ another part (`loss: {name: cispo}`) replaces the preset's part as a whole, sinc
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
@@ -119,21 +118,3 @@ class AlgorithmConfig(Section):
         description="What ratios compare with: the engine's recorded log-probabilities, or the trainer's own, recomputed before the"
         " step. By default behavior, and recomputed where a part needs it.",
     )
-
-
-def merged(preset: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A preset's keys with a user's in their place, at every depth."""
-    result = dict(preset)
-    for key, value in changes.items():
-        under = result.get(key)
-        if isinstance(value, str) and isinstance(under, Mapping) and "name" in under:
-            value = {"name": value}
-        if (
-            isinstance(value, Mapping)
-            and isinstance(under, Mapping)
-            and value.get("name", under.get("name")) == under.get("name")
-        ):
-            result[key] = merged(under, value)
-        else:
-            result[key] = value
-    return result

@@ -39,6 +39,7 @@ def restore(
 ) -> None:
     """Make a new buffer of a back-up: --buffer names a new folder, or the URL of an empty database."""
     from rftdata.config import BufferConfig
+    from rftdata.inspection import counts
     from rftdata.maintenance.backup import restore as restored
 
     if buffer is None:
@@ -47,5 +48,5 @@ def restore(
         )
     target = BufferConfig(uri=buffer, segments=None if segments is None else str(segments))
     with restored(folder, target) as found:
-        num_experiences = found.database.fetch("doctor_counts")[0]["experiences"]
+        num_experiences = counts(found.database).experiences
         print(f"{found.location}: {num_experiences} experiences, every segment matches its checksum")

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from rftcore.cli.roles import ConfigArgument
-from rftcore.cli.run import SetOption, configuration
+from rftcore.cli.run import SetOption, stage_configurations
 from rftcore.cli.session import ConfigBufferOption, JsonOption
 
 
@@ -34,7 +34,7 @@ def check(
 
     from rftcore.cli.output import print_json, warn
 
-    found = configuration(config, overrides, buffer)
+    stages = stage_configurations(config, overrides, buffer)
     from rftcore.deep_check import open_inputs
     from rftcore.resolved import ResolvedRun
     from rftcore.run.prepare import check_plugins
@@ -42,15 +42,17 @@ def check(
     from rftdata.user_code.time_limits import at_most
 
     with held_lock.printed(), at_most(wait_s, "rft check"):
-        resolved = ResolvedRun(found)
-        check_plugins(resolved)
-        for sentence in open_inputs(resolved, read_s) if deep else ():
-            warn(sentence)
-    plain = found.model_dump(mode="json")
+        for stage in stages:
+            resolved = ResolvedRun(stage)
+            check_plugins(resolved)
+            for sentence in open_inputs(resolved, read_s) if deep else ():
+                warn(sentence)
+    plain = [stage.model_dump(mode="json") for stage in stages]
+    shown = plain[0] if len(plain) == 1 else {"stages": plain}
     if as_json:
-        print_json(plain)
+        print_json(shown)
     else:
-        print(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), end="")
+        print(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True), end="")
     warn(
         f"{config} is valid"
         + ("" if deep else "; --deep also opens model, tasks, database and what stages need, and tries a rollout")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,7 +12,7 @@ from rftcore.cli.session import BufferOption, JsonOption, find_buffer, opened, p
 from rftdata.errors import BufferUnavailableError, ConfigError
 
 if TYPE_CHECKING:
-    from rftdata.postgres.embedded import EmbeddedServer
+    from rftdata.administration import EmbeddedServer
 
 app = typer.Typer(
     help="The PostgreSQL of a buffer: the embedded server, segment files, roles, back-up.",
@@ -80,11 +80,13 @@ def stop(
     ] = False,
 ) -> None:
     """Stop the server, unless sessions are open. Without this command it stops after `buffer.idle_stop_s` unused seconds (60)."""
+    from rftdata.administration import open_sessions
+
     server = _server(buffer)
     if not server.is_running():
         print(f"the server of {server.folder} does not run")
         return
-    sessions = [] if force else _sessions(server)
+    sessions = [] if force else open_sessions(server)
     if sessions:
         names = ", ".join(sorted({str(session["application_name"] or "unnamed") for session in sessions}))
         raise BufferUnavailableError(
@@ -99,10 +101,11 @@ def stop(
 def status(buffer: BufferOption = None, as_json: JsonOption = False) -> None:
     """Whether the server runs, and who uses it."""
     from rftcore.cli.output import print_json, print_rows
+    from rftdata.administration import open_sessions
 
     server = _server(buffer)
     running = server.is_running()
-    sessions = _sessions(server) if running else []
+    sessions = open_sessions(server) if running else []
     limit_s = server.idle.limit_s
     if as_json:
         idle_stop_s = limit_s if running and limit_s else None
@@ -168,7 +171,7 @@ def roles(buffer: BufferOption = None, as_json: JsonOption = False) -> None:
     CREATE ROLE ada LOGIN IN ROLE rft_labeler, and \\password ada.
     """
     from rftcore.cli.output import print_json, warn
-    from rftdata.postgres.migrations import grant_roles
+    from rftdata.administration import grant_roles
 
     with opened(buffer, "rft db", schema="migrate") as found:
         made, held = grant_roles(found.database)
@@ -187,7 +190,7 @@ app.command("restore")(backup.restore)
 
 
 def _server(uri: str | None, listen: str | None = None) -> EmbeddedServer:
-    from rftdata.postgres.embedded import EmbeddedServer
+    from rftdata.administration import EmbeddedServer
 
     found = find_buffer(uri)
     if "://" in found:
@@ -204,17 +207,3 @@ def _server(uri: str | None, listen: str | None = None) -> EmbeddedServer:
             todo="name one with --buffer or RFT_BUFFER, or make one: `rft db create`",
         )
     return server
-
-
-def _sessions(server: EmbeddedServer) -> list[dict[str, Any]]:
-    """Open sessions but our own."""
-    import psycopg
-    from psycopg.rows import dict_row
-
-    from rftdata.postgres.database import queries, translated
-
-    with (
-        translated(server.uri),
-        psycopg.connect(server.uri, row_factory=dict_row, application_name="rft db") as connection,
-    ):
-        return connection.execute(queries()["open_sessions"]).fetchall()

@@ -78,11 +78,10 @@ def _versions(names: tuple[str, ...]) -> str:
 
 
 def _buffer(buffer: Buffer) -> Iterator[Finding]:
-    from rftdata.postgres.migrations import schema_version
+    from rftdata.inspection import counts, schema_version, server_version
 
-    with buffer.database.connection() as connection:
-        server = connection.info.parameter_status("server_version")
-    yield True, f"{buffer.location} answers: PostgreSQL {server}, schema {schema_version(buffer.database)}"
+    versions = f"PostgreSQL {server_version(buffer.database)}, schema {schema_version(buffer.database)}"
+    yield True, f"{buffer.location} answers: {versions}"
     folder = Path(buffer.config.segments) if buffer.config.segments else Path(buffer.config.uri) / "segments"
     if folder.exists():
         free = shutil.disk_usage(folder).free
@@ -92,11 +91,11 @@ def _buffer(buffer: Buffer) -> Iterator[Finding]:
             f"{free / 2**30:.1f} GiB free where the segments are"
             + ("" if enough else "; writers refuse to go on: free some space"),
         )
-    counts = buffer.database.fetch("doctor_counts")[0]
+    held = counts(buffer.database)
     problems = 0
     for problem in buffer.verify():
         problems += 1
         yield False, problem
     if not problems:
-        checked = f"{counts['segments']} segments with {counts['rows']} rows match their checksums"
-        yield True, f"{checked}, {counts['experiences']} experiences point into them"
+        checked = f"{held.segments} segments with {held.rows} rows match their checksums"
+        yield True, f"{checked}, {held.experiences} experiences point into them"

@@ -129,10 +129,15 @@ def _replay(config: RunConfig, run: str | None, version: str | None, as_json: bo
     if not done.num_groups:
         print(f"version {done.version}: nothing was sealed, labelled or answered since its last replay")
         return
+    short = (
+        f" (of them only since their group fell below min_group_size: {_counts(done.short_by)})"
+        if done.short_by
+        else ""
+    )
     failed = f"; set aside since a stage failed: {_counts(done.failed_by)}" if done.failed_by else ""
     print(
         f"version {done.version}: {done.num_experiences} experiences of {done.num_groups} groups decided, {done.num_kept} kept, "
-        f"dropped by {_counts(done.dropped_by) or 'none'}{failed}"
+        f"dropped by {_counts(done.dropped_by) or 'none'}{short}{failed}"
     )
     if done.failed_by:
         warn("rft.operator_run and the reasons in rft.verdict say with which error a stage failed")

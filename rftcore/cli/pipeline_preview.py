@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rftdata.errors import OperatorError, TimeLimitError
+from rftdata.errors import OperatorError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,32 +55,16 @@ def show_preview(config: RunConfig, run: str | None, rows: int, seed: int, limit
 def _buffer(config: RunConfig) -> Iterator[Buffer]:
     """The configuration's buffer. Before there is one, tasks are looked at in an empty one, which goes again."""
     import rftdata
-    from rftdata.config import BufferConfig
-    from rftdata.connection import exists
-    from rftdata.postgres.embedded import EmbeddedServer
-    from rftdata.user_code.blocked import print_blocked
-    from rftdata.user_code.time_limits import when_blocked
+    from rftdata.connection import exists, temporary
 
-    if exists(config.buffer) or not config.pipelines.task:
-        with rftdata.open(config.buffer, create=False, schema="check", application="rft pipeline") as found:
-            yield found
-        return
-    with tempfile.TemporaryDirectory(prefix="rft-preview-") as folder:
-
-        def end(error: TimeLimitError) -> None:
-            """Leave no server behind; the process itself is ended by the one who calls."""
-            EmbeddedServer(Path(folder)).stop()
-            shutil.rmtree(folder, ignore_errors=True)
-            print_blocked(error)
-
-        try:
-            with (
-                when_blocked(end),
-                rftdata.open(BufferConfig(uri=folder, min_free_bytes=0), application="rft pipeline") as found,
-            ):
-                yield found
-        finally:
-            EmbeddedServer(Path(folder)).stop()
+    is_there = exists(config.buffer) or not config.pipelines.task
+    opened = (
+        rftdata.open(config.buffer, create=False, schema="check", application="rft pipeline")
+        if is_there
+        else temporary("rft pipeline")
+    )
+    with opened as found:
+        yield found
 
 
 def _preview_tasks(resolved: ResolvedRun, buffer: Buffer, rows: int) -> dict[str, Preview]:

@@ -60,6 +60,8 @@ def run_query(buffer: Buffer, text: str, run_id: int | None = None) -> pa.Table:
     """
     import duckdb
 
+    from rftdata.inspection import tables
+
     with duckdb.connect() as connection:
         try:
             if len(connection.extract_statements(text)) != 1:
@@ -67,7 +69,7 @@ def run_query(buffer: Buffer, text: str, run_id: int | None = None) -> pa.Table:
                     "rft query runs one statement at a time", value=text, todo="join them with WITH, or call it again"
                 )
             connection.execute("CREATE SCHEMA rft")
-            known = _tables(buffer)
+            known = tables(buffer.database)
             for name in _named(text, known):
                 if name == "experience":
                     rows = _experiences(buffer, text, known, run_id)
@@ -96,14 +98,6 @@ def _named(text: str, known: Collection[str]) -> list[str]:
     """Tables the query may name. A word that is also a column loads a table too many, which costs time only."""
     words = {word.lower() for word in re.findall(r"\w+", text)}
     return sorted(words & set(known))
-
-
-def _tables(buffer: Buffer) -> dict[str, dict[str, str]]:
-    """Tables and views of schema rft with the types of their columns."""
-    found: dict[str, dict[str, str]] = {}
-    for row in buffer.database.fetch("query_columns"):
-        found.setdefault(row["table_name"], {})[row["column_name"]] = row["data_type"]
-    return found
 
 
 def _rows(buffer: Buffer, name: str, known: dict[str, dict[str, str]], where: str = "") -> pa.Table:

@@ -66,16 +66,23 @@ def run(
     file, name = split_targets(targets or [], resume)
     if file is None:
         name, config = stored_configuration(name, overrides, buffer)
+        stages = [config]
     else:
-        config = configuration(file, overrides, buffer)
+        stages = stage_configurations(file, overrides, buffer)
     # Imported when the configuration is known to be right: a mistake in it is told at once.
+    from rftcore.launch import stages as chain
     from rftcore.launch import supervisor
     from rftcore.launch.views import open_view
     from rftcore.run.prepare import GoBack
 
     go_back = GoBack(at_step, keep_rollouts, fork) if at_step is not None or fork is not None else None
+    if len(stages) > 1:
+        _refuse_one_of_many(name, go_back is not None)
     with open_view(plain=plain) as view:
-        code = supervisor.run(config, resume=resume, name=name, go_back=go_back, view=view)
+        if len(stages) > 1:
+            code = chain.run_stages(stages, resume=resume, view=view)
+        else:
+            code = supervisor.run(stages[0], resume=resume, name=name, go_back=go_back, view=view)
     raise typer.Exit(code)
 
 
@@ -91,6 +98,14 @@ def _check_going_back(resume: bool, at_step: int | None, keep_rollouts: bool, fo
         )
     if fork is not None and not fork.strip():
         raise ConfigError("the fork needs a name", value=repr(fork), todo="write --fork NAME")
+
+
+def _refuse_one_of_many(name: str | None, goes_back: bool) -> None:
+    if name is not None or goes_back:
+        raise ConfigError(
+            "the file has stages, and the command names one of their runs",
+            todo="leave the file out: `rft run --resume RUN`; `rft run FILE --resume` goes on with the chain",
+        )
 
 
 def split_targets(targets: list[str], resume: bool) -> tuple[Path | None, str | None]:
@@ -119,11 +134,26 @@ def configuration(file: Path, overrides: list[str] | None, buffer_uri: str | Non
     """
     from rftcore.config import load_config
 
+    return load_config(file, _with_buffer(overrides, buffer_uri))
+
+
+def stage_configurations(file: Path, overrides: list[str] | None, buffer_uri: str | None) -> list[RunConfig]:
+    """The configurations of a file's stages, with overrides applied to all; a file without stages is one.
+
+    Raises:
+        ConfigError: also when --buffer and --set name two buffers.
+    """
+    from rftcore.config import load_stages
+
+    return load_stages(file, _with_buffer(overrides, buffer_uri))
+
+
+def _with_buffer(overrides: list[str] | None, buffer_uri: str | None) -> list[str]:
     changes = list(overrides or [])
     if buffer_uri:
         _refuse_two_buffers(changes, buffer_uri)
         changes.append(f"buffer.uri={json.dumps(buffer_uri)}")
-    return load_config(file, changes)
+    return changes
 
 
 def stored_configuration(
@@ -150,7 +180,7 @@ def stored_configuration(
 def _refuse_two_buffers(overrides: list[str], uri: str) -> None:
     """Refuse a --set that names another buffer than `uri`: one of the two answers would be ignored."""
     from rftcore.config import apply_override
-    from rftdata.postgres.database import redacted
+    from rftdata.uri import redacted
 
     changes: dict[str, Any] = {}
     for override in overrides:

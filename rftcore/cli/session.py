@@ -49,7 +49,7 @@ def find_buffer(uri: str | None) -> str:
 
 def place_name(uri: str) -> str:
     """A buffer as messages name it: the whole path of a folder, or a URL without its password."""
-    from rftdata.postgres.database import redacted
+    from rftdata.uri import redacted
 
     return redacted(uri) if "://" in uri else str(Path(uri).resolve())
 
@@ -76,23 +76,11 @@ def opened(uri: str | None, application: str, *, schema: SchemaMode = "check") -
 def _config(uri: str, application: str) -> BufferConfig:
     """A server's URL does not say where the arrays are: RFT_SEGMENTS does, else the newest run's configuration."""
     from rftdata.config import BufferConfig
-    from rftdata.connection import no_buffer
-    from rftdata.postgres.database import Database
-    from rftdata.postgres.migrations import schema_version
+    from rftdata.connection import stored_segments
 
     if "://" not in uri:
         return BufferConfig(uri=uri)
-    segments = os.environ.get("RFT_SEGMENTS")
-    if not segments:
-        database = Database(uri, application=application)
-        try:
-            if schema_version(database) is None:
-                raise no_buffer(place_name(uri))
-            found = database.fetch("newest_run")
-        finally:
-            database.close()
-        segments = found[0]["config"].get("buffer", {}).get("segments") if found else None
-    return BufferConfig(uri=uri, segments=segments)
+    return BufferConfig(uri=uri, segments=os.environ.get("RFT_SEGMENTS") or stored_segments(uri, application))
 
 
 def check_experience(buffer: Buffer, experience: int) -> None:
@@ -101,7 +89,9 @@ def check_experience(buffer: Buffer, experience: int) -> None:
     Raises:
         QueryError: there is none.
     """
-    if not buffer.database.fetch("experience_exists", experience_id=experience):
+    from rftdata.inspection import has_experience
+
+    if not has_experience(buffer.database, experience):
         raise QueryError(
             "there is no such experience",
             value=experience,

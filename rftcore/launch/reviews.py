@@ -15,7 +15,7 @@ def waits_for_people(number: int, run: str, option: str = "") -> str:
     """The sentence that says how many rows wait, and where to answer them.
 
     Args:
-        option: what the command needs to find the buffer, see `closing.buffer_option`.
+        option: what the command needs to find the buffer, see `rftcore.run.commands.buffer_option`.
     """
     rows = "1 experience waits" if number == 1 else f"{number} experiences wait"
     return f"{rows} for a person: `rft label queue --run {run}{option}` lists what is asked"

@@ -57,8 +57,9 @@ _STOPPED_S = 10.0
 
 
 def run(
-    config: RunConfig, *, resume: bool = False, name: str | None = None, go_back: GoBack | None = None, view: View
-) -> int:
+    config: RunConfig, *, resume: bool = False, name: str | None = None, go_back: GoBack | None = None, parent: Run | None = None,
+    view: View,
+) -> int:  # fmt: skip
     """Run a configuration to its end.
 
     Args:
@@ -66,6 +67,7 @@ def run(
             reported.
         name: the run to resume; by default the newest of the configuration's name.
         go_back: resume from an earlier step, or in a new run.
+        parent: the run whose checkpoint a new run starts from.
         view: where progress and messages go.
 
     Returns:
@@ -77,15 +79,16 @@ def run(
     """
     with Interrupts() as interrupts:
         try:
-            return _run(config, resume, name, go_back, view, interrupts)
+            return _run(config, resume, name, go_back, parent, view, interrupts)
         except StartInterrupted:
             view.message(f"{interrupts.reason} before the run began")
             return interrupts.exit_code
 
 
 def _run(
-    config: RunConfig, resume: bool, name: str | None, go_back: GoBack | None, view: View, interrupts: Interrupts
-) -> int:
+    config: RunConfig, resume: bool, name: str | None, go_back: GoBack | None, parent: Run | None, view: View,
+    interrupts: Interrupts,
+) -> int:  # fmt: skip
     resolved = ResolvedRun(config := _reachable(config))
     check_run(resolved)  # before a buffer is made: a mistake leaves none behind
     with rftdata.open(config.buffer, application="rft run", patience_s=_PATIENCE_S, report=view.message) as buffer:
@@ -110,7 +113,7 @@ def _run(
             view.message(sentence)
         with held_lock.printed():  # it calls sources and stages of the user
             # A run that is stored ends with a status: from then on the roles are stopped, or not started.
-            run = prepare_run(resolved, buffer, resumed=stored, before_storing=interrupts.defer)
+            run = prepare_run(resolved, buffer, resumed=stored, parent=parent, before_storing=interrupts.defer)
         return _work(resolved, buffer, run, view, interrupts, is_resumed=resume)
 
 

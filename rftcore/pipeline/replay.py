@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from operators.chain.chain import Chain
+from operators.chain.rules import is_short
 from rftcore.pipeline.blocked import setting_aside
 from rftcore.pipeline.decide import decide
 from rftcore.pipeline.policy_endpoint import Policy
@@ -43,6 +44,7 @@ class Replayed:
         num_groups, num_experiences, num_kept: decided, and kept of them.
         num_not_made: what stages made that was not stored.
         dropped_by: stage -> experiences it dropped.
+        short_by: stage -> those of them dropped only since it left fewer of their group than `min_group_size`.
         failed_by: stage -> experiences that were set aside since it raised on them.
         failed_scores: stage -> experiences without a score because a call failed.
     """
@@ -53,6 +55,7 @@ class Replayed:
     num_kept: int = 0
     num_not_made: int = 0
     dropped_by: dict[str, int] = field(default_factory=dict)
+    short_by: dict[str, int] = field(default_factory=dict)
     failed_by: dict[str, int] = field(default_factory=dict)
     failed_scores: dict[str, int] = field(default_factory=dict)
 
@@ -168,8 +171,12 @@ def _note(done: Replayed, batch: SealedBatch, verdicts: Verdicts) -> None:
         if row["kept"]:
             done.num_kept += 1
         else:
-            by_stage = done.failed_by if row["experience_id"] in verdicts.failed else done.dropped_by
-            by_stage[row["stage"]] = by_stage.get(row["stage"], 0) + 1
+            stage, by_stage = row["stage"], done.dropped_by
+            if row["experience_id"] in verdicts.failed:
+                by_stage = done.failed_by
+            elif is_short(row["reason"]):
+                done.short_by[stage] = done.short_by.get(stage, 0) + 1
+            by_stage[stage] = by_stage.get(stage, 0) + 1
 
 
 def described(stages: Sequence[dict[str, Any]]) -> str:

@@ -6,8 +6,8 @@ import os
 import shlex
 from pathlib import Path
 
-from rftdata.postgres.database import redacted
 from rftdata.run import Run
+from rftdata.uri import redacted
 
 
 def buffer_option(location: str) -> str:

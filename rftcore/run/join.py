@@ -23,7 +23,6 @@ from rftcore.run.prepare import check_run, prepare_run
 from rftcore.run.stacks import answer_requests
 from rftdata.buffer import Buffer
 from rftdata.errors import ConfigError
-from rftdata.postgres.database import execute
 from rftdata.run import Run
 from rftdata.user_code import blocked
 from rftdata.workers import live_workers, note_blocked_workers
@@ -103,8 +102,7 @@ def _named(buffer: Buffer, name: str, by_hand: str | None) -> tuple[Run, bool]:
 
 
 def _of_name(resolved: ResolvedRun, buffer: Buffer, by_hand: str | None) -> tuple[Run, bool]:
-    with buffer.database.transaction() as connection:
-        execute(connection, "lock_joining")
+    with buffer.joining():
         found = buffer.runs_of_name(resolved.config.run.name)
         for run in found:
             if not run.has_ended:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import rftdata
 from rftcore.algorithms.requirements import (
     check_made,
     check_models,
@@ -31,6 +30,7 @@ from rftdata.errors import ConfigError
 from rftdata.run import Run
 from rftdata.training.sampling import checked_formula
 from rftdata.training.stored_selection import Selection, num_steps, select
+from rftdata.uri import redacted
 
 
 def check_plugins(resolved: ResolvedRun) -> None:
@@ -119,12 +119,14 @@ def prepare_run(
     buffer: Buffer,
     *,
     resumed: Run | None = None,
+    parent: Run | None = None,
     before_storing: Callable[[], object] = lambda: None,
 ) -> Run:
     """Load a checked configuration's tasksets, and store a new run or the changed settings of the one to go on with.
 
     Args:
         resumed: the run to go on with; None for a new one.
+        parent: the run whose checkpoint a new one starts from.
         before_storing: called when nothing is left to do but that.
 
     Raises:
@@ -149,6 +151,7 @@ def prepare_run(
             mode="both" if config.has_explorer else "train",
             selected=selected,
             epochs=config.sampling.epochs,
+            parent=parent,
         )
     _refuse_another_source(config, resumed)
     before_storing()
@@ -288,5 +291,5 @@ def has_finished(config: RunConfig, run: Run) -> bool:
 def stored_config(config: RunConfig) -> dict[str, Any]:
     """The configuration as the run row keeps it: resolved, with the folder of its relative paths, without passwords."""
     dumped = config.model_dump(mode="json")
-    dumped["buffer"]["uri"] = rftdata.postgres.database.redacted(config.buffer.uri)
+    dumped["buffer"]["uri"] = redacted(config.buffer.uri)
     return {**dumped, "base_dir": str(config.base_dir)}

@@ -1,7 +1,7 @@
-"""Moving experiences out of a buffer and into one: Parquet, JSON lines, Hugging Face datasets.
+"""Export of experiences from a buffer and import into one: Parquet, JSON lines, Hugging Face datasets.
 
-`export` writes what a group is made of: task, rollouts (failed ones too), experiences with texts, rewards, labels and arrays, and where
-each came from. `check` reads such a file and refuses what cannot be stored; `load` writes it into a run, once per group, with its
+`export` writes whole groups: the task, rollouts including failed ones, experiences with texts, rewards, labels and arrays, and the origin
+of each. `check` reads such a file and refuses what cannot be stored. `load` writes it into a run, each group once, with its
 origin. See docs/decisions/0015.
 """
 

@@ -1,7 +1,7 @@
-"""One row of an exported file: a rollout's sequence with everything it belongs to, or a rollout that has none.
+"""The columns of an exported file. A row is a rollout's sequence with everything it belongs to, or a rollout without one.
 
-Rows of a group stand together, in the order of rollouts and turns. Every array is exact: the base columns are typed lists, further
-ones are named, with type and shape, as bytes (C order, little-endian). In Parquet and in datasets, JSON values are text; in JSON lines
+Rows of a group are adjacent, in the order of rollouts and turns. All arrays are exact: the base columns are typed lists; further
+arrays have a name, type and shape, and are bytes (C order, little-endian). In Parquet and in datasets, JSON values are text. In JSON lines
 they are JSON, times are ISO 8601, bytes are base64, and floats that JSON lacks are the strings NaN, Infinity and -Infinity.
 """
 
@@ -52,7 +52,7 @@ SCHEMA = pa.schema(
 )  # fmt: skip
 JSON_COLUMNS = ("task_payload", "task_features", "messages", "reward_parts", "metrics", "earlier")
 BASE_ARRAYS: dict[str, Any] = {"token_ids": np.int32, "loss_mask": np.uint8, "behavior_logprobs": np.float32}
-# What every row has; the others may be missing where a row has no experience, or hold no value.
+# Columns that need a value in every row, and in every row with an experience. The others may be missing or empty.
 REQUIRED = (
     "buffer_id", "run_id", "run", "group_id", "group_size", "explore_step", "taskset", "task_key", "task_payload", "task_features",
     "rollout_index", "outcome", "seconds",
@@ -64,18 +64,18 @@ REQUIRED_OF_EXPERIENCE = (
 
 Row = dict[str, Any]
 
-# JSON allows them in a string; many programs take them for the end of a line.
+# JSON allows these characters in a string, but many programs read them as the end of a line.
 _LINE_ENDS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
 def packed(array: Array, name: str) -> Row:
-    """A named array as an element of the column `arrays`."""
+    """Convert a named array to an element of the column `arrays`."""
     contiguous = np.ascontiguousarray(array)
     return {"name": name, "dtype": array.dtype.name, "shape": list(array.shape), "data": contiguous.tobytes()}
 
 
 def unpacked(value: Mapping[str, Any]) -> Array:
-    """The array of an element of the column `arrays`.
+    """Return the array of an element of the column `arrays`.
 
     Raises:
         RftError: an unknown type, or bytes that do not fit the shape.
@@ -92,7 +92,7 @@ def unpacked(value: Mapping[str, Any]) -> Array:
 
 
 def to_json(row: Row) -> str:
-    """A row as a line of JSON; its base arrays are numpy arrays, its times datetimes."""
+    """Return a row as a line of JSON; its base arrays are numpy arrays, its times datetimes."""
     line: Row = {}
     for name, value in row.items():
         if name in JSON_COLUMNS and value is not None:
@@ -112,14 +112,14 @@ def to_json(row: Row) -> str:
 
 
 def from_json(line: str) -> Row:
-    """The row of a line of JSON, as `to_json` took it.
+    """Return the row of a line of JSON written by `to_json`.
 
     Raises:
-        ValueError: not JSON, or a value that cannot be what its column holds; it names the column.
+        ValueError: the line is not JSON, or a column cannot hold its value; the message names the column.
     """
     row = json.loads(line)
     if not isinstance(row, dict):
-        raise ValueError(f"a JSON object is wanted, not {type(row).__name__}")
+        raise ValueError(f"expected a JSON object, not {type(row).__name__}")
     for name, value in row.items():
         if value is not None and name in _FROM_JSON:
             try:
@@ -138,7 +138,7 @@ def _number_from_json(value: Any) -> Any:
 
 def _of_type(types: tuple[type, ...], words: str, value: Any) -> Any:
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-        raise ValueError(f"{words} is wanted")
+        raise ValueError(f"expected {words}")
     return value
 
 
@@ -151,12 +151,12 @@ def _arrays_from_json(arrays: Any) -> Any:
 
 
 def _array_from_json(dtype: Any, values: Any) -> Array:
-    # float() reads the three spellings; an integer column refuses them.
+    # float() reads the three spellings; an integer column rejects them.
     return np.array([float(v) for v in values] if dtype is np.float32 else values, dtype=dtype)
 
 
 def _converters() -> dict[str, Callable[[Any], Any]]:
-    """How each column's values are read from JSON."""
+    """Return a function per column that converts its JSON value."""
     found: dict[str, Callable[[Any], Any]] = {}
     for column in SCHEMA:
         if pa.types.is_string(column.type):

@@ -1,7 +1,7 @@
-"""Writing groups to a file.
+"""Export of groups to a file.
 
-Everything is read in one snapshot: a label given meanwhile is in the file with all it changed or not at all. Purged experiences are left
-out, and counted.
+Everything is read in one snapshot: a concurrent label is in the file with all its changes or not at all. Purged experiences are left
+out and counted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LABEL_FIELDS = [field.name for field in SCHEMA.field("labels").type.value_type]
 
 @dataclass(frozen=True)
 class Exported:
-    """What a file holds.
+    """The contents of an exported file.
 
     Attributes:
         num_purged: experiences left out because they were purged.
@@ -44,15 +44,15 @@ class Exported:
 def export(
     buffer: Buffer, path: Path, *, runs: Sequence[str] = (), where: str | None = None, whole_groups: bool = False
 ) -> Exported:
-    """Write experiences with all they belong to; the suffix of `path` says in which format.
+    """Write experiences with everything they belong to, in the format of the suffix of `path`.
 
     Args:
-        runs: names or ids; all runs when empty.
-        where: a condition over `rft.v_experience`; experiences it does not hold for are left out, and rollouts without any.
-        whole_groups: a group of which one is chosen is written whole.
+        runs: names or ids; empty for all runs.
+        where: a condition over `rft.v_experience`; other experiences are left out, as are rollouts without experiences.
+        whole_groups: whether to write the whole group of each chosen experience.
 
     Raises:
-        QueryError: a run that does not exist, a bad condition, nothing to write, a file that exists or cannot be written.
+        QueryError: a run does not exist, the condition is invalid, there is nothing to write, or the file exists or cannot be written.
     """
     check_format(path)
     run_ids = [buffer.find_run(name).run_id for name in runs] or None
@@ -83,7 +83,7 @@ def export(
 def _selected(
     connection: Connection, where: str | None, run_ids: list[int] | None, whole_groups: bool
 ) -> tuple[list[int], set[int] | None]:
-    """Groups in order, and the experiences wanted of them (None: all, and rollouts without any)."""
+    """Return the groups in order, and the chosen experiences (None for all, and for rollouts without any)."""
     everything = [int(row["group_id"]) for row in fetch(connection, "export_groups", run_ids=run_ids)]
     if where is None:
         return everything, None
@@ -93,7 +93,7 @@ def _selected(
 
 
 def _complete(buffer: Buffer, connection: Connection, rows: list[Row], buffer_id: str) -> Iterator[Row]:
-    """Rows of the file from rows of the query: with labels and arrays, and the columns in order."""
+    """Convert rows of the query to rows of the file: with labels and arrays, in the order of columns."""
     ids = [row["experience_id"] for row in rows if row["experience_id"] is not None]
     labels: dict[int, list[Row]] = {i: [] for i in ids}
     for label in fetch(connection, "export_labels", experience_ids=ids):
@@ -112,7 +112,7 @@ def _complete(buffer: Buffer, connection: Connection, rows: list[Row], buffer_id
 
 
 class _Arrays:
-    """All arrays of a row, whatever its segment has."""
+    """Reads all arrays of a row, whatever columns its segment has."""
 
     def __init__(self, batches: dict[int, pa.RecordBatch]) -> None:
         self._spans = {i: batch.column("policy_spans") for i, batch in batches.items()}

@@ -1,7 +1,7 @@
-"""The three kinds of file, behind one way to write rows and one to read them.
+"""The three file formats, with one function that writes rows and one that reads them.
 
-A file is written beside its place and renamed when it is whole, so that none is ever seen half-written; one that exists is never
-replaced. Both ways stream: a file may be larger than memory.
+A file is written under another name and renamed when it is complete, so a partial file is never visible. An existing file is never
+replaced. Reading and writing stream, so a file may be larger than memory.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _BATCH_ROWS = 256
 
 
 def check_format(path: Path) -> None:
-    """Refuse a name that no format goes by.
+    """Refuse a path whose suffix is not that of a format.
 
     Raises:
-        QueryError: what is allowed.
+        QueryError: with the allowed suffixes.
     """
     if path.suffix not in FORMATS:
         allowed = ", ".join(f"{suffix or 'no suffix'} ({name})" for suffix, name in FORMATS.items())
@@ -45,14 +45,14 @@ def check_format(path: Path) -> None:
 
 @contextmanager
 def written(path: Path) -> Iterator[Write]:
-    """Where to hand batches of rows; the file is in its place, durable, when the block has ended without an error.
+    """Yield a function that writes batches of rows. When the block ends without an error, the file is in place and durable.
 
     Raises:
         QueryError: the path exists, has an unknown suffix or cannot be written.
     """
     check_format(path)
     if path.exists():
-        raise QueryError("the file exists already", value=str(path), todo="remove it or choose another name")
+        raise QueryError("the file already exists", value=str(path), todo="remove it or choose another name")
     draft = path.with_name(f"{path.name}.unfinished")
     try:
         _remove(draft)
@@ -91,7 +91,7 @@ def _opened(suffix: str, draft: Path) -> Iterator[Write]:
         try:
             with pa.ipc.new_stream(str(stream), SCHEMA) as writer:
                 yield lambda rows: writer.write_table(_table(rows))
-            # Mapped, not read: save_to_disk copies it piece by piece.
+            # Mapped, because save_to_disk copies it piece by piece.
             datasets.Dataset.from_file(str(stream)).save_to_disk(str(draft))
         finally:
             stream.unlink(missing_ok=True)
@@ -114,14 +114,14 @@ def _table(rows: list[Row]) -> pa.Table:
 
 
 def read(path: Path) -> Iterator[tuple[str, Row]]:
-    """Rows with a name for each that a person finds it by; base arrays are numpy arrays, columns that are missing None.
+    """Yield rows, each with its place for messages. Base arrays are numpy arrays; missing columns are None.
 
     Raises:
-        QueryError: no such file, not of its kind, or a required column is missing.
+        QueryError: the file does not exist, has another format, or lacks a required column.
     """
     check_format(path)
     if not path.exists():
-        raise QueryError("there is no such file", value=str(path), todo="correct the path")
+        raise QueryError("the file does not exist", value=str(path), todo="correct the path")
     try:
         yield from _lines(path) if path.suffix in (".jsonl", ".ndjson") else _arrow_rows(path)
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
@@ -173,8 +173,8 @@ def _parquet(path: Path) -> Iterator[pa.RecordBatch]:
 def _dataset(path: Path) -> Iterator[pa.RecordBatch]:
     if not (path / "state.json").is_file():
         raise QueryError(
-            "this is no dataset folder", value=str(path), allowed="what `Dataset.save_to_disk` or rft export writes",
-            todo="name a folder with a state.json, or a .parquet or .jsonl file",
+            "this is not a dataset folder", value=str(path), allowed="what `Dataset.save_to_disk` or rft export writes",
+            todo="name a folder that contains state.json, or a .parquet or .jsonl file",
         )  # fmt: skip
     found = _datasets().load_from_disk(os.fspath(path)).with_format("arrow")
     for table in found.iter(_BATCH_ROWS):
@@ -182,7 +182,7 @@ def _dataset(path: Path) -> Iterator[pa.RecordBatch]:
 
 
 def _views(column: pa.Array) -> list[np.ndarray[Any, Any] | None]:
-    """A list column as one array per row, None where it is null."""
+    """Return a list column as one array per row, None for null."""
     offsets, values = column.offsets.to_numpy(), column.values.to_numpy(zero_copy_only=False)
     missing = column.is_null().to_numpy(zero_copy_only=False)
     return [None if missing[i] else values[offsets[i] : offsets[i + 1]] for i in range(len(column))]

@@ -1,8 +1,8 @@
-"""Reading an exported file into a run.
+"""Import of an exported file into a run.
 
-The file is read twice: first everything in it is checked, then it is written, so that a bad row stores nothing. Groups are written by
-`Writer`, each with its origin in the same transaction; what a run has already is passed over, so an import that was interrupted, or
-repeated, adds what is missing and no more. An import is of whole groups: a run takes no further rollouts of a group it has.
+The file is read twice, first to check everything and then to write it, so that a bad row stores nothing. `Writer` writes the groups, each
+with its origin in the same transaction. Groups that the run already has are skipped, so a repeated or resumed import adds only what
+is missing. Groups are imported whole: a run takes no further rollouts of a group it has.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ _IN_FLIGHT = 64
 _TASKS_AT_ONCE = 1000
 _GROUPS_AT_ONCE = 1000
 
-Origin = tuple[str, int, str]  # buffer, run and its name
+Origin = tuple[str, int, str]  # buffer id, run id and run name
 Placed = tuple[str, Row]
 
 
 @dataclass
 class Imported:
-    """What an import did.
+    """The result of an import.
 
     Attributes:
-        runs: the runs it wrote into, by name.
-        num_groups, num_experiences: written now.
-        num_present: groups that were there already.
+        runs: names of the runs it wrote into.
+        num_groups, num_experiences: written by this import.
+        num_present: groups that the runs already had.
     """
 
     runs: list[str] = field(default_factory=list)
@@ -64,17 +64,17 @@ class Imported:
 
 
 def load(buffer: Buffer, file: Path | Contents, *, run: str | None = None, taskset_prefix: str = "") -> Imported:
-    """Import what `export` wrote, with labels, arrays and origins.
+    """Import a file written by `export`, with labels, arrays and origins.
 
     Args:
-        file: a path, or what `check` found in one.
-        run: into this run, which is made when there is none of that name; else into a run of its own for every run in the file,
-            the same one at every import.
-        taskset_prefix: put before the name of every taskset, where this buffer has other tasks under the same names; of a checked
-            file, `check` was given it.
+        file: a path, or the result of `check`.
+        run: the run to import into, created if it does not exist. None for a separate run for every run in the file, the same one at
+            every import.
+        taskset_prefix: prefix for all taskset names, for a buffer that has other tasks under the same names. For a checked file, pass
+            it to `check`.
 
     Raises:
-        QueryError, RftError: the file cannot be read, holds rows that cannot be stored, or names tasks that say something else here;
+        QueryError, RftError: the file cannot be read, has rows that cannot be stored, or names tasks whose content differs here;
             nothing was imported.
     """
     contents = file if isinstance(file, Contents) else check(file, taskset_prefix=taskset_prefix)
@@ -93,7 +93,7 @@ def load(buffer: Buffer, file: Path | Contents, *, run: str | None = None, tasks
 
 @dataclass
 class Contents:
-    """What a checked file holds: its groups with their experiences, by where they come from, and its tasks."""
+    """The contents of a checked file: groups with their experiences, by origin, and tasks."""
 
     path: Path
     taskset_prefix: str
@@ -102,7 +102,7 @@ class Contents:
 
 
 def check(path: Path, *, taskset_prefix: str = "") -> Contents:
-    """Read a whole file, and refuse what cannot be stored; no buffer is needed.
+    """Read a whole file and refuse what cannot be stored; needs no buffer.
 
     Raises:
         QueryError: the file cannot be read, or holds rows that cannot be stored.
@@ -119,7 +119,7 @@ def check(path: Path, *, taskset_prefix: str = "") -> Contents:
         if found.tasks.setdefault(key, task) != task:
             raise _bad(
                 place,
-                f"the task {key[1]!r} of {key[0]!r} says something else in an earlier row",
+                f"the task {key[1]!r} of {key[0]!r} has other content in an earlier row",
                 "import the files one by one",
             )
     if not found.groups:
@@ -132,15 +132,15 @@ def _check_present(buffer: Buffer, run_id: int, origin: Origin, contents: Conten
         new = set(contents.groups[origin][group_id]) - there
         if new:
             raise QueryError(
-                f"the run has group {group_id} of buffer {origin[0]} already, without experience {min(new)}",
+                f"the run already has group {group_id} of buffer {origin[0]}, without experience {min(new)}",
                 todo="a group is imported once: import this file into another run (--run); nothing was imported",
             )
 
 
 def _present(buffer: Buffer, run_id: int, origin: Origin, contents: Contents) -> dict[int, set[int]]:
-    """Groups of the file that a run has already, with their experiences, by their ids at the origin.
+    """Return the groups of the file that a run already has, with their experiences, by their ids at the origin.
 
-    Only the groups of the file are looked up: a small file costs little in a run that holds much.
+    Only the groups of the file are looked up, so a small file is cheap to import into a large run.
     """
     group_ids = list(contents.groups[origin])
     rows: list[DatabaseRow] = []
@@ -164,7 +164,7 @@ def _store_tasks(buffer: Buffer, tasks: dict[tuple[str, str], tuple[str, str]]) 
     for piece in pieces:
         for row in buffer.database.fetch_by_index("tasks_that_differ", **piece):
             raise QueryError(
-                f"the task {row['task_key']!r} of {row['taskset']!r} says something else in this buffer",
+                f"the task {row['task_key']!r} of {row['taskset']!r} has other content in this buffer",
                 todo="import under other names with --taskset-prefix; nothing was imported",
             )
     for piece in pieces:
@@ -172,7 +172,7 @@ def _store_tasks(buffer: Buffer, tasks: dict[tuple[str, str], tuple[str, str]]) 
 
 
 def _known_target(buffer: Buffer, origin: Origin, name: str | None) -> Run | None:
-    """The run to write into, where there is one already."""
+    """Return the run to write into, if it exists."""
     found = (
         buffer.database.fetch("import_target", buffer_id=origin[0], origin_run_id=origin[1])
         if name is None
@@ -183,9 +183,9 @@ def _known_target(buffer: Buffer, origin: Origin, name: str | None) -> Run | Non
 
 def _make_target(buffer: Buffer, origin: Origin, name: str | None) -> Run:
     buffer_id, run_id, run = origin
-    # With the folder of the arrays, by which verbs find it where the buffer is a server's.
+    # The folder of the arrays is stored, so that commands find it if the buffer is on a server.
     segments = buffer.config.segments and str(Path(buffer.config.segments).resolve())
-    # The key `import` tells such a run from one that can go on; a named one is no run's counterpart, so further imports do not look for it.
+    # The key `import` marks a run that cannot be continued. A run named by the user is no run's counterpart, so further imports do not use it.
     origin_run = {"buffer_id": buffer_id, "run_id": run_id, "run": run} if name is None else {}
     config = {"run": {"name": name or run}, "buffer": {"segments": segments}, "import": origin_run}
     return buffer.create_run(
@@ -194,7 +194,7 @@ def _make_target(buffer: Buffer, origin: Origin, name: str | None) -> Run:
 
 
 def _write(buffer: Buffer, contents: Contents, run_id: int, origin: Origin, done: Imported) -> None:
-    """Write the groups of one origin that a run lacks."""
+    """Write the groups of one origin that a run does not have."""
     batches: dict[int, int] = {}
     pending: collections.deque[Future[list[int]]] = collections.deque()
     with buffer.database.dedicated() as lock, buffer.writer(run_id) as writer:
@@ -232,7 +232,7 @@ def _settle(pending: collections.deque[Future[list[int]]], left: int) -> None:
 
 
 def _number_batches(buffer: Buffer, rows: list[Placed], batches: dict[int, int]) -> None:
-    """Give every label batch of the file an id of this buffer."""
+    """Assign an id of this buffer to every label batch of the file."""
     for _, row in rows:
         for label in row["labels"] or ():
             if label["label_batch_id"] not in batches:
@@ -240,10 +240,10 @@ def _number_batches(buffer: Buffer, rows: list[Placed], batches: dict[int, int])
 
 
 def _groups(path: Path) -> Iterator[list[Placed]]:
-    """Rows of one group after the other.
+    """Yield the rows of one group after the other.
 
     Raises:
-        QueryError: a value that every row must have is missing, or rows of a group do not stand together.
+        QueryError: a required value is missing, or the rows of a group are not adjacent.
     """
     seen: set[tuple[str, int]] = set()
     rows: list[Placed] = []
@@ -251,16 +251,14 @@ def _groups(path: Path) -> Iterator[list[Placed]]:
         required = REQUIRED if row["experience_id"] is None else (*REQUIRED, *REQUIRED_OF_EXPERIENCE)
         missing = [name for name in required if row[name] is None]
         if missing:
-            raise _bad(place, f"it has no {', '.join(missing[:5])}")
+            raise _bad(place, f"the row has no {', '.join(missing[:5])}")
         key = (row["buffer_id"], row["group_id"])
         if rows and key != (rows[0][1]["buffer_id"], rows[0][1]["group_id"]):
             yield rows
             rows = []
         if not rows:
             if key in seen:
-                raise _bad(
-                    place, f"rows of group {key[1]} do not stand together", "sort the file by buffer_id and group_id"
-                )
+                raise _bad(place, f"rows of group {key[1]} are not adjacent", "sort the file by buffer_id and group_id")
             seen.add(key)
         rows.append((place, row))
     if rows:
@@ -272,27 +270,27 @@ def _origin(row: Row) -> Origin:
 
 
 def _group(rows: list[Placed], prefix: str, parents: dict[int, int], batches: dict[int, int]) -> Group:
-    """A group from its rows.
+    """Build a group from its rows.
 
     Args:
-        parents: ids here of parents in other groups, by their ids at the origin.
-        batches: ids here of label batches; those that are missing keep their own.
+        parents: ids in this buffer of parents in other groups, by their ids at the origin.
+        batches: ids in this buffer of label batches; missing ones keep their own.
 
     Raises:
-        QueryError: a value that cannot be what its column means.
+        QueryError: a value is not valid for its column.
     """
     place, first = rows[0]
     try:
         uuid.UUID(first["buffer_id"])
         for name in ("task_payload", "task_features"):
             if not isinstance(json.loads(first[name]), dict):
-                raise ValueError(f"{name} is no JSON object")
+                raise ValueError(f"{name} is not a JSON object")
         rollouts: dict[int, Rollout] = {}
         for row_place, row in rows:
             place = row_place
             index = int(row["rollout_index"])
             if index not in rollouts:
-                # Numbered anew: of a group of which only some were exported, what is left is a smaller group.
+                # Renumbered: a partly exported group becomes a smaller group.
                 rollouts[index] = Rollout(
                     len(rollouts),
                     row["outcome"],

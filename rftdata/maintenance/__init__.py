@@ -1,1 +1,1 @@
-"""Back-up, purge and retention."""
+"""Backup, purge and retention."""

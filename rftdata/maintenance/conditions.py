@@ -1,4 +1,4 @@
-"""Which experiences a person means: a condition over `rft.v_experience`, in SQL, and perhaps a run."""
+"""The choice of experiences by a condition over `rft.v_experience`, in SQL, and optionally by run."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from rftdata.postgres.database import Connection
 
 
 def chosen(connection: Connection, where: str | None, run_ids: list[int] | None) -> list[tuple[int, int]]:
-    """(group_id, experience_id) of every experience that a condition holds for, groups together in ascending order.
+    """Return (group_id, experience_id) of every experience that meets a condition, in ascending order of both.
 
     Args:
-        connection: in a read-only transaction, since a condition may call anything.
+        connection: in a read-only transaction, since a condition may call any function.
         where: over the columns of `rft.v_experience`; None for all.
-        run_ids: of these runs only.
+        run_ids: limits the choice to these runs.
 
     Raises:
-        QueryError: the database refused the condition.
+        QueryError: the database rejected the condition.
     """
     from rftdata.postgres.query_errors import query_error
 
     runs = "true" if run_ids is None else f"run_id IN ({', '.join(str(int(i)) for i in run_ids) or 'NULL'})"
-    # On lines of its own, so that a comment at its end ends there.
+    # On separate lines, so that a comment at the end of the condition ends there.
     text = (
         f"SELECT group_id, experience_id FROM rft.v_experience WHERE {runs} AND (\n{where or 'true'}\n) ORDER BY 1, 2"
     )
     try:
-        # Binary: one statement only, whatever the condition holds.
+        # Binary, which allows only one statement, whatever the condition contains.
         cursor = connection.cursor(row_factory=tuple_row, binary=True)
         return [(int(group), int(experience)) for group, experience in cursor.execute(text.encode()).fetchall()]
     except psycopg.OperationalError:

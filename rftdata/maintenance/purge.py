@@ -1,13 +1,13 @@
-"""Removing texts and arrays for good; what stays is the experience's row with its ids, counts and rewards, and a line that says why.
+"""Permanent removal of texts and arrays. The experience's row stays with its ids, counts and rewards, and a row that records why.
 
-Facts never change but in this way. Segment by segment: the record batch is written anew without the rows' values, made durable, and one
-transaction then empties the texts, moves the segment, gives the groups up and writes the audit. Killed anywhere, an experience is
-either whole or purged, and the same command goes on. Addresses of rows never change.
+Facts change in no other way. Segment by segment, the record batch is written again without the rows' values and made durable. One
+transaction then empties the texts, moves the segment, abandons the groups and writes the audit. If the process is killed at any point,
+each experience is either whole or purged, and the same command continues. Addresses of rows never change.
 
-A purge and a compaction take turns: neither copies what the other moves, so no copy of a purged row is left that nobody knows of.
+A purge and a compaction exclude each other: neither copies what the other moves, so no unrecorded copy of a purged row remains.
 
-The old bytes are overwritten later: a reader that looked a segment up before may still map them. Every reader looks addresses up
-again after `segments.ADDRESS_MAX_AGE_S`; `GRACE_S` is longer. A file that compaction removes meanwhile is overwritten first.
+The old bytes are overwritten later, because a reader that looked a segment up before may still map them. All readers look addresses up
+again after `segments.ADDRESS_MAX_AGE_S`, and `GRACE_S` is longer. A file that compaction removes meanwhile is overwritten first.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from rftdata.segments.posix import PosixSegmentStore
 GRACE_S = DEFAULT_GRACE_S
 _CHUNK_SEGMENTS = 64
 _CHUNK_BYTES = 256 * 2**20
-# For a compaction or another purge to end.
+# Longest wait for a compaction or another purge.
 _WAIT_S = 600.0
 _CLOSING_S = 2.0
 _WITH_TEXTS = (
-    "rft.experience", "rft.rollout", "rft.task", "rft.evaluation_answer", "rft.verdict", "rft.operator_run", "rft.score", "rft.review",
-    "rft.task_verdict", "rft.task_score", "rft.task_embedding",
+    "rft.experience", "rft.group_prompt", "rft.rollout", "rft.task", "rft.evaluation_answer", "rft.verdict", "rft.operator_run",
+    "rft.score", "rft.review", "rft.task_verdict", "rft.task_score", "rft.task_embedding",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Purged:
-    """What a purge did, or with `dry_run` would do.
+    """The result of a purge, or with `dry_run` the expected one.
 
     Attributes:
-        purge_id: of its row in `rft.purge`; None when nothing was written.
+        purge_id: key of its row in `rft.purge`; None if nothing was written.
         num_purged_before: chosen experiences that an earlier purge had emptied.
-        num_tasks: tasks that keep a prompt of their own.
-        made_experiences, made_tasks: what stages made of them, which keeps its texts: to be purged by itself. Empty for retention.
+        num_tasks: tasks that still have a prompt.
+        made_experiences, made_tasks: what stages created from them. It keeps its texts and needs a separate purge. Empty for retention.
     """
 
     purge_id: int | None
@@ -60,7 +60,7 @@ class Purged:
 
 @dataclass(frozen=True)
 class Erased:
-    """What was overwritten, and what still waits because a reader might hold it."""
+    """Ranges that were overwritten, and ranges that wait because a reader might still map them."""
 
     num_ranges: int
     num_bytes: int
@@ -72,26 +72,26 @@ def purge(
     buffer: Buffer, where: str, *, reason: str, author: str, runs: Sequence[str] = (), tasks_too: bool = False,
     dry_run: bool = False, tries: int = 5,
 ) -> Purged:  # fmt: skip
-    """Purge the experiences a condition holds for.
+    """Purge the experiences that meet a condition.
 
     Args:
         where: over `rft.v_experience`.
-        reason, author: stored for good.
-        tasks_too: empty the tasks of these experiences, too, and answers to them in evaluations; they are never selected again.
-        tries: so often a part of it begins anew where other transactions are in the way.
+        reason, author: stored permanently.
+        tasks_too: also empty the tasks of these experiences and answers to them in evaluations. These tasks are never selected again.
+        tries: number of times each part is tried if it conflicts with other transactions.
 
     Raises:
-        QueryError: no reason, a bad condition, or it holds for no experience.
-        RftError: a trainer is reading one of them; what was purged before it stays purged.
+        QueryError: there is no reason, the condition is invalid, or no experience meets it.
+        RftError: a trainer is reading one of them; parts purged before it stay purged.
     """
     if not reason.strip():
-        raise QueryError("a purge needs a reason", todo="say why with --reason: it is all that will be left to tell")
+        raise QueryError("a purge needs a reason", todo="give one with --reason: it is the only record that stays")
     run_ids = [buffer.find_run(name).run_id for name in runs] or None
     with buffer.database.transaction() as connection:
         connection.execute("SET TRANSACTION READ ONLY")
         ids = [experience_id for _, experience_id in chosen(connection, where, run_ids)]
     if not ids:
-        raise QueryError("the condition holds for no experience", value=where, todo="nothing was purged")
+        raise QueryError("no experience meets the condition", value=where, todo="nothing was purged")
     return purge_experiences(
         buffer, ids, kind="request", selection=where, reason=reason, author=author, tasks_too=tasks_too, dry_run=dry_run,
         tries=tries,
@@ -104,8 +104,8 @@ def purge_experiences(
 ) -> Purged:  # fmt: skip
     """Purge experiences by their ids; see `purge`.
 
-    Copies of an experience in other runs may share its arrays, and have its texts: a request purges them too, retention spares what
-    is copied, since another run may still need it.
+    Copies of an experience in other runs may share its arrays, and have its texts. A request purges the copies too. Retention keeps
+    experiences that have copies, since another run may still need them.
     """
     copies = buffer.database.fetch("sharers_of_arrays", experience_ids=list(ids))
     if kind == "request":
@@ -126,8 +126,8 @@ def purge_experiences(
     with turn(buffer.database, wait_s=_WAIT_S) as mine:
         if not mine:
             raise ConflictError(
-                f"somebody has been compacting or purging this buffer for {_WAIT_S:g} s",
-                todo="run it again when that is done; nothing was purged",
+                f"another process has been compacting or purging this buffer for {_WAIT_S:g} s",
+                todo="run it again when that process has finished; nothing was purged",
             )
         with contextlib.closing(_appender(buffer)) as appender:
             done = sum(
@@ -143,14 +143,14 @@ def _made_of(buffer: Buffer, ids: Sequence[int]) -> dict[str, tuple[int, ...]]:
 
 
 def _appender(buffer: Buffer) -> SegmentAppender:
-    """Where segments are written anew. A purge gives space back, so it may use what writers must leave free."""
+    """Return where segments are written again. A purge frees space, so it may use the space that writers must leave free."""
     if isinstance(buffer.segments, PosixSegmentStore):
         return PosixSegmentStore(buffer.segments.folder).appender()
     return buffer.segments.appender()
 
 
 def _chunks(candidates: list[Row]) -> Iterator[list[int]]:
-    """Experiences of whole segments, as many as one transaction takes."""
+    """Yield experiences of whole segments, as many as one transaction takes."""
     chunk: list[int] = []
     segments = num_bytes = 0
     for _, rows in groupby(candidates, key=lambda row: row["segment_id"]):
@@ -167,7 +167,7 @@ def _chunks(candidates: list[Row]) -> Iterator[list[int]]:
 def _purge_chunk(
     buffer: Buffer, appender: SegmentAppender, ids: list[int], purge_id: int, tasks_too: bool, tries: int
 ) -> int:
-    """Purge some experiences in one transaction; a conflict with others makes it start again."""
+    """Purge some experiences in one transaction, tried again after a conflict."""
     for last_try in [False] * (tries - 1) + [True]:
         try:
             return _try_chunk(buffer, appender, ids, purge_id, tasks_too)
@@ -188,9 +188,9 @@ def _try_chunk(buffer: Buffer, appender: SegmentAppender, ids: list[int], purge_
         with buffer.database.transaction() as connection:
             purged = _commit_chunk(connection, moves, ids, purge_id, tasks_too)
     except BufferUnavailableError:
-        raise  # whether it was committed is unknown
+        raise  # the transaction may have been committed
     except RftError:
-        for move in moves:  # nobody refers to the copies, and nothing would be left to tell of them
+        for move in moves:  # no row refers to the copies, so they would be left without a record
             buffer.segments.erase(move.copy.uri, move.copy.offset_bytes, move.copy.length_bytes)
         raise
     buffer.reader.forget()
@@ -205,7 +205,7 @@ def _commit_chunk(connection: Connection, moves: list[Move], ids: list[int], pur
     purged = int(
         fetch(connection, "purge_texts", experience_ids=ids, purge_id=purge_id, tasks_too=tasks_too)[0]["purged"]
     )
-    # Now that no draw and no fork can take them any more.
+    # After the groups are locked, no draw or fork can take them.
     for row in fetch(connection, "being_trained_on", experience_ids=ids):
         raise RftError(
             f"experience {row['experience_id']} is in the batch that step {row['trainer_step']} of run {row['run']!r} trains on",
@@ -228,7 +228,7 @@ def _commit_chunk(connection: Connection, moves: list[Move], ids: list[int], pur
 
 
 def _rewrite(buffer: Buffer, appender: SegmentAppender, segment_id: int, rows: list[Row]) -> Move:
-    """Write a segment anew without the values of some rows."""
+    """Write a segment again without the values of some rows."""
     first = rows[0]
     address = SegmentAddress(
         segment_id=segment_id,
@@ -242,10 +242,10 @@ def _rewrite(buffer: Buffer, appender: SegmentAppender, segment_id: int, rows: l
 
 
 def vacuum(buffer: Buffer, *, rewrite: bool) -> int:
-    """Remove the old versions of purged rows, and what the planner's statistics remember of them; the number of tables written anew.
+    """Remove old versions of purged rows and stale planner statistics; return the number of rewritten tables.
 
     Args:
-        rewrite: write the tables anew, so that not a byte of the old texts is left in their files; nobody can use them meanwhile.
+        rewrite: rewrite the tables, so that no byte of the old texts stays in their files. It locks them meanwhile.
     """
     options = "FULL, ANALYZE" if rewrite else "ANALYZE"
     with buffer.database.connection() as connection:
@@ -254,32 +254,32 @@ def vacuum(buffer: Buffer, *, rewrite: bool) -> int:
 
 
 def erase(buffer: Buffer, *, now: bool = False) -> Erased:
-    """Overwrite the bytes of purged arrays that no reader can hold any more, and clear away files that may hold older copies.
+    """Overwrite purged arrays that no reader can map any more, and remove files that may contain older copies.
 
     Args:
         now: do not wait for `GRACE_S`, nor for the grace of compaction.
 
     Raises:
-        BufferUnavailableError: with `now`, somebody else uses the buffer; or a file cannot be written.
+        BufferUnavailableError: with `now`, other sessions use the buffer; or a file cannot be written.
     """
     database = buffer.database
     if now and (others := _others(buffer)):
         raise BufferUnavailableError(
-            f"others use the buffer and may be reading the purged arrays: {', '.join(others)}",
-            todo=f"let them finish, or leave --now away: the bytes are overwritten {GRACE_S / 3600:g} hours after the purge",
+            f"other sessions use the buffer and may be reading the purged arrays: {', '.join(others)}",
+            todo=f"wait until they have finished, or omit --now: the bytes are overwritten {GRACE_S / 3600:g} hours after the purge",
         )
     due = database.fetch("ranges_to_erase", grace_s=0.0 if now else GRACE_S)
     for row in due:
         buffer.segments.erase(row["uri"], row["offset_bytes"], row["length_bytes"])
         database.run("range_is_erased", retired_range_id=row["retired_range_id"])
-    # Compaction leaves copies of its own: files that it retired, and what it had not committed when it was killed.
+    # Compaction leaves copies too: files that it retired, and copies that it had not committed when it was killed.
     Compactor(database, buffer.segments, grace_s=0.0 if now else buffer.config.compaction_grace_s, alone=now).clear()
     left = database.fetch("ranges_left")[0]
     return Erased(len(due), sum(row["length_bytes"] for row in due), left["ranges"], left["num_bytes"])
 
 
 def _others(buffer: Buffer) -> list[str]:
-    """Names of other sessions; the server still shows one for a moment after it was closed."""
+    """Return the names of other sessions; the server still lists a session for a moment after it was closed."""
     deadline = time.monotonic() + _CLOSING_S
     while True:
         rows = buffer.database.fetch("sessions_in_database", own_pids=buffer.database.own_pids())

@@ -1,8 +1,8 @@
-"""Retention: which experiences have been kept long enough.
+"""Retention: rules that limit how long experiences are kept.
 
-Rules speak of whole groups, newest first: what is older than an age, or beyond a number or a size, is purged (`rftdata.maintenance.purge`), with its
-rule as the reason. Rules never touch what is labelled (unless told to), open, or may still be trained on: groups of a run that has been
-started and has not finished, until a committed checkpoint holds them or they are dropped. Those count, but stay.
+Rules apply to whole groups, newest first. Groups older than an age, or beyond a number or a size, are purged (`rftdata.maintenance.purge`)
+with the rule as the reason. Rules never purge groups that are labelled (unless told to), open, or may still be trained on: groups of a run
+that has started and not finished, until a committed checkpoint contains them or they are dropped. Those groups count, but stay.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from rftdata.postgres.database import Row
 
 @dataclass
 class Retained:
-    """What the rules did, or would do.
+    """The result of the rules, or the expected one.
 
     Attributes:
-        purged: what each rule purged, by its text.
-        num_protected: experiences that a rule would have purged, were they not labelled or still needed.
+        purged: purge results by the text of the rule.
+        num_protected: experiences that a rule did not purge because they are labelled or still needed.
     """
 
     purged: dict[str, Purged] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Retained:
 def apply(
     buffer: Buffer, rules: RetentionConfig, *, author: str, dry_run: bool = False, starting_run_id: int | None = None
 ) -> Retained:
-    """Purge what the rules no longer keep.
+    """Purge what exceeds the rules.
 
     Args:
         starting_run_id: a run that is about to be trained for the first time.
@@ -72,7 +72,7 @@ def apply(
 def enforce(
     buffer: Buffer, rules: RetentionConfig, *, author: str, starting_run_id: int | None = None
 ) -> tuple[Retained, Erased]:
-    """Apply the rules, clear away what was purged, and overwrite what earlier purges left that is due."""
+    """Apply the rules, vacuum after a purge, and overwrite ranges of earlier purges that are due."""
     done = apply(buffer, rules, author=author, starting_run_id=starting_run_id)
     if done.purged:
         vacuum(buffer, rewrite=False)
@@ -80,7 +80,7 @@ def enforce(
 
 
 def _over(rule: RetentionRule, groups: list[Row]) -> Iterable[tuple[str, list[Row]]]:
-    """For every limit that is set, its text and the groups beyond it; `groups` are newest first."""
+    """Yield every limit that is set, as text, with the groups beyond it; `groups` are newest first."""
     if rule.max_age_days is not None:
         cut = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=rule.max_age_days)
         yield f"max_age_days {rule.max_age_days:g}", [row for row in groups if row["created_at"] < cut]
@@ -91,7 +91,7 @@ def _over(rule: RetentionRule, groups: list[Row]) -> Iterable[tuple[str, list[Ro
 
 
 def _beyond(groups: list[Row], name: str, limit: int) -> list[Row]:
-    """Groups from the one on with which the sum exceeds a limit."""
+    """Return the groups from the first one at which the sum exceeds a limit."""
     total = 0
     for i, row in enumerate(groups):
         total += int(row[name])

@@ -1,1 +1,1 @@
-"""The buffer's side of pipelines: what workers claim, what stages decided, and what they may spend."""
+"""The buffer's side of pipelines: claims of workers, decisions of stages, and budgets."""

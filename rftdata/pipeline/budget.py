@@ -1,8 +1,8 @@
-"""What stages spend on model calls, and the limits they keep.
+"""The usage of model calls by stages, and its limits.
 
-A call reserves what it may cost at most before it is sent, and is settled with what it did cost. So a limit is never passed by
-more than an estimate is wrong, however many workers spend; and what a killed worker had reserved stays spent: on the safe side.
-`RunUsage` counts in the database, for all workers of a run and across restarts; `MemoryUsage` in this process, where there is no run.
+A call reserves its maximum cost before it is sent, and is settled with its actual cost. A limit is therefore exceeded only by the error
+of an estimate, however many workers spend. The reservation of a killed worker stays spent, which is on the safe side.
+`RunUsage` counts in the database, for all workers of a run and across restarts. `MemoryUsage` counts in this process, without a run.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class Usage:
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that may be spent; None: no limit."""
+    """The highest allowed usage; None means no limit."""
 
     max_calls: int | None = None
     max_tokens: int | None = None
     max_cost: float | None = None
 
     def allow(self, spent: Usage) -> bool:
-        """Whether that much may be spent."""
+        """Return whether the limits allow this total usage."""
         return (
             (self.max_calls is None or spent.calls <= self.max_calls)
             and (self.max_tokens is None or spent.tokens <= self.max_tokens)
@@ -51,20 +51,20 @@ class Limits:
 
 
 class UsageLedger(Protocol):
-    """Counts spending by the budget's name."""
+    """Counts usage by the name of the budget."""
 
     def reserve(self, name: str, amount: Usage, limits: Limits) -> bool:
-        """Spend `amount` if the limits allow it; whether they did."""
+        """Add `amount` if the limits allow it; return whether they did."""
 
     def settle(self, name: str, reserved: Usage, used: Usage) -> None:
-        """Put what a call did cost in the place of what was reserved for it."""
+        """Replace the reservation for a call by its actual usage."""
 
     def spent(self, name: str) -> Usage:
-        """All that was spent, reservations included."""
+        """Return the total usage, including reservations."""
 
 
 class MemoryUsage:
-    """A ledger of this process, for several threads."""
+    """A ledger in this process, for several threads."""
 
     def __init__(self) -> None:
         self._spent: defaultdict[str, Usage] = defaultdict(Usage)
@@ -107,12 +107,12 @@ class RunUsage:
                 max_calls=limits.max_calls, max_tokens=limits.max_tokens, max_cost=limits.max_cost,
             )  # fmt: skip
 
-        # Reserved twice when the answer to the first try was lost: too much counts as spent, never too little.
+        # Reserved twice if the answer to the first try was lost: usage is overestimated, never underestimated.
         return ride_out(reserve) > 0
 
     def settle(self, name: str, reserved: Usage, used: Usage) -> None:
         change = used - reserved
-        # Tried once: a second time could give back what was spent. What is not settled stays reserved.
+        # Tried once, because a second try could subtract usage twice. If it fails, the reservation stays.
         with suppress(BufferUnavailableError):
             self._database.run(
                 "settle_usage",

@@ -1,6 +1,6 @@
 """The queue of sealed groups that a pipeline decides on.
 
-Claims are rows with a lease that the worker's heartbeat renews; SKIP LOCKED lets any number of workers claim at once.
+A claim is a row with a lease that the worker's heartbeat renews. SKIP LOCKED lets any number of workers claim at once.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def claim_sealed_groups(
     run: Run, worker_id: int, *, count: int, lease_s: float, from_key: int = 0,
     columns: Collection[str] = BATCH_SCHEMA.names, suspects: bool = False,
 ) -> SealedBatch | None:  # fmt: skip
-    """Up to `count` sealed groups whose verdicts are due, first in first out from `from_key` on, or None.
+    """Claim up to `count` sealed groups that need verdicts, first in first out from `from_key` on; None if there are none.
 
-    Only `columns` are read from the store and stand in the batch. With `suspects` a group comes first on which a worker died.
+    Only `columns` are read from the store. With `suspects`, a group on which a worker crashed comes first.
 
-    A worker decides on one batch at a time: after a restart of the database, what it holds is of a claim whose answer was lost.
+    A worker decides on one batch at a time. After a restart of the database, anything it holds is from a claim whose answer was lost.
     """
     claimed: list[Row] = []
-    # A group that a worker did not survive is claimed alone: when its turn comes, or when there is no other.
+    # A group on which a worker crashed is claimed alone, when its turn comes or no other group is left.
     for with_suspects in (suspects,) if suspects else (False, True):
         claim = functools.partial(
             run.database.fetch, "claim_sealed_groups", run_id=run.run_id, worker_id=worker_id, count=count, lease_s=lease_s, from_key=from_key,
@@ -45,21 +45,21 @@ def claim_sealed_groups(
     if not claimed:
         return None
     failpoint("pipeline.claimed")
-    num_lost = max(row["num_lost"] for row in claimed)  # where it is not 0 there is one group, which may stand anywhere
+    num_lost = max(row["num_lost"] for row in claimed)  # if it is not 0, there is one group, from anywhere in the queue
     first_key = 0 if num_lost else min(row["sort_key"] for row in claimed)
     batch = read_groups(run.database, [row["group_id"] for row in claimed], columns, first_key)
     if num_lost < _MAX_LOST:
         return batch
-    return batch.set_aside(f"{num_lost} pipeline workers ended while they decided on it")
+    return batch.set_aside(f"{num_lost} pipeline workers crashed while they decided on it")
 
 
 def give_back(run: Run, worker_id: int) -> int:
-    """Let others decide on what a pipeline worker holds; the number of groups."""
+    """Release the groups that a pipeline worker holds; return their number."""
     return ride_out(lambda: run.database.run("release_items", run_id=run.run_id, worker_id=worker_id))
 
 
 def sample_groups(run: Run, num_experiences: int, seed: int) -> list[int]:
-    """Whole groups of a run with so many experiences together, or all there are; the same for the same seed."""
+    """Choose whole groups of a run with at least so many experiences together, or all; the choice depends on the seed."""
     chosen: list[int] = []
     found = 0
     for row in run.database.fetch("sample_groups", run_id=run.run_id, seed=seed, count=num_experiences):
@@ -74,10 +74,10 @@ def read_groups(
     database: Database, group_ids: list[int], columns: Collection[str] = BATCH_SCHEMA.names, first_key: int = 0, *,
     as_sealed: bool = False,
 ) -> SealedBatch:  # fmt: skip
-    """Whole groups as stages see them, with `columns` only.
+    """Read whole groups as stages see them, with `columns` only.
 
     Args:
-        as_sealed: their staleness when they were sealed, not now.
+        as_sealed: whether staleness is that at sealing instead of the current one.
     """
     rows = database.fetch_by_index(
         "batch_of_groups", group_ids=group_ids, columns=list(columns), as_sealed=as_sealed
@@ -88,7 +88,9 @@ def read_groups(
     for row in rows:
         cuts[row["group_id"]] = max(cuts[row["group_id"]], row.pop("label_cut"))
         outcome, error, screened = row.pop("outcome"), row.pop("error"), row.pop("screened")
-        if screened is not None:  # whatever its rewards are by now: it lacks the rollouts that it was spared
+        if (
+            screened is not None
+        ):  # whatever its rewards are now, because the group lacks the rollouts that were not sampled
             stage, reason = "screening", screened
         elif outcome == "ok" or row["reward"] is not None:  # a person may have given a failed rollout a reward
             good.append(row)
@@ -108,9 +110,9 @@ def read_groups(
 class SealedQueue:
     """Claims batches of sealed groups one after the other.
 
-    While another session holds a snapshot open, rows that were claimed and decided on cannot be cleaned away, and a claim that starts at
-    the beginning passes over all of them. So it starts where the one before found its first group. That is a hint: groups that
-    labels reopened, or that commit late, stand before that place, and once in `look_back_s` a claim starts at the beginning.
+    While another session holds a snapshot open, rows that were claimed and decided on cannot be removed, and a claim from
+    the beginning reads all of them. A claim therefore starts where the previous one found its first group. That is a hint: groups that
+    labels reopened, or that commit late, are before that place, so a claim starts at the beginning once in `look_back_s` seconds.
 
     Args:
         run, worker_id, lease_s, columns: as for `claim_sealed_groups`.
@@ -127,7 +129,7 @@ class SealedQueue:
         self._looked_back = -math.inf
 
     def claim(self, count: int) -> SealedBatch | None:
-        """Up to `count` groups, or None when none waits; one that stands before others may be found `look_back_s` later."""
+        """Claim up to `count` groups, None if none waits. A group before others may be found `look_back_s` seconds late."""
         now = time.monotonic()
         looks_back = now - self._looked_back >= self._look_back_s
         if looks_back:

@@ -1,7 +1,7 @@
-"""What travels between the buffer and a pipeline: batches of sealed groups, and what was decided on them.
+"""The records exchanged between the buffer and a pipeline: batches of sealed groups, and decisions on them.
 
-Each fact has one record from the stage that makes it to the table that stores it. What there is one of per experience is a column of an
-Arrow table, so that nothing is copied row by row on the way.
+Each fact has one record from the stage that creates it to the table that stores it. Values with one entry per experience are columns of
+an Arrow table, so that they are not copied row by row.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
+
+from rftdata.postgres.values import storable
 
 SET_ASIDE = "pipeline"
 """Stage name of experiences that were dropped before any stage saw them."""
@@ -26,10 +29,10 @@ BATCH_SCHEMA = pa.schema(
         ("labelled", pa.bool_()), ("reviews", pa.string()), ("group_size", pa.int32()),
     ]
 )  # fmt: skip
-"""What stages may read of an experience. `metrics`, `messages`, `reward_parts`, `metadata` and `features` (the last two of its task) are
-JSON texts. `staleness`: trainer steps between the newest policy and that of its oldest token. `labelled`: whether a person or
-judge changed the reward, of it or of what it was copied from. `reviews`: JSON object, the answer to every question asked about it:
-waiting, pass or drop."""
+"""The columns of an experience that stages may read. `metrics`, `messages`, `reward_parts`, `metadata` and `features` (the last two of its
+task) are JSON texts. `staleness`: trainer steps between the newest policy and that of its oldest token. `labelled`: whether a person or
+judge changed the reward, of the experience or of the one it was copied from. `reviews`: JSON object, the answer to every question asked
+about it: waiting, pass or drop."""
 
 DECISION_SCHEMA = pa.schema(
     [
@@ -42,17 +45,17 @@ DECISION_SCHEMA = pa.schema(
         pa.field("priority", pa.float64(), nullable=False),
     ]
 )
-"""What a chain decided on an experience (or task). `stage` and `reason`: who dropped it and why, null where it is kept. `reward`: what
-stages made of it, null where none changed it and where it is dropped."""
+"""The decision of a chain on an experience (or task). `stage` and `reason`: the stage that dropped it and why; null if kept. `reward`: as
+changed by stages; null if no stage changed it or if it is dropped."""
 
 
 def kept(table: pa.Table) -> pa.Table:
-    """Decisions that keep every row of a table with experience_id and group_id."""
+    """Return decisions that keep every row of a table with experience_id and group_id."""
     return _decided(table, True, None, None)
 
 
 def dropped(table: pa.Table, stage: str, reason: str | Sequence[str]) -> pa.Table:
-    """Decisions that drop every row of a table with experience_id and group_id, for one reason or one each."""
+    """Return decisions that drop every row of a table with experience_id and group_id, for one reason or one each."""
     return _decided(table, False, stage, reason)
 
 
@@ -67,7 +70,7 @@ def _decided(table: pa.Table, is_kept: bool, stage: str | None, reason: str | Se
 
 
 def concatenated(tables: Iterable[pa.Table], schema: pa.Schema = DECISION_SCHEMA) -> pa.Table:
-    """The rows of all tables; none where there is no table."""
+    """Return the rows of all tables; an empty table if there are none."""
     return pa.concat_tables([schema.empty_table(), *tables]).combine_chunks()
 
 
@@ -77,10 +80,10 @@ class SealedBatch:
 
     Attributes:
         table: experiences of rollouts with outcome ok.
-        group_ids: the groups claimed; one may have no such experience.
-        label_cuts: the newest label of each group, or answer to a question about it, at the time of reading.
-        failed: decisions on what stages never see: experiences of rollouts that failed or of groups that were screened out.
-        first_key: least sort_key of the groups.
+        group_ids: the claimed groups; a group may have no such experience.
+        label_cuts: for each group the newest label, or answer to a question about it, at the time of reading.
+        failed: decisions on experiences that stages never see: those of failed rollouts or of screened-out groups.
+        first_key: smallest sort_key of the groups.
     """
 
     table: pa.Table
@@ -90,14 +93,14 @@ class SealedBatch:
     first_key: int = 0
 
     def set_aside(self, reason: str) -> SealedBatch:
-        """The same groups with every experience dropped before any stage sees it."""
+        """Return the same groups with every experience dropped before any stage sees it."""
         failed = concatenated([self.failed, dropped(self.table, SET_ASIDE, reason)])
         return replace(self, table=self.table.slice(0, 0), failed=failed)
 
 
 @dataclass(frozen=True)
 class StageRun:
-    """One stage over one batch: a row of `operator_run`. Stages count from 1; 0 and n+1 are the chain's own rules."""
+    """One stage on one batch: a row of `operator_run`. Stages count from 1; 0 and n+1 are the chain's own rules."""
 
     stage: str
     index: int
@@ -110,24 +113,24 @@ class StageRun:
 
 
 class KnownScore(NamedTuple):
-    """A stored score, and the digest of what it was scored by."""
+    """A stored score, and the digest of its input."""
 
     input_digest: int
     scores: Mapping[str, Any]
 
 
 Known = Mapping[str, Mapping[int, KnownScore]]
-"""Scores stored already: score key -> experience_id (or task_id) -> score."""
+"""Stored scores: score key -> experience_id (or task_id) -> score."""
 
 
 @dataclass(frozen=True)
 class StageScores:
-    """What a stage computed now.
+    """The scores that a stage computed in this batch.
 
     Attributes:
         table: `experience_id` and its score columns, one row per experience.
-        input_digests: of what each of them was scored by (see `operators.chain.input_digests`); null: the score is never used again.
-        error_column: the score column that says why a row has no score; None: each has one.
+        input_digests: digest of each row's input (see `operators.chain.input_digests`); null: the score is never reused.
+        error_column: the score column with the reason why a row has no score; None: every row has one.
     """
 
     stage: str
@@ -137,14 +140,14 @@ class StageScores:
     error_column: str | None = None
 
     def rows(self) -> Iterator[tuple[int, dict[str, Any], str | None, int | None]]:
-        """(experience_id, scores, error, input digest) of each row."""
+        """Yield (experience_id, scores, error, input digest) of each row."""
         for row, digest in zip(self.table.to_pylist(), self.input_digests.to_pylist(), strict=True):
             key = row.pop("experience_id")
             yield key, row, row.get(self.error_column) if self.error_column else None, digest
 
 
 def remember(known: dict[str, dict[int, KnownScore]], scores: Iterable[StageScores]) -> None:
-    """Add scores to those that are known; not what ended in an error, nor what is never used again."""
+    """Add scores to the known ones, except those that ended in an error or are never reused."""
     for found in scores:
         for key, row, error, digest in found.rows():
             if digest is not None and error is None:
@@ -153,12 +156,12 @@ def remember(known: dict[str, dict[int, KnownScore]], scores: Iterable[StageScor
 
 @dataclass(frozen=True)
 class Review:
-    """What a stage asks a person about a row.
+    """A stage's question to a person about a row.
 
     Attributes:
-        name: of the question; an experience is asked each once. One that was asked before stays as it was.
-        question: for the person.
-        timeout_s: after so many seconds, at most ten years, `otherwise` is the answer.
+        name: of the question. An experience is asked each name once; an existing question stays as it was.
+        question: the text for the person.
+        timeout_s: seconds, at most ten years, after which `otherwise` is the answer.
         otherwise: pass or drop.
     """
 
@@ -170,7 +173,7 @@ class Review:
 
 @dataclass(frozen=True)
 class Question:
-    """A row that a person is asked about; its group is decided once that is answered or too late."""
+    """A row about which a person is asked. Its group is decided once the question is answered or its deadline has passed."""
 
     experience_id: int
     group_id: int
@@ -180,13 +183,13 @@ class Question:
 
 @dataclass(frozen=True)
 class CreatedTask:
-    """A new task that a stage made of an experience or task.
+    """A new task that a stage created from an experience or task.
 
     Attributes:
-        task_key: stable: the same input makes the same key, and a key that exists already is not made again.
+        task_key: stable: the same input gives the same key, and an existing key is not created again.
         payload: prompt, answer and metadata, as in `rft.task`.
-        parent_id: the experience (or task) it was made of.
-        stage: name of the stage that made it; the chain fills it in.
+        parent_id: the experience (or task) from which it was created.
+        stage: name of the stage that created it, set by the chain.
     """
 
     taskset: str
@@ -199,7 +202,7 @@ class CreatedTask:
 
 @dataclass(frozen=True)
 class CreatedAnswer:
-    """One answer of a created group: a chat without its last turn, the response, its reward, and numbers to be stored with it."""
+    """One answer of a created group: a chat without its last turn, the response, its reward, and numbers stored with it."""
 
     messages: Sequence[Mapping[str, Any]]
     response: str
@@ -209,12 +212,12 @@ class CreatedAnswer:
 
 @dataclass(frozen=True)
 class CreatedGroup:
-    """New experiences, answers to one task; stored as a group of source `synthesis` that goes through the pipeline itself.
+    """New experiences that answer one task, stored as a group of source `synthesis` that goes through the pipeline itself.
 
     Attributes:
-        task: what they answer; None: the task of the experience they were made of.
-        parent_id: the experience they were made of.
-        key: stable, for a group without a task of its own: of one parent and key there is one group.
+        task: the task they answer; None for the task of the parent.
+        parent_id: the experience from which they were created.
+        key: stable, for a group without a new task: there is one group per parent and key.
     """
 
     task: CreatedTask | None
@@ -225,15 +228,15 @@ class CreatedGroup:
 
 @dataclass
 class Verdicts:
-    """What a chain decided on a batch, and what is stored with it.
+    """The decisions of a chain on a batch, and everything stored with them.
 
     Attributes:
-        decisions: one row per experience with `DECISION_SCHEMA`, but for groups that wait for a person.
-        stages: what each stage did.
-        scores: computed now.
-        questions: what people are asked; their groups wait.
+        decisions: one row per experience with `DECISION_SCHEMA`, except for groups that wait for a person.
+        stages: one entry per stage run.
+        scores: computed in this batch.
+        questions: questions to people; their groups wait.
         created: new tasks and experiences.
-        failed: experiences that were set aside since a stage raised on them; their decisions are there, too.
+        failed: experiences that were set aside because a stage raised on them; `decisions` includes them.
     """
 
     decisions: pa.Table = field(default_factory=DECISION_SCHEMA.empty_table)
@@ -244,7 +247,7 @@ class Verdicts:
     failed: set[int] = field(default_factory=set)
 
     def add(self, other: Verdicts) -> None:
-        """Take what was decided on another part of the batch."""
+        """Add the verdicts on another part of the batch."""
         self.decisions = concatenated([self.decisions, other.decisions])
         self.stages += other.stages
         self.scores += other.scores
@@ -254,10 +257,22 @@ class Verdicts:
 
     @property
     def tasks(self) -> list[CreatedTask]:
-        """The new tasks among what was created."""
+        """The new tasks in `created`."""
         return [made for made in self.created if isinstance(made, CreatedTask)]
 
     @property
     def groups(self) -> list[CreatedGroup]:
-        """The new experiences among what was created."""
+        """The new experiences in `created`."""
         return [made for made in self.created if isinstance(made, CreatedGroup)]
+
+
+def as_stored(values: pa.Array) -> pa.Array:
+    """Return values as the database will return them (no NaN or infinity, no NUL in texts), so that later stages see the same on every run."""
+    kind = values.type
+    if pa.types.is_floating(kind):
+        return pc.if_else(pc.fill_null(pc.is_finite(values), False), values, pa.scalar(None, kind))
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        return values
+    if pa.types.is_string(kind) and not pc.any(pc.match_substring(values, "\x00")).as_py():
+        return values
+    return pa.array([storable(value) for value in values.to_pylist()], kind)

@@ -1,8 +1,8 @@
-"""Tasks on their way through a task pipeline: batches of them for its stages, and what was decided, stored.
+"""Task pipelines: batches of tasks for the stages, and the storage of verdicts.
 
-A batch looks like one of experiences to the stages: `experience_id` and `group_id` are the task's id, every task a group of its
-own. Stages see what the source gave; what an earlier version made of it does not shine through, so a version decides the same
-whenever it runs. Verdicts are appended; `rft.task` has status, features and texts as the verdict that stands wants them.
+For stages, a batch looks like one of experiences: `experience_id` and `group_id` are the task's id, and every task is a separate
+group. Stages see the task as given by the source, without changes by earlier versions, so a version decides the same
+whenever it runs. Verdicts are appended. `rft.task` has the status, features and texts of the current verdict.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ TASK_BATCH_SCHEMA = pa.schema(
         ("num_groups", pa.int64()), ("num_draws", pa.int64()), ("priority", pa.float64()),
     ]
 )  # fmt: skip
-"""What stages may read of a task. `prompt`: its text, of a chat its contents. `metadata` and `features` (of the source) are JSON texts.
-`attempts` groups were observed over all runs, and `reward` is their mean reward; null before the first. `num_groups` groups were
-tried, and drawn for training `num_draws` times. `priority` is 0 until a stage sets it."""
+"""The columns of a task that stages may read. `prompt`: its text, or the contents of a chat. `metadata` and `features` (of the source) are
+JSON texts. `attempts` groups were observed over all runs, and `reward` is their mean reward; null before the first. `num_groups` groups were
+sampled, and drawn for training `num_draws` times. `priority` is 0 until a stage sets it."""
 
 BLOCKED = "the stage blocks its process: "
-"""How the reason of a task begins that is not decided on again by the same stages."""
+"""Prefix of the reason of a task that the same stages do not decide on again."""
 
 _USAGE = {
     "reward": "task_outcomes",
@@ -52,8 +52,8 @@ class TaskBatch:
     """Tasks for the stages.
 
     Attributes:
-        table: with the columns that were asked for.
-        is_text: per row, whether the prompt is a text, which stages may change, and no chat.
+        table: with the requested columns.
+        is_text: per row, whether the prompt is a text, which stages may change, instead of a chat.
     """
 
     table: pa.Table
@@ -62,11 +62,11 @@ class TaskBatch:
 
 @dataclass
 class TaskChange:
-    """What stages made of a task.
+    """The changes that stages made to a task.
 
     Attributes:
         features: columns that stages added or changed.
-        texts: the new `prompt` and `answer` where stages changed them; an answer may be None.
+        texts: the new `prompt` and `answer` if stages changed them; an answer may be None.
     """
 
     features: dict[str, Any] = field(default_factory=dict)
@@ -74,14 +74,14 @@ class TaskChange:
 
 
 def register_task_pipeline(database: Database, version: str, stages: Sequence[Mapping[str, Any]]) -> None:
-    """Note which stages a version has, so that verdicts of long ago can be understood."""
+    """Store the stages of a version, so that old verdicts can be understood."""
     plain = storable(json.loads(json.dumps(list(stages), default=str)))
     database.fetch("register_pipeline", version=version, digest=version, stages=Jsonb(plain))
 
 
 @contextmanager
 def taskset_lock(database: Database, taskset: str) -> Iterator[None]:
-    """Held while a set is decided on: another process that loads or decides on it waits."""
+    """Lock a set while it is decided on; other processes that load or decide on it wait."""
     connection = database.dedicated()
     try:
         execute(connection, "hold_taskset", taskset=taskset)
@@ -93,11 +93,11 @@ def taskset_lock(database: Database, taskset: str) -> Iterator[None]:
 def undecided_tasks(
     database: Database, taskset: str, pipeline_version: str, *, again: bool = False, failed_too: bool = False
 ) -> list[int]:
-    """Ids of the tasks whose standing verdict is of another version, ascending.
+    """Return the ids of tasks whose current verdict is of another version, ascending.
 
     Args:
-        again: all tasks.
-        failed_too: also those that are excluded because a stage failed on them.
+        again: return all tasks.
+        failed_too: include tasks excluded because a stage failed on them.
     """
     row = database.fetch(
         "undecided_tasks", taskset=taskset, pipeline_version=pipeline_version, again=again,
@@ -107,13 +107,13 @@ def undecided_tasks(
 
 
 def decidable_tasks(database: Database, taskset: str, *, leave_out_blocked_by: str | None = None) -> list[int]:
-    """Ids of all tasks of a set but purged ones, and those that block a stage of this pipeline version, ascending."""
+    """Return the ids of a set's tasks, ascending, without purged ones and those that block a stage of a given version."""
     row = database.fetch("decidable_tasks", taskset=taskset, version=leave_out_blocked_by, blocked=f"{BLOCKED}%")[0]
     return list(row["task_ids"])
 
 
 def tasks_by_maker(database: Database, task_ids: Sequence[int]) -> dict[tuple[str, ...], list[int]]:
-    """The same ids by the stages that made the tasks, and the tasks they made them of; () for those of the source."""
+    """Group ids by the stages that created the tasks and their ancestors; () for tasks of the source."""
     rows = database.fetch("makers_of_tasks", task_ids=list(task_ids))
     makers = {row["task_id"]: tuple(row["made_by"]) for row in rows}
     found: dict[tuple[str, ...], list[int]] = {}
@@ -123,23 +123,23 @@ def tasks_by_maker(database: Database, task_ids: Sequence[int]) -> dict[tuple[st
 
 
 class TaskReader:
-    """Reads tasks of one set with the columns that the stages want.
+    """Reads tasks of one set with the columns that the stages need.
 
     Args:
-        columns: of `TASK_BATCH_SCHEMA`; the identity columns and `reward` are always there.
+        columns: of `TASK_BATCH_SCHEMA`; the identity columns and `reward` are always included.
     """
 
     def __init__(self, database: Database, taskset: str, columns: Collection[str]) -> None:
         wanted = {*columns, "experience_id", "group_id", "rollout_index", "reward"} - {"priority"}
         self._database = database
         self._schema = pa.schema([column for column in TASK_BATCH_SCHEMA if column.name in wanted])
-        # Counted over all runs at once and not for each batch: groups are not indexed by task.
+        # Counted over all runs at once instead of for each batch, because groups are not indexed by task.
         asked = sorted({_USAGE[name] for name in wanted & set(_USAGE) if name in columns})
         self._usage: dict[str, list[Row]] = {name: database.fetch(name, taskset=taskset) for name in asked}
         self._ids = {name: np.array([row["task_id"] for row in rows], np.int64) for name, rows in self._usage.items()}
 
     def read(self, task_ids: Sequence[int]) -> TaskBatch:
-        """The tasks of these ids, in their order; purged ones are left out."""
+        """Return the tasks of these ids, in their order; purged ones are left out."""
         tables, is_text = [], []
         for start in range(0, len(task_ids), _PORTION):
             rows = self._database.fetch(
@@ -167,7 +167,7 @@ class TaskReader:
         return pa.table(arrays, schema=self._schema)
 
     def _used(self, column: str, ids: list[int]) -> list[Any]:
-        """Counts of tasks; 0, or null for a reward, where no run has tried them."""
+        """Return counts of tasks; 0, or null for a reward, for tasks that no run has tried."""
         missing = None if column == "reward" else 0
         rows, known = self._usage.get(_USAGE[column], []), self._ids.get(_USAGE[column])
         if known is None or not len(known):
@@ -177,7 +177,7 @@ class TaskReader:
 
 
 def source_batch(taskset: str, tasks: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Tasks of `read_tasks` as stages would see them, under ids from 1 and never tried; nothing is stored."""
+    """Return tasks of `read_tasks` as stages would see them, with ids from 1 and never tried; stores nothing."""
     ids = list(range(1, len(tasks) + 1))
     payloads = [task["payload"] for task in tasks]
     values: dict[str, list[Any]] = {
@@ -192,7 +192,7 @@ def source_batch(taskset: str, tasks: Sequence[Mapping[str, Any]]) -> pa.Table:
 
 
 def _shown_prompt(prompt: Any) -> str:
-    """As the query task_batch shows it."""
+    """Return the prompt as the query task_batch shows it."""
     if isinstance(prompt, str):
         return prompt
     if isinstance(prompt, list):
@@ -203,7 +203,7 @@ def _shown_prompt(prompt: Any) -> str:
 def known_task_scores(
     database: Database, task_ids: Sequence[int], score_keys: Sequence[str]
 ) -> dict[str, dict[int, KnownScore]]:
-    """Scores that are stored for the tasks: score key -> task id -> score."""
+    """Return stored scores of the tasks: score key -> task id -> score."""
     known: dict[str, dict[int, KnownScore]] = {}
     if score_keys:
         for row in database.fetch("known_task_scores", task_ids=list(task_ids), score_keys=list(score_keys)):
@@ -215,13 +215,13 @@ def known_task_scores(
 def commit_task_verdicts(
     database: Database, taskset: str, pipeline_version: str, verdicts: Verdicts, changes: Mapping[int, TaskChange] | None = None
 ) -> None:  # fmt: skip
-    """Store what was decided, what each stage did and what it made, in one transaction. Tasks made for this set wait for a verdict.
+    """Store verdicts, stage runs and created tasks in one transaction. Tasks created for this set wait for a verdict.
 
     Args:
-        changes: what stages made of tasks, by task id.
+        changes: changes that stages made, by task id.
 
     Raises:
-        OperatorError: a task that was tried already would get another prompt or answer.
+        OperatorError: a task that was already tried would get another prompt or answer.
     """
     columns = [
         ("task_id", "int8"), ("kept", "bool"), ("stage", "text"), ("reason", "text"), ("features", "jsonb"), ("prompt", "text"),
@@ -235,9 +235,9 @@ def commit_task_verdicts(
         changed = fetch(connection, "tried_tasks_that_change")[0]
         if changed["n"]:
             raise OperatorError(
-                f"the task pipeline changes the prompt or answer of {changed['n']} tasks of {taskset!r} that were tried already, "
-                f"task {changed['task_id']} for one: what is known of them would be about another text",
-                todo="give the taskset another name, so that its tasks are loaded anew, or leave their texts as they are",
+                f"the task pipeline changes the prompt or answer of {changed['n']} tasks of {taskset!r} that were already tried, "
+                f"for example task {changed['task_id']}; its outcomes belong to the old text",
+                todo="give the taskset another name, so that its tasks are loaded again, or do not change their texts",
             )
         execute(connection, "save_task_verdicts", pipeline_version=pipeline_version)
         insert_stage_runs(connection, pipeline_version, verdicts.stages, taskset=taskset)
@@ -261,7 +261,7 @@ def _verdict_row(row: Row, change: TaskChange | None) -> tuple[Any, ...]:
 
 
 def _save_scores(connection: Connection, scores: Sequence[StageScores]) -> None:
-    """Store scores; not those that ended in an error: such a call is made again."""
+    """Store scores, except those that ended in an error, whose calls are made again."""
     newest = {
         (key, found.score_key): (found.stage, values, digest)
         for found in scores
@@ -278,7 +278,7 @@ def _save_scores(connection: Connection, scores: Sequence[StageScores]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class TasksetState:
-    """How a set stands: its tasks by status, and what excludes how many (a stage, or `by hand`)."""
+    """Number of a set's tasks by status, and of excluded ones by stage (or `by hand`)."""
 
     num_tasks: int
     active: int
@@ -287,21 +287,21 @@ class TasksetState:
 
 
 def taskset_state(database: Database, taskset: str) -> TasksetState:
-    """How the task pipeline and people have left a set."""
+    """Return the state of a set after its task pipeline and changes by hand."""
     return records(TasksetState, database.fetch("taskset_verdicts", taskset=taskset))[0]
 
 
 def show_tasks(
     database: Database, taskset: str, *, order: str | None = None, limit: int = 20, status: str | None = None
 ) -> list[Row]:
-    """Tasks of a set with features and the verdict that stands: by id, or by a number among their features, highest first.
+    """Return tasks of a set with features and current verdict, by id or by a numeric feature, highest first.
 
     Raises:
-        ConfigError: no such taskset, or no task of it has that feature.
+        ConfigError: the taskset does not exist, or no task of it has that feature.
     """
     if not database.fetch("find_taskset", taskset=taskset):
         known = [row["taskset"] for row in database.fetch("list_tasksets")]
-        raise ConfigError("the buffer has no such taskset", value=taskset, allowed=", ".join(known) or "none is loaded")
+        raise ConfigError("unknown taskset", value=taskset, allowed=", ".join(known) or "none is loaded")
     if order is not None:
         names = [row["key"] for row in database.fetch("task_feature_names", taskset=taskset)]
         if order not in names:

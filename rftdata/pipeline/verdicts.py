@@ -1,7 +1,7 @@
-"""What a pipeline decided on sealed groups, stored in one transaction: verdicts, scores, questions to people, new tasks.
+"""Verdicts on sealed groups, stored in one transaction with scores, questions to people and new tasks.
 
-A group that was relabelled since its worker claimed it is left out: it waits in the worklist to be decided again. A group with
-an open question waits, too: until it is answered or its deadline has passed, by the database's clock.
+A group that was relabelled since its worker claimed it is left out: it stays in the worklist to be decided again. A group with
+an open question waits until it is answered or its deadline has passed, by the database's clock.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rftdata.postgres.values import storable
 from rftdata.run import Run
 
 STAGE_FAILED = "the stage failed: "
-"""How the reason of a verdict begins that was made because a stage raised."""
+"""Prefix of a verdict's reason when a stage raised."""
 
 
 def commit_verdicts(
@@ -33,20 +33,20 @@ def commit_verdicts(
     """Store verdicts and make the groups ready, or close those that lost every experience; groups with open questions wait.
 
     Args:
-        tries: so often it begins anew where other transactions are in the way.
+        tries: number of times the transaction is tried if it conflicts with others.
 
     Returns:
         The groups decided.
 
     Raises:
-        FencedError: the run has another pipeline by now; nothing was stored.
-        ConflictError: others were in the way again and again; nothing was stored.
+        FencedError: the run now has another pipeline; nothing was stored.
+        ConflictError: all tries conflicted with other transactions; nothing was stored.
     """
     for last_try in [False] * (tries - 1) + [True]:
         try:
             decided = ride_out(lambda: _commit_verdicts(run, worker_id, pipeline_version, batch, verdicts))
             break
-        except ConflictError:  # the database ended the transaction for somebody else's sake: nothing of it was stored
+        except ConflictError:  # the database aborted the transaction in favour of another: nothing was stored
             if last_try:
                 raise
     notify.notify(run.database, notify.READY)
@@ -56,7 +56,7 @@ def commit_verdicts(
 def _commit_verdicts(
     run: Run, worker_id: int, pipeline_version: str, batch: SealedBatch, verdicts: Verdicts
 ) -> list[int]:  # fmt: skip
-    """One transaction. Done twice it finds its items gone the second time, and notes the stages once."""
+    """Store verdicts in one transaction. A repetition finds its items gone, and stores the stages once."""
     run_id = run.run_id
     with run.database.transaction() as connection:
         _check_pipeline(connection, run_id, pipeline_version)
@@ -96,15 +96,15 @@ def _commit_verdicts(
 
 
 def ready_groups(connection: Connection, priorities: dict[int, float]) -> None:
-    """Let groups be drawn; their priorities by group id."""
+    """Make groups drawable; `priorities` by group id."""
     execute(connection, "ready_groups", group_ids=list(priorities), priorities=list(priorities.values()))
 
 
 def check_pipeline(run: Run, pipeline_version: str) -> None:
-    """Refuse to work for a run that trains on the verdicts of other stages, before anything is claimed.
+    """Refuse to work for a run that trains on the verdicts of another pipeline version, before anything is claimed.
 
     Raises:
-        FencedError: it does.
+        FencedError: the versions differ.
     """
     with run.database.transaction() as connection:
         _check_pipeline(connection, run.run_id, pipeline_version)
@@ -117,7 +117,7 @@ def _check_pipeline(connection: Connection, run_id: int, pipeline_version: str) 
             f"the run {run['name']!r} trains on verdicts of another pipeline version than this worker's",
             value=pipeline_version,
             allowed=run["pipeline_version"],
-            todo="start this pipeline worker again with the configuration the run goes on with",
+            todo="restart this pipeline worker with the run's current configuration",
         )
 
 
@@ -128,7 +128,7 @@ def _closed_reason(reasons: set[str]) -> str:
 def insert_verdicts(
     connection: Connection, pipeline_version: str, label_cuts: Mapping[int, int], decisions: pa.Table
 ) -> None:
-    """Append verdicts; `label_cuts` has the newest label or answer of each group that they know of."""
+    """Append verdicts; `label_cuts` has, per group, the newest label or answer that they take into account."""
     columns = [
         ("experience_id", "int8"), ("group_id", "int8"), ("pipeline_version", "text"), ("kept", "bool"), ("stage", "text"),
         ("reason", "text"), ("priority", "float8"), ("reward", "float8"), ("label_cut", "int8"),
@@ -147,7 +147,7 @@ def insert_stage_runs(
     connection: Connection, pipeline_version: str, stages: Sequence[StageRun], *, run_id: int | None = None,
     worker_id: int | None = None, taskset: str | None = None,
 ) -> None:  # fmt: skip
-    """Note what each stage did on experiences of a run, or on tasks of a set."""
+    """Store the stage runs on experiences of a run, or on tasks of a set."""
     columns = [
         ("run_id", "int8"), ("worker_id", "int8"), ("taskset", "text"), ("pipeline_version", "text"), ("stage_index", "int4"),
         ("stage", "text"), ("rows_in", "int4"), ("rows_kept", "int4"), ("rows_dropped", "int4"), ("rows_created", "int4"),
@@ -166,7 +166,7 @@ def insert_stage_runs(
 def known_scores(
     database: Database, score_keys: Sequence[str], experience_ids: Sequence[int]
 ) -> dict[str, dict[int, KnownScore]]:
-    """Scores stored already: score key -> experience_id -> score. Those that ended in an error are not among them."""
+    """Return stored scores: score key -> experience_id -> score. Those that ended in an error are left out."""
     known: dict[str, dict[int, KnownScore]] = {}
     if score_keys:
         for row in database.fetch_by_index("known_scores", score_keys=score_keys, experience_ids=experience_ids):
@@ -176,7 +176,7 @@ def known_scores(
 
 
 def store_scores(connection: Connection, scores: Sequence[StageScores]) -> None:
-    """Write scores; one of the same stage that is there already is replaced."""
+    """Write scores, replacing those of the same stage."""
     newest = {
         (key, found.score_key): (found.stage, values, error, digest)
         for found in scores
@@ -191,7 +191,7 @@ def store_scores(connection: Connection, scores: Sequence[StageScores]) -> None:
 
 
 def ask(connection: Connection, run_id: int, questions: Sequence[Question]) -> None:
-    """Put questions that were not asked before, and let their groups wait for the first deadline."""
+    """Store questions that were not asked before, and let their groups wait for the first deadline."""
     if not questions:
         return
     execute(
@@ -204,20 +204,20 @@ def ask(connection: Connection, run_id: int, questions: Sequence[Question]) -> N
 
 
 def add_features(database: Database, task: CreatedTask) -> None:
-    """Give a task that exists the features of a new one."""
+    """Add the features of a new task to the existing one."""
     database.run(
         "add_features", taskset=task.taskset, task_key=storable(task.task_key), features=Jsonb(storable(_features(task)))
     )  # fmt: skip
 
 
 def task_of_experience(database: Database, experience_id: int) -> tuple[str, str] | None:
-    """Taskset and key of the task that an experience is a try of; None where there is no such experience."""
+    """Return taskset and key of the task that an experience attempted; None if the experience does not exist."""
     rows = database.fetch("task_of_experience", experience_id=experience_id)
     return (rows[0]["taskset"], rows[0]["task_key"]) if rows else None
 
 
 def make_tasks(connection: Connection, tasks: Sequence[CreatedTask]) -> None:
-    """Store tasks made of experiences; those whose keys exist stay as they are."""
+    """Store tasks created from experiences; those with existing keys stay unchanged."""
     if tasks:
         execute(
             connection, "make_tasks", tasksets=[t.taskset for t in tasks], task_keys=[storable(t.task_key) for t in tasks],
@@ -226,5 +226,5 @@ def make_tasks(connection: Connection, tasks: Sequence[CreatedTask]) -> None:
 
 
 def _features(task: CreatedTask) -> dict[str, Any]:
-    """A task knows the experience that it was made of."""
+    """Return the features of a task with the experience from which it was created."""
     return {**task.features, "parent_experience_id": task.parent_id}

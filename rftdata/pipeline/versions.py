@@ -1,4 +1,4 @@
-"""Versions of a pipeline: what each stands for, what it decided on a run, how two differ, and replays, which make new ones."""
+"""Versions of a pipeline: their stages, their decisions on a run, their differences, and replays, which create new ones."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class PipelineVersion:
     """A version that decided on experiences of a run.
 
     Attributes:
-        used: the run trains on its verdicts.
+        used: whether the run trains on its verdicts.
         num_kept, num_dropped: experiences, by its newest verdict on each.
-        stages: name -> arguments of each stage; None where they were never stored.
+        stages: name -> arguments of each stage; None if they were never stored.
     """
 
     pipeline_version: str
@@ -38,7 +38,7 @@ class PipelineVersion:
 
 @dataclass(frozen=True, kw_only=True)
 class Treatment:
-    """How many experiences one version treats as `before` and another as `after`: the stage that drops them, or `kept`."""
+    """Number of experiences with the result `before` of one version and `after` of another: the stage that drops them, or `kept`."""
 
     before: str
     after: str
@@ -49,7 +49,7 @@ class Treatment:
 
 @dataclass(frozen=True, kw_only=True)
 class DifferentRow:
-    """An experience that two versions treat differently; the rewards are those of a version that keeps it."""
+    """An experience that two versions treat differently. A reward is None for a version that drops it."""
 
     experience_id: int
     group_id: int
@@ -62,12 +62,12 @@ class DifferentRow:
 
 @dataclass(frozen=True)
 class Difference:
-    """How two versions differ on a run.
+    """The differences between two versions on a run.
 
     Attributes:
-        counts: experiences by what became of them before and after, with changes of kept rewards.
-        only_before, only_after: experiences on which one version alone has decided.
-        rows: some of those that differ.
+        counts: experiences by their result before and after, with changes of kept rewards.
+        only_before, only_after: experiences on which only one version has decided.
+        rows: some of the experiences that differ.
     """
 
     counts: list[Treatment]
@@ -77,15 +77,15 @@ class Difference:
 
 
 def register_version(database: Database, name: str, digest: str, stages: Sequence[dict[str, Any]]) -> None:
-    """Store which stages a version stands for.
+    """Store the stages of a version.
 
     Raises:
-        ConfigError: it stands for others already.
+        ConfigError: the version already has other stages.
     """
     (row,) = database.fetch("register_pipeline", version=name, digest=digest, stages=Jsonb(storable(stages)))
     if row["digest"] != digest:
         raise ConfigError(
-            f"the pipeline version {name!r} stands for other stages already", value=digest, allowed=row["digest"],
+            f"the pipeline version {name!r} already has other stages", value=digest, allowed=row["digest"],
             todo="choose another --version",
         )  # fmt: skip
 
@@ -99,14 +99,14 @@ def compare_versions(run: Run, before: str, after: str, limit: int) -> Differenc
     """Compare two versions on a run.
 
     Raises:
-        ConfigError: a version that never decided on an experience of the run.
+        ConfigError: a version has not decided on any experience of the run.
     """
     known = [version.pipeline_version for version in versions_of_run(run)]
     for name in (before, after):
         if name not in known:
             raise ConfigError(
-                f"no such pipeline version decided on experiences of run {run.name!r}", value=name,
-                allowed=", ".join(known) or "none yet", todo="make it with `rft pipeline replay CONFIG --version NAME`",
+                f"no pipeline version of this name has decided on experiences of run {run.name!r}", value=name,
+                allowed=", ".join(known) or "none yet", todo="create it with `rft pipeline replay CONFIG --version NAME`",
             )  # fmt: skip
     names = {"run_id": run.run_id, "before": before, "after": after}
     (coverage,) = run.database.fetch("compare_coverage", **names)
@@ -118,30 +118,32 @@ def compare_versions(run: Run, before: str, after: str, limit: int) -> Differenc
 
 @contextlib.contextmanager
 def replaying(run: Run, version: str) -> Iterator[None]:
-    """Replay a version of a run as the only process that does.
+    """Lock the replay of a version of a run, so that only this process replays it.
 
     Raises:
-        ConflictError: another process does.
+        ConflictError: another process replays it.
     """
-    with contextlib.closing(run.database.dedicated()) as lock:  # held as long as this process lives
+    with contextlib.closing(run.database.dedicated()) as lock:  # held until the block or this process ends
         if not fetch(lock, "lock_replay", version=version, run_id=run.run_id)[0]["locked"]:
-            raise ConflictError(f"another process replays the version {version!r} of this run", todo="wait for its end")
+            raise ConflictError(
+                f"another process replays the version {version!r} of this run", todo="wait until it has finished"
+            )
         yield
 
 
 def groups_to_replay(run: Run, version: str, after: int, count: int) -> list[int]:
-    """The next sealed groups with experiences on which a version has not decided since they were labelled or answered last."""
+    """Return the next sealed groups with experiences that a version has not decided on since their last label or answer."""
     rows = run.database.fetch("groups_to_replay", run_id=run.run_id, version=version, after=after, count=count)
     return [row["group_id"] for row in rows]
 
 
 def has_sealed_groups(run: Run) -> bool:
-    """Whether a run has a sealed group of experiences."""
-    return bool(groups_to_replay(run, "", 0, 1))  # no version has this name: it has decided on nothing
+    """Return whether a run has a sealed group with experiences."""
+    return bool(groups_to_replay(run, "", 0, 1))  # no version has this name, so all such groups are returned
 
 
 def commit_replay(run: Run, worker_id: int, version: str, batch: SealedBatch, verdicts: Verdicts) -> None:
-    """Store verdicts of a replay beside those there are; groups stay where they are."""
+    """Store verdicts of a replay beside the existing ones; the groups stay where they are."""
     with run.database.transaction() as connection:
         store_scores(connection, verdicts.scores)
         insert_verdicts(connection, version, batch.label_cuts, verdicts.decisions)

@@ -1,8 +1,8 @@
-"""Rows in PostgreSQL's binary COPY format, as bytes.
+"""Encoding of rows in PostgreSQL's binary COPY format.
 
-The hot tables of a write are encoded here field by field: a driver that looks up a converter for each of twenty values a row takes
+The hot tables of a write are encoded here field by field, because a driver that looks up a converter for each of twenty values per row takes
 several times as long. Layout (PostgreSQL manual, COPY, "Binary Format"): a signature; for each row the number of fields, and for each
-field its length (-1: NULL) and its bytes in network order; a trailer. Enums have the form of text, jsonb a version byte and its text.
+field its length (-1: NULL) and its bytes in network order; a trailer. Enums are encoded as text, jsonb as a version byte and its text.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ _FLOAT8 = Struct(">id")
 
 
 def int8(value: int | None) -> bytes:
-    """A bigint field."""
+    """Encode a bigint field."""
     return NULL if value is None else _INT8.pack(8, value)
 
 
 def float8(value: float | None) -> bytes:
-    """A double precision field."""
+    """Encode a double precision field."""
     return NULL if value is None else _FLOAT8.pack(8, value)
 
 
 def text(value: str | None) -> bytes:
-    """A text or enum field; what text cannot hold is replaced."""
+    """Encode a text or enum field; characters that text cannot hold are replaced."""
     return NULL if value is None else binary(_utf8(value))
 
 
 @cache
 def word(value: str) -> bytes:
-    """A text or enum field with one of few values."""
+    """Encode a text or enum field that has one of few values."""
     return text(value)
 
 
 def binary(value: bytes | None) -> bytes:
-    """A field whose binary form is given."""
+    """Encode a field from its binary form."""
     return NULL if value is None else _LENGTH.pack(len(value)) + value
 
 
@@ -60,18 +60,18 @@ def _utf8(value: str) -> bytes:
 
 
 def copy_bytes(connection: Connection, table: str, columns: Iterable[str], rows: Iterable[bytes]) -> None:
-    """Binary COPY of encoded rows.
+    """Write encoded rows with a binary COPY.
 
     Args:
         table: qualified name.
-        columns: their names, in the order of the fields.
-        rows: each the number of its fields (int16), then its fields.
+        columns: names, in the order of the fields.
+        rows: each the number of its fields (int16) and its fields.
     """
     names = ", ".join(columns)
     rest = iter(rows)
     with connection.cursor() as cursor, cursor.copy(f"COPY {table} ({names}) FROM STDIN (FORMAT BINARY)") as copy:
         copy.write(_SIGNATURE)
-        while some := b"".join(islice(rest, _ROWS_AT_ONCE)):  # the server stores some while the next are encoded
+        while some := b"".join(islice(rest, _ROWS_AT_ONCE)):  # the server stores these while the next are encoded
             copy.write(some)
         copy.write(_TRAILER)
 
@@ -79,10 +79,13 @@ def copy_bytes(connection: Connection, table: str, columns: Iterable[str], rows:
 ROLLOUT_COLUMNS = ("rollout_id", "group_id", "rollout_index", "num_turns", "seconds", "outcome", "reward", "error")
 _ROLLOUT_FIXED = Struct(">h iq iq ii ii id")
 
+GROUP_PROMPT_COLUMNS = ("group_id", "prompt_digest", "prompt", "messages")
+_GROUP_PROMPT_FIXED = Struct(">h iq")
+
 EXPERIENCE_COLUMNS = (
     "experience_id", "run_id", "group_id", "rollout_id", "segment_id", "turn_index", "num_prompt_tokens", "num_response_tokens",
     "segment_row", "parent_id", "policy_version_min", "policy_version_max", "reward_sampled", "reward", "reward_final", "source",
-    "finish_reason", "prompt", "response", "messages", "reward_parts", "metrics",
+    "finish_reason", "prompt_digest", "response", "response_messages", "reward_parts", "metrics",
 )  # fmt: skip
 _NO_VERSIONS = NULL + NULL
 _FALSE, _TRUE = binary(b"\x00"), binary(b"\x01")
@@ -91,19 +94,25 @@ _EXPERIENCE_FIXED = Struct(">h iq iq iq iq iq ii ii ii ii")
 
 
 def rollout_row(rollout_id: int, group_id: int, r: Rollout) -> bytes:
-    """A row of rft.rollout, its fields in the order of `ROLLOUT_COLUMNS`."""
+    """Encode a row of rft.rollout with the fields of `ROLLOUT_COLUMNS`."""
     fixed = _ROLLOUT_FIXED.pack(8, 8, rollout_id, 8, group_id, 4, r.index, 4, len(r.sequences), 8, r.seconds)
     return fixed + word(r.outcome) + float8(r.reward) + text(r.error)
 
 
+def group_prompt_row(group_id: int, prompt_digest: bytes, prompt: bytes, messages: bytes) -> bytes:
+    """A row of rft.group_prompt from its key and its other fields, in the order of `GROUP_PROMPT_COLUMNS`."""
+    return b"".join((_GROUP_PROMPT_FIXED.pack(4, 8, group_id), prompt_digest, prompt, messages))
+
+
 def experience_row(
     experience_id: int, run_id: int, group_id: int, rollout_id: int, segment_id: int, segment_row: int, source: str, turn: int,
-    s: Sequence, parents: Mapping[int, int],
+    s: Sequence, texts: tuple[bytes, bytes], parents: Mapping[int, int],
 ) -> bytes:  # fmt: skip
-    """A row of rft.experience, its fields in the order of `EXPERIENCE_COLUMNS`.
+    """Encode a row of rft.experience with the fields of `EXPERIENCE_COLUMNS`.
 
     Args:
-        parents: of imported experiences of the same write, ids here by ids at the origin.
+        texts: the fields `prompt_digest` and `response_messages`.
+        parents: for imported experiences of the same write, ids in this buffer by ids at the origin.
     """
     num_prompt = s.num_prompt_tokens
     fixed = _EXPERIENCE_FIXED.pack(
@@ -114,19 +123,18 @@ def experience_row(
     sampled = reward = float8(s.reward)
     final = _FALSE
     if s.origin is not None:
-        # Versions of another buffer, or of another run's policy, say nothing about how stale it is here.
+        # Versions of another buffer, or of another run's policy, do not determine staleness here.
         reward, final = float8(s.origin.reward), _TRUE if s.origin.reward_final else _FALSE
         if s.origin.origin_parent_id is not None:
             parent_id = parents.get(s.origin.origin_parent_id, parent_id)
     elif s.policy_spans:
         found = [version for _, version in s.policy_spans]
         versions = int8(min(found)) + int8(max(found))
-    prompt, response = _utf8(s.prompt), _utf8(s.response)
+    prompt_digest, response_messages = texts
     return b"".join(
         (
             fixed, int8(parent_id), versions, sampled, reward, final, word(source), text(s.finish_reason),
-            _LENGTH.pack(len(prompt)), prompt, _LENGTH.pack(len(response)), response,
-            NULL if s.messages is None else binary(jsonb_bytes(s.messages)),
+            prompt_digest, text(s.response), response_messages,
             binary(jsonb_bytes(s.reward_parts)) if s.reward_parts else _NO_OBJECT, binary(jsonb_bytes(s.metrics)),
         )
     )  # fmt: skip

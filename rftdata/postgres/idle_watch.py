@@ -1,8 +1,8 @@
-"""The program that stops an embedded server some time after its last use; `rftdata.postgres.idle_stop` starts it by its path.
+"""The program that stops an embedded server some time after its last use. `rftdata.postgres.idle_stop` starts it by its path.
 
-One process per running server. It needs nothing but the standard library, so it is small, and it sleeps in the kernel on two locks:
+There is one process per running server. It uses only the standard library, so it is small, and it sleeps in the kernel on two locks:
 `in_use`, which every process that has the buffer open shares, and `server.alive`, which the server holds. It ends with the server,
-however that ends. While it asks for sessions and stops the server it holds `server.lock`: a process that opens the buffer at that
+however that ends. While it asks for sessions and stops the server it holds `server.lock`. A process that opens the buffer at that
 moment waits, finds the server stopped, and starts it again.
 """
 
@@ -24,7 +24,7 @@ _QUERY_S = 15
 
 
 def read_limit_s(folder: Path) -> float:
-    """How long the running server may go unused; 0 for one that nothing but a command stops."""
+    """Return how long the running server may be unused, in seconds; 0 for a server that only a command stops."""
     try:
         return float((folder / "idle_stop_s").read_text())
     except (OSError, ValueError):  # removed with the buffer, or `until stopped`
@@ -32,12 +32,12 @@ def read_limit_s(folder: Path) -> float:
 
 
 class Watcher:
-    """Waits until a server is not used any more, and stops it.
+    """Waits until a server is no longer used, and stops it.
 
     Args:
         folder: the buffer's folder.
         binaries: folder of the PostgreSQL programs.
-        sessions: the query that lists the sessions of others.
+        sessions: the query that lists the sessions of other clients.
         environment: of psql: user, database.
     """
 
@@ -54,7 +54,7 @@ class Watcher:
         """Watch until the server has ended.
 
         Args:
-            held: file descriptor of the lock that says that the server has a watcher.
+            held: file descriptor of the lock that marks the server as watched.
         """
         threading.Thread(target=self._end_with_server, args=(held,), daemon=True).start()
         idle_since = 0.0
@@ -79,16 +79,16 @@ class Watcher:
                 idle_since = time.time()
 
     def _end_with_server(self, held: int) -> None:
-        """End this process when the server and all of its sessions are gone."""
+        """Exit when the server and all its sessions have ended."""
         alive = os.open(self.folder / "server.alive", os.O_RDWR)
         fcntl.flock(alive, fcntl.LOCK_EX)
         if not self.stopping:
-            os.close(held)  # first: the next server, which waits for `alive`, is to find that it has no watcher
+            os.close(held)  # first, so that the next server, which waits for `alive`, finds that it has no watcher
             os._exit(0)
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
-        """The lock under which servers are started and stopped."""
+        """Hold the lock under which servers are started and stopped."""
         lock = os.open(self.folder / "server.lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -97,7 +97,7 @@ class Watcher:
             os.close(lock)
 
     def _was_replaced(self) -> bool:
-        """Whether the buffer was removed, and perhaps another made in its place: that one has a watcher of its own."""
+        """Return whether the buffer was removed; a buffer created in its place has a separate watcher."""
         try:
             return not os.path.samestat(os.stat(self.folder / "in_use"), os.fstat(self.in_use))
         except FileNotFoundError:
@@ -112,7 +112,7 @@ class Watcher:
         return True
 
     def _waited_for_users(self) -> bool:
-        """Wait until no process has the buffer open; whether one had."""
+        """Wait until no process has the buffer open; return whether any had."""
         if self._is_unused():
             return False
         fcntl.flock(self.in_use, fcntl.LOCK_EX)
@@ -123,43 +123,43 @@ class Watcher:
         return os.fstat(self.in_use).st_mtime
 
     def _line(self, number: int) -> str:
-        """A line of the server's lock file: 0 its process id, 3 its port."""
+        """Return a line of the server's lock file: 0 its process id, 3 its port."""
         try:
             return (self.data / "postmaster.pid").read_text().split("\n")[number].strip()
         except (OSError, IndexError):
             return ""
 
     def _has_postmaster(self) -> bool:
-        """Whether the server's process is one that we can see: the number may be another program's, or another container's."""
+        """Return whether the server's process is visible; the number may belong to another program or container."""
         if not Path("/proc/self").exists():
             return bool(self._line(0))
         try:
             return os.readlink(f"/proc/{self._line(0)}/cwd") == str(self.data)
-        except PermissionError:  # it runs under another account, as our servers do where root starts them
+        except PermissionError:  # it runs under another account, as servers started by root do
             return True
         except OSError:
             return False
 
     def _has_sessions(self) -> bool:
-        """Whether a client that we do not know of is connected: psql, a notebook on another machine, a dashboard."""
+        """Return whether a client without a mark is connected: psql, a notebook on another machine, a dashboard."""
         connection = {
             "PGHOST": (self.folder / "socket_dir").read_text().strip(), "PGPORT": self._line(3),
             "PGPASSWORD": (self.folder / "password").read_text().strip(), "PGCONNECT_TIMEOUT": "10",
         }  # fmt: skip
-        # The starter's own settings for clients (PGOPTIONS, PGSSLMODE) are for other servers.
+        # Settings of the environment for clients (PGOPTIONS, PGSSLMODE) are for other servers.
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
         try:
             asked = subprocess.run(
                 [str(self.binaries / "psql"), "-XAtc", self.sessions], env={**inherited, **self.environment, **connection},
                 stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=_QUERY_S,
             )  # fmt: skip
-        except subprocess.TimeoutExpired:  # `server.lock` is held meanwhile, for which every command waits
+        except subprocess.TimeoutExpired:  # meanwhile `server.lock` is held, for which every command waits
             return True
-        # A server that does not let us in has no place left, or recovers.
+        # A server that refuses the connection is full or recovering.
         return asked.returncode != 0 or bool(asked.stdout.strip())
 
     def _stop(self) -> None:
-        """Stop the server. A client that connects at this moment is waited for; what takes longer is ended."""
+        """Stop the server. It waits for a client that connects at this moment, up to a limit."""
         self.stopping = True
         account = os.stat(self.data)
         user = {"user": account.st_uid, "group": account.st_gid, "extra_groups": []} if os.geteuid() == 0 else {}
@@ -172,14 +172,14 @@ class Watcher:
                 break
         sockets = Path((self.folder / "socket_dir").read_text().strip())
         if not sockets.is_relative_to(self.folder):
-            shutil.rmtree(sockets, ignore_errors=True)  # made again by the next start
+            shutil.rmtree(sockets, ignore_errors=True)  # created again by the next start
 
 
 def main() -> None:
-    """Arguments: folder, folder of the programs, user, database, query for sessions, file descriptor of the watcher's lock."""
+    """Run the watcher. Arguments: folder, folder of the programs, user, database, query for sessions, file descriptor of its lock."""
     folder, binaries, user, database, sessions, held = sys.argv[1:]
     if os.fork():
-        os._exit(0)  # nobody waits for the watcher, so nobody is left with a zombie
+        os._exit(0)  # the watcher becomes a child of init, so its starter keeps no zombie
     with contextlib.suppress(OSError):  # the buffer was removed
         Watcher(Path(folder), Path(binaries), sessions, {"PGUSER": user, "PGDATABASE": database}).run(int(held))
     os._exit(0)

@@ -1,7 +1,7 @@
-"""The version of the schema, the migrations that lead to it, and the rights of its roles.
+"""The schema's version, the migrations, and the rights of its roles.
 
-Alembic runs the scripts of `sql/migrations`, whose DDL stands in plain SQL files beside them. A database takes its migrations in one transaction:
-it has the old schema or the new one.
+Alembic runs the scripts of `sql/migrations`, whose DDL is in plain SQL files beside them. All migrations run in one transaction,
+so a database has either the old schema or the new one.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ _MIGRATING = threading.Lock()
 
 
 def run_folder(bind: Any, migration: str) -> None:
-    """The DDL of a migration: the files of the folder that is called as its script, in the order of their names.
+    """Run the DDL of a migration: the files in the folder named like its script, in the order of their names.
 
     Args:
-        bind: what Alembic runs the migration on.
+        bind: the connection on which Alembic runs the migration.
         migration: path of the script.
     """
     for file in sorted(Path(migration).with_suffix("").glob("*.sql")):
-        # The driver itself: SQLAlchemy would hand over parameters and psycopg then reads % as a placeholder.
+        # The driver itself, because SQLAlchemy would pass parameters, and psycopg then reads % as a placeholder.
         bind.connection.driver_connection.execute(file.read_text(encoding="utf-8"))
 
 
 def newest_version() -> str:
-    """The schema version of this program.
+    """Return the schema version of this program.
 
-    Revisions are numbered, so the newest is known without Alembic, whose import takes a second that every command would pay.
+    Revisions are numbered, so this needs no import of Alembic, which would cost every command a second.
     """
     versions = sql_folder() / "migrations" / "versions"
     return max(file.name.partition("_")[0] for file in versions.glob("[0-9]*.py"))
@@ -44,7 +44,7 @@ def check_schema(version: str | None, location: str) -> None:
     """Refuse a schema of another release.
 
     Raises:
-        SchemaVersionError: what to do about it.
+        SchemaVersionError: with the way to upgrade.
     """
     newest = newest_version()
     if version is not None and version < newest:
@@ -65,7 +65,7 @@ def _newer(version: str | None) -> SchemaVersionError:
 
 
 def migrate(database: Database) -> str:
-    """Bring the schema to the newest version; return that version. Concurrent callers take turns.
+    """Migrate the schema to the newest version; return that version. Concurrent callers wait for each other.
 
     Raises:
         SchemaVersionError: the database was migrated by a newer release.
@@ -83,19 +83,19 @@ def migrate(database: Database) -> str:
     config.set_main_option("script_location", str(sql_folder() / "migrations"))
     engine = create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(database.uri))
     try:
-        # Alembic keeps what it works on in globals: threads of this process take turns, whatever their databases.
+        # Alembic keeps state in globals, so threads of this process take turns, whatever their databases.
         with _MIGRATING, translated(database.uri), engine.begin() as connection:
-            # Two processes may open a new buffer at once; the lock goes with the transaction.
+            # Two processes may open a new buffer at once; the lock ends with the transaction.
             connection.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext('rft.migrate'))")
             connection.exec_driver_sql("CREATE SCHEMA IF NOT EXISTS rft")
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
-            connection.exec_driver_sql("SELECT rft.grant_roles()")  # tables that came after the roles
+            connection.exec_driver_sql("SELECT rft.grant_roles()")  # for tables newer than the roles
     except ProgrammingError as error:
         if not isinstance(error.orig, psycopg.errors.InsufficientPrivilege):
             raise
         raise SchemaVersionError(
-            f"the schema must be brought to version {head}, which this account may not do", value=schema_version(database),
+            f"the schema must be migrated to version {head}, for which this account has no rights", value=schema_version(database),
             todo="let the schema's owner run `rft db migrate`",
         ) from error  # fmt: skip
     except CommandError as error:
@@ -106,7 +106,7 @@ def migrate(database: Database) -> str:
 
 
 def grant_roles(database: Database) -> tuple[list[str], list[str]]:
-    """Make the roles of `rft.create_roles` where this account may, and give each what it may do; those made, and those granted.
+    """Create the roles of `rft.create_roles` if this account may, and grant their rights; return those created and granted.
 
     Raises:
         QueryError: this account does not own the schema.
@@ -117,7 +117,7 @@ def grant_roles(database: Database) -> tuple[list[str], list[str]]:
 
 
 def schema_version(database: Database) -> str | None:
-    """Revision of the schema; None for a database without one."""
+    """Return the revision of the schema; None for a database without one."""
     with database.connection() as connection:
         known = connection.execute("SELECT to_regclass('rft.schema_version') AS t").fetchone()
         if known is None or known["t"] is None:

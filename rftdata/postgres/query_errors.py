@@ -1,4 +1,4 @@
-"""PostgreSQL's errors about a user's query, in our words."""
+"""Conversion of PostgreSQL's errors about a user's query."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from rftdata.errors import QueryError
 
 
 def query_error(error: psycopg.Error) -> QueryError:
-    """The database's refusal as one paragraph."""
+    """Return the database's error as one paragraph."""
     diagnostic = error.diag
     if diagnostic.constraint_name == "experience_reward_check":
         return _bad_reward(diagnostic.message_detail or "")
     message = diagnostic.message_primary or " ".join(str(error).split())
     detail = f" ({diagnostic.message_detail.rstrip('.')})" if diagnostic.message_detail else ""
-    return QueryError(f"the database refused the query: {message}{detail}", todo=diagnostic.message_hint)
+    return QueryError(f"the database rejected the query: {message}{detail}", todo=diagnostic.message_hint)
 
 
 def _bad_reward(row: str) -> QueryError:
-    """An UPDATE that sets a reward to NaN or infinity; the server shows the whole row, to those who may read it."""
+    """Return the error of an UPDATE that sets a reward to NaN or infinity; the server shows the row to accounts that may read it."""
     which = re.match(r"Failing row contains \((\d+),", row)
     values = set(re.findall(r", (NaN|-?Infinity)(?=[,)])", row))
     return QueryError(

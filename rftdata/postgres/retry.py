@@ -1,7 +1,7 @@
-"""Riding out a restart of the database: doing again what may be done again, for a bounded time.
+"""Retries across a restart of the database, for a bounded time.
 
-Only what reads, or what leaves the same when it is done twice, may go through `ride_out`: the answer to a commit can be lost, so a
-statement that failed may have been carried out. Everything else raises at once, as before.
+Only statements that read, or that have the same effect when repeated, may use `ride_out`: the answer to a commit can be lost, so a
+statement that failed may have been carried out. All others raise at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rftdata.errors import BufferUnavailableError
 
 RIDE_OUT_S = 30.0
 _PAUSE_S = 0.25
-# Connection failures, a server that shuts down, crashed, or still starts, and a transaction that it ended because this process stood still.
+# Connection failures, a server that shuts down, has crashed or is starting, and a transaction aborted because this process was suspended.
 _SQLSTATES = ("08", "57P01", "57P02", "57P03", "25P03")
 
 T = TypeVar("T")
@@ -26,15 +26,15 @@ T = TypeVar("T")
 def ride_out(
     action: Callable[[], T], *, between: Callable[[], object] | None = None, limit_s: float | None = None
 ) -> T:
-    """What `action` returns; it is called again while the database cannot be reached.
+    """Return the result of `action`, called again while the database is unreachable.
 
     Args:
         action: may have been carried out although it raised.
-        between: called, and ridden out itself, before `action` is called again.
-        limit_s: begin no further try after this long; `RIDE_OUT_S` by default.
+        between: called, with the same retries, before `action` is called again.
+        limit_s: seconds after which no further try begins; `RIDE_OUT_S` by default.
 
     Raises:
-        BufferUnavailableError: the database did not come back, or refuses us for another reason.
+        BufferUnavailableError: the database did not return in time, or refused the connection for another reason.
     """
     deadline = None
     while True:
@@ -51,7 +51,7 @@ def ride_out(
 
 
 def is_outage(error: BufferUnavailableError) -> bool:
-    """Whether the database is away and may come back, rather than refusing us."""
+    """Return whether the database is temporarily unavailable, instead of refusing the connection."""
     cause = error.__cause__
     if isinstance(cause, PoolTimeout):
         return True

@@ -1,7 +1,7 @@
-"""Values as PostgreSQL's text and jsonb can hold them.
+"""Conversion of values to what PostgreSQL's text and jsonb can hold.
 
-What models sample may hold NUL, half surrogates, NaN or infinity, which no text or jsonb column takes. NUL and surrogates become U+FFFD, numbers
-that are not finite become null.
+Sampled texts may contain NUL or half surrogates, and numbers NaN or infinity, which no text or jsonb column accepts. NUL and surrogates
+become U+FFFD, numbers that are not finite become null.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def storable(value: Any) -> Any:
-    """The value as text and jsonb can hold it: no NUL or half surrogate (models do sample them), no NaN or infinity."""
+    """Return the value without NUL, half surrogates, NaN and infinity, which models do sample, for text and jsonb."""
     if isinstance(value, str):
-        # ASCII is the common case and known without looking at the text.
+        # ASCII is the common case, and checking it needs no scan.
         if value.isascii() and "\x00" not in value:
             return value
         return _SURROGATE.sub("\ufffd", value).replace("\x00", "\ufffd")
@@ -36,13 +36,13 @@ def storable(value: Any) -> Any:
 
 
 def jsonb_bytes(value: Any) -> bytes:
-    """A jsonb value's binary form, as COPY takes it: a version byte and the text."""
+    """Return the binary form of a jsonb value for COPY: a version byte and the text."""
     if value == {}:
         return b"\x01{}"
     try:
         encoded = _ENCODE(value)
     except (TypeError, ValueError):  # numpy's numbers, NaN and infinity
         return b"\x01" + json.dumps(storable(value)).encode()
-    if "\\u0000" in encoded or "\\ud" in encoded:  # perhaps NUL or half a surrogate
+    if "\\u0000" in encoded or "\\ud" in encoded:  # possibly NUL or half a surrogate
         encoded = json.dumps(storable(value))
     return b"\x01" + encoded.encode()

@@ -15,7 +15,8 @@ from psycopg.rows import dict_row
 
 from rftdata.config import TasksetConfig
 from rftdata.errors import TaskSourceError
-from rftdata.postgres.database import Database, limit_statements, redacted
+from rftdata.postgres.database import Database, limit_statements
+from rftdata.uri import redacted
 from rftdata.user_code.time_limits import lowered
 
 _PREFIX = "sql:"

@@ -1,1 +1,1 @@
-"""Writing groups: arrays and rows in one commit."""
+"""Writing of groups: arrays and rows in one commit."""

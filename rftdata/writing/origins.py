@@ -1,7 +1,7 @@
-"""Where imported groups and experiences come from: written with them, in the writer's transaction.
+"""The origins of imported groups and experiences, stored in the writer's transaction.
 
-A group is imported into a run once: `rft.group_origin` has one row per run, origin buffer and origin group. Labels come with their
-experiences; whoever imports gives them batch ids of this buffer.
+A group is imported into a run once: `rft.group_origin` has one row per run, origin buffer and origin group. Labels are stored with their
+experiences; the importer assigns them batch ids of this buffer.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _LABEL = (
 
 
 def new_ids(experiences: Sequence[tuple[int, Experience]]) -> dict[int, int]:
-    """Ids here by ids at the origin, of imported experiences of one write."""
+    """Return ids in this buffer by ids at the origin, for imported experiences of one write."""
     return {e.origin.origin_experience_id: i for i, e in experiences if e.origin is not None}
 
 
 def store(
     connection: Connection, run_id: int, groups: Sequence[tuple[int, GroupOrigin]], experiences: Sequence[tuple[int, Experience]]
 ) -> None:  # fmt: skip
-    """Write the origins of groups and of their experiences, and the labels that these bring; times are aware of their zone.
+    """Write the origins of groups and experiences, and their labels; times have a time zone.
 
     Args:
-        groups: ids here, and where the groups come from.
-        experiences: ids here; those without an origin are passed over.
+        groups: ids in this buffer, and the origins of the groups.
+        experiences: ids in this buffer; experiences without an origin are skipped.
     """
     if not groups:
         return

@@ -1,9 +1,9 @@
-"""Writing sealed groups: arrays to a segment and every row in one transaction, which commits once the arrays are durable.
+"""Writing of sealed groups: arrays to a segment and all rows in one transaction, which commits once the arrays are durable.
 
-A write batch carries a receipt made before its first try, so a retry after a lost answer inserts nothing. Groups that an
-explorer claimed are written under their claim token: a writer whose claim passed to somebody else gets `FencedError` and
-nothing of its batch is stored. Ids are taken from the sequences first, so that rows travel by binary COPY while a helper thread
-encodes the arrays, writes and flushes them: the two take about as long.
+A write batch has a receipt, created before its first try, so that a retry after a lost answer inserts nothing. Groups that an
+explorer claimed are written under their claim token: a writer whose claim passed to another worker gets `FencedError`, and
+nothing of its batch is stored. Ids are taken from the sequences first, so that rows are sent by binary COPY while a helper thread
+encodes, writes and flushes the arrays. The two take about as long.
 """
 
 from __future__ import annotations
@@ -23,14 +23,22 @@ from rftdata.errors import BufferUnavailableError, ConflictError, FencedError, R
 from rftdata.experience import Group, Sequence, is_complete, successes_and_trials, validate
 from rftdata.failpoints import failpoint
 from rftdata.postgres import notify
-from rftdata.postgres.binary_copy import EXPERIENCE_COLUMNS, ROLLOUT_COLUMNS, copy_bytes, experience_row, rollout_row
+from rftdata.postgres.binary_copy import (
+    EXPERIENCE_COLUMNS,
+    GROUP_PROMPT_COLUMNS,
+    ROLLOUT_COLUMNS,
+    copy_bytes,
+    experience_row,
+    rollout_row,
+)
 from rftdata.postgres.database import Connection, Cursor, Database, Row, one, send
 from rftdata.postgres.values import storable
 from rftdata.segments.base import Appended, SegmentStore
 from rftdata.segments.codec import encode
 from rftdata.writing import origins
+from rftdata.writing.prompts import Prompts
 
-# The pipeline version of runs without stages: a complete group is drawable as soon as it is written.
+# The pipeline version of runs without stages. A complete group is drawable as soon as it is written.
 NO_PIPELINE = "none"
 _RETRIES = 5
 _RETRY_AFTER_S = 0.5
@@ -38,7 +46,7 @@ _RETRY_AFTER_S = 0.5
 
 @dataclass
 class _Request:
-    """Groups that one caller wants stored together, and where the answer goes."""
+    """Groups that one caller wants stored together, and the future for the answer."""
 
     groups: tuple[Group, ...]
     receipt: uuid.UUID | None = None
@@ -49,7 +57,7 @@ class _Request:
         return (sequence for group in self.groups for rollout in group.rollouts for sequence in rollout.sequences)
 
     def size(self) -> tuple[int, int]:
-        """Experiences and about how many bytes."""
+        """Return the number of experiences and their approximate number of bytes."""
         sizes = [
             9 * len(s.token_ids) + len(s.prompt) + len(s.response) + sum(a.nbytes for a in s.arrays.values())
             for s in self.sequences
@@ -59,8 +67,8 @@ class _Request:
 
 @dataclass
 class _Ids:
-    """What the database gave to a batch: kept over retries, so that a lost answer is known from the try before; empty where an earlier
-    caller stored it."""
+    """The ids that the database assigned to a batch, kept over retries to recognise a lost answer; empty if an earlier caller stored
+    the batch."""
 
     groups: dict[int, int] = field(default_factory=dict)
 
@@ -68,12 +76,12 @@ class _Ids:
 class Writer:
     """Writes groups of one run; threads may share it.
 
-    One thread of its own stores what callers hand in. What comes while it works is stored together by the next transaction
-    (group commit), so many callers cost few flushes and a single one waits for nobody.
+    A dedicated thread stores the groups that callers submit. Groups that arrive while it works are stored together by the next transaction
+    (group commit), so many callers cost few flushes, and a single caller does not wait.
 
     Args:
-        max_rows, max_bytes: a transaction takes no further request beyond this many experiences or bytes.
-        linger_ms: how long to wait for more before a smaller batch is stored.
+        max_rows, max_bytes: limits of experiences and bytes beyond which a transaction takes no further request.
+        linger_ms: how long to wait for more groups before storing a smaller batch.
     """
 
     def __init__(
@@ -97,7 +105,7 @@ class Writer:
         self.close()
 
     def close(self) -> None:
-        """Store what was handed in, then stop."""
+        """Store everything submitted, then stop."""
         with self._lock:
             self._closed.set()
             thread, self._thread = self._thread, None
@@ -108,30 +116,30 @@ class Writer:
         self._appender.close()
 
     def insert(self, *groups: Group, receipt: uuid.UUID | None = None) -> list[int]:
-        """Store whole groups; returns their ids once rows and arrays are durable.
+        """Store whole groups; return their ids once rows and arrays are durable.
 
         Args:
-            receipt: of the caller's own making, for groups that somebody may have stored before: a receipt counts once, and where it
-                is known nothing is stored and the list is empty. These groups get a transaction of their own.
+            receipt: chosen by the caller, for groups that may have been stored before. If the receipt is known, nothing is
+                stored and the list is empty. These groups get a separate transaction.
 
         Raises:
             FencedError: a group's claim passed to another worker; nothing was stored.
-            DiskFullError: no room; nothing was stored.
-            RftError: rows that cannot be stored (lengths that do not match, a reward that is not a finite number).
+            DiskFullError: there is no room; nothing was stored.
+            RftError: rows cannot be stored (lengths do not match, or a reward is not a finite number).
         """
         return self.submit(*groups, receipt=receipt).result()
 
     def submit(self, *groups: Group, receipt: uuid.UUID | None = None) -> Future[list[int]]:
-        """Hand groups in without waiting; the future has what `insert` returns or raises.
+        """Submit groups without waiting; the future has the result or error of `insert`.
 
         Raises:
-            RftError: rows that cannot be stored; or the writer is closed.
+            RftError: rows cannot be stored, or the writer is closed.
         """
         validate(groups)
         request = _Request(groups, receipt)
         with self._lock:
             if self._closed.is_set():
-                raise RftError("the writer is closed", todo="make a new one: buffer.writer(run)")
+                raise RftError("the writer is closed", todo="open a new one: buffer.writer(run)")
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="writer", daemon=True)
                 self._thread.start()
@@ -144,13 +152,13 @@ class Writer:
             requests, early = self._gather(first)
             try:
                 self._answer(requests)
-            except BaseException as error:  # noqa: BLE001 - whatever it is belongs to those who wait
+            except BaseException as error:  # noqa: BLE001 - every error belongs to the waiting callers
                 for request in requests:
                     if not request.answer.done():
                         request.answer.set_exception(error)
 
     def _gather(self, first: _Request) -> tuple[list[_Request], _Request | None]:
-        """The first request and those that go with it; and one that was taken too early, whose turn is next."""
+        """Return the first request and others to store with it, and a request that was taken too early and comes next."""
         requests, (rows, num_bytes) = [first], first.size()
         deadline = time.monotonic() + self._linger_s
         while first.receipt is None and rows < self._max_rows and num_bytes < self._max_bytes:
@@ -159,10 +167,10 @@ class Writer:
             except queue.Empty:
                 break
             if more is None:
-                self._requests.put(None)  # the end; seen again after this batch
+                self._requests.put(None)  # the end mark, read again after this batch
                 break
             if more.receipt is not None:
-                return requests, more  # by itself; put back it would stand behind the end
+                return requests, more  # separate; put back into the queue it would be behind the end mark
             requests.append(more)
             rows, num_bytes = (total + part for total, part in zip((rows, num_bytes), more.size(), strict=True))
         return requests, None
@@ -173,7 +181,7 @@ class Writer:
         except RftError:
             if len(requests) == 1:
                 raise
-            # One of them is to blame (a lost claim, say): each is answered by itself.
+            # One request caused it (a lost claim, for example), so each is stored separately.
             for request in requests:
                 try:
                     request.answer.set_result(self._store([request])[0])
@@ -184,7 +192,7 @@ class Writer:
             request.answer.set_result(ids)
 
     def _store(self, requests: list[_Request]) -> list[list[int]]:
-        """Store requests in one transaction; the group ids of each."""
+        """Store requests in one transaction; return the group ids of each."""
         groups = [group for request in requests for group in request.groups]
         sequences = [sequence for request in requests for sequence in request.sequences]
         ids = self._write_once(groups, sequences, requests[0].receipt or uuid.uuid4())
@@ -196,14 +204,14 @@ class Writer:
         return [[next(places) for _ in request.groups] for request in requests]
 
     def _store_arrays(self, sequences: list[Sequence]) -> Appended:
-        """Encode and make durable, while the rows travel."""
+        """Encode the arrays and make them durable, while the rows are sent."""
         appended = self._appender.append(encode(sequences))
         failpoint("writer.appended")
         self._appender.sync()
         return appended
 
     def _write_once(self, groups: list[Group], sequences: list[Sequence], receipt: uuid.UUID) -> list[int]:
-        """Write under one receipt, again and again while the database cannot be reached; no ids where it was known before."""
+        """Write under one receipt, with retries while the database is unreachable; no ids if the receipt was known before."""
         given = _Ids()
         arrays = self._helper.submit(self._store_arrays, sequences) if sequences else None
         try:
@@ -215,17 +223,17 @@ class Writer:
                 except SegmentFileClosedError:
                     if last_try:
                         raise
-                    # Silent for so long that somebody on another host took this writer for dead: the arrays go to a new file.
+                    # Silent for so long that a process on another host considered this writer dead: the arrays go to a new file.
                     self._appender.roll()
                     arrays = self._helper.submit(self._store_arrays, sequences)
                 except (BufferUnavailableError, ConflictError):
-                    # Arrays that could not be made durable stay so: a flush that failed must not be tried again.
+                    # Arrays that could not be made durable stay so, because a failed flush must not be repeated.
                     no_arrays = arrays is not None and arrays.done() and arrays.exception() is not None
                     if no_arrays or last_try or self._closed.wait(_RETRY_AFTER_S):
                         raise
         finally:
             if arrays is not None:
-                wait([arrays])  # whatever became of the rows: the next batch appends after this one
+                wait([arrays])  # whatever happened to the rows, because the next batch appends after this one
         return [given.groups[id(group)] for group in groups] if given.groups else []
 
     def _write(
@@ -242,7 +250,7 @@ class Writer:
         claimed = [group for group in groups if group.group_id is not None]
         with connection.pipeline():  # one round trip
             send(connection, "plan_by_index")
-            # Before anything else: while an earlier try of this batch is still being committed, this waits for its end.
+            # First of all: if an earlier try of this batch is still being committed, this waits for its end.
             new = send(
                 connection, "insert_receipt", receipt=receipt, run_id=self.run_id, num_groups=len(groups),
                 num_experiences=len(experiences),
@@ -256,7 +264,7 @@ class Writer:
                 connection, "reserve_ids", groups=len(unplanned), rollouts=len(rollouts), experiences=len(experiences)
             )
         if not new.rowcount:
-            raise psycopg.Rollback  # the answer of an earlier try was lost: what that one was given is what it stored
+            raise psycopg.Rollback  # the answer of an earlier try was lost, and `given` has the ids that it stored
         if held is not None:
             _check_held(claimed, held.fetchall())
         ids = one(reserved)
@@ -269,19 +277,24 @@ class Writer:
         )  # fmt: skip
         numbered = [(i, s) for i, (_, _, _, s) in zip(ids["experiences"], experiences, strict=True)]
         parents = origins.new_ids(numbered)
+        prompts = Prompts()
+        texts = (
+            fields for g in groups for fields in prompts.of_group(given.groups[id(g)], [s for r in g.rollouts for s in r.sequences])
+        )  # fmt: skip
         copy_bytes(
             connection, "rft.experience", EXPERIENCE_COLUMNS,
             (
-                experience_row(i, self.run_id, given.groups[id(g)], rollout_ids[id(r)], ids["segment"], row, g.source, turn, s, parents)
-                for row, (i, (g, r, turn, s)) in enumerate(zip(ids["experiences"], experiences, strict=True))
+                experience_row(i, self.run_id, given.groups[id(g)], rollout_ids[id(r)], ids["segment"], row, g.source, turn, s, fields, parents)
+                for row, (i, (g, r, turn, s), fields) in enumerate(zip(ids["experiences"], experiences, texts, strict=True))
             ),
         )  # fmt: skip
+        copy_bytes(connection, "rft.group_prompt", GROUP_PROMPT_COLUMNS, prompts.rows)
         origins.store(connection, self.run_id, [(given.groups[id(g)], g.origin) for g in groups if g.origin], numbered)
         with connection.pipeline():
             if unplanned:
                 self._adopt(connection, unplanned, ids["groups"])
             self._seal(connection, groups, given, direct=one(run)["pipeline_version"] == NO_PIPELINE)
-        appended = arrays.result() if arrays is not None else None  # nothing commits before they are durable
+        appended = arrays.result() if arrays is not None else None  # no commit before the arrays are durable
         failpoint("writer.synced")
         if appended and not self._insert_segment(connection, appended, ids["segment"]).rowcount:
             raise SegmentFileClosedError(
@@ -290,9 +303,9 @@ class Writer:
             )
 
     def _seal(self, connection: Connection, groups: list[Group], given: _Ids, *, direct: bool) -> None:
-        """No more facts: the groups go to the pipeline, or where there is none and nothing is missing, to the trainer."""
+        """Seal the groups: they go to the pipeline, or, complete and without a pipeline, to the trainer."""
         group_ids = [given.groups[id(group)] for group in groups]
-        # What a stage wrote on a task says nothing about how well the policy does on it.
+        # An answer written by a stage is no outcome of the policy on the task.
         tried = [group for group in groups if group.source != "synthesis"]
         seen = [successes_and_trials(group) for group in tried]
         ready = [i for i, group in zip(group_ids, groups, strict=True) if direct and is_complete(group)]
@@ -307,8 +320,8 @@ class Writer:
             send(connection, "ready_groups", group_ids=ready, priorities=[0.0] * len(ready))
 
     def _adopt(self, connection: Connection, groups: list[Group], group_ids: list[int]) -> None:
-        # Whoever makes groups gives them ordinals; the others of the run wait for that until we have committed. So the rows have travelled,
-        # and the arrays are on their way to the disk.
+        # Groups get their ordinals here, and other planners and writers of the run wait for that until this commits. By now the rows are
+        # sent, and the arrays are being written to disk.
         send(connection, "allow_hash_joins")
         send(connection, "wait_for_plan_lock", run_id=self.run_id)
         send(
@@ -330,10 +343,10 @@ def _check_held(groups: list[Group], rows: list[Row]) -> None:
         if group.group_id not in sizes:
             raise FencedError(
                 f"group {group.group_id} is no longer held by this worker",
-                todo="drop the result: another worker does the group again",
+                todo="discard the result: another worker samples the group again",
             )
         if len(group.rollouts) != sizes[group.group_id]:
             raise RftError(
-                f"group {group.group_id} is written with another number of rollouts than planned", value=len(group.rollouts),
-                allowed=str(sizes[group.group_id]), todo="record those that failed with their outcome",
+                f"group {group.group_id} has another number of rollouts than planned", value=len(group.rollouts),
+                allowed=str(sizes[group.group_id]), todo="record failed rollouts with their outcome",
             )  # fmt: skip

@@ -3,5 +3,5 @@
 SELECT to_regnamespace('rft') IS NOT NULL AS found;
 
 -- name: export_snapshot
--- What this transaction sees, for another session to see the same.
+-- Export this transaction's snapshot, so that another session can use the same.
 SELECT pg_export_snapshot() AS snapshot;

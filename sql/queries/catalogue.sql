@@ -4,26 +4,26 @@ SELECT table_name::text AS table_name, column_name::text AS column_name, data_ty
 FROM information_schema.columns WHERE table_schema = 'rft' ORDER BY table_name, ordinal_position;
 
 -- name: lineage_of_experience
--- Every step that used an experience, the reward it used, and the first checkpoint that contains it.
+-- Each step that used an experience, the reward it used, and the first checkpoint that contains the experience.
 SELECT run, attempt_id, trainer_step, reward_used, reward_now, corrected_since, checkpoint_step, checkpoint_uri
 FROM rft.v_lineage WHERE experience_id = %(experience_id)s ORDER BY trainer_step, attempt_id;
 
 -- name: lineage_of_checkpoint
--- Every experience the run's present history trained on up to a step, in order of use.
+-- All experiences that the run's current history trained on up to a step, in order of use.
 SELECT c.trainer_step, c.experience_id, c.reward_used, l.reward_now, l.corrected_since
 FROM rft.v_consumption c
 JOIN rft.v_lineage l ON l.experience_id = c.experience_id AND l.attempt_id = c.attempt_id AND l.trainer_step = c.trainer_step
 WHERE c.run_id = %(run_id)s AND c.trainer_step <= %(step)s ORDER BY c.trainer_step, c.slot;
 
 -- name: lineage_steps
--- Steps of the run's present history that have a checkpoint.
+-- Steps of the run's current history that have a checkpoint.
 SELECT DISTINCT c.trainer_step FROM rft.run r
 JOIN rft.v_history h ON h.history_id = r.current_attempt_id
 JOIN rft.checkpoint c ON c.attempt_id = h.attempt_id AND (h.last_step IS NULL OR c.trainer_step <= h.last_step)
 WHERE r.run_id = %(run_id)s ORDER BY c.trainer_step;
 
 -- name: experience_exists
--- A row where the experience exists.
+-- One row if the experience exists.
 SELECT 1 AS found FROM rft.experience WHERE experience_id = %(experience_id)s;
 
 -- name: open_sessions
@@ -32,12 +32,12 @@ SELECT pid, application_name, state, backend_start FROM pg_stat_activity
 WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() AND datname IS NOT NULL ORDER BY backend_start;
 
 -- name: doctor_counts
--- How many segments, rows in them and experiences the buffer holds.
+-- Number of segments, of rows in them, and of experiences.
 SELECT (SELECT count(*) FROM rft.segment) AS segments, (SELECT coalesce(sum(num_rows), 0)::bigint FROM rft.segment) AS rows,
        (SELECT count(*) FROM rft.experience) AS experiences;
 
 -- name: kin_of_experience
--- What it was made of, and what was made of it.
+-- What an experience was created from, and what was created from it.
 SELECT 'parent' AS kin, p.experience_id, p.source::text AS source, NULL AS task_key
 FROM rft.experience e JOIN rft.experience p ON p.experience_id = e.parent_id WHERE e.experience_id = %(experience_id)s
 UNION ALL
@@ -47,5 +47,5 @@ SELECT 'task', NULL, t.taskset, t.task_key FROM rft.task t WHERE t.features ? 'p
 ORDER BY kin, experience_id, task_key;
 
 -- name: limit_statements
--- Lets the server end every statement of the current transaction that takes longer.
+-- Let the server cancel every statement of the current transaction that takes longer than the limit.
 SELECT set_config('statement_timeout', %(limit)s::text, true);

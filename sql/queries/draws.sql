@@ -1,9 +1,9 @@
 -- name: draw_groups
--- Draw whole groups for a trainer step; how that ended.
+-- Draw whole groups for a trainer step; return the outcome.
 SELECT * FROM rft.draw_groups(%(run_id)s, %(attempt_id)s, %(step)s, %(wanted)s, %(max_refill)s);
 
 -- name: drawn_rows
--- The experiences drawn for a step, in the order of their slots, with the place of their arrays.
+-- The experiences drawn for a step, in slot order, with the place of their arrays.
 SELECT d.slot, d.experience_id, d.pair_id, e.group_id, o.rollout_index, e.turn_index, d.reward_used AS reward, d.staleness,
        coalesce(d.importance_weight, 1) AS importance_weight, e.num_prompt_tokens, e.num_response_tokens, e.segment_id, e.segment_row
 FROM rft.draw d
@@ -13,8 +13,8 @@ WHERE d.attempt_id = %(attempt_id)s AND d.trainer_step = %(step)s
 ORDER BY d.slot;
 
 -- name: reopen_stale_groups
--- Drawable groups whose verdicts are not of the run's pipeline, or were made before a label or an answer that came while the group
--- counted as drawn: the pipeline decides on them again.
+-- Return drawable groups to the pipeline if their verdicts belong to another pipeline than the run's, or are older than a label or an
+-- answer that arrived while the group counted as drawn.
 SELECT rft.reopen_groups(array_agg(w.item_id))
 FROM rft.worklist w JOIN rft.run r ON w.consumer = 'trainer/' || r.run_id
 WHERE r.run_id = %(run_id)s AND w.item_kind = 'group' AND (w.available OR w.resume_step IS NOT NULL)
@@ -25,7 +25,7 @@ WHERE r.run_id = %(run_id)s AND w.item_kind = 'group' AND (w.available OR w.resu
 HAVING count(*) > 0;
 
 -- name: release_draws
--- A batch given back before it was used: its draws never took place. Groups are locked first, as labels lock them.
+-- Release a batch that was not used: its draws never took place. Groups are locked first, in the same order as by labels.
 WITH locked AS (
     SELECT group_id FROM rft.rollout_group
     WHERE group_id IN (SELECT item_id FROM rft.draw WHERE attempt_id = %(attempt_id)s AND trainer_step = %(step)s)
@@ -45,8 +45,8 @@ LEFT JOIN LATERAL rft.lane_of(g.run_id, g.source, t.taskset, before.times_sample
 WHERE w.consumer = 'trainer/' || %(run_id)s AND w.item_kind = 'group' AND w.item_id = d.item_id;
 
 -- name: drop_damaged_groups
--- Groups with arrays that cannot be served: nobody can draw them, and their place goes back to the planner. The experiences in
--- the damaged segments get a verdict. `rft.reopen_groups` lets them in again, once the file is restored. Done twice it adds nothing.
+-- Make groups undrawable whose arrays cannot be read, so that the planner replaces them. The experiences in the damaged segments get
+-- a verdict. Once the file is restored, `rft.reopen_groups` admits the groups again. Repeating the statement adds nothing.
 WITH lost AS (
     SELECT g.group_id, g.run_id, d.reason FROM unnest(%(group_ids)s::bigint[], %(reasons)s::text[]) AS d (group_id, reason)
     JOIN rft.rollout_group g USING (group_id)
@@ -65,23 +65,23 @@ UPDATE rft.rollout_group g SET trainable = false, closed_reason = 'dropped by st
 FROM lost l WHERE g.group_id = l.group_id;
 
 -- name: experience_addresses
--- Where the arrays of experiences are.
+-- Segment and row of the arrays of experiences.
 SELECT experience_id, segment_id, segment_row FROM rft.experience WHERE experience_id = ANY (%(experience_ids)s);
 
 -- name: insert_policy_version
--- Store a set of weights as published; its id.
+-- Store a set of weights as published; return its id.
 INSERT INTO rft.policy_version (run_id, attempt_id, trainer_step, method, uri, num_bytes, checksum)
 VALUES (%(run_id)s, %(attempt_id)s, %(trainer_step)s, %(method)s, %(uri)s, %(num_bytes)s, %(checksum)s)
 RETURNING policy_version_id;
 
 -- name: policy_version_after
--- What an attempt published of a step since.
+-- The newest version that an attempt published for a step after a given version.
 SELECT policy_version_id FROM rft.policy_version
 WHERE attempt_id = %(attempt_id)s AND trainer_step = %(trainer_step)s AND policy_version_id > %(after)s::bigint
 ORDER BY policy_version_id DESC LIMIT 1;
 
 -- name: newest_policy
--- The newest weights that the present attempt of a run has published.
+-- The newest weights that the current attempt of a run has published.
 SELECT p.* FROM rft.policy_version p JOIN rft.run r ON r.run_id = p.run_id AND r.current_attempt_id = p.attempt_id
 WHERE p.run_id = %(run_id)s ORDER BY p.policy_version_id DESC LIMIT 1;
 
@@ -94,23 +94,23 @@ VALUES (%(attempt_id)s, %(trainer_step)s, %(run_id)s, %(outcome)s, %(reason)s, %
 RETURNING attempt_id, trainer_step;
 
 -- name: train_step_done
--- A row where the attempt has finished the step.
+-- One row if the attempt has finished the step.
 SELECT attempt_id, trainer_step FROM rft.train_step WHERE attempt_id = %(attempt_id)s AND trainer_step = %(trainer_step)s;
 
 -- name: insert_checkpoint
--- Commit a checkpoint; its id.
+-- Commit a checkpoint; return its id.
 INSERT INTO rft.checkpoint (run_id, attempt_id, trainer_step, policy_version_id, uri, num_bytes)
 VALUES (%(run_id)s, %(attempt_id)s, %(trainer_step)s, %(policy_version_id)s, %(uri)s, %(num_bytes)s) RETURNING checkpoint_id;
 
 -- name: checkpoint_after
--- What an attempt committed of a step since.
+-- The newest checkpoint that an attempt committed for a step after a given checkpoint.
 SELECT checkpoint_id FROM rft.checkpoint
 WHERE attempt_id = %(attempt_id)s AND trainer_step = %(trainer_step)s AND checkpoint_id > %(after)s::bigint
 ORDER BY checkpoint_id DESC LIMIT 1;
 
 -- name: kept_checkpoints
--- Checkpoints on an attempt's history whose files are there, newest first; `waits`: a validation of the step is still open; `needed`: it
--- belongs to another run, or another run began with it.
+-- Checkpoints on an attempt's history whose files exist, newest first. waits: a validation of the step is still open. needed: the
+-- checkpoint belongs to another run, or another run started from it.
 SELECT c.checkpoint_id, c.run_id, c.trainer_step, c.uri, c.policy_version_id,
        c.run_id <> a.run_id OR EXISTS (
            SELECT FROM rft.run_attempt f WHERE f.from_checkpoint_id = c.checkpoint_id AND f.run_id <> c.run_id) AS needed,
@@ -124,7 +124,7 @@ WHERE h.history_id = %(attempt_id)s AND c.deleted_at IS NULL
 ORDER BY c.trainer_step DESC, c.checkpoint_id DESC;
 
 -- name: committed_checkpoints
--- Checkpoints of a run, on any history, whose files must stay.
+-- Checkpoints of a run, on any history, whose files must be kept.
 SELECT uri FROM rft.checkpoint WHERE run_id = %(run_id)s AND deleted_at IS NULL;
 
 -- name: forget_checkpoint

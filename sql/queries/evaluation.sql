@@ -1,5 +1,5 @@
 -- name: plan_evaluation
--- Once per step of a history, taskset and decoding.
+-- Plan an evaluation, once per step of a history, taskset and decoding.
 INSERT INTO rft.evaluation (run_id, policy_version_id, trainer_step, purpose, taskset, decoding, uri, checksum)
 SELECT %(run_id)s, %(policy_version_id)s, %(trainer_step)s, %(purpose)s, %(taskset)s, %(decoding)s, %(uri)s, %(checksum)s
 WHERE NOT EXISTS (
@@ -23,7 +23,7 @@ FROM picked p WHERE e.evaluation_id = p.evaluation_id
 RETURNING e.*;
 
 -- name: release_evaluations
--- What an explorer holds without knowing, after a claim whose answer was lost.
+-- Release the evaluations of a claim whose answer the explorer never received.
 UPDATE rft.evaluation SET status = 'planned', claimed_by = NULL, lease_until = NULL
 WHERE run_id = %(run_id)s AND claimed_by = %(worker_id)s AND status = 'claimed';
 
@@ -32,7 +32,7 @@ WHERE run_id = %(run_id)s AND claimed_by = %(worker_id)s AND status = 'claimed';
 SELECT task_id, taskset, task_key, payload FROM rft.task WHERE taskset = %(taskset)s AND status = 'active' ORDER BY task_id;
 
 -- name: finish_evaluation
--- `error` of one that is done says how many answers could not be scored.
+-- Finish an evaluation. If some answers could not be scored, `error` gives their number.
 UPDATE rft.evaluation SET status = 'done', num_tasks = %(num_tasks)s, mean_reward = %(mean_reward)s, seconds = %(seconds)s,
     error = %(error)s, finished_at = clock_timestamp(), lease_until = NULL
 WHERE evaluation_id = %(evaluation_id)s AND claimed_by = %(worker_id)s AND status = 'claimed';
@@ -43,12 +43,12 @@ UPDATE rft.evaluation SET status = 'failed', error = %(error)s, finished_at = cl
 WHERE evaluation_id = %(evaluation_id)s AND claimed_by = %(worker_id)s AND status = 'claimed';
 
 -- name: drop_lost_evaluations
--- A new attempt asks anew for what earlier ones asked for and never got. The old rows name weights that are gone, and there
--- can be one row only for a policy version, taskset and decoding.
+-- Delete unfinished evaluations of earlier attempts: a new attempt asks for them again. The old rows refer to weights that no longer
+-- exist, and a policy version, taskset and decoding can have only one row.
 DELETE FROM rft.evaluation WHERE run_id = %(run_id)s AND status <> 'done';
 
 -- name: answered_validations
--- What the run's present history knows of its validation tasksets.
+-- Finished validations of the run's current history.
 SELECT DISTINCT e.trainer_step, e.taskset, e.decoding
 FROM rft.run r
 JOIN rft.v_history h ON h.history_id = r.current_attempt_id
@@ -57,7 +57,7 @@ JOIN rft.evaluation e ON e.policy_version_id = p.policy_version_id AND e.purpose
 WHERE r.run_id = %(run_id)s;
 
 -- name: validation_scores
--- Mean over the tasksets of every step of the run's present history at which all of them were answered.
+-- Mean over the tasksets, for every step of the run's current history at which all of them were answered.
 SELECT trainer_step, avg(mean_reward) AS score
 FROM (
     SELECT DISTINCT ON (e.trainer_step, e.taskset) e.trainer_step, e.mean_reward
@@ -70,11 +70,11 @@ FROM (
 GROUP BY trainer_step HAVING count(*) = cardinality(%(tasksets)s::text[]);
 
 -- name: planned_evaluations
--- Whether an evaluation of a run waits for an explorer.
+-- Whether an evaluation of a run is waiting for an explorer.
 SELECT EXISTS (SELECT FROM rft.evaluation WHERE run_id = %(run_id)s AND status = 'planned') AS planned;
 
 -- name: open_evaluations
--- How many evaluations of a run are not finished.
+-- Number of unfinished evaluations of a run.
 SELECT count(*) AS open FROM rft.evaluation WHERE run_id = %(run_id)s AND status IN ('planned', 'claimed');
 
 -- name: weights_of_open_evaluations
@@ -82,7 +82,7 @@ SELECT count(*) AS open FROM rft.evaluation WHERE run_id = %(run_id)s AND status
 SELECT DISTINCT uri FROM rft.evaluation WHERE run_id = %(run_id)s AND status IN ('planned', 'claimed');
 
 -- name: failed_evaluations
--- The failed evaluations of a run's present attempt.
+-- The failed evaluations of a run's current attempt.
 SELECT e.* FROM rft.evaluation e
 JOIN rft.policy_version p USING (policy_version_id) JOIN rft.run r ON r.run_id = p.run_id AND r.current_attempt_id = p.attempt_id
 WHERE e.run_id = %(run_id)s AND e.status = 'failed';

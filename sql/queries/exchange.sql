@@ -6,13 +6,14 @@ WHERE status IN ('sealed', 'ready', 'abandoned') AND (%(run_ids)s::bigint[] IS N
 ORDER BY run_id, ordinal;
 
 -- name: export_rows
--- All of some groups, a row per sequence or rollout without one. What was imported is exported as what it was at first. Features of a
--- task are those of its source and of a person.
+-- All rows of some groups: one per sequence, and one per rollout without a sequence. Imported rows are exported with their original
+-- values. The features of a task are those of its source and those set by hand.
 SELECT r.run_id, r.name AS run, g.group_id, g.group_size, coalesce(go.explore_step, g.explore_step) AS explore_step,
        t.taskset, t.task_key, t.payload::text AS task_payload, (coalesce(t.source_features, t.features) || t.manual_features)::text AS task_features,
        o.rollout_index, o.outcome::text AS outcome, o.reward AS rollout_reward, o.seconds, o.error,
-       e.experience_id, e.turn_index, coalesce(eo.source, e.source)::text AS source, e.parent_id, e.prompt, e.response,
-       e.messages::text AS messages, e.reward_sampled, e.reward, e.reward_final, e.reward_parts::text AS reward_parts,
+       e.experience_id, e.turn_index, coalesce(eo.source, e.source)::text AS source, e.parent_id, gp.prompt, e.response,
+       rft.chat(gp.messages, e.response_messages, e.response)::text AS messages,
+       e.reward_sampled, e.reward, e.reward_final, e.reward_parts::text AS reward_parts,
        e.metrics::text AS metrics, coalesce(eo.policy_version_min, e.policy_version_min) AS policy_version_min,
        coalesce(eo.policy_version_max, e.policy_version_max) AS policy_version_max,
        coalesce(eo.policy_step, p.trainer_step) AS policy_step, e.num_prompt_tokens, e.finish_reason,
@@ -25,6 +26,7 @@ JOIN rft.run r USING (run_id)
 JOIN rft.task t USING (task_id)
 JOIN rft.rollout o USING (group_id)
 LEFT JOIN rft.experience e ON e.rollout_id = o.rollout_id AND e.group_id = g.group_id
+LEFT JOIN rft.group_prompt gp ON gp.group_id = e.group_id AND gp.prompt_digest = e.prompt_digest
 LEFT JOIN rft.policy_version p ON p.policy_version_id = e.policy_version_min
 LEFT JOIN rft.group_origin go ON go.group_id = g.group_id
 LEFT JOIN rft.experience_origin eo ON eo.experience_id = e.experience_id
@@ -38,17 +40,17 @@ SELECT experience_id, old_value, new_value, author, session_user_name, source::t
 FROM rft.label WHERE experience_id = ANY (%(experience_ids)s) ORDER BY label_id;
 
 -- name: import_target
--- The run that an earlier import of this run made.
+-- The run that an earlier import of this run created.
 SELECT * FROM rft.run WHERE config -> 'import' ->> 'buffer_id' = %(buffer_id)s::text AND (config -> 'import' ->> 'run_id')::bigint = %(origin_run_id)s
 ORDER BY run_id LIMIT 1;
 
 -- name: import_lock
--- One import into a run at a time, for as long as the connection lives.
+-- Allow one import into a run at a time, until the connection closes.
 SELECT pg_advisory_lock(hashtext('rft.import'), %(run_id)s::integer);
 
 -- name: imported_groups
--- Which of these groups of a buffer a run has, and which of their experiences. From the lists to the tables, key by key: what an import
--- reads must grow with its file and not with what is here already.
+-- The groups of a buffer that a run already has, with their experiences. The lookups go from the lists to the tables, key by key, so that
+-- an import reads in proportion to its file and not to the buffer.
 SELECT go.origin_group_id,
        (SELECT array_agg(eo.origin_experience_id) FROM rft.experience e
         CROSS JOIN LATERAL (
@@ -60,7 +62,7 @@ CROSS JOIN LATERAL (
     WHERE run_id = %(run_id)s AND buffer_id = %(buffer_id)s::text::uuid AND origin_group_id = i.group_id OFFSET 0) go;
 
 -- name: imported_experiences
--- Experiences here by their ids in a buffer they came from, of one run; key by key, as `imported_groups`.
+-- Experiences of one run by their ids in the buffer they came from; key by key, as in `imported_groups`.
 SELECT eo.origin_experience_id, eo.experience_id
 FROM unnest(%(origin_ids)s::bigint[]) AS i (origin_id)
 CROSS JOIN LATERAL (
@@ -70,7 +72,7 @@ CROSS JOIN LATERAL (SELECT run_id, buffer_id FROM rft.group_origin WHERE group_i
 WHERE go.run_id = %(run_id)s AND go.buffer_id = %(buffer_id)s::text::uuid;
 
 -- name: tasks_that_differ
--- Tasks of these names that say something else. Scores of a task pipeline are no difference, nor is what a person set here.
+-- The first stored task whose content differs. Scores of a task pipeline are not compared, nor are features set by hand here.
 SELECT t.taskset, t.task_key
 FROM unnest(%(tasksets)s::text[], %(task_keys)s::text[], %(payloads)s::jsonb[], %(features)s::jsonb[]) AS n (taskset, task_key, payload, features)
 CROSS JOIN LATERAL (
@@ -87,7 +89,7 @@ SELECT * FROM unnest(%(tasksets)s::text[], %(task_keys)s::text[], %(payloads)s::
 ON CONFLICT (taskset, task_key) DO NOTHING;
 
 -- name: origins_of_experience
--- Where an experience comes from, the nearest first.
+-- The buffer and run that an experience comes from, and earlier ones, nearest first.
 SELECT go.buffer_id::text AS buffer_id, go.origin_run AS run, eo.origin_experience_id AS experience_id, eo.policy_step, eo.sampled_at,
        go.imported_at, go.buffer_id = (SELECT buffer_id FROM rft.buffer) AS same_buffer, eo.earlier
 FROM rft.experience_origin eo JOIN rft.experience e USING (experience_id) JOIN rft.group_origin go USING (group_id)

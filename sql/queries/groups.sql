@@ -1,7 +1,7 @@
 -- name: claim_groups
--- Work for an explorer whose engine holds the policy of `policy_step`: groups of steps that may start at that policy. A group that two
--- explorers crashed on is a suspect and sampled alone, so that it takes no other along: by an explorer that holds nothing, and that takes
--- nothing while it holds it. So that it gets its turn, explorers take groups of earlier steps only while it waits.
+-- Claim groups of steps that may start at the policy of the explorer's engine (`policy_step`). A group on which two explorers crashed is a
+-- suspect. It is sampled alone, so that it cannot take other groups with it: by an explorer that holds nothing, and that claims nothing
+-- while it holds the suspect. While a suspect waits, explorers claim only groups of earlier steps, so that it gets its turn.
 WITH mine AS MATERIALIZED (
     SELECT count(*) AS num, bool_or(num_lost >= 2) AS alone FROM rft.rollout_group
     WHERE run_id = %(run_id)s AND status = 'claimed' AND claimed_by = %(worker_id)s),
@@ -27,16 +27,16 @@ WHERE g.group_id = p.group_id AND t.task_id = g.task_id
 RETURNING g.group_id, g.attempt_id, g.ordinal, g.explore_step, g.group_size, g.claim_token, g.task_id, t.taskset, t.task_key, t.payload;
 
 -- name: plan_by_index
--- For this transaction: its statements touch few rows and find each by an index, whatever the tables held when they are planned.
+-- For this transaction: find the few rows of each statement by an index, whatever the tables held when the statement was planned.
 SELECT set_config('enable_seqscan', 'off', true), set_config('enable_material', 'off', true),
        set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true);
 
 -- name: allow_hash_joins
--- For this transaction, from here on: lists of any length are joined with each other, tables are looked up by key.
+-- For the rest of this transaction: join lists of any length with each other, look up tables by key.
 SELECT set_config('enable_hashjoin', 'on', true);
 
 -- name: lock_claimed_groups
--- The groups of a write batch that are still held under the token they were claimed with.
+-- The groups of a write batch that are still held under the token with which they were claimed.
 SELECT g.group_id, g.group_size
 FROM (SELECT * FROM unnest(%(group_ids)s::bigint[], %(claim_tokens)s::bigint[]) AS u (group_id, claim_token) ORDER BY u.group_id) c
 CROSS JOIN LATERAL (
@@ -44,7 +44,7 @@ CROSS JOIN LATERAL (
     WHERE group_id = c.group_id AND status = 'claimed' AND claim_token = c.claim_token FOR UPDATE) g;
 
 -- name: adopt_groups
--- Groups that nobody planned, imported or written by a person, under ids that were reserved for them, with the tasks they name.
+-- Insert groups without a plan, imported or written by a person, under ids reserved for them, with the tasks they name.
 WITH given AS (
     SELECT * FROM unnest(%(group_ids)s::bigint[], %(tasksets)s::text[], %(task_keys)s::text[], %(payloads)s::jsonb[],
                          %(sizes)s::integer[], %(sources)s::text[])
@@ -54,7 +54,7 @@ known AS (
     CROSS JOIN LATERAL (
         SELECT task_id, taskset, task_key FROM rft.task WHERE taskset = g.taskset AND task_key = g.task_key OFFSET 0) t),
 made AS (
-    -- DO UPDATE and not DO NOTHING: a task that another writer makes at this moment is returned too.
+    -- DO UPDATE instead of DO NOTHING, to return a task that another writer is inserting at this moment.
     INSERT INTO rft.task AS t (taskset, task_key, payload)
     SELECT DISTINCT ON (taskset, task_key) taskset, task_key, payload FROM given
     WHERE (taskset, task_key) NOT IN (SELECT taskset, task_key FROM known) ORDER BY taskset, task_key, place
@@ -69,11 +69,11 @@ JOIN rft.run r ON r.run_id = %(run_id)s
 ORDER BY g.place;
 
 -- name: wait_for_plan_lock
--- Whoever makes groups gives them ordinals: planners and writers of unplanned groups take turns.
+-- Wait for other planners and writers of unplanned groups of the run: each assigns ordinals.
 SELECT pg_advisory_xact_lock(hashtext('rft.plan'), %(run_id)s::integer);
 
 -- name: insert_receipt
--- No row where this batch is stored already; waits where it is being stored at this moment.
+-- Insert a batch's receipt. No row if the batch is already stored; waits if another session is storing it at this moment.
 INSERT INTO rft.write_receipt (receipt, run_id, num_groups, num_experiences)
 VALUES (%(receipt)s, %(run_id)s, %(num_groups)s, %(num_experiences)s) ON CONFLICT DO NOTHING;
 
@@ -85,7 +85,7 @@ SELECT nextval('rft.segment_segment_id_seq') AS segment,
        (SELECT coalesce(array_agg(nextval('rft.experience_experience_id_seq')), '{}') FROM generate_series(1, %(experiences)s)) AS experiences;
 
 -- name: insert_segment
--- No row where the file is closed: compaction took its writer for dead, and may be about to remove it.
+-- No row if the file is closed: compaction considers its writer dead and may be about to remove it.
 WITH file AS (
     INSERT INTO rft.segment_file AS f (uri, size_bytes) VALUES (%(uri)s, %(offset_bytes)s::bigint + %(length_bytes)s::bigint)
     ON CONFLICT (uri) DO UPDATE SET size_bytes = greatest(f.size_bytes, excluded.size_bytes) WHERE f.closed_at IS NULL
@@ -94,7 +94,7 @@ INSERT INTO rft.segment (segment_id, file_id, offset_bytes, length_bytes, num_ro
 SELECT %(segment_id)s, file_id, %(offset_bytes)s, %(length_bytes)s, %(num_rows)s, %(checksum)s FROM file;
 
 -- name: seal_groups
--- No more facts: the pipeline's turn. Groups with an outcome for every rollout only.
+-- Seal groups that have an outcome for every rollout: no facts are added any more, and the pipeline may claim them.
 WITH sealed AS (
     UPDATE rft.rollout_group SET status = 'sealed', sealed_at = clock_timestamp(), lease_until = NULL
     WHERE group_id = ANY (%(group_ids)s) RETURNING group_id, run_id, explore_step, ordinal)
@@ -102,7 +102,7 @@ INSERT INTO rft.worklist (consumer, item_kind, item_id, sort_key)
 SELECT 'pipeline/' || run_id, 'group', group_id, explore_step::bigint << 32 | ordinal FROM sealed;
 
 -- name: observe_groups
--- What selectors learn, in the transaction that seals the groups; a trigger folds it into task_stat.
+-- Store the outcomes that selectors learn from, in the transaction that seals the groups. A trigger folds them into task_stat.
 INSERT INTO rft.task_observation (run_id, attempt_id, ordinal, task_id, successes, trials)
 SELECT g.run_id, g.attempt_id, g.ordinal, g.task_id, o.successes, o.trials
 FROM unnest(%(group_ids)s::bigint[], %(successes)s::float8[], %(trials)s::float8[]) AS o (group_id, successes, trials)
@@ -110,12 +110,12 @@ CROSS JOIN LATERAL (
     SELECT run_id, attempt_id, ordinal, task_id FROM rft.rollout_group WHERE group_id = o.group_id OFFSET 0) g;
 
 -- name: release_groups_but
--- What an explorer has not finished: all, when it stops in good order; what it does not know of, after a claim whose answer was lost.
+-- Release the groups that an explorer does not list as held: all, when it stops; unknown ones, after a claim whose answer was lost.
 UPDATE rft.rollout_group SET status = 'planned', claimed_by = NULL, lease_until = NULL, claim_token = claim_token + 1
 WHERE claimed_by = %(worker_id)s AND status = 'claimed' AND group_id <> ALL (%(held)s::bigint[]);
 
 -- name: step_outcomes
--- How the rollouts of explorer steps ended, of groups that were sealed since the run's present attempt began. Steps without one are missing.
+-- Outcomes of the rollouts of explorer steps, for groups sealed since the run's current attempt began. Steps without such groups are missing.
 SELECT g.explore_step, count(DISTINCT g.group_id) AS num_groups, count(*) FILTER (WHERE o.outcome = 'ok') AS num_good,
        count(*) FILTER (WHERE o.outcome IN ('failed', 'timeout')) AS num_failed,
        (array_agg(o.error ORDER BY o.rollout_id) FILTER (WHERE o.outcome IN ('failed', 'timeout')))[1] AS first_error

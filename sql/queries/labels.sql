@@ -1,10 +1,10 @@
 -- name: label_settings
--- Who labels and why, until the transaction ends; the trigger on rft.experience reads it.
+-- Set the author and reason of labels until the transaction ends. The trigger on rft.experience reads them.
 SELECT set_config('rft.author', %(author)s, true), set_config('rft.reason', %(reason)s, true),
        set_config('rft.label_source', 'import', true), set_config('rft.label_batch', %(label_batch_id)s, true);
 
 -- name: sql_settings
--- Of a session in which a person writes SQL: who labels, and where tables are found that are named without their schema.
+-- Settings of a session in which a person writes SQL: the author of labels, and the search path.
 SELECT set_config('rft.author', %(author)s, false), set_config('search_path', 'rft, public', false);
 
 -- name: label_next_batch
@@ -12,16 +12,16 @@ SELECT set_config('rft.author', %(author)s, false), set_config('search_path', 'r
 SELECT nextval('rft.label_batch_id_seq') AS label_batch_id;
 
 -- name: label_lock_experiences
--- Locked in one order, so that two batches over the same rows wait for each other instead of deadlocking.
+-- Lock experiences in one order, so that two batches over the same rows wait for each other instead of deadlocking.
 SELECT experience_id, group_id FROM rft.experience WHERE experience_id = ANY (%(experience_ids)s)
 ORDER BY experience_id FOR UPDATE;
 
 -- name: lock_groups_and_reviews
--- All that a batch of labels touches at once, for it is written in several statements.
+-- Lock everything that a batch of labels touches at once, because the batch is written in several statements.
 SELECT rft.lock_groups_and_reviews(%(group_ids)s::bigint[]);
 
 -- name: label_set_rewards
--- Rows that already stand so are left alone: an opinion repeated is no new label.
+-- Set rewards. Rows that already have the value are left alone: repeating it is no new label.
 UPDATE rft.experience e SET reward = n.reward, reward_final = n.final
 FROM unnest(%(experience_ids)s::bigint[], %(rewards)s::double precision[], %(finals)s::boolean[]) AS n (experience_id, reward, final)
 WHERE e.experience_id = n.experience_id AND (e.reward, e.reward_final) IS DISTINCT FROM (n.reward, n.final);
@@ -31,12 +31,12 @@ WHERE e.experience_id = n.experience_id AND (e.reward, e.reward_final) IS DISTIN
 SELECT * FROM rft.label WHERE label_batch_id = %(label_batch_id)s ORDER BY label_id;
 
 -- name: label_histories
--- Every label of some experiences, in the order they were given.
+-- All labels of some experiences, in the order in which they were stored.
 SELECT label_id, experience_id, old_value, new_value, final, label_batch_id, reason FROM rft.label
 WHERE experience_id = ANY (%(experience_ids)s) ORDER BY experience_id, label_id;
 
 -- name: label_history
--- Labels, the newest first; of one experience or batch where it is named.
+-- Labels, newest first; only those of an experience or batch if one is named.
 SELECT label_id, experience_id, field, old_value, new_value, final, author, session_user_name, source::text AS source, reason,
        label_batch_id, labelled_at
 FROM rft.label
@@ -51,21 +51,21 @@ SELECT label_batch_id, count(*) AS num_labels, min(author) AS author, min(source
 FROM rft.label GROUP BY label_batch_id ORDER BY label_batch_id DESC LIMIT %(limit)s;
 
 -- name: count_open_reviews
--- How many reviews of experiences wait for an answer.
+-- Number of reviews of experiences that wait for an answer.
 SELECT count(*) AS n FROM rft.review WHERE experience_id = ANY (%(experience_ids)s) AND answer IS NULL AND rft.clock() < deadline;
 
 -- name: answer_reviews
--- Answer what is still asked about experiences with pass.
+-- Answer the open reviews of experiences with pass.
 UPDATE rft.review SET answer = 'pass'
 WHERE experience_id = ANY (%(experience_ids)s) AND answer IS NULL AND rft.clock() < deadline;
 
 -- name: review_queue
--- What waits for a person, the most urgent first; of one run where it is named.
+-- Reviews that wait for a person, most urgent first; only those of a run if one is named.
 SELECT q.* FROM rft.v_review_queue q JOIN rft.run r ON r.name = q.run
 WHERE %(run_id)s::bigint IS NULL OR r.run_id = %(run_id)s
 ORDER BY q.deadline, q.review_id LIMIT %(count)s;
 
 -- name: num_open_reviews
--- How many reviews keep groups of a run waiting.
+-- Number of reviews that keep groups of a run waiting.
 SELECT count(*) AS n FROM rft.review w JOIN rft.rollout_group g USING (group_id)
 WHERE w.run_id = %(run_id)s AND w.answer IS NULL AND rft.clock() < w.deadline AND g.status = 'sealed' AND g.left_by IS NULL;

@@ -1,10 +1,10 @@
 -- name: finished_groups
--- Groups of a run with no more facts to come, a page at a time.
+-- Groups of a run that receive no more facts, one page at a time.
 SELECT group_id FROM rft.rollout_group
 WHERE run_id = %(run_id)s AND group_id > %(after_id)s AND status IN ('sealed', 'ready') ORDER BY group_id LIMIT %(limit)s;
 
 -- name: new_pairs
--- Those of some built pairs that are not stored yet.
+-- The built pairs that are not stored yet.
 SELECT n.chosen_id, n.rejected_id
 FROM unnest(%(chosen_ids)s::bigint[], %(rejected_ids)s::bigint[]) AS n (chosen_id, rejected_id)
 WHERE NOT EXISTS (
@@ -12,7 +12,7 @@ WHERE NOT EXISTS (
     WHERE p.chosen_id = n.chosen_id AND p.rejected_id = n.rejected_id AND p.source = 'rewards');
 
 -- name: insert_pairs
--- A pair that is stored already stays as it is: building twice adds nothing.
+-- Store pairs. A stored pair stays as it is, so building twice adds nothing.
 INSERT INTO rft.preference_pair (chosen_id, rejected_id, source, author, builder, label_cut)
 SELECT n.chosen_id, n.rejected_id, 'rewards', %(author)s, %(builder)s, %(label_cut)s
 FROM unnest(%(chosen_ids)s::bigint[], %(rejected_ids)s::bigint[]) AS n (chosen_id, rejected_id)

@@ -1,6 +1,6 @@
 -- name: claim_sealed_groups
--- `from_key` is a hint (see claims.SealedQueue). Items by their key and not by a join: that would read the whole queue, with all
--- that a snapshot held open keeps of it. One that a worker did not survive comes alone, and only where `suspects`.
+-- `from_key` is a hint (see claims.SealedQueue). Rows are found by key, because a join would read the whole queue, including the dead rows
+-- that an open snapshot retains. A group on which a worker crashed comes alone, and only with `suspects`.
 WITH suspect AS (
     SELECT item_id FROM rft.worklist
     WHERE %(suspects)s AND consumer = 'pipeline/' || %(run_id)s AND available AND times_sampled = 0 AND num_lost > 0
@@ -16,25 +16,26 @@ WHERE w.consumer = 'pipeline/' || %(run_id)s AND w.item_kind = 'group' AND w.ite
 RETURNING w.item_id AS group_id, w.sort_key, w.num_lost;
 
 -- name: release_items
--- What a pipeline worker holds without knowing, after a claim whose answer was lost.
+-- Release the groups of a claim whose answer the pipeline worker never received.
 UPDATE rft.worklist SET available = true, claimed_by = NULL, lease_until = NULL
 WHERE consumer = 'pipeline/' || %(run_id)s AND claimed_by = %(worker_id)s AND NOT available;
 
 -- name: batch_of_groups
--- What stages see of an experience. Long texts travel only where a stage reads them (`columns`). screened: why an explorer gave up its
--- group after the first rollouts.
+-- The columns that stages see of an experience. Long texts are sent only if a stage reads them (`columns`). screened: why an explorer
+-- stopped its group after the first rollouts.
 SELECT e.experience_id, e.group_id, o.rollout_index, e.turn_index, g.task_id, t.taskset, t.payload ->> 'answer' AS answer,
-       CASE WHEN 'prompt' = ANY (%(columns)s) THEN e.prompt END AS prompt,
+       CASE WHEN 'prompt' = ANY (%(columns)s) THEN gp.prompt END AS prompt,
        CASE WHEN 'response' = ANY (%(columns)s) THEN e.response END AS response,
        e.reward, e.reward_sampled, e.num_prompt_tokens, e.num_response_tokens, e.finish_reason,
        e.metrics::text AS metrics, e.source::text AS source,
-       CASE WHEN 'messages' = ANY (%(columns)s) THEN e.messages::text END AS messages, e.reward_parts::text AS reward_parts,
+       CASE WHEN 'messages' = ANY (%(columns)s) THEN rft.chat(gp.messages, e.response_messages, e.response)::text END AS messages,
+       e.reward_parts::text AS reward_parts,
        CASE WHEN 'metadata' = ANY (%(columns)s) THEN (t.payload -> 'metadata')::text END AS metadata,
        CASE WHEN 'features' = ANY (%(columns)s) THEN t.features::text END AS features, e.parent_id,
        CASE WHEN 'staleness' = ANY (%(columns)s) THEN (
            SELECT n.trainer_step - p.trainer_step FROM rft.policy_version p WHERE p.policy_version_id = e.policy_version_min)
        END AS staleness,
-       -- A fork's copy has the corrected reward and no label of its own.
+       -- A fork's copy has the corrected reward, but no label.
        l.label_cut > 0 OR e.reward_final OR e.reward IS DISTINCT FROM e.reward_sampled AS labelled,
        CASE WHEN 'reviews' = ANY (%(columns)s) THEN (
            SELECT jsonb_object_agg(w.name, w.state)::text FROM rft.v_review w WHERE w.experience_id = e.experience_id)
@@ -46,6 +47,8 @@ FROM rft.experience e
 JOIN rft.rollout_group g USING (group_id)
 JOIN rft.rollout o USING (rollout_id)
 JOIN rft.task t USING (task_id)
+LEFT JOIN rft.group_prompt gp ON gp.group_id = e.group_id AND gp.prompt_digest = e.prompt_digest
+    AND ('prompt' = ANY (%(columns)s) OR 'messages' = ANY (%(columns)s))
 CROSS JOIN LATERAL (
     SELECT coalesce(max(l.label_id), 0) AS label_cut FROM rft.label l WHERE l.experience_id = e.experience_id) l
 CROSS JOIN LATERAL (SELECT max(w.answer_id) AS answer_cut FROM rft.review w WHERE w.experience_id = e.experience_id) a
@@ -62,31 +65,31 @@ ORDER BY g.explore_step, g.ordinal, o.rollout_index, e.turn_index;
 SELECT name, pipeline_version FROM rft.run WHERE run_id = %(run_id)s FOR SHARE;
 
 -- name: lock_groups
--- Lock groups in the order in which all others lock them.
+-- Lock groups in the order that all other statements use.
 SELECT group_id FROM rft.rollout_group WHERE group_id = ANY (%(group_ids)s) ORDER BY group_id FOR UPDATE;
 
 -- name: still_claimed
--- Groups whose verdicts may be committed: a relabel in between took the claim away.
+-- Groups whose verdicts may be committed. A relabel in between removes the claim.
 SELECT item_id AS group_id FROM rft.worklist
 WHERE consumer = 'pipeline/' || %(run_id)s AND item_kind = 'group' AND item_id = ANY (%(group_ids)s)
   AND claimed_by = %(worker_id)s AND NOT available
 FOR UPDATE;
 
 -- name: finish_pipeline_items
--- Take groups that were decided on from the queue of the pipeline.
+-- Remove groups that were decided on from the pipeline's queue.
 DELETE FROM rft.worklist WHERE consumer = 'pipeline/' || %(run_id)s AND item_kind = 'group' AND item_id = ANY (%(group_ids)s);
 
 -- name: close_groups
--- Dropped whole: the place goes back to the planner, which counts only groups that can still train.
+-- Close groups that were dropped whole. The planner, which counts only groups that can still train, replaces them.
 UPDATE rft.rollout_group g SET status = 'ready', ready_at = clock_timestamp(), trainable = false, closed_reason = c.reason
 FROM unnest(%(group_ids)s::bigint[], %(reasons)s::text[]) AS c (group_id, reason) WHERE g.group_id = c.group_id;
 
 -- name: ready_groups
--- Kept: drawable, at the place that the run's sampler gives them.
+-- Make kept groups drawable, at the place that the run's sampler gives them.
 SELECT rft.ready_groups(%(group_ids)s::bigint[], %(priorities)s::float8[]);
 
 -- name: known_scores
--- Scores of experiences that stages have found before.
+-- Scores that stages have already found for experiences.
 SELECT s.experience_id, s.score_key, s.input_digest, s.scores
 FROM unnest(%(experience_ids)s::bigint[]) AS e (experience_id)
 CROSS JOIN unnest(%(score_keys)s::text[]) AS k (score_key)
@@ -95,7 +98,7 @@ CROSS JOIN LATERAL (
     WHERE experience_id = e.experience_id AND score_key = k.score_key AND error IS NULL AND input_digest IS NOT NULL OFFSET 0) s;
 
 -- name: store_scores
--- Store what stages found out about experiences.
+-- Store the scores that stages found for experiences.
 INSERT INTO rft.score AS s (experience_id, score_key, stage, scores, error, input_digest)
 SELECT * FROM unnest(%(experience_ids)s::bigint[], %(score_keys)s::text[], %(stages)s::text[], %(scores)s::jsonb[], %(errors)s::text[],
                      %(input_digests)s::bigint[]) AS n (experience_id, score_key, stage, scores, error, input_digest)
@@ -105,9 +108,9 @@ SET scores = excluded.scores, error = excluded.error, input_digest = excluded.in
 WHERE (s.scores, s.error, s.input_digest) IS DISTINCT FROM (excluded.scores, excluded.error, excluded.input_digest);
 
 -- name: ask_questions
--- What was asked before stays as it was asked, its deadline and `otherwise` included. It is left out here and not only by the conflict,
--- for which we would wait for whoever answers it now, who waits for the group that we hold. (By its key, one after the other: in the
--- order given, whatever the planner thinks of the tables.) Nobody waits longer than ten years.
+-- Ask new questions. Existing ones stay unchanged, deadline and `otherwise` included. They are left out here instead of by ON CONFLICT,
+-- which would wait for a session that is answering one, while that session waits for the group locked here. (Looked up by key, one after
+-- the other: in the given order, whatever the planner's statistics.) The longest wait is ten years.
 INSERT INTO rft.review (experience_id, group_id, run_id, name, question, deadline, otherwise)
 SELECT q.experience_id, q.group_id, %(run_id)s, q.name, q.question, rft.clock() + least(q.timeout_s, 315360000) * interval '1 s', q.otherwise
 FROM unnest(%(experience_ids)s::bigint[], %(group_ids)s::bigint[], %(names)s::text[], %(questions)s::text[], %(timeouts)s::float8[],
@@ -116,14 +119,14 @@ WHERE (SELECT w.review_id FROM rft.review w WHERE w.experience_id = q.experience
 ON CONFLICT (experience_id, name) DO NOTHING;
 
 -- name: wait_for_answers
--- Nobody holds a group that waits; it comes back at its first deadline, or when a question of it is answered.
+-- Let groups wait, held by no worker. A group becomes available at its first deadline, or when one of its questions is answered.
 UPDATE rft.worklist w
 SET available = false, claimed_by = NULL, lease_until = coalesce(
         (SELECT min(deadline) FROM rft.review r WHERE r.group_id = w.item_id AND r.answer IS NULL AND r.deadline > rft.clock()), rft.clock())
 WHERE w.consumer = 'pipeline/' || %(run_id)s AND w.item_kind = 'group' AND w.item_id = ANY (%(group_ids)s);
 
 -- name: end_waiting
--- Groups whose deadline has passed. One that a label holds at this moment is back as soon as that is committed.
+-- Make groups available whose deadline has passed. A group locked by a label becomes available once the label is committed.
 UPDATE rft.worklist w SET available = true, lease_until = NULL
 WHERE w.consumer = 'pipeline/' || %(run_id)s AND w.item_kind = 'group' AND w.item_id = ANY (ARRAY(
     SELECT item_id FROM rft.worklist
@@ -131,7 +134,7 @@ WHERE w.consumer = 'pipeline/' || %(run_id)s AND w.item_kind = 'group' AND w.ite
     FOR UPDATE SKIP LOCKED));
 
 -- name: make_tasks
--- In one order, so that workers that make the same tasks wait for each other instead of deadlocking.
+-- Insert tasks in one order, so that workers that create the same tasks wait for each other instead of deadlocking.
 INSERT INTO rft.task (taskset, task_key, payload, features)
 SELECT * FROM unnest(%(tasksets)s::text[], %(task_keys)s::text[], %(payloads)s::jsonb[], %(features)s::jsonb[])
     AS n (taskset, task_key, payload, features)
@@ -143,11 +146,11 @@ ON CONFLICT (taskset, task_key) DO NOTHING;
 UPDATE rft.task SET features = features || %(features)s WHERE taskset = %(taskset)s AND task_key = %(task_key)s;
 
 -- name: task_of_experience
--- The task that an experience is a try of.
+-- The task of which an experience is an attempt.
 SELECT t.taskset, t.task_key FROM rft.experience e JOIN rft.rollout_group g USING (group_id) JOIN rft.task t USING (task_id)
 WHERE e.experience_id = %(experience_id)s;
 
 -- name: register_pipeline
--- Store the stages of a pipeline version; the digest that it was first stored with.
+-- Store the stages of a pipeline version; return the digest under which it was first stored.
 INSERT INTO rft.pipeline AS p (pipeline_version, digest, stages) VALUES (%(version)s, %(digest)s, %(stages)s)
 ON CONFLICT (pipeline_version) DO UPDATE SET digest = p.digest RETURNING p.digest;

@@ -1,12 +1,12 @@
 -- name: try_plan_lock
--- Whether this transaction may plan groups of the run; one at a time may.
+-- Take the right to plan groups of the run; only one transaction at a time has it.
 SELECT pg_try_advisory_xact_lock(hashtext('rft.plan'), %(run_id)s::integer) AS locked;
 
 -- name: planning_state
--- One row per explorer step that may run now, with the groups it has. One statement, so that one snapshot sees a draw and the
--- groups it took together. A step that the present attempt has drawn needs no more groups, though it may not be done yet.
--- `due`: new groups of the step. `live` can still train: not closed, and never drawn. `spare` counts live groups of earlier steps,
--- `enough` at most: nobody needs to know how many there are in a large buffer.
+-- One row per explorer step that may run now, with its groups. It is one statement, so that one snapshot sees a draw together with the
+-- groups it took. A step that the current attempt has drawn needs no more groups, even if it is not finished yet.
+-- due: new groups of the step. live: groups that can still train, neither closed nor ever drawn. spare: live groups of earlier steps,
+-- counted up to `enough`, because the exact number does not matter in a large buffer.
 WITH run AS (
     SELECT r.run_id, r.current_attempt_id, r.planned_steps,
            (SELECT p.trainer_step FROM rft.policy_version p
@@ -41,7 +41,7 @@ CROSS JOIN LATERAL (
 ORDER BY step;
 
 -- name: pipeline_backlog
--- Groups that wait for a pipeline worker, `enough` at most.
+-- Number of groups that wait for a pipeline worker, counted up to `enough`.
 SELECT count(*) AS n FROM (
     SELECT FROM rft.worklist WHERE consumer = 'pipeline/' || %(run_id)s AND available LIMIT %(enough)s) w;
 
@@ -63,7 +63,7 @@ INSERT INTO rft.task_stat AS s (run_id, task_id, last_selected_at) SELECT %(run_
 ON CONFLICT (run_id, task_id) DO UPDATE SET last_selected_at = excluded.last_selected_at;
 
 -- name: active_tasks_stamp
--- Grows with every committed statement that changed tasks of the set.
+-- A number that grows with every committed statement that changes tasks of the set.
 SELECT coalesce(sum(num_changes), 0)::bigint AS stamp, count(*) AS num_rows FROM rft.task_change WHERE taskset = %(taskset)s;
 
 -- name: compact_task_changes
@@ -71,12 +71,12 @@ SELECT coalesce(sum(num_changes), 0)::bigint AS stamp, count(*) AS num_rows FROM
 SELECT rft.compact_task_changes(%(taskset)s);
 
 -- name: active_task_ids
--- With their stamp, of the same snapshot. One array: a row per task takes several times as long.
+-- The ids, with the set's stamp from the same snapshot. One array, because a row per task takes several times as long.
 SELECT (SELECT coalesce(sum(num_changes), 0)::bigint FROM rft.task_change WHERE taskset = %(taskset)s) AS stamp,
        coalesce((SELECT array_agg(task_id ORDER BY task_id) FROM rft.task WHERE taskset = %(taskset)s AND status = 'active'), '{}') AS task_ids;
 
 -- name: task_numbers
--- One number per active task, in the order of their ids, NULL where it has none; with their stamp, of the same snapshot.
+-- One number per active task, in id order, NULL for a task without one; with the set's stamp from the same snapshot.
 SELECT (SELECT coalesce(sum(num_changes), 0)::bigint FROM rft.task_change WHERE taskset = %(taskset)s) AS stamp,
        (SELECT array_agg(CASE WHEN jsonb_typeof(features -> %(key)s) = 'number' THEN (features ->> %(key)s)::double precision END
                          ORDER BY task_id)
@@ -87,18 +87,18 @@ SELECT (SELECT coalesce(sum(num_changes), 0)::bigint FROM rft.task_change WHERE 
 SELECT task_key, features FROM rft.task WHERE task_id = %(task_id)s;
 
 -- name: newest_applied
--- The newest plan in which selectors of a run learned outcomes; 0 before the first.
+-- The newest plan in which selectors of a run learned outcomes; 0 if there is none.
 SELECT coalesce(max(applied_seq), 0) AS seq FROM rft.task_observation WHERE run_id = %(run_id)s AND applied_seq IS NOT NULL;
 
 -- name: apply_observations
--- Found by state, not by a high-water mark: a row that commits late is not missed.
+-- Mark outcomes as learned. They are found by state instead of a high-water mark, so a row that commits late is not missed.
 UPDATE rft.task_observation o
 SET applied = true, applied_seq = %(seq)s,
     applied_in = (SELECT max(snapshot_id) FROM rft.selector_snapshot WHERE run_id = %(run_id)s)
 WHERE o.run_id = %(run_id)s AND NOT o.applied;
 
 -- name: applied_observations
--- What selectors learned after a plan, in the order in which they did. corrects: the plan in which they learned what is corrected.
+-- Outcomes that selectors learned after a plan, in the order of learning. corrects: the plan in which they learned the corrected outcome.
 SELECT o.applied_seq AS seq, t.taskset, o.task_id, o.successes, o.trials, o.kind::text AS kind, o.ordinal,
        CASE WHEN o.kind = 'correction' THEN (
            SELECT min(e.applied_seq) FROM rft.task_observation e
@@ -111,20 +111,20 @@ WHERE o.run_id = %(run_id)s AND o.applied_seq > %(after)s AND o.applied_seq <= %
 ORDER BY o.applied_seq, o.observation_id;
 
 -- name: planned_tasks
--- Tasks of the groups planned from an ordinal on; those that the run has left do not count.
+-- Tasks of the groups planned from an ordinal on, without groups that the run has left.
 SELECT task_id FROM rft.rollout_group
 WHERE run_id = %(run_id)s AND ordinal >= %(from_ordinal)s AND ordinal < %(to_ordinal)s AND left_by IS NULL ORDER BY ordinal;
 
 -- name: selector_states
--- What the selectors of a run remember.
+-- The state of a run's selectors.
 SELECT taskset, selector, state FROM rft.selector_state WHERE run_id = %(run_id)s;
 
 -- name: selector_metrics
--- What the selectors of a run reported of their last choice.
+-- The metrics that a run's selectors reported with their last choice.
 SELECT taskset, metrics FROM rft.selector_state WHERE run_id = %(run_id)s AND metrics <> '{}';
 
 -- name: save_selector_states
--- Store what the selectors of a run remember and report.
+-- Store the state and metrics of a run's selectors.
 INSERT INTO rft.selector_state AS s (run_id, taskset, selector, state, metrics)
 SELECT %(run_id)s, n.* FROM unnest(%(tasksets)s::text[], %(selectors)s::text[], %(states)s::jsonb[], %(metrics)s::jsonb[]) AS n
 ON CONFLICT (run_id, taskset) DO UPDATE

@@ -1,5 +1,5 @@
 -- name: progress_run
--- Where a run stands: its status, and the steps trained and skipped.
+-- The status of a run, and the number of steps trained and skipped.
 SELECT r.run_id, r.name, r.status::text AS status, r.outcome, r.planned_steps, r.stop_requested,
        count(s.trainer_step) FILTER (WHERE s.outcome = 'trained') AS num_trained,
        count(s.trainer_step) FILTER (WHERE s.outcome = 'skipped') AS num_skipped,
@@ -8,12 +8,12 @@ FROM rft.run r LEFT JOIN rft.v_train_step s USING (run_id)
 WHERE r.run_id = %(run_id)s GROUP BY r.run_id;
 
 -- name: progress_steps
--- The newest steps: their metrics, and how long a step takes.
+-- The newest steps, with their metrics and durations.
 SELECT trainer_step, outcome::text AS outcome, reason, num_tokens, wait_seconds, train_seconds, publish_seconds, metrics, finished_at
 FROM rft.v_train_step WHERE run_id = %(run_id)s ORDER BY trainer_step DESC LIMIT %(limit)s;
 
 -- name: progress_rewards
--- Rewards as sampled from an explorer step on; earlier steps change no more and are kept by the caller.
+-- Sampled rewards from an explorer step on. Earlier steps no longer change, and the caller keeps them.
 SELECT g.explore_step, count(DISTINCT g.group_id) AS num_groups, count(*) AS num_rollouts, avg(o.reward) AS mean_reward,
        avg((o.reward >= 1)::integer)::double precision AS pass_rate
 FROM rft.rollout_group g JOIN rft.rollout o USING (group_id)
@@ -21,22 +21,22 @@ WHERE g.run_id = %(run_id)s AND g.explore_step >= %(from_step)s
 GROUP BY g.explore_step ORDER BY g.explore_step;
 
 -- name: progress_failures
--- Failed rollouts by kind of error, from an explorer step on; earlier steps change no more and are kept by the caller. Errors that
--- differ in numbers and quoted names only are of one kind.
+-- Failed rollouts by kind of error, from an explorer step on. Earlier steps no longer change, and the caller keeps them. Errors that differ
+-- only in numbers and quoted names are of one kind.
 SELECT g.explore_step, regexp_replace(coalesce(o.error, 'no error recorded'), $re$[0-9]+|'[^']*'$re$, '#', 'g') AS kind, min(coalesce(o.error, 'no error recorded')) AS error, count(*) AS num
 FROM rft.rollout_group g JOIN rft.rollout o USING (group_id)
 WHERE g.run_id = %(run_id)s AND g.explore_step >= %(from_step)s AND o.outcome IN ('failed', 'timeout')
 GROUP BY 1, 2;
 
 -- name: progress_queue
--- Groups by where they stand; ready ones wait for the trainer.
+-- Number of groups by status; ready ones wait for the trainer.
 SELECT count(*) FILTER (WHERE status = 'planned') AS planned, count(*) FILTER (WHERE status = 'claimed') AS claimed,
        count(*) FILTER (WHERE status = 'sealed' AND left_by IS NULL) AS sealed,
        (SELECT count(*) FROM rft.worklist WHERE consumer = 'trainer/' || %(run_id)s AND available) AS ready
 FROM rft.rollout_group WHERE run_id = %(run_id)s AND status IN ('planned', 'claimed', 'sealed');
 
 -- name: progress_groups
--- How many groups of a run were planned, refilled and closed.
+-- Number of groups of a run that were planned, refilled and closed.
 SELECT count(*) AS planned, count(*) FILTER (WHERE is_refill) AS refilled, count(*) FILTER (WHERE NOT trainable) AS closed
 FROM rft.rollout_group WHERE run_id = %(run_id)s;
 
@@ -58,7 +58,7 @@ FROM rft.v_waiting v JOIN rft.worker w USING (worker_id)
 WHERE w.run_id = %(run_id)s ORDER BY v.worker_id;
 
 -- name: run_seconds
--- Time in which at least one process worked for the run: lives overlap, and pauses between attempts do not count.
+-- Time during which at least one process worked for the run. Overlapping processes count once, and pauses between attempts do not count.
 SELECT coalesce(sum(extract(epoch FROM upper(life) - lower(life))), 0)::double precision AS seconds,
        (SELECT count(*) FROM rft.run_attempt WHERE run_id = %(run_id)s) AS num_attempts
 FROM unnest((

@@ -1,10 +1,10 @@
 -- name: purge_of_experience
--- Who purged an experience, when and why.
+-- Author, time and reason of the purge of an experience.
 SELECT purge_id, author, reason, purged_at FROM rft.v_purged WHERE experience_id = %(experience_id)s;
 
 -- name: purge_candidates
--- Experiences of some groups or all, with where their arrays are; those purged before are left out. In the order of segments, so
--- that each is written anew once.
+-- The given experiences that are not purged yet, with the place of their arrays. They are in the order of segments, so that each segment is
+-- written again only once.
 SELECT e.experience_id, e.segment_id, e.segment_row, f.uri, s.offset_bytes, s.length_bytes, s.checksum
 FROM rft.experience e JOIN rft.segment s USING (segment_id) JOIN rft.segment_file f USING (file_id)
 WHERE e.experience_id = ANY (%(experience_ids)s)
@@ -12,15 +12,15 @@ WHERE e.experience_id = ANY (%(experience_ids)s)
 ORDER BY e.segment_id, e.segment_row;
 
 -- name: sharers_of_arrays
--- Copies: other experiences at the same address, with whose arrays theirs would go.
+-- Copies of experiences: other experiences at the same address, which would lose their arrays too.
 SELECT copy.experience_id, array_agg(e.experience_id) AS shares_with
 FROM rft.experience e JOIN rft.experience copy USING (segment_id, segment_row)
 WHERE e.experience_id = ANY (%(experience_ids)s) AND copy.experience_id <> ALL (%(experience_ids)s)
 GROUP BY copy.experience_id;
 
 -- name: being_trained_on
--- Experiences in a batch that a live trainer has drawn and not yet noted as done, nor committed a checkpoint after: their arrays are
--- being read.
+-- Experiences in a batch that a live trainer has drawn, with the step neither recorded as done nor covered by a checkpoint: their arrays
+-- are being read.
 SELECT d.experience_id, d.trainer_step, r.name AS run
 FROM rft.run r
 JOIN rft.run_attempt a ON a.attempt_id = r.current_attempt_id AND a.ended_at IS NULL AND a.lease_until > rft.clock()
@@ -31,23 +31,23 @@ WHERE d.experience_id = ANY (%(experience_ids)s)
 ORDER BY d.experience_id;
 
 -- name: insert_purge
--- Record that a purge begins; its id.
+-- Record that a purge begins; return its id.
 INSERT INTO rft.purge (kind, selection, reason, author, tasks_too)
 VALUES (%(kind)s, %(selection)s, %(reason)s, %(author)s, %(tasks_too)s) RETURNING purge_id;
 
 -- name: purge_texts
--- Remove the texts of experiences; how many had not been purged before.
+-- Remove the texts of experiences; return how many had not been purged before.
 SELECT rft.purge_texts(%(experience_ids)s, %(purge_id)s, %(tasks_too)s) AS purged;
 
 -- name: unpurged_sharers
--- Copies that a fork made after the purge had looked for them; asked once the groups are locked and given up.
+-- Copies that a fork created after the purge had looked for them. Asked once the groups are locked and abandoned.
 SELECT copy.experience_id FROM rft.experience e JOIN rft.experience copy USING (segment_id, segment_row)
 WHERE e.experience_id = ANY (%(experience_ids)s) AND copy.experience_id <> e.experience_id
   AND NOT EXISTS (SELECT FROM rft.purged_experience x WHERE x.experience_id = copy.experience_id)
 ORDER BY copy.experience_id LIMIT 1;
 
 -- name: retire_ranges
--- Where segments were before they were written anew, and by which checksum stored selections know them.
+-- Record where segments were before they were written again, and the checksum by which stored selections know them.
 WITH r AS (
     SELECT * FROM unnest(%(segment_ids)s::bigint[], %(uris)s::text[], %(offsets)s::bigint[], %(lengths)s::bigint[], %(checksums)s::text[])
         AS u (segment_id, uri, offset_bytes, length_bytes, checksum)),
@@ -57,12 +57,12 @@ INSERT INTO rft.retired_range (purge_id, uri, offset_bytes, length_bytes)
 SELECT %(purge_id)s, uri, offset_bytes, length_bytes FROM r;
 
 -- name: purged_of_draw
--- What was purged of a step's batch.
+-- The first purged experience of a step's batch.
 SELECT d.experience_id, x.reason FROM rft.draw d JOIN rft.v_purged x USING (experience_id)
 WHERE d.attempt_id = %(attempt_id)s AND d.trainer_step = %(step)s ORDER BY d.slot LIMIT 1;
 
 -- name: count_purged
--- Add to what a purge has removed.
+-- Add to the totals of a purge.
 UPDATE rft.purge SET num_experiences = num_experiences + %(num_experiences)s, num_array_bytes = num_array_bytes + %(num_bytes)s
 WHERE purge_id = %(purge_id)s;
 
@@ -71,7 +71,7 @@ WHERE purge_id = %(purge_id)s;
 UPDATE rft.purge SET finished_at = clock_timestamp() WHERE purge_id = %(purge_id)s;
 
 -- name: ranges_to_erase
--- Never one that a segment refers to, whatever a restored back-up says.
+-- Retired byte ranges that may be overwritten; never a range that a segment refers to, whatever a restored backup contains.
 SELECT retired_range_id, uri, offset_bytes, length_bytes FROM rft.retired_range
 WHERE erased_at IS NULL AND retired_at < rft.clock() - %(grace_s)s * interval '1 s'
   AND NOT EXISTS (
@@ -85,23 +85,23 @@ ORDER BY retired_range_id;
 UPDATE rft.retired_range SET erased_at = clock_timestamp() WHERE retired_range_id = %(retired_range_id)s;
 
 -- name: ranges_left
--- How many retired bytes wait to be overwritten, and since when.
+-- Number of retired ranges and bytes that wait to be overwritten, and the oldest.
 SELECT count(*) AS ranges, coalesce(sum(length_bytes), 0)::bigint AS num_bytes, min(retired_at) AS oldest
 FROM rft.retired_range WHERE erased_at IS NULL;
 
 -- name: sessions_in_database
--- Who else is connected to this database. Of other accounts' sessions an ordinary one sees little more than that they are there.
+-- Programs with other sessions in this database. An ordinary account sees little more of other accounts' sessions than that they exist.
 SELECT DISTINCT application_name FROM pg_stat_activity
 WHERE datname = current_database() AND coalesce(backend_type, 'client backend') = 'client backend' AND pid <> ALL (%(own_pids)s::integer[]) ORDER BY 1;
 
 -- name: tasks_of_purged
--- Tasks that keep texts of their own though all or some of their experiences are purged.
+-- Number of tasks that still have texts although all or some of their experiences are purged.
 SELECT count(DISTINCT g.task_id) AS num_tasks FROM rft.experience e JOIN rft.rollout_group g USING (group_id) JOIN rft.task t USING (task_id)
 WHERE e.experience_id = ANY (%(experience_ids)s) AND t.payload <> '{"purged": true}';
 
 -- name: made_of_purged
--- What stages made of experiences, directly or of what was made of them, and keeps texts of its own. The experiences themselves and
--- their copies are none of it.
+-- Experiences and tasks that stages created from experiences, directly or indirectly, and that still have texts. The experiences themselves
+-- and their copies are not included.
 WITH RECURSIVE made (experience_id) AS (
     SELECT unnest(%(experience_ids)s::bigint[])
     UNION
@@ -114,13 +114,13 @@ SELECT (SELECT coalesce(array_agg(e.experience_id ORDER BY e.experience_id), '{}
            AS task_ids;
 
 -- name: purged_rows
--- The rows of segments that were purged.
+-- The purged rows of each segment.
 SELECT segment_id, array_agg(segment_row ORDER BY segment_row) AS rows FROM rft.purged_experience GROUP BY segment_id;
 
 -- name: retention_groups
--- Groups with what a rule looks at, the newest first. protected: rules pass over it. A group is protected while somebody's label or
--- preference stands on it, while it is open, and while it may still be trained on: a run that has not ended for good could draw it, now or,
--- after going back to its last checkpoint, again; or trains on a stored selection of which it is part.
+-- Groups with the facts that a rule reads, newest first. protected: rules skip the group. A group is protected while a person's label or
+-- preference refers to it, while it is open, and while it may still be trained on. The last holds if a run that has not finished could
+-- draw it, now or again after going back to its last checkpoint, or trains on a stored selection that contains it.
 WITH chosen AS (
     SELECT w.item_kind, w.item_id FROM rft.run r JOIN rft.worklist w ON w.consumer = 'trainer/' || r.run_id AND w.item_kind = r.source_kind
     WHERE r.status <> 'finished'),
@@ -130,8 +130,9 @@ selected AS (
     SELECT m.experience_id FROM chosen c JOIN rft.preference_pair p ON p.pair_id = c.item_id
     CROSS JOIN LATERAL (VALUES (p.chosen_id), (p.rejected_id)) AS m (experience_id) WHERE c.item_kind = 'pair')
 SELECT g.group_id, t.taskset, count(*) AS num_experiences, max(e.created_at) AS created_at,
-       sum(octet_length(e.prompt) + octet_length(e.response) + coalesce(octet_length(e.messages::text), 0)
-           + s.length_bytes / greatest(s.num_rows, 1))::bigint AS num_bytes,
+       (sum(octet_length(e.response) + coalesce(octet_length(e.response_messages::text), 0) + s.length_bytes / greatest(s.num_rows, 1))
+        + (SELECT sum(octet_length(p.prompt) + coalesce(octet_length(p.messages::text), 0))
+           FROM rft.group_prompt p WHERE p.group_id = g.group_id))::bigint AS num_bytes,
        array_agg(e.experience_id) AS experience_ids,
        (%(keep_labelled)s AND bool_or(
            EXISTS (SELECT FROM rft.label l WHERE l.experience_id = e.experience_id)

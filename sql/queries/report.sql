@@ -1,5 +1,5 @@
 -- name: report_evaluations
--- Finished evaluations of the run's present history, one per purpose, taskset, decoding and step.
+-- Finished evaluations of the run's current history, one per purpose, taskset, decoding and step.
 SELECT DISTINCT ON (e.purpose, e.taskset, e.decoding, e.trainer_step)
        e.evaluation_id, e.purpose, e.taskset, e.decoding, e.trainer_step, a.num_questions, a.mean, a.standard_error, a.num_tokens,
        e.error
@@ -15,22 +15,22 @@ WHERE r.run_id = %(run_id)s AND a.num_questions > 0
 ORDER BY e.purpose, e.taskset, e.decoding, e.trainer_step, e.evaluation_id DESC;
 
 -- name: report_paired
--- Two evaluations compared question by question.
+-- Compare two evaluations question by question.
 SELECT count(*) AS num_questions, avg(b.reward) AS before, avg(a.reward) AS after, avg(a.reward - b.reward) AS difference,
        stddev_samp(a.reward - b.reward) / sqrt(count(*)) AS standard_error
 FROM rft.evaluation_answer b JOIN rft.evaluation_answer a USING (task_id)
 WHERE b.evaluation_id = %(before)s AND a.evaluation_id = %(after)s;
 
 -- name: report_train_curve
--- Rewards as sampled, by explorer step: groups dropped later count.
+-- Sampled rewards by explorer step, including groups dropped later.
 SELECT g.explore_step AS step, count(o.reward) AS num, avg(o.reward) AS mean, avg((o.reward >= 1)::integer) AS pass_rate,
        stddev_samp(o.reward) / sqrt(nullif(count(o.reward), 0)) AS standard_error
 FROM rft.rollout_group g JOIN rft.rollout o USING (group_id)
 WHERE g.run_id = %(run_id)s GROUP BY g.explore_step HAVING count(o.reward) > 0 ORDER BY g.explore_step;
 
 -- name: report_steps
--- A fork's history begins with steps of its parent (`before_fork`). Their groups, tokens and seconds are the parent's: the fork's own
--- add up to no more than the time in which it worked.
+-- Totals of a run's steps. A fork's history begins with steps of its parent (`before_fork`). Their groups, tokens and seconds are the
+-- parent's, so the fork's own seconds add up to no more than the time in which it worked.
 SELECT count(*) FILTER (WHERE s.outcome = 'trained') AS trained, count(*) FILTER (WHERE s.outcome = 'skipped') AS skipped,
        count(*) FILTER (WHERE s.outcome = 'trained' AND (s.metrics ->> 'grad_norm')::float8 = 0) AS without_gradient,
        count(*) FILTER (WHERE NOT o.own) AS before_fork, coalesce(sum(s.num_groups) FILTER (WHERE o.own), 0)::bigint AS num_groups,
@@ -49,41 +49,41 @@ SELECT trainer_step AS step, (metrics ->> 'loss')::float8 AS loss FROM rft.v_tra
 WHERE run_id = %(run_id)s AND metrics ->> 'loss' IS NOT NULL ORDER BY trainer_step;
 
 -- name: report_skipped
--- Why steps of a run were skipped, the most frequent reason first.
+-- Reasons why steps of a run were skipped, most frequent first.
 SELECT coalesce(reason, 'no reason given') AS reason, count(*) AS num_steps FROM rft.v_train_step
 WHERE run_id = %(run_id)s AND outcome = 'skipped' GROUP BY 1 ORDER BY 2 DESC;
 
 -- name: report_tokens
--- A fork's copies have a parent: they were sampled by the run that it was forked from.
+-- Number of experiences, and tokens sampled. A fork's copies have a parent: they were sampled by the run that it was forked from.
 SELECT count(*) AS num_experiences,
        coalesce(sum(num_response_tokens) FILTER (WHERE source = 'explorer' AND parent_id IS NULL), 0)::bigint AS sampled_tokens
 FROM rft.experience WHERE run_id = %(run_id)s;
 
 -- name: report_outcomes
--- How the rollouts of a run ended.
+-- Outcomes of the rollouts of a run.
 SELECT o.outcome::text AS outcome, count(*) AS num FROM rft.rollout o JOIN rft.rollout_group g USING (group_id)
 WHERE g.run_id = %(run_id)s GROUP BY o.outcome ORDER BY o.outcome;
 
 -- name: report_failures
--- Errors of failed rollouts, one of each kind, the commonest kind first. Errors of one kind differ in numbers and quoted names only.
+-- Errors of failed rollouts, one of each kind, most frequent first. Errors of one kind differ only in numbers and quoted names.
 SELECT min(coalesce(o.error, 'no error recorded')) AS error, count(*) AS num FROM rft.rollout o JOIN rft.rollout_group g USING (group_id)
 WHERE g.run_id = %(run_id)s AND o.outcome IN ('failed', 'timeout')
 GROUP BY regexp_replace(coalesce(o.error, 'no error recorded'), $re$[0-9]+|'[^']*'$re$, '#', 'g') ORDER BY 2 DESC, 1 LIMIT 10;
 
 -- name: report_groups
--- How many groups of a run were planned, refilled and closed.
+-- Number of groups of a run that were planned, refilled and closed.
 SELECT count(*) AS planned, count(*) FILTER (WHERE is_refill) AS refilled, count(*) FILTER (WHERE NOT trainable) AS closed
 FROM rft.rollout_group WHERE run_id = %(run_id)s;
 
 -- name: report_closed
--- Ageing out names steps and errors name rows, which would make every reason its own.
+-- Reasons of closed groups. Steps and row ids are removed, because they would make every reason unique.
 SELECT regexp_replace(regexp_replace(coalesce(closed_reason, 'no reason given'), '^aged out:.*', 'aged out'),
                       '\m(experience|rollout|group|task|row|segment)s? [0-9]+([-,] ?[0-9]+)*|\mon [0-9]+ rows? \([0-9]+( to [0-9]+)?\)', '\1 …', 'g') AS reason, count(*) AS num_groups
 FROM rft.rollout_group
 WHERE run_id = %(run_id)s AND NOT trainable GROUP BY 1 ORDER BY 2 DESC, 1;
 
 -- name: report_dropped
--- As rft.v_dropped, but reasons that differ only by the rows they name are one.
+-- Like rft.v_dropped, but reasons that differ only in the rows they name count as one.
 SELECT coalesce(stage, '–') AS stage, regexp_replace(coalesce(reason, '–'), '\m(experience|rollout|group|task|row|segment)s? [0-9]+([-,] ?[0-9]+)*|\mon [0-9]+ rows? \([0-9]+( to [0-9]+)?\)', '\1 …', 'g') AS reason,
        count(*) AS num_experiences, count(DISTINCT group_id) AS num_groups
 FROM (SELECT DISTINCT ON (v.experience_id) v.stage, v.reason, v.group_id, v.kept
@@ -93,7 +93,7 @@ FROM (SELECT DISTINCT ON (v.experience_id) v.stage, v.reason, v.group_id, v.kept
 WHERE NOT kept GROUP BY 1, 2 ORDER BY num_experiences DESC, stage, reason;
 
 -- name: report_checkpoints
--- Checkpoints of the present history whose files are still there.
+-- Checkpoints of the current history whose files still exist.
 SELECT DISTINCT ON (c.trainer_step) c.trainer_step, c.uri FROM rft.run r
 JOIN rft.v_history h ON h.history_id = r.current_attempt_id
 JOIN rft.checkpoint c ON c.attempt_id = h.attempt_id AND (h.last_step IS NULL OR c.trainer_step <= h.last_step)

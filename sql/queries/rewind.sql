@@ -1,23 +1,23 @@
 -- name: kept_steps
--- Steps of an attempt's history whose checkpoints can still be opened.
+-- Steps of an attempt's history whose checkpoints still have their files.
 SELECT DISTINCT c.trainer_step FROM rft.v_history h
 JOIN rft.checkpoint c ON c.attempt_id = h.attempt_id AND (h.last_step IS NULL OR c.trainer_step <= h.last_step)
 WHERE h.history_id = %(attempt_id)s AND c.deleted_at IS NULL ORDER BY c.trainer_step;
 
 -- name: checkpoint_at_step
--- The checkpoint of a history at a step, where its files are still there.
+-- The checkpoint of a history at a step, if its files still exist.
 SELECT c.* FROM rft.v_history h
 JOIN rft.checkpoint c ON c.attempt_id = h.attempt_id AND (h.last_step IS NULL OR c.trainer_step <= h.last_step)
 WHERE h.history_id = %(attempt_id)s AND c.deleted_at IS NULL AND c.trainer_step = %(step)s ORDER BY c.checkpoint_id DESC LIMIT 1;
 
 -- name: lock_groups_to_leave
--- In a statement of its own: what whoever held them did meanwhile, a relabel for one, is to be seen by the next.
+-- Lock groups in a separate statement, so that the next one sees what the previous lock holders did, such as a relabel.
 SELECT count(*) AS n FROM (
     SELECT FROM rft.rollout_group
     WHERE run_id = %(run_id)s AND planned_policy_step >= %(step)s AND left_by IS NULL ORDER BY group_id FOR UPDATE) locked;
 
 -- name: leave_groups
--- Groups planned after the step that the run goes back to: they stay stored, nobody claims, decides on or draws them.
+-- Leave the groups planned after the step that the run goes back to. They stay stored, but are not claimed, decided on or drawn.
 WITH locked AS (
     SELECT group_id FROM rft.rollout_group
     WHERE run_id = %(run_id)s AND planned_policy_step >= %(step)s AND left_by IS NULL ORDER BY group_id FOR UPDATE),
@@ -31,14 +31,14 @@ undecided AS (
     DELETE FROM rft.worklist w USING gone
     WHERE w.consumer = 'pipeline/' || gone.run_id AND w.item_kind = 'group' AND w.item_id = gone.group_id),
 seen AS (
-    -- No selector learns from them any more.
+    -- Selectors no longer learn from them.
     UPDATE rft.task_observation o SET applied = true, applied_in = NULL, applied_seq = NULL FROM gone
     WHERE o.run_id = gone.run_id AND o.task_id = gone.task_id AND o.attempt_id = gone.attempt_id AND o.ordinal = gone.ordinal)
 UPDATE rft.worklist w SET available = false FROM gone
 WHERE w.consumer = 'trainer/' || gone.run_id AND w.item_kind = 'group' AND w.item_id = gone.group_id;
 
 -- name: insert_selector_snapshot
--- Before the first group is planned at a step of the policy; older ones go with the checkpoints that they belong to.
+-- Taken before the first group is planned at a policy step. Older snapshots are deleted with the checkpoints that they belong to.
 WITH old AS (
     DELETE FROM rft.selector_snapshot s
     WHERE s.run_id = %(run_id)s
@@ -50,12 +50,12 @@ SELECT %(run_id)s, %(policy_step)s,
 ON CONFLICT (run_id, policy_step) DO NOTHING;
 
 -- name: snapshot_from_step
--- The selectors' memory before anything was planned at this step of the policy or a later one; no row where nothing was.
+-- The selectors' state before anything was planned at this policy step or a later one; no row if nothing was.
 SELECT snapshot_id, states FROM rft.selector_snapshot
 WHERE run_id = %(run_id)s AND policy_step >= %(step)s ORDER BY snapshot_id LIMIT 1;
 
 -- name: restore_selectors
--- Put the selectors of a run back to a snapshot: what they learned since then counts as not seen.
+-- Reset the selectors of a run to a snapshot: what they learned since then counts as not seen.
 WITH later AS (
     DELETE FROM rft.selector_snapshot WHERE run_id = %(run_id)s AND snapshot_id >= %(snapshot_id)s),
 unseen AS (
@@ -65,11 +65,11 @@ UPDATE rft.selector_state s SET selector = n.value ->> 'selector', state = n.val
 FROM jsonb_each(%(states)s) n WHERE s.run_id = %(run_id)s AND s.taskset = n.key;
 
 -- name: forget_selectors
--- Selectors that had no state yet at the snapshot.
+-- Delete selectors that had no state at the snapshot.
 DELETE FROM rft.selector_state WHERE run_id = %(run_id)s AND NOT %(states)s::jsonb ? taskset;
 
 -- name: rebuild_task_stat
--- Fold the outcomes of a run's tasks again; how many tasks were written.
+-- Fold the outcomes of a run's tasks again; return the number of tasks written.
 SELECT rft.rebuild_task_stat(%(run_id)s) AS tasks;
 
 -- name: mark_fork
@@ -77,7 +77,7 @@ SELECT rft.rebuild_task_stat(%(run_id)s) AS tasks;
 UPDATE rft.run SET parent_run_id = %(parent_run_id)s WHERE run_id = %(run_id)s;
 
 -- name: copy_selectors
--- A fork's selectors remember what those of its parent did at the snapshot, or do now.
+-- Give a fork's selectors the state of its parent's, from the snapshot or current.
 INSERT INTO rft.selector_state (run_id, taskset, selector, state)
 SELECT %(run_id)s, key, value ->> 'selector', value -> 'state'
 FROM jsonb_each(coalesce(%(states)s::jsonb,
@@ -85,7 +85,8 @@ FROM jsonb_each(coalesce(%(states)s::jsonb,
      FROM rft.selector_state WHERE run_id = %(parent_run_id)s), '{}'));
 
 -- name: copy_observations
--- What a fork's selectors and statistics begin with; those that the parent's selector had not seen at the snapshot are new to the fork's.
+-- Copy the outcomes with which a fork's selectors and statistics begin. Those that the parent's selector had not seen at the snapshot are
+-- new to the fork's.
 INSERT INTO rft.task_observation (run_id, attempt_id, ordinal, task_id, kind, successes, trials, applied, applied_seq, author, reason, observed_at)
 SELECT %(run_id)s, CASE WHEN o.ordinal IS NOT NULL THEN %(attempt_id)s::bigint END, o.ordinal, o.task_id, o.kind, o.successes, o.trials,
        s.seen, CASE WHEN s.seen THEN o.applied_seq END, o.author, o.reason, o.observed_at
@@ -96,7 +97,7 @@ WHERE o.run_id = %(parent_run_id)s AND g.left_by IS NULL AND (%(keep_rollouts)s 
 ORDER BY o.observation_id;
 
 -- name: copy_sampler
--- A fork samples as its parent does until its first attempt says otherwise; its counts begin anew (another epoch than its history's).
+-- Copy the parent's sampling policy to a fork, until the fork's first attempt sets another. Its counts start again, in another epoch.
 WITH lanes AS (
     INSERT INTO rft.sampler_lane
     SELECT (jsonb_populate_record(NULL::rft.sampler_lane, to_jsonb(l) || jsonb_build_object('run_id', %(run_id)s))).*
@@ -106,8 +107,8 @@ SELECT (jsonb_populate_record(NULL::rft.sampler, to_jsonb(s) || jsonb_build_obje
 FROM rft.sampler s WHERE s.run_id = %(parent_run_id)s;
 
 -- name: copy_groups
--- Whole groups that the fork's history has not drawn, as groups of its own: the same arrays, each experience with its origin as parent.
--- They are sealed: the fork's pipeline decides on them. Locked, so that a purge (which locks them, too) sees every copy.
+-- Copy whole groups that the fork's history has not drawn: the same arrays, each experience with its origin as parent. The copies are sealed,
+-- so the fork's pipeline decides on them. The originals are locked, so that a purge (which locks them too) sees every copy.
 WITH source AS (
     SELECT g.* FROM rft.rollout_group g
     WHERE g.run_id = %(parent_run_id)s AND g.left_by IS NULL AND g.status IN ('sealed', 'ready')
@@ -129,12 +130,15 @@ rollouts AS (
     INSERT INTO rft.rollout (group_id, rollout_index, outcome, reward, num_turns, seconds, error)
     SELECT p.group_id, o.rollout_index, o.outcome, o.reward, o.num_turns, o.seconds, o.error
     FROM rft.rollout o JOIN pairs p ON o.group_id = p.origin RETURNING rollout_id, group_id, rollout_index),
+prompts AS (
+    INSERT INTO rft.group_prompt (group_id, prompt_digest, prompt, messages)
+    SELECT p.group_id, o.prompt_digest, o.prompt, o.messages FROM rft.group_prompt o JOIN pairs p ON o.group_id = p.origin),
 experiences AS (
-    INSERT INTO rft.experience (run_id, group_id, rollout_id, turn_index, source, parent_id, prompt, response, messages, reward_sampled, reward,
-        reward_final, reward_parts, metrics, policy_version_min, policy_version_max, num_prompt_tokens, num_response_tokens, finish_reason,
-        segment_id, segment_row)
-    SELECT %(run_id)s, p.group_id, r.rollout_id, e.turn_index, e.source, e.experience_id, e.prompt, e.response, e.messages, e.reward_sampled,
-           e.reward, e.reward_final, e.reward_parts, e.metrics, e.policy_version_min, e.policy_version_max, e.num_prompt_tokens,
+    INSERT INTO rft.experience (run_id, group_id, rollout_id, turn_index, source, parent_id, prompt_digest, response, response_messages,
+        reward_sampled, reward, reward_final, reward_parts, metrics, policy_version_min, policy_version_max, num_prompt_tokens, num_response_tokens,
+        finish_reason, segment_id, segment_row)
+    SELECT %(run_id)s, p.group_id, r.rollout_id, e.turn_index, e.source, e.experience_id, e.prompt_digest, e.response, e.response_messages,
+           e.reward_sampled, e.reward, e.reward_final, e.reward_parts, e.metrics, e.policy_version_min, e.policy_version_max, e.num_prompt_tokens,
            e.num_response_tokens, e.finish_reason, e.segment_id, e.segment_row
     FROM rft.experience e JOIN rft.rollout o USING (rollout_id) JOIN pairs p ON e.group_id = p.origin
     JOIN rollouts r ON r.group_id = p.group_id AND r.rollout_index = o.rollout_index
@@ -142,14 +146,14 @@ experiences AS (
 SELECT p.group_id, s.status::text AS status FROM pairs p JOIN source s ON s.group_id = p.origin ORDER BY p.group_id;
 
 -- name: copy_scores
--- What stages found out about the origins of a fork's experiences.
+-- Copy the scores that stages found for the origins of a fork's experiences.
 INSERT INTO rft.score
 SELECT (jsonb_populate_record(NULL::rft.score, to_jsonb(s) || jsonb_build_object('experience_id', e.experience_id))).*
 FROM rft.experience e JOIN rft.score s ON s.experience_id = e.parent_id
 WHERE e.group_id = ANY (%(group_ids)s);
 
 -- name: copy_reviews
--- What people answered about them, or left unanswered for too long. What is still open the fork's pipeline asks by itself.
+-- Copy reviews of the origins that are answered or past their deadline. The fork's pipeline asks open ones itself.
 INSERT INTO rft.review (experience_id, group_id, run_id, name, question, otherwise, answer, answer_id, author, asked_at, deadline, answered_at)
 SELECT e.experience_id, e.group_id, e.run_id, w.name, w.question, w.otherwise, w.answer, w.answer_id, w.author, w.asked_at, w.deadline,
        w.answered_at

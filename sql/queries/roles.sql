@@ -1,4 +1,4 @@
 -- name: create_and_grant_roles
--- In this order: the roles that the first makes are given their rights by the second.
+-- Create the roles, then grant rights to them.
 WITH made AS MATERIALIZED (SELECT rft.create_roles() AS roles)
 SELECT made.roles AS made, (SELECT rft.grant_roles() WHERE made.roles IS NOT NULL) AS granted FROM made;

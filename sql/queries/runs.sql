@@ -1,16 +1,16 @@
 -- name: lock_run_names
--- Take turns with all others that name a run.
+-- Wait for other sessions that are naming a run.
 SELECT pg_advisory_xact_lock(hashtext('rft.run_names'));
 
 -- name: lock_joining
--- Roles started at the same moment must not make a run each.
+-- Wait for other roles that start at the same moment, so that they do not create a run each.
 SELECT pg_advisory_xact_lock(hashtext('rft.join'));
 
 -- name: insert_run
--- Stores a run; the name gets a number when it is taken.
-INSERT INTO rft.run (name, mode, config, seed, planned_steps, pipeline_version)
+-- Store a run. A number is appended to the name if it is taken.
+INSERT INTO rft.run (name, mode, config, seed, planned_steps, pipeline_version, parent_run_id)
 SELECT CASE WHEN n.taken = 0 THEN %(name)s ELSE %(name)s || '-' || (n.highest + 1) END,
-       %(mode)s, %(config)s, %(seed)s, %(planned_steps)s, %(pipeline_version)s
+       %(mode)s, %(config)s, %(seed)s, %(planned_steps)s, %(pipeline_version)s, %(parent_run_id)s
 FROM (SELECT count(*) AS taken, coalesce(max(substring(name FROM length(%(name)s) + 2)::bigint) FILTER (WHERE name <> %(name)s), 1) AS highest
       FROM rft.run WHERE name = %(name)s OR (starts_with(name, %(name)s || '-') AND substring(name FROM length(%(name)s) + 2) ~ '^[0-9]{1,18}$')) n
 RETURNING *;
@@ -24,15 +24,15 @@ SELECT * FROM rft.run WHERE name = %(run)s OR run_id::text = %(run)s ORDER BY na
 SELECT * FROM rft.run WHERE run_id = %(run_id)s;
 
 -- name: newest_run
--- The run that was made last.
+-- The run that was created last.
 SELECT * FROM rft.run ORDER BY run_id DESC LIMIT 1;
 
 -- name: newest_own_run
--- The run that was made last, and not by an import.
+-- The run that was created last, except by an import.
 SELECT * FROM rft.run WHERE NOT jsonb_exists(config, 'import') ORDER BY run_id DESC LIMIT 1;
 
 -- name: runs_at_work
--- Runs with a live process of their own, newest first. A replay looks at a run and does not work for it.
+-- Runs with a live process, newest first. A replay reads a run and does not count as its process.
 SELECT r.* FROM rft.run r
 WHERE EXISTS (SELECT FROM rft.worker w
               WHERE w.run_id = r.run_id AND w.stopped_at IS NULL AND w.role <> 'replay' AND w.heartbeat_at > rft.clock() - interval '15 s')
@@ -43,7 +43,7 @@ ORDER BY r.run_id DESC;
 SELECT name FROM rft.run ORDER BY run_id DESC LIMIT 50;
 
 -- name: run_state
--- What every role looks at between two pieces of work.
+-- The state that every role checks between two pieces of work.
 SELECT stop_requested, status IN ('finished', 'interrupted', 'failed') AS has_ended FROM rft.run WHERE run_id = %(run_id)s;
 
 -- name: request_stop
@@ -51,13 +51,13 @@ SELECT stop_requested, status IN ('finished', 'interrupted', 'failed') AS has_en
 UPDATE rft.run SET stop_requested = true WHERE run_id = %(run_id)s;
 
 -- name: set_run_config
--- A resumed run may go on with changed settings; the row says what it runs with.
+-- Store the settings with which a resumed run continues.
 UPDATE rft.run SET config = %(config)s, planned_steps = %(planned_steps)s, pipeline_version = %(pipeline_version)s,
     status = 'created', stop_requested = false, outcome = NULL, finished_at = NULL
 WHERE run_id = %(run_id)s;
 
 -- name: finish_run
--- A run that has finished stays so, whatever happens to its processes afterwards.
+-- Finish a run. A finished run stays finished, whatever happens to its processes afterwards.
 UPDATE rft.run SET status = %(status)s, outcome = %(outcome)s, finished_at = clock_timestamp()
 WHERE run_id = %(run_id)s AND status <> 'finished';
 
@@ -66,17 +66,17 @@ WHERE run_id = %(run_id)s AND status <> 'finished';
 SELECT * FROM rft.run WHERE run_id = %(run_id)s FOR UPDATE;
 
 -- name: limit_idleness
--- Let the server end the current transaction of a process that is suspended in it.
+-- Let the server end the current transaction if its process is suspended.
 SELECT set_config('idle_in_transaction_session_timeout', '2s', true);
 
 -- name: fence
--- One row while the attempt still holds the run; FOR SHARE makes a take-over wait for the fenced transaction, and the limit lets it wait
--- for no suspended process.
+-- One row while the attempt still holds the run. FOR SHARE makes a takeover wait for the fenced transaction, and the limit keeps it from
+-- waiting for a suspended process.
 SELECT set_config('idle_in_transaction_session_timeout', '2s', true)
 FROM rft.run WHERE run_id = %(run_id)s AND current_attempt_id = %(attempt_id)s FOR SHARE;
 
 -- name: attempt_holder
--- An attempt, and whether its lease still stands.
+-- An attempt, and whether its lease is still valid.
 SELECT a.*, a.ended_at IS NULL AND a.lease_until > rft.clock() AS alive FROM rft.run_attempt a WHERE attempt_id = %(attempt_id)s;
 
 -- name: last_checkpoint
@@ -101,20 +101,20 @@ UPDATE rft.run SET current_attempt_id = %(attempt_id)s, status = 'running', stop
 UPDATE rft.run_attempt SET lease_until = rft.clock() + %(lease_s)s * interval '1 s' WHERE attempt_id = %(attempt_id)s AND ended_at IS NULL;
 
 -- name: end_attempt
--- Give the lease of an attempt back.
+-- End an attempt and release its lease.
 UPDATE rft.run_attempt SET ended_at = clock_timestamp(), lease_until = rft.clock(), outcome = %(outcome)s WHERE attempt_id = %(attempt_id)s;
 
 -- name: return_draws
--- After a crash: groups drawn after the checkpoint, by attempts this history leaves there, can be drawn again.
+-- After a crash: make groups drawable again that were drawn after the checkpoint, by attempts that this history leaves there.
 SELECT rft.return_draws(%(run_id)s, %(attempt_id)s);
 
 -- name: bound_policy_steps
--- Groups sampled by policies after the checkpoint, which this history never had: they age from the checkpoint on.
+-- Groups sampled by policies after the checkpoint, which this history does not contain, age from the checkpoint on.
 UPDATE rft.worklist SET policy_step = %(start_step)s
 WHERE consumer = 'trainer/' || %(run_id)s AND policy_step > %(start_step)s AND policy_step < 2147483647;
 
 -- name: return_aged
--- Ageing out is an event of an attempt: going back undoes it.
+-- Reopen groups that aged out: ageing out is an event of an attempt, so going back undoes it.
 WITH locked AS (
     SELECT group_id FROM rft.rollout_group
     WHERE run_id = %(run_id)s AND NOT trainable AND closed_reason LIKE 'aged out%%' ORDER BY group_id FOR UPDATE),
@@ -125,6 +125,6 @@ UPDATE rft.worklist w SET available = true FROM back
 WHERE w.consumer = 'trainer/' || %(run_id)s AND w.item_kind = 'group' AND w.item_id = back.group_id;
 
 -- name: runs_of_name
--- Runs of a configured name, newest first. Their own names may be numbered, but so may another experiment's: the name in the
--- configuration tells. A run that somebody stored without one is known by its own.
+-- Runs of a configured name, newest first. Their own names may be numbered, but so may another experiment's, so the name in the
+-- configuration decides. A run stored without a configuration is found by its own name.
 SELECT * FROM rft.run WHERE coalesce(config -> 'run' ->> 'name', name) = %(name)s ORDER BY run_id DESC;

@@ -1,16 +1,16 @@
 -- name: make_formula_table
--- What a priority formula may name, as columns of an empty table.
+-- The names that a priority formula may use, as columns of an empty table.
 CREATE TEMPORARY TABLE formula_check AS
 SELECT * FROM rft.formula_columns(0, '{}', '{}', '{}');
 
 -- name: formula_table_columns
--- The columns of that table and the expressions of those that have one, as the server printed them.
+-- The columns of that table, and their generating expressions as the server prints them.
 SELECT a.attname::text AS name, pg_get_expr(d.adbin, d.adrelid) AS expression
 FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
 WHERE a.attrelid = to_regclass('pg_temp.formula_check') AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum;
 
 -- name: set_sampler
--- Set the sampling policy of a run; whether it is another one than before.
+-- Set the sampling policy of a run; return whether it differs from the previous one.
 SELECT rft.set_sampler(%(run_id)s, %(policy)s::jsonb) AS changed;
 
 -- name: place_all
@@ -18,5 +18,5 @@ SELECT rft.set_sampler(%(run_id)s, %(policy)s::jsonb) AS changed;
 SELECT rft.place_all(%(run_id)s);
 
 -- name: set_priorities
--- Set the priorities of groups; how many of them the trainer's queue knows.
+-- Set the priorities of groups; return how many of the groups are in the trainer's queue.
 SELECT rft.set_priorities(%(run_id)s, %(item_ids)s, %(priorities)s) AS num_known;

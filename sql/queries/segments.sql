@@ -3,27 +3,27 @@
 SELECT buffer_id FROM rft.buffer;
 
 -- name: segment_addresses
--- Where segments are now.
+-- The current addresses of segments.
 SELECT s.segment_id, f.uri, s.offset_bytes, s.length_bytes, s.checksum
 FROM rft.segment s JOIN rft.segment_file f USING (file_id) WHERE s.segment_id = ANY (%(segment_ids)s);
 
 -- name: all_segments
--- All segments and where they are now.
+-- All segments with their current addresses.
 SELECT s.segment_id, f.uri, s.offset_bytes, s.length_bytes, s.num_rows, s.checksum
 FROM rft.segment s JOIN rft.segment_file f USING (file_id) ORDER BY s.segment_id;
 
 -- name: dangling_references
--- Experiences whose arrays no segment holds.
+-- Experiences whose arrays are in no segment.
 SELECT e.experience_id, e.segment_id, e.segment_row FROM rft.experience e LEFT JOIN rft.segment s USING (segment_id)
 WHERE s.segment_id IS NULL OR e.segment_row >= s.num_rows ORDER BY e.experience_id LIMIT 1000;
 
 -- name: experiences_of_segments
--- A scan: asked only when a segment cannot be served.
+-- Experiences of segments. It scans the table, so it is used only for segments that cannot be read.
 SELECT segment_id, array_agg(experience_id ORDER BY experience_id) AS experience_ids FROM rft.experience
 WHERE segment_id = ANY (%(segment_ids)s) GROUP BY segment_id;
 
 -- name: misplaced_segments
--- Segments whose address cannot be right, whatever the file holds.
+-- Segments whose address cannot be right, whatever the file contains.
 SELECT s.segment_id, CASE WHEN f.file_id IS NULL THEN format('file %s, which is not in rft.segment_file', s.file_id)
                           WHEN f.retired_at IS NOT NULL THEN format('the file %s, which is retired', f.uri)
                           ELSE format('bytes beyond the committed length of %s', f.uri) END AS place
@@ -31,15 +31,15 @@ FROM rft.segment s LEFT JOIN rft.segment_file f USING (file_id)
 WHERE f.file_id IS NULL OR f.retired_at IS NOT NULL OR s.offset_bytes + s.length_bytes > f.size_bytes ORDER BY s.segment_id;
 
 -- name: try_compaction_lock
--- One compaction at a time, until the session ends or gives it back.
+-- Take the compaction lock if it is free, until the session ends or releases it.
 SELECT pg_try_advisory_lock(hashtext('rft.compaction')) AS locked;
 
 -- name: wait_for_compaction_lock
--- Wait until no other process compacts, and keep others from it.
+-- Wait for the compaction lock and take it.
 SELECT pg_advisory_lock(hashtext('rft.compaction'));
 
 -- name: give_compaction_lock_back
--- Let others compact.
+-- Release the compaction lock.
 SELECT pg_advisory_unlock(hashtext('rft.compaction'));
 
 -- name: any_purge
@@ -47,7 +47,7 @@ SELECT pg_advisory_unlock(hashtext('rft.compaction'));
 SELECT EXISTS (SELECT FROM rft.purge) AS found;
 
 -- name: segment_files
--- Files that may still be on the disk, with what lives in them.
+-- Files that may still be on disk, with their live segments.
 SELECT f.uri, f.size_bytes, f.closed_at IS NOT NULL AS closed,
        extract(epoch FROM clock_timestamp() - f.retired_at)::float8 AS retired_s,
        coalesce(s.live_bytes, 0) AS live_bytes, coalesce(s.num_segments, 0) AS num_segments
@@ -57,28 +57,28 @@ LEFT JOIN (SELECT file_id, sum(length_bytes)::bigint AS live_bytes, count(*) AS 
 WHERE f.removed_at IS NULL ORDER BY f.file_id;
 
 -- name: unknown_files
--- Of files found on the disk: those that no committed row names, and those that were removed once and are back.
+-- Of files found on disk: those that no committed row names, and those that were removed and are back.
 SELECT u.uri, f.file_id IS NOT NULL AS was_removed FROM unnest(%(uris)s::text[]) AS u (uri) LEFT JOIN rft.segment_file f USING (uri)
 WHERE f.file_id IS NULL OR f.removed_at IS NOT NULL ORDER BY u.uri;
 
 -- name: close_files
--- From here on nobody commits a segment to them; waits for writers that are just doing it. Their final sizes.
+-- Close files, so that no segment can be committed to them. Waits for writers that are committing one. Returns the final sizes.
 UPDATE rft.segment_file SET closed_at = coalesce(closed_at, clock_timestamp()) WHERE uri = ANY (%(uris)s) RETURNING uri, size_bytes;
 
 -- name: segments_of_file
--- The segments that a file holds now, in their order.
+-- The segments that a file currently holds, in order.
 SELECT s.segment_id, f.uri, s.offset_bytes, s.length_bytes, s.num_rows, s.checksum
 FROM rft.segment_file f JOIN rft.segment s USING (file_id) WHERE f.uri = %(uri)s ORDER BY s.offset_bytes;
 
 -- name: note_files
--- Files that segments move to. Fewer rows than given where one of them is closed.
+-- Register files that segments move to. Returns fewer rows than files if one of them is closed.
 INSERT INTO rft.segment_file AS f (uri, size_bytes)
 SELECT uri, max(size_bytes) FROM unnest(%(uris)s::text[], %(sizes)s::bigint[]) AS u (uri, size_bytes) GROUP BY uri ORDER BY uri
 ON CONFLICT (uri) DO UPDATE SET size_bytes = greatest(f.size_bytes, excluded.size_bytes) WHERE f.closed_at IS NULL
 RETURNING uri;
 
 -- name: move_segments
--- Only from where the mover found them: of two who move one segment the first wins, and the other's copy means nothing.
+-- Move segments, only from where the mover found them. If two processes move one segment, the first wins and the other's copy is discarded.
 UPDATE rft.segment s
 SET file_id = t.file_id, offset_bytes = m.to_offset, length_bytes = m.to_length, checksum = m.to_checksum
 FROM unnest(%(segment_ids)s::bigint[], %(from_uris)s::text[], %(from_offsets)s::bigint[], %(to_uris)s::text[], %(to_offsets)s::bigint[],
@@ -90,19 +90,19 @@ WHERE s.segment_id = m.segment_id AND s.file_id = f.file_id AND s.offset_bytes =
 RETURNING s.segment_id;
 
 -- name: retire_empty_files
--- Closed files in which no segment lives any more: they are removed after a grace.
+-- Retire closed files without live segments. They are removed after a grace period.
 UPDATE rft.segment_file f SET retired_at = clock_timestamp()
 WHERE f.uri = ANY (%(uris)s) AND f.closed_at IS NOT NULL AND f.retired_at IS NULL
   AND NOT EXISTS (SELECT FROM rft.segment s WHERE s.file_id = f.file_id)
 RETURNING f.uri;
 
 -- name: bury_orphans
--- Before a file is removed that no committed row names: a writer that lives after all then cannot commit to it. Waits for one that
--- is just doing so, and leaves the file out.
+-- Close a file that no committed row names, before it is removed, so that a writer that is still running cannot commit to it. If a writer
+-- is committing at this moment, this waits and leaves the file out.
 INSERT INTO rft.segment_file (uri, size_bytes, closed_at, retired_at)
 SELECT uri, 0, clock_timestamp(), clock_timestamp() FROM unnest(%(uris)s::text[]) AS u (uri)
 ON CONFLICT (uri) DO NOTHING RETURNING uri;
 
 -- name: forget_files
--- Their names stay, so that nobody can commit to them.
+-- Record that files were removed. Their names stay, so that no writer can commit to them.
 UPDATE rft.segment_file SET removed_at = clock_timestamp() WHERE uri = ANY (%(uris)s) AND retired_at IS NOT NULL;

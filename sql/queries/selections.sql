@@ -1,14 +1,14 @@
 -- name: lock_labels
--- Waits for transactions that have labelled and not committed; while it is held no label can get an id.
+-- Wait for transactions that have labelled and not committed. While the lock is held, no label can get an id.
 SELECT rft.lock_labels();
 
 -- name: label_cut
--- The newest label; asked while lock_labels is held, so that this snapshot sees exactly the labels up to it.
+-- The newest label. With lock_labels held, this snapshot sees exactly the labels up to it.
 SELECT coalesce(max(label_id), 0) AS label_cut FROM rft.label;
 
 -- name: selected_experiences
--- What makes the selected experiences what they are, in the order of their ids: `line` goes into the selection's hash. `problem`
--- says what is wrong with one.
+-- The identifying content of the selected experiences, in id order. line: the input of the selection's hash. problem: why an experience
+-- cannot be used.
 SELECT i.item_id,
        concat_ws(' ', e.experience_id, coalesce(s.first_checksum, s.checksum), e.segment_row,
                  CASE WHEN x.experience_id IS NOT NULL THEN 'purged' END,
@@ -23,7 +23,7 @@ LEFT JOIN rft.purged_experience x USING (experience_id)
 ORDER BY i.item_id;
 
 -- name: selected_pairs
--- The same of preference pairs.
+-- The same for preference pairs.
 SELECT i.item_id,
        concat_ws(' ', p.pair_id, c.experience_id, coalesce(sc.first_checksum, sc.checksum), c.segment_row, j.experience_id,
                  coalesce(sj.first_checksum, sj.checksum), j.segment_row,
@@ -35,7 +35,10 @@ SELECT i.item_id,
             WHEN xc.experience_id IS NOT NULL OR xj.experience_id IS NOT NULL THEN
                 format('names experience %%s, which was purged', coalesce(xc.experience_id, xj.experience_id))
             WHEN sc.segment_id IS NULL OR sj.segment_id IS NULL THEN 'has no token arrays any more'
-            WHEN c.prompt <> j.prompt THEN format('compares answers to different prompts (experiences %%s and %%s)', p.chosen_id, p.rejected_id)
+            WHEN (c.group_id, c.prompt_digest) <> (j.group_id, j.prompt_digest)
+                AND (SELECT prompt FROM rft.group_prompt WHERE group_id = c.group_id AND prompt_digest = c.prompt_digest)
+                    <> (SELECT prompt FROM rft.group_prompt WHERE group_id = j.group_id AND prompt_digest = j.prompt_digest)
+                THEN format('compares answers to different prompts (experiences %%s and %%s)', p.chosen_id, p.rejected_id)
        END AS problem
 FROM unnest(%(item_ids)s::bigint[]) AS i (item_id)
 LEFT JOIN rft.preference_pair p ON p.pair_id = i.item_id
@@ -48,19 +51,19 @@ LEFT JOIN rft.purged_experience xj ON xj.experience_id = j.experience_id
 ORDER BY i.item_id;
 
 -- name: store_selection
--- Store what a run trains on.
+-- Store the selection that a run trains on.
 UPDATE rft.run SET source_sql = %(sql)s, source_kind = %(kind)s, source_rows = %(num_rows)s, source_hash = %(content_hash)s,
     source_epochs = %(epochs)s, label_cut = %(label_cut)s
 WHERE run_id = %(run_id)s RETURNING *;
 
 -- name: queue_selection
--- The run's queue: one row per item, in the shuffled order of the first epoch. No policy's age counts.
+-- Fill the run's queue: one row per item, in the shuffled order of the first epoch. Policy age does not count.
 INSERT INTO rft.worklist (consumer, item_kind, item_id, sort_key, policy_step)
 SELECT 'trainer/' || r.run_id, r.source_kind, i.item_id, rft.selection_key(r.seed, 0, i.item_id), 2147483647
 FROM rft.run r, unnest(%(item_ids)s::bigint[]) AS i (item_id) WHERE r.run_id = %(run_id)s;
 
 -- name: analyze_worklist
--- A queue of a million rows that the planner takes for empty would be sorted at every draw.
+-- Analyze the queue. A queue of a million rows that the planner believes empty would be sorted at every draw.
 SELECT rft.analyze_worklist();
 
 -- name: queued_selection
@@ -68,13 +71,13 @@ SELECT rft.analyze_worklist();
 SELECT item_id FROM rft.worklist WHERE consumer = 'trainer/' || %(run_id)s AND item_kind = %(kind)s::rft.item_kind ORDER BY item_id;
 
 -- name: restore_selection
--- Put a stored selection where the history of an attempt left it.
+-- Set a stored selection to where the history of an attempt left it.
 SELECT rft.restore_selection(%(run_id)s, %(attempt_id)s);
 
 -- name: draw_selected
--- Draw from a stored selection for a trainer step; how that ended.
+-- Draw from a stored selection for a trainer step; return the outcome.
 SELECT * FROM rft.draw_selected(%(run_id)s, %(attempt_id)s, %(step)s, %(wanted)s);
 
 -- name: release_selected
--- A batch given back before it was used: its draws never took place.
+-- Release a batch that was not used: its draws never took place.
 DELETE FROM rft.draw WHERE attempt_id = %(attempt_id)s AND trainer_step = %(step)s;

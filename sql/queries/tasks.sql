@@ -3,20 +3,20 @@
 SELECT * FROM rft.taskset WHERE taskset = %(taskset)s;
 
 -- name: save_taskset
--- Store a taskset, or how it was loaded last.
+-- Store a taskset, or how it was last loaded.
 INSERT INTO rft.taskset AS s (taskset, source, args, num_tasks) VALUES (%(taskset)s, %(source)s, %(args)s, %(num_tasks)s)
 ON CONFLICT (taskset) DO UPDATE SET args = excluded.args, num_tasks = excluded.num_tasks, loaded_at = clock_timestamp();
 
 -- name: lock_taskset
--- Who loads a set and who decides on its tasks take turns.
+-- Wait for other sessions that load the taskset or decide on its tasks, until the transaction ends.
 SELECT pg_advisory_xact_lock(hashtext('rft.taskset'), hashtext(%(taskset)s));
 
 -- name: hold_taskset
--- The same for longer than a transaction: until the connection is closed.
+-- The same until the connection is closed.
 SELECT pg_advisory_lock(hashtext('rft.taskset'), hashtext(%(taskset)s));
 
 -- name: stage_tasks
--- The table that tasks are loaded into.
+-- The table into which tasks are loaded.
 CREATE TEMPORARY TABLE staged_task (position bigint, task_key text, payload jsonb, features jsonb) ON COMMIT DROP;
 
 -- name: analyze_staged_tasks
@@ -24,8 +24,8 @@ CREATE TEMPORARY TABLE staged_task (position bigint, task_key text, payload json
 ANALYZE staged_task;
 
 -- name: changed_tasks
--- How many stored tasks have another content in the source by now, and the first of them. What a task pipeline made of a task, and
--- what a person set, is no change of its source; a purged one is not compared.
+-- Number of stored tasks whose content in the source has changed, and the first of them. Changes by a task pipeline or by hand are not
+-- changes of the source. Purged tasks are not compared.
 SELECT count(*) AS n, (array_agg(t.task_key ORDER BY t.task_id))[1] AS task_key,
        (array_agg(jsonb_build_object('payload', coalesce(t.source_payload, t.payload), 'features', coalesce(t.source_features, t.features))
                   ORDER BY t.task_id))[1] AS stored,
@@ -35,13 +35,13 @@ WHERE t.payload <> '{"purged": true}'
   AND (coalesce(t.source_payload, t.payload), coalesce(t.source_features, t.features)) IS DISTINCT FROM (s.payload, s.features);
 
 -- name: taskset_is_used
--- Whether rollouts or answers speak of its tasks.
+-- Whether rollouts or evaluations refer to its tasks.
 SELECT EXISTS (SELECT FROM rft.rollout_group g JOIN rft.task t USING (task_id) WHERE t.taskset = %(taskset)s)
     OR EXISTS (SELECT FROM rft.evaluation WHERE taskset = %(taskset)s) AS used;
 
 -- name: replace_tasks
--- With another content a task has no verdict; the one it had stays stored, and its status until the next one. What a person set
--- stays. That source_features changes tells a trigger that it is the source that speaks.
+-- Replace changed tasks. A task with new content has no verdict; the old verdict stays stored, and the status stays until the next one.
+-- Features set by hand stay. The change of source_features tells a trigger that the source has changed.
 UPDATE rft.task t
 SET payload = s.payload, features = s.features || t.manual_features, source_payload = NULL, source_features = s.features,
     task_verdict_id = NULL
@@ -50,14 +50,14 @@ WHERE t.taskset = %(taskset)s AND t.task_key = s.task_key AND t.payload <> '{"pu
   AND (coalesce(t.source_payload, t.payload), coalesce(t.source_features, t.features)) IS DISTINCT FROM (s.payload, s.features);
 
 -- name: count_room
--- Rows of the source that are stored, those that left it included, and staged ones that are not stored.
+-- Number of stored rows of the source, including those that have left it, and of staged rows that are not stored.
 SELECT (SELECT count(*) FROM rft.task
         WHERE taskset = %(taskset)s AND NOT coalesce(source_features, features) ?| ARRAY['made_by', 'parent_experience_id']) AS num_stored,
        (SELECT count(*) FROM staged_task s
         WHERE NOT EXISTS (SELECT FROM rft.task t WHERE t.taskset = %(taskset)s AND t.task_key = s.task_key)) AS num_new;
 
 -- name: merge_tasks
--- Known ones are left out beforehand: a conflict would cost an id and a dead row. At most `room` new ones.
+-- Insert at most `room` new tasks. Known ones are left out beforehand, because a conflict would cost an id and a dead row.
 INSERT INTO rft.task (taskset, task_key, payload, features, status)
 SELECT %(taskset)s, task_key, payload, features, %(status)s::rft.task_status FROM staged_task s
 WHERE NOT EXISTS (SELECT FROM rft.task t WHERE t.taskset = %(taskset)s AND t.task_key = s.task_key)
@@ -65,12 +65,12 @@ ORDER BY position LIMIT %(room)s::bigint
 ON CONFLICT (taskset, task_key) DO NOTHING;
 
 -- name: activate_pending_tasks
--- Nobody decides on them any more.
+-- Activate tasks that no pipeline decides on any more.
 UPDATE rft.task SET status = 'active' WHERE taskset = %(taskset)s AND status = 'pending';
 
 -- name: note_left_tasks
--- Which stored tasks the source has no more, where all of it was read (`whole`), and which it has again. Tasks that stages made have
--- no place in it.
+-- Record which stored tasks have left the source, if all of it was read (`whole`), and which are back. Tasks created by stages are not
+-- part of the source.
 UPDATE rft.task t
 SET left_source_at = CASE WHEN n.is_there THEN NULL ELSE clock_timestamp() END
 FROM (
@@ -81,12 +81,12 @@ FROM (
 WHERE t.task_id = n.task_id;
 
 -- name: count_tasks
--- And those of them that their source has no more and that may still be selected.
+-- Number of tasks, and of those that have left their source but may still be selected.
 SELECT count(*) AS n, count(*) FILTER (WHERE left_source_at IS NOT NULL AND status <> 'excluded') AS num_left
 FROM rft.task WHERE taskset = %(taskset)s;
 
 -- name: list_tasksets
--- With the means of the scores that active tasks have.
+-- All tasksets, with the mean scores of their active tasks.
 SELECT s.taskset, s.source, s.args, s.num_tasks, n.active, n.excluded, n.pending, n.scores, s.loaded_at
 FROM rft.taskset s
 CROSS JOIN LATERAL (
@@ -107,7 +107,7 @@ CROSS JOIN LATERAL (
 ORDER BY s.taskset;
 
 -- name: show_tasks
--- Tasks of a set with their verdict; in the order of a number among their features, or of their ids.
+-- Tasks of a set with their verdicts, ordered by a numeric feature or by id.
 SELECT task_id, task_key, status, status_pinned, features, source_features, manual_features, left_source_at, prompt, answer, kept, stage, reason, pipeline_version, decided_at
 FROM rft.v_task
 WHERE taskset = %(taskset)s AND (%(status)s::text IS NULL OR status::text = %(status)s)
@@ -116,32 +116,32 @@ ORDER BY CASE WHEN jsonb_typeof(features -> %(feature)s::text) = 'number'
 LIMIT %(limit)s;
 
 -- name: task_feature_names
--- Numbers among the features of a set's tasks.
+-- Names of the numeric features of a set's tasks.
 SELECT DISTINCT f.key FROM (SELECT features FROM rft.task WHERE taskset = %(taskset)s ORDER BY task_id LIMIT 1000) t
 CROSS JOIN LATERAL jsonb_each(t.features) f WHERE jsonb_typeof(f.value) = 'number' ORDER BY 1;
 
 -- name: features_by_hand
--- Tasks whose feature of this name a person set, and whether it is a number.
+-- Tasks that have this feature set by hand, and whether it is a number.
 SELECT coalesce(jsonb_object_agg(task_key, jsonb_typeof(manual_features -> %(key)s::text) = 'number'), '{}') AS are_numbers
 FROM rft.task WHERE taskset = %(taskset)s AND manual_features ? %(key)s::text;
 
 -- name: undecided_tasks
--- Tasks whose standing verdict is not of this pipeline version, or has a reason like `failure`; all of them when `again`. A purged task
--- has nothing to decide on.
+-- Tasks whose current verdict is not of this pipeline version, or has a reason like `failure`; all tasks with `again`. Purged tasks are left
+-- out.
 SELECT coalesce(array_agg(t.task_id ORDER BY t.task_id), '{}') AS task_ids
 FROM rft.task t LEFT JOIN rft.task_verdict v ON v.task_verdict_id = t.task_verdict_id
 WHERE t.taskset = %(taskset)s AND t.payload ? 'prompt'
   AND (%(again)s OR v.pipeline_version IS DISTINCT FROM %(pipeline_version)s OR v.reason LIKE %(failure)s);
 
 -- name: decidable_tasks
--- Tasks of a set that are not purged. Left out are those whose standing verdict is of the pipeline `version` and has a reason like `blocked`.
+-- Tasks of a set that are not purged, without those whose current verdict is of pipeline `version` and has a reason like `blocked`.
 SELECT coalesce(array_agg(t.task_id ORDER BY t.task_id), '{}') AS task_ids
 FROM rft.task t LEFT JOIN rft.task_verdict v ON v.task_verdict_id = t.task_verdict_id
 WHERE t.taskset = %(taskset)s AND t.payload ? 'prompt'
   AND (v.pipeline_version = %(version)s AND v.reason LIKE %(blocked)s) IS NOT TRUE;
 
 -- name: taskset_texts
--- Prompts and answers of a set, as their source gave them. A chat is shown as its contents.
+-- Prompts and answers of a set, as given by the source. A chat is shown as the contents of its messages.
 SELECT t.task_key,
        CASE jsonb_typeof(p.payload -> 'prompt')
            WHEN 'array' THEN (SELECT string_agg(m.value ->> 'content', E'\n' ORDER BY m.ordinality)
@@ -154,8 +154,8 @@ WHERE t.taskset = %(taskset)s AND p.payload ? 'prompt'
 ORDER BY t.task_id;
 
 -- name: task_batch
--- What stages see of a task: as its source gave it and a person set it, whatever an earlier pipeline made of it. A chat is shown as its
--- contents.
+-- The columns that stages see of a task: as given by the source and set by hand, without changes by an earlier pipeline. A chat is shown as
+-- the contents of its messages.
 SELECT t.task_id, t.taskset, t.task_key,
        CASE WHEN 'prompt' = ANY (%(columns)s) THEN
            CASE jsonb_typeof(p.payload -> 'prompt')
@@ -174,21 +174,21 @@ WHERE p.payload ? 'prompt'
 ORDER BY i.place;
 
 -- name: task_outcomes
--- What all runs saw of the tasks of a set: groups observed, and their mean reward in [0, 1].
+-- Outcomes of a set's tasks over all runs: number of observed groups, and mean reward in [0, 1].
 SELECT s.task_id, sum(s.attempts)::bigint AS attempts, sum(s.attempts * s.mean_reward) / nullif(sum(s.attempts), 0) AS reward
 FROM rft.task_stat s JOIN rft.task t USING (task_id)
 WHERE t.taskset = %(taskset)s AND s.mean_reward IS NOT NULL AND s.attempts > 0
 GROUP BY s.task_id ORDER BY s.task_id;
 
 -- name: task_groups
--- Groups of rollouts that were tried, over all runs.
+-- Number of sampled rollout groups per task, over all runs.
 SELECT g.task_id, count(*) AS num_groups
 FROM rft.rollout_group g JOIN rft.task t USING (task_id)
 WHERE t.taskset = %(taskset)s AND g.sealed_at IS NOT NULL
 GROUP BY g.task_id ORDER BY g.task_id;
 
 -- name: task_draws
--- How often groups of a task were drawn for a training step, over all runs; steps that a run went back behind are counted: the
+-- How often groups of a task were drawn for a training step, over all runs. Steps that a run has gone back behind count, because the
 -- task was used.
 SELECT g.task_id, count(DISTINCT (d.attempt_id, d.trainer_step, e.group_id)) AS num_draws
 FROM rft.draw d JOIN rft.experience e USING (experience_id) JOIN rft.rollout_group g ON g.group_id = e.group_id
@@ -197,12 +197,12 @@ WHERE t.taskset = %(taskset)s
 GROUP BY g.task_id ORDER BY g.task_id;
 
 -- name: makers_of_tasks
--- Tasks that stages made of others, with the names of those stages.
+-- Tasks that stages created from other tasks, with the names of those stages.
 SELECT task_id, ARRAY(SELECT jsonb_array_elements_text(coalesce(source_features, features) -> 'made_by')) AS made_by
 FROM rft.task WHERE task_id = ANY (%(task_ids)s) AND jsonb_typeof(coalesce(source_features, features) -> 'made_by') = 'array';
 
 -- name: make_tasks_of_tasks
--- Each once, by its key. One made for the set that is decided on waits for its verdict; in another set it may be selected at once.
+-- Create tasks, each once by its key. A task for the set that is being decided on waits for its verdict; in another set it may be selected at once.
 WITH given AS (
     SELECT DISTINCT ON (taskset, task_key) * FROM unnest(
         %(tasksets)s::text[], %(task_keys)s::text[], %(payloads)s::jsonb[], %(features)s::jsonb[], %(parents)s::bigint[], %(stages)s::text[])
@@ -222,33 +222,33 @@ UPDATE rft.taskset s SET num_tasks = s.num_tasks + (SELECT count(*) FROM made m 
 WHERE s.taskset IN (SELECT taskset FROM made);
 
 -- name: known_task_scores
--- Scores of tasks that stages have found before.
+-- Scores that stages have already found for tasks.
 SELECT task_id, score_key, input_digest, scores FROM rft.task_score
 WHERE task_id = ANY (%(task_ids)s::bigint[]) AND score_key = ANY (%(score_keys)s) AND input_digest IS NOT NULL;
 
 -- name: save_task_scores
--- Store what stages found out about tasks.
+-- Store the scores that stages found for tasks.
 INSERT INTO rft.task_score AS s (task_id, score_key, stage, scores, input_digest)
 SELECT * FROM unnest(%(task_ids)s::bigint[], %(score_keys)s::text[], %(stages)s::text[], %(scores)s::jsonb[], %(input_digests)s::bigint[])
 ON CONFLICT (task_id, score_key) DO UPDATE
 SET scores = excluded.scores, input_digest = excluded.input_digest, scored_at = clock_timestamp();
 
 -- name: stage_task_verdicts
--- The table that verdicts on tasks are written into.
+-- The table into which verdicts on tasks are written.
 CREATE TEMPORARY TABLE staged_verdict (
     task_id bigint, kept boolean, stage text, reason text, features jsonb, prompt text, answer text, answer_changed boolean)
 ON COMMIT DROP;
 
 -- name: tried_tasks_that_change
--- Tasks that were tried with one text and would get another.
+-- Number of tasks that were sampled with one text and would get another.
 SELECT count(*) AS n, min(task_id) AS task_id FROM (
     SELECT t.task_id FROM staged_verdict s JOIN rft.task t USING (task_id)
     WHERE t.payload IS DISTINCT FROM rft.changed_payload(coalesce(t.source_payload, t.payload), s.prompt, s.answer, s.answer_changed)) c
 WHERE EXISTS (SELECT FROM rft.rollout_group g WHERE g.task_id = c.task_id);
 
 -- name: save_task_verdicts
--- New opinions beside the old ones, and the tasks as the newest have it. What repeats the standing verdict is not written again.
--- A status and features that a person set stay.
+-- Store new verdicts beside the old ones, and update the tasks. A repetition of the current verdict is not stored. A status and features
+-- set by hand stay.
 WITH news AS (
     SELECT s.* FROM staged_verdict s JOIN rft.task t USING (task_id)
     LEFT JOIN rft.task_verdict v ON v.task_verdict_id = t.task_verdict_id
@@ -269,7 +269,7 @@ SET task_verdict_id = m.task_verdict_id,
 FROM made m WHERE t.task_id = m.task_id;
 
 -- name: taskset_verdicts
--- How a set stands: tasks by status, and what excluded most.
+-- Number of a set's tasks by status, and the stages that excluded them.
 SELECT count(*) AS num_tasks, count(*) FILTER (WHERE t.status = 'active') AS active,
        count(*) FILTER (WHERE t.status = 'excluded') AS excluded,
        (SELECT jsonb_object_agg(d.stage, d.n) FROM (
@@ -279,7 +279,7 @@ SELECT count(*) AS num_tasks, count(*) FILTER (WHERE t.status = 'active') AS act
 FROM rft.task t WHERE t.taskset = %(taskset)s;
 
 -- name: tasks_without_answer
--- Tasks of a set that can be selected, how many of them have no answer or a blank one, and the keys of the first of these.
+-- Number of a set's selectable tasks, number of those with a missing or blank answer, and the keys of the first of these.
 WITH active AS (
     SELECT t.task_id, t.task_key, coalesce(t.payload ->> 'answer', '') !~ '\S' AS lacks
     FROM rft.task t WHERE t.taskset = %(taskset)s AND t.status = 'active')
@@ -288,32 +288,32 @@ SELECT count(*) AS num_tasks, count(*) FILTER (WHERE lacks) AS num_lacking,
 FROM active;
 
 -- name: known_embeddings
--- Vectors that are stored for the texts the tasks have now, in the binary form of an array: their text takes ten times as long.
+-- Stored vectors of the tasks' current texts, in the binary form of an array: the text form takes ten times as long.
 SELECT i.place - 1 AS place, array_send(e.embedding::real[]) AS embedding
 FROM unnest(%(task_ids)s::bigint[], %(digests)s::bigint[]) WITH ORDINALITY AS i (task_id, text_digest, place)
 JOIN rft.task_embedding e ON e.task_id = i.task_id AND e.model = %(model)s AND e.text_digest = i.text_digest;
 
 -- name: use_pgvector
--- In what type vectors are kept from now on.
+-- Choose the type in which vectors are stored from now on.
 SELECT rft.use_pgvector() AS kind;
 
 -- name: stage_embeddings
--- The table that vectors of tasks are written into.
+-- The table into which vectors of tasks are written.
 CREATE TEMPORARY TABLE staged_embedding (task_id bigint, text_digest bigint, embedding real[]) ON COMMIT DROP;
 
 -- name: save_embeddings
--- Store the vectors of tasks by one model.
+-- Store the vectors of tasks, computed by one model.
 INSERT INTO rft.task_embedding AS e (task_id, model, text_digest, embedding)
 SELECT task_id, %(model)s, text_digest, embedding FROM staged_embedding
 ON CONFLICT (task_id, model) DO UPDATE SET text_digest = excluded.text_digest, embedding = excluded.embedding, embedded_at = clock_timestamp();
 
 -- name: task_stats
--- What a run knows of its tasks, the newest choices first.
+-- Statistics of a run's tasks, the last selected tasks first.
 SELECT taskset, task_key, task_id, status::text AS status, pass_rate, alpha, beta, attempts, mean_reward, last_selected_at
 FROM rft.v_task_stat
 WHERE run_id = %(run_id)s AND (%(taskset)s::text IS NULL OR taskset = %(taskset)s)
 ORDER BY last_selected_at DESC NULLS LAST, task_id LIMIT %(limit)s;
 
 -- name: check_task_stat
--- Tasks of a run whose statistics are not the fold of their outcomes.
+-- Tasks of a run whose statistics differ from the fold of their outcomes.
 SELECT t.taskset, t.task_key, c.* FROM rft.check_task_stat(%(run_id)s) c JOIN rft.task t USING (task_id) ORDER BY task_id;

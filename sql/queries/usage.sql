@@ -1,9 +1,9 @@
 -- name: open_usage
--- Make the row of a budget.
+-- Create the row of a budget.
 INSERT INTO rft.endpoint_usage (run_id, name) VALUES (%(run_id)s, %(name)s) ON CONFLICT DO NOTHING;
 
 -- name: reserve_usage
--- Within the limits or not at all: workers that spend at the same time cannot pass them together. NULL: no limit.
+-- Reserve usage within the limits, or not at all, so that concurrent workers cannot exceed them together. NULL: no limit.
 UPDATE rft.endpoint_usage
 SET num_calls = num_calls + %(calls)s, num_tokens = num_tokens + %(tokens)s, cost = cost + %(cost)s, updated_at = clock_timestamp()
 WHERE run_id = %(run_id)s AND name = %(name)s
@@ -12,12 +12,12 @@ WHERE run_id = %(run_id)s AND name = %(name)s
   AND (%(max_cost)s::double precision IS NULL OR cost + %(cost)s <= %(max_cost)s);
 
 -- name: settle_usage
--- The difference between what was reserved and what it came to.
+-- Add the difference between the reserved and the actual usage.
 UPDATE rft.endpoint_usage
 SET num_calls = num_calls + %(calls)s, num_tokens = num_tokens + %(tokens)s, cost = greatest(0, cost + %(cost)s),
     updated_at = clock_timestamp()
 WHERE run_id = %(run_id)s AND name = %(name)s;
 
 -- name: usage_of_run
--- What a run has spent of a budget.
+-- The usage that a run has recorded for a budget.
 SELECT num_calls, num_tokens, cost FROM rft.endpoint_usage WHERE run_id = %(run_id)s AND name = %(name)s;

@@ -1,6 +1,6 @@
 -- name: groups_to_replay
--- Whole groups of a run, after one, with experiences on which a version has not decided, or not since they were labelled or a
--- question about them was answered last.
+-- Whole groups of a run, after a given one, with experiences that a version has not decided on, or not since their last label or answered
+-- question.
 SELECT g.group_id FROM rft.rollout_group g
 WHERE g.run_id = %(run_id)s AND g.group_id > %(after)s AND g.status IN ('sealed', 'ready') AND g.left_by IS NULL
   AND EXISTS (SELECT FROM rft.experience e WHERE e.group_id = g.group_id)
@@ -13,18 +13,18 @@ WHERE g.run_id = %(run_id)s AND g.group_id > %(after)s AND g.status IN ('sealed'
 ORDER BY g.group_id LIMIT %(count)s;
 
 -- name: lock_replay
--- One process replays a version of a run at a time.
+-- Allow one process at a time to replay a version of a run.
 SELECT pg_try_advisory_lock(hashtextextended('rft.replay/' || %(version)s, %(run_id)s)) AS locked;
 
 -- name: sample_groups
--- Whole groups of a run with experiences, in an order that depends on the seed alone.
+-- Whole groups of a run with experiences, in an order that depends only on the seed.
 SELECT group_id, (SELECT count(*) FROM rft.experience e WHERE e.group_id = g.group_id) AS num_experiences
 FROM rft.rollout_group g WHERE g.run_id = %(run_id)s AND g.status IN ('sealed', 'ready') AND g.left_by IS NULL
   AND EXISTS (SELECT FROM rft.experience e WHERE e.group_id = g.group_id)
 ORDER BY hashint8extended(g.group_id, %(seed)s), g.group_id LIMIT %(count)s;
 
 -- name: pipeline_versions
--- Versions that decided on experiences of a run, with their stages and arguments. `used`: the one it trains on.
+-- Versions that decided on experiences of a run, with their stages and arguments. used: the run trains on this version.
 SELECT v.pipeline_version, v.pipeline_version = r.pipeline_version AS used, v.num_kept, v.num_dropped, p.first_used_at, p.stages
 FROM rft.run r
 CROSS JOIN LATERAL (
@@ -38,7 +38,7 @@ WHERE r.run_id = %(run_id)s
 ORDER BY p.first_used_at, v.pipeline_version;
 
 -- name: compare_versions
--- How many experiences of a run two versions treat in which way.
+-- Number of a run's experiences per pair of results of two versions.
 SELECT CASE WHEN a_kept THEN 'kept' ELSE a_stage END AS before, CASE WHEN b_kept THEN 'kept' ELSE b_stage END AS after,
        count(*) AS num_experiences,
        count(*) FILTER (WHERE a_kept AND b_kept AND a_reward IS DISTINCT FROM b_reward) AS num_rewards_changed,
@@ -63,7 +63,7 @@ WHERE a_kept <> b_kept OR (NOT a_kept AND a_stage <> b_stage) OR (a_kept AND a_r
 ORDER BY experience_id LIMIT %(count)s;
 
 -- name: pipeline_of_experience
--- Everything pipelines found out about one experience, in the order in which it happened.
+-- All pipeline results for one experience, in order of time.
 SELECT * FROM (
     SELECT v.decided_at AS at, v.pipeline_version AS version, coalesce(v.stage, 'all stages') AS stage,
            CASE WHEN v.kept THEN 'kept' ELSE 'dropped' END AS what,

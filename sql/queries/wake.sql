@@ -1,3 +1,3 @@
 -- name: notify
--- Wake everybody who listens to one of the topics; the payload is constant, so that equal ones of a transaction are one.
+-- Wake all listeners of the topics. The payload is constant, so that equal notifications of a transaction become one.
 SELECT pg_notify(topic, '') FROM unnest(%(topics)s::text[]) AS topic;

@@ -1,15 +1,15 @@
 -- name: insert_worker
--- Register a process; its id.
+-- Register a process; return its id.
 INSERT INTO rft.worker (run_id, role, host, pid) VALUES (%(run_id)s, %(role)s, %(host)s, %(pid)s) RETURNING worker_id;
 
 -- name: heartbeat
--- Record that a process lives, and what it does.
+-- Record that a process is alive, and what it does.
 UPDATE rft.worker SET heartbeat_at = rft.clock(), state = %(state)s, waiting_for = %(waiting_for)s, progress = %(progress)s
 WHERE worker_id = %(worker_id)s;
 
 -- name: renew_claims
--- A live worker keeps what it claimed. With its run in every condition: indexes lead to what a run has open.
--- Rows that somebody is just finishing are passed over: locked in another order they could end in a deadlock.
+-- Extend the claims of a live worker. Every condition names the run, so that indexes lead to the run's open rows. Rows that another
+-- session is finishing are skipped: locking them in another order could deadlock.
 WITH groups AS (
     UPDATE rft.rollout_group SET lease_until = rft.clock() + %(lease_s)s * interval '1 s'
     WHERE group_id IN (
@@ -31,34 +31,39 @@ UPDATE rft.worker SET stopped_at = clock_timestamp(), state = 'stopped', waiting
 WHERE worker_id = %(worker_id)s AND stopped_at IS NULL;
 
 -- name: end_worker_of_process
--- Why a process died, by the number it had last; also where another process has found meanwhile that it is gone. crashed: whether what
--- it held may be the reason.
+-- Record why a process ended, for the last worker with its process id, even if another process has recorded meanwhile that it is gone.
+-- crashed: whether the work it held may be the reason.
 UPDATE rft.worker SET stopped_at = coalesce(stopped_at, clock_timestamp()), state = 'stopped', waiting_for = NULL, error = %(error)s,
     crashed = %(crashed)s
 WHERE worker_id = (SELECT max(worker_id) FROM rft.worker WHERE run_id = %(run_id)s AND host = %(host)s AND pid = %(pid)s)
   AND (stopped_at IS NULL OR error = 'the process is gone');
 
 -- name: finished_work
--- How much each role has finished: whether one that is started again gets on. What was set aside, as it took processes along, counts.
+-- Amount of work that each role has finished, which shows whether a restarted role makes progress. Work set aside after crashes counts.
 SELECT (SELECT count(*) FROM rft.rollout_group WHERE run_id = %(run_id)s AND sealed_at IS NOT NULL)
        + (SELECT count(*) FROM rft.evaluation WHERE run_id = %(run_id)s AND status IN ('done', 'failed')) AS explorer,
        (SELECT count(*) FROM rft.rollout_group WHERE run_id = %(run_id)s AND ready_at IS NOT NULL)
        + (SELECT count(*) FROM rft.worklist WHERE consumer = 'pipeline/' || %(run_id)s AND num_lost >= 4) AS pipeline,
        (SELECT count(*) FROM rft.train_step WHERE run_id = %(run_id)s) AS trainer;
 
+-- name: succeeded_rollouts
+-- The rollouts and evaluations of a run that succeeded. Work that was set aside does not count.
+SELECT (SELECT count(*) FROM rft.rollout o JOIN rft.rollout_group g USING (group_id) WHERE g.run_id = %(run_id)s AND o.outcome = 'ok')
+       + (SELECT count(*) FROM rft.evaluation WHERE run_id = %(run_id)s AND status = 'done') AS num;
+
 -- name: ends_of_pipeline_workers
 -- Why pipeline workers of a run ended early, the newest first.
 SELECT error FROM rft.worker WHERE run_id = %(run_id)s AND role = 'pipeline' AND error IS NOT NULL ORDER BY worker_id DESC LIMIT 100;
 
 -- name: live_workers
--- The processes of a run that have not stopped, and whether they still beat.
+-- The processes of a run that have not stopped, and whether their heartbeat is recent.
 SELECT worker_id, role::text AS role, host, pid, heartbeat_at > rft.clock() - interval '15 s' AS beats
 FROM rft.worker WHERE run_id = %(run_id)s AND stopped_at IS NULL;
 
 -- name: release_lost_claims
--- Work of workers that left or fell silent goes back; a higher claim token fences its holder. What three explorers crashed on does not:
--- a group is sealed, with a failed rollout for each that is missing; an evaluation has failed. A worker that was killed, lost with its
--- machine or suspended says nothing against what it held.
+-- Release the work of workers that left or fell silent; a higher claim token fences the old holder. Work on which three explorers
+-- crashed is not released: the group is sealed with a failed rollout for each missing one, or the evaluation fails. A worker that was
+-- killed, lost with its machine or suspended does not count against the work it held.
 WITH lost AS (
     SELECT l.group_id, w.crashed, w.crashed AND l.num_lost >= 2 AS is_last, split_part(w.error, E'\n', 1) AS error
     FROM rft.rollout_group l JOIN rft.worker w ON w.worker_id = l.claimed_by

@@ -242,7 +242,7 @@ def test_a_server_needs_a_folder_for_the_arrays(place: Place, tmp_path: Path) ->
 def test_a_buffer_that_is_a_file_is_refused_and_left_alone(place: Place, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     text = refused(place, tmp_path, "run", place.config, "--plain", "--buffer", tmp_path / "file", exit_code=1)
-    assert str(tmp_path / "file") in text and "cannot be made or written" in text and "correct buffer.uri" in text
+    assert str(tmp_path / "file") in text and "cannot be created or written" in text and "correct buffer.uri" in text
     assert (tmp_path / "file").read_text() == "mine"
 
 
@@ -252,7 +252,7 @@ def test_a_buffer_in_a_folder_that_cannot_be_written_is_refused(place: Place, tm
     # Nothing is forbidden to root, except where there are no files.
     target = Path("/proc/rft-buffer") if os.geteuid() == 0 else folder / "buffer"
     text = refused(place, tmp_path, "run", place.config, "--plain", "--buffer", target, exit_code=1)
-    assert str(target) in text and "cannot be made or written" in text and "correct buffer.uri" in text
+    assert str(target) in text and "cannot be created or written" in text and "correct buffer.uri" in text
 
 
 def test_a_configuration_that_is_no_yaml_or_no_file_is_refused(place: Place, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.command_line import EXAMPLE, Rft, report, rows
+from tests.support.small_runs import FEW_TASKS
 from tests.support.warm_up import Warm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -15,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 def run(rft: Rft, warm: Warm, buffer: Path, chain: list[object]) -> None:
     overrides = [
-        f"model.path={warm.model}", "explorer.engine=transformers", "explorer.engine_args={dtype: float32, context_length: 64}", "steps=3",
+        *FEW_TASKS, f"model.path={warm.model}", "explorer.engine=transformers", "explorer.engine_args={dtype: float32, context_length: 64}", "steps=3",
         "eval.tasks=[]", "eval.test=[]", "trainer.batch_groups=4", "explorer.max_refill=12", f"pipelines.experience={json.dumps(chain)}",
     ]  # fmt: skip
     options = [part for override in overrides for part in ("--set", override)]

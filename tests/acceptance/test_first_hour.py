@@ -81,6 +81,12 @@ class Place:
             return 0
         return len(self.rows(f"select 1 from rft.v_train_step where run = '{run}'"))
 
+    def has_reviews(self) -> bool:
+        """Whether anything waits for a person; asked by SQL, since a process for each look would cost more than the run."""
+        if not (self.buffer / "postgres" / "postmaster.pid").exists():
+            return False
+        return bool(self.rows("select 1 from rft.v_review_queue limit 1"))
+
     def answer_reviews(self) -> int:
         """Answer what waits for a person: every reward is right as it is. Returns the number of answers."""
         waiting = json.loads(self.rft("label", "queue", "--json"))
@@ -99,7 +105,7 @@ class Place:
         while self.steps(run) < step:
             assert process.poll() is None, f"the run ended before step {step}:\n{_printed(process)}"
             assert time.monotonic() < deadline, f"step {step} was not reached"
-            if self.steps(run) < step and (self.buffer / "postgres" / "postmaster.pid").exists():
+            if self.steps(run) < step and self.has_reviews():
                 answered += self.answer_reviews()
             time.sleep(0.2)
         return answered
@@ -286,7 +292,7 @@ REFUSED = {
     ),
     "a buffer that cannot be written": (
         ["run", "grpo.yaml", "--buffer", NOWHERE],
-        [str(NOWHERE), "cannot be made or written"],
+        [str(NOWHERE), "cannot be created or written"],
     ),
     "longer answers than the context has room for": (
         ["check", "--deep", "grpo.yaml", "--set", "explorer.max_tokens=64"],

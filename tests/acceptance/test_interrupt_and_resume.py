@@ -18,6 +18,7 @@ import pytest
 import rftdata
 from rftdata.postgres.embedded import EmbeddedServer
 from tests.support.command_line import EXAMPLE, Rft, report, rft_command, rft_environment, rows
+from tests.support.small_runs import FEW_TASKS
 from tests.support.warm_up import Warm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -25,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 # More than the lives of the run can do before the last one: each does two new steps, and those until it is hit.
 STEPS = 60
 OVERRIDES = (
-    "explorer.engine=transformers", "explorer.engine_args={dtype: float32, context_length: 64}", "trainer.checkpoint_every=3", "eval.every=6",
+    *FEW_TASKS, "explorer.engine=transformers", "explorer.engine_args={dtype: float32, context_length: 64}", "trainer.checkpoint_every=3", "eval.every=6",
     "trainer.batch_groups=4", f"steps={STEPS}", "eval.test=[]", "explorer.max_refill=64",
 )  # fmt: skip
 

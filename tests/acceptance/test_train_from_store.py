@@ -79,7 +79,7 @@ class Trainers:
             "run": {"name": "x", "seed": 3}, "buffer": {"uri": buffer.config.uri, "segments": buffer.config.segments, "min_free_bytes": 0},
             "model": {"path": str(model)}, "algorithm": {"name": algorithm},
             "sampling": {"source": {"sql": SQL[algorithm]}, "epochs": 3},
-            "trainer": {"batch_groups": 5, "learning_rate": 1e-3, "warmup_steps": 3, "lr_schedule": "cosine", "weight_decay": 0.1,
+            "trainer": {"batch_groups": 5, "learning_rate": 1e-3, "warmup_steps": 3, "lr_schedule": "cosine", "optimizer": {"weight_decay": 0.1},
                         "autocast": "none", "checkpoint_every": 2, "num_threads": 2, "max_tokens_per_microbatch": 64},
             "sync": {"method": "checkpoint"}, "steps": STEPS,
         }  # fmt: skip

@@ -72,8 +72,8 @@ def _rows_belong_together(buffer: Buffer, findings: Findings) -> dict[int, str]:
     last = 0
     while True:
         rows = buffer.sql(
-            "SELECT experience_id, response, reward_sampled, num_prompt_tokens FROM rft.experience WHERE experience_id > %s"
-            " ORDER BY experience_id LIMIT %s",
+            "SELECT experience_id, prompt, response, reward_sampled, num_prompt_tokens FROM rft.experience"
+            " LEFT JOIN rft.group_prompt USING (group_id, prompt_digest) WHERE experience_id > %s ORDER BY experience_id LIMIT %s",
             [last, _PER_READ],
         ).to_pylist()
         if not rows:
@@ -87,6 +87,8 @@ def _rows_belong_together(buffer: Buffer, findings: Findings) -> dict[int, str]:
             sampled = logprobs[-len(response) :]
             if decode(response) != row["response"] or not np.array_equal(logprobs_of(response), np.float32(sampled)):
                 findings.mislabelled.append(f"experience {row['experience_id']} has the arrays of another")
+            if decode(token_ids[: row["num_prompt_tokens"]]) != row["prompt"]:
+                findings.mislabelled.append(f"experience {row['experience_id']} has the prompt of another")
             if row["reward_sampled"] != reward_of(row["response"]):
                 findings.mislabelled.append(f"experience {row['experience_id']} has the reward of another")
             digests[row["experience_id"]] = digest(token_ids)

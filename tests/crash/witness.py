@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from rftcore.algorithms.algorithm import Algorithm
 from rftcore.explorer import role as explorer
 from rftcore.pipeline import role as pipeline
 from rftcore.trainer import role as trainer
@@ -109,7 +110,7 @@ def _observe_pipeline(witness: Witness) -> None:
 
 def _observe_trainer(witness: Witness) -> None:
     draw, commit = Attempt.draw, Attempt.commit_checkpoint
-    to_train_batch, update = trainer._train_batch, Learner.update
+    to_train_batch, update = trainer.train_batch, Learner.update
     save, load = Learner.save_checkpoint, Learner.load_checkpoint
     pending: list[int] = []
     trained: list[int] = []
@@ -135,9 +136,9 @@ def _observe_trainer(witness: Witness) -> None:
         witness.note("checkpoint", attempt=self.attempt_id, step=step, checkpoint_id=checkpoint_id)
         return checkpoint_id
 
-    def remember(batch: Batch, learner: Learner) -> Any:
+    def remember(batch: Batch, algorithm: Algorithm) -> Any:
         pending[:] = batch.rows["experience_id"].to_pylist()
-        return to_train_batch(batch, learner)
+        return to_train_batch(batch, algorithm)
 
     def update_and_remember(self: Learner, *args: Any, **options: Any) -> dict[str, float]:
         metrics = update(self, *args, **options)
@@ -154,7 +155,7 @@ def _observe_trainer(witness: Witness) -> None:
 
     Attempt.draw = draw_and_note  # type: ignore[method-assign]
     Attempt.commit_checkpoint = commit_and_note  # type: ignore[method-assign]
-    trainer._train_batch = remember
+    trainer.train_batch = remember
     Learner.update = update_and_remember  # type: ignore[method-assign]
     Learner.save_checkpoint = save_with_what_was_trained  # type: ignore[method-assign]
     Learner.load_checkpoint = load_with_what_was_trained  # type: ignore[method-assign]

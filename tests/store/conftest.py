@@ -9,6 +9,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
+import rftdata
+from rftdata import Buffer
+from rftdata.config import BufferConfig
 from rftdata.postgres import database, migrations
 from rftdata.postgres.embedded import EmbeddedServer
 
@@ -22,6 +25,22 @@ def empty_uri(server: EmbeddedServer, request: pytest.FixtureRequest) -> Iterato
     with psycopg.connect(server.uri, autocommit=True) as connection:
         connection.execute(f'CREATE DATABASE "{name}"')
     yield server.uri.replace("/rft?", f"/{name}?")
+    with psycopg.connect(server.uri, autocommit=True) as connection:
+        connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+@pytest.fixture
+def other(server: EmbeddedServer, buffer: Buffer, tmp_path: Path) -> Iterator[Buffer]:
+    """A second buffer, empty."""
+    name = buffer.config.uri.split("?")[0].rpartition("/")[2] + "b"
+    with psycopg.connect(server.uri, autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}" TEMPLATE template_rft')
+    uri = server.uri.replace("/rft?", f"/{name}?")
+    with rftdata.open(BufferConfig(uri=uri, segments=str(tmp_path / "other"), min_free_bytes=0)) as opened:
+        opened.sql(
+            "UPDATE rft.buffer SET buffer_id = gen_random_uuid()"
+        )  # a copy of the template is not the same buffer
+        yield opened
     with psycopg.connect(server.uri, autocommit=True) as connection:
         connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
 

@@ -135,7 +135,7 @@ def test_damage_is_found_when_it_is_copied_and_when_it_is_restored(
             opened.write(bytes([byte[0] ^ 1]))
 
     spoil(tmp_path / "backup" / "segments")
-    with pytest.raises(RftError, match="the back-up is damaged: segment"):
+    with pytest.raises(RftError, match="the backup is damaged: segment"):
         backup.restore(tmp_path / "backup", BufferConfig(uri=str(restored_folder)))
     spoil(Path(str(trained.config.segments)))
     with pytest.raises(SegmentCorruptError, match="do not match their checksum"):
@@ -160,14 +160,14 @@ def test_the_verbs(
     assert run_command(["doctor", "--buffer", str(restored_folder)]) == 0
     capsys.readouterr()
     for arguments, what in (
-        (["db", "backup", folder, "--buffer", str(restored_folder)], "exists already"),
+        (["db", "backup", folder, "--buffer", str(restored_folder)], "already exists"),
         (["db", "restore", folder, "--buffer", str(restored_folder)], "there is a buffer already"),
         (["db", "restore", folder], "say where to restore to"),
-        (["db", "restore", str(tmp_path), "--buffer", str(tmp_path / "new")], "there is no back-up here"),
+        (["db", "restore", str(tmp_path), "--buffer", str(tmp_path / "new")], "there is no backup here"),
         (["db", "restore", folder, "--buffer", trained.config.uri], "--segments"),
         (
             ["db", "restore", folder, "--buffer", trained.config.uri, "--segments", str(tmp_path / "s")],
-            "holds a buffer already",
+            "already contains a buffer",
         ),
     ):
         code = run_command(arguments)

@@ -15,8 +15,8 @@ import pytest
 
 import rftdata
 from rftcore.cli import run_command
-from rftcore.cli.sql import psql_command
 from rftdata.segments.codec import SCHEMA
+from rftdata.sql_session import psql_command
 from tests.support.stored_run import StoredRun
 
 Result = tuple[int, str, str]
@@ -156,7 +156,7 @@ def test_changing_a_fact_is_refused_with_what_to_do_instead(run: StoredRun, caps
 
 
 def test_psql_gets_the_password_by_its_environment_only(run: StoredRun) -> None:
-    program, arguments, environment = psql_command(run.buffer)
+    program, arguments, environment = psql_command(run.buffer.database, "ada")
     assert environment["PGPASSWORD"] not in " ".join(arguments)
     done = subprocess.run(
         [program, *arguments[1:], "-Atc", "select current_setting('rft.author'), count(*) from experience"],

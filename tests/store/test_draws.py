@@ -333,8 +333,8 @@ def test_a_run_on_stored_experiences_ends_when_they_are_used_up(buffer: Buffer) 
 
 def test_an_attempt_renews_its_lease_while_it_lives(buffer: Buffer) -> None:
     roles = Roles(buffer)
-    with roles.attempt(lease_s=0.6):
-        time.sleep(1.0)
+    with roles.attempt(lease_s=3):
+        time.sleep(4)  # longer than a lease, which a busy machine renews late
         with pytest.raises(FencedError):
             buffer.attempt(roles.run)
     with roles.attempt():

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
-import psycopg
 import pyarrow.parquet
 import pytest
 
-import rftdata
 from rftcore.cli import run_command
 from rftdata import Buffer, Group, Rollout, exchange, labels
-from rftdata.config import BufferConfig
 from rftdata.errors import QueryError
-from rftdata.postgres.embedded import EmbeddedServer
 from rftdata.segments.codec import ColumnReader
 from tests.support.store_roles import Roles, own_group, tokens
 
@@ -33,22 +28,6 @@ ARRAYS: dict[str, np.ndarray[Any, Any]] = {
     "scalar": np.array(2.5),
     "teacher": np.array([[float("nan"), float("inf")], [-float("inf"), 1e-300]]),
 }
-
-
-@pytest.fixture
-def other(server: EmbeddedServer, buffer: Buffer, tmp_path: Path) -> Iterator[Buffer]:
-    """A second buffer, empty."""
-    name = buffer.config.uri.split("?")[0].rpartition("/")[2] + "b"
-    with psycopg.connect(server.uri, autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}" TEMPLATE template_rft')
-    uri = server.uri.replace("/rft?", f"/{name}?")
-    with rftdata.open(BufferConfig(uri=uri, segments=str(tmp_path / "other"), min_free_bytes=0)) as opened:
-        opened.sql(
-            "UPDATE rft.buffer SET buffer_id = gen_random_uuid()"
-        )  # a copy of the template is not the same buffer
-        yield opened
-    with psycopg.connect(server.uri, autocommit=True) as connection:
-        connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
 
 
 @pytest.fixture
@@ -268,7 +247,7 @@ def test_tasks_that_say_something_else_are_refused_and_a_prefix_helps(
 ) -> None:
     exchange.export(full, tmp_path / "a.parquet")
     other.sql("INSERT INTO rft.task (taskset, task_key, payload) VALUES ('mine', %s, '{\"answer\": 42}')", [TEXT])
-    with pytest.raises(QueryError, match=r"says something else in this buffer.*--taskset-prefix"):
+    with pytest.raises(QueryError, match=r"has other content in this buffer.*--taskset-prefix"):
         exchange.load(other, tmp_path / "a.parquet")
     assert other.sql("SELECT (SELECT count(*) FROM rft.run) + (SELECT count(*) FROM rft.task) AS n")[
         "n"
@@ -313,7 +292,7 @@ def _break(file: Path, **changes: Any) -> None:
         ({"arrays": [{"name": "x", "dtype": "object", "shape": [1], "data": "AAAAAAAAAAA="}]}, "array 'x'"),
         ({"arrays": [{"name": "x", "dtype": "float32", "shape": [3], "data": "AAAA"}]}, "array 'x'"),
         ({"arrays": [{"name": "token_ids", "dtype": "int8", "shape": [1], "data": "AA=="}]}, "cannot have this name"),
-        ({"task_payload": [1]}, "no JSON object"),
+        ({"task_payload": [1]}, "not a JSON object"),
     ],
 )  # fmt: skip
 def test_a_bad_row_is_named_and_nothing_is_imported(
@@ -344,7 +323,7 @@ def test_rows_of_a_group_must_stand_together(full: Buffer, other: Buffer, tmp_pa
     exchange.export(full, tmp_path / "a.jsonl")
     lines = (tmp_path / "a.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "b.jsonl").write_text("".join([*lines[1:], lines[0]]))
-    with pytest.raises(QueryError, match=r"line 6.*do not stand together.*sort the file"):
+    with pytest.raises(QueryError, match=r"line 6.*are not adjacent.*sort the file"):
         exchange.load(other, tmp_path / "b.jsonl")
 
 
@@ -384,12 +363,12 @@ def test_the_commands(
         (["export", "a.jsonl", "--where", "true); DROP TABLE rft.draw; SELECT 1, (2"], "multiple commands"),
         (["export", "a.jsonl", "--where", "pg_notify('x', '') IS NULL AND reward > 9"], "no experience is chosen"),
         (["export", "a.jsonl", "--run", "rolls"], "did you mean 'roles'"),
-        (["export", "there.jsonl"], "exists already"),
+        (["export", "there.jsonl"], "already exists"),
         (["export", "no/folder/a.jsonl"], "cannot be written"),
-        (["import", "missing.parquet"], "no such file"),
+        (["import", "missing.parquet"], "the file does not exist"),
         (["import", "there.jsonl"], "no rows"),
         (["import", "text.parquet"], "cannot be read"),
-        (["import", "folder"], "no dataset folder"),
+        (["import", "folder"], "not a dataset folder"),
         (["import", "text.jsonl"], "line 1"),
     ],
 )

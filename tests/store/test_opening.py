@@ -104,7 +104,7 @@ def test_create_that_fails_leaves_nothing(place: Path, rft: Said) -> None:
     place.rmdir()
     (place.parent / "new").write_text("a file")
     code, _, err = rft("db", "create", "--buffer", str(place))
-    assert code == 1 and "cannot be made" in err and place.read_text() == "a file"
+    assert code == 1 and "cannot be created" in err and place.read_text() == "a file"
     place.unlink()
 
 

@@ -144,7 +144,7 @@ def test_a_replay_takes_unanswered_questions_for_answered(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["pipeline", "diff", "v1", "v2"], "no such pipeline version .*v2.*allowed: v1"),
+        (["pipeline", "diff", "v1", "v2"], "no pipeline version of this name .*v2.*allowed: v1"),
         (["process", "CONFIG", "--version", "a"], "No such option: --version"),
         (["process", "CONFIG", "--replay"], "No such option: --replay"),
         (["pipeline", "preview", "CONFIG", "--version", "a"], "No such option: --version"),
@@ -176,7 +176,25 @@ def test_a_replay_without_a_name_is_never_what_a_run_trains_on(
     # An empty list of stages is a version like any other: its name stands for it alone.
     assert rft(capsys, "pipeline", "replay", config("[]"), "--version", "nothing")[0] == 0
     code, _, err = rft(capsys, "pipeline", "replay", config(SHAPED), "--version", "nothing")
-    assert code != 0 and "stands for other stages already" in err
+    assert code != 0 and "already has other stages" in err
+
+
+def test_a_replay_counts_rows_that_left_with_their_group_apart_from_dropped_ones(
+    run: StoredRun, config: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the first group the stage leaves one row of four, which goes with the others."""
+    file = config("[{reward_threshold: {min: 0.5}}]")
+    code, out, err = rft(capsys, "pipeline", "replay", file, "--version", "one", "--json")
+    assert code == 0, err
+    done = json.loads(out)
+    assert (done["num_kept"], done["dropped_by"], done["short_by"]) == (
+        4, {"reward_threshold": 4}, {"reward_threshold": 1},
+    )  # fmt: skip
+    _, out, _ = rft(capsys, "pipeline", "replay", file, "--version", "two")
+    assert (
+        "dropped by reward_threshold 4 (of them only since their group fell below min_group_size: reward_threshold 1)"
+        in out
+    )
 
 
 def test_a_replay_counts_rows_on_which_a_stage_failed_apart_from_dropped_ones(
@@ -273,7 +291,7 @@ def test_a_version_name_stands_for_one_list_of_stages(
 ) -> None:
     assert rft(capsys, "pipeline", "replay", config(SHAPED), "--version", "mine")[0] == 0
     code, _, err = rft(capsys, "pipeline", "replay", config("[{drop_truncated: {}}]"), "--version", "mine")
-    assert code != 0 and "stands for other stages already" in err
+    assert code != 0 and "already has other stages" in err
 
 
 def test_tasks_are_previewed_before_there_is_a_buffer_and_none_is_made(

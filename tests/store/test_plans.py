@@ -210,10 +210,16 @@ def _rows_of_import(buffer: Buffer, file: Path, run: str) -> int:
             "SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name <> 'rft'"
         ).num_rows:
             time.sleep(0.05)  # a session that was closed ends soon
-        rows = buffer.sql(
-            "SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::bigint AS n FROM pg_stat_user_tables WHERE schemaname = 'rft'"
-        )
-        return int(rows["n"][0].as_py())
+        # And what it reported is counted a moment later on a busy machine.
+        total, now = -1, 0
+        while total != now:
+            total = now
+            time.sleep(0.3)
+            rows = buffer.sql(
+                "SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::bigint AS n FROM pg_stat_user_tables WHERE schemaname = 'rft'"
+            )
+            now = int(rows["n"][0].as_py())
+        return now
 
     before = read()
     with rftdata.open(buffer.config, application="rft import") as opened:

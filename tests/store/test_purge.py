@@ -43,7 +43,7 @@ def test_text_and_arrays_are_gone_and_the_rest_stays(stored: Buffer) -> None:
     assert files_hold(stored, SECRET.encode()) != []
     done = purge.purge(stored, "task_key = 'secret'", reason="asked to", author="ada")
     assert (done.num_experiences, done.num_tasks) == (2, 1)
-    rows = stored.sql("SELECT * FROM rft.experience ORDER BY experience_id").to_pylist()
+    rows = stored.sql("SELECT * FROM rft.v_experience ORDER BY experience_id").to_pylist()
     assert [(row["prompt"], row["response"], row["messages"]) for row in rows[:2]] == [
         ("[purged]", "[purged]", None)
     ] * 2
@@ -98,7 +98,7 @@ def test_rewritten_tables_hold_no_byte_of_it_on_disk(stored: Buffer) -> None:
     def on_disk() -> bool:
         paths = stored.sql(
             "SELECT current_setting('data_directory') || '/' || pg_relation_filepath(c.oid) AS p FROM pg_class c"
-            " WHERE c.oid IN ('rft.experience'::regclass, (SELECT reltoastrelid FROM pg_class WHERE oid = 'rft.experience'::regclass))"
+            " JOIN pg_class t ON t.oid IN ('rft.experience'::regclass, 'rft.group_prompt'::regclass) AND c.oid IN (t.oid, t.reltoastrelid)"
         )["p"].to_pylist()
         stored.sql("CHECKPOINT")
         return any(SECRET.encode() in Path(path).read_bytes() for path in paths)
@@ -140,7 +140,7 @@ def test_a_purged_group_is_never_drawn_not_even_after_a_label_or_a_crash(stored:
         # While its arrays are being read it cannot be purged.
         with pytest.raises(RftError, match=r"is in the batch that step 1 of run 'r' trains on.*not purged"):
             purge.purge(stored, f"experience_id = {drawn[0]}", reason="x", author="ada")
-        assert SECRET in stored.sql("SELECT prompt FROM rft.experience ORDER BY 1 DESC")["prompt"].to_pylist()
+        assert SECRET in stored.sql("SELECT prompt FROM rft.v_experience ORDER BY 1 DESC")["prompt"].to_pylist()
         attempt.record_step(1, batch, wait_seconds=0, train_seconds=0, publish_seconds=0, metrics={})
         purge.purge(stored, f"experience_id = {drawn[0]}", reason="x", author="ada")
     # No checkpoint was committed: a new attempt would draw step 1 again.
@@ -191,7 +191,7 @@ def test_old_bytes_wait_for_readers_unless_nobody_else_is_there(stored: Buffer) 
     assert waiting.num_ranges == 0 and waiting.num_ranges_left == 1
     with (
         psycopg.connect(stored.config.uri, application_name="a notebook"),
-        pytest.raises(BufferUnavailableError, match=r"a notebook.*leave --now away"),
+        pytest.raises(BufferUnavailableError, match=r"a notebook.*omit --now"),
     ):
         purge.erase(stored, now=True)
     assert files_hold(stored, SECRET.encode()) != []
@@ -237,7 +237,7 @@ def test_killed_in_the_middle_every_experience_is_whole_or_purged_and_the_same_c
     process.kill()
     process.wait()
     rows = stored.sql(
-        "SELECT e.experience_id, e.prompt, x.experience_id IS NOT NULL AS purged FROM rft.experience e"
+        "SELECT e.experience_id, e.prompt, x.experience_id IS NOT NULL AS purged FROM rft.v_experience e"
         " LEFT JOIN rft.purged_experience x USING (experience_id)"
     ).to_pylist()
     assert 0 < sum(row["purged"] for row in rows) < 122
@@ -262,7 +262,9 @@ def test_a_relabel_meanwhile_is_no_deadlock_and_facts_stay_facts(stored: Buffer)
     thread.join()
     assert set(stored.sql("SELECT reward FROM rft.experience")["reward"].to_pylist()) == {0.9}
     for statement in (
-        "UPDATE rft.experience SET prompt = 'x'",
+        "UPDATE rft.experience SET response = 'x'",
+        "UPDATE rft.group_prompt SET prompt = 'x'",
+        "DELETE FROM rft.group_prompt",
         "UPDATE rft.rollout SET error = 'x'",
         "DELETE FROM rft.experience",
     ):
@@ -290,9 +292,9 @@ def test_lineage_still_names_the_checkpoints(
     assert run_command(["purge", "--erase", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["erased"]["num_ranges_left"] == 1
     assert run_command(["purge", "--erase", "--rewrite-tables"]) == 0
-    assert "11 tables with texts are written anew" in capsys.readouterr().out
+    assert "12 tables with texts are written anew" in capsys.readouterr().out
     assert run_command(["purge", "--erase", "--rewrite-tables", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["num_tables_rewritten"] == 11
+    assert json.loads(capsys.readouterr().out)["num_tables_rewritten"] == 12
 
 
 @pytest.mark.parametrize(
@@ -302,7 +304,7 @@ def test_lineage_still_names_the_checkpoints(
         (["--reason", "x"], "--where SQL --reason TEXT"),
         (["--where", "true", "--reason", " "], "needs a reason"),
         (["--where", "rewad = 1", "--reason", "x"], 'column "rewad" does not exist'),
-        (["--where", "reward = 99", "--reason", "x"], "holds for no experience"),
+        (["--where", "reward = 99", "--reason", "x"], "no experience meets the condition"),
         (["--where", "true", "--reason", "x", "--run", "s"], "no such run"),
         (["--where", "true", "--reason", "x", "--erase"], "--where SQL --reason TEXT"),
     ],

@@ -35,10 +35,15 @@ def copy_group(buffer: Buffer, task_key: str) -> list[int]:
     with buffer.database.transaction() as connection:
         connection.execute("SET LOCAL rft.purge = 'the test makes copies of them'")
         connection.execute(
-            "UPDATE rft.experience e SET segment_id = o.segment_id, segment_row = o.segment_row, prompt = o.prompt"
+            "UPDATE rft.experience e SET segment_id = o.segment_id, segment_row = o.segment_row"
             " FROM rft.v_experience o, rft.v_experience n WHERE n.experience_id = e.experience_id AND e.run_id = %s"
             " AND o.task_key = %s AND o.rollout_index = n.rollout_index",
             [run.run_id, task_key],
+        )
+        connection.execute(
+            "UPDATE rft.group_prompt p SET prompt = o.prompt FROM rft.v_experience o, rft.experience e"
+            " WHERE e.group_id = p.group_id AND e.run_id = %s AND o.task_key = %s",
+            [run["run_id"], task_key],
         )
     found: list[int] = buffer.sql(
         "SELECT experience_id FROM rft.experience WHERE run_id = %s ORDER BY 1", [run.run_id]
@@ -53,7 +58,7 @@ def test_copies_that_share_arrays_go_with_them_and_retention_spares_what_is_copi
     assert kept(stored) == [*ids[:2], *copies]  # the plain group alone is gone
     assert purge.purge(stored, "task_key = 'secret'", reason="x", author="ada").num_experiences == 4
     assert kept(stored) == []
-    assert stored.sql("SELECT DISTINCT prompt FROM rft.experience")["prompt"].to_pylist() == ["[purged]"]
+    assert stored.sql("SELECT DISTINCT prompt FROM rft.v_experience")["prompt"].to_pylist() == ["[purged]"]
     assert list(stored.verify()) == []
 
 
@@ -63,7 +68,9 @@ def test_a_fork_is_purged_with_its_parent(stored: Buffer) -> None:
     assert len(ids) == 8
     assert purge.purge(stored, "task_key = 'secret' AND run = 'r'", reason="x", author="ada").num_experiences == 4
     assert len(kept(stored)) == 4
-    assert stored.sql("SELECT count(*) AS n FROM rft.experience WHERE prompt LIKE '%Mallory%'")["n"].to_pylist() == [0]
+    assert stored.sql("SELECT count(*) AS n FROM rft.v_experience WHERE prompt LIKE '%Mallory%'")["n"].to_pylist() == [
+        0
+    ]
     again = stored.fork("r", name="again", step=0, keep_rollouts=True)
     copied = "SELECT count(*) AS n FROM rft.experience WHERE run_id = %s"
     assert [stored.sql(copied, [run.run_id])["n"][0].as_py() for run in (fork, again)] == [4, 2]

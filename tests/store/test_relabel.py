@@ -110,7 +110,10 @@ def test_facts_are_refused_with_a_hint_that_says_what_to_do(buffer: Buffer, clie
         roles.work()
     client.execute("UPDATE rft.experience SET reward = 1")
     for statement in (
-        "UPDATE rft.experience SET prompt = 'other' WHERE experience_id = 1",
+        "UPDATE rft.experience SET response = 'other' WHERE experience_id = 1",
+        "UPDATE rft.experience SET prompt_digest = 'other' WHERE experience_id = 1",
+        "UPDATE rft.group_prompt SET prompt = 'other'",
+        "DELETE FROM rft.group_prompt",
         "UPDATE rft.experience SET reward_sampled = 1",
         "UPDATE rft.experience SET reward = 1, num_response_tokens = 3",
         "DELETE FROM rft.experience",

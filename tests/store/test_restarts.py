@@ -11,7 +11,7 @@ import pytest
 
 from rftcore.launch.cluster import RoleProcess
 from rftcore.launch.deaths import ProcessWatch, RoleDiedError
-from rftcore.launch.restarts import MAX_FUTILE, MAX_RESTARTS, Restarts
+from rftcore.launch.restarts import MAX_FRUITLESS, MAX_FUTILE, MAX_RESTARTS, Restarts
 from rftdata import Buffer
 from rftdata.user_code import blocked
 from rftdata.workers import note_blocked_workers
@@ -58,6 +58,24 @@ def test_a_role_that_gets_on_is_started_again_ten_times(buffer: Buffer, roles: R
             roles.work()
             roles.train(attempt, step)
     assert allowed == [True] * MAX_RESTARTS + [False]
+
+
+def test_an_explorer_whose_groups_are_all_set_aside_is_started_again_five_times(buffer: Buffer) -> None:
+    """What was set aside counts as finished, and a single bad task does not end the run; that every task blocks does."""
+    roles = Roles(buffer, num_tasks=100, batch_groups=1, max_refill=20)
+    restarts, allowed = Restarts(roles.run), []
+    with roles.attempt():
+        for _ in range(MAX_FRUITLESS + 1):
+            allowed.append(restarts.allows(role("explorer")))
+            roles.plan()
+            for _ in range(3):
+                assert roles.claim()
+                buffer.sql("UPDATE rft.worker SET stopped_at = now(), crashed = true")
+                roles.database.fetch("release_lost_claims", run_id=roles.run_id)
+                buffer.sql("UPDATE rft.worker SET stopped_at = NULL, crashed = false")
+            roles.decide()
+    assert roles.planned("status = 'planned'") == []
+    assert allowed == [True] * MAX_FRUITLESS + [False]
 
 
 def test_the_report_becomes_the_error_of_the_worker_and_its_claims_are_free_at_once(

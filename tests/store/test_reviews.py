@@ -167,7 +167,7 @@ def test_a_reward_corrected_after_the_deadline_brings_back_no_row_that_was_dropp
         with pytest.raises(Exception, match="a corrected reward does not bring it back"):
             answer(then, "pass", "experience_id = 1")
         labels.set_rewards(then, {1: 0.75}, author="ada")
-        batch = claim_sealed_groups(asked.run, asked.worker_id, count=9, lease_s=60)
+        batch = claim_sealed_groups(then.find_run(asked.run_id), asked.worker_id, count=9, lease_s=60)
         assert batch is not None
         decided = {
             row["experience_id"]: (row["kept"], row["reason"])
@@ -245,7 +245,7 @@ def test_the_end_of_waiting_does_not_wait_for_labels(buffer: Buffer, asked: Role
         person.commit()
         assert end() == "done"
         then.database.run("end_waiting", run_id=asked.run_id)
-        asked.database = then.database
+        asked.run = then.find_run(asked.run_id)
         assert run_pipeline(asked, build_chain(ASKS)) == [1, 2]
 
 

@@ -130,7 +130,7 @@ def test_a_reader_writes_nothing(as_: dict[str, Buffer], owner: Buffer, stored: 
     assert denied(as_["rft_reader"], "UPDATE rft.experience SET reward = 1")
     assert denied(as_["rft_reader"], "SELECT rft.lock_groups_and_reviews(ARRAY[1])")
     assert denied(as_["rft_reader"], "SELECT nextval('rft.label_batch_id_seq')")
-    with pytest.raises(QueryError, match=r"may not do that.*rft docs roles"):
+    with pytest.raises(QueryError, match=r"lacks the right.*rft docs roles"):
         labels.set_rewards(as_["rft_reader"], {stored: 1.0}, author="a")
 
 
@@ -153,7 +153,7 @@ def test_a_labeler_relabels_and_does_nothing_else(as_: dict[str, Buffer], owner:
         f"INSERT INTO rft.preference_pair (chosen_id, rejected_id, source) VALUES ({other}, {stored}, 'rewards')",
         "UPDATE rft.preference_pair SET margin = 2",
         "SELECT rft.lock_labels()",
-        "UPDATE rft.experience SET prompt = 'x'",
+        "UPDATE rft.experience SET response = 'x'",
         "UPDATE rft.experience SET reward_sampled = 1",
         "INSERT INTO rft.label (experience_id, field, author, label_batch_id) VALUES (1, 'reward', 'x', 1)",
         "UPDATE rft.rollout_group SET status = 'ready'",
@@ -188,9 +188,9 @@ def test_a_labeler_answers_what_a_worker_asks(as_: dict[str, Buffer], owner: Buf
 
 def test_the_exception_for_purges_is_the_owners_alone(as_: dict[str, Buffer], stored: int) -> None:
     for role in ("rft_labeler", "rft_worker"):
-        statement = "SET rft.purge = '1'; UPDATE rft.experience SET prompt = 'x'"
+        statement = "SET rft.purge = '1'; UPDATE rft.experience SET response = 'x'"
         assert denied(as_[role], statement)
-        with pytest.raises(QueryError, match="may not do that"):
+        with pytest.raises(QueryError, match="lacks the right"):
             purge.purge(as_[role], f"experience_id = {stored}", reason="x", author="x")
 
 
@@ -224,7 +224,7 @@ def test_a_worker_does_the_work_of_every_role_of_a_run(as_: dict[str, Buffer], o
         assert len(attempt.draw(1, 3) or ()) == 3
     assert Compactor(worker.database, worker.segments).run() is not None
     for statement in (
-        "UPDATE rft.experience SET prompt = 'x'",
+        "UPDATE rft.experience SET response = 'x'",
         "DELETE FROM rft.experience",
         "DELETE FROM rft.run",
         "DELETE FROM rft.checkpoint",
@@ -232,6 +232,8 @@ def test_a_worker_does_the_work_of_every_role_of_a_run(as_: dict[str, Buffer], o
         "UPDATE rft.label SET author = 'x'",
         "UPDATE rft.verdict SET kept = true",
         "UPDATE rft.group_origin SET origin_run = 'x'",
+        "UPDATE rft.group_prompt SET prompt = 'x'",
+        "SET rft.purge = '1'; DELETE FROM rft.group_prompt",
         "UPDATE rft.preference_pair SET margin = 2",
         "UPDATE rft.buffer SET buffer_id = gen_random_uuid()",
         "INSERT INTO rft.label (experience_id, field, author, label_batch_id) VALUES (1, 'reward', 'x', 1)",
@@ -259,7 +261,7 @@ def test_an_old_schema_is_a_clear_error_for_whom_may_not_migrate(
 ) -> None:
     with psycopg.connect(tcp[0].uri, autocommit=True) as connection:
         connection.execute("CREATE DATABASE empty")
-    with pytest.raises(SchemaVersionError, match=r"this account may not do.*let the schema's owner"):
+    with pytest.raises(SchemaVersionError, match=r"this account has no rights.*let the schema's owner"):
         rftdata.open(BufferConfig(uri=url(tcp, "a_rft_worker", database="empty"), segments=str(tmp_path)))
 
 
@@ -272,7 +274,7 @@ def test_the_verb_makes_what_is_missing_and_says_what_it_may_not(
     assert run_command(["db", "roles", "--buffer", url(tcp, "a_rft_reader")]) == 2
     captured = capsys.readouterr()
     assert (
-        "may not do that" in captured.err
+        "lacks the right" in captured.err
         and PASSWORD not in captured.err
         and quote(PASSWORD, safe="") not in captured.err
     )

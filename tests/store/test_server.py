@@ -130,7 +130,7 @@ def test_a_server_that_neither_answers_nor_can_be_seen_is_not_taken_for_dead(fol
         said = opened_in_another_container(folder)
     finally:
         server.resume()
-    assert "live, but it does not answer here" in said and "another container" in said
+    assert "are running, but it does not answer here" in said and "another container" in said
     assert postmaster(folder) == server
     assert one(folder) == [1]
 
@@ -191,7 +191,9 @@ def test_the_address_in_listen_takes_connections_and_the_socket_still_works(fold
         port = free.getsockname()[1]
     one(folder)
     config = BufferConfig(uri=str(folder), listen=f"127.0.0.1:{port}")
-    with pytest.raises(BufferUnavailableError, match=r"runs already, without the address buffer\.listen.*rft db stop"):
+    with pytest.raises(
+        BufferUnavailableError, match=r"is already running without the address buffer\.listen.*rft db stop"
+    ):
         rftdata.open(config)
     EmbeddedServer(folder).stop()
     with rftdata.open(config) as buffer:
@@ -228,7 +230,7 @@ def test_a_deep_folder_gets_a_short_socket(server_folders: Path) -> None:
 def test_a_folder_that_cannot_be_made_or_written_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "file" / "buffer", Path("/proc/rft-buffer")):
-        with pytest.raises(BufferUnavailableError, match=r"cannot be made or written.*correct buffer\.uri"):
+        with pytest.raises(BufferUnavailableError, match=r"cannot be created or written.*correct buffer\.uri"):
             rftdata.open(str(place))
 
 
@@ -239,11 +241,13 @@ def test_a_folder_is_probed_by_making_it_and_nothing_stays(tmp_path: Path) -> No
     check_folder(tmp_path)
     check_folder(tmp_path / "a" / "deep" / "buffer")
     for place in ("file", "file/buffer", "nowhere/buffer"):
-        with pytest.raises(BufferUnavailableError, match=rf"cannot be made or written: .*{place}.*correct buffer\.uri"):
+        with pytest.raises(
+            BufferUnavailableError, match=rf"cannot be created or written: .*{place}.*correct buffer\.uri"
+        ):
             check_folder(tmp_path / place)
     # Root passes every permission bit, and still no folder can be made here.
     for place in ("/proc/rft-buffer", "/proc/rft/deep/buffer", "/proc/self"):
-        with pytest.raises(BufferUnavailableError, match=rf"cannot be made or written: .*{place}"):
+        with pytest.raises(BufferUnavailableError, match=rf"cannot be created or written: .*{place}"):
             check_folder(Path(place))
     assert sorted(tmp_path.rglob("*")) == before
 

@@ -38,7 +38,7 @@ def test_tasks_are_listed_with_their_scores_and_shown_by_priority(buffer: Buffer
     assert {task["stage"] for task in dropped} == {"sql"} and len(dropped) == 4
     with pytest.raises(ConfigError, match=r"no task of 'sums' has a number 'prio' .*allowed: difficulty, priority"):
         show_tasks(buffer.database, "sums", order="prio")
-    with pytest.raises(ConfigError, match=r"no such taskset \(got 'sum'\); allowed: sums"):
+    with pytest.raises(ConfigError, match=r"unknown taskset \(got 'sum'\); allowed: sums"):
         show_tasks(buffer.database, "sum")
 
 

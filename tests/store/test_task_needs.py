@@ -198,7 +198,7 @@ def test_arguments_that_the_workflow_does_not_take_are_refused(buffer: Buffer, p
 def test_a_buffer_folder_that_cannot_be_made_is_refused_by_check_and_by_run(place: Path, uri: str) -> None:
     write(place, ["1"])
     config = configuration(place, [], buffer={"uri": uri})
-    words = f"the buffer's folder cannot be made or written: .*{uri}.*; correct buffer.uri"
+    words = f"the buffer's folder cannot be created or written: .*{uri}.*; correct buffer.uri"
     check_plugins(resolved := ResolvedRun(config))
     with pytest.raises(BufferUnavailableError, match=words):
         list(open_inputs(resolved))

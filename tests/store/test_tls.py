@@ -25,7 +25,8 @@ from rftdata import Buffer
 from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError
 from rftdata.maintenance import backup, purge
-from rftdata.postgres.database import Database, redacted
+from rftdata.postgres.database import Database
+from rftdata.uri import redacted
 from tests.support.store_roles import Roles
 
 PASSWORD = "s3cr3t/w:th@ödd %41"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -44,6 +45,18 @@ def token_view(logprobs: list[float], **fields: list[float] | list[int]) -> Toke
             for name, values in fields.items()
         },
     )
+
+
+def ratio_view(values: list[float], advantage: list[float]) -> TokenView:
+    """Tokens with these ratios: the current log-probability is log(ratio), the anchor's is 0."""
+    return token_view([math.log(value) for value in values], advantages_N=advantage)
+
+
+def token_gradient(loss_N: Tensor, view: TokenView) -> list[float]:
+    """The gradient of the sum by the log-probability of each token."""
+    (grad,) = torch.autograd.grad(loss_N.sum(), view.logprobs_N)
+    found: list[float] = grad.tolist()
+    return found
 
 
 def loss_and_gradient(

@@ -11,8 +11,13 @@ from tests.support.warm_up import Warm
 
 STEPS = 4
 RUN = "sort-grpo"
+# Of the 20,000 tasks a short run uses some dozens, and an evaluation is one whatever its size.
+FEW_TASKS = (
+    "tasks=[{name: sort-train, source: './tasks.py:numbers', args: {size: 2000}, split: train}]",
+    "eval.tasks=[{name: sort-validation, source: './tasks.py:numbers', args: {size: 2000, seed: 1}, split: validation, limit: 50}]",
+)
 _OVERRIDES = (
-    "explorer.engine=transformers", "explorer.engine_args={dtype: float32, context_length: 64}", "trainer.checkpoint_every=2", "eval.every=4",
+    *FEW_TASKS, "explorer.engine=transformers", "explorer.engine_args={dtype: float32, context_length: 64}", "trainer.checkpoint_every=2", "eval.every=4",
     "trainer.batch_groups=4", f"steps={STEPS}", "eval.test=[]", "explorer.max_refill=64",
 )  # fmt: skip
 

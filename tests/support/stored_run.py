@@ -96,6 +96,7 @@ class StoredRun:
             self.run_id, self.attempt_id, self._ordinal, task, explore_step, max(len(rewards), 1), status, *extra.values(),
         )  # fmt: skip
         self._ordinal += 1
+        self._do("INSERT INTO rft.group_prompt (group_id, prompt_digest, prompt) VALUES (%s, 'p', '1+2?')", key)
         for index, reward in enumerate(rewards):
             rollout = self._one(
                 "INSERT INTO rft.rollout (group_id, rollout_index, outcome, reward, num_turns, seconds)"
@@ -104,9 +105,9 @@ class StoredRun:
             )  # fmt: skip
             if reward is not None:
                 self._one(
-                    "INSERT INTO rft.experience (run_id, group_id, rollout_id, prompt, response, reward_sampled, reward,"
+                    "INSERT INTO rft.experience (run_id, group_id, rollout_id, prompt_digest, response, reward_sampled, reward,"
                     " num_prompt_tokens, num_response_tokens, finish_reason, segment_id, segment_row)"
-                    " VALUES (%s, %s, %s, '1+2?', '3', %s, %s, 4, 5, 'stop', 1, 0) RETURNING experience_id",
+                    " VALUES (%s, %s, %s, 'p', '3', %s, %s, 4, 5, 'stop', 1, 0) RETURNING experience_id",
                     self.run_id, key, rollout, reward, reward,
                 )  # fmt: skip
         return key

@@ -12,28 +12,17 @@ import torch
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.advantages.group import Group
 from rftcore.algorithms.aggregation import AggregationConfig, token_weights
-from rftcore.algorithms.base import Signals, TokenView
+from rftcore.algorithms.base import Signals
 from rftcore.algorithms.kl import Estimator, estimate
 from rftcore.algorithms.losses.ppo import PPO, PPOConfig
 from rftcore.algorithms.presets import presets
 from rftdata.config_errors import parse_section
 from rftdata.errors import ConfigError, PluginError, RftError
-from tests.support.algorithms import loss_and_gradient, step_batch, token_view
+from tests.support.algorithms import loss_and_gradient, ratio_view, step_batch, token_gradient, token_view
 
 
 def advantages(rewards: list[float], groups: list[int], rollouts: list[int] | None = None) -> list[float]:
     return Group()(step_batch(rewards, groups, rollouts), Signals()).advantages_N.tolist()
-
-
-def ratios(values: list[float], advantage: list[float]) -> TokenView:
-    """Tokens with these ratios: the current log-probability is log(ratio), the anchor's is 0."""
-    return token_view([math.log(value) for value in values], advantages_N=advantage)
-
-
-def gradient(loss_N: torch.Tensor, view: TokenView) -> list[float]:
-    (grad,) = torch.autograd.grad(loss_N.sum(), view.logprobs_N)
-    found: list[float] = grad.tolist()
-    return found
 
 
 class TestGRPOAdvantages:
@@ -84,41 +73,41 @@ class TestClippedLoss:
 
     def test_of_a_good_rollout_is_clipped_upwards_only(self) -> None:
         # A = 2: min(ρ·2, clip(ρ)·2): 0.5 -> min(1.0, 1.6); 1 -> 2; 1.2 -> 2.4; 1.5 -> min(3.0, 2.56).
-        view = ratios([0.5, 1.0, 1.2, 1.5], [2.0] * 4)
+        view = ratio_view([0.5, 1.0, 1.2, 1.5], [2.0] * 4)
         found = self.loss(view)
         assert found.loss_U.tolist() == pytest.approx([-1.0, -2.0, -2.4, -2.56])
         assert found.metrics_U["clip_fraction"].tolist() == [0, 0, 0, 1]
         # d(-ρA)/d(log π) = -ρA, and nothing where the clip binds.
-        assert gradient(found.loss_U, view) == pytest.approx([-1.0, -2.0, -2.4, 0.0])
+        assert token_gradient(found.loss_U, view) == pytest.approx([-1.0, -2.0, -2.4, 0.0])
 
     def test_of_a_bad_rollout_is_clipped_downwards_only(self) -> None:
         # A = -1: min(-ρ, -clip(ρ)): 0.5 -> min(-0.5, -0.8); 1 -> -1; 1.2 -> -1.2; 1.5 -> min(-1.5, -1.28).
-        view = ratios([0.5, 1.0, 1.2, 1.5], [-1.0] * 4)
+        view = ratio_view([0.5, 1.0, 1.2, 1.5], [-1.0] * 4)
         found = self.loss(view)
         assert found.loss_U.tolist() == pytest.approx([0.8, 1.0, 1.2, 1.5])
         assert found.metrics_U["clip_fraction"].tolist() == [1, 0, 0, 0]
-        assert gradient(found.loss_U, view) == pytest.approx([0.0, 1.0, 1.2, 1.5])
+        assert token_gradient(found.loss_U, view) == pytest.approx([0.0, 1.0, 1.2, 1.5])
 
     def test_of_an_advantage_of_zero_is_zero(self) -> None:
-        view = ratios([0.5, 1.5], [0.0, 0.0])
+        view = ratio_view([0.5, 1.5], [0.0, 0.0])
         found = self.loss(view)
         assert [abs(value) for value in found.loss_U.tolist()] == [0.0, 0.0]
-        assert [abs(value) for value in gradient(found.loss_U, view)] == [0.0, 0.0]
+        assert [abs(value) for value in token_gradient(found.loss_U, view)] == [0.0, 0.0]
         assert found.metrics_U["clip_fraction"].tolist() == [0, 0]
 
     def test_stays_finite_when_policies_have_nothing_in_common(self) -> None:
         view = token_view([-1.0, -900.0], anchor_N=[-900.0, -1.0], advantages_N=[-1.0, 1.0])
         found = PPO()(view)
         assert torch.isfinite(found.loss_U).all()
-        assert all(math.isfinite(value) for value in gradient(found.loss_U, view))
+        assert all(math.isfinite(value) for value in token_gradient(found.loss_U, view))
 
     def test_dual_clip_limits_a_bad_token_far_above_its_anchor(self) -> None:
         # A = -1, ρ = 5: -ρA = 5 without, c · |A| = 3 with c = 3; ρ = 2 stays. A good token is not touched.
         loss = PPO(parse_section(PPOConfig, {"dual_clip": 3.0}))
-        view = ratios([5.0, 2.0, 1.1], [-1.0, -1.0, 1.0])
+        view = ratio_view([5.0, 2.0, 1.1], [-1.0, -1.0, 1.0])
         found = loss(view)
         assert found.loss_U.tolist() == pytest.approx([3.0, 2.0, -1.1])
-        assert gradient(found.loss_U, view) == pytest.approx([0.0, 2.0, -1.1])
+        assert token_gradient(found.loss_U, view) == pytest.approx([0.0, 2.0, -1.1])
 
     def test_level_sequence_uses_the_geometric_mean_of_the_sequence(self) -> None:
         # Ratios 1.1 and 1.3 of one sequence: sqrt(1.43) = 1.1958261, A = 2. Each token's gradient is -s A.
@@ -126,7 +115,7 @@ class TestClippedLoss:
         view = token_view([math.log(1.1), math.log(1.3)], advantages_N=[2.0, 2.0], sequence_N=[3, 3])
         found = loss(view)
         assert found.loss_U.tolist() == pytest.approx([-2.3916521] * 2)
-        assert gradient(found.loss_U, view) == pytest.approx([-2.3916521] * 2)
+        assert token_gradient(found.loss_U, view) == pytest.approx([-2.3916521] * 2)
 
     def test_max_sequence_kl_drops_bad_tokens_of_sequences_far_from_the_anchor(self) -> None:
         # Sequence 0: mean log(π_anchor/π) = log 2 = 0.69 > 0.5; sequence 1: 0. Its good token stays.

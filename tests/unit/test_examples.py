@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rftcore.config import RunConfig, load_config
+from rftcore.config import RunConfig, load_config, load_stages
 from rftcore.resolved import ResolvedRun
 from rftcore.run.prepare import check_plugins
 from rftdata.tasks import numbers_key, read_tasks, split_of
@@ -18,7 +18,8 @@ CONFIGS = sorted(path for path in EXAMPLES.rglob("*.yaml"))
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(EXAMPLES)))
 def test_example_configuration_is_valid_and_everything_it_names_loads(path: Path) -> None:
-    check_plugins(ResolvedRun(load_config(path)))
+    for stage in load_stages(path):
+        check_plugins(ResolvedRun(stage))
 
 
 def questions(config: RunConfig, split: str) -> tuple[set[str], set[str]]:

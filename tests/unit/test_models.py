@@ -7,12 +7,13 @@ import os
 import subprocess
 import sys
 import threading
+import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from rftcore.models import PACKAGED, resolve_model
+from rftcore.models import PACKAGED, Packaged, _packaged_file, resolve_model
 from rftcore.sync.weights_file import read_shapes_of_model
 from rftdata.errors import ModelError
 from tests.support.models import make_tiny_model
@@ -136,6 +137,25 @@ def test_a_packaged_model_that_cannot_be_downloaded_leaves_nothing_half_done(tmp
     with pytest.raises(ModelError, match=PACKAGED[SMOL].distribution):
         resolve_model(SMOL, cache_dir=tmp_path / "cache")
     assert [name for name in os.listdir(tmp_path / "cache") if not name.endswith(".lock")] == []
+
+
+@pytest.mark.parametrize("has_pip", [True, False])
+def test_a_packaged_model_is_fetched_by_pip_or_where_there_is_none_by_uv(
+    has_pip: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packaged = Packaged("some-model", "some.gguf")
+    name = "some_model-1.0"
+    with zipfile.ZipFile(tmp_path / f"{name}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("some_model/some.gguf", b"GGUF")
+        wheel.writestr(f"{name}.dist-info/METADATA", "Metadata-Version: 2.1\nName: some-model\nVersion: 1.0\n")
+        wheel.writestr(f"{name}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{name}.dist-info/RECORD", "")
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path))
+    if not has_pip:
+        monkeypatch.setitem(sys.modules, "pip", None)  # as in an environment made by `uv venv`
+        monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
+    assert _packaged_file(packaged, tmp_path / "scratch").read_bytes() == b"GGUF"
 
 
 def test_a_converted_model_is_found_again(tiny: Path, tmp_path: Path) -> None:

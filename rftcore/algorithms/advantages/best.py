@@ -1,4 +1,4 @@
-"""The best rollouts of each group, all others left out: RAFT (Dong et al. 2023, arXiv 2304.06767, algorithm 1).
+"""The best rollouts of each group, all others left out: RAFT (Dong et al. 2023, arXiv 2304.06767).
 
     A_i = 1 for the `num` rollouts with the highest rewards of the group, and for those whose reward is equal to the last of them
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from rftcore.algorithms.advantages.rollouts import groups, outcomes, rollout_means
+from rftcore.algorithms.advantages.rollouts import groups, rollout_means, rollout_rewards
 from rftcore.algorithms.base import Advantage, Credit, PartConfig, Signals, StepBatch
 
 
@@ -20,14 +20,14 @@ class BestConfig(PartConfig):
 
 
 class Best(Advantage):
-    """A rollout's reward is that of its last turn. Metrics: `imitated`, the share of tokens that are trained on."""
+    """A rollout's reward is that of its last turn, with the rewards of its tokens. Metrics: `imitated`, the share of tokens that are trained on."""
 
     Config = BestConfig
     config: BestConfig
     min_group_size = 2
 
     def __call__(self, batch: StepBatch, signals: Signals) -> Credit:
-        rewards_B = outcomes(batch)
+        rewards_B = rollout_rewards(batch)
         kept_B = rewards_B.new_zeros(len(rewards_B)).bool()
         for members in groups(batch):
             own = rewards_B[members]

@@ -1,4 +1,4 @@
-"""Rewards to go, whitened over the tokens of the batch: REINFORCE++ (Hu et al. 2025, arXiv 2501.03262, section 3).
+"""Rewards to go, whitened over the tokens of the batch: REINFORCE++ (Hu et al. 2025, arXiv 2501.03262).
 
     R_t = r_t + γ R_{t+1}               r_t: the token's own reward, at the last token the rollout's reward besides
     A_t = (R_t - mean(R)) / std(R)      over all tokens of the batch

@@ -1,4 +1,4 @@
-"""Rollouts compared within the group, and turns with others in the same state: GiGPO (Feng et al. 2025, arXiv 2505.10978, eq. 3 to 8).
+"""Rollouts compared within the group, and turns with others in the same state: GiGPO (Feng et al. 2025, arXiv 2505.10978).
 
     A_E(i)    = (Σ_t r_it - mean) / std          the return of a rollout, over the rollouts of the group
     R_it      = r_it + γ R_i,t+1
@@ -61,7 +61,7 @@ class GiGPO(Advantage):
 
 
 def _turn_rewards(batch: StepBatch) -> Tensor:
-    """The reward of each turn with those of its tokens, float64 [B]."""
+    """Return the reward of each turn with those of its tokens, float64 [B]."""
     if batch.step_rewards_B is not None:
         rewards_B = batch.step_rewards_B.double()
     else:

@@ -1,4 +1,4 @@
-"""Rewards to go minus the reward of the greedy response: ReMax (Li et al. 2023, arXiv 2310.10505, algorithm 1).
+"""Rewards to go minus the reward of the greedy response: ReMax (Li et al. 2023, arXiv 2310.10505).
 
     A_t = Σ_{s ≥ t} r_s - r(greedy response to the same task)
 

@@ -19,27 +19,27 @@ _MIN_VARIANCE = 1e-8
 
 
 def groups(batch: StepBatch) -> list[Tensor]:
-    """Indices of the sequences of each group."""
+    """Return the indices of the sequences of each group."""
     order = batch.group_B.argsort(stable=True)
     return list(order.split(batch.group_B.unique(return_counts=True)[1].tolist()))
 
 
 def rollout_means(values: Tensor, rollout: Tensor) -> Tensor:
-    """The mean of each rollout's turns, one entry per rollout."""
+    """Return the mean of each rollout's turns, one entry per rollout."""
     _, place = rollout.unique(return_inverse=True)
     means: Tensor = place.bincount(weights=values) / place.bincount()
     return means
 
 
 def total_rewards(batch: StepBatch) -> Tensor:
-    """The reward of each sequence with the rewards of its tokens, [B]."""
+    """Return the reward of each sequence with the rewards of its tokens, [B]."""
     if batch.token_rewards_N is None:
         return batch.rewards_B
     return batch.rewards_B + batch.sum_per_sequence(batch.token_rewards_N)
 
 
 def turns_in_time(batch: StepBatch) -> tuple[Tensor, Tensor]:
-    """Indices of all sequences, rollout after rollout and turn after turn, and whether each is the last of its rollout; [B] each."""
+    """Return all sequences, rollout after rollout and turn after turn, and whether each is its rollout's last; [B] each."""
     order_B = batch.turn_B.argsort(stable=True)
     for key_B in (batch.rollout_B, batch.group_B):
         order_B = order_B[key_B[order_B].argsort(stable=True)]
@@ -50,7 +50,7 @@ def turns_in_time(batch: StepBatch) -> tuple[Tensor, Tensor]:
 
 
 def rollouts(batch: StepBatch) -> Tensor:
-    """Number of the rollout of each sequence over all groups, int64 [B], 0..R-1, ascending in the order in time."""
+    """Number the rollouts of all groups: int64 [B], 0..R-1, ascending in the order in time."""
     order_B, last_B = turns_in_time(batch)
     rollout_B = order_B.new_zeros(len(order_B))
     rollout_B[order_B] = last_B.long().cumsum(0) - last_B.long()
@@ -58,19 +58,26 @@ def rollouts(batch: StepBatch) -> Tensor:
 
 
 def outcomes(batch: StepBatch) -> Tensor:
-    """The reward of the last turn of each sequence's rollout, float64 [B]."""
+    """Return the reward of the last turn of each sequence's rollout, float64 [B]."""
     order_B, last_B = turns_in_time(batch)
     return batch.rewards_B.double()[order_B[last_B]][rollouts(batch)]
 
 
 def rollout_sums(batch: StepBatch, values_B: Tensor) -> Tensor:
-    """The sum over the turns of each sequence's rollout, float64 [B]."""
+    """Add up the turns of each sequence's rollout, float64 [B]."""
     rollout_B = rollouts(batch)
     return sums(values_B.double(), rollout_B)[rollout_B]
 
 
+def rollout_rewards(batch: StepBatch) -> Tensor:
+    """Return the outcome of each sequence's rollout with the rewards of all of the rollout's tokens, float64 [B]."""
+    if batch.token_rewards_N is None:
+        return outcomes(batch)
+    return outcomes(batch) + rollout_sums(batch, batch.sum_per_sequence(batch.token_rewards_N.double()))
+
+
 def sums(values: Tensor, key: Tensor) -> Tensor:
-    """The sum of the values with each key, [K].
+    """Add up the values with each key, [K].
 
     Args:
         key: int64, 0..K-1.
@@ -79,7 +86,7 @@ def sums(values: Tensor, key: Tensor) -> Tensor:
 
 
 def tokens_in_time(batch: StepBatch) -> tuple[Tensor, Tensor]:
-    """Places of all tokens in the order in time, and whether each is the last of its rollout; [N] each."""
+    """Return the places of all tokens in the order in time, and whether each is its rollout's last; [N] each."""
     rank_B = turns_in_time(batch)[0].argsort()
     place_N = rank_B[batch.sequence_N].argsort(stable=True)
     rollout_N = rollouts(batch)[batch.sequence_N[place_N]]
@@ -89,7 +96,7 @@ def tokens_in_time(batch: StepBatch) -> tuple[Tensor, Tensor]:
 
 
 def rewards_in_time(batch: StepBatch, outcomes_B: Tensor, place_N: Tensor, last_N: Tensor) -> Tensor:
-    """The reward of each token, float64 [N] in the order in time: its own, and its rollout's outcome at the last token.
+    """Return each token's reward, float64 [N] in the order in time: its own, and at the last token the rollout's outcome.
 
     Args:
         outcomes_B: of the rollout of each sequence.
@@ -100,7 +107,7 @@ def rewards_in_time(batch: StepBatch, outcomes_B: Tensor, place_N: Tensor, last_
 
 
 def accumulated(values: Tensor, last: Tensor, factor: float) -> Tensor:
-    """x_t + factor · (the same at t + 1), and x_t alone where `last` is True; float64.
+    """Compute y_t = x_t + factor · y_{t+1}, and y_t = x_t where `last` is True; float64.
 
     Args:
         values: in the order in time.
@@ -117,7 +124,7 @@ def accumulated(values: Tensor, last: Tensor, factor: float) -> Tensor:
 
 
 def whitened(values: Tensor) -> Tensor:
-    """(x - mean) / std with n - 1. All are 0 where they are equal, and where there are fewer than two."""
+    """Scale to (x - mean) / std with n - 1. All are 0 where they are equal, and where there are fewer than two."""
     if len(values) < 2 or bool(values.max() == values.min()):
         return values.new_zeros(len(values))
     scaled: Tensor = (values - values.mean()) / (values.var(correction=1) + _MIN_VARIANCE).sqrt()
@@ -125,7 +132,7 @@ def whitened(values: Tensor) -> Tensor:
 
 
 def normalised(values: Tensor, key: Tensor, *, scale: bool, eps: float) -> Tensor:
-    """x minus the mean of the entries with the same key, and with `scale` divided by (std + eps), the std with n - 1.
+    """Subtract the mean of the entries with the same key, and with `scale` divide by (std + eps), the std with n - 1.
 
     Entries that are alone with their key, or equal to all others of it, are 0.
 

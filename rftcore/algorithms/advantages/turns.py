@@ -14,7 +14,7 @@ from dataclasses import replace
 from pydantic import Field
 
 from rftcore.algorithms.advantages.group import Group, GroupConfig
-from rftcore.algorithms.advantages.rollouts import outcomes, rollout_sums
+from rftcore.algorithms.advantages.rollouts import rollout_rewards, rollout_sums
 from rftcore.algorithms.base import Credit, Signals, StepBatch
 
 
@@ -29,10 +29,8 @@ class Turns(Group):
     config: TurnsConfig
 
     def __call__(self, batch: StepBatch, signals: Signals) -> Credit:
-        rewards_B = outcomes(batch)
-        if batch.token_rewards_N is not None:
-            rewards_B = rewards_B + rollout_sums(batch, batch.sum_per_sequence(batch.token_rewards_N))
-        credit = super().__call__(replace(batch, rewards_B=rewards_B.float(), token_rewards_N=None), signals)
+        rewards_B = rollout_rewards(batch).float()
+        credit = super().__call__(replace(batch, rewards_B=rewards_B, token_rewards_N=None), signals)
         if not self.config.step_norm:
             return credit
         num_turns_B = rollout_sums(batch, batch.rewards_B.new_ones(batch.num_sequences))

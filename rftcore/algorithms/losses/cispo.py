@@ -1,8 +1,8 @@
-"""CISPO: clip the importance weight, and not the update (MiniMax-M1, arXiv 2506.13585, eq. 4 and 5).
+"""CISPO: clip the importance weight, and not the update (MiniMax-M1, arXiv 2506.13585).
 
     loss_t = -sg(clip(ρ_t, 1 - low, 1 + high)) A_t log π(o_t)
 
-with sg for stopped gradient. Every token keeps its gradient. `drop_clipped` drops those that PPO's clip would (eq. 7).
+with sg for stopped gradient. Every token keeps its gradient. `drop_clipped` drops those that PPO's clip would.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Online policy mirror descent, the simple form (Trinity-RFT, arXiv 2505.17826, appendix A).
+"""Online policy mirror descent, the simple form (Trinity-RFT, arXiv 2505.17826, appendix).
 
     loss_t = -A_t log π(o_t) / (1 + τ)
 

@@ -20,7 +20,7 @@ Level = Literal["token", "sequence", "product"]
 
 
 def log_ratio(view: TokenView, level: Level) -> Tensor:
-    """At each token, [N]; clamped.
+    """Return the logarithm at each token, [N]; clamped.
 
     The sum of a sequence's entries has the gradient of as many ratios of the sequence, and each token has its own share of it: 1 times
     its own log-probability's for `sequence`, n times for `product`.

@@ -1,4 +1,4 @@
-"""REC: REINFORCE made off-policy by dropping and weighing tokens (Yao et al. 2025, arXiv 2509.24203, section 4).
+"""REC: REINFORCE made off-policy by dropping and weighing tokens (Yao et al. 2025, arXiv 2509.24203).
 
     loss_t = -w_t m_t A_t log π(o_t) + coef · regulariser_t
 

@@ -1,4 +1,4 @@
-"""SAPO: a soft gate in place of the clip (Gao et al. 2025, arXiv 2511.20347, eq. 5 and 6).
+"""SAPO: a soft gate in place of the clip (Gao et al. 2025, arXiv 2511.20347).
 
     loss_t = -(4 / τ) σ(τ (ρ_t - 1)) A_t          τ = tau_positive where A_t > 0, tau_negative elsewhere
 

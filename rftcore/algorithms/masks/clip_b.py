@@ -35,7 +35,7 @@ class ClipB(TokenMask):
 
 
 def discriminator(signals: Signals) -> Tensor:
-    """S of each token, float64 [N]."""
+    """Compute S of each token, float64 [N]."""
     assert signals.old_N is not None and signals.entropy_N is not None
     logprobs_N = signals.old_N.double()
     # p log p is 0 where p is, and not -inf · 0.

@@ -45,7 +45,7 @@ class ClipV(TokenMask):
 
 
 def expected_discriminator(logprobs_NV: Tensor) -> Tensor:
-    """E_v[S_v] of the distributions [N, V] over the vocabulary, [N]: the signal `discriminator`."""
+    """Compute E_v[S_v] of distributions [N, V] over the vocabulary, [N]: the signal `discriminator`."""
     p_NV = logprobs_NV.exp()
     entropy_N = -(p_NV * logprobs_NV.clamp(min=-1e4)).sum(dim=-1)
     expected_N: Tensor = (p_NV.square() * (entropy_N.unsqueeze(-1) + logprobs_NV.clamp(min=-1e4))).sum(dim=-1)

@@ -22,7 +22,7 @@ from rftdata.errors import ConfigError, PluginError
 class Preset(Section):
     """An algorithm of the field.
 
-    `parts` are merged with a user's keys by `rftcore.algorithms.config.merged`.
+    `parts` are merged with a user's keys by `rftdata.config.merged`.
     """
 
     title: str = Field(description="The algorithm's name in full.")

@@ -18,7 +18,7 @@ CREATE FUNCTION rft.refuse_fact_change() RETURNS trigger
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    IF TG_OP = 'UPDATE' AND coalesce(current_setting('rft.purge', true), '') <> ''
+    IF (TG_OP = 'UPDATE' OR TG_OP = 'DELETE' AND TG_TABLE_NAME = 'group_prompt') AND coalesce(current_setting('rft.purge', true), '') <> ''
         AND pg_has_role(current_user, (SELECT relowner FROM pg_class WHERE oid = TG_RELID), 'USAGE') THEN
         RETURN NULL;
     END IF;

@@ -32,7 +32,7 @@ CREATE TABLE rft.run (
 COMMENT ON TABLE rft.run IS 'A run of any mode.';
 COMMENT ON COLUMN rft.run.run_id IS 'Key, never reused.';
 COMMENT ON COLUMN rft.run.name IS 'Its name, unique in a buffer.';
-COMMENT ON COLUMN rft.run.parent_run_id IS 'The run this one was forked from.';
+COMMENT ON COLUMN rft.run.parent_run_id IS 'The run that this one was forked from, or whose checkpoint it started from as the next stage.';
 COMMENT ON COLUMN rft.run.mode IS 'Which roles the run has.';
 COMMENT ON COLUMN rft.run.status IS 'State of the run.';
 COMMENT ON COLUMN rft.run.config IS 'The resolved configuration, without secrets.';

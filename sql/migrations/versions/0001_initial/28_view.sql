@@ -1,7 +1,7 @@
--- The analyst's API.
+-- The views that users query.
 
 CREATE VIEW rft.v_history AS SELECT history_id, attempt_id, last_step FROM rft.attempt_history;
-COMMENT ON VIEW rft.v_history IS 'Every attempt with the attempts on its path: the steps of `attempt_id` up to `last_step` (NULL: all) belong to the history of `history_id`.';
+COMMENT ON VIEW rft.v_history IS 'Every attempt with the attempts on its path. The steps of `attempt_id` up to `last_step` (NULL: all) belong to the history of `history_id`.';
 
 CREATE VIEW rft.v_consumption AS
 SELECT r.run_id, d.draw_id, d.attempt_id, d.trainer_step, d.slot, d.item_kind, d.item_id, d.experience_id, d.reward_used, d.staleness,
@@ -11,11 +11,12 @@ FROM rft.run r
 JOIN rft.v_history h ON h.history_id = r.current_attempt_id
 JOIN rft.draw d ON d.attempt_id = h.attempt_id AND (h.last_step IS NULL OR d.trainer_step <= h.last_step)
 WHERE EXISTS (SELECT FROM rft.checkpoint c WHERE c.attempt_id = d.attempt_id AND c.trainer_step >= d.trainer_step);
-COMMENT ON VIEW rft.v_consumption IS 'Draws that lie at or before a committed checkpoint of their run''s present history: what the weights on disk were trained on.';
+COMMENT ON VIEW rft.v_consumption IS 'Draws at or before a committed checkpoint of their run''s current history: the rows that the weights on disk were trained on.';
 
+-- Prompts are joined from outside: a query that reads no text does not read them.
 CREATE VIEW rft.v_experience AS
 SELECT e.experience_id, r.name AS run, e.run_id, t.taskset, t.task_key, e.group_id, g.explore_step, ro.rollout_index, e.turn_index,
-       ro.outcome, e.prompt, e.response, t.payload ->> 'answer' AS answer,
+       ro.outcome, gp.prompt, e.response, t.payload ->> 'answer' AS answer,
        e.reward_sampled, e.reward, v.reward AS reward_shaped,
        CASE WHEN e.reward_final THEN e.reward ELSE coalesce(v.reward, e.reward) END AS reward_trained,
        e.reward_parts, e.metrics, e.finish_reason, e.num_prompt_tokens, e.num_response_tokens,
@@ -27,12 +28,13 @@ SELECT e.experience_id, r.name AS run, e.run_id, t.taskset, t.task_key, e.group_
             ELSE 'ready' END AS state,
        v.stage AS dropped_by, coalesce(v.reason, g.closed_reason) AS dropped_because,
        d.times AS times_sampled, d.steps AS trainer_steps, l.num_labels,
-       e.source, e.messages, e.parent_id, e.segment_id, e.segment_row, e.created_at
+       e.source, rft.chat(gp.messages, e.response_messages, e.response) AS messages, e.parent_id, e.segment_id, e.segment_row, e.created_at
 FROM rft.experience e
 JOIN rft.run r USING (run_id)
 JOIN rft.rollout_group g USING (group_id)
 JOIN rft.rollout ro USING (rollout_id)
 JOIN rft.task t USING (task_id)
+LEFT JOIN rft.group_prompt gp ON gp.group_id = e.group_id AND gp.prompt_digest = e.prompt_digest
 LEFT JOIN rft.policy_version p ON p.policy_version_id = e.policy_version_min
 LEFT JOIN LATERAL (
     SELECT v.* FROM rft.verdict v
@@ -46,7 +48,7 @@ LEFT JOIN LATERAL (
     WHERE d.experience_id = e.experience_id) d ON true
 LEFT JOIN LATERAL (
     SELECT count(*) AS num_labels FROM rft.label l WHERE l.experience_id = e.experience_id) l ON true;
-COMMENT ON VIEW rft.v_experience IS 'Everything about one experience in one place.';
+COMMENT ON VIEW rft.v_experience IS 'Experiences with their run, task, group, verdict, draws and labels.';
 
 CREATE VIEW rft.v_group AS
 SELECT g.group_id, r.name AS run, g.run_id, t.taskset, t.task_key, g.explore_step, g.ordinal, g.status, g.is_refill, g.trainable,
@@ -58,7 +60,7 @@ LEFT JOIN LATERAL (
     SELECT count(*) FILTER (WHERE outcome = 'ok') AS num_ok, count(*) FILTER (WHERE outcome <> 'ok') AS num_failed,
            avg(reward) AS mean_reward, stddev_samp(reward) AS std_reward
     FROM rft.rollout WHERE group_id = g.group_id) o ON true;
-COMMENT ON VIEW rft.v_group IS 'Groups with the outcome of their rollouts.';
+COMMENT ON VIEW rft.v_group IS 'Groups with the outcomes of their rollouts.';
 
 CREATE VIEW rft.v_pass_rate AS
 SELECT r.name AS run, g.run_id, t.taskset, g.explore_step, count(DISTINCT g.group_id) AS num_groups, count(*) AS num_rollouts,
@@ -68,7 +70,7 @@ JOIN rft.run r USING (run_id)
 JOIN rft.task t USING (task_id)
 JOIN rft.rollout o USING (group_id)
 GROUP BY r.name, g.run_id, t.taskset, g.explore_step;
-COMMENT ON VIEW rft.v_pass_rate IS 'Rewards as sampled, by run, taskset and explorer step; dropped groups count.';
+COMMENT ON VIEW rft.v_pass_rate IS 'Sampled rewards by run, taskset and explorer step, including dropped groups.';
 
 CREATE VIEW rft.v_lineage AS
 SELECT d.experience_id, r.name AS run, d.attempt_id, d.trainer_step, d.reward_used, e.reward AS reward_now,
@@ -84,7 +86,7 @@ JOIN rft.experience e USING (experience_id)
 LEFT JOIN LATERAL (
     SELECT * FROM rft.checkpoint c WHERE c.attempt_id = d.attempt_id AND c.trainer_step >= d.trainer_step
     ORDER BY c.trainer_step LIMIT 1) c ON true;
-COMMENT ON VIEW rft.v_lineage IS 'Experience to steps to the first checkpoint that contains them, and back; corrected_since: the reward changed after it was drawn.';
+COMMENT ON VIEW rft.v_lineage IS 'Experiences with the steps that used them and the first checkpoint that contains those. corrected_since: the reward changed after the draw.';
 
 CREATE VIEW rft.v_waiting AS
 SELECT w.worker_id, r.name AS run, w.role, w.host, w.pid, w.state, w.waiting_for, w.progress, w.error,
@@ -95,14 +97,14 @@ SELECT w.worker_id, r.name AS run, w.role, w.host, w.pid, w.state, w.waiting_for
 FROM rft.worker w JOIN rft.run r USING (run_id);
 COMMENT ON VIEW rft.v_waiting IS 'What each process does or waits for.';
 
--- A fork's curve begins with its parent's steps: they belong to the run whose history they are on, not to the one that did them.
+-- A fork's curve begins with its parent's steps. They belong to the run whose history contains them, not to the run that trained them.
 CREATE VIEW rft.v_train_step AS
 SELECT r.name AS run, r.run_id, s.trainer_step, s.attempt_id, s.outcome, s.reason, s.num_groups, s.num_experiences, s.num_tokens,
        s.wait_seconds, s.train_seconds, s.publish_seconds, s.metrics, s.finished_at
 FROM rft.run r
 JOIN rft.v_history h ON h.history_id = r.current_attempt_id
 JOIN rft.train_step s ON s.attempt_id = h.attempt_id AND (h.last_step IS NULL OR s.trainer_step <= h.last_step);
-COMMENT ON VIEW rft.v_train_step IS 'The steps of a run''s present history: one continuous curve, whatever crashed in between.';
+COMMENT ON VIEW rft.v_train_step IS 'The steps of a run''s current history: one continuous curve, even across crashes.';
 
 CREATE VIEW rft.v_dropped AS
 SELECT r.name AS run, v.run_id, v.stage, v.reason, count(*) AS num_experiences, count(DISTINCT v.group_id) AS num_groups
@@ -113,21 +115,21 @@ FROM (SELECT DISTINCT ON (v.experience_id) e.run_id, v.*
 JOIN rft.run r USING (run_id)
 WHERE NOT v.kept
 GROUP BY r.name, v.run_id, v.stage, v.reason;
-COMMENT ON VIEW rft.v_dropped IS 'Dropped experiences by stage and reason, newest verdict of the run''s pipeline.';
+COMMENT ON VIEW rft.v_dropped IS 'Dropped experiences by stage and reason, according to the newest verdicts of the run''s pipeline.';
 
 CREATE VIEW rft.v_task AS
 SELECT t.task_id, t.taskset, t.task_key, t.status, t.status_pinned, t.payload -> 'prompt' AS prompt, t.payload ->> 'answer' AS answer,
        t.payload -> 'metadata' AS metadata, t.features, coalesce(t.source_features, t.features) AS source_features,
        v.kept, v.stage, v.reason, v.pipeline_version, v.decided_at, t.created_at, t.manual_features, t.left_source_at
 FROM rft.task t LEFT JOIN rft.task_verdict v ON v.task_verdict_id = t.task_verdict_id;
-COMMENT ON VIEW rft.v_task IS 'Tasks with the verdict that stands: kept, or dropped by which stage and why.';
+COMMENT ON VIEW rft.v_task IS 'Tasks with their current verdict: kept, or dropped with the stage and the reason.';
 
 CREATE VIEW rft.v_dropped_task AS
 SELECT t.taskset, v.pipeline_version, v.stage, v.reason, count(*) AS num_tasks
 FROM rft.task t JOIN rft.task_verdict v ON v.task_verdict_id = t.task_verdict_id
 WHERE NOT v.kept
 GROUP BY t.taskset, v.pipeline_version, v.stage, v.reason;
-COMMENT ON VIEW rft.v_dropped_task IS 'Tasks that the verdicts that stand have dropped, by stage and reason.';
+COMMENT ON VIEW rft.v_dropped_task IS 'Tasks dropped by their current verdicts, by stage and reason.';
 
 CREATE VIEW rft.v_task_stat AS
 SELECT r.name AS run, s.run_id, t.taskset, t.task_key, s.task_id, t.status, s.alpha / (s.alpha + s.beta) AS pass_rate, s.alpha, s.beta,
@@ -135,27 +137,28 @@ SELECT r.name AS run, s.run_id, t.taskset, t.task_key, s.task_id, t.status, s.al
 FROM rft.task_stat s
 JOIN rft.run r USING (run_id)
 JOIN rft.task t USING (task_id);
-COMMENT ON VIEW rft.v_task_stat IS 'What runs know of the tasks they tried. pass_rate: expected, a task without outcomes counts 0.5; mean_reward: of the outcomes alone.';
+COMMENT ON VIEW rft.v_task_stat IS 'Statistics of the tasks that runs tried. pass_rate: the expected rate; 0.5 for a task without outcomes. mean_reward: mean of the outcomes alone.';
 
 CREATE VIEW rft.v_review AS
 SELECT w.*, CASE WHEN w.answer IS NOT NULL AND w.answered_at < w.deadline THEN w.answer::text
                  WHEN rft.clock() >= w.deadline THEN w.otherwise::text ELSE 'waiting' END AS state
 FROM rft.review w;
-COMMENT ON VIEW rft.v_review IS 'Questions with their state now: waiting, pass or drop. An answer after the deadline does not count.';
+COMMENT ON VIEW rft.v_review IS 'Questions with their current state: waiting, pass or drop. An answer after the deadline does not count.';
 
 CREATE VIEW rft.v_review_queue AS
 SELECT w.review_id, w.experience_id, w.group_id, r.name AS run, w.name, w.question, w.deadline, w.otherwise,
-       extract(epoch FROM w.deadline - rft.clock())::double precision AS seconds_left, e.prompt, e.response, e.reward, w.asked_at
+       extract(epoch FROM w.deadline - rft.clock())::double precision AS seconds_left, gp.prompt, e.response, e.reward, w.asked_at
 FROM rft.review w JOIN rft.run r USING (run_id) JOIN rft.experience e USING (experience_id)
 JOIN rft.rollout_group g ON g.group_id = w.group_id
+LEFT JOIN rft.group_prompt gp ON gp.group_id = e.group_id AND gp.prompt_digest = e.prompt_digest
 WHERE w.answer IS NULL AND rft.clock() < w.deadline AND g.status = 'sealed' AND g.left_by IS NULL
 ORDER BY w.deadline, w.review_id;
-COMMENT ON VIEW rft.v_review_queue IS 'What waits for a person, the most urgent first; not what was asked about groups that were purged, left or decided without an answer since. Answer with UPDATE rft.review SET answer, UPDATE rft.experience SET reward, `rft label set` or `rft label import`.';
+COMMENT ON VIEW rft.v_review_queue IS 'Questions that wait for a person, most urgent first. Questions about groups that were purged, left or decided without an answer are left out. Answer with UPDATE rft.review SET answer, UPDATE rft.experience SET reward, `rft label set` or `rft label import`.';
 
--- A pair of which one side was purged shows nothing any more, and cannot be trained on.
+-- A pair with a purged side shows no text, and cannot be trained on.
 CREATE VIEW rft.v_pair AS
 SELECT p.pair_id, r.name AS run, c.run_id, c.group_id, t.taskset, t.task_key, p.source, p.author, p.chosen_id, p.rejected_id,
-       c.prompt, c.response AS chosen, j.response AS rejected, c.reward AS chosen_reward, j.reward AS rejected_reward,
+       gp.prompt, c.response AS chosen, j.response AS rejected, c.reward AS chosen_reward, j.reward AS rejected_reward,
        CASE p.source WHEN 'human' THEN p.margin ELSE c.reward - j.reward END AS margin,
        (p.source = 'human' OR coalesce(c.reward > j.reward, false))
            AND NOT EXISTS (SELECT FROM rft.purged_experience x WHERE x.experience_id IN (p.chosen_id, p.rejected_id)) AS stands,
@@ -165,10 +168,11 @@ JOIN rft.experience c ON c.experience_id = p.chosen_id
 JOIN rft.experience j ON j.experience_id = p.rejected_id
 JOIN rft.run r ON r.run_id = c.run_id
 JOIN rft.rollout_group g ON g.group_id = c.group_id
-JOIN rft.task t USING (task_id);
-COMMENT ON VIEW rft.v_pair IS 'Preference pairs with their texts and the rewards as they stand now. margin: of built pairs the difference of the rewards now; of a person''s what they said, or NULL. stands: false where a correction took away what a built pair was built on, and where one of the two was purged.';
+JOIN rft.task t USING (task_id)
+LEFT JOIN rft.group_prompt gp ON gp.group_id = c.group_id AND gp.prompt_digest = c.prompt_digest;
+COMMENT ON VIEW rft.v_pair IS 'Preference pairs with their texts and their current rewards. margin: the current difference of the rewards for a built pair; the person''s value, or NULL, for a person''s pair. stands: false if a correction removed the difference on which a pair was built, or if one of the two was purged.';
 
 CREATE VIEW rft.v_purged AS
 SELECT x.experience_id, p.purge_id, p.kind, p.selection, p.reason, p.author, p.session_user_name, x.purged_at
 FROM rft.purged_experience x JOIN rft.purge p USING (purge_id);
-COMMENT ON VIEW rft.v_purged IS 'Purged experiences: by whom, when and why.';
+COMMENT ON VIEW rft.v_purged IS 'Purged experiences, with the author, time and reason.';

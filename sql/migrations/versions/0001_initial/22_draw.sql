@@ -381,8 +381,13 @@ BEGIN
     IF s.reuses THEN
         PERFORM rft.rest_items(of_run, step, picked);
     ELSE
+        -- By their places, which stay while the items are locked: for item_id = ANY (…), PostgreSQL before 17 may read the whole queue.
         UPDATE rft.worklist w SET available = false, times_sampled = w.times_sampled + 1
-        WHERE w.consumer = 'trainer/' || of_run AND w.item_kind = 'group' AND w.item_id = ANY (ARRAY(SELECT p.item_id FROM unnest(picked) p));
+        WHERE w.ctid = ANY (ARRAY(
+            SELECT x.place FROM unnest(picked) p
+            CROSS JOIN LATERAL (
+                SELECT ctid AS place FROM rft.worklist
+                WHERE consumer = 'trainer/' || of_run AND item_kind = 'group' AND item_id = p.item_id OFFSET 0) x));
     END IF;
 END
 $$;

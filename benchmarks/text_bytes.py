@@ -1,0 +1,151 @@
+"""Bytes of the database per experience: a prompt stored once per group, against every text in the experience's row.
+
+`rft bench text_bytes` prints JSON. For each kind of group the writer fills a buffer of its own. The same rows then go into a table
+of the old shape (text_bytes.sql) in the same database, so the ratio comes from one run. Bytes are those of all tables of the buffer with
+their indexes and long texts, without what an empty buffer has; arrays are in segment files and do not count. A token is 4 bytes of text.
+
+- chats: one turn; prompt and response are the messages of a chat, too.
+- texts: the same without messages.
+- tool_calls: chats whose last message has more than the response's text.
+- turns: chats of four turns. A turn's prompt contains the turns before it, so only the first is shared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import rftdata
+from rftdata import Buffer, Group, Rollout
+from rftdata import Sequence as Experience
+
+GROUP_SIZE = 16
+KINDS = ("chats", "texts", "tool_calls", "turns")
+_TURNS = 4
+_BYTES_PER_TOKEN = 4
+_GROUPS_AT_ONCE = 4
+_WORDS = (
+    "so",
+    "we",
+    "add",
+    "carry",
+    "the",
+    "result",
+    "then",
+    "check",
+    "left",
+    "side",
+    "equals",
+    "right",
+    "number",
+    "step",
+)
+
+
+def queries() -> dict[str, str]:
+    """The statements beside this file."""
+    blocks = re.split(r"^-- name: ", Path(__file__).with_suffix(".sql").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {name: body for name, _, body in (block.partition("\n") for block in blocks[1:])}
+
+
+def make_group(words: random.Random, kind: str, key: int, num_prompt: int, num_response: int) -> Group:
+    """A group of `GROUP_SIZE` rollouts of one prompt.
+
+    Args:
+        num_prompt, num_response: tokens of the first prompt and of a rollout's responses together.
+    """
+    question = _text(words, num_prompt)
+    rollouts = []
+    for index in range(GROUP_SIZE):
+        chat: list[dict[str, Any]] = [{"role": "user", "content": question}]
+        sequences = []
+        for _ in range(_TURNS if kind == "turns" else 1):
+            response = _text(words, num_response // (_TURNS if kind == "turns" else 1))
+            prompt = "".join(f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in chat)
+            chat.append({"role": "assistant", "content": response})
+            if kind == "tool_calls":
+                chat[-1]["tool_calls"] = [
+                    {"type": "function", "function": {"name": "check", "arguments": {"n": index}}}
+                ]
+            tokens = np.zeros((len(prompt) + len(response)) // _BYTES_PER_TOKEN, np.int32)
+            sequences.append(
+                Experience(
+                    prompt, response, tokens, len(prompt) // _BYTES_PER_TOKEN, "stop", reward=float(index % 2),
+                    messages=None if kind == "texts" else list(chat), metrics={"seconds": 1.25, "num_turns": 1},
+                )
+            )  # fmt: skip
+            chat.append({"role": "user", "content": "go on"})
+        rollouts.append(Rollout(index, "ok", float(index % 2), sequences))
+    return Group(rollouts, source="import", taskset=kind, task_key=str(key))
+
+
+def _text(words: random.Random, num_tokens: int) -> str:
+    size = num_tokens * _BYTES_PER_TOKEN
+    return " ".join(words.choices(_WORDS, k=size // 3))[:size]
+
+
+def measure(buffer: Buffer, kind: str, num_groups: int, num_prompt: int, num_response: int) -> dict[str, Any]:
+    """Bytes per experience of one kind of group; the buffer is empty, and has these groups afterwards."""
+    words = random.Random(kind)
+    statements = queries()
+    with buffer.database.connection() as connection:
+        empty = connection.execute(statements["sizes"]).fetchall()[0]
+        buffer.create_run(name=kind, config={}, seed=0, steps=1, pipeline_version="none")
+        with buffer.writer(kind) as writer:
+            for start in range(0, num_groups, _GROUPS_AT_ONCE):
+                keys = range(start, min(start + _GROUPS_AT_ONCE, num_groups))
+                writer.insert(*(make_group(words, kind, key, num_prompt, num_response) for key in keys))
+        connection.execute(statements["fill_table"])
+        sizes = connection.execute(statements["sizes"]).fetchall()[0]
+    num = num_groups * GROUP_SIZE * (_TURNS if kind == "turns" else 1)
+    grown = {name: sizes[name] - empty[name] for name in sizes}
+    before = grown["all_bytes"] - grown["text_bytes"] + grown["texts_in_rows_bytes"]
+    return {
+        "experiences": num,
+        "bytes_per_experience_texts_in_rows": round(before / num),
+        "bytes_per_experience": round(grown["all_bytes"] / num),
+        "ratio": round(grown["all_bytes"] / before, 4),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="rft bench text_bytes", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--groups", type=int, default=32, help=f"groups of {GROUP_SIZE} rollouts")
+    parser.add_argument("--prompt-tokens", type=int, default=2000)
+    parser.add_argument("--response-tokens", type=int, default=4000)
+    parser.add_argument(
+        "--kinds", default=",".join(KINDS), metavar="NAME,…", help=f"which of {', '.join(KINDS)}; all by default"
+    )
+    options = parser.parse_args(arguments)
+    unknown = [kind for kind in options.kinds.split(",") if kind not in KINDS]
+    if unknown:
+        parser.error(f"no such kind: {unknown[0]}; there are {', '.join(KINDS)}")
+    found = {}
+    with tempfile.TemporaryDirectory(prefix="rft-bench-", ignore_cleanup_errors=True) as folder:
+        os.chmod(folder, 0o755)  # the database may run as another user
+        for kind in options.kinds.split(","):
+            with rftdata.open(str(Path(folder) / kind)) as buffer:
+                try:
+                    found[kind] = measure(buffer, kind, options.groups, options.prompt_tokens, options.response_tokens)
+                finally:
+                    if buffer.server:
+                        buffer.server.stop()
+            print(f"{kind}: {json.dumps(found[kind])}", file=sys.stderr, flush=True)
+    print(json.dumps({**vars(options), "group_size": GROUP_SIZE, "kinds": found}, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""Write docs/reference/algorithms.md from the presets and the parts, so that the two cannot differ.
+
+`--check` writes nothing and exits 1 when the file is not what would be written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rftcore.algorithms import ADVANTAGES, LOSSES, MASKS, build_algorithm
+from rftcore.algorithms.base import Advantage, Part, Term
+from rftcore.algorithms.config import AlgorithmConfig
+from rftcore.algorithms.presets import Preset, presets
+from rftdata.plugins import Registry
+from scripts.stages_reference import arguments, body, table
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "reference" / "algorithms.md"
+
+HEADER = """\
+# Algorithms: presets and parts
+
+Generated from the presets and parts themselves by `make docs`; do not edit. An algorithm is a [preset](#presets) by name, and every key of
+it can be changed alone. Naming another part replaces the preset's part with all of its keys:
+
+```yaml
+algorithm:
+  name: grpo
+  advantage: {scale: none}
+  loss: {name: cispo, clip: [1.0, 0.28]}
+  kl: {type: k3, coef: 0.001}
+```
+
+A [part](#advantages) can be your own: `loss: {name: ./my_loss.py:MyLoss}`. A preset can be, too: `name: ./mine.yaml` with the keys of
+the section, which may name another preset as its `name`. `rft check CONFIG` refuses parts that do not fit each other.
+
+In formulas, ρ is the ratio of the policy to its anchor at one token: the policy that sampled it, or the policy before the step
+(`old_logprobs`). A is the advantage, r a reward, π a probability, sg a stopped gradient.
+
+"""
+KINDS: tuple[tuple[str, Registry[Any]], ...] = (("Advantages", ADVANTAGES), ("Losses", LOSSES), ("Masks", MASKS))
+SHARED = ("aggregation", "correction", "kl")
+"""Modules whose text explains a key of the section."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="compare only")
+    check = parser.parse_args().check
+    page = render()
+    if check:
+        current = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else ""
+        if current != page:
+            print(f"{PAGE.relative_to(ROOT)} is not what the algorithms say; run: make docs", file=sys.stderr)
+        return int(current != page)
+    PAGE.write_text(page, encoding="utf-8")
+    print(f"wrote {PAGE.relative_to(ROOT)}")
+    return 0
+
+
+def render() -> str:
+    """Return the page."""
+    known = presets()
+    rows = [[f"[`{name}`](#{name})", preset.title, _cells(preset.compared_with)] for name, preset in known.items()]
+    parts = [HEADER + "## Presets\n", _listed(["preset", "algorithm", "compared with"], rows)]
+    parts += [preset_section(name, preset) for name, preset in known.items()]
+    parts += ["## Keys of the section\n", table(_keys())]
+    for module in SHARED:
+        parts += [f"### How `{module}` works\n", body(_text(f"rftcore.algorithms.{module}"))]
+    for title, kinds in KINDS:
+        parts.append(f"## {title}\n")
+        parts += [part_section(name, kinds.kind, kinds.load(name)) for name in sorted(kinds.builtins)]
+    return "\n".join(parts)
+
+
+def preset_section(name: str, preset: Preset) -> str:
+    """Return its formula, paper, comparison, needs and keys."""
+    facts = [f"- Paper: {preset.source}", f"- Compared with: {preset.compared_with}"]
+    if preset.differs:
+        facts.append(f"- Differs: {preset.differs}")
+    facts.append(f"- Needs: {_needs(name)}")
+    keys = yaml.safe_dump(preset.parts, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)
+    listed = "\n".join(facts)
+    return f"### {name}\n\n{preset.title}.\n\n```text\n{preset.formula}\n```\n\n{listed}\n\n```yaml\n{keys}```\n"
+
+
+def _needs(name: str) -> str:
+    algorithm = build_algorithm(name)
+    words = {
+        "behavior": "log-probabilities of the policy that sampled", "old": "a forward pass before the step",
+        "entropy": "entropies before the step", "discriminator": "entropies before the step", "reference": "the reference model",
+        "teacher": "a teacher", "teacher_logits": "a teacher", "values": "a critic", "mismatched": "the reference model",
+    }  # fmt: skip
+    found = [words[signal] for signal in sorted(algorithm.signals)]
+    found += [f"{column.replace('_', ' ')} of sequences" for column in sorted(algorithm.columns)]
+    found += ["rewards"] if algorithm.uses_rewards else []
+    found += ["preference pairs"] if algorithm.pairwise else []
+    found += [f"groups of {algorithm.min_group_size} or more"] if algorithm.group_relative else []
+    return ", ".join(dict.fromkeys(found)) or "tokens alone"
+
+
+def _keys() -> list[list[str]]:
+    return [["`name`", "text", "needed", "The preset: one of this page, or ./file.yaml."], *arguments(AlgorithmConfig)]
+
+
+def part_section(name: str, kind: str, part: type[Part]) -> str:
+    """Return the text of its module, what it reads, and its keys."""
+    own = inspect.cleandoc(part.__dict__.get("__doc__") or "")
+    parts = [f"### {name} ({kind})\n", body(_text(part.__module__))]
+    parts += [f"{own}\n"] if own else []
+    parts.append(f"*{_what(part)}*\n")
+    rows = arguments(part.Config)
+    return "\n".join([*parts, table(rows)] if rows else parts)
+
+
+def _what(part: type[Part]) -> str:
+    facts = [f"One loss per {part.unit}."] if issubclass(part, Term) else []
+    if issubclass(part, Term) and part.of_critic:
+        facts = ["One loss per token, of the critic."]
+    if isinstance(part.uses_rewards, bool) and part.uses_rewards and not issubclass(part, Advantage):
+        facts.append("Reads rewards.")
+    needs = sorted(part.needs) + sorted(part.columns)
+    facts.append(f"Reads {', '.join(f'`{need}`' for need in needs)}." if needs else "Reads nothing besides the batch.")
+    return " ".join(facts)
+
+
+def _text(module: str) -> str:
+    return (sys.modules[module].__doc__ or "").strip()
+
+
+def _cells(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _listed(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""`Run`: a frozen view of a run's row, from any handle of the buffer; and a `Worker` that waits for what its role works on."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import pytest
+
+import rftdata
+from rftdata import Buffer, Run
+from rftdata.errors import QueryError
+from rftdata.workers import Worker
+
+
+@pytest.fixture
+def run(buffer: Buffer) -> Run:
+    return buffer.create_run(name="7", config={"a": 1}, seed=3, steps=2, pipeline_version="p1")
+
+
+def test_a_run_has_the_columns_of_its_row(buffer: Buffer, run: Run) -> None:
+    columns = buffer.sql("SELECT * FROM rft.run").column_names
+    fields = {field.name for field in dataclasses.fields(Run)} - {"database", "folder"}
+    assert fields == set(columns)
+    assert (run.name, run.mode, run.status, run.config, run.seed) == ("7", "both", "created", {"a": 1}, 3)
+    assert run.folder == buffer.runs_folder / "7" and run == buffer.find_run(run.run_id)
+
+
+def test_a_number_is_an_id_and_a_text_a_name_or_an_id(buffer: Buffer, run: Run) -> None:
+    others = [buffer.create_run(name="r", config={}, seed=1, steps=1, pipeline_version="p") for _ in range(8)]
+    seventh = next(other for other in others if other.run_id == 7)
+    assert buffer.find_run("7") == run and buffer.find_run(7) == seventh and buffer.find_run("8").run_id == 8
+    with pytest.raises(QueryError, match="holds no such run"):
+        buffer.find_run(99)
+
+
+def test_a_run_is_as_it_was_read_until_it_is_refreshed(run: Run) -> None:
+    assert run.end("failed", "the explorer ended") and not run.has_ended
+    ended = run.refreshed()
+    assert (ended.status, ended.outcome, ended.has_ended) == ("failed", "the explorer ended", True)
+    more = ended.go_on({"a": 2}, steps=9, pipeline_version="p2")
+    assert (more.status, more.outcome, more.config, more.planned_steps, more.pipeline_version) == ("created", None, {"a": 2}, 9, "p2")  # fmt: skip
+
+
+def test_a_run_that_has_finished_stays_so(run: Run) -> None:
+    assert run.end("finished", "2 steps done") and not run.end("failed", "too late")
+    assert run.refreshed().outcome == "2 steps done"
+
+
+def test_a_handle_uses_its_own_connections_for_a_run_of_another(buffer: Buffer, run: Run) -> None:
+    with rftdata.open(buffer.config) as other:
+        attempt = other.attempt(run)
+    buffer.database.fetch("newest_run")
+    assert attempt.run.database is other.database and attempt.run == run
+
+
+def test_a_worker_is_woken_by_what_its_role_works_on(run: Run) -> None:
+    with Worker(run, "trainer") as worker:
+        worker.wait(0.0)  # the first wait begins to listen
+        while worker.wait(0.5):
+            pass
+        assert not worker.is_asked_to_stop()
+        run.request_stop()
+        started = time.monotonic()
+        assert worker.wait(30.0) and time.monotonic() - started < 20
+        assert worker.is_asked_to_stop() and worker.should_stop()

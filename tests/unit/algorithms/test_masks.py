@@ -1,0 +1,121 @@
+"""Masks against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from rftcore.algorithms import MASKS, build_algorithm
+from rftcore.algorithms.base import Signals, StepBatch, TokenMask
+from rftcore.algorithms.masks.clip_b import ClipB, discriminator
+from rftcore.algorithms.masks.clip_v import ClipV, expected_discriminator
+from rftcore.algorithms.masks.m2po import M2PO
+from tests.support.algorithms import loss_and_gradient, step_batch
+
+
+def kept(
+    mask: type[TokenMask], batch: StepBatch, signals: Signals, advantages: list[float] | None = None, **keys: Any
+) -> list[bool]:
+    advantages_N = torch.tensor(advantages or [-1.0] * len(batch.sequence_N))
+    found: list[bool] = mask(mask.Config(**keys))(batch, signals, advantages_N).tolist()
+    return found
+
+
+class TestM2PO:
+    # Moments 0.04, 1, 0, 0.01; the means of the smallest are 0, 0.005, 0.0166667, 0.2625.
+    batch = step_batch([0.0] * 4, behavior=[-1.2, -1.0, -1.0, -1.0])
+    signals = Signals(old_N=torch.tensor([-1.0, -2.0, -1.0, -0.9]))
+
+    @pytest.mark.parametrize(
+        ("threshold", "expected"),
+        [
+            (0.3, [True, True, True, True]), (0.04, [True, False, True, True]), (0.01, [False, False, True, True]),
+            (1e-9, [False, False, True, False]),
+        ],
+    )  # fmt: skip
+    def test_drops_the_largest_moments_until_the_mean_is_below_the_threshold(
+        self, threshold: float, expected: list[bool]
+    ) -> None:
+        assert kept(M2PO, self.batch, self.signals, threshold=threshold) == expected
+
+    def test_drops_all_where_every_token_is_too_far(self) -> None:
+        assert kept(M2PO, step_batch([0.0, 0.0]), Signals(old_N=torch.tensor([-2.0, 3.0]))) == [False, False]
+
+    def test_keeps_tokens_that_no_policy_sampled(self) -> None:
+        batch = step_batch([0.0] * 2, behavior=[math.nan, -1.0])
+        assert kept(M2PO, batch, Signals(old_N=torch.tensor([-9.0, -1.0]))) == [True, True]
+
+    def test_the_preset_weighs_by_the_policy_that_sampled_and_drops_by_that_before_the_step(self) -> None:
+        # A = ±0.7071058. log ρ = log π - log π_behavior = 0.1 and -0.9; the second token's moment is 0.81 and it is dropped.
+        algorithm = build_algorithm("m2po")
+        assert algorithm.signals == {"behavior", "old"}
+        batch = step_batch([1.0, 0.0], behavior=[-1.1, -1.1])
+        signals = Signals(old_N=torch.tensor([-1.0, -2.0]))
+        loss, gradient, metrics = loss_and_gradient(algorithm, batch, [-1.0, -2.0], signals)
+        # -0.7071058 e^0.1 / 2: the dropped token still counts in the mean.
+        assert loss == pytest.approx(-0.3907366) and gradient == pytest.approx([-0.3907366, 0.0])
+        assert metrics["mask_kept"] == 0.5
+
+
+# Three tokens with p = 0.5, H = log 2: S = 0. One with H = 0.1: S = 0.5 (0.1 - 0.6931472) = -0.2965736.
+# Mean -0.0741434; squares 3 · 0.0054972 + 0.0494752 = 0.0659669; / 3; std 0.1482868. The last is 0.2224302 = 1.5 std below the mean.
+ENTROPY = Signals(
+    old_N=torch.tensor([0.5] * 4).log(),
+    entropy_N=torch.tensor([math.log(2)] * 3 + [0.1]),
+    discriminator_N=torch.zeros(4),
+)
+
+
+class TestClipB:
+    def test_drops_bad_tokens_that_cost_much_more_entropy_than_the_batch(self) -> None:
+        batch = step_batch([0.0] * 4)
+        assert kept(ClipB, batch, ENTROPY, mu=1.49) == [True, True, True, False]
+        assert kept(ClipB, batch, ENTROPY, mu=1.51) == [True] * 4
+        assert kept(ClipB, batch, ENTROPY, [-1.0, -1.0, -1.0, 1.0], mu=1.0) == [True] * 4
+
+    def test_of_an_impossible_token_is_finite(self) -> None:
+        signals = Signals(old_N=torch.tensor([-math.inf, -1.0]), entropy_N=torch.tensor([0.5, 0.5]))
+        assert kept(ClipB, step_batch([0.0] * 2), signals) == [True, True]
+
+
+class TestClipV:
+    # D = 0 - S: 0, 0, 0, 0.2965736 with std 0.1482868: 2 std.
+    def test_drops_bad_tokens_that_cost_much_more_entropy_than_their_vocabulary(self) -> None:
+        batch = step_batch([0.0] * 4)
+        assert kept(ClipV, batch, ENTROPY, mu=1.99, max_share=0.25) == [True, True, True, False]
+        assert kept(ClipV, batch, ENTROPY, mu=2.01, max_share=0.25) == [True] * 4
+        assert kept(ClipV, batch, ENTROPY, [-1.0, -1.0, -1.0, 1.0], mu=1.0, max_share=1.0) == [True] * 4
+
+    def test_drops_a_limited_share_the_largest_first(self) -> None:
+        batch = step_batch([0.0] * 4)
+        assert kept(ClipV, batch, ENTROPY, mu=1.0) == [True] * 4
+        signals = Signals(
+            old_N=ENTROPY.old_N,
+            entropy_N=torch.tensor([0.2, math.log(2), math.log(2), 0.1]),
+            discriminator_N=torch.zeros(4),
+        )
+        assert kept(ClipV, batch, signals, mu=0.5, max_share=0.25) == [True, True, True, False]
+        assert kept(ClipV, batch, signals, mu=0.5, max_share=0.5) == [False, True, True, False]
+
+    def test_the_mean_over_the_vocabulary(self) -> None:
+        # Uniform: H + log p = 0. (0.8, 0.2): H = 0.5004024; 0.64 (0.5004024 - 0.2231436) + 0.04 (0.5004024 - 1.6094379) = 0.1330842.
+        probabilities = torch.tensor([[0.5, 0.5], [0.8, 0.2], [1.0, 0.0]])
+        assert expected_discriminator(probabilities.log()).tolist() == pytest.approx([0.0, 0.1330842, 0.0], abs=1e-6)
+
+    def test_a_sampled_token_s_own_discriminator_averages_to_it(self) -> None:
+        # By summing over the outcomes instead of sampling them: D has mean 0 under the policy.
+        p = torch.tensor([0.5, 0.3, 0.2])
+        entropy = -(p * p.log()).sum()
+        signals = Signals(old_N=p.log(), entropy_N=entropy.repeat(3))
+        mean = (p.double() * discriminator(signals)).sum().item()
+        assert expected_discriminator(p.log()[None]).item() == pytest.approx(mean, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", sorted(MASKS.builtins))
+def test_an_empty_batch_has_nothing_to_drop(name: str) -> None:
+    empty = torch.zeros(0)
+    signals = Signals(old_N=empty, entropy_N=empty, discriminator_N=empty)
+    assert MASKS.load(name)()(step_batch([], [], []), signals, empty).tolist() == []

@@ -1,0 +1,78 @@
+"""Parts of reinforcement learning that do not fit each other, or the batch, are refused with what would fit."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from rftcore.algorithms import build_algorithm
+from rftcore.algorithms.base import Signals
+from rftdata.errors import ConfigError, RftError
+from tests.support.algorithms import step_batch
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("grpo", {"advantage": "gae"}, "the advantage gae needs a critic.*add critic"),
+        ("ppo", {"critic": None}, "the advantage gae needs a critic.*add critic"),
+        ("grpo", {"critic": {}}, "critic trains values that no advantage reads.*gae"),
+        ("ppo", {"critic": {"loss": "ppo"}}, "ppo does not train a critic.*value"),
+        ("grpo", {"loss": "value"}, "value trains a critic, not the policy"),
+        ("raft", {"advantage": None}, "the loss reinforce needs advantages"),
+        ("sft", {"mask": "m2po"}, "mask changes how advantages count"),
+        ("ppo", {"expert": {"loss": "sft"}}, "critic learns from returns"),
+    ],
+)
+def test_parts_that_do_not_fit_each_other(name: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"(?s){message}"):
+        build_algorithm(name, changes)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["grpo", "dr_grpo", "dapo", "rloo", "reinforce_plus_plus_baseline", "opmd", "asymre", "gspo", "step_wise_grpo", "gigpo", "raft", "mix"],
+)  # fmt: skip
+def test_groups_of_one_are_refused_where_rollouts_are_compared(name: str) -> None:
+    with pytest.raises(ConfigError, match="group_size"):
+        build_algorithm(name, group_size=1)
+
+
+@pytest.mark.parametrize("name", ["ppo", "reinforce", "reinforce_plus_plus", "remax", "topr"])
+def test_groups_of_one_are_enough_where_nothing_is_compared(name: str) -> None:
+    assert build_algorithm(name, group_size=1).min_group_size == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "columns"), [("remax", {"baseline_rewards"}), ("gigpo", {"state"}), ("grpo", set()), ("ppo", set())]
+)
+def test_an_algorithm_names_the_columns_that_a_workflow_must_record(name: str, columns: set[str]) -> None:
+    assert build_algorithm(name).columns == columns
+
+
+def test_a_reward_that_is_missing_is_refused_for_a_rollout_and_not_for_an_expert() -> None:
+    batch = step_batch([0.0, math.nan, 1.0], [4, 4, 4], expert=[False, True, False])
+    assert build_algorithm("mix").plan(batch, Signals()).advantages_N.isfinite().all()
+    with pytest.raises(RftError, match="row 1, rollout 1 of group 4"):
+        build_algorithm("grpo").plan(batch, Signals())
+
+
+def test_the_signals_of_presets() -> None:
+    expected = {
+        "grpo": {"behavior"}, "ppo": {"behavior", "reference", "values"}, "reinforce": set(), "raft": set(), "opmd": set(),
+        "reinforce_plus_plus": {"behavior", "reference"}, "m2po": {"behavior", "old"}, "clip_b": {"old", "entropy"},
+        "clip_v": {"old", "entropy", "discriminator"}, "topr": {"behavior"}, "mix": {"behavior"},
+    }  # fmt: skip
+    assert {name: build_algorithm(name).signals for name in expected} == expected
+
+
+def test_old_logprobs_decides_what_ratios_compare_with() -> None:
+    batch, signals = step_batch([1.0, 0.0], behavior=[-1.0, -2.0]), Signals(old_N=torch.tensor([-3.0, -4.0]))
+    for changes, anchor in (({}, [-3.0, -4.0]), ({"old_logprobs": "behavior"}, [-1.0, -2.0])):
+        algorithm = build_algorithm("clip_b", changes)
+        assert ("behavior" in algorithm.signals) == bool(changes)
+        entropy = Signals(old_N=signals.old_N, entropy_N=torch.ones(2))
+        assert algorithm.plan(batch, entropy).anchor_N.tolist() == anchor
