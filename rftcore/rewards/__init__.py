@@ -6,6 +6,8 @@ counts with its sum, and its parts are stored. An exception becomes the rollout'
 A plain function runs in a separate process (`rftcore.explorer.reward_processes`), an async one in the event loop of the workflows. A plain
 function that returns immediately may set `function.runs_in_explorer = True` to avoid the other process.
 
+`reward_model:FOLDER` is the score of a model that a run with `algorithm: reward_model` trained.
+
 A reward that compares with `task.answer` sets `reward.needs_answer = True`. `rft check --deep` and loading then name the tasks without
 an answer, and refuse a set in which no task has one.
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
+from rftcore.rewards.reward_model import PREFIX, RewardModel
 from rftcore.workflows.task import Task, Turn
 from rftdata.plugins import Registry
 
@@ -33,4 +36,10 @@ def load_rewards(names: list[str], base_dir: Path) -> dict[str, Reward]:
     Raises:
         PluginError: a name is unknown or does not load.
     """
-    return {name: REWARDS.load(name, base_dir) for name in names}
+    return {name: _load(name, base_dir) for name in names}
+
+
+def _load(name: str, base_dir: Path) -> Reward:
+    if name.startswith(PREFIX):
+        return RewardModel(base_dir / Path(name.removeprefix(PREFIX)).expanduser())
+    return REWARDS.load(name, base_dir)

@@ -1,0 +1,71 @@
+"""The score of a model that was trained on preferences (`algorithm: reward_model`): `reward: reward_model:FOLDER`.
+
+The folder is a checkpoint of the run that trained it, or a copy. The score is the scalar head's output at the last token, as in training.
+The tokens are those that the policy sampled, so both models must have the same tokenizer: train the reward model from the same base.
+
+The model is loaded at the first call, in each process that rewards are called in: set `explorer.reward_processes: 1` for a large one.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rftcore.workflows.task import Task, Turn
+from rftdata.errors import PluginError, RftError
+
+PREFIX = "reward_model:"
+
+
+class RewardModel:
+    """A reward function.
+
+    Args:
+        folder: of the model, in the format that checkpoints have.
+
+    Raises:
+        PluginError: there is no model in it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        if not (folder / "config.json").is_file():
+            raise PluginError(
+                "there is no model in the folder of the reward model", value=str(folder), allowed="a folder with config.json and safetensors",
+                todo=f"correct the path after {PREFIX}; it is relative to the configuration file",
+            )  # fmt: skip
+        self.folder = folder
+
+    def __call__(self, turn: Turn, task: Task) -> dict[str, float]:
+        """The score, as the part `reward_model`.
+
+        Raises:
+            RftError: the model has no scalar head, or another vocabulary than the policy.
+        """
+        import torch
+
+        token_ids = turn.sequence.token_ids
+        size = self._model.get_input_embeddings().weight.shape[0]
+        if max(token_ids) >= size:
+            raise RftError(
+                f"the reward model {self.folder} has no token {max(token_ids)}, which the policy uses", allowed=f"0 to {size - 1}",
+                todo="train the reward model from a model with the policy's tokenizer",
+            )  # fmt: skip
+        with torch.inference_mode():
+            scores_1T1 = self._model(input_ids=torch.tensor([token_ids], device=self._model.device)).logits
+        return {"reward_model": float(scores_1T1[0, -1, 0])}
+
+    @cached_property
+    def _model(self) -> Any:
+        import torch
+        from transformers import AutoModelForTokenClassification
+
+        model, found = AutoModelForTokenClassification.from_pretrained(
+            self.folder, num_labels=1, output_loading_info=True
+        )
+        if any(name.startswith("score") for name in found["missing_keys"]):
+            raise RftError(
+                f"the model {self.folder} has no scalar head, so it gives no scores", allowed="a checkpoint of a run with algorithm: reward_model",
+                todo="train one from preference pairs first",
+            )  # fmt: skip
+        return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
