@@ -1,4 +1,4 @@
-"""`rft` as a user calls it, and what the processes of a test session share: the warmed-up model and the built wheel."""
+"""Fixtures that run `rft` like a user, with the warmed-up model and the built wheel, which all processes of a session share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user gets wrong is told in one paragraph, before anything is started and without a trace in the buffer."""
+"""Mistakes of a user are reported in one paragraph, before anything is started and without a trace in the buffer."""
 
 from __future__ import annotations
 

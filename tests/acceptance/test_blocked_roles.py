@@ -1,4 +1,4 @@
-"""A role that user code blocks is started again; a process that is killed is reported in a line; reviews that are waited for are named."""
+"""A role blocked by user code is restarted, a killed process is reported in one line, and awaited reviews are named."""
 
 from __future__ import annotations
 

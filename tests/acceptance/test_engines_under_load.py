@@ -1,4 +1,4 @@
-"""Both engines keep one contract while much happens at once: updates in mid-response, cancellation, refusal, closing."""
+"""Both engines follow one contract under concurrent load: updates during a response, cancellation, refusal, closing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""examples/notebook runs from its first cell to its last, on a buffer of its own and on one that is named, without torch or a network."""
+"""examples/notebook runs from its first cell to its last, on a new buffer and on a given one, without torch or a network."""
 
 from __future__ import annotations
 

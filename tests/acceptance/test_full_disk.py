@@ -1,4 +1,4 @@
-"""A disk that fills up while a run goes on: a clear end, nothing half-written, and `rft run --resume` once there is room.
+"""A disk that fills up during a run: a clear end, nothing partly written, and `rft run --resume` once there is space.
 
 The first three tests are one walk and run in their order: a single run meets the end of one disk after the other.
 """

@@ -1,4 +1,4 @@
-"""`rft run --resume --at-step N`, `--keep-rollouts` and `--fork`, as a person types them."""
+"""`rft run --resume --at-step N`, `--keep-rollouts` and `--fork`, as typed by a user."""
 
 from __future__ import annotations
 

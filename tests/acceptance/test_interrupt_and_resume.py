@@ -1,6 +1,6 @@
 """Ctrl-C, or kill -9 of any one process, then `rft run --resume`: one continuous curve to the planned number of steps.
 
-The tests are one walk and run in their order: a single run outlives all of it, and each test goes on where the one before stopped.
+The tests are one walk and run in their order: a single run survives all of it, and each test continues where the previous one stopped.
 """
 
 from __future__ import annotations

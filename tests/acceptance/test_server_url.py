@@ -1,4 +1,4 @@
-"""A whole run on a PostgreSQL server with a password and on a Ray cluster of two nodes, as an administrator hands them out.
+"""A whole run on a PostgreSQL server with a password and on a Ray cluster of two nodes, as provided by an administrator.
 
 Nothing else changes; the password stays where the user put it; the pipeline workers are on both nodes.
 """

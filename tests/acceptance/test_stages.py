@@ -1,4 +1,4 @@
-"""A file with two stages: what fails ends the chain, and --resume goes on in that stage, from the checkpoint of the one before."""
+"""A file with two stages: a failure ends the chain, and --resume continues in that stage, from the previous stage's checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How `rft run` ends when a role does not stop, or fails when its work is done; and that it joins nobody else's Ray cluster."""
+"""How `rft run` ends when a role does not stop, or fails after its work; and that it does not join another Ray cluster."""
 
 from __future__ import annotations
 

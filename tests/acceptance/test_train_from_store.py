@@ -1,4 +1,4 @@
-"""Training from what is stored, by the processes a user starts: the same batches and the same weights whatever is killed."""
+"""Training from stored experiences with the processes a user starts: the same batches and weights, whichever process is killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vLLM in this process: what it says it sampled is what transformers computes, after every kind of weight update."""
+"""vLLM in this process: the log-probabilities it reports are those that transformers computes, after every kind of weight update."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run whose roles are plain processes that anything may happen to.
+"""A run whose roles are plain processes, which the tests kill at any moment.
 
 The parent imports everything the roles need, computes nothing, holds no connection and starts no thread; each role is a fork of it, so a
 new life begins within milliseconds. pandas belongs to it: pyarrow loads it with the first array that it makes of Python values.

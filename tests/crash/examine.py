@@ -1,4 +1,4 @@
-"""Holds a buffer to what its processes saw acknowledged."""
+"""Checks that a buffer contains everything that was acknowledged to its processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kills without end: real explorers, a pipeline worker, a trainer, a labeller and the database, and one of them dies again and again.
+"""Continuous kills: real explorers, a pipeline worker, a trainer, a labeller and the database, of which one is killed again and again.
 
     python -m tests.crash.storm --kills 1000 --seed 7
 

@@ -1,4 +1,4 @@
-"""A crash at every named place: what was acknowledged is there, nothing is trained twice, and the run goes on."""
+"""A crash at every failpoint: acknowledged data is kept, nothing is trained twice, and the run continues."""
 
 from __future__ import annotations
 

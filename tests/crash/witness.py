@@ -1,4 +1,4 @@
-"""What each process saw acknowledged, written by the test itself beside the buffer, so that the buffer can be held to it."""
+"""A record of what was acknowledged to each process, kept beside the buffer, so that the buffer can be checked against it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference of algorithms is what the presets and parts say."""
+"""The reference of algorithms matches the presets and parts."""
 
 from __future__ import annotations
 

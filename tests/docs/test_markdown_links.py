@@ -1,4 +1,4 @@
-"""Links in the documentation lead somewhere, headings included."""
+"""Links in the documentation have existing targets, including headings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The schema reference is what the schema says."""
+"""The schema reference matches the schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference of stages says what the stages are."""
+"""The reference of stages matches the stages."""
 
 from __future__ import annotations
 

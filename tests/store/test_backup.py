@@ -1,4 +1,4 @@
-"""Back-ups: taken while everybody works, restored elsewhere, whole; by the verbs, and by pg_dump and a copy."""
+"""Backups: taken while the buffer is in use, restored elsewhere completely, by the commands and by pg_dump with a copy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stage that blocks its process for good: the process reports it and ends, and the worker that follows does not end in the same way."""
+"""A stage that blocks its process forever: the process reports it and ends, and its successor does not end in the same way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stage of `pipelines.task` that blocks its process at one task: the task is set aside, and the next load goes on."""
+"""A stage of `pipelines.task` that blocks its process at one task: the task is set aside, and the next load continues."""
 
 from __future__ import annotations
 

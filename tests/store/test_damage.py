@@ -1,4 +1,4 @@
-"""Damaged segments: named with their file, place and rows; other rows are served; a run goes on without them."""
+"""Damaged segments: reported with their file, place and rows; other rows stay readable; a run continues without them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A second run of one name: what a person reads of the first, and which run `rft status` shows."""
+"""A second run of one name: the message about the first, and the run that `rft status` shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The explorer on a real buffer with an engine of one's own: who is asked what, which weights are loaded when, how it ends."""
+"""The explorer on a real buffer with a test engine: its requests, when it loads which weights, and how it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An embedded server stops some time after its last use, under nobody's hands, and whatever process is killed meanwhile."""
+"""An embedded server stops some time after its last use, never during use, whichever process is killed meanwhile."""
 
 from __future__ import annotations
 

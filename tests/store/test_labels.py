@@ -1,4 +1,4 @@
-"""Labels: one batch is one transaction and one undo; nothing said later is overwritten by undoing what was said before."""
+"""Labels: one batch is one transaction and one undo; undoing a batch does not overwrite later labels."""
 
 from __future__ import annotations
 

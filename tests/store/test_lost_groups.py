@@ -1,4 +1,4 @@
-"""Groups and evaluations that explorers do not survive: claimed again, then alone, then sealed with what is missing as failed."""
+"""Groups and evaluations on which explorers crash: claimed again, then alone, then sealed with the missing rollouts as failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Features that a person sets: they stay over those of the source and of task pipelines, and are no change of the source."""
+"""Features that a person sets: they override those of the source and of task pipelines, and do not count as a change of the source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A database that restarts, or that answers into the void, under those who work: they go on, and nothing is done twice."""
+"""A database that restarts, or whose answers are lost, during work: the work continues, and nothing is done twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statements cost what they touch, also where a session planned them while the tables were nearly empty and nothing was analysed."""
+"""Statements cost only the rows they touch, even if a session planned them when the tables were nearly empty and not analysed."""
 
 from __future__ import annotations
 

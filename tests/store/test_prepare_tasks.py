@@ -1,4 +1,4 @@
-"""What docs/how-to/prepare-tasks.md and examples/clean_tasks show really happens."""
+"""The results shown in docs/how-to/prepare-tasks.md and examples/clean_tasks are real."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The progress view says what the buffer says, to a person and to a pipe."""
+"""The progress view shows the state of the buffer, on a terminal and in a pipe."""
 
 from __future__ import annotations
 

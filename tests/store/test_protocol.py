@@ -1,8 +1,8 @@
 """The protocol against a model of it: any order of planning, writing, deciding, labelling, drawing, checkpoints and crashes.
 
 The model is a few Python dicts. What must hold after every step: a batch holds whole groups that the pipeline kept, each as often
-as its sampling policy allows on the history that the attempt goes on from, with the rewards as they stand; what was acknowledged is
-never lost; who lost a claim or the run can write nothing.
+as its sampling policy allows on the history that the attempt goes on from, with current rewards; acknowledged data is
+never lost; a process that lost a claim or the run cannot write.
 """
 
 from __future__ import annotations

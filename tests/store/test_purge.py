@@ -1,4 +1,4 @@
-"""Purging: text and arrays are gone for good, everything else still tells what happened."""
+"""Purging: texts and arrays are removed permanently, and everything else stays."""
 
 from __future__ import annotations
 

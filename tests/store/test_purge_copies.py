@@ -1,4 +1,4 @@
-"""Purging what others hold too: copies, forks, files under compaction, selections, pairs."""
+"""Purging rows that are also used elsewhere: copies, forks, files under compaction, selections, pairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readers that misbehave: training goes on beside each of them, and claims do not walk over what a snapshot keeps alive."""
+"""Misbehaving readers: training continues beside each of them, and claims do not scan rows that a snapshot retains."""
 
 from __future__ import annotations
 

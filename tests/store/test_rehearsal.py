@@ -1,4 +1,4 @@
-"""`rft check --deep` tries workflow and rewards on a task of each set: what would fail on every rollout is found before a run."""
+"""`rft check --deep` tries workflow and rewards on a task of each set: errors that would fail every rollout are found before a run."""
 
 from __future__ import annotations
 

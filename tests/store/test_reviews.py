@@ -1,4 +1,4 @@
-"""Answers of people: whenever they come they count like labels, until their deadline, and nobody who gives them blocks the others."""
+"""Answers of people: until the deadline they count like labels whenever they arrive, and answering sessions do not block each other."""
 
 from __future__ import annotations
 

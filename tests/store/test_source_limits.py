@@ -1,4 +1,4 @@
-"""Task sources and queries that do not end: each wait has a limit, and commands that only look come back."""
+"""Task sources and queries that do not end: each wait has a limit, and commands that only check return."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sources that grow at their head, shrink, or repeat keys: the limit is kept, and what is left out or gone is said."""
+"""Sources that grow at their head, shrink, or repeat keys: the limit is kept, and rows left out or removed are reported."""
 
 from __future__ import annotations
 

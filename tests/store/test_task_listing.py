@@ -1,4 +1,4 @@
-"""Tasks as people see them: listed, shown by their scores, previewed, from the command line."""
+"""Tasks on the command line: listed, shown by their scores, previewed."""
 
 from __future__ import annotations
 

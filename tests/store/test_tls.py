@@ -1,4 +1,4 @@
-"""A server from the system's packages, over TLS, by password: the oldest PostgreSQL we meet, and the strictest connection."""
+"""A server from the system's packages, over TLS, by password: the oldest supported PostgreSQL, and the strictest connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/how-to/train-on-chats.md shows really happens: its file is read, its chats are stored with the tokens that count."""
+"""The results shown in docs/how-to/train-on-chats.md are real: its file is read, and its chats are stored with the tokens to train on."""
 
 from __future__ import annotations
 

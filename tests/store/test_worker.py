@@ -1,4 +1,4 @@
-"""Workers: what a lost one held goes back while the others work on, and a heartbeat outlives what befalls the database."""
+"""Workers: claims of a lost one are released while the others continue, and the heartbeat survives outages of the database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing groups: durable, whole, once, and only by who holds them."""
+"""Writing groups: durable, complete, once, and only by the holder of the claim."""
 
 from __future__ import annotations
 

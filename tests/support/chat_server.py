@@ -1,4 +1,4 @@
-"""A small HTTP server that speaks the protocol of chat completions and answers as a test tells it: refusals, delays, nonsense."""
+"""A small HTTP server that speaks the protocol of chat completions and answers as a test demands: refusals, delays, nonsense."""
 
 from __future__ import annotations
 

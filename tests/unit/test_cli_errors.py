@@ -1,4 +1,4 @@
-"""What a person reads when something is wrong: one paragraph, an honest exit code, no stack trace unless asked for."""
+"""Error output: one paragraph, a matching exit code, no stack trace unless requested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configurations that could only hang, die later or learn nothing are refused before anything starts."""
+"""Configurations that could only hang, fail later or learn nothing are refused before anything starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handlers of signals are given back as they were."""
+"""Signal handlers are restored."""
 
 from __future__ import annotations
 

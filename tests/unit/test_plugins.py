@@ -1,4 +1,4 @@
-"""Naming an object of one's own: by file, by entry point, by dotted path; what does not load is a clear error."""
+"""Naming a user's object: by file, by entry point, by dotted path; a failure to load is a clear error."""
 
 from __future__ import annotations
 

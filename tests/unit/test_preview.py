@@ -1,4 +1,4 @@
-"""What a preview says of each stage."""
+"""The contents of a preview for each stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several rewards are one, what they return is checked, and a function that hangs or ends its process takes nothing along."""
+"""Several rewards are one, what they return is checked, and a function that hangs or ends its process affects nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The selection benchmark: what it counts, that it can be repeated, and what it says where nobody wins."""
+"""The selection benchmark: what it counts, that it is repeatable, and its result when no selector wins."""
 
 from __future__ import annotations
 

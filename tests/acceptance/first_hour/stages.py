@@ -1,4 +1,4 @@
-"""A stage of five lines: no questions back, and short answers are better."""
+"""A stage of five lines that drops responses with questions and prefers short ones."""
 
 from operators.base import drop
 
