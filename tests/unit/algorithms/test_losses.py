@@ -233,11 +233,12 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
 def test_policies_with_nothing_in_common_have_a_finite_loss_and_gradient(name: str, keys: dict[str, Any]) -> None:
     term = part(LOSSES.load(name), **keys)
     for advantage in (-1.0, 0.0, 1.0, 1000.0):
+        # Sequence 0 is far above its anchor, sequence 1 far below it, and 2 both.
         view: TokenView = token_view(
-            [-1.0, -900.0, -1.0, 0.0],
-            anchor_N=[-900.0, -1.0, -math.inf, 0.0],
-            advantages_N=[advantage] * 4,
-            sequence_N=[0, 0, 1, 2],
+            [-1.0] * 6 + [-900.0] * 6 + [-1.0, -900.0, 0.0],
+            anchor_N=[-900.0] * 5 + [-math.inf] + [-1.0] * 6 + [-900.0, -1.0, 0.0],
+            advantages_N=[advantage] * 15,
+            sequence_N=[0] * 6 + [1] * 6 + [2] * 3,
         )
         loss_N = term(view).loss_U
         assert loss_N.isfinite().all() and all(math.isfinite(value) for value in token_gradient(loss_N, view))
