@@ -185,7 +185,7 @@ def test_parts_that_do_not_fit_are_refused(name: str, args: dict[str, Any], mess
 
 class TestModels:
     def test_whole_distributions_need_a_teacher(self) -> None:
-        with pytest.raises(ConfigError, match="set algorithm.teacher to a model"):
+        with pytest.raises(ConfigError, match=r"set algorithm\.teacher to a model"):
             check_models(build_algorithm("jsd"), has_evaluation=False)
         check_models(build_algorithm("jsd", {"teacher": {"path": "./teacher"}}), has_evaluation=True)
         check_models(build_algorithm("jsd_sampled"), has_evaluation=True)
