@@ -121,6 +121,8 @@ class Models:
         measured = {"entropy": entropy_N.detach().sum() * share}
         if self.algorithm.uses_behavior_logprobs:
             behavior_N = plan.batch.behavior_N[index_N].to(self.policy.device)
+            # Tokens of experts, which no policy sampled, add 0.
+            behavior_N = behavior_N.where(behavior_N.isfinite(), logprobs_N.detach())
             measured["logprob_diff"] = (logprobs_N.detach() - behavior_N).abs().sum() * share
             # Samples come from the behaviour policy, so it is the `p` of the estimator.
             measured["kl_behavior"] = estimate("k3", behavior_N, logprobs_N.detach()).sum() * share

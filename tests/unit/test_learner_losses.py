@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -229,3 +230,15 @@ def test_on_policy_distillation_nears_the_teacher(model_path: str, moved_path: s
     first, *_, last = [learner.update(batch, step)["teacher_kl"] for step in range(1, 6)]
     # The batch stays the same: each of its tokens is pushed until the policy finds it as likely as the teacher does.
     assert abs(last) < abs(first)
+
+
+def test_responses_of_experts_leave_the_distance_from_the_behaviour_policy_finite(model_path: str) -> None:
+    batch = make_batch(1)
+    behavior_BT = batch.behavior_logprobs_BT.clone()
+    behavior_BT[0] = behavior_BT[0].masked_fill(batch.loss_mask_BT[0], math.nan)
+    sampled = Learner(model_path, config(), build_algorithm("mix"), 0).update(batch, 1)
+    mixed = Learner(model_path, config(), build_algorithm("mix"), 0).update(
+        replace(batch, behavior_logprobs_BT=behavior_BT), 1
+    )
+    assert all(map(math.isfinite, mixed.values()))
+    assert 0 < mixed["logprob_diff"] < sampled["logprob_diff"]
