@@ -5,9 +5,9 @@
 BIN := .venv/bin
 # Tests share small machines with the engines they start; threads that spin while waiting would starve them.
 export OMP_WAIT_POLICY ?= PASSIVE
-# Tests wait for engines and servers much of the time: four processes keep two cores busy. Those of a file stay together, since they
+# Tests wait for engines and servers much of the time: three processes keep two cores busy. Those of a file stay together, since they
 # share what they start; the longest files come first (tests/support/durations.py).
-SIDE_BY_SIDE := -n 4 --dist loadfile --no-loadscope-reorder
+SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -35,7 +35,7 @@ bench: setup  ## the speed of buffer and pipelines beside peers, as in the READM
 	$(BIN)/rft bench buffer
 	$(BIN)/rft bench pipeline --rounds 5
 
-lint: setup  ## ruff, mypy (strict on rftdata and operators), the import contracts, spelling
+lint: setup  ## ruff, mypy (strict), the import contracts, spelling
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

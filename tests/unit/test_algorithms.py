@@ -49,6 +49,11 @@ class TestGRPOAdvantages:
         found = advantages([1, 0, 0], [0, 0, 0], [0, 0, 1])
         assert found == pytest.approx([2.1213144, -0.7071048, -0.7071048], abs=1e-5)
 
+    def test_are_zero_where_only_turns_differ_and_rollouts_do_not(self) -> None:
+        # Rollout 0: 0.5; rollout 1: turns 1 and 0. Both 0.5, so the deviation is 0 and nothing can be measured in units of it.
+        assert advantages([0.5, 1, 0], [0, 0, 0], [0, 1, 1]) == [0.0, 0.0, 0.0]
+        assert advantages([0.1, 0.1, 0.1, 0.1], [0, 0, 0, 0], [0, 1, 1, 1]) == [0.0] * 4
+
     @pytest.mark.parametrize("reward", [0.0, 1.0, 0.1, 1e-8, -3.7])
     def test_are_exactly_zero_in_a_group_of_equal_rewards(self, reward: float) -> None:
         assert advantages([reward] * 7, [0] * 7) == [0.0] * 7

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+_ROUNDING = 1.0e-9
+
+
 class GroupConfig(PartConfig):
     baseline: Literal["mean", "leave-one-out", "log-mean-exp", "none"] = Field("mean", description="b of the formula.")
     scale: Literal["group", "batch", "none"] = Field("group", description="s of the formula.")
@@ -73,7 +76,9 @@ class Group(Advantage):
         for members, rollouts in zip(groups(batch), all_rollouts, strict=True):
             rewards = rewards_B[members]
             is_equal = len(rollouts) < 2 or bool(rewards.max() == rewards.min())
-            if is_equal and config.scale == "group":
+            # Rollouts of different turns may have equal means, but for rounding.
+            spread = rollouts.max() - rollouts.min()
+            if config.scale == "group" and (is_equal or bool(spread <= _ROUNDING * rewards.abs().max())):
                 skipped += 1
                 continue
             if config.rank_penalty:
