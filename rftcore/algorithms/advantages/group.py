@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+# Means of the same rewards in another order differ by less, relative to the largest.
+_ROUNDING = 1e-12
+
+
 class GroupConfig(PartConfig):
     baseline: Literal["mean", "leave-one-out", "log-mean-exp", "none"] = Field("mean", description="b of the formula.")
     scale: Literal["group", "batch", "none"] = Field("group", description="s of the formula.")
@@ -83,6 +87,9 @@ class Group(Advantage):
                 skipped += 1
                 continue
             scale = {"group": _std(rollouts), "batch": batch_std, "none": None}[config.scale]
+            if scale is not None and float(scale) == 0.0:
+                skipped += 1  # rollouts are equal on average, and their turns may still differ
+                continue
             centred = _BASELINES[config.baseline](rewards, rollouts, config.tau)
             if is_equal and config.baseline != "none":
                 centred = centred.zero_()  # exactly, and not but for rounding
@@ -118,8 +125,11 @@ _BASELINES: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
 
 
 def _std(values: Tensor) -> Tensor:
-    """With n - 1; 1 for fewer than two values, which have none."""
-    return values.std(correction=1) if len(values) > 1 else values.new_ones(())
+    """Compute it with n - 1: 1 for fewer than two values, which have none, and exactly 0 for values that differ by rounding only."""
+    if len(values) < 2:
+        return values.new_ones(())
+    is_equal = values.max() - values.min() <= _ROUNDING * values.abs().max()
+    return values.new_zeros(()) if is_equal else values.std(correction=1)
 
 
 def _concatenated(parts: list[Tensor]) -> Tensor:
