@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-_ROUNDING = 1.0e-9
+# Means of the same rewards in another order differ by less, relative to the largest.
+_ROUNDING = 1e-12
 
 
 class GroupConfig(PartConfig):
@@ -76,9 +77,7 @@ class Group(Advantage):
         for members, rollouts in zip(groups(batch), all_rollouts, strict=True):
             rewards = rewards_B[members]
             is_equal = len(rollouts) < 2 or bool(rewards.max() == rewards.min())
-            # Rollouts of different turns may have equal means, but for rounding.
-            spread = rollouts.max() - rollouts.min()
-            if config.scale == "group" and (is_equal or bool(spread <= _ROUNDING * rewards.abs().max())):
+            if is_equal and config.scale == "group":
                 skipped += 1
                 continue
             if config.rank_penalty:
@@ -88,6 +87,9 @@ class Group(Advantage):
                 skipped += 1
                 continue
             scale = {"group": _std(rollouts), "batch": batch_std, "none": None}[config.scale]
+            if scale is not None and float(scale) == 0.0:
+                skipped += 1  # rollouts are equal on average, and their turns may still differ
+                continue
             centred = _BASELINES[config.baseline](rewards, rollouts, config.tau)
             if is_equal and config.baseline != "none":
                 centred = centred.zero_()  # exactly, and not but for rounding
@@ -123,8 +125,11 @@ _BASELINES: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
 
 
 def _std(values: Tensor) -> Tensor:
-    """With n - 1; 1 for fewer than two values, which have none."""
-    return values.std(correction=1) if len(values) > 1 else values.new_ones(())
+    """Compute it with n - 1: 1 for fewer than two values, which have none, and exactly 0 for values that differ by rounding only."""
+    if len(values) < 2:
+        return values.new_ones(())
+    is_equal = values.max() - values.min() <= _ROUNDING * values.abs().max()
+    return values.new_zeros(()) if is_equal else values.std(correction=1)
 
 
 def _concatenated(parts: list[Tensor]) -> Tensor:

@@ -54,6 +54,14 @@ class TestGroup:
         found = advantages(Group, step_batch([1, 0, 4, 0], [0, 0, 1, 1]), scale="batch")
         assert found == pytest.approx([0.2641351, -0.2641351, 1.0565404, -1.0565404], abs=1e-6)
 
+    @pytest.mark.parametrize("scale", ["group", "batch"])
+    def test_rollouts_that_are_equal_on_average_have_none_where_their_turns_differ(self, scale: str) -> None:
+        # Turns 0.3, 0.2, 0.1 and 0.1, 0.2, 0.3: means that differ by rounding at most, and a deviation to divide by of 0.
+        batch = step_batch([0.3, 0.2, 0.1, 0.1, 0.2, 0.3], rollouts=[0, 0, 0, 1, 1, 1], turns=[0, 1, 2, 0, 1, 2])
+        assert advantages(Group, batch, scale=scale) == [0.0] * 6
+        found = advantages(Group, batch, scale="none")
+        assert found == pytest.approx([0.1, 0.0, -0.1, -0.1, 0.0, 0.1], abs=1e-6)
+
     def test_rank_penalty_lowers_the_statistics_of_likely_rollouts(self) -> None:
         # The first is more likely: k = 1, r' = 2 (1 - 0.5 · 1/2) = 1.5 and 1. Mean 1.25, std 0.3535534.
         # A = (2 - 1.25) / 0.3535544, (1 - 1.25) / 0.3535544.
