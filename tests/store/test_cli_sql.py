@@ -106,7 +106,7 @@ def test_a_query_prints_json(run: StoredRun, capsys: pytest.CaptureFixture[str])
 
 
 def test_per_cent_signs_are_themselves(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = rft(capsys, "sql", "--json", "select count(*) as n from experience where prompt like '1%'")
+    code, out, _ = rft(capsys, "sql", "--json", "select count(*) as n from v_experience where prompt like '1%'")
     assert code == 0 and json.loads(out) == [{"n": 2}]
 
 
