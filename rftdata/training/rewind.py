@@ -54,7 +54,7 @@ def rewind(run: Run, step: int, *, keep_rollouts: bool = False) -> None:
 
 
 def fork(parent: Run, new: dict[str, Any], step: int | None, *, keep_rollouts: bool = False) -> Row:
-    """Fork a run (see `Buffer.fork`) and return the new run's row; `new` are the parameters of the query `insert_run`."""
+    """Fork a run (see `Buffer.fork`) and return the new run's row; `new` are the parameters of the query `insert_run` but for its parent."""
     if parent.source_kind:
         raise ConfigError(
             f"the run {parent.name!r} trains on a stored selection and cannot be forked",
@@ -65,11 +65,10 @@ def fork(parent: Run, new: dict[str, Any], step: int | None, *, keep_rollouts: b
             step = _kept_steps(connection, parent.current_attempt_id)[-1]
         checkpoint = _checkpoint(connection, parent.name, parent.current_attempt_id, step)
         execute(connection, "lock_run_names")
-        run = fetch(connection, "insert_run", **new)[0]
+        run = fetch(connection, "insert_run", parent_run_id=parent.run_id, **new)[0]
         parent_id, run_id = parent.run_id, run["run_id"]
         outcome = f"forked from {parent.name} at step {step}"
         attempt_id = _insert_ended_attempt(connection, run_id, parent.current_attempt_id, checkpoint, outcome)
-        execute(connection, "mark_fork", run_id=run_id, parent_run_id=parent_id)
         found = [] if keep_rollouts else fetch(connection, "snapshot_from_step", run_id=parent_id, step=step)
         snapshot = found[0] if found else {"snapshot_id": None, "states": None}
         which: dict[str, Any] = {

@@ -72,10 +72,6 @@ DELETE FROM rft.selector_state WHERE run_id = %(run_id)s AND NOT %(states)s::jso
 -- Fold the outcomes of a run's tasks again; return the number of tasks written.
 SELECT rft.rebuild_task_stat(%(run_id)s) AS tasks;
 
--- name: mark_fork
--- Record the run that a run was forked from.
-UPDATE rft.run SET parent_run_id = %(parent_run_id)s WHERE run_id = %(run_id)s;
-
 -- name: copy_selectors
 -- Give a fork's selectors the state of its parent's, from the snapshot or current.
 INSERT INTO rft.selector_state (run_id, taskset, selector, state)
