@@ -110,7 +110,7 @@ def test_features_that_are_no_object_are_refused(buffer: Buffer, tmp_path: Path)
     load_file(buffer, tmp_path, ROWS[:1])
     with (
         psycopg.connect(buffer.config.uri) as connection,
-        pytest.raises(psycopg.errors.CheckViolation, match="features of task 1 are no object of names and values"),
+        pytest.raises(psycopg.errors.CheckViolation, match="features of task 1 are not an object of names and values"),
     ):
         connection.execute("UPDATE rft.task SET features = '[3]'")
     assert features(buffer) == [{"n": 0}]
