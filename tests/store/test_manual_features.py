@@ -102,7 +102,7 @@ def test_a_corrected_source_changes_its_own_features_and_not_those(buffer: Buffe
     buffer.sql("UPDATE rft.task SET features = features - 'weak'")
     assert features(buffer) == [{"n": 5, "weak": 0.1}, {"n": 1}]
     plan_a_group(buffer)
-    with pytest.raises(TaskSourceError, match=r"2 of the tasks stored as 'sums' differ"):
+    with pytest.raises(TaskSourceError, match=r"2 of the tasks stored as 'sums' now differ"):
         load_file(buffer, tmp_path, ROWS[:2])
 
 

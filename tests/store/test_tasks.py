@@ -304,7 +304,7 @@ def test_tasks_corrected_after_some_were_tried_are_refused_with_an_example(
     use(buffer)
     write(tmp_path / "sums.jsonl", CORRECTED)
     with pytest.raises(
-        TaskSourceError, match=r"1 of the tasks stored as 'sums' differ.*was .*1\.0.*got .*one.*another name"
+        TaskSourceError, match=r"1 of the tasks stored as 'sums' now differ.*was .*1\.0.*got .*one.*another name"
     ):
         load_taskset(buffer.database, config, tmp_path)
     assert answers(buffer) == ["1.0", "3.0", "5.0"]
