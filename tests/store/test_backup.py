@@ -161,7 +161,7 @@ def test_the_verbs(
     capsys.readouterr()
     for arguments, what in (
         (["db", "backup", folder, "--buffer", str(restored_folder)], "already exists"),
-        (["db", "restore", folder, "--buffer", str(restored_folder)], "the buffer already exists"),
+        (["db", "restore", folder, "--buffer", str(restored_folder)], "already contains a buffer"),
         (["db", "restore", folder], "no target of the restore is given"),
         (["db", "restore", str(tmp_path), "--buffer", str(tmp_path / "new")], "there is no backup here"),
         (["db", "restore", folder, "--buffer", trained.config.uri], "--segments"),

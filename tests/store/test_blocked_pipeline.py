@@ -166,7 +166,7 @@ def test_a_group_that_several_workers_did_not_survive_is_set_aside_with_what_one
     assert batch is not None and batch.group_ids == [2]
     folder = roles.run.folder
     assert set(with_report(batch, roles.run).failed["reason"].to_pylist()) == {
-        "4 pipeline workers ended while they decided on it"
+        "4 pipeline workers crashed while they decided on it"
     }
 
     # Of a role by hand; then of one of `rft run`, which moves the report into the database. Those on other rows are of no use.

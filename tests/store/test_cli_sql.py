@@ -267,7 +267,7 @@ def test_what_has_no_history_is_said_in_words(run: StoredRun, capsys: pytest.Cap
     said = {
         ("label", "history"): "nothing was labelled in this buffer",
         ("label", "history", "1"): "experience 1 was never labelled: it still has its first reward",
-        ("label", "history", "--batch", "7"): "batch 7 holds no label: `rft label history` lists the newest batches",
+        ("label", "history", "--batch", "7"): "batch 7 has no label: `rft label history` lists the newest batches",
         ("lineage", "1"): "experience 1 has not been trained on: no step drew it",
         ("lineage", "1", "--origin"): "experience 1 was not imported: it was first stored in this buffer",
         ("lineage", "1", "--pipeline"): "experience 1 has not been decided on by any pipeline",

@@ -102,7 +102,7 @@ def test_a_corrected_source_changes_its_own_features_and_not_those(buffer: Buffe
     buffer.sql("UPDATE rft.task SET features = features - 'weak'")
     assert features(buffer) == [{"n": 5, "weak": 0.1}, {"n": 1}]
     plan_a_group(buffer)
-    with pytest.raises(TaskSourceError, match=r"2 of the tasks stored as 'sums' differ"):
+    with pytest.raises(TaskSourceError, match=r"2 of the tasks stored as 'sums' now differ"):
         load_file(buffer, tmp_path, ROWS[:2])
 
 
@@ -110,7 +110,7 @@ def test_features_that_are_no_object_are_refused(buffer: Buffer, tmp_path: Path)
     load_file(buffer, tmp_path, ROWS[:1])
     with (
         psycopg.connect(buffer.config.uri) as connection,
-        pytest.raises(psycopg.errors.CheckViolation, match="features of task 1 are no object of names and values"),
+        pytest.raises(psycopg.errors.CheckViolation, match="features of task 1 are not an object of names and values"),
     ):
         connection.execute("UPDATE rft.task SET features = '[3]'")
     assert features(buffer) == [{"n": 0}]

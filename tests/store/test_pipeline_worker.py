@@ -241,9 +241,9 @@ def test_lineage_tells_what_was_made_of_what(
         """INSERT INTO rft.task (taskset, task_key, payload, features) VALUES ('harder', 'h1', '{}', '{"parent_experience_id": 1}')"""
     )
     assert run_command(["lineage", "1"]) == 0
-    assert "experience 5 was made of it\ntask 'h1' of 'harder' was made of it" in capsys.readouterr().out
+    assert "experience 5 was created from it\ntask 'h1' of 'harder' was created from it" in capsys.readouterr().out
     assert run_command(["lineage", "5"]) == 0
-    assert "was made of experience 1" in capsys.readouterr().out
+    assert "was created from experience 1" in capsys.readouterr().out
 
 
 def test_a_made_group_is_stored_once_however_often_it_is_made(buffer: Buffer, roles: Roles, tmp_path: Path) -> None:
@@ -326,7 +326,7 @@ def test_a_group_that_no_worker_survives_is_set_aside(buffer: Buffer) -> None:
     assert batch is not None and batch.group_ids == [2] and batch.table.num_rows == 0
     assert roles.commit(batch) == [2]
     reasons = rows(buffer, "SELECT stage, reason FROM rft.verdict WHERE group_id = 2")
-    assert reasons == [{"stage": "pipeline", "reason": "4 pipeline workers ended while they decided on it"}] * 2
+    assert reasons == [{"stage": "pipeline", "reason": "4 pipeline workers crashed while they decided on it"}] * 2
     assert roles.decide() == [3]
 
 

@@ -73,9 +73,7 @@ def test_what_a_reward_raises_is_shown_with_its_stack(
     source = f"{asynchronous}def score(turn, task):\n    return float(turn.answer_text == task.answer)\n"
     assert check({"explorer": {"reward": "./reward.py:score"}}, reward=source) == 1
     error = capsys.readouterr().err
-    assert re.search(
-        r"a rollout of the task '\w+' of 'sums' fails with the answer '1' in the place of the model's", error
-    )
+    assert re.search(r"a rollout of the task '\w+' of 'sums' fails with the answer '1' in place of the model's", error)
     assert (
         "AttributeError: 'Turn' object has no attribute 'answer_text'" in error
         and "(reward.py, line 2, in score)" in error
@@ -129,7 +127,7 @@ def test_max_tokens_beyond_the_context_is_refused(check: Check, capsys: pytest.C
 def test_responses_that_the_context_cuts_short_are_told_of(check: Check, capsys: pytest.CaptureFixture[str]) -> None:
     assert check({"explorer": {"max_tokens": 60}}) == 0
     assert re.search(
-        r"responses to the longest prompt, of the task '\w+', end after 55 tokens", capsys.readouterr().err
+        r"responses to the longest prompt, of the task '\w+', are cut after 55 tokens", capsys.readouterr().err
     )
 
 

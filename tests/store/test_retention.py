@@ -123,7 +123,7 @@ def test_retention_from_the_command_line(
     assert "max_age_days" in capsys.readouterr().err
     assert run_command(["retention", "--max-age-days", "7.5", "--dry-run"]) == 0
     out = capsys.readouterr().out
-    assert "4 experiences would be purged" in out and "2 over the limits stay" in out and len(kept(aged)) == 10
+    assert "4 experiences would be purged" in out and "2 exceed the limits but stay" in out and len(kept(aged)) == 10
     aged.sql('UPDATE rft.run SET config = \'{"buffer": {"retention": {"max_age_days": 7.5}}}\'')
     assert run_command(["retention", "--json"]) == 0
     done = json.loads(capsys.readouterr().out)

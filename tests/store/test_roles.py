@@ -340,7 +340,7 @@ def test_an_owner_that_sees_little_of_other_sessions_still_waits_for_them(
     with rftdata.open(config) as buffer:
         with (
             psycopg.connect(url(tcp, "a_rft_reader", database="guarded")),
-            pytest.raises(BufferUnavailableError, match="others use the buffer"),
+            pytest.raises(BufferUnavailableError, match="other sessions use the buffer"),
         ):
             purge.erase(buffer, now=True)
         assert purge.erase(buffer, now=True).num_ranges == 0

@@ -30,7 +30,7 @@ def test_a_number_is_an_id_and_a_text_a_name_or_an_id(buffer: Buffer, run: Run) 
     others = [buffer.create_run(name="r", config={}, seed=1, steps=1, pipeline_version="p") for _ in range(8)]
     seventh = next(other for other in others if other.run_id == 7)
     assert buffer.find_run("7") == run and buffer.find_run(7) == seventh and buffer.find_run("8").run_id == 8
-    with pytest.raises(QueryError, match="holds no such run"):
+    with pytest.raises(QueryError, match="contains no such run"):
         buffer.find_run(99)
 
 

@@ -57,7 +57,7 @@ def test_a_limit_is_kept_whatever_comes_at_the_head_of_the_source(
     assert load(buffer, tmp_path, [*NEW, *OLD], limit=10) == 10
     assert prompts(buffer) == [f"q{i}" for i in range(8)] + ["new0", "new1"]
     said = capsys.readouterr().err
-    assert "tasks: sums: with the tasks that are stored already its limit of 10 is reached" in said
+    assert "tasks: sums: with the stored tasks the limit of 10 is reached" in said
     assert said.endswith("left out: 8\n") and said.count("\n") == 1
     assert load(buffer, tmp_path, OLD[::-1], limit=10) == 10
     assert prompts(buffer, GONE) == []  # rows beyond the limit were not read: nothing is known of them
@@ -108,7 +108,9 @@ def test_tasks_that_a_stage_made_are_neither_gone_nor_counted(
 
 def test_two_rows_of_one_key_that_differ_are_refused(buffer: Buffer, tmp_path: Path) -> None:
     rows = [{"task_key": key, "question": q} for key, q in (("b", "q0"), ("a", "q1"), ("a", "q1"), ("a", "q2"))]
-    with pytest.raises(TaskSourceError, match=r"rows 2 and 4 of the taskset 'sums' have one task_key and differ.*'a'"):
+    with pytest.raises(
+        TaskSourceError, match=r"rows 2 and 4 of the taskset 'sums' have the same task_key but differ.*'a'"
+    ):
         load(buffer, tmp_path, rows)
     assert prompts(buffer) == []
     assert load(buffer, tmp_path, rows[:3]) == 2  # the same row twice is one task

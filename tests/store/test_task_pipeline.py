@@ -211,7 +211,7 @@ def test_a_stage_may_mend_prompts_and_answers_of_tasks_that_were_not_tried(buffe
         " SELECT 1, 1, 0, min(task_id), 0, 2 FROM rft.task"
     )
     with pytest.raises(
-        OperatorError, match="changes the prompt or answer of 1 tasks of 'sums' that were tried already"
+        OperatorError, match="changes the prompt or answer of 1 tasks of 'sums' that were already tried"
     ):
         load_tasks(ResolvedRun(config), buffer)
 

@@ -184,7 +184,7 @@ def test_another_database_is_asked_by_url_and_its_password_is_stored_nowhere(
         (
             "SELECT 1 AS question",
             {"url_env": "NOT_SET_AT_ALL"},
-            "'NOT_SET_AT_ALL', which the taskset 't' takes its URL",
+            "'NOT_SET_AT_ALL', which the taskset 't' gets its URL",
         ),
         ("SELECT 1 AS question", {"uri": "x"}, "a query has no argument 'uri'; allowed: url, url_env"),
         ("SELECT 1 AS question", {"url": "postgresql://h/x", "url_env": "X"}, "takes either url or url_env"),

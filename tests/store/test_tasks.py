@@ -215,9 +215,9 @@ def generator(name: str) -> Callable[[Path], str]:
 
 BAD_SOURCES: list[tuple[Callable[[Path], str], str]] = [
     (broken_jsonl, "cannot be read: line 2 is not JSON"),
-    (not_an_object, "row 2 of the taskset 't' is no mapping"),
+    (not_an_object, "row 2 of the taskset 't' is not a mapping"),
     (not_utf8, "cannot be read: 'utf-8' codec"),
-    (ragged_csv, "line 3 has not the 2 fields of the header"),
+    (ragged_csv, "line 3 does not have the 2 fields of the header"),
     (named_twice, "its header has the column 'answer' twice; give every column a different name"),
     (nested(100_000), "cannot be read: line 2 is nested too deeply"),
     (nested(900), "2 .*is nested too deeply"),
@@ -242,7 +242,7 @@ BAD_SOURCES: list[tuple[Callable[[Path], str], str]] = [
     ),
     (lambda path: "somewhere", "unknown kind of source"),
     (generator("broken"), "raised RuntimeError: out of sums"),
-    (generator("odd"), "row 1 of the taskset 't' is no mapping"),
+    (generator("odd"), "row 1 of the taskset 't' is not a mapping"),
     (generator("sums"), "missing 1 required positional argument: 'count'"),
 ]
 
@@ -304,7 +304,7 @@ def test_tasks_corrected_after_some_were_tried_are_refused_with_an_example(
     use(buffer)
     write(tmp_path / "sums.jsonl", CORRECTED)
     with pytest.raises(
-        TaskSourceError, match=r"1 of the tasks stored as 'sums' differ.*was .*1\.0.*got .*one.*another name"
+        TaskSourceError, match=r"1 of the tasks stored as 'sums' now differ.*was .*1\.0.*got .*one.*another name"
     ):
         load_taskset(buffer.database, config, tmp_path)
     assert answers(buffer) == ["1.0", "3.0", "5.0"]
