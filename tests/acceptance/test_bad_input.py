@@ -122,7 +122,7 @@ WRONG = {
     ),
     "task file with a broken line": (
         tasks_from("line3.jsonl"),
-        ["'letters'", "line 3 is not JSON", "line3.jsonl", "mend"],
+        ["'letters'", "line 3 is not JSON", "line3.jsonl", "repair"],
     ),
     "task file with rows that are lists": (
         tasks_from("list.jsonl"),
