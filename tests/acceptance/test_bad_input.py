@@ -203,8 +203,8 @@ WRONG = {
         ["no key 'explorr'", "allowed:", "did you mean 'explorer'?"],
     ),
     "key of the algorithm that is unknown": (
-        "algorithm.clipp=0.2",
-        ["no key 'algorithm.clipp'", "allowed:", "did you mean 'clip'?"],
+        "algorithm.loss.clipp=0.2",
+        ["no key 'algorithm.loss.clipp'", "allowed:", "did you mean 'clip'?"],
     ),
     "key of the engine that is unknown": (
         "explorer.engine_args={dtyp: float32}",

@@ -103,7 +103,7 @@ def test_an_array_with_one_value_per_token_is_packed_and_padded_like_the_base_co
 def test_an_array_that_is_not_per_token_is_not_packed(buffer: Buffer, run: Run) -> None:
     with buffer.writer(run) as writer:
         writer.insert(group("a", {"image": np.zeros((2, 2), np.uint8)}))
-    with pytest.raises(QueryError, match="'image' of experience 1 has not one value per token"):
+    with pytest.raises(QueryError, match="'image' of experience 1 does not have one value per token"):
         draw(buffer, run, ["image"]).packed("image")
 
 
