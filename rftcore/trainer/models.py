@@ -15,10 +15,11 @@ from torch import Tensor
 from rftcore.algorithms.algorithm import Algorithm, Plan
 from rftcore.algorithms.base import HeadTerm, Signals, TokenView
 from rftcore.algorithms.kl import estimate
+from rftcore.algorithms.masks.clip_v import expected_discriminator
 from rftcore.trainer.batch_forms import mismatched, scored, whole
 from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.micro_batches import MicroBatch, split_batch
-from rftcore.trainer.network import Network, discriminator, entropy, pick, read_rows
+from rftcore.trainer.network import Network, by_rows, entropy, pick, read_rows
 from rftdata.errors import ConfigError, RftError
 
 
@@ -74,7 +75,7 @@ class Models:
                 if "entropy" in wanted:
                     found["entropy_N"][place_N] = entropy(logprobs_NV).cpu()
                 if "discriminator" in wanted:
-                    found["discriminator_N"][place_N] = discriminator(logprobs_NV).cpu()
+                    found["discriminator_N"][place_N] = by_rows(expected_discriminator, logprobs_NV).cpu()
                 del logprobs_NV
             if self.reference is not None:
                 reference_NV = self.reference.logprobs(micro_batch, self.temperature)

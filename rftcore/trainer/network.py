@@ -29,7 +29,7 @@ from rftdata.errors import ModelError
 _MODEL_TYPES_SHARING_PROMPTS = frozenset({"llama", "qwen2", "qwen3"})
 Head = Literal["vocabulary", "value"]
 
-_ENTROPY_ROWS = 1024
+_ROWS_AT_ONCE = 1024
 _READ_ROWS = 256
 
 
@@ -149,18 +149,13 @@ def pick(logprobs_NV: Tensor, target_N: Tensor) -> Tensor:
 
 
 def entropy(logprobs_NV: Tensor) -> Tensor:
-    """-Σ p log p of each row, nats [N]. Some rows at a time: a metric should not cost another [N, V]."""
-    return torch.cat([-(rows.exp() * rows).sum(dim=-1) for rows in logprobs_NV.split(_ENTROPY_ROWS)])
+    """-Σ p log p of each row, nats [N]."""
+    return by_rows(lambda rows: -(rows.exp() * rows).sum(dim=-1), logprobs_NV)
 
 
-def discriminator(logprobs_NV: Tensor) -> Tensor:
-    """Σ_v p_v² (H + log p_v) of each row, H its entropy in nats, [N]: what Clip-V compares a token with (arXiv 2602.03392)."""
-    return torch.cat(
-        [
-            ((2.0 * rows).exp() * (rows + entropy(rows)[:, None])).sum(dim=-1)
-            for rows in logprobs_NV.split(_ENTROPY_ROWS)
-        ]
-    )
+def by_rows(function: Callable[[Tensor], Tensor], logprobs_NV: Tensor) -> Tensor:
+    """One number per row, [N], computed on some rows at a time: a metric should not cost another [N, V]."""
+    return torch.cat([function(rows) for rows in logprobs_NV.split(_ROWS_AT_ONCE)])
 
 
 def read_rows(read: Callable[[Tensor, Tensor], Tensor], logprobs_NV: Tensor, teacher_NV: Tensor) -> Tensor:

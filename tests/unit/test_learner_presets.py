@@ -13,7 +13,6 @@ from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.presets import presets
 from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.learner import Learner
-from rftcore.trainer.network import discriminator
 from tests.support.learning import config, make_batch, save_model, weights
 
 
@@ -89,9 +88,3 @@ def test_a_critic_goes_on_from_a_checkpoint(model_path: str, tmp_path: Path) -> 
     for one, other in ((through.policy, again.policy), (through.critic, again.critic)):
         other_weights = dict(other.model.named_parameters())
         assert all(torch.equal(tensor, other_weights[name]) for name, tensor in one.model.named_parameters())
-
-
-def test_the_discriminator_of_a_distribution() -> None:
-    # p = 1/2, 1/4, 1/4: H = 1.0397208; 1/4 (H - log 2) + 2/16 (H - log 4) = 0.0866434 - 0.0433217.
-    found = discriminator(torch.tensor([[0.5, 0.25, 0.25]]).log())
-    assert found.item() == pytest.approx(0.0433217, abs=1e-6)
