@@ -155,7 +155,7 @@ def check_rollouts(algorithm: Algorithm, explorer: ExplorerConfig, chain: Chain)
     """Whether rollouts that come through the chain have what the algorithm learns from.
 
     Raises:
-        ConfigError: answers that nobody sampled, or rollouts that all have the same reward.
+        ConfigError: answers that no policy sampled, or rollouts that all have the same reward.
     """
     if algorithm.uses_behavior_logprobs:
         for name, value in (("engine", explorer.engine), ("workflow", explorer.workflow)):

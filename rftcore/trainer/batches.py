@@ -31,7 +31,7 @@ class TrainBatch:
         token_ids_BT: int64; `pad_token_id` after the end.
         attention_mask_BT: bool; True on tokens of the experience, False on padding.
         loss_mask_BT: bool; True on the response tokens that count. Never True at t = 0: nothing predicts it.
-        behavior_logprobs_BT: float32, nats; 0 where the loss mask is False, NaN where it is True and nobody sampled.
+        behavior_logprobs_BT: float32, nats; 0 where the loss mask is False, NaN where it is True and no policy sampled.
         rewards_B: float32; the reward to train with.
         group_index_B: int64, 0..num_groups-1.
         rollout_index_B: int64; which rollout of its group; turns of one rollout share it.
@@ -126,7 +126,7 @@ class TrainBatch:
         Args:
             token_ids, loss_mask, behavior_logprobs: (values, offsets); experience b is
                 `values[offsets[b]:offsets[b + 1]]`, offsets has B + 1 entries and may start above 0. The three are
-                aligned token by token. `behavior_logprobs` is NaN, or None as a whole, where nobody sampled. Instead of
+                aligned token by token. `behavior_logprobs` is NaN, or None as a whole, where no policy sampled. Instead of
                 values a function `scatter(out_BT, fill=…)` may be given: it writes straight into the batch's memory.
             rewards, group_ids, rollout_index: B entries; group_ids may be any integers.
             importance_weights: B entries; None is 1 for all.

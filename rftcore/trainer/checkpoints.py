@@ -69,7 +69,7 @@ def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
 
 
 def remove_abandoned(parent: Path, attempt_id: int, committed: Collection[str]) -> list[Path]:
-    """Remove what attempts before this one left in `parent` and nobody will use; returns what was removed.
+    """Remove unused folders that earlier attempts left in `parent`; return the removed ones.
 
     Later attempts may have replaced this one already, and a person may keep folders there under names of their own: both stay.
 

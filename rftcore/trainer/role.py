@@ -3,7 +3,7 @@
 A step is: draw (the rewards as they stand now), update, publish, write the checkpoint where due, record, commit the checkpoint.
 Recorded before committed: a step that a checkpoint contains has its row. What a crash may lose is the work since the last
 checkpoint, never an experience: the next attempt draws those groups again, removes what was left half-done, and asks again for
-the validations that nobody answered. After the last step the trainer waits for the validation it asked for, picks the best
+the validations that were not answered. After the last step the trainer waits for the validation it asked for, picks the best
 checkpoint by it, and asks for the one reading of the test sets: by the initial weights and by the best.
 """
 
@@ -256,7 +256,7 @@ class TrainerRole:
         return [taskset.name for taskset in self.config.eval.tasks]
 
     def _ask_again_for_validations(self) -> None:
-        """Validations of earlier steps that nobody answered before the last attempt ended, from the folders of their weights.
+        """Plan unanswered validations of earlier steps again, from the folders of their weights.
 
         This comes before the first publication: what is handed over here must not push out the weights that engines load next.
         """
