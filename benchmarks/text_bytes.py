@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 import rftdata
+from benchmarks.workload import WORDS
 from rftdata import Buffer, Group, Rollout
 from rftdata import Sequence as Experience
 
@@ -34,22 +35,6 @@ KINDS = ("chats", "texts", "tool_calls", "turns")
 _TURNS = 4
 _BYTES_PER_TOKEN = 4
 _GROUPS_AT_ONCE = 4
-_WORDS = (
-    "so",
-    "we",
-    "add",
-    "carry",
-    "the",
-    "result",
-    "then",
-    "check",
-    "left",
-    "side",
-    "equals",
-    "right",
-    "number",
-    "step",
-)
 
 
 def queries() -> dict[str, str]:
@@ -91,7 +76,7 @@ def make_group(words: random.Random, kind: str, key: int, num_prompt: int, num_r
 
 def _text(words: random.Random, num_tokens: int) -> str:
     size = num_tokens * _BYTES_PER_TOKEN
-    return " ".join(words.choices(_WORDS, k=size // 3))[:size]
+    return " ".join(words.choices(WORDS, k=size // 3))[:size]
 
 
 def measure(buffer: Buffer, kind: str, num_groups: int, num_prompt: int, num_response: int) -> dict[str, Any]:

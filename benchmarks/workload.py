@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 GROUP_SIZE = 8
 MAX_TOKENS = 144 + 960
-_WORDS = (
+WORDS = (
     "so",
     "we",
     "add",
@@ -84,5 +84,5 @@ def make_samples(num: int, *, seed: int, first_key: int = 0) -> list[Sample]:
 
 
 def _text(words: random.Random, num_bytes: int, key: int) -> str:
-    text = f"{key}: " + " ".join(words.choices(_WORDS, k=num_bytes // 4))
+    text = f"{key}: " + " ".join(words.choices(WORDS, k=num_bytes // 4))
     return text[:num_bytes]

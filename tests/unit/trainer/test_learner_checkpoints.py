@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,19 +14,6 @@ from rftcore.trainer.checkpoints import remove_abandoned, write_folder
 from rftcore.trainer.learner import Learner
 from rftdata.errors import DiskFullError, ModelError
 from tests.support.learning import config, make_batch, save_model, weights
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_model(tmp_path_factory.mktemp("model"), tied=True))
 
 
 class TestCheckpoint:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,20 +12,7 @@ from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.presets import presets
 from rftcore.trainer.batches import TrainBatch
 from rftcore.trainer.learner import Learner
-from tests.support.learning import config, make_batch, save_model, weights
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_model(tmp_path_factory.mktemp("model"), tied=True))
+from tests.support.learning import config, make_batch, weights
 
 
 def batch_with_everything(seed: int = 1, *, paired: bool = False) -> TrainBatch:
