@@ -50,13 +50,13 @@ def test_answers_that_stages_make_belong_to_the_task_of_their_parent(
     with buffer.writer(roles.run) as writer:
         created = Created(ResolvedRun(config), buffer, writer)
         assert created.store([CreatedGroup(None, 1, [answer], "k1"), CreatedGroup(None, 1, [answer], "k1")]) == []
-        assert "is gone" in str(created.store([CreatedGroup(None, 999, [answer], "k1")])[0].error)
+        assert "does not exist any more" in str(created.store([CreatedGroup(None, 999, [answer], "k1")])[0].error)
     buffer.sql("UPDATE rft.experience SET reward = 0 WHERE source = 'synthesis'")
     assert rows(buffer, counts) == before
     made = rows(
         buffer, "SELECT parent_id, prompt, metrics, (SELECT task_id FROM rft.rollout_group g WHERE g.group_id = e.group_id) ="
         " (SELECT task_id FROM rft.rollout_group g JOIN rft.experience p USING (group_id) WHERE p.experience_id = 1) AS same_task"
-        " FROM rft.experience e WHERE source = 'synthesis'",
+        " FROM rft.v_experience e WHERE source = 'synthesis'",
     )  # fmt: skip
     assert made == [
         {"parent_id": 1, "prompt": "s:be short\nu:1 + 1 =\na:", "metrics": {"generation": 1.0}, "same_task": True}

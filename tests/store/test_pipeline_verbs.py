@@ -192,7 +192,7 @@ def test_a_replay_counts_rows_that_left_with_their_group_apart_from_dropped_ones
     )  # fmt: skip
     _, out, _ = rft(capsys, "pipeline", "replay", file, "--version", "two")
     assert (
-        "dropped by reward_threshold 4 (of them only since their group fell below min_group_size: reward_threshold 1)"
+        "dropped by reward_threshold 4 (of these only because their group fell below min_group_size: reward_threshold 1)"
         in out
     )
 

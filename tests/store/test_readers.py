@@ -91,10 +91,11 @@ def test_the_newest_label_is_found_by_index_right_after_many_were_written(buffer
         " SELECT 1000 + n, 'reward', 'somebody', 1 FROM generate_series(1, 30000) AS n"
     )
     with psycopg.connect(buffer.config.uri, autocommit=True) as client:
-        assert (
-            pages_touched(client, "batch_of_groups", group_ids=groups, columns=BATCH_SCHEMA.names, as_sealed=False)
-            < 50 * 20
+        touched = pages_touched(
+            client, "batch_of_groups", group_ids=groups, columns=BATCH_SCHEMA.names, as_sealed=False
         )
+    # About 20 for an experience, its prompt among them; all labels are more than 300.
+    assert touched < 50 * 25
 
 
 def test_the_benchmark_prints_json(tmp_path: Any) -> None:

@@ -269,7 +269,7 @@ def test_the_verb_makes_what_is_missing_and_says_what_it_may_not(
     tcp: tuple[EmbeddedServer, int], owner: Buffer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run_command(["db", "roles", "--buffer", str(owner.folder)]) == 0
-    assert capsys.readouterr().out == "made: none; granted: rft_labeler, rft_reader, rft_worker\n"
+    assert capsys.readouterr().out == "created: none; granted: rft_labeler, rft_reader, rft_worker\n"
     monkeypatch.setenv("RFT_SEGMENTS", str(owner.segments.folder))  # type: ignore[attr-defined]
     assert run_command(["db", "roles", "--buffer", url(tcp, "a_rft_reader")]) == 2
     captured = capsys.readouterr()

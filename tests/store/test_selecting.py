@@ -231,7 +231,7 @@ def test_a_missing_feature_names_the_task(buffer: Buffer) -> None:
     buffer.sql("UPDATE rft.task SET features = '{\"weak\": \"much\"}' WHERE task_key = '7'")
     with (
         roles.attempt(),
-        pytest.raises(TaskSourceError, match=r"'set0' needs the feature 'weak', which is not a number in 1.*task '7'"),
+        pytest.raises(TaskSourceError, match=r"'set0' needs the feature 'weak', which is not a number for 1.*task '7'"),
     ):
         roles.plan()
 
