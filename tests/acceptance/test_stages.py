@@ -60,7 +60,7 @@ def test_a_failure_stops_the_chain_and_resume_goes_on_in_the_right_stage(rft: Rf
     )
     assert [(run["name"], run["status"]) for run in runs] == [("chain-sft", "finished"), ("chain-grpo", "finished")]
     assert runs[0]["parent_run_id"] is None and runs[1]["parent_run_id"] == runs[0]["run_id"]
-    (last,) = rows(buffer, "select uri from rft.checkpoint c join rft.attempt a using (attempt_id)"
+    (last,) = rows(buffer, "select uri from rft.checkpoint c join rft.run_attempt a using (attempt_id)"
         f" where a.run_id = {runs[0]['run_id']} and trainer_step = 2")  # fmt: skip
     assert runs[1]["model"] == last["uri"]
     again = rft("run", chain, "--plain", "--resume")
