@@ -180,18 +180,12 @@ def check_source(algorithm: Algorithm, has_source: bool) -> None:
     """Whether the algorithm can learn from where the run's batches come from.
 
     Raises:
-        ConfigError: pairs wanted where nothing stored is selected, or whole groups where single rows are.
+        ConfigError: pairs wanted where nothing stored is selected.
     """
     if algorithm.pairwise and not has_source:
         raise ConfigError(
             f"{algorithm.name} learns from preference pairs, which are stored",
             todo="build them with `rft pairs build RUN`, and set sampling.source: {sql: select pair_id from rft.v_pair where …}",
-        )
-    if algorithm.group_relative and has_source:
-        raise ConfigError(
-            f"{algorithm.name} compares the rollouts of a group, and sampling.source selects single rows",
-            value=algorithm.name,
-            allowed="algorithms that learn from single experiences (sft) or from pairs (dpo)",
         )
 
 
@@ -199,14 +193,25 @@ def check_selected(algorithm: Algorithm, kind: str) -> None:
     """Whether the algorithm learns from what was selected.
 
     Raises:
-        ConfigError: pairs for an algorithm of single experiences, or the other way round.
+        ConfigError: pairs for an algorithm of single experiences, or the other way round; or experiences for one that compares the
+            rollouts of a group.
     """
-    wanted = "pair" if algorithm.pairwise else "experience"
-    if kind != wanted:
+    if algorithm.pairwise:
+        wanted = ["pair"]
+    else:
+        wanted = ["group"] if algorithm.group_relative else ["experience", "group"]
+    if kind in wanted:
+        return
+    if algorithm.group_relative and kind == "experience":
         raise ConfigError(
-            f"sampling.source selects {kind}s, and {algorithm.name} learns from {wanted}s",
-            value=f"{kind}_id", allowed=f"{wanted}_id", todo="select the other column, or use sft for experiences and dpo for pairs",
+            f"sampling.source selects single experiences, and {algorithm.name} compares the rollouts of whole groups",
+            value="experience_id", allowed="group_id", todo="select the groups: select distinct group_id from rft.v_experience where …",
         )  # fmt: skip
+    raise ConfigError(
+        f"sampling.source selects {kind}s, and {algorithm.name} learns from {wanted[0]}s", value=f"{kind}_id",
+        allowed=" or ".join(f"{each}_id" for each in wanted),
+        todo="select the other column, or use an algorithm of single experiences (sft), groups (grpo) or pairs (dpo)",
+    )  # fmt: skip
 
 
 def check_answers(algorithm: Algorithm, smallest: int, answers: int) -> None:

@@ -22,6 +22,7 @@ from rftcore.engines import ENGINES
 from rftcore.installation.packages import check_environment
 from rftcore.monitor import MONITORS
 from rftcore.resolved import ResolvedRun
+from rftcore.run.selections import refuse_untrainable
 from rftcore.tasks.checks import check_before_buffer
 from rftcore.tasks.pipeline import load_tasks
 from rftcore.workflows import check_workflow_args
@@ -164,13 +165,16 @@ def select_source(resolved: ResolvedRun, buffer: Buffer) -> Selection | None:
 
     Raises:
         QueryError: see `rftdata.training.stored_selection.select`.
-        ConfigError: the algorithm cannot learn from the selected rows.
+        ConfigError: the algorithm cannot learn from the selected rows; see also `refuse_untrainable`.
     """
     source = resolved.config.sampling.source
     if source is None:
         return None
-    selected = select(buffer.database, source.sql, pin_labels=source.pin_labels)
+    sampling = resolved.config.sampling
+    exponent = sampling.priority.exponent if sampling.order == "prioritized" else None
+    selected = select(buffer.database, source.sql, pin_labels=source.pin_labels, priority_exponent=exponent)
     check_selected(resolved.algorithm, selected.kind)
+    refuse_untrainable(resolved.algorithm, buffer, selected)
     return selected
 
 
@@ -200,6 +204,7 @@ def _refuse_another_source(config: RunConfig, resumed: Run) -> None:
         ConfigError: the selection or the division into batches has changed.
     """
     source, stored = config.sampling.source, resumed.source_sql is not None
+    weighted = config.sampling.order == "prioritized"
     facts = {
         "sampling.source.sql": (source and source.sql, resumed.source_sql),
         "sampling.source.pin_labels": (
@@ -207,6 +212,11 @@ def _refuse_another_source(config: RunConfig, resumed: Run) -> None:
             resumed.label_cut is not None if stored else None,
         ),
         "sampling.epochs": (source and config.sampling.epochs, resumed.source_epochs),
+        "sampling.order": (source and weighted and "prioritized", resumed.source_weighted and "prioritized"),
+        "sampling.priority.exponent": (
+            (source and weighted and config.sampling.priority.exponent) or None,
+            (resumed.source_weighted and resumed.config["sampling"]["priority"]["exponent"]) or None,
+        ),
         "trainer.batch_groups": (
             source and config.trainer.batch_groups,
             (stored and int(resumed.config["trainer"]["batch_groups"])) or None,
