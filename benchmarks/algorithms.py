@@ -7,6 +7,8 @@ Groups of equal rewards are trained on like the others: presets that drop them d
 The held-out score is the probability that a sampled answer is right, averaged over lengths; no sampling noise is in it. JSON on stdout.
 
 All algorithms have one learning rate, so the figures compare defaults and not the best that each could reach.
+
+`--demo` trains SmolLM2-135M on sums instead, once with each algorithm, through the real processes: see benchmarks/demo.py.
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from benchmarks import demo
+from benchmarks.demo import DemoBudget
 
 ALGORITHMS = (
     "grpo", "ppo", "rloo", "reinforce_plus_plus", "dapo", "gspo", "cispo", "opmd", "raft", "mix",
@@ -61,15 +66,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, help="keeps the warmed-up models, and finds them there")
     parser.add_argument("--plot", type=Path, help="writes the curves to a .png or .svg file")
     parser.add_argument("--quick", action="store_true", help="a tiny course, to see that it runs")
+    demo_options = parser.add_argument_group("with --demo")
+    demo_options.add_argument(
+        "--demo", action="store_true", help="one seed of examples/grpo_reasoning, all algorithms side by side"
+    )
+    demo_options.add_argument(
+        "--model", default="HuggingFaceTB/SmolLM2-135M-Instruct", help="a folder, or a Hugging Face id"
+    )
+    demo_options.add_argument("--steps", type=int, default=DemoBudget.steps)
+    demo_options.add_argument("--batch-groups", type=int, default=DemoBudget.batch_groups)
+    demo_options.add_argument(
+        "--limit", type=float, default=DemoBudget.limit_s, help="seconds after which a run is stopped"
+    )
+    demo_options.add_argument("--output", type=Path, help="file with the result of the runs that have ended so far")
     options = parser.parse_args(arguments)
     names = options.algorithms.split(",")
     seeds = [int(seed) for seed in options.seeds.split(",")]
+    if options.demo:
+        return _demo(options, names, seeds[0])
     budget = Budget(rollouts=options.rollouts)
     with tempfile.TemporaryDirectory() as temporary:
         result = measure(names, seeds, budget, options.folder or Path(temporary), options.jobs, quick=options.quick)
     print(json.dumps(result, indent=1))
     if options.plot:
         draw(result, options.plot)
+    return 0
+
+
+def _demo(options: argparse.Namespace, names: Sequence[str], seed: int) -> int:
+    budget = DemoBudget(steps=options.steps, batch_groups=options.batch_groups, limit_s=options.limit)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = (options.folder or Path(temporary)).resolve()
+        result = demo.measure(names, seed, budget, options.model, folder, options.output, options.jobs)
+    print(json.dumps(result, indent=1))
+    if options.plot:
+        demo.draw(result, options.plot)
     return 0
 
 

@@ -118,7 +118,9 @@ class TestWeights:
     @pytest.mark.parametrize("value", ["null::float8", "-1", "'NaN'::float8", "'high'"])
     def test_a_priority_that_is_not_a_number_is_refused(self, stored: Buffer, value: str) -> None:
         with pytest.raises(QueryError, match=r"priority of 1 .*finite numbers of at least 0; replace NULL"):
-            stored_selection.select(stored.database, f"select group_id, {value} as priority from ({GROUPS}) g", priority_exponent=1.0)
+            stored_selection.select(
+                stored.database, f"select group_id, {value} as priority from ({GROUPS}) g", priority_exponent=1.0
+            )
 
     def test_a_prioritised_order_needs_priorities(self, stored: Buffer) -> None:
         with pytest.raises(QueryError, match="select a number as priority"):
@@ -129,7 +131,9 @@ class TestWhatAlgorithmsRefuse:
     def test_parts_of_groups_where_rollouts_are_compared(self, stored: Buffer) -> None:
         some = "select experience_id from rft.experience"
         for algorithm in ("grpo", "rloo", "opmd"):
-            with pytest.raises(ConfigError, match=rf"{algorithm} compares the rollouts of whole groups.*select distinct group_id"):
+            with pytest.raises(
+                ConfigError, match=rf"{algorithm} compares the rollouts of whole groups.*select distinct group_id"
+            ):
                 prepare_run(configured(some, algorithm), stored)
         assert prepare_run(configured(GROUPS), stored).source_kind == "group"
         assert prepare_run(configured(some, "reinforce"), stored).source_kind == "experience"
@@ -142,17 +146,23 @@ class TestWhatAlgorithmsRefuse:
         )  # fmt: skip
         with stored.writer("source") as writer:
             writer.insert(imported)
-        with pytest.raises(ConfigError, match=r"2 of the experiences .* no log-probabilities.*first is experience 19.*with sft"):
+        with pytest.raises(
+            ConfigError, match=r"2 of the experiences .* no log-probabilities.*first is experience 19.*with sft"
+        ):
             prepare_run(configured(GROUPS), stored)
         assert prepare_run(configured(GROUPS, "mix"), stored).source_rows == 7
         with stored.writer("source") as writer:
             writer.insert(own_group([1.0], task_key="alone"))
-        with pytest.raises(ConfigError, match=r"1 of the 8 groups .* too few rollouts for grpo; the first is group 8 \(got 1"):
+        with pytest.raises(
+            ConfigError, match=r"1 of the 8 groups .* too few rollouts for grpo; the first is group 8 \(got 1"
+        ):
             prepare_run(configured(GROUPS), stored)
         stored.sql("UPDATE rft.experience SET reward = NULL WHERE experience_id = 4")
         with pytest.raises(ConfigError, match=r"1 of the experiences .* no reward.*first is experience 4"):
             prepare_run(configured(f"{GROUPS} and group_id < 7"), stored)
-        assert [run["name"] for run in stored.sql("SELECT name FROM rft.run WHERE name = 'again'").to_pylist()] == ["again"]
+        assert [run["name"] for run in stored.sql("SELECT name FROM rft.run WHERE name = 'again'").to_pylist()] == [
+            "again"
+        ]
 
 
 def test_a_resumed_run_keeps_its_order_and_exponent(stored: Buffer) -> None:

@@ -170,7 +170,10 @@ def test_a_run_without_one_does_need_them(key: str) -> None:
         ({"sampling": {"source": {"query": "x"}}}, "sampling.source.*"),
         ({"sampling": {**SOURCE, "epochs": 0}}, r"sampling\.epochs"),
         ({"sampling": {**SOURCE, "order": "rank"}}, "order: rank is for groups that explorers supply"),
-        ({"sampling": {**SOURCE, "max_times_sampled": 4}}, "max_times_sampled has no effect with sampling.source.*epochs"),
+        (
+            {"sampling": {**SOURCE, "max_times_sampled": 4}},
+            "max_times_sampled has no effect with sampling.source.*epochs",
+        ),
         (
             {"sampling": {**SOURCE, "order": "prioritized", "priority": {"formula": "mean_reward"}}},
             "select a second column priority",
