@@ -111,7 +111,7 @@ def measure(
     os.environ["OMP_NUM_THREADS"] = "1"  # a thread for each run, set before the workers load what reads it
     runs: dict[str, dict[int, Any]] = {name: {} for name in names}
     with ProcessPoolExecutor(num_jobs, multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(_prepare, [(folder / str(seed), seed, quick) for seed in seeds]))
+        list(pool.map(prepare_seed, [(folder / str(seed), seed, quick) for seed in seeds]))
         jobs = {
             pool.submit(run, name, seed, budget, folder / str(seed), quick): (name, seed)
             for seed in seeds for name in names
@@ -124,15 +124,15 @@ def measure(
     return {"budget": asdict(budget), "runs": runs, "summary": summary(runs)}
 
 
-def _prepare(job: tuple[Path, int, bool]) -> None:
+def prepare_seed(job: tuple[Path, int, bool]) -> None:
     from benchmarks.selection import sorting
 
     folder, seed, quick = job
     folder.mkdir(parents=True, exist_ok=True)
-    sorting.prepare(folder, _course(quick), seed)
+    sorting.prepare(folder, course_of(quick), seed)
 
 
-def _course(quick: bool) -> Any:
+def course_of(quick: bool) -> Any:
     from benchmarks.selection.sorting import Course
 
     return Course(tasks_per_level=8, held_out_per_level=8, warm_up_steps=4, strong_steps=2) if quick else Course()
@@ -153,7 +153,7 @@ def _train(name: str, seed: int, budget: Budget, folder: Path, quick: bool) -> A
     from benchmarks.selection import sorting
     from rftcore.algorithms import build_algorithm
 
-    tasks, held_out = sorting.make_tasks(_course(quick), seed)
+    tasks, held_out = sorting.make_tasks(course_of(quick), seed)
     tokens = sorting.Tokens(folder / "start")
     algorithm = build_algorithm(name, CHANGES.get(name, {}), group_size=budget.group_size)
     learner = sorting.open_learner(folder / "start", algorithm, budget.learning_rate, seed, warmup_steps=10)
@@ -215,17 +215,17 @@ def summary(runs: dict[str, dict[int, Any]]) -> list[dict[str, Any]]:
                 "algorithm": name,
                 "seeds": len(by_seed),
                 "failed": failed,
-                "start": _mean([points[0]["score"] for points in finished]),
-                "end": _mean(ends),
+                "start": mean([points[0]["score"] for points in finished]),
+                "end": mean(ends),
                 "lowest_end": min(ends, default=None),
-                "best": _mean([max(p["score"] for p in points) for points in finished]),
-                "seconds": _mean([points[-1]["seconds"] for points in finished]),
+                "best": mean([max(p["score"] for p in points) for points in finished]),
+                "seconds": mean([points[-1]["seconds"] for points in finished]),
             }
         )
     return sorted(rows, key=lambda row: -(row["end"] or 0.0))
 
 
-def _mean(values: Sequence[float]) -> float | None:
+def mean(values: Sequence[float]) -> float | None:
     return round(float(np.mean(values)), 4) if values else None
 
 

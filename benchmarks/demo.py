@@ -43,7 +43,12 @@ CHANGES: dict[str, dict[str, Any]] = {
     # The critic's head is new, so its learning rate is larger; and it learns alone at first.
     "ppo": {"algorithm": {"critic": {"learning_rate": 5.0e-5, "warmup_steps": 5}}},
     "dapo": {"pipelines": {"experience": [{"drop_truncated": {"finish_reasons": ["abort"]}}, {"drop_zero_variance_groups": {}}]}},
-    "mix": {"explorer": {"workflow": f"{_ROOT / 'benchmarks' / 'mixed_workflow.py'}:mixed"}},
+    "mix": {
+        "explorer": {
+            "workflow": f"{_ROOT / 'benchmarks' / 'mixed_workflow.py'}:mixed",
+            "workflow_args": {"sampled_tasksets": [_VALIDATION]},
+        }
+    },
 }  # fmt: skip
 
 
