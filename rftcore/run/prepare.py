@@ -20,10 +20,12 @@ from rftcore.algorithms.requirements import (
 from rftcore.config import RunConfig
 from rftcore.engines import ENGINES
 from rftcore.installation.packages import check_environment
+from rftcore.models import refuse_other_tokenizer
 from rftcore.monitor import MONITORS
 from rftcore.resolved import ResolvedRun
 from rftcore.tasks.checks import check_before_buffer
 from rftcore.tasks.pipeline import load_tasks
+from rftcore.teachers.base import ARRAY as TEACHER_ARRAY
 from rftcore.workflows import check_workflow_args
 from rftdata.buffer import Buffer
 from rftdata.errors import ConfigError
@@ -31,6 +33,8 @@ from rftdata.run import Run
 from rftdata.training.sampling import checked_formula
 from rftdata.training.stored_selection import Selection, num_steps, select
 from rftdata.uri import redacted
+
+_ARRAYS_AT_ONCE = 4096
 
 
 def check_plugins(resolved: ResolvedRun) -> None:
@@ -93,6 +97,22 @@ def check_run(resolved: ResolvedRun) -> None:
     check_plugins(resolved)
     check_before_buffer(resolved)
     check_max_tokens(resolved)  # fetches the model now, because a run whose model does not exist must not be stored
+    check_teachers(resolved)
+
+
+def check_teachers(resolved: ResolvedRun) -> None:
+    """Fetch the teachers' models and compare their tokenizers with the policy's.
+
+    Raises:
+        ModelError: a model does not exist.
+        ConfigError: a teacher has another tokenizer.
+    """
+    for key, folder in (
+        ("algorithm.teacher", resolved.teacher_folder),
+        ("explorer.teacher", resolved.scoring_teacher_folder),
+    ):
+        if folder is not None:
+            refuse_other_tokenizer(resolved.model_folder, folder, key)
 
 
 def check_max_tokens(resolved: ResolvedRun) -> None:
@@ -171,7 +191,24 @@ def select_source(resolved: ResolvedRun, buffer: Buffer) -> Selection | None:
         return None
     selected = select(buffer.database, source.sql, pin_labels=source.pin_labels)
     check_selected(resolved.algorithm, selected.kind)
+    if resolved.algorithm.reads_stored_teacher:
+        _refuse_missing_teacher(resolved.algorithm.name, buffer, selected)
     return selected
+
+
+def _refuse_missing_teacher(algorithm: str, buffer: Buffer, selected: Selection) -> None:
+    missing = [
+        experience_id
+        for start in range(0, len(selected.item_ids), _ARRAYS_AT_ONCE)
+        for some in [selected.item_ids[start : start + _ARRAYS_AT_ONCE]]
+        for experience_id, array in zip(some, buffer.arrays(some, TEACHER_ARRAY), strict=True) if array is None
+    ]  # fmt: skip
+    if missing:
+        raise ConfigError(
+            f"{algorithm} reads the teacher's stored log-probabilities, and {len(missing):,} of the {len(selected.item_ids):,} selected "
+            f"experiences have none; the first is experience {missing[0]}", value=f"no array {TEACHER_ARRAY}",
+            todo="select the experiences of runs with explorer.teacher, or set algorithm.teacher to a model, which the trainer then computes",
+        )  # fmt: skip
 
 
 def planned_steps(config: RunConfig, num_selected: int | None) -> int:
