@@ -57,7 +57,9 @@ def finished(buffer: str) -> set[str]:
 
 def checkpoint(buffer: str, run: str) -> str:
     """Return the folder of a run's last checkpoint."""
-    query = f"select uri from checkpoint join run using (run_id) where name = '{run}' order by trainer_step desc limit 1"
+    query = (
+        f"select uri from checkpoint join run using (run_id) where name = '{run}' order by trainer_step desc limit 1"
+    )
     return str(ask(buffer, query)[0]["uri"])
 
 
@@ -85,7 +87,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--buffer", default="./buffer", help="the buffer; ./buffer by default")
     parser.add_argument("--goal", type=float, default=0.9, help="validation score of the column of rollouts")
-    parser.add_argument("--set", dest="settings", action="append", default=[], help="setting of every run after the warm-ups")
+    parser.add_argument(
+        "--set", dest="settings", action="append", default=[], help="setting of every run after the warm-ups"
+    )
     options = parser.parse_args()
     buffer, common = options.buffer, options.settings
     for name, size in (("teacher", (128, 3)), ("student", (64, 1))):

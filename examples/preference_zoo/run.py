@@ -75,14 +75,25 @@ def warmed_up(buffer: str, model: Path) -> str:
     """Warm a random model up by imitation; return its checkpoint."""
     if not model.is_dir():
         subprocess.run([sys.executable, SORT / "make_model.py", model], check=True)
-    train(buffer, "warm-up", SORT / "sft.yaml", f"model.path={model.resolve()}", "steps=150", "trainer.checkpoint_every=150")
-    query = "select uri from checkpoint join run using (run_id) where name = 'warm-up' order by trainer_step desc limit 1"
+    train(
+        buffer,
+        "warm-up",
+        SORT / "sft.yaml",
+        f"model.path={model.resolve()}",
+        "steps=150",
+        "trainer.checkpoint_every=150",
+    )
+    query = (
+        "select uri from checkpoint join run using (run_id) where name = 'warm-up' order by trainer_step desc limit 1"
+    )
     return str(ask(buffer, query)[0]["uri"])
 
 
 def show(rows: list[dict[str, Any]]) -> None:
     """Print one line per method."""
-    print(f"\n{'method':8} {'before':>15} {'after':>15} {'best step':>10} {'margin':>8} {'accuracy':>9} {'seconds':>8}  status")
+    print(
+        f"\n{'method':8} {'before':>15} {'after':>15} {'best step':>10} {'margin':>8} {'accuracy':>9} {'seconds':>8}  status"
+    )
     for row in rows:
         before, after = (
             "–" if row[key] is None else f"{row[key]:.3f} ± {row[f'{key}_error']:.3f}" for key in ("before", "after")
@@ -99,14 +110,18 @@ def main() -> None:
     parser.add_argument("--buffer", default="./buffer", help="the buffer; ./buffer by default")
     parser.add_argument("--model", help="a warmed-up sorting model; by default one is trained first")
     parser.add_argument("--methods", nargs="+", choices=[*METHODS], default=[*METHODS], help="all by default")
-    parser.add_argument("--set", dest="settings", action="append", default=[], help="setting of the runs of the methods")
+    parser.add_argument(
+        "--set", dest="settings", action="append", default=[], help="setting of the runs of the methods"
+    )
     options = parser.parse_args()
     buffer = options.buffer
     model = f"model.path={options.model or warmed_up(buffer, Path('models/start'))}"
     train(buffer, "rollouts", HERE / "rollouts.yaml", model)
     rft("pairs", "build", "rollouts", "--buffer", buffer)
     for method in options.methods:
-        train(buffer, f"zoo-{method}", HERE / "preference.yaml", model, *METHODS[method], *options.settings, check=False)
+        train(
+            buffer, f"zoo-{method}", HERE / "preference.yaml", model, *METHODS[method], *options.settings, check=False
+        )
     show(ask(buffer, RESULTS))
 
 

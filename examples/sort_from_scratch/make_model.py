@@ -36,8 +36,8 @@ def make_model(folder: Path, hidden_size: int = 128, num_layers: int = 3, seed: 
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(vocabulary), hidden_size=hidden_size, intermediate_size=4 * hidden_size, num_hidden_layers=num_layers,
-            num_attention_heads=hidden_size // 32, num_key_value_heads=hidden_size // 64, max_position_embeddings=128, tie_word_embeddings=False, pad_token_id=0, bos_token_id=1,
-            eos_token_id=2, dtype="float32",
+            num_attention_heads=hidden_size // 32, num_key_value_heads=hidden_size // 64, max_position_embeddings=128,
+            tie_word_embeddings=False, pad_token_id=0, bos_token_id=1, eos_token_id=2, dtype="float32",
         )
     )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,11 @@ def answer_with(folder: Path) -> Callable[[int, Body], Says]:
     def answer(_: int, body: Body) -> Says:
         assert body["max_tokens"] == 1 and body["prompt_logprobs"] == 0
         prompt = body["prompt"]
-        ids = tokenizer.encode(prompt, add_special_tokens=body["add_special_tokens"]) if isinstance(prompt, str) else prompt
+        ids = (
+            tokenizer.encode(prompt, add_special_tokens=body["add_special_tokens"])
+            if isinstance(prompt, str)
+            else prompt
+        )
         rows: list[Any] = [None]
         with torch.no_grad():
             logprobs = model(torch.tensor([ids])).logits[0].float().log_softmax(-1)

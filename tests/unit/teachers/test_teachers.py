@@ -13,7 +13,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from operators.chain.build import build_chain
 from operators.llm.endpoint import EndpointConfig
+from rftcore.algorithms import build_algorithm
+from rftcore.algorithms.requirements import check_rollouts
 from rftcore.explorer.config import ExplorerConfig
 from rftcore.models import refuse_other_tokenizer
 from rftcore.teachers.base import Teacher
@@ -164,6 +167,15 @@ def test_a_teacher_with_other_numbers_for_tokens_is_refused(folder: Path, tmp_pa
         refuse_other_tokenizer(folder, other, "explorer.teacher")
 
 
+def test_distillation_without_a_teacher_is_refused_before_the_run() -> None:
+    algorithm, chain = build_algorithm("on_policy_distillation"), build_chain([])
+    with pytest.raises(ConfigError, match=r"nothing gives them.*explorer\.teacher.*or algorithm\.teacher"):
+        check_rollouts(algorithm, ExplorerConfig(), chain)
+    check_rollouts(algorithm, ExplorerConfig.model_validate({"teacher": "./teacher"}), chain)
+    check_rollouts(build_algorithm("on_policy_distillation", {"teacher": "./teacher"}), ExplorerConfig(), chain)
+    check_rollouts(algorithm, ExplorerConfig(workflow="./mine.py:workflow"), chain)  # it may store them itself
+
+
 def test_a_teacher_is_a_model_or_a_server() -> None:
     endpoint = {"url": "http://127.0.0.1:1/v1", "model": "teacher"}
     with pytest.raises(ValueError, match="either path"):
@@ -172,4 +184,6 @@ def test_a_teacher_is_a_model_or_a_server() -> None:
         TeacherConfig.model_validate({"path": "x", "endpoint": endpoint})
     with pytest.raises(ValueError, match=r"at temperature 1, and explorer.temperature is 0\.7"):
         ExplorerConfig.model_validate({"teacher": {"endpoint": endpoint}, "temperature": 0.7})
-    assert ExplorerConfig.model_validate({"teacher": "./teacher", "temperature": 0.7}).teacher == TeacherConfig(path="./teacher")
+    assert ExplorerConfig.model_validate({"teacher": "./teacher", "temperature": 0.7}).teacher == TeacherConfig(
+        path="./teacher"
+    )
