@@ -5,6 +5,7 @@ Every check yields a sentence for the user, and raises errors that would end a r
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 from collections.abc import Iterator, Mapping
@@ -20,10 +21,11 @@ from operators.base import StageContext
 from operators.chain.chain import Chain
 from rftcore.config import RunConfig
 from rftcore.explorer.rehearsal import check_context, rehearse
+from rftcore.explorer.teacher import open_teacher
 from rftcore.installation.packages import check_environment
 from rftcore.installation.requirements import installed_version
 from rftcore.resolved import ResolvedRun
-from rftcore.run.prepare import check_max_tokens, planned_steps, select_source
+from rftcore.run.prepare import check_max_tokens, check_teachers, planned_steps, select_source
 from rftcore.tasks.features import FeatureCheck
 from rftcore.tasks.needs import TaskNeeds
 from rftcore.workflows.task import Task
@@ -62,6 +64,7 @@ def open_inputs(resolved: ResolvedRun, read_s: float = 60.0) -> Iterator[str]:
     model, tokenizer = _open_model(resolved.model_folder)
     yield f"model {config.model.path}: a {model.model_type} with {len(tokenizer):,} tokens, in {tokenizer.name_or_path}"
     yield from _describe_device(resolved)
+    yield from _describe_teachers(resolved, tokenizer)
     samples = []
     with _stored(config) as buffer:
         for taskset in config.tasks:
@@ -232,6 +235,26 @@ def _describe_device(resolved: ResolvedRun) -> Iterator[str]:
         )  # fmt: skip
     if "gpu_memory_utilization" in config.explorer.engine_args:
         yield "explorer.engine_args.gpu_memory_utilization has no effect on this machine, which has no GPU: kv_cache_gib applies"
+
+
+def _describe_teachers(resolved: ResolvedRun, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
+    """Compare the teachers' tokenizers with the policy's, and ask a teacher's server for log-probabilities.
+
+    Raises:
+        ModelError, PluginError, ConfigError: see `check_teachers` and `open_teacher`.
+    """
+    check_teachers(resolved)
+    for key, folder in (("algorithm", resolved.teacher_folder), ("explorer", resolved.scoring_teacher_folder)):
+        if folder is not None:
+            yield f"{key}.teacher: {folder} has the policy's tokenizer"
+    teacher = resolved.config.explorer.teacher
+    if teacher is not None and teacher.endpoint is not None:
+
+        async def ask() -> None:
+            await (await open_teacher(resolved, tokenizer)).close()
+
+        asyncio.run(ask())
+        yield f"explorer.teacher: the server at {teacher.endpoint.url} scores the policy's tokens"
 
 
 def _describe_rollouts(

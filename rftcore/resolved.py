@@ -88,8 +88,30 @@ class ResolvedRun:
         Raises:
             ModelError: the model does not exist.
         """
-        path = self.config.model.path
-        return resolve_model(str(self.config.base_dir / path) if path.startswith((".", "/")) else path)
+        return self._folder(self.config.model.path)
+
+    @cached_property
+    def teacher_folder(self) -> Path | None:
+        """The folder of the teacher that the trainer computes; None without one.
+
+        Raises:
+            ModelError: the model does not exist.
+        """
+        teacher = self.algorithm.config.teacher
+        return None if teacher is None else self._folder(teacher.path, "algorithm.teacher")
+
+    @cached_property
+    def scoring_teacher_folder(self) -> Path | None:
+        """The folder of the teacher that scores rollouts in the explorer; None without one, or with a server.
+
+        Raises:
+            ModelError: the model does not exist.
+        """
+        teacher = self.config.explorer.teacher
+        return None if teacher is None or teacher.path is None else self._folder(teacher.path, "explorer.teacher.path")
+
+    def _folder(self, path: str, key: str = "model.path") -> Path:
+        return resolve_model(str(self.config.base_dir / path) if path.startswith((".", "/")) else path, key=key)
 
     @cached_property
     def algorithm(self) -> Algorithm:

@@ -155,6 +155,11 @@ class Algorithm:
         return "behavior" in self.signals
 
     @property
+    def reads_stored_teacher(self) -> bool:
+        """Whether it reads log-probabilities of a teacher that lie beside the tokens, and not those of a teacher of its own."""
+        return "teacher" in self.signals and self.config.teacher is None
+
+    @property
     def uses_rewards(self) -> bool:
         return any(part is not None and part.uses_rewards for part in (self.loss, self.advantage))
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
+from rftcore.teachers.config import TeacherConfig
 from rftdata.config import Section
 
 
@@ -18,6 +19,10 @@ class ExplorerConfig(Section):
     workflow_args: dict[str, Any] = Field(default_factory=dict, description="The workflow's own settings.")
     reward: list[str] = Field(
         default_factory=list, description="Reward functions whose values are summed; names or paths."
+    )
+    teacher: TeacherConfig | None = Field(
+        None,
+        description="Model whose log-probabilities of the sampled tokens are stored with the rollouts, as the array teacher_logprobs.",
     )
     num_explorers: int = Field(1, ge=1, description="Number of explorer processes.")
     temperature: float = Field(1.0, ge=0, description="Sampling temperature of training rollouts.")
@@ -74,3 +79,12 @@ class ExplorerConfig(Section):
         if doubled:
             raise ValueError(f"{', '.join(doubled)} is named more than once; to weight a reward, do so in its function")
         return names
+
+    @model_validator(mode="after")
+    def _server_has_the_sampled_distribution(self) -> ExplorerConfig:
+        if self.teacher is not None and self.teacher.endpoint is not None and self.temperature not in (0, 1):
+            raise ValueError(
+                f"explorer.teacher.endpoint gives log-probabilities at temperature 1, and explorer.temperature is {self.temperature:g}; set it "
+                "to 1, or name the teacher's folder (explorer.teacher.path), which is computed at the rollouts' temperature"
+            )
+        return self

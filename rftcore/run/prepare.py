@@ -20,6 +20,7 @@ from rftcore.algorithms.requirements import (
 from rftcore.config import RunConfig
 from rftcore.engines import ENGINES
 from rftcore.installation.packages import check_environment
+from rftcore.models import refuse_other_tokenizer
 from rftcore.monitor import MONITORS
 from rftcore.resolved import ResolvedRun
 from rftcore.run.selections import refuse_untrainable
@@ -32,6 +33,7 @@ from rftdata.run import Run
 from rftdata.training.sampling import checked_formula
 from rftdata.training.stored_selection import Selection, num_steps, select
 from rftdata.uri import redacted
+
 
 
 def check_plugins(resolved: ResolvedRun) -> None:
@@ -94,6 +96,22 @@ def check_run(resolved: ResolvedRun) -> None:
     check_plugins(resolved)
     check_before_buffer(resolved)
     check_max_tokens(resolved)  # fetches the model now, because a run whose model does not exist must not be stored
+    check_teachers(resolved)
+
+
+def check_teachers(resolved: ResolvedRun) -> None:
+    """Fetch the teachers' models and compare their tokenizers with the policy's.
+
+    Raises:
+        ModelError: a model does not exist.
+        ConfigError: a teacher has another tokenizer.
+    """
+    for key, folder in (
+        ("algorithm.teacher", resolved.teacher_folder),
+        ("explorer.teacher", resolved.scoring_teacher_folder),
+    ):
+        if folder is not None:
+            refuse_other_tokenizer(resolved.model_folder, folder, key)
 
 
 def check_max_tokens(resolved: ResolvedRun) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from rftcore.algorithms.algorithm import Algorithm
+from rftcore.teachers.base import ARRAY as TEACHER_ARRAY
 from rftdata.buffer import Buffer
 from rftdata.errors import ConfigError
 from rftdata.training.stored_selection import Selection
@@ -21,7 +22,8 @@ def refuse_untrainable(algorithm: Algorithm, buffer: Buffer, selected: Selection
     """Refuse a selection with rows that the algorithm cannot learn from.
 
     Raises:
-        ConfigError: groups have too few rollouts, or experiences lack rewards or log-probabilities; names the first one.
+        ConfigError: groups have too few rollouts, or experiences lack rewards or log-probabilities, the policy's or a
+            teacher's; names the first one.
     """
     if selected.kind == "group":
         small = buffer.database.fetch(
@@ -36,18 +38,26 @@ def refuse_untrainable(algorithm: Algorithm, buffer: Buffer, selected: Selection
     # An expert's responses have neither.
     needs_logprobs = algorithm.uses_behavior_logprobs and algorithm.expert is None
     needs_rewards = algorithm.uses_rewards and algorithm.expert is None
-    if not needs_logprobs and not needs_rewards:
+    needs_teacher = algorithm.reads_stored_teacher
+    if not (needs_logprobs or needs_rewards or needs_teacher):
         return
-    unrewarded, unsampled = [], []
+    unrewarded, unsampled, untaught = [], [], []
     for ids, without_reward in _experiences(buffer, selected):
         unrewarded += without_reward if needs_rewards else []
         unsampled += _unsampled(buffer, ids) if needs_logprobs else []
+        untaught += _untaught(buffer, ids) if needs_teacher else []
     if unsampled:
         raise ConfigError(
             f"{len(unsampled)} of the experiences that sampling.source selects have no log-probabilities of the policy that sampled them, "
             f"which {algorithm.name} needs; the first is experience {unsampled[0]}",
             todo="leave out what was imported or written by people (where source = 'explorer'), or train on it with sft",
         )
+    if untaught:
+        raise ConfigError(
+            f"{algorithm.name} reads the teacher's stored log-probabilities, and {len(untaught):,} of the experiences that sampling.source "
+            f"selects have none; the first is experience {untaught[0]}", value=f"no array {TEACHER_ARRAY}",
+            todo="select the experiences of runs with explorer.teacher, or set algorithm.teacher to a model, which the trainer then computes",
+        )  # fmt: skip
     if unrewarded:
         raise ConfigError(
             f"{len(unrewarded)} of the experiences that sampling.source selects have no reward, which {algorithm.name} needs; the first is "
@@ -74,3 +84,9 @@ def _unsampled(buffer: Buffer, experience_ids: Sequence[int]) -> list[int]:
         if logprobs_T is None or mask_T is None or bool(np.isnan(logprobs_T[mask_T.astype(bool)]).any()):
             found.append(experience_id)
     return found
+
+
+def _untaught(buffer: Buffer, experience_ids: Sequence[int]) -> list[int]:
+    """Return the experiences whose tokens no teacher has scored."""
+    arrays = buffer.arrays(experience_ids, TEACHER_ARRAY)
+    return [number for number, array in zip(experience_ids, arrays, strict=True) if array is None]

@@ -5,6 +5,7 @@ Letters: B experiences, T tokens of the longest. Padding is on the right.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -38,7 +39,8 @@ class TrainBatch:
         importance_weights_B: float32; the loss of each of its tokens is multiplied by it: the correction for the chance with
             which prioritised sampling drew it (arXiv 1511.05952, section 3.4), 1 otherwise.
         turn_index_B: int64; turn within the rollout.
-        token_rewards_BT, teacher_logprobs_BT: float32; arrays that the experiences brought, None where none did.
+        token_rewards_BT, teacher_logprobs_BT: float32; arrays that the experiences brought, None where none did. An experience without the
+            first has 0 and without the second NaN.
         step_rewards_B, state_B, baseline_rewards_B: the same, one number per experience; see `StepBatch`.
         paired: whether experiences 2p and 2p + 1 are the chosen and the rejected one of a preference pair.
     """
@@ -172,7 +174,7 @@ class TrainBatch:
             importance_weights_B=torch.tensor(np.asarray(importance_weights), dtype=torch.float32),
             turn_index_B=torch.tensor(np.asarray(turn_index), dtype=torch.int64),
             token_rewards_BT=_optional_tokens(token_rewards, present_BT),
-            teacher_logprobs_BT=_optional_tokens(teacher_logprobs, present_BT),
+            teacher_logprobs_BT=_optional_tokens(teacher_logprobs, present_BT, fill=math.nan),
             step_rewards_B=_optional(step_rewards, torch.float32),
             state_B=_optional(state, torch.int64),
             baseline_rewards_B=_optional(baseline_rewards, torch.float32),
@@ -210,8 +212,8 @@ def _pad(column: Packed, present_BT: npt.NDArray[np.bool_], dtype: type[Scalar],
     return padded
 
 
-def _optional_tokens(column: Packed | None, present_BT: npt.NDArray[np.bool_]) -> Tensor | None:
-    return None if column is None else torch.from_numpy(_pad(column, present_BT, np.float32, 0.0))
+def _optional_tokens(column: Packed | None, present_BT: npt.NDArray[np.bool_], fill: float = 0.0) -> Tensor | None:
+    return None if column is None else torch.from_numpy(_pad(column, present_BT, np.float32, fill))
 
 
 def _optional(values: Array | None, dtype: torch.dtype) -> Tensor | None:
