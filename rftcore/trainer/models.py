@@ -158,6 +158,6 @@ def _stored_teacher(batch: TrainBatch) -> Tensor:
     if batch.teacher_logprobs_BT is None:
         raise RftError(
             "the algorithm needs log-probabilities of a teacher, and the batch has none",
-            todo="set algorithm.teacher to the folder of a model, or store them as Sequence.arrays['teacher_logprobs'], one per token",
+            todo="set algorithm.teacher to the folder of a model, or store them in the workflow: turn.record(teacher_logprobs=…)",
         )
     return batch.teacher_logprobs_BT[batch.loss_mask_BT]
