@@ -233,6 +233,7 @@ class Algorithm:
         factor_N = factor_N.where(counted_N, 0.0)  # tokens that no policy sampled have no correction, which is then NaN
         if config.expert is not None:
             metrics["expert_coef"] = config.expert.coef.at(batch.step)
+            metrics["expert_sequences"] = float(batch.expert_B.sum())
         everything_B = batch.expert_B.new_ones(batch.num_sequences)
         return Plan(
             batch=batch, signals=signals, anchor_N=anchor_N, advantages_N=advantages_N, returns_N=credit.returns_N,
