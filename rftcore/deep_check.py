@@ -19,6 +19,7 @@ import pyarrow as pa
 import rftdata
 from operators.base import StageContext
 from operators.chain.chain import Chain
+from rftcore.algorithms.requirements import check_recorded
 from rftcore.config import RunConfig
 from rftcore.explorer.rehearsal import check_context, rehearse
 from rftcore.explorer.teacher import open_teacher
@@ -264,7 +265,8 @@ def _describe_rollouts(
 
     Raises:
         RolloutsFailedError: a rollout fails.
-        ConfigError: a prompt or explorer.max_tokens does not fit the engine's context.
+        ConfigError: a prompt or explorer.max_tokens does not fit the engine's context, or the workflow does not record what the
+            algorithm reads.
     """
     check_max_tokens(resolved)
     for sample in samples:
@@ -282,6 +284,8 @@ def _describe_rollouts(
                 raise
             yield f"{error.what}; stages of pipelines.task may change or drop that task"
             continue
+        if sample.taskset in resolved.config.tasks:
+            check_recorded(resolved.algorithm, resolved.config.explorer, tried.recorded)
         yield f"taskset {name}: a rollout with a stand-in for the model gets the reward {tried.reward:g}"
         if longest_tried.num_prompt_tokens is not None:
             sentence = check_context(resolved, longest, longest_tried.num_prompt_tokens)

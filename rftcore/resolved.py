@@ -123,6 +123,16 @@ class ResolvedRun:
         section = self.config.algorithm
         return build_algorithm(section.name, section.args, group_size=section.group_size, base_dir=self.config.base_dir)
 
+    @property
+    def has_greedy_baseline(self) -> bool:
+        """Whether the explorer samples a greedy rollout for each group: explorer.greedy_baseline, or what the algorithm needs.
+
+        Raises:
+            PluginError, ConfigError: see `build_algorithm`.
+        """
+        wanted = self.config.explorer.greedy_baseline
+        return "baseline_rewards" in self.algorithm.columns if wanted is None else wanted
+
     @cached_property
     def rewards(self) -> Mapping[str, Reward]:
         """The reward functions by their names in the configuration.

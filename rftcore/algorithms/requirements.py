@@ -7,11 +7,18 @@ from typing import TYPE_CHECKING
 from operators.base import Operator
 from operators.chain.chain import Chain
 from operators.chain.stage import written_columns
+from rftcore.algorithms.base import RECORDED_BY, Column
 from rftcore.explorer.config import ExplorerConfig
 from rftdata.errors import ConfigError
 
 if TYPE_CHECKING:
     from rftcore.algorithms.algorithm import Algorithm
+
+_RECORDING_NOTHING = ("single_turn", "demonstration")
+_FOR_A_BASELINE = {
+    "greedy_baseline": "true, or leave it out", "engine": "an engine that samples, such as vllm", "workflow": "a workflow that samples",
+    "temperature": "a temperature above 0",
+}  # fmt: skip
 
 
 def check_parts(algorithm: Algorithm, group_size: int | None) -> None:
@@ -175,15 +182,72 @@ def check_rollouts(algorithm: Algorithm, explorer: ExplorerConfig, chain: Chain)
             "a model that the trainer computes; a workflow of your own may store the array teacher_logprobs",
         )  # fmt: skip
     if (
-        algorithm.group_relative
+        (algorithm.group_relative or "baseline_rewards" in algorithm.columns)
         and not explorer.reward
         and explorer.workflow == "single_turn"
         and not any(_may_set_rewards(stage.operator) for stage in chain.stages)
     ):
         raise ConfigError(
-            f"explorer.reward is empty: all rollouts would get 0, and {algorithm.name} learns from differences within a group",
+            f"explorer.reward is empty: all rollouts would get 0, and {algorithm.name} learns from differences between rollouts",
             todo="name a reward such as exact_match or ./reward.py:score",
         )
+
+
+_ARRAYS: dict[Column, str] = {"state": "state_hash", "step_rewards": "step_reward"}
+
+
+def recorded_inputs(algorithm: Algorithm) -> dict[str, tuple[str, str]]:
+    """The arrays that a workflow must record for the algorithm, each with what it is and how it is recorded."""
+    needed = {array: RECORDED_BY[column] for column, array in _ARRAYS.items() if column in algorithm.columns}
+    if algorithm.reads_stored_teacher:
+        needed["teacher_logprobs"] = (
+            "log-probabilities of a teacher",
+            "set algorithm.teacher to a model, or record them in the workflow: turn.record(teacher_logprobs=…)",
+        )
+    return needed
+
+
+def check_inputs(algorithm: Algorithm, explorer: ExplorerConfig) -> None:
+    """Whether rollouts of the run can bring what the algorithm reads besides rewards.
+
+    Raises:
+        ConfigError: a built-in workflow does not record it, or there can be no greedy rollout.
+    """
+    if explorer.workflow in _RECORDING_NOTHING:
+        _refuse_missing_inputs(algorithm, explorer, frozenset(), "records no inputs")
+    if "baseline_rewards" not in algorithm.columns:
+        return
+    for key, value, reason in (
+        ("greedy_baseline", explorer.greedy_baseline, explorer.greedy_baseline is False),
+        ("engine", explorer.engine, explorer.engine == "none"),
+        ("workflow", explorer.workflow, explorer.workflow == "demonstration"),
+        ("temperature", explorer.temperature, explorer.temperature == 0),
+    ):
+        if reason:
+            raise ConfigError(
+                f"{algorithm.name} compares sampled rollouts with a greedy one of the same task, and explorer.{key} prevents that",
+                value=value, allowed=_FOR_A_BASELINE[key], todo="change it, or name an algorithm without a baseline, such as rloo",
+            )  # fmt: skip
+
+
+def check_recorded(algorithm: Algorithm, explorer: ExplorerConfig, recorded: frozenset[str]) -> None:
+    """Whether a trial rollout of the workflow recorded what the algorithm reads.
+
+    Args:
+        recorded: names of the arrays that every sampled turn has.
+
+    Raises:
+        ConfigError: what is missing, and how to record it.
+    """
+    _refuse_missing_inputs(algorithm, explorer, recorded, "did not record them in a trial rollout")
+
+
+def _refuse_missing_inputs(algorithm: Algorithm, explorer: ExplorerConfig, recorded: frozenset[str], why: str) -> None:
+    for array, (what, how) in recorded_inputs(algorithm).items():
+        if array not in recorded:
+            raise ConfigError(
+                f"{algorithm.name} reads {array} ({what}), and the workflow {explorer.workflow!r} {why}", todo=how
+            )
 
 
 def check_source(algorithm: Algorithm, has_source: bool) -> None:

@@ -30,6 +30,11 @@ class ExplorerConfig(Section):
     top_k: int = Field(0, ge=0, description="Number of most likely tokens to sample from; 0 for all.")
     max_tokens: int = Field(256, ge=1, description="Longest response, in tokens.")
     stop: list[str] = Field(default_factory=list, description="Strings that end a response.")
+    greedy_baseline: bool | None = Field(
+        None,
+        description="Sample one more rollout per group greedily, not to be trained on: its reward is the group's baseline. By default if"
+        " the algorithm needs one (remax). A group whose greedy rollout fails is dropped.",
+    )
     max_refill: int = Field(
         64, ge=0, description="Number of groups planned per step to replace dropped ones, beyond trainer.batch_groups."
     )

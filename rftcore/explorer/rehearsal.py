@@ -38,10 +38,12 @@ class Rehearsal:
     Attributes:
         num_prompt_tokens: of the workflow's longest prompt; None if it had none.
         reward: of the rollout.
+        recorded: names of the arrays that every sampled turn has.
     """
 
     num_prompt_tokens: int | None
     reward: float
+    recorded: frozenset[str]
 
 
 class StandIn(Engine):
@@ -113,7 +115,9 @@ def rehearse(resolved: ResolvedRun, task: Task, tokenizer: PreTrainedTokenizerBa
             stack=stack,
         )  # fmt: skip
     assert rollout.reward is not None
-    return Rehearsal(engine.num_prompt_tokens, rollout.reward)
+    sampled = [sequence.arrays.keys() for sequence in rollout.sequences if sequence.behavior_logprobs is not None]
+    recorded = frozenset.intersection(*map(frozenset, sampled)) if sampled else frozenset[str]()
+    return Rehearsal(engine.num_prompt_tokens, rollout.reward, recorded)
 
 
 def check_context(resolved: ResolvedRun, longest: Task, num_prompt_tokens: int) -> str | None:

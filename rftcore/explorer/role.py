@@ -13,7 +13,6 @@ import logging
 import os
 import socket
 import time
-from dataclasses import replace
 from pathlib import Path
 
 from rftcore.config import RunConfig
@@ -138,6 +137,7 @@ class Explorer:
             source=source,
             slots=asyncio.Semaphore(_ROLLOUTS_PER_SEQUENCE * resolved.engine(worker_index=0).max_num_seqs),
             on_failure=self.failed_steps.note,
+            has_baseline=resolved.has_greedy_baseline,
         )
         self.workflows = WorkflowLoop(
             min(self.config.block_timeout_s, self.config.rollout_timeout_s), self._show_blocking, end_blocked_process,
@@ -339,11 +339,7 @@ class Explorer:
         tasks = [Task.from_row(vars(question)) for question in questions(self.run, evaluation)]
         which = f"{evaluation.taskset} ({evaluation.decoding}, step {evaluation.trainer_step})"
         self.worker.says(f"answers {len(tasks)} questions of {which}")
-        decoding = (
-            replace(self.decoding, temperature=0.0, top_p=1.0, top_k=0)
-            if evaluation.decoding == "greedy"
-            else self.decoding
-        )
+        decoding = self.decoding.greedy() if evaluation.decoding == "greedy" else self.decoding
         started, before = time.monotonic(), self.engine.num_generated_tokens
         answers = await self._answers(tasks, decoding)
         if answers is None:
@@ -379,7 +375,9 @@ class Explorer:
 
     async def _answer(self, task: Task, decoding: Decoding) -> Answer:
         rollout = await self.workflows.run(self.runner.rollout(task, 0, decoding))
-        last = rollout.sequences[-1] if rollout.sequences else None
+        # A workflow may also write an expert's answer.
+        sampled = [sequence for sequence in rollout.sequences if sequence.behavior_logprobs is not None]
+        last = next(reversed(sampled or rollout.sequences), None)
         return Answer(
             task_id=task.task_id,
             reward=rollout.reward or 0.0,

@@ -76,7 +76,7 @@ class Groups(_Fact):
 
 
 class Report(_Fact):
-    """Everything that `rft report` prints; `unscored`: evaluations with failed answers, which count 0."""
+    """Everything that `rft report` prints; `unscored`: evaluations with failed answers, which count 0; `warnings`: settings without effect."""
 
     run: str
     run_id: int
@@ -106,6 +106,7 @@ class Report(_Fact):
     loss_curve: list[Loss]
     evaluation_curves: list[EvaluationCurve]
     unscored: list[str]
+    warnings: list[str]
 
 
 def build_report(buffer: Buffer, run: Run | str | int | None = None) -> Report:
@@ -140,7 +141,18 @@ def build_report(buffer: Buffer, run: Run | str | int | None = None) -> Report:
             f"{evaluation_title(e.purpose, e.taskset)}, {e.decoding}, step {e.trainer_step}: {e.error}"
             for e in evaluations if e.error
         ],
+        warnings=_warnings(steps),
     )  # fmt: skip
+
+
+def _warnings(steps: StepTotals) -> list[str]:
+    if not steps.with_expert_loss or steps.without_experts < steps.with_expert_loss:
+        return []
+    warning = (
+        f"algorithm.expert had no effect: none of {steps.with_expert_loss} steps had an expert's experience; let the workflow write"
+        " expert answers (model.write), or insert experiences without behavior_logprobs"
+    )
+    return [warning]
 
 
 def compare(run: Run, other: Run) -> list[Gain]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rftcore.algorithms.requirements import (
+    check_inputs,
     check_made,
     check_models,
     check_rollouts,
@@ -64,6 +65,7 @@ def check_plugins(resolved: ResolvedRun) -> None:
     check_source(algorithm, config.sampling.source is not None)
     if config.run.mode == "both" and config.sampling.source is None:
         check_rollouts(algorithm, config.explorer, chain)
+        check_inputs(algorithm, config.explorer)
         check_made(algorithm, config.algorithm.smallest_group, chain)
 
 

@@ -93,12 +93,13 @@ class TrainBatch:
         return StepBatch(
             step=step, rewards_B=self.rewards_B, group_B=self.group_index_B, rollout_B=self.rollout_index_B,
             turn_B=self.turn_index_B, sequence_N=counted.nonzero()[:, 0], behavior_N=self.behavior_logprobs_BT[counted],
-            importance_weights_B=self.importance_weights_B, expert_B=self._expert_B(),
+            importance_weights_B=self.importance_weights_B, expert_B=self.expert_B,
             token_rewards_N=None if self.token_rewards_BT is None else self.token_rewards_BT[counted],
             step_rewards_B=self.step_rewards_B, state_B=self.state_B, baseline_rewards_B=self.baseline_rewards_B,
         )  # fmt: skip
 
-    def _expert_B(self) -> Tensor:
+    @property
+    def expert_B(self) -> Tensor:
         """Where no policy sampled any of the tokens that count: what a person, a stronger model or a data set wrote."""
         unsampled_BT = self.behavior_logprobs_BT.isnan() | ~self.loss_mask_BT
         return unsampled_BT.all(dim=1) & self.loss_mask_BT.any(dim=1)

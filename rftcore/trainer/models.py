@@ -163,6 +163,6 @@ def _stored_teacher(batch: TrainBatch) -> Tensor:
             f"the algorithm needs log-probabilities of a teacher, and {len(wrong)} of {batch.num_experiences} experiences of the batch have none"
             + (f"; the first is experience {wrong[0]} of the batch" if wrong else ""),
             todo="set explorer.teacher, so that rollouts are stored with them, or algorithm.teacher to a model that the trainer computes; a "
-            "workflow may also store them as Sequence.arrays['teacher_logprobs'], one per token",
+            "workflow may also store them: turn.record(teacher_logprobs=…)",
         )  # fmt: skip
     return logprobs_BT[counted_BT]

@@ -47,7 +47,7 @@ def resolved(folder: Path, where: str, **algorithm: Any) -> ResolvedRun:
 def test_a_selection_without_a_teacher_s_log_probabilities_is_refused(stored: Buffer, tmp_path: Path) -> None:
     selected = select_source(resolved(tmp_path, "experience_id = 1"), stored)
     assert selected is not None and selected.item_ids == (1,)
-    message = r"1 of the 2 selected experiences have none; the first is experience 2 \(got 'no array teacher_logprobs'\).*explorer\.teacher"
+    message = r"1 of the experiences that sampling.source selects have none; the first is experience 2 \(got 'no array teacher_logprobs'\).*explorer\.teacher"
     with pytest.raises(ConfigError, match=message):
         select_source(resolved(tmp_path, "true"), stored)
     with_model = select_source(resolved(tmp_path, "true", teacher="./teacher"), stored)
