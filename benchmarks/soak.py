@@ -32,6 +32,7 @@ from benchmarks.workload import GROUP_SIZE, make_samples
 from rftdata import Buffer
 from rftdata.config import BufferConfig, RetentionConfig
 from rftdata.maintenance import retention
+from rftdata.maintenance.verification import verify
 from rftdata.pipeline.queue import claim_sealed_groups
 from rftdata.pipeline.records import Verdicts, kept
 from rftdata.pipeline.verdicts import commit_verdicts
@@ -271,7 +272,7 @@ class Soak:
         once = row["stored"] == row["drawn"] == row["once"] == self.totals["written"]
         if not once and not self.errors:
             self.errors.append(f"not exactly once: {row}, written {self.totals['written']}")
-        self.errors += list(buffer.verify())
+        self.errors += list(verify(buffer))
         last = self.samples[-1] if self.samples else {}
         return {
             "seconds": self.seconds,

@@ -36,7 +36,7 @@ def status(
     from rftdata.progress import Progress
 
     with opened(buffer, "rft status") as found:
-        at_work = found.runs_at_work()
+        at_work = found.runs(at_work=True)
         shown = found.find_run(run) if run is not None or not at_work else at_work[0]
         progress = Progress(shown)
         if watch:

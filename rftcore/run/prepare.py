@@ -227,7 +227,7 @@ def find_resumable(config: RunConfig, buffer: Buffer, name: str | None) -> Run:
         QueryError: there is none.
         ConfigError: the run was imported.
     """
-    found = buffer.runs_of_name(config.run.name) if name is None else []
+    found = buffer.runs(config.run.name, imported=False) if name is None else []
     return found[0] if found else named_resumable(buffer, name or config.run.name)
 
 
@@ -238,8 +238,8 @@ def named_resumable(buffer: Buffer, name: str | None) -> Run:
         QueryError: there is none.
         ConfigError: the run was imported.
     """
-    run = buffer.newest_run(imported=False) if name is None else None
-    run = run or buffer.find_run(name)
+    own = buffer.runs(imported=False) if name is None else []
+    run = own[0] if own else buffer.find_run(name)
     if run.was_imported:
         raise ConfigError(
             f"the run {run.name!r} was imported: it has no checkpoint and no configuration with which it could continue",

@@ -176,7 +176,7 @@ def _known_target(buffer: Buffer, origin: Origin, name: str | None) -> Run | Non
     found = (
         buffer.database.fetch("import_target", buffer_id=origin[0], origin_run_id=origin[1])
         if name is None
-        else buffer.database.fetch("run_by_name_or_id", run=name)
+        else buffer.database.fetch("find_run", run=name, by_name=True)
     )
     return Run.of_row(buffer.database, buffer.runs_folder, found[0]) if found else None
 

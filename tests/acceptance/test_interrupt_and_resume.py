@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import rftdata
+from rftdata.maintenance.verification import verify
 from rftdata.postgres.embedded import EmbeddedServer
 from tests.support.command_line import EXAMPLE, Rft, report, rft_command, rft_environment, rows
 from tests.support.small_runs import FEW_TASKS
@@ -151,7 +152,7 @@ def test_the_last_life_reaches_the_planned_step_on_one_continuous_curve(walk: Wa
     twice = """select experience_id from rft.v_consumption group by experience_id having count(*) > 1"""
     assert rows(walk.buffer, twice) == []
     with rftdata.open(str(walk.buffer)) as opened:
-        assert list(opened.verify()) == []
+        assert list(verify(opened)) == []
     # Roles that outlive their supervisor may even have done the last step before they noticed: a finished run is reported, not refused.
     again = rft("run", "--resume", "--plain", "--buffer", walk.buffer).stdout
     assert "nothing is left to do" in again

@@ -11,6 +11,7 @@ import numpy as np
 
 import rftdata
 from rftdata import Buffer
+from rftdata.maintenance.verification import verify
 from tests.crash.plugins import logprobs_of, reward_of
 from tests.crash.witness import TRAINED, digest, notes
 from tests.support.models import make_character_tokenizer
@@ -47,7 +48,7 @@ def examine(folder: Path) -> Findings:
     for note in notes(folder / "witness"):
         noted[note["kind"]].append(note)
     with rftdata.open(str(folder / "buffer"), create=False) as buffer:
-        findings.lost += buffer.verify()
+        findings.lost += verify(buffer)
         digests = _rows_belong_together(buffer, findings)
         _stored_is_there(buffer, noted["stored"], digests, findings)
         _labels_count(buffer, noted, findings)

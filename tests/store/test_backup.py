@@ -21,6 +21,7 @@ from rftdata import Buffer, exchange, labels
 from rftdata.config import BufferConfig
 from rftdata.errors import BufferUnavailableError, QueryError, RftError, SegmentCorruptError
 from rftdata.maintenance import backup, purge
+from rftdata.maintenance.verification import verify
 from rftdata.postgres.embedded import EmbeddedServer
 from rftdata.postgres.programs import binary_dir
 from tests.support.store_roles import Roles, own_group
@@ -72,7 +73,7 @@ def test_a_restored_buffer_is_the_same_and_goes_on(trained: Buffer, tmp_path: Pa
         assert contents(restored) == contents(trained)
         ids = experience_ids(trained)[:-1]
         assert restored.read_arrays(ids, ["token_ids"]) == trained.read_arrays(ids, ["token_ids"])
-        assert list(restored.verify()) == []
+        assert list(verify(restored)) == []
         # It works on: the run goes on from its checkpoint, ids go on where they were.
         with restored.attempt("roles") as attempt:
             assert attempt.start_step == 1
@@ -100,7 +101,7 @@ def test_a_back_up_under_writers_is_of_one_moment(trained: Buffer, tmp_path: Pat
         thread.join()
     with backup.restore(tmp_path / "backup", BufferConfig(uri=str(restored_folder))) as restored:
         assert len(experience_ids(restored)) == manifest.num_experiences <= len(experience_ids(trained))
-        assert list(restored.verify()) == []
+        assert list(verify(restored)) == []
 
 
 def test_purged_arrays_are_not_in_a_later_back_up(buffer: Buffer, tmp_path: Path) -> None:

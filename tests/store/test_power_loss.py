@@ -27,6 +27,7 @@ import pytest
 
 from rftdata import Buffer
 from rftdata.errors import RftError
+from rftdata.maintenance.verification import verify
 from rftdata.postgres.database import Connection, Database
 from rftdata.segments.base import SegmentAddress
 from rftdata.segments.compaction import Compactor
@@ -417,6 +418,6 @@ def test_a_folder_that_a_power_cut_left_opens_as_a_buffer(
             (folder / name).write_bytes(content)
         store = PosixSegmentStore(folder)
         again = Buffer(buffer.config, buffer.database, None, store)
-        assert list(again.verify()) == []
+        assert list(verify(again)) == []
         Compactor(buffer.database, store, grace_s=0).run()
-        assert contents(again) == stored and list(again.verify()) == []
+        assert contents(again) == stored and list(verify(again)) == []

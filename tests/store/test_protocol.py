@@ -24,6 +24,7 @@ from hypothesis.stateful import (
 
 from rftdata import Buffer
 from rftdata.errors import FencedError
+from rftdata.maintenance.verification import verify
 from rftdata.pipeline.records import SealedBatch
 from rftdata.planning.claims import ClaimedGroup
 from rftdata.training.attempt import Attempt
@@ -402,4 +403,4 @@ def test_any_order_of_events_keeps_the_contracts(buffer: Buffer) -> None:
             phases=(Phase.explicit, Phase.reuse, Phase.generate),
         ),
     )
-    assert list(buffer.verify()) == []
+    assert list(verify(buffer)) == []

@@ -249,4 +249,4 @@ def test_names_of_runs_are_numbered_even_when_many_start_at_once(buffer: Buffer)
         thread.join()
     assert sorted(names) == ["sums (v1.5+)", *(f"sums (v1.5+)-{n}" for n in range(2, 6))]
     assert buffer.create_run(name="sums", config={}, seed=1, steps=1, pipeline_version="p").name == "sums"
-    assert len(buffer.database.fetch("runs_of_name", name="sums (v1.5+)")) == 5
+    assert len(buffer.runs("sums (v1.5+)")) == 5

@@ -189,12 +189,11 @@ def test_a_forked_child_has_limits_of_its_own() -> None:
 SCRIPT = """
 import ctypes, re, sys
 from pathlib import Path
-from rftdata.user_code import time_limits
+from rftdata.user_code import held_lock_timer, time_limits
 
-time_limits.GRACE_S = 0.2
-time_limits._SLACK_S = 0.2
+time_limits.GRACE_S = held_lock_timer.SLACK_S = 0.2
 if len(sys.argv) > 2:
-    time_limits.report_stacks_to(Path(sys.argv[2]))
+    held_lock_timer.report_stacks_to(Path(sys.argv[2]))
 
 def sleeps():
     ctypes.CDLL(None).sleep(600)
@@ -250,11 +249,11 @@ def test_code_that_holds_the_interpreters_lock_ends_the_process_with_a_report(tm
 def test_a_timer_that_was_handed_over_is_neither_set_nor_cancelled() -> None:
     script = """
 import faulthandler, time
-from rftdata.user_code import time_limits
+from rftdata.user_code import held_lock_timer, time_limits
 
 time_limits._IDLE_S = time_limits._HEARTBEAT_S = 0.05
 time_limits.call(lambda: None, 600, "an earlier call")
-time_limits.hand_over_timer()
+held_lock_timer.hand_over()
 faulthandler.dump_traceback_later(2, exit=True)
 time_limits.call(lambda: None, 600, "a later call")
 time.sleep(20)
