@@ -41,7 +41,7 @@ def check_plugins(resolved: ResolvedRun) -> None:
     """
     config = resolved.config
     _ = resolved.rewards
-    check_workflow_args(config.explorer.workflow, resolved.workflow, config.explorer.workflow_args)
+    check_workflow_args(config.explorer.workflow, resolved.workflow, 3, config.explorer.workflow_args)
     check_selectors(resolved)
     # Registered engines and monitors may import large packages, so only the roles that use them load them.
     if config.explorer.engine not in ENGINES.names():

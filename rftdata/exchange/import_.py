@@ -168,7 +168,7 @@ def _store_tasks(buffer: Buffer, tasks: dict[tuple[str, str], tuple[str, str]]) 
                 todo="import under other names with --taskset-prefix; nothing was imported",
             )
     for piece in pieces:
-        buffer.database.run("import_tasks", **piece)
+        buffer.database.run("insert_tasks", **piece)
 
 
 def _known_target(buffer: Buffer, origin: Origin, name: str | None) -> Run | None:

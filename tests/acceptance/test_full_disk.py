@@ -86,7 +86,7 @@ class Walk:
     runs: SmallDisk
 
     def resume(self, *overrides: str) -> subprocess.Popen[str]:
-        """Go on with the run."""
+        """Continue the run."""
         options = [part for override in overrides for part in ("--set", override)]
         return start("run", "--resume", "--plain", "--buffer", self.buffer, *options, config=None)
 

@@ -94,7 +94,7 @@ def walk(warm: Warm, server_folders: Path) -> Iterator[Walk]:
 def test_a_run_does_not_end_when_its_database_is_killed(walk: Walk) -> None:
     process = walk.begin_or_resume()
     os.kill(int((walk.buffer / "postgres" / "postmaster.pid").read_text().split()[0]), signal.SIGKILL)
-    # Nobody opens the buffer until then: that would start the database, too.
+    # The test does not open the buffer until then, because that would start the database, too.
     while "the database was killed: it is started again" not in walk.output.read_text():
         assert process.poll() is None, walk.output.read_text()
         time.sleep(0.2)

@@ -156,7 +156,7 @@ def finished(url: str, cluster: RayCluster, warm: Warm, tmp_path_factory: pytest
     ended = threading.Event()
 
     def look() -> None:
-        # What `ps` shows to everybody on this machine, for as long as the run goes on.
+        # What `ps` shows to every user of this machine during the run.
         while not ended.wait(0.25):
             for other in psutil.process_iter(["cmdline", "ppid"]):
                 seen.add(" ".join(other.info["cmdline"] or ()))

@@ -131,7 +131,7 @@ def _labels_count(buffer: Buffer, noted: dict[str, list[dict[str, Any]]], findin
         if row["reward"] != (history[-1] if history else row["reward_sampled"]):
             findings.lost.append(f"experience {row['experience_id']} does not have the reward of its newest label")
         if not set(history) <= allowed[row["experience_id"]]:
-            findings.mislabelled.append(f"experience {row['experience_id']} has a label that nobody gave it")
+            findings.mislabelled.append(f"experience {row['experience_id']} has a label that no labeller gave it")
         for _, _, reward in (a for a in acknowledged if a[1] == row["experience_id"]):
             # A label that changes nothing leaves no row.
             if reward not in history and reward != row["reward_sampled"]:

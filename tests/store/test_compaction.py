@@ -325,7 +325,7 @@ def test_a_damaged_segment_is_left_where_it_is_and_told_of(buffer: Buffer, run: 
     (problem,) = verify(buffer)
     assert "segment 1 " in problem and "experiences 1-2" in problem
     again = compactor.run()
-    assert again is not None and again.damaged == [], "told of once"
+    assert again is not None and again.damaged == [], "reported once"
 
 
 def test_one_compaction_works_at_a_time(buffer: Buffer, run: Run) -> None:

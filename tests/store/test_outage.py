@@ -135,7 +135,7 @@ def test_who_waits_and_who_beats_is_there_afterwards(own: EmbeddedServer, restar
         waiting.start()
         with down(own):
             assert not worker.should_stop()
-            worker.says("waits")
+            worker.set_state("waits")
         roles.work()
         waiting.join()
         assert len(drawn[0]) == 4

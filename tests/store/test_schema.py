@@ -169,9 +169,9 @@ def test_two_processes_may_open_a_new_folder_at_once(server_folders: Path) -> No
 @pytest.mark.parametrize(
     ("uri", "what"),
     [
-        ("postgresql://nobody:secret@127.0.0.1:1/rft", "cannot be used"),
-        ("postgresql://nobody@127.0.0.1:1/rft?password=secret", "cannot be used"),
-        ("postgresql://nobody:secret@127.0.0.1:port/rft", "buffer.uri"),
+        ("postgresql://missing:secret@127.0.0.1:1/rft", "cannot be used"),
+        ("postgresql://missing@127.0.0.1:1/rft?password=secret", "cannot be used"),
+        ("postgresql://missing:secret@127.0.0.1:port/rft", "buffer.uri"),
         ("postgresql://?nonsense=1&password=secret", "not a connection string"),
     ],
 )

@@ -101,7 +101,7 @@ def test_a_retry_after_a_lost_answer_inserts_once(database_uri: str, tmp_path: P
 
 
 def test_a_write_survives_a_connection_that_was_cut_before_the_commit(buffer: Buffer, run: Run) -> None:
-    """The first try dies on the server while it waits for a lock; the second stores everything."""
+    """The first try is killed on the server while it waits for a lock; the second stores everything."""
     with psycopg.connect(buffer.config.uri, autocommit=True) as other, buffer.writer(run) as writer:
         other.execute("SELECT pg_advisory_lock(hashtext('rft.plan'), %s::integer)", [run.run_id])
         written: list[int] = []
@@ -121,7 +121,7 @@ def test_a_write_survives_a_connection_that_was_cut_before_the_commit(buffer: Bu
 
 
 def test_a_retry_waits_for_a_first_try_that_is_still_being_committed(buffer: Buffer, run: Run) -> None:
-    """The line broke while the server was at work: the second try must not store the batch beside the first."""
+    """The connection broke while the server was working: the second try must not store the batch beside the first."""
     groups, receipt, given = [own_group()], uuid.uuid4(), _Ids()
     with Writer(buffer.database, buffer.segments, run.run_id) as writer:
         arrays = writer._helper.submit(

@@ -24,7 +24,7 @@ with held_lock.printed():
     print(child, flush=True)
     if sys.argv[2] == "blocked":
         time_limits.call(lambda: re.match(r"(a+)+$", "a" * 60 + "b"), 0.2, "the stage 'backtracks'")
-print("went on", flush=True)
+print("continued", flush=True)
 """
 
 
@@ -38,7 +38,7 @@ def run_script(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("how", ["fork", "c"])
 def test_a_command_ends_though_a_forked_child_lives_on(how: str) -> None:
     done = run_script(how, "quick")
-    assert done.returncode == 0 and "went on" in done.stdout
+    assert done.returncode == 0 and "continued" in done.stdout
 
 
 def test_what_holds_the_lock_is_printed_though_a_forked_child_lives_on() -> None:

@@ -46,7 +46,7 @@ def test_what_asks_a_database_itself_is_found(source: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ["list_tasksets(buffer.database)", 'connection.execute("LOAD icu")', 'worker.says("run_names")']
+    "source", ["list_tasksets(buffer.database)", 'connection.execute("LOAD icu")', 'worker.set_state("run_names")']
 )
 def test_what_passes_a_database_on_or_asks_another_one_is_not(source: str) -> None:
     assert not list(uses(source))

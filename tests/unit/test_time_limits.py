@@ -87,12 +87,12 @@ def test_the_limit_around_a_call_ends_it_and_a_limit_within_leaves_the_outer_one
     with pytest.raises(TimeLimitError, match="the outer"):
         time_limits.call(lambda: time_limits.call(spin, 60, "the inner"), 0.05, "the outer")
 
-    def go_on() -> str:
+    def continues() -> str:
         with pytest.raises(TimeLimitError, match="the inner"):
             time_limits.call(spin, 0.05, "the inner")
-        return "went on"
+        return "continued"
 
-    assert time_limits.call(go_on, 60, "the outer") == "went on"
+    assert time_limits.call(continues, 60, "the outer") == "continued"
 
 
 def test_each_row_of_a_generator_has_the_limit_and_objects_stay_in_their_thread() -> None:
