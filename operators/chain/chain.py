@@ -138,7 +138,7 @@ class Chain:
             OperatorError: the table itself is wrong.
         """
         self.prepare()
-        table = self._checked(table)
+        table = self.checked(table)
         group_size = self.min_group_size if min_group_size is None else min_group_size
         batch = ChainBatch(table)
         self._drop_short(batch, group_size, 0, "came in")
@@ -156,7 +156,12 @@ class Chain:
         if group_size > 1:
             _own_rule(batch, MIN_GROUP_SIZE, index, short_groups(batch.groups, batch.position, group_size, left))
 
-    def _checked(self, table: pa.Table) -> pa.Table:
+    def checked(self, table: pa.Table) -> pa.Table:
+        """Return a batch with the types and defaults that stages expect.
+
+        Raises:
+            OperatorError: the batch lacks a column, or has an experience twice.
+        """
         # A stage that reads all columns requires none of them.
         read = IDENTITY_COLUMNS.union({REWARD}, *(stage.operator.reads or () for stage in self.stages))
         missing = sorted((read & self.columns) - set(table.column_names))
