@@ -1,4 +1,4 @@
-"""The inputs that `rft check --deep` opens: model, task sources, database and inputs of stages; and one rollout of each taskset.
+"""The inputs that `rft check --deep` opens: model, task sources, database and inputs of stages; and a trial of rollouts and stages.
 
 Every check yields a sentence for the user, and raises errors that would end a run or make all its rollouts fail.
 """
@@ -10,7 +10,7 @@ import functools
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from rftcore.explorer.rehearsal import check_context, rehearse
 from rftcore.explorer.teacher import open_teacher
 from rftcore.installation.packages import check_environment
 from rftcore.installation.requirements import installed_version
+from rftcore.pipeline.trial import TrialBatch, refuse_to_generate, try_chain
 from rftcore.resolved import ResolvedRun
 from rftcore.run.prepare import check_max_tokens, check_teachers, planned_steps, select_source
 from rftcore.tasks.features import FeatureCheck
@@ -34,6 +35,7 @@ from rftdata.buffer import Buffer
 from rftdata.config import TasksetConfig
 from rftdata.connection import check_new_folder, exists
 from rftdata.errors import ConfigError, ModelError, RftError, RolloutsFailedError
+from rftdata.experience import Rollout
 from rftdata.inspection import schema_version
 from rftdata.pipeline.tasks import source_batch
 from rftdata.tasks import read_tasks
@@ -77,7 +79,8 @@ def open_inputs(resolved: ResolvedRun, read_s: float = 60.0) -> Iterator[str]:
             yield from _describe_tasks(resolved, samples[-1])
         if config.has_explorer:
             yield from _describe_rollouts(resolved, samples, tokenizer)
-        yield from _describe_stages(resolved, buffer, read_s)
+        rehearsed = [one for sample in samples[: len(config.tasks)] for one in sample.rehearsed]
+        yield from _describe_stages(resolved, buffer, read_s, TrialBatch(rehearsed, config.algorithm.group_size))
     yield _describe_database(config)
     if config.sampling.source is not None:
         yield _describe_selection(resolved)
@@ -91,6 +94,7 @@ class _Sample:
         read_s: maximum seconds for reading its source.
         passes_stages: whether stages of pipelines.task may still change or drop the tasks.
         first, longest: the first task and the one with the longest prompt; None if the set is not read here.
+        rehearsed: the tasks that were tried, with their features and rollouts.
     """
 
     taskset: TasksetConfig
@@ -98,6 +102,7 @@ class _Sample:
     passes_stages: bool = False
     first: Mapping[str, Any] | None = None
     longest: Mapping[str, Any] | None = None
+    rehearsed: list[tuple[Task, Mapping[str, Any], Rollout]] = field(default_factory=list)
     _length: int = -1
 
     def see(self, task: Mapping[str, Any]) -> None:
@@ -141,26 +146,33 @@ def _describe_tasks(
         yield from features.verdict(are_all=not reading.was_cut)
 
 
-def _describe_stages(resolved: ResolvedRun, buffer: Buffer | None, read_s: float) -> Iterator[str]:
-    """Prepare every stage for its first batch, as the processes of a run do when they start."""
+def _describe_stages(
+    resolved: ResolvedRun, buffer: Buffer | None, read_s: float, experiences: TrialBatch
+) -> Iterator[str]:
+    """Prepare every stage for its first batch, as the processes of a run do when they start, and try those of experiences.
+
+    Raises:
+        RftError: a stage cannot be prepared, or fails.
+    """
     config = resolved.config
     context = StageContext(
-        config.base_dir, model_path=config.model.path, generate=_refuse_to_generate,
+        config.base_dir, model_path=config.model.path, generate=refuse_to_generate,
         read_taskset=functools.partial(_task_texts, config, buffer, read_s),
     )  # fmt: skip
-    for name, chain in (("task", resolved.task_chain), ("experience", resolved.experience_chain)):
+    chains = (
+        ("task", resolved.task_chain, TrialBatch([], 1)),
+        ("experience", resolved.experience_chain, experiences),
+    )
+    for name, chain, batch in chains:
         try:
-            chain.prepare(context)
+            skipped = try_chain(chain, context, batch)
         except RftError as error:
             raise error.about(f"pipelines.{name}") from error
-        finally:
-            chain.close()
         if chain.stages:
-            yield f"pipelines.{name}: {', '.join(stage.name for stage in chain.stages)}: ready"
-
-
-def _refuse_to_generate(*_: object) -> list[str]:
-    raise AssertionError("a stage asks the policy before its first batch")
+            is_tried = batch.table.num_rows and len(skipped) < len(chain.stages)
+            tried = f", and tried on {batch.table.num_rows} experiences" if is_tried else ""
+            yield f"pipelines.{name}: {', '.join(stage.name for stage in chain.stages)}: ready{tried}"
+        yield from (f"pipelines.{name}: {stage} was not tried: {reason}" for stage, reason in skipped.items())
 
 
 def _task_texts(config: RunConfig, buffer: Buffer | None, read_s: float, name: str) -> pa.Table:
@@ -279,6 +291,7 @@ def _describe_rollouts(
         try:
             tried = rehearse(resolved, first, tokenizer)
             longest_tried = tried if longest == first else rehearse(resolved, longest, tokenizer)
+            tries = ((first, sample.first, tried), (longest, sample.longest, longest_tried))
         except RolloutsFailedError as error:
             if not sample.passes_stages:
                 raise
@@ -286,7 +299,9 @@ def _describe_rollouts(
             continue
         if sample.taskset in resolved.config.tasks:
             check_recorded(resolved.algorithm, resolved.config.explorer, tried.recorded)
-        yield f"taskset {name}: a rollout with a stand-in for the model gets the reward {tried.reward:g}"
+        rollouts = {task.task_key: (task, row.get("features") or {}, one.rollout) for task, row, one in tries}
+        sample.rehearsed += rollouts.values()
+        yield f"taskset {name}: a rollout with a stand-in for the model gets the reward {tried.rollout.reward:g}"
         if longest_tried.num_prompt_tokens is not None:
             sentence = check_context(resolved, longest, longest_tried.num_prompt_tokens)
             yield from [f"taskset {name}: {sentence}"] if sentence else []

@@ -157,7 +157,7 @@ class RunResults:
 
     def groups(self) -> GroupTotals:
         """Return the numbers of groups."""
-        return records(GroupTotals, self._rows("report_groups"))[0]
+        return records(GroupTotals, self._rows("group_totals"))[0]
 
     def closed_because(self) -> dict[str, int]:
         """Return the number of closed groups by reason, most frequent first."""

@@ -67,7 +67,7 @@ def main(config: RunConfig, run: str | None = None, *, index: int = 0, by_hand: 
             on_waiting=joined.on_waiting,
         ) as worker,
     ):  # fmt: skip
-        worker.says("starts the engine")
+        worker.set_state("starts the engine")
         engine = resolved.engine_class(resolved.model_folder, resolved.engine(index))
         try:
             asyncio.run(Explorer(joined, worker, engine).explore())
@@ -174,17 +174,17 @@ class Explorer:
 
     async def _open_teacher(self) -> None:
         if self.config.teacher is not None and not self.only_evaluates:
-            self.worker.says("starts the teacher")
+            self.worker.set_state("starts the teacher")
             self.teacher = await open_teacher(self.resolved, self.engine.tokenizer)
 
     async def _sleep(self) -> None:
         if self.in_flight:
-            self.worker.says(f"samples {len(self.in_flight)} groups")
+            self.worker.set_state(f"samples {len(self.in_flight)} groups")
             started, before = time.monotonic(), self.engine.num_generated_tokens
             await asyncio.wait(self.in_flight, timeout=0.5, return_when=asyncio.FIRST_COMPLETED)
             self._record_rate(self.engine.num_generated_tokens - before, time.monotonic() - started)
             return
-        self.worker.says("waits", self._waiting_for())
+        self.worker.set_state("waits", self._waiting_for())
         await asyncio.to_thread(self.worker.wait, 1.0)
 
     def _waiting_for(self) -> str:
@@ -263,7 +263,7 @@ class Explorer:
 
     async def _load(self, weights: PolicyVersion | Evaluation) -> None:
         version = weights.policy_version_id
-        self.worker.says(f"loads policy version {version}")
+        self.worker.set_state(f"loads policy version {version}")
         seconds = await asyncio.to_thread(self.engine.load_weights, weights.uri, version, weights.checksum)
         self.policy_checksum = weights.checksum
         self.worker.progress["load_weights_s"] = round(seconds, 3)
@@ -338,7 +338,7 @@ class Explorer:
         """Store the answers of one evaluation. If asked to stop, leave it, to be planned again when the worker leaves."""
         tasks = [Task.from_row(vars(question)) for question in questions(self.run, evaluation)]
         which = f"{evaluation.taskset} ({evaluation.decoding}, step {evaluation.trainer_step})"
-        self.worker.says(f"answers {len(tasks)} questions of {which}")
+        self.worker.set_state(f"answers {len(tasks)} questions of {which}")
         decoding = self.decoding.greedy() if evaluation.decoding == "greedy" else self.decoding
         started, before = time.monotonic(), self.engine.num_generated_tokens
         answers = await self._answers(tasks, decoding)

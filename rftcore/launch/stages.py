@@ -57,7 +57,7 @@ def run_stages(stages: Sequence[RunConfig], *, resume: bool = False, view: View)
 def _stored(config: RunConfig, parent: Run | None) -> Run | None:
     """Return the newest run of a stage that followed `parent`; None if there is none."""
     with rftdata.open(config.buffer, application="rft run") as buffer:
-        runs = buffer.runs_of_name(config.run.name)
+        runs = buffer.runs(config.run.name, imported=False)
     wanted = parent.run_id if parent else None
     return next((run for run in runs if run.parent_run_id == wanted), None)
 

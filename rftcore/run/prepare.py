@@ -36,7 +36,6 @@ from rftdata.training.stored_selection import Selection, num_steps, select
 from rftdata.uri import redacted
 
 
-
 def check_plugins(resolved: ResolvedRun) -> None:
     """Load everything that the configuration names, except its model.
 
@@ -45,7 +44,7 @@ def check_plugins(resolved: ResolvedRun) -> None:
     """
     config = resolved.config
     _ = resolved.rewards
-    check_workflow_args(config.explorer.workflow, resolved.workflow, config.explorer.workflow_args)
+    check_workflow_args(config.explorer.workflow, resolved.workflow, 3, config.explorer.workflow_args)
     check_selectors(resolved)
     # Registered engines and monitors may import large packages, so only the roles that use them load them.
     if config.explorer.engine not in ENGINES.names():
@@ -257,7 +256,7 @@ def find_resumable(config: RunConfig, buffer: Buffer, name: str | None) -> Run:
         QueryError: there is none.
         ConfigError: the run was imported.
     """
-    found = buffer.runs_of_name(config.run.name) if name is None else []
+    found = buffer.runs(config.run.name, imported=False) if name is None else []
     return found[0] if found else named_resumable(buffer, name or config.run.name)
 
 
@@ -268,8 +267,8 @@ def named_resumable(buffer: Buffer, name: str | None) -> Run:
         QueryError: there is none.
         ConfigError: the run was imported.
     """
-    run = buffer.newest_run(imported=False) if name is None else None
-    run = run or buffer.find_run(name)
+    own = buffer.runs(imported=False) if name is None else []
+    run = own[0] if own else buffer.find_run(name)
     if run.was_imported:
         raise ConfigError(
             f"the run {run.name!r} was imported: it has no checkpoint and no configuration with which it could continue",

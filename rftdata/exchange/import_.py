@@ -169,7 +169,7 @@ def _store_tasks(buffer: Buffer, tasks: dict[tuple[str, str], tuple[str, str]]) 
                 todo="import under other names with --taskset-prefix; nothing was imported",
             )
     for piece in pieces:
-        buffer.database.run("import_tasks", **piece)
+        buffer.database.run("insert_tasks", **piece)
 
 
 def _known_target(buffer: Buffer, origin: Origin, name: str | None) -> Run | None:
@@ -177,7 +177,7 @@ def _known_target(buffer: Buffer, origin: Origin, name: str | None) -> Run | Non
     found = (
         buffer.database.fetch("import_target", buffer_id=origin[0], origin_run_id=origin[1])
         if name is None
-        else buffer.database.fetch("run_by_name_or_id", run=name)
+        else buffer.database.fetch("find_run", run=name, by_name=True)
     )
     return Run.of_row(buffer.database, buffer.runs_folder, found[0]) if found else None
 

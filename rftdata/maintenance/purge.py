@@ -150,7 +150,7 @@ def _appender(buffer: Buffer) -> SegmentAppender:
 
 
 def _chunks(candidates: list[Row]) -> Iterator[list[int]]:
-    """Yield experiences of whole segments, as many as one transaction takes."""
+    """Yield experiences of whole segments, the number that one transaction takes."""
     chunk: list[int] = []
     segments = num_bytes = 0
     for _, rows in groupby(candidates, key=lambda row: row["segment_id"]):

@@ -84,12 +84,6 @@ CROSS JOIN LATERAL (SELECT ARRAY(SELECT jsonb_object_keys(t.manual_features)) AS
 WHERE (t.payload, coalesce(t.source_features, t.features) - by_hand.names) IS DISTINCT FROM (n.payload, n.features - by_hand.names)
 ORDER BY t.task_id LIMIT 1;
 
--- name: import_tasks
--- Store imported tasks that the buffer does not have.
-INSERT INTO rft.task (taskset, task_key, payload, features)
-SELECT * FROM unnest(%(tasksets)s::text[], %(task_keys)s::text[], %(payloads)s::jsonb[], %(features)s::jsonb[])
-ON CONFLICT (taskset, task_key) DO NOTHING;
-
 -- name: origins_of_experience
 -- The buffer and run that an experience comes from, and earlier ones, nearest first.
 SELECT go.buffer_id::text AS buffer_id, go.origin_run AS run, eo.origin_experience_id AS experience_id, eo.policy_step, eo.sampled_at,

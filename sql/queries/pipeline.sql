@@ -135,8 +135,9 @@ WHERE w.consumer = 'pipeline/' || %(run_id)s AND w.item_kind = 'group' AND w.ite
     WHERE consumer = 'pipeline/' || %(run_id)s AND NOT available AND claimed_by IS NULL AND lease_until <= rft.clock()
     FOR UPDATE SKIP LOCKED));
 
--- name: make_tasks
--- Insert tasks in one order, so that workers that create the same tasks wait for each other instead of deadlocking.
+-- name: insert_tasks
+-- Insert the tasks that the buffer does not have, in one order, so that workers that create the same tasks wait for each other instead of
+-- deadlocking.
 INSERT INTO rft.task (taskset, task_key, payload, features)
 SELECT * FROM unnest(%(tasksets)s::text[], %(task_keys)s::text[], %(payloads)s::jsonb[], %(features)s::jsonb[])
     AS n (taskset, task_key, payload, features)

@@ -73,11 +73,6 @@ SELECT min(coalesce(o.error, 'no error recorded')) AS error, count(*) AS num FRO
 WHERE g.run_id = %(run_id)s AND o.outcome IN ('failed', 'timeout')
 GROUP BY regexp_replace(coalesce(o.error, 'no error recorded'), $re$[0-9]+|'[^']*'$re$, '#', 'g') ORDER BY 2 DESC, 1 LIMIT 10;
 
--- name: report_groups
--- Number of groups of a run that were planned, refilled and closed.
-SELECT count(*) AS planned, count(*) FILTER (WHERE is_refill) AS refilled, count(*) FILTER (WHERE NOT trainable) AS closed
-FROM rft.rollout_group WHERE run_id = %(run_id)s;
-
 -- name: report_closed
 -- Reasons of closed groups. Steps and row ids are removed, because they would make every reason unique.
 SELECT regexp_replace(regexp_replace(coalesce(closed_reason, 'no reason given'), '^aged out:.*', 'aged out'),

@@ -4,12 +4,6 @@ SELECT DISTINCT c.trainer_step FROM rft.v_history h
 JOIN rft.checkpoint c ON c.attempt_id = h.attempt_id AND (h.last_step IS NULL OR c.trainer_step <= h.last_step)
 WHERE h.history_id = %(attempt_id)s AND c.deleted_at IS NULL ORDER BY c.trainer_step;
 
--- name: checkpoint_at_step
--- The checkpoint of a history at a step, if its files still exist.
-SELECT c.* FROM rft.v_history h
-JOIN rft.checkpoint c ON c.attempt_id = h.attempt_id AND (h.last_step IS NULL OR c.trainer_step <= h.last_step)
-WHERE h.history_id = %(attempt_id)s AND c.deleted_at IS NULL AND c.trainer_step = %(step)s ORDER BY c.checkpoint_id DESC LIMIT 1;
-
 -- name: lock_groups_to_leave
 -- Lock groups in a separate statement, so that the next one sees what the previous lock holders did, such as a relabel.
 SELECT count(*) AS n FROM (

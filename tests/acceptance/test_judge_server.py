@@ -308,11 +308,11 @@ def test_tasks_are_said_in_other_words(judge: Judge) -> None:
 
 
 def test_a_wrong_key_or_model_is_said_by_the_server(judge: Judge) -> None:
-    chain = prepared(judge, "llm_judge", endpoint={"model": "nobody"}, **DIGIT)
+    chain = prepared(judge, "llm_judge", endpoint={"model": "missing"}, **DIGIT)
     (row,) = scored(chain, batch(1))
     chain.close()
     assert row["judge_error"].startswith("HTTP 404: ")
-    assert "nobody" in row["judge_error"]
+    assert "missing" in row["judge_error"]
 
 
 def test_the_example_trains_with_the_judges_part_of_the_reward(judge: Judge, rft: Rft, tmp_path: Path) -> None:
