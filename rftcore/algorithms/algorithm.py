@@ -155,11 +155,6 @@ class Algorithm:
         return frozenset[Column]().union(*(part.optional_columns for part in self._parts)) - self.columns
 
     @property
-    def reads_stored_teacher(self) -> bool:
-        """Whether it reads a teacher's log-probabilities as the experiences brought them."""
-        return "teacher" in self.signals and self.config.teacher is None
-
-    @property
     def uses_behavior_logprobs(self) -> bool:
         """Whether each token needs the log-probability under the policy that sampled it."""
         return "behavior" in self.signals
