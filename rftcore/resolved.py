@@ -25,13 +25,15 @@ from rftcore.engines.base import Engine, EngineConfig
 from rftcore.models import resolve_model
 from rftcore.monitor import MONITORS, Monitor
 from rftcore.rewards import Reward, load_rewards
+from rftcore.rewards.reward_model import RewardModel
 from rftcore.workflows import WORKFLOWS
 from rftcore.workflows.task import Workflow
 from rftdata.config import SelectorConfig
 from rftdata.config_errors import parse_section
-from rftdata.errors import RftError
+from rftdata.errors import ModelError, RftError
 from rftdata.pipeline.tasks import TASK_BATCH_SCHEMA
 from rftdata.selectors import Selector, check_selector
+from rftdata.training.run_models import ModelUse
 
 if TYPE_CHECKING:
     from rftcore.algorithms.algorithm import Algorithm
@@ -88,7 +90,40 @@ class ResolvedRun:
         Raises:
             ModelError: the model does not exist.
         """
-        path = self.config.model.path
+        return self._folder(self.config.model.path)
+
+    @cached_property
+    def critic_folder(self) -> Path | None:
+        """The folder of the model that a critic starts from; None for the policy's, and without a critic.
+
+        Raises:
+            ModelError: the model does not exist.
+        """
+        critic = self.algorithm.config.critic
+        if critic is None or critic.path is None:
+            return None
+        try:
+            return self._folder(critic.path)
+        except ModelError as error:
+            raise error.about("algorithm.critic.path") from error
+
+    @property
+    def models(self) -> list[tuple[ModelUse, Path]]:
+        """The folders of all models of the run, with what each is used as.
+
+        Raises:
+            ModelError: a model does not exist.
+            PluginError: a reward is unknown or cannot be loaded.
+        """
+        critic = [] if self.critic_folder is None else [self.critic_folder]
+        rewards = [reward.folder for reward in self.rewards.values() if isinstance(reward, RewardModel)]
+        return [
+            ("policy", self.model_folder),
+            *(("critic", folder) for folder in critic),
+            *(("reward", folder) for folder in rewards),
+        ]
+
+    def _folder(self, path: str) -> Path:
         return resolve_model(str(self.config.base_dir / path) if path.startswith((".", "/")) else path)
 
     @cached_property
