@@ -27,7 +27,13 @@ from rftcore.installation.packages import check_environment
 from rftcore.installation.requirements import installed_version
 from rftcore.pipeline.trial import TrialBatch, refuse_to_generate, try_chain
 from rftcore.resolved import ResolvedRun
-from rftcore.run.prepare import check_max_tokens, check_teachers, planned_steps, select_source
+from rftcore.run.prepare import (
+    check_kinds_of_models,
+    check_max_tokens,
+    check_teachers,
+    planned_steps,
+    select_source,
+)
 from rftcore.tasks.features import FeatureCheck
 from rftcore.tasks.needs import TaskNeeds
 from rftcore.workflows.task import Task
@@ -66,6 +72,9 @@ def open_inputs(resolved: ResolvedRun, read_s: float = 60.0) -> Iterator[str]:
     check_environment(config.explorer.engine)
     model, tokenizer = _open_model(resolved.model_folder)
     yield f"model {config.model.path}: a {model.model_type} with {len(tokenizer):,} tokens, in {tokenizer.name_or_path}"
+    check_kinds_of_models(resolved)
+    for use, folder in resolved.models[1:]:
+        yield f"{use} model: {folder}"
     yield from _describe_device(resolved)
     yield from _describe_teachers(resolved, tokenizer)
     samples = []

@@ -77,6 +77,10 @@ class CriticConfig(Section):
     """A value model, trained beside the policy."""
 
     loss: PartChoice = Field(PartChoice(name="value"), description="Loss of the critic.")
+    path: str | None = Field(
+        None,
+        description="Folder of the model that the critic starts from, such as a reward model; by default the policy's.",
+    )
     learning_rate: float = Field(1e-5, gt=0, description="Peak learning rate of the critic.")
     warmup_steps: int = Field(0, ge=0, description="First steps in which the critic alone is trained.")
 

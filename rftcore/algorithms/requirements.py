@@ -115,6 +115,20 @@ def _check_critic(algorithm: Algorithm) -> None:
         )
 
 
+def check_steps(algorithm: Algorithm, steps: int) -> None:
+    """Whether a run of so many steps trains its policy.
+
+    Raises:
+        ConfigError: the critic's warm-up lasts as long as the run.
+    """
+    critic = algorithm.config.critic
+    if critic is not None and critic.warmup_steps >= steps:
+        raise ConfigError(
+            f"algorithm.critic.warmup_steps leaves no step for the policy: the run has {steps} steps", value=critic.warmup_steps,
+            allowed=f"0 to {steps - 1}", todo="lower it, or raise steps",
+        )  # fmt: skip
+
+
 def check_models(algorithm: Algorithm, has_evaluation: bool) -> None:
     """Whether the models that the algorithm needs are named, and the one that it trains can do what is asked of it.
 

@@ -5,7 +5,8 @@ Mistakes in a configuration are found here, before a process is started.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from rftcore.algorithms.requirements import (
     check_sampling,
     check_selected,
     check_source,
+    check_steps,
 )
 from rftcore.config import RunConfig
 from rftcore.engines import ENGINES
@@ -24,13 +26,15 @@ from rftcore.installation.packages import check_environment
 from rftcore.models import refuse_other_tokenizer
 from rftcore.monitor import MONITORS
 from rftcore.resolved import ResolvedRun
+from rftcore.rewards.reward_model import PREFIX, gives_scores
 from rftcore.run.selections import refuse_untrainable
 from rftcore.tasks.checks import check_before_buffer
 from rftcore.tasks.pipeline import load_tasks
 from rftcore.workflows import check_workflow_args
 from rftdata.buffer import Buffer
-from rftdata.errors import ConfigError
+from rftdata.errors import ConfigError, ModelError
 from rftdata.run import Run
+from rftdata.training.run_models import record_models
 from rftdata.training.sampling import checked_formula
 from rftdata.training.stored_selection import Selection, num_steps, select
 from rftdata.uri import redacted
@@ -60,6 +64,8 @@ def check_plugins(resolved: ResolvedRun) -> None:
                 value=taskset.group_size, allowed=f"{algorithm.min_group_size} or more",
             )  # fmt: skip
     check_models(algorithm, bool(config.eval.tasks or config.eval.test))
+    if config.steps is not None:
+        check_steps(algorithm, config.steps)
     check_sampling(algorithm, config.explorer)
     check_source(algorithm, config.sampling.source is not None)
     if config.run.mode == "both" and config.sampling.source is None:
@@ -97,14 +103,28 @@ def check_run(resolved: ResolvedRun) -> None:
     check_plugins(resolved)
     check_before_buffer(resolved)
     check_max_tokens(resolved)  # fetches the model now, because a run whose model does not exist must not be stored
+    check_kinds_of_models(resolved)
     check_teachers(resolved)
 
 
-def check_teachers(resolved: ResolvedRun) -> None:
-    """Fetch the teachers' models and compare their tokenizers with the policy's.
+def check_kinds_of_models(resolved: ResolvedRun) -> None:
+    """Fetch every model of the run, and refuse a policy that is a reward model.
 
     Raises:
-        ModelError: a model does not exist.
+        ModelError: a model does not exist, or the policy's gives scores in place of tokens.
+    """
+    _ = resolved.models
+    if not resolved.algorithm.trains_scorer and gives_scores(resolved.model_folder):
+        raise ModelError(
+            "the model has a scalar head, which gives scores and writes no answers", value=resolved.config.model.path,
+            allowed="a language model", todo=f"name it as a reward: explorer.reward: {PREFIX}FOLDER, and set model.path to a language model",
+        )  # fmt: skip
+
+
+def check_teachers(resolved: ResolvedRun) -> None:
+    """Compare the tokenizers of teachers with the policy's.
+
+    Raises:
         ConfigError: a teacher has another tokenizer.
     """
     for key, folder in (
@@ -113,6 +133,20 @@ def check_teachers(resolved: ResolvedRun) -> None:
     ):
         if folder is not None:
             refuse_other_tokenizer(resolved.model_folder, folder, key)
+
+
+def check_stages(stages: Sequence[ResolvedRun]) -> None:
+    """Whether each stage can start from the model of the stage before it.
+
+    Raises:
+        ConfigError: it is a reward model, and the stage trains a language model.
+    """
+    for earlier, later in itertools.pairwise(stages):
+        if earlier.algorithm.trains_scorer and not later.algorithm.trains_scorer:
+            raise ConfigError(
+                f"{later.config.run.name} would start from the model of {earlier.config.run.name}, which gives scores and writes no answers",
+                todo=f"train the reward model with a file of its own, and name its checkpoint in explorer.reward: {PREFIX}FOLDER",
+            )  # fmt: skip
 
 
 def check_max_tokens(resolved: ResolvedRun) -> None:
@@ -150,7 +184,7 @@ def prepare_run(
         before_storing: called just before the run is stored.
 
     Raises:
-        ConfigError: the database rejects the priority formula.
+        ConfigError: the database rejects the priority formula, or the run is too short for its algorithm.
         TaskSourceError: a taskset cannot be loaded, or the task pipeline excludes all its tasks.
     """
     config = resolved.config
@@ -161,8 +195,9 @@ def prepare_run(
     if resumed is None:
         selected = select_source(resolved, buffer)
         steps = planned_steps(config, len(selected.item_ids) if selected else None)
+        check_steps(resolved.algorithm, steps)
         before_storing()
-        return buffer.create_run(
+        run = buffer.create_run(
             name=config.run.name,
             config=stored,
             seed=config.run.seed,
@@ -173,10 +208,14 @@ def prepare_run(
             epochs=config.sampling.epochs,
             parent=parent,
         )
-    _refuse_another_source(config, resumed)
-    before_storing()
-    steps = planned_steps(config, resumed.source_rows)
-    return resumed.go_on(stored, steps=steps, pipeline_version=pipeline_version)
+    else:
+        _refuse_another_source(config, resumed)
+        steps = planned_steps(config, resumed.source_rows)
+        check_steps(resolved.algorithm, steps)
+        before_storing()
+        run = resumed.go_on(stored, steps=steps, pipeline_version=pipeline_version)
+    record_models(run, resolved.models)
+    return run
 
 
 def select_source(resolved: ResolvedRun, buffer: Buffer) -> Selection | None:

@@ -112,10 +112,11 @@ ORDER BY checkpoint_id DESC LIMIT 1;
 
 -- name: kept_checkpoints
 -- Checkpoints on an attempt's history whose files exist, newest first. waits: a validation of the step is still open. needed: the
--- checkpoint belongs to another run, or another run started from it.
+-- checkpoint belongs to another run, or another run started from it or uses it as a model.
 SELECT c.checkpoint_id, c.run_id, c.trainer_step, c.uri, c.policy_version_id,
        c.run_id <> a.run_id OR EXISTS (
-           SELECT FROM rft.run_attempt f WHERE f.from_checkpoint_id = c.checkpoint_id AND f.run_id <> c.run_id) AS needed,
+           SELECT FROM rft.run_attempt f WHERE f.from_checkpoint_id = c.checkpoint_id AND f.run_id <> c.run_id)
+           OR EXISTS (SELECT FROM rft.run_model m WHERE m.checkpoint_id = c.checkpoint_id AND m.run_id <> c.run_id) AS needed,
        EXISTS (SELECT FROM rft.evaluation e
                WHERE e.run_id = c.run_id AND e.trainer_step = c.trainer_step AND e.purpose = 'validation'
                  AND e.status IN ('planned', 'claimed')) AS waits

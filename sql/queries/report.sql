@@ -46,10 +46,11 @@ JOIN rft.run_attempt a ON a.attempt_id = s.attempt_id
 CROSS JOIN LATERAL (SELECT a.run_id = s.run_id AS own) o
 WHERE s.run_id = %(run_id)s;
 
--- name: report_losses
--- The loss of each step of a run that has one.
-SELECT trainer_step AS step, (metrics ->> 'loss')::float8 AS loss FROM rft.v_train_step
-WHERE run_id = %(run_id)s AND metrics ->> 'loss' IS NOT NULL ORDER BY trainer_step;
+-- name: report_metrics
+-- Some metrics of each step of a run, where it has them.
+SELECT n.name, s.trainer_step AS step, (s.metrics ->> n.name)::float8 AS value
+FROM rft.v_train_step s CROSS JOIN unnest(%(names)s::text[]) AS n (name)
+WHERE s.run_id = %(run_id)s AND s.metrics ->> n.name IS NOT NULL ORDER BY n.name, s.trainer_step;
 
 -- name: report_skipped
 -- Reasons why steps of a run were skipped, most frequent first.

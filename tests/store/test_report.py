@@ -149,7 +149,7 @@ def test_a_run_without_rewards_shows_its_loss(
     for step, loss in ((1, 2.0), (2, 1.5), (3, 1.0), (4, 0.5)):
         run.train_step(step, loss=loss)
     report = build_report(buffer)
-    assert [(p.step, p.loss) for p in report.loss_curve] == [(1, 2.0), (2, 1.5), (3, 1.0), (4, 0.5)]
+    assert [(p.step, p.value) for p in report.metric_curves["loss"]] == [(1, 2.0), (2, 1.5), (3, 1.0), (4, 0.5)]
     print_report([report])
     shown = " ".join(capsys.readouterr().out.split())
     assert "training loss 1.750 (first 2 steps) to 0.750 (last 2)" in shown and "training reward" not in shown

@@ -10,6 +10,7 @@ import torch
 
 from rftcore.algorithms import build_algorithm
 from rftcore.algorithms.base import Signals
+from rftcore.algorithms.requirements import check_steps
 from rftdata.errors import ConfigError, RftError
 from tests.support.algorithms import step_batch
 
@@ -76,3 +77,10 @@ def test_old_logprobs_decides_what_ratios_compare_with() -> None:
         assert ("behavior" in algorithm.signals) == bool(changes)
         entropy = Signals(old_N=signals.old_N, entropy_N=torch.ones(2))
         assert algorithm.plan(batch, entropy).anchor_N.tolist() == anchor
+
+
+def test_a_critic_whose_warm_up_lasts_as_long_as_the_run_is_refused() -> None:
+    algorithm = build_algorithm("ppo", {"critic": {"warmup_steps": 4}})
+    check_steps(algorithm, 5)
+    with pytest.raises(ConfigError, match=r"leaves no step for the policy: the run has 4 steps.*allowed: 0 to 3"):
+        check_steps(algorithm, 4)
