@@ -159,6 +159,16 @@ class TestGreedyRollout:
         )
         assert explored(right_is_2).baseline is None
 
+    def test_counts_with_the_rewards_of_its_tokens(self) -> None:
+        async def rewards_tokens(task: Task, model: Model, score: object) -> Score:
+            for _ in range(2):
+                turn = await model.chat([{"role": "user", "content": task.prompt}])
+                turn.record(token_rewards=[0.25])
+            return Score(1.0)
+
+        found = explored(rewards_tokens, has_baseline=True)
+        assert found.baseline is not None and found.baseline.reward == 1.5 and found.rollouts[0].reward == 1.0
+
     def test_is_left_out_where_the_first_rollouts_screen_a_group_out(self) -> None:
         assert explored(right_is_2, Screening(2, 0.0, 1.0), has_baseline=True).baseline is None
 
