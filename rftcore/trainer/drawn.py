@@ -44,7 +44,9 @@ def train_batch(batch: Batch, algorithm: Algorithm) -> TrainBatch:
     if algorithm.reads_stored_teacher:
         _refuse_missing_teacher(batch)
     tokens: dict[str, Any] = {name: (partial(batch.padded, name), offsets) for name in PER_TOKEN if batch.has(name)}
-    columns = {column: _one_each(batch, column) for column in algorithm.columns | algorithm.optional_columns}
+    columns = {
+        column: _one_each(batch, column) for column in (*sorted(algorithm.columns), *sorted(algorithm.optional_columns))
+    }
     given = {column: numbers for column, numbers in columns.items() if numbers[1].any()}
     found = TrainBatch.from_packed(
         token_ids=(partial(batch.padded, "token_ids"), offsets),
