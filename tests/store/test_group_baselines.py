@@ -143,14 +143,3 @@ class TestRecordedArrays:
         attempt = self.stored(buffer, {"state_hash": self.state, "step_reward": self.reward}, second)
         with attempt, pytest.raises(RftError, match=rf"(?s){message}"):
             drawn(attempt, build_algorithm("gigpo"), 1)
-
-    def test_log_probabilities_of_a_teacher_are_never_taken_to_be_0(self, buffer: Buffer) -> None:
-        attempt = self.stored(buffer, {"teacher_logprobs": np.zeros(5, np.float32)}, {})
-        with (
-            attempt,
-            pytest.raises(
-                RoleFailedError,
-                match=r"1 of 2 experiences of step 1 have no log-probabilities of a teacher.*experience 2",
-            ),
-        ):
-            drawn(attempt, build_algorithm("on_policy_distillation"), 1)
