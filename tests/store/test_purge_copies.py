@@ -80,7 +80,7 @@ def test_a_fork_is_purged_with_its_parent(stored: Buffer) -> None:
     assert list(verify(stored)) == []
 
 
-def test_writers_go_on_in_the_file_that_is_purged_from(stored: Buffer) -> None:
+def test_writers_continue_in_the_file_that_is_purged_from(stored: Buffer) -> None:
     with stored.writer("r") as writer:
         writer.insert(secret_group("early"))
         purge.purge(stored, "prompt LIKE '%Mallory%'", reason="x", author="ada")
@@ -92,7 +92,7 @@ def test_writers_go_on_in_the_file_that_is_purged_from(stored: Buffer) -> None:
     assert stored.read_arrays(all_ids(stored)[-4:], ["token_ids"])["token_ids"].to_pylist() == [[5, 6, 7, 8, 9]] * 4
 
 
-def test_compaction_and_purge_take_turns_and_leave_no_copy_of_what_is_gone(stored: Buffer) -> None:
+def test_compaction_and_purge_take_turns_and_leave_no_copy_of_purged_rows(stored: Buffer) -> None:
     with stored.writer("r") as writer:
         writer.insert(secret_group("other"))  # a second file
     purging = Thread(
