@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from hypothesis import HealthCheck, settings
 
 import rftdata
 from rftdata.config import BufferConfig
@@ -23,6 +24,9 @@ from tests.support.system_postgres import SystemServer
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 servers.mark_session()
+# On a busy machine examples take longer to generate and to run, which is no fault of the test.
+settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy machine")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -135,7 +135,7 @@ class Explorer:
             timeout_s=self.config.rollout_timeout_s,
             source=source,
             slots=asyncio.Semaphore(_ROLLOUTS_PER_SEQUENCE * resolved.engine(worker_index=0).max_num_seqs),
-            on_failure=self.failed_steps.note,
+            on_failure=self.failed_steps.record,
         )
         self.workflows = WorkflowLoop(
             min(self.config.block_timeout_s, self.config.rollout_timeout_s), self._show_blocking, end_blocked_process,

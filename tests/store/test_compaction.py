@@ -33,7 +33,7 @@ from rftdata.segments.posix import PosixSegmentStore
 from rftdata.segments.reader import SegmentReader
 from tests.support.store_roles import own_group
 
-STEPS = ("close", "copy", "sync", "move", "moved", "bury", "remove", "forget", "cut")
+STEPS = ("close", "copy", "sync", "move", "moved", "retire", "remove", "forget", "cut")
 
 
 @pytest.fixture
@@ -332,10 +332,10 @@ def test_one_compaction_works_at_a_time(buffer: Buffer, run: Run) -> None:
     write_files(buffer, run, 2)
     inner: list[CompactionReport | None] = []
 
-    def note(step: str) -> None:
+    def on_step(step: str) -> None:
         inner.append(Compactor(buffer.database, buffer.segments, grace_s=0).run())
 
-    compact(buffer, note=note)
+    compact(buffer, on_step=on_step)
     assert set(inner) == {None}
     assert list(verify(buffer)) == []
 
@@ -357,12 +357,12 @@ import rftdata
 from rftdata.segments.compaction import Compactor
 from rftdata.config import BufferConfig
 
-def note(step):
+def on_step(step):
     if step == sys.argv[3]:
         os.kill(os.getpid(), signal.SIGKILL)
 
 with rftdata.open(BufferConfig(uri=sys.argv[1], segments=sys.argv[2], min_free_bytes=0)) as buffer:
-    Compactor(buffer.database, buffer.segments, grace_s=0, note=note).run()
+    Compactor(buffer.database, buffer.segments, grace_s=0, on_step=on_step).run()
 """
 
 

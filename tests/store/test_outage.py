@@ -234,7 +234,7 @@ def test_reads_are_queries_that_change_nothing(buffer: Buffer) -> None:
         "lock_run",
         "notify",
     } <= others
-    assert {"run_state", "newest_policy", "segment_addresses", "planned_evaluations", "live_workers"} <= reads()
+    assert {"run_state", "newest_policy", "segment_addresses", "open_evaluations", "live_workers"} <= reads()
     with buffer.database.transaction() as connection:
         connection.execute("SET TRANSACTION READ ONLY")
         for name in sorted(reads()):
