@@ -313,8 +313,8 @@ def test_failed_steps_are_counted_in_whatever_order_they_end(run: Run, attempt: 
         " INSERT INTO rft.rollout (group_id, rollout_index, outcome, num_turns, seconds, error) SELECT group_id, 0, 'failed', 0, 0, %s FROM g"
     )
     steps = FailedSteps(run.run, 1, 2)
-    steps.note("TimeoutError: long ago", "an old stack")
-    steps.note("KeyError: 'answer'", "the stack")
+    steps.record("TimeoutError: long ago", "an old stack")
+    steps.record("KeyError: 'answer'", "the stack")
     run.buffer.sql(seal, [run.run_id, attempt.attempt_id, 1, 1, "KeyError: 'answer'"])
     steps.check({1})
     run.buffer.sql(seal, [run.run_id, attempt.attempt_id, 0, 0, "KeyError: 'answer'"])
