@@ -136,7 +136,7 @@ def wait_for_step(buffer: Path, step: int, process: subprocess.Popen[str]) -> No
 
 
 def ended_with_a_clear_error(process: subprocess.Popen[str]) -> str:
-    """What the run said at its end: one paragraph."""
+    """Return the run's last output: one paragraph."""
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 1, output
     assert "Traceback" not in output and "defect of rftdata" not in output, output

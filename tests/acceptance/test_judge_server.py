@@ -138,7 +138,7 @@ def scored(chain: Chain, table: pa.Table) -> list[dict[str, Any]]:
     return found
 
 
-def test_answers_are_graded_as_the_server_says_and_asked_for_once(judge: Judge) -> None:
+def test_answers_are_graded_as_the_server_states_and_asked_for_once(judge: Judge) -> None:
     chain = prepared(judge, "llm_judge", **DIGIT)
     table = batch(4, 4)
     before = judge.num_requests()
@@ -235,7 +235,7 @@ def test_requests_are_answered_together_up_to_the_limit(judge: Judge, concurrenc
     assert max(running) == concurrency
 
 
-def test_an_answer_that_takes_too_long_is_an_error_and_the_server_goes_on(judge: Judge) -> None:
+def test_an_answer_that_takes_too_long_is_an_error_and_the_server_continues(judge: Judge) -> None:
     endpoint = {"structured": "never", "timeout_s": 0.3, "retries": 1, "backoff_s": 0.05}
     ledger = MemoryUsage()
     chain = prepared(

@@ -156,7 +156,7 @@ def test_an_attempt_that_was_replaced_can_do_nothing_any_more(buffer: Buffer) ->
     new.close()
 
 
-def test_a_live_trainer_is_not_replaced_and_the_error_says_who_it_is(buffer: Buffer) -> None:
+def test_a_live_trainer_is_not_replaced_and_the_error_states_who_it_is(buffer: Buffer) -> None:
     import os
 
     roles = Roles(buffer)

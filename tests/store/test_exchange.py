@@ -82,7 +82,7 @@ def experience_ids(buffer: Buffer, run: str | None = None) -> list[int]:
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
-    """What a file says, without what every buffer gives anew: ids, the run's name, batches, hops."""
+    """The content of a file without what each buffer assigns: ids, the run's name, batches, hops."""
     rows = []
     for _, row in exchange.formats.read(path):
         for name in ("buffer_id", "run_id", "run", "group_id", "experience_id", "parent_id", "earlier"):
@@ -109,7 +109,7 @@ def test_out_and_in_again_is_exact(full: Buffer, other: Buffer, tmp_path: Path, 
     assert list(verify(other)) == []
 
 
-def test_every_format_says_the_same(full: Buffer, tmp_path: Path) -> None:
+def test_every_format_states_the_same(full: Buffer, tmp_path: Path) -> None:
     for name in FORMATS:
         exchange.export(full, tmp_path / name)
     first, *others = [rows_of(tmp_path / name) for name in FORMATS]
@@ -215,7 +215,7 @@ def test_an_imported_run_can_be_trained_on(buffer: Buffer, tmp_path: Path) -> No
         assert batch.packed("token_ids").tolist() == [5, 6, 7, 8, 9] * 4
 
 
-def test_an_import_within_a_buffer_is_told_from_both_ends(
+def test_an_import_within_a_buffer_is_shown_from_both_ends(
     buffer: Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = buffer.create_run(name="old", config={}, seed=1, steps=1, pipeline_version="p")
@@ -245,9 +245,7 @@ def test_only_what_is_chosen_is_exported(full: Buffer, other: Buffer, tmp_path: 
     assert exchange.load(other, tmp_path / "b.jsonl", run="whole").num_experiences == 2
 
 
-def test_tasks_that_say_something_else_are_refused_and_a_prefix_helps(
-    full: Buffer, other: Buffer, tmp_path: Path
-) -> None:
+def test_tasks_with_another_content_are_refused_and_a_prefix_helps(full: Buffer, other: Buffer, tmp_path: Path) -> None:
     exchange.export(full, tmp_path / "a.parquet")
     other.sql("INSERT INTO rft.task (taskset, task_key, payload) VALUES ('mine', %s, '{\"answer\": 42}')", [TEXT])
     with pytest.raises(QueryError, match=r"has other content in this buffer.*--taskset-prefix"):

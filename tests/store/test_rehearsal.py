@@ -59,7 +59,7 @@ def check(write: Write) -> Check:
     return lambda changes, **files: run_command(["check", "--deep", str(write(changes, **files))])
 
 
-def test_a_good_configuration_is_told_the_reward_of_a_right_answer(
+def test_a_good_configuration_shows_the_reward_of_a_right_answer(
     check: Check, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert check({}) == 0
@@ -124,7 +124,7 @@ def test_max_tokens_beyond_the_context_is_refused(check: Check, capsys: pytest.C
     assert check({"explorer": {"max_tokens": 8, "engine_args": {"context_length": 8}}}) == 2
 
 
-def test_responses_that_the_context_cuts_short_are_told_of(check: Check, capsys: pytest.CaptureFixture[str]) -> None:
+def test_responses_that_the_context_cuts_short_are_reported(check: Check, capsys: pytest.CaptureFixture[str]) -> None:
     assert check({"explorer": {"max_tokens": 60}}) == 0
     assert re.search(
         r"responses to the longest prompt, of the task '\w+', are cut after 55 tokens", capsys.readouterr().err

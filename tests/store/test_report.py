@@ -52,7 +52,7 @@ def test_a_difference_without_spread_has_no_z(buffer: rftdata.Buffer, run: Store
     assert (found.difference, found.standard_error, found.z) == (1.0, 0.0, None)
 
 
-def test_answers_that_could_not_be_scored_are_told_of(
+def test_answers_that_could_not_be_scored_are_reported(
     buffer: rftdata.Buffer, run: StoredRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     evaluation = run.evaluation(0, {1: 0.0, 2: 1.0}, taskset="sums")

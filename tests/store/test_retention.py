@@ -131,7 +131,9 @@ def test_retention_from_the_command_line(
     assert done["purged"]["max_age_days 7.5"]["num_experiences"] == 4 and len(kept(aged)) == 6
 
 
-def test_a_run_that_starts_applies_the_rules_or_says_why_not(aged: Buffer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_starts_applies_the_rules_or_states_why_not(
+    aged: Buffer, capsys: pytest.CaptureFixture[str]
+) -> None:
     from rftcore.launch.supervisor import apply_retention
     from rftcore.launch.views import LineView
 

@@ -127,7 +127,7 @@ DISK_FULL, CANCELED, CHECK_VIOLATION = "53100", "57014", "23514"
 
 
 @pytest.mark.parametrize("code", [DISK_FULL, CANCELED, CHECK_VIOLATION])
-def test_the_heartbeat_outlives_whatever_the_database_says(buffer: Buffer, code: str) -> None:
+def test_the_heartbeat_outlives_whatever_the_database_states(buffer: Buffer, code: str) -> None:
     roles = Roles(buffer)
     with Worker(roles.run, "explorer") as worker:
         buffer.sql(REFUSING.format(code=code))

@@ -1,4 +1,4 @@
-"""Where a failure becomes data: what a user's code raises is an outcome, what ends the run is not."""
+"""An error of a user's code becomes an outcome, unless it ends the run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def no_score(*_: object) -> Score:
 
 
 class Writer:
-    """What of an engine a workflow needs that samples nothing."""
+    """The part of an engine that a workflow without samples needs."""
 
     tokenizer = make_character_tokenizer()
 
@@ -167,7 +167,7 @@ def test_a_plain_workflow_that_never_returns_is_ended_and_named() -> None:
     assert ended.wait(10), "its thread computes no more"
 
 
-def test_an_async_workflow_that_blocks_is_ended_and_the_others_go_on() -> None:
+def test_an_async_workflow_that_blocks_is_ended_and_the_others_continue() -> None:
     said: list[str] = []
 
     async def workflow(task: Task, model: Model, score: Scorer) -> Score:
@@ -345,7 +345,7 @@ def test_what_ends_the_run_is_raised(error: Exception) -> None:
         tried(raising(error))
 
 
-def test_an_engine_that_was_stopped_says_so_by_its_class(tmp_path: Path) -> None:
+def test_an_engine_that_was_stopped_reports_it_by_its_class(tmp_path: Path) -> None:
     from rftcore.engines.base import EngineConfig
     from rftcore.engines.transformers_engine import TransformersEngine
     from tests.support.models import make_tiny_model
@@ -405,7 +405,7 @@ def test_a_group_whose_first_rollouts_all_end_alike_is_given_up(reward: float, s
 
 
 @pytest.mark.parametrize("first", [[0.0, 1.0, 0.0], [None, None, None], [None, 1.0, 0.5]])
-def test_a_group_that_is_neither_solved_nor_hopeless_goes_on(first: list[float | None]) -> None:
+def test_a_group_that_is_neither_solved_nor_hopeless_continues(first: list[float | None]) -> None:
     group, begun = screened(first, Screening(3, 0.0, 1.0))
     assert len(begun) == 6 and [r.outcome for r in group.rollouts[3:]] == ["ok"] * 3
     assert [r.index for r in group.rollouts] == list(range(6))
