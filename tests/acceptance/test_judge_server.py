@@ -104,7 +104,7 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judge]:
         yield running
     finally:
         process.terminate()
-        process.wait(60)
+        process.wait(120)
 
 
 def _wait_until_healthy(judge: Judge, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -219,7 +219,7 @@ def test_requests_are_answered_together_up_to_the_limit(judge: Judge, concurrenc
     done = threading.Event()
 
     def watch() -> None:
-        while not done.wait(0.02):
+        while not done.wait(0.1):
             running.append(judge.gauge("vllm:num_requests_running"))
 
     watcher = threading.Thread(target=watch)

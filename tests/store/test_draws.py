@@ -349,7 +349,7 @@ def test_a_trainer_that_stands_still_inside_a_transaction_does_not_hold_up_the_n
     def stand_still(attempt: Attempt) -> None:
         with attempt.transaction():
             successor.start()
-            successor.join(15)
+            successor.join(60)
             assert started, "the new attempt waits for the transaction of the old one"
 
     with roles.attempt() as attempt:

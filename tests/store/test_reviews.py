@@ -220,7 +220,7 @@ def meanwhile(work: Callable[[], object]) -> Callable[[], str]:
     time.sleep(0.3)
 
     def end() -> str:
-        thread.join(30)
+        thread.join(120)
         return ended[0]
 
     return end

@@ -135,7 +135,7 @@ def test_a_relabel_under_way_while_a_run_goes_back_teaches_selectors_nothing(rol
         time.sleep(1)
         assert going_back.is_alive()  # it waits for the person's transaction
         person.commit()
-    going_back.join(30)
+    going_back.join(120)
     left = roles.buffer.sql(
         "SELECT o.kind::text AS kind, o.applied, o.applied_seq FROM rft.task_observation o"
         " JOIN rft.rollout_group g USING (run_id, attempt_id, ordinal) WHERE g.left_by IS NOT NULL"

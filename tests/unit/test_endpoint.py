@@ -90,7 +90,7 @@ def test_requests_fly_together_up_to_the_limit(serve: Serve, judge: MakeJudge) -
     meet = threading.Barrier(4)  # broken, and the request a 500, unless four come at once
 
     def together(_: int, __: Body) -> Says | str:
-        meet.wait(10)
+        meet.wait(60)
         return GOOD
 
     server = serve(together)
