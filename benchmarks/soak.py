@@ -1,11 +1,11 @@
-"""Hours of use in short: does the buffer stay as fast, as small and as right as it began?
+"""Hours of use in a short time: does the buffer stay as fast, small and correct as at the beginning?
 
-`rft bench soak [--minutes N] [--rate N] [--plot FILE]`: two runs at once, four producers that write at a capped rate, two consumers that
-draw and commit checkpoints, one person who relabels experiences, the pipeline worker that decides on what was relabelled, and
-somebody who applies retention: beyond the newest (as many as come in a tenth of the time) arrays and texts are purged. All are
-processes of their own. Every few seconds it samples throughput, the time of a write, dead rows, bytes on disk and private memory; at the
-end everything written must have been drawn exactly once. Bytes of purged arrays stay on the disk for an hour
-(docs/how-to/purge-and-retention.md); they are counted apart. JSON on stdout, progress on stderr; exit code 1 when something was wrong.
+`rft bench soak [--minutes N] [--rate N] [--plot FILE]` starts two runs at once, each part a separate process: four producers that write at
+a capped rate, two consumers that draw and commit checkpoints, one process that relabels experiences, the pipeline worker that decides on
+relabelled groups, and one that applies retention. Retention keeps the arrays and texts of the newest experiences (the number written in a
+tenth of the time) and purges the others. Every few seconds it samples throughput, the time of a write, dead rows, bytes on disk and
+private memory. At the end everything written must have been drawn exactly once. Bytes of purged arrays stay on disk for an hour
+(docs/how-to/purge-and-retention.md) and are counted separately. JSON on stdout, progress on stderr; exit code 1 if anything was wrong.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from benchmarks.workload import GROUP_SIZE, make_samples
 from rftdata import Buffer
 from rftdata.config import BufferConfig, RetentionConfig
 from rftdata.maintenance import retention
+from rftdata.maintenance.verification import verify
 from rftdata.pipeline.queue import claim_sealed_groups
 from rftdata.pipeline.records import Verdicts, kept
 from rftdata.pipeline.verdicts import commit_verdicts
@@ -42,7 +43,7 @@ _PRODUCERS_A_RUN = 2
 _BATCH = 64
 _CHECKPOINT_EVERY = 20
 _RELABELS = 4
-_START_S, _DRAIN_S = 120.0, 120.0
+_START_S, _DRAIN_S, _QUIET_S = 120.0, 120.0, 60.0
 # Tables whose rows change; the others only grow.
 _HOT = ("experience", "rollout_group", "worklist", "task_stat", "segment_file", "worker", "run", "run_attempt")
 
@@ -53,7 +54,7 @@ def _open(folder: str) -> Buffer:
 
 
 def _produce(folder: str, run: str, number: int, rate: float, seed: int, go: Any, stop: Any, events: Any) -> None:
-    """Write batches at `rate` experiences a second until told to stop."""
+    """Write batches at `rate` experiences a second until stopped."""
     with _open(folder) as buffer, buffer.writer(run) as writer:
         events.put(("ready", time.monotonic(), 1, 0.0))
         go.wait()
@@ -70,7 +71,7 @@ def _produce(folder: str, run: str, number: int, rate: float, seed: int, go: Any
 
 
 def _consume(folder: str, run: str, stop: Any, events: Any) -> None:
-    """Draw batch after batch until told to stop."""
+    """Draw batch after batch until stopped."""
     with _open(folder) as buffer, buffer.attempt(run) as attempt:
         events.put(("ready", time.monotonic(), 1, 0.0))
         step = 1
@@ -121,7 +122,7 @@ def _retain(folder: str, keep: int, every_s: float, stop: Any, events: Any) -> N
 
 
 def _guarded(duty: Callable[..., None], *arguments: Any) -> None:
-    """What goes wrong in a process is told, and ends the soak."""
+    """Report an error of a process, which ends the soak."""
     try:
         duty(*arguments)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
@@ -256,13 +257,25 @@ class Soak:
                 )
         self._listen(time.monotonic() + 1.0)  # one too many would come now
 
+    def _wait_for_other_sessions(self, buffer: Buffer) -> None:
+        """Wait until no other session is left that VACUUM keeps dead rows for: those of the ended processes, and autovacuum's."""
+        deadline = time.monotonic() + _QUIET_S
+        others = (
+            "SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+            " AND (backend_type = 'client backend' OR backend_xmin IS NOT NULL)"
+        )
+        while buffer.sql(others).num_rows and time.monotonic() < deadline:
+            time.sleep(0.1)
+
     def _results(self, buffer: Buffer) -> dict[str, Any]:
         (row,) = buffer.sql(
             "SELECT (SELECT count(*) FROM rft.experience) AS stored, count(*) AS drawn, count(DISTINCT experience_id) AS once,"
             " (SELECT count(*) FROM rft.label) AS labels, (SELECT count(*) FROM rft.v_purged) AS purged FROM rft.draw"
         ).to_pylist()
+        self._wait_for_other_sessions(buffer)
         for table in _HOT:
-            buffer.sql(f"VACUUM (ANALYZE) rft.{table}")
+            # Without INDEX_CLEANUP, VACUUM leaves the dead items of a table with few of them in place, and ANALYZE counts them.
+            buffer.sql(f"VACUUM (ANALYZE, INDEX_CLEANUP ON) rft.{table}")
         buffer.sql("SELECT pg_stat_force_next_flush()")
         dead = buffer.sql(
             "SELECT coalesce(sum(n_dead_tup), 0)::bigint AS n FROM pg_stat_user_tables WHERE relname = ANY (%s)",
@@ -271,7 +284,7 @@ class Soak:
         once = row["stored"] == row["drawn"] == row["once"] == self.totals["written"]
         if not once and not self.errors:
             self.errors.append(f"not exactly once: {row}, written {self.totals['written']}")
-        self.errors += list(buffer.verify())
+        self.errors += list(verify(buffer))
         last = self.samples[-1] if self.samples else {}
         return {
             "seconds": self.seconds,

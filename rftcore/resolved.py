@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,13 +31,22 @@ from rftcore.workflows import WORKFLOWS
 from rftcore.workflows.task import Workflow
 from rftdata.config import SelectorConfig
 from rftdata.config_errors import parse_section
-from rftdata.errors import ModelError, RftError
+from rftdata.errors import RftError
 from rftdata.pipeline.tasks import TASK_BATCH_SCHEMA
 from rftdata.selectors import Selector, check_selector
 from rftdata.training.run_models import ModelUse
 
 if TYPE_CHECKING:
     from rftcore.algorithms.algorithm import Algorithm
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A model of a run: what it is used as, its folder, and the setting that names it."""
+
+    used_as: ModelUse
+    folder: Path
+    key: str
 
 
 class ResolvedRun:
@@ -93,6 +103,26 @@ class ResolvedRun:
         return self._folder(self.config.model.path)
 
     @cached_property
+    def teacher_folder(self) -> Path | None:
+        """The folder of the teacher that the trainer computes; None without one.
+
+        Raises:
+            ModelError: the model does not exist.
+        """
+        teacher = self.algorithm.config.teacher
+        return None if teacher is None else self._folder(teacher.path, "algorithm.teacher")
+
+    @cached_property
+    def scoring_teacher_folder(self) -> Path | None:
+        """The folder of the teacher that scores rollouts in the explorer; None without one, or with a server.
+
+        Raises:
+            ModelError: the model does not exist.
+        """
+        teacher = self.config.explorer.teacher
+        return None if teacher is None or teacher.path is None else self._folder(teacher.path, "explorer.teacher.path")
+
+    @cached_property
     def critic_folder(self) -> Path | None:
         """The folder of the model that a critic starts from; None for the policy's, and without a critic.
 
@@ -100,31 +130,27 @@ class ResolvedRun:
             ModelError: the model does not exist.
         """
         critic = self.algorithm.config.critic
-        if critic is None or critic.path is None:
-            return None
-        try:
-            return self._folder(critic.path)
-        except ModelError as error:
-            raise error.about("algorithm.critic.path") from error
+        return None if critic is None or critic.path is None else self._folder(critic.path, "algorithm.critic.path")
 
-    @property
-    def models(self) -> list[tuple[ModelUse, Path]]:
-        """The folders of all models of the run, with what each is used as.
+    @cached_property
+    def models(self) -> Sequence[ModelFolder]:
+        """All models of the run, the policy's first.
 
         Raises:
             ModelError: a model does not exist.
             PluginError: a reward is unknown or cannot be loaded.
         """
-        critic = [] if self.critic_folder is None else [self.critic_folder]
-        rewards = [reward.folder for reward in self.rewards.values() if isinstance(reward, RewardModel)]
-        return [
-            ("policy", self.model_folder),
-            *(("critic", folder) for folder in critic),
-            *(("reward", folder) for folder in rewards),
-        ]
+        others: list[tuple[ModelUse, Path | None, str]] = [
+            ("critic", self.critic_folder, "algorithm.critic.path"),
+            ("teacher", self.teacher_folder, "algorithm.teacher"),
+            ("teacher", self.scoring_teacher_folder, "explorer.teacher"),
+            *(("reward", reward.folder, "explorer.reward") for reward in self.rewards.values() if isinstance(reward, RewardModel)),
+        ]  # fmt: skip
+        policy = ModelFolder("policy", self.model_folder, "model.path")
+        return [policy, *(ModelFolder(use, folder, key) for use, folder, key in others if folder is not None)]
 
-    def _folder(self, path: str) -> Path:
-        return resolve_model(str(self.config.base_dir / path) if path.startswith((".", "/")) else path)
+    def _folder(self, path: str, key: str = "model.path") -> Path:
+        return resolve_model(str(self.config.base_dir / path) if path.startswith((".", "/")) else path, key=key)
 
     @cached_property
     def algorithm(self) -> Algorithm:
@@ -135,6 +161,16 @@ class ResolvedRun:
         """
         section = self.config.algorithm
         return build_algorithm(section.name, section.args, group_size=section.group_size, base_dir=self.config.base_dir)
+
+    @property
+    def has_greedy_baseline(self) -> bool:
+        """Whether the explorer samples a greedy rollout for each group: explorer.greedy_baseline, or what the algorithm needs.
+
+        Raises:
+            PluginError, ConfigError: see `build_algorithm`.
+        """
+        wanted = self.config.explorer.greedy_baseline
+        return "baseline_rewards" in self.algorithm.columns if wanted is None else wanted
 
     @cached_property
     def rewards(self) -> Mapping[str, Reward]:

@@ -57,11 +57,17 @@ class Measure:
 
 @dataclass(frozen=True, kw_only=True)
 class StepTotals:
-    """Totals of the current history's trainer steps; groups, tokens and seconds exclude steps before a fork."""
+    """Totals of the current history's trainer steps; groups, tokens and seconds exclude steps before a fork.
+
+    Attributes:
+        with_expert_loss, without_experts: steps of an algorithm with a loss for experts, and those of them without an expert's experience.
+    """
 
     trained: int
     skipped: int
     without_gradient: int
+    with_expert_loss: int
+    without_experts: int
     before_fork: int
     num_groups: int
     num_tokens: int
@@ -155,7 +161,7 @@ class RunResults:
 
     def groups(self) -> GroupTotals:
         """Return the numbers of groups."""
-        return records(GroupTotals, self._rows("report_groups"))[0]
+        return records(GroupTotals, self._rows("group_totals"))[0]
 
     def closed_because(self) -> dict[str, int]:
         """Return the number of closed groups by reason, most frequent first."""

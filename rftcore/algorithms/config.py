@@ -20,7 +20,7 @@ from rftdata.config import Section
 class PartChoice(Section):
     """A part by name, and its own keys. YAML may also give the name alone."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True)  # the part's own Config validates the other keys
 
     name: str = Field(description="A built-in part, or your own by path: ./file.py:Class.")
 

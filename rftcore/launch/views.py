@@ -182,8 +182,8 @@ def block(snapshot: Snapshot, width: int) -> Group:
     return Group(head, facts, worker_table(snapshot.workers))
 
 
-def worker_table(workers: list[WorkerState], *, everyone: bool = False) -> Table:
-    """Build the table of what each process does or waits for; `everyone` includes those that left without an error."""
+def worker_table(workers: list[WorkerState], *, show_left: bool = False) -> Table:
+    """Build the table of what each process does or waits for; `show_left` includes those that left without an error."""
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     columns: dict[str, JustifyMethod] = {
         "process": "left",
@@ -194,7 +194,7 @@ def worker_table(workers: list[WorkerState], *, everyone: bool = False) -> Table
     }
     for name, justify in columns.items():
         table.add_column(name, justify=justify, no_wrap=name in ("pid", "process"), overflow="fold")
-    for worker in workers if everyone else _shown(workers):
+    for worker in workers if show_left else _shown(workers):
         style = {"lost": "red", "stopped": "dim"}.get(worker.liveness, "")
         age = "–" if worker.liveness == "stopped" else f"{max(0.0, worker.heartbeat_age_s):.0f} s ago"
         table.add_row(

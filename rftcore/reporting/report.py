@@ -78,7 +78,7 @@ class Groups(_Fact):
 
 
 class Report(_Fact):
-    """Everything that `rft report` prints; `unscored`: evaluations with failed answers, which count 0."""
+    """Everything that `rft report` prints; `unscored`: evaluations with failed answers, which count 0; `warnings`: settings without effect."""
 
     run: str
     run_id: int
@@ -109,6 +109,7 @@ class Report(_Fact):
     metric_curves: dict[str, list[Measure]]
     evaluation_curves: list[EvaluationCurve]
     unscored: list[str]
+    warnings: list[str]
 
 
 def build_report(buffer: Buffer, run: Run | str | int | None = None) -> Report:
@@ -144,7 +145,18 @@ def build_report(buffer: Buffer, run: Run | str | int | None = None) -> Report:
             f"{evaluation_title(e.purpose, e.taskset)}, {e.decoding}, step {e.trainer_step}: {e.error}"
             for e in evaluations if e.error
         ],
+        warnings=_warnings(steps),
     )  # fmt: skip
+
+
+def _warnings(steps: StepTotals) -> list[str]:
+    if not steps.with_expert_loss or steps.without_experts < steps.with_expert_loss:
+        return []
+    warning = (
+        f"algorithm.expert had no effect: none of {steps.with_expert_loss} steps had an expert's experience; let the workflow write"
+        " expert answers (model.write), or insert experiences without behavior_logprobs"
+    )
+    return [warning]
 
 
 def compare(run: Run, other: Run) -> list[Gain]:

@@ -23,8 +23,8 @@ def print_report(reports: Sequence[Report], between: Sequence[Gain] = (), consol
         console.print(
             _gains(one.gains, title, "before", "after") if one.gains else f"{one.run}: no taskset was evaluated."
         )
-        for unscored in one.unscored:
-            console.print(f"[red]warning[/red] {escape(unscored)}")
+        for warning in (*one.unscored, *one.warnings):
+            console.print(f"[red]warning[/red] {escape(warning)}")
     if between:
         a, b = reports[0].run, reports[1].run
         console.print(_gains(between, f"{b} against {a}, each at its best step", a, b))

@@ -5,12 +5,12 @@ Mistakes in a configuration are found here, before a process is started.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from rftcore.algorithms.requirements import (
+    check_inputs,
     check_made,
     check_models,
     check_rollouts,
@@ -24,12 +24,13 @@ from rftcore.engines import ENGINES
 from rftcore.installation.packages import check_environment
 from rftcore.monitor import MONITORS
 from rftcore.resolved import ResolvedRun
-from rftcore.rewards.reward_model import PREFIX, gives_scores
+from rftcore.run.model_checks import check_models_fit
+from rftcore.run.selections import refuse_untrainable
 from rftcore.tasks.checks import check_before_buffer
 from rftcore.tasks.pipeline import load_tasks
 from rftcore.workflows import check_workflow_args
 from rftdata.buffer import Buffer
-from rftdata.errors import ConfigError, ModelError
+from rftdata.errors import ConfigError
 from rftdata.run import Run
 from rftdata.training.run_models import record_models
 from rftdata.training.sampling import checked_formula
@@ -45,7 +46,7 @@ def check_plugins(resolved: ResolvedRun) -> None:
     """
     config = resolved.config
     _ = resolved.rewards
-    check_workflow_args(config.explorer.workflow, resolved.workflow, config.explorer.workflow_args)
+    check_workflow_args(config.explorer.workflow, resolved.workflow, 3, config.explorer.workflow_args)
     check_selectors(resolved)
     # Registered engines and monitors may import large packages, so only the roles that use them load them.
     if config.explorer.engine not in ENGINES.names():
@@ -67,6 +68,7 @@ def check_plugins(resolved: ResolvedRun) -> None:
     check_source(algorithm, config.sampling.source is not None)
     if config.run.mode == "both" and config.sampling.source is None:
         check_rollouts(algorithm, config.explorer, chain)
+        check_inputs(algorithm, config.explorer)
         check_made(algorithm, config.algorithm.smallest_group, chain)
 
 
@@ -99,35 +101,7 @@ def check_run(resolved: ResolvedRun) -> None:
     check_plugins(resolved)
     check_before_buffer(resolved)
     check_max_tokens(resolved)  # fetches the model now, because a run whose model does not exist must not be stored
-    check_kinds_of_models(resolved)
-
-
-def check_kinds_of_models(resolved: ResolvedRun) -> None:
-    """Fetch every model of the run, and refuse a policy that is a reward model.
-
-    Raises:
-        ModelError: a model does not exist, or the policy's gives scores in place of tokens.
-    """
-    _ = resolved.models
-    if not resolved.algorithm.trains_scorer and gives_scores(resolved.model_folder):
-        raise ModelError(
-            "the model has a scalar head, which gives scores and writes no answers", value=resolved.config.model.path,
-            allowed="a language model", todo=f"name it as a reward: explorer.reward: {PREFIX}FOLDER, and set model.path to a language model",
-        )  # fmt: skip
-
-
-def check_stages(stages: Sequence[ResolvedRun]) -> None:
-    """Whether each stage can start from the model of the stage before it.
-
-    Raises:
-        ConfigError: it is a reward model, and the stage trains a language model.
-    """
-    for earlier, later in itertools.pairwise(stages):
-        if earlier.algorithm.trains_scorer and not later.algorithm.trains_scorer:
-            raise ConfigError(
-                f"{later.config.run.name} would start from the model of {earlier.config.run.name}, which gives scores and writes no answers",
-                todo=f"train the reward model with a file of its own, and name its checkpoint in explorer.reward: {PREFIX}FOLDER",
-            )  # fmt: skip
+    check_models_fit(resolved)
 
 
 def check_max_tokens(resolved: ResolvedRun) -> None:
@@ -195,7 +169,7 @@ def prepare_run(
         check_steps(resolved.algorithm, steps)
         before_storing()
         run = resumed.go_on(stored, steps=steps, pipeline_version=pipeline_version)
-    record_models(run, resolved.models)
+    record_models(run, [(model.used_as, model.folder) for model in resolved.models])
     return run
 
 
@@ -204,13 +178,16 @@ def select_source(resolved: ResolvedRun, buffer: Buffer) -> Selection | None:
 
     Raises:
         QueryError: see `rftdata.training.stored_selection.select`.
-        ConfigError: the algorithm cannot learn from the selected rows.
+        ConfigError: the algorithm cannot learn from the selected rows; see also `refuse_untrainable`.
     """
     source = resolved.config.sampling.source
     if source is None:
         return None
-    selected = select(buffer.database, source.sql, pin_labels=source.pin_labels)
+    sampling = resolved.config.sampling
+    exponent = sampling.priority.exponent if sampling.order == "prioritized" else None
+    selected = select(buffer.database, source.sql, pin_labels=source.pin_labels, priority_exponent=exponent)
     check_selected(resolved.algorithm, selected.kind)
+    refuse_untrainable(resolved.algorithm, buffer, selected)
     return selected
 
 
@@ -240,6 +217,7 @@ def _refuse_another_source(config: RunConfig, resumed: Run) -> None:
         ConfigError: the selection or the division into batches has changed.
     """
     source, stored = config.sampling.source, resumed.source_sql is not None
+    weighted = config.sampling.order == "prioritized"
     facts = {
         "sampling.source.sql": (source and source.sql, resumed.source_sql),
         "sampling.source.pin_labels": (
@@ -247,6 +225,11 @@ def _refuse_another_source(config: RunConfig, resumed: Run) -> None:
             resumed.label_cut is not None if stored else None,
         ),
         "sampling.epochs": (source and config.sampling.epochs, resumed.source_epochs),
+        "sampling.order": (source and weighted and "prioritized", resumed.source_weighted and "prioritized"),
+        "sampling.priority.exponent": (
+            (source and weighted and config.sampling.priority.exponent) or None,
+            (resumed.source_weighted and resumed.config["sampling"]["priority"]["exponent"]) or None,
+        ),
         "trainer.batch_groups": (
             source and config.trainer.batch_groups,
             (stored and int(resumed.config["trainer"]["batch_groups"])) or None,
@@ -267,7 +250,7 @@ def find_resumable(config: RunConfig, buffer: Buffer, name: str | None) -> Run:
         QueryError: there is none.
         ConfigError: the run was imported.
     """
-    found = buffer.runs_of_name(config.run.name) if name is None else []
+    found = buffer.runs(config.run.name, imported=False) if name is None else []
     return found[0] if found else named_resumable(buffer, name or config.run.name)
 
 
@@ -278,8 +261,8 @@ def named_resumable(buffer: Buffer, name: str | None) -> Run:
         QueryError: there is none.
         ConfigError: the run was imported.
     """
-    run = buffer.newest_run(imported=False) if name is None else None
-    run = run or buffer.find_run(name)
+    own = buffer.runs(imported=False) if name is None else []
+    run = own[0] if own else buffer.find_run(name)
     if run.was_imported:
         raise ConfigError(
             f"the run {run.name!r} was imported: it has no checkpoint and no configuration with which it could continue",

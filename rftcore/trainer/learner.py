@@ -51,6 +51,7 @@ class Learner:
         temperature: the rollouts' sampling temperature; behaviour log-probabilities are after it, so ours must be. Of
             no effect with an algorithm that does not use them.
         total_steps: length of the run; `lr_schedule: cosine` needs it.
+        teacher_path: folder of the teacher; None for `algorithm.teacher.path` as it is written.
         critic_path: folder of the model that a critic starts from; None for `model_path`.
         device: CUDA where there is one, else the CPU.
 
@@ -69,6 +70,7 @@ class Learner:
         *,
         temperature: float = 1.0,
         total_steps: int | None = None,
+        teacher_path: str | None = None,
         critic_path: str | None = None,
         device: str | torch.device | None = None,
     ) -> None:
@@ -94,7 +96,7 @@ class Learner:
         self.reference = Network(model_path, config, self.device) if "reference" in algorithm.signals else None
         self.teacher = None
         if algorithm.config.teacher is not None and {"teacher", "teacher_logits"} & algorithm.signals:
-            self.teacher = Network(algorithm.config.teacher.path, config, self.device)
+            self.teacher = Network(teacher_path or algorithm.config.teacher.path, config, self.device)
         self.critic: Network | None = None
         self._set_models(model_path, critic_path or model_path)
         if "teacher_logits" in algorithm.signals:

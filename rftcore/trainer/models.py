@@ -169,9 +169,14 @@ def refuse_fewer_tokens(policy: Network, critic: Network) -> None:
 
 
 def _stored_teacher(batch: TrainBatch) -> Tensor:
-    if batch.teacher_logprobs_BT is None:
+    logprobs_BT, counted_BT = batch.teacher_logprobs_BT, batch.loss_mask_BT
+    missing_B = counted_BT.any(dim=1) if logprobs_BT is None else (logprobs_BT.isnan() & counted_BT).any(dim=1)
+    wrong = missing_B.nonzero().flatten().tolist()
+    if logprobs_BT is None or wrong:
         raise RftError(
-            "the algorithm needs log-probabilities of a teacher, and the batch has none",
-            todo="set algorithm.teacher to the folder of a model, or store them as Sequence.arrays['teacher_logprobs'], one per token",
-        )
-    return batch.teacher_logprobs_BT[batch.loss_mask_BT]
+            f"the algorithm needs log-probabilities of a teacher, and {len(wrong)} of {batch.num_experiences} experiences of the batch have none"
+            + (f"; the first is experience {wrong[0]} of the batch" if wrong else ""),
+            todo="set explorer.teacher, so that rollouts are stored with them, or algorithm.teacher to a model that the trainer computes; a "
+            "workflow may also store them: turn.record(teacher_logprobs=…)",
+        )  # fmt: skip
+    return logprobs_BT[counted_BT]

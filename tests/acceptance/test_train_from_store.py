@@ -30,6 +30,14 @@ SQL = {
     "sft": "select experience_id from rft.v_experience where run = 'source' and reward > 0.4",
     "dpo": "select pair_id from rft.v_pair where run = 'source' and margin > 0.1",
     "ppo": "select experience_id from rft.v_experience where run = 'source'",
+    "grpo": "select group_id, std_reward as priority from rft.v_group where run = 'source' and std_reward > 0.2",
+}
+# Importance weights and prioritised draws are part of what must repeat.
+CHANGES: dict[str, dict[str, Any]] = {
+    "grpo": {
+        "algorithm": {"name": "grpo", "correction": {"level": "token", "mode": "truncate"}},
+        "sampling": {"source": {"sql": SQL["grpo"]}, "epochs": 4, "order": "prioritized"},
+    }
 }
 BLOCK = """
 CREATE FUNCTION block() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(3600); RETURN NEW; END $$;
@@ -82,7 +90,7 @@ class Trainers:
             "sampling": {"source": {"sql": SQL[algorithm]}, "epochs": 3},
             "trainer": {"batch_groups": 5, "learning_rate": 1e-3, "warmup_steps": 3, "lr_schedule": "cosine", "optimizer": {"weight_decay": 0.1},
                         "autocast": "none", "checkpoint_every": 2, "num_threads": 2, "max_tokens_per_microbatch": 64},
-            "sync": {"method": "checkpoint"}, "steps": STEPS,
+            "sync": {"method": "checkpoint"}, "steps": STEPS, **CHANGES.get(algorithm, {}),
         }  # fmt: skip
         self.living: list[subprocess.Popen[str]] = []
 
@@ -155,7 +163,7 @@ def trainers(request: pytest.FixtureRequest, stored: Buffer, tiny: Path, tmp_pat
             process.communicate()
 
 
-@pytest.mark.parametrize("trainers", ["sft", "dpo"], indirect=True)
+@pytest.mark.parametrize("trainers", ["sft", "dpo", "grpo"], indirect=True)
 def test_killed_anywhere_it_ends_with_the_same_batches_and_the_same_weights_to_the_bit(trainers: Trainers) -> None:
     trainers.finish("straight")
     for table, step in KILLS:

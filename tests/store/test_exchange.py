@@ -15,6 +15,7 @@ import pytest
 from rftcore.cli import run_command
 from rftdata import Buffer, Group, Rollout, exchange, labels
 from rftdata.errors import QueryError
+from rftdata.maintenance.verification import verify
 from rftdata.segments.codec import ColumnReader
 from tests.support.store_roles import Roles, own_group, tokens
 
@@ -103,7 +104,7 @@ def test_out_and_in_again_is_exact(full: Buffer, other: Buffer, tmp_path: Path, 
     again = tmp_path / ("again-" + name)
     exchange.export(other, again)
     assert rows_of(again) == rows_of(tmp_path / name)
-    assert list(other.verify()) == []
+    assert list(verify(other)) == []
 
 
 def test_every_format_says_the_same(full: Buffer, tmp_path: Path) -> None:

@@ -294,7 +294,7 @@ def test_no_way_to_end_in_a_users_code_ends_more_than_its_rollout(workflow: Any,
     finally:
         loop.close()
     assert ended.outcome == outcome and re.search(error, str(ended.error)), ended.error
-    assert after.outcome == "ok", "the loop goes on"
+    assert after.outcome == "ok", "the loop continues"
 
 
 def test_plain_workflows_that_catch_everything_are_asked_again_and_reported_when_they_are_many() -> None:
@@ -303,7 +303,9 @@ def test_plain_workflows_that_catch_everything_are_asked_again_and_reported_when
     def workflow(task: Task, model: PlainModel, score: Any) -> Score:
         while not stop.is_set():
             try:
-                sum(range(1000))
+                # The inner loop is for the test: an exception at an instruction outside the `try` would end the workflow.
+                while not stop.is_set():
+                    sum(range(1000))
             except BaseException:  # noqa: BLE001 - as a careless loop does
                 asked[0] += 1
         return Score(1.0)

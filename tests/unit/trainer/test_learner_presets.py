@@ -1,4 +1,4 @@
-"""Every preset trains a model; and the critic: warmed up alone, saved, and gone on with."""
+"""Every preset trains a model; and the critic: warmed up alone, saved, and continued."""
 
 from __future__ import annotations
 
