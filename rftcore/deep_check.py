@@ -27,13 +27,8 @@ from rftcore.installation.packages import check_environment
 from rftcore.installation.requirements import installed_version
 from rftcore.pipeline.trial import TrialBatch, refuse_to_generate, try_chain
 from rftcore.resolved import ResolvedRun
-from rftcore.run.prepare import (
-    check_kinds_of_models,
-    check_max_tokens,
-    check_teachers,
-    planned_steps,
-    select_source,
-)
+from rftcore.run.model_checks import check_models_fit
+from rftcore.run.prepare import check_max_tokens, planned_steps, select_source
 from rftcore.tasks.features import FeatureCheck
 from rftcore.tasks.needs import TaskNeeds
 from rftcore.workflows.task import Task
@@ -72,11 +67,8 @@ def open_inputs(resolved: ResolvedRun, read_s: float = 60.0) -> Iterator[str]:
     check_environment(config.explorer.engine)
     model, tokenizer = _open_model(resolved.model_folder)
     yield f"model {config.model.path}: a {model.model_type} with {len(tokenizer):,} tokens, in {tokenizer.name_or_path}"
-    check_kinds_of_models(resolved)
-    for use, folder in resolved.models[1:]:
-        yield f"{use} model: {folder}"
     yield from _describe_device(resolved)
-    yield from _describe_teachers(resolved, tokenizer)
+    yield from _describe_models(resolved, tokenizer)
     samples = []
     with _stored(config) as buffer:
         for taskset in config.tasks:
@@ -259,16 +251,15 @@ def _describe_device(resolved: ResolvedRun) -> Iterator[str]:
         yield "explorer.engine_args.gpu_memory_utilization has no effect on this machine, which has no GPU: kv_cache_gib applies"
 
 
-def _describe_teachers(resolved: ResolvedRun, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
-    """Compare the teachers' tokenizers with the policy's, and ask a teacher's server for log-probabilities.
+def _describe_models(resolved: ResolvedRun, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
+    """Compare the other models' tokenizers with the policy's, and ask a teacher's server for log-probabilities.
 
     Raises:
-        ModelError, PluginError, ConfigError: see `check_teachers` and `open_teacher`.
+        ModelError, PluginError, ConfigError: see `check_models_fit` and `open_teacher`.
     """
-    check_teachers(resolved)
-    for key, folder in (("algorithm", resolved.teacher_folder), ("explorer", resolved.scoring_teacher_folder)):
-        if folder is not None:
-            yield f"{key}.teacher: {folder} has the policy's tokenizer"
+    check_models_fit(resolved)
+    for model in resolved.models[1:]:
+        yield f"{model.key}: {model.folder} has the policy's tokenizer"
     teacher = resolved.config.explorer.teacher
     if teacher is not None and teacher.endpoint is not None:
 

@@ -74,26 +74,26 @@ def resolve_model(path: str, cache_dir: Path | None = None, *, key: str = "model
     return converted
 
 
-def refuse_other_tokenizer(policy: Path, teacher: Path, key: str) -> None:
-    """Whether a teacher knows every token of the policy under the same number. It may have further tokens.
+def refuse_other_tokenizer(policy: Path, other: Path, key: str) -> None:
+    """Whether another model of a run knows every token of the policy under the same number. It may have further tokens.
 
     Args:
-        key: the setting with the teacher's path, for messages.
+        key: the setting with the other model's path, for messages.
 
     Raises:
         ConfigError: names a token that differs.
     """
-    if policy == teacher:
+    if policy == other:
         return
-    ours, theirs = _vocabulary(policy), _vocabulary(teacher)
+    ours, theirs = _vocabulary(policy), _vocabulary(other)
     different = [token for token, number in ours.items() if theirs.get(token) != number]
     if different:
         first = min(different, key=ours.__getitem__)
         there = f"number {theirs[first]}" if first in theirs else "unknown"
         raise ConfigError(
-            f"the teacher has another tokenizer than the policy: the policy's token {first!r} (number {ours[first]}) is {there} in it, and "
-            f"{len(different):,} of {len(ours):,} tokens differ, so it cannot score the policy's tokens",
-            value=str(teacher), todo=f"name a model with the policy's tokenizer in {key}",
+            f"the model of {key} has another tokenizer than the policy: the policy's token {first!r} (number {ours[first]}) is {there} in it, and "
+            f"{len(different):,} of {len(ours):,} tokens differ, so it cannot read what the policy writes",
+            value=str(other), todo=f"name a model with the policy's tokenizer in {key}",
         )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +38,15 @@ from rftdata.training.run_models import ModelUse
 
 if TYPE_CHECKING:
     from rftcore.algorithms.algorithm import Algorithm
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A model of a run: what it is used as, its folder, and the setting that names it."""
+
+    used_as: ModelUse
+    folder: Path
+    key: str
 
 
 class ResolvedRun:
@@ -122,23 +132,22 @@ class ResolvedRun:
         critic = self.algorithm.config.critic
         return None if critic is None or critic.path is None else self._folder(critic.path, "algorithm.critic.path")
 
-    @property
-    def models(self) -> list[tuple[ModelUse, Path]]:
-        """The folders of all models of the run, with what each is used as.
+    @cached_property
+    def models(self) -> Sequence[ModelFolder]:
+        """All models of the run, the policy's first.
 
         Raises:
             ModelError: a model does not exist.
             PluginError: a reward is unknown or cannot be loaded.
         """
-        others: list[tuple[ModelUse, Path | None]] = [
-            ("critic", self.critic_folder), ("teacher", self.teacher_folder), ("teacher", self.scoring_teacher_folder)
+        others: list[tuple[ModelUse, Path | None, str]] = [
+            ("critic", self.critic_folder, "algorithm.critic.path"),
+            ("teacher", self.teacher_folder, "algorithm.teacher"),
+            ("teacher", self.scoring_teacher_folder, "explorer.teacher"),
+            *(("reward", reward.folder, "explorer.reward") for reward in self.rewards.values() if isinstance(reward, RewardModel)),
         ]  # fmt: skip
-        rewards = [reward.folder for reward in self.rewards.values() if isinstance(reward, RewardModel)]
-        return [
-            ("policy", self.model_folder),
-            *((used_as, folder) for used_as, folder in others if folder is not None),
-            *(("reward", folder) for folder in rewards),
-        ]
+        policy = ModelFolder("policy", self.model_folder, "model.path")
+        return [policy, *(ModelFolder(use, folder, key) for use, folder, key in others if folder is not None)]
 
     def _folder(self, path: str, key: str = "model.path") -> Path:
         return resolve_model(str(self.config.base_dir / path) if path.startswith((".", "/")) else path, key=key)

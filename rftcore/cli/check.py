@@ -37,7 +37,8 @@ def check(
     stages = stage_configurations(config, overrides, buffer)
     from rftcore.deep_check import open_inputs
     from rftcore.resolved import ResolvedRun
-    from rftcore.run.prepare import check_plugins, check_stages
+    from rftcore.run.model_checks import check_stages
+    from rftcore.run.prepare import check_plugins
     from rftdata.user_code import held_lock
     from rftdata.user_code.time_limits import at_most
 

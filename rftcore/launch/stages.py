@@ -16,7 +16,8 @@ from rftcore.launch import supervisor
 from rftcore.launch.views import View
 from rftcore.reporting.report import build_report
 from rftcore.resolved import ResolvedRun
-from rftcore.run.prepare import check_run, check_stages, has_finished
+from rftcore.run.model_checks import check_stages
+from rftcore.run.prepare import check_run, has_finished
 from rftdata.buffer import Buffer
 from rftdata.errors import ModelError
 from rftdata.run import Run

@@ -5,8 +5,7 @@ Mistakes in a configuration are found here, before a process is started.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,16 +22,15 @@ from rftcore.algorithms.requirements import (
 from rftcore.config import RunConfig
 from rftcore.engines import ENGINES
 from rftcore.installation.packages import check_environment
-from rftcore.models import refuse_other_tokenizer
 from rftcore.monitor import MONITORS
 from rftcore.resolved import ResolvedRun
-from rftcore.rewards.reward_model import PREFIX, gives_scores
+from rftcore.run.model_checks import check_models_fit
 from rftcore.run.selections import refuse_untrainable
 from rftcore.tasks.checks import check_before_buffer
 from rftcore.tasks.pipeline import load_tasks
 from rftcore.workflows import check_workflow_args
 from rftdata.buffer import Buffer
-from rftdata.errors import ConfigError, ModelError
+from rftdata.errors import ConfigError
 from rftdata.run import Run
 from rftdata.training.run_models import record_models
 from rftdata.training.sampling import checked_formula
@@ -103,50 +101,7 @@ def check_run(resolved: ResolvedRun) -> None:
     check_plugins(resolved)
     check_before_buffer(resolved)
     check_max_tokens(resolved)  # fetches the model now, because a run whose model does not exist must not be stored
-    check_kinds_of_models(resolved)
-    check_teachers(resolved)
-
-
-def check_kinds_of_models(resolved: ResolvedRun) -> None:
-    """Fetch every model of the run, and refuse a policy that is a reward model.
-
-    Raises:
-        ModelError: a model does not exist, or the policy's gives scores in place of tokens.
-    """
-    _ = resolved.models
-    if not resolved.algorithm.trains_scorer and gives_scores(resolved.model_folder):
-        raise ModelError(
-            "the model has a scalar head, which gives scores and writes no answers", value=resolved.config.model.path,
-            allowed="a language model", todo=f"name it as a reward: explorer.reward: {PREFIX}FOLDER, and set model.path to a language model",
-        )  # fmt: skip
-
-
-def check_teachers(resolved: ResolvedRun) -> None:
-    """Compare the tokenizers of teachers with the policy's.
-
-    Raises:
-        ConfigError: a teacher has another tokenizer.
-    """
-    for key, folder in (
-        ("algorithm.teacher", resolved.teacher_folder),
-        ("explorer.teacher", resolved.scoring_teacher_folder),
-    ):
-        if folder is not None:
-            refuse_other_tokenizer(resolved.model_folder, folder, key)
-
-
-def check_stages(stages: Sequence[ResolvedRun]) -> None:
-    """Whether each stage can start from the model of the stage before it.
-
-    Raises:
-        ConfigError: it is a reward model, and the stage trains a language model.
-    """
-    for earlier, later in itertools.pairwise(stages):
-        if earlier.algorithm.trains_scorer and not later.algorithm.trains_scorer:
-            raise ConfigError(
-                f"{later.config.run.name} would start from the model of {earlier.config.run.name}, which gives scores and writes no answers",
-                todo=f"train the reward model with a file of its own, and name its checkpoint in explorer.reward: {PREFIX}FOLDER",
-            )  # fmt: skip
+    check_models_fit(resolved)
 
 
 def check_max_tokens(resolved: ResolvedRun) -> None:
@@ -214,7 +169,7 @@ def prepare_run(
         check_steps(resolved.algorithm, steps)
         before_storing()
         run = resumed.go_on(stored, steps=steps, pipeline_version=pipeline_version)
-    record_models(run, resolved.models)
+    record_models(run, [(model.used_as, model.folder) for model in resolved.models])
     return run
 
 

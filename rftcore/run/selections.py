@@ -5,7 +5,7 @@ The trainer would refuse such a row, too, but only in the step that draws it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -13,9 +13,7 @@ from rftcore.algorithms.algorithm import Algorithm
 from rftcore.teachers.base import ARRAY as TEACHER_ARRAY
 from rftdata.buffer import Buffer
 from rftdata.errors import ConfigError
-from rftdata.training.stored_selection import Selection
-
-_AT_ONCE = 2048  # items, whose arrays are mapped together
+from rftdata.training.stored_selection import Selection, selected_rewards, small_groups
 
 
 def refuse_untrainable(algorithm: Algorithm, buffer: Buffer, selected: Selection) -> None:
@@ -26,13 +24,11 @@ def refuse_untrainable(algorithm: Algorithm, buffer: Buffer, selected: Selection
             teacher's; names the first one.
     """
     if selected.kind == "group":
-        small = buffer.database.fetch(
-            "small_groups", item_ids=list(selected.item_ids), num_rollouts=algorithm.min_group_size
-        )
+        small = small_groups(buffer.database, selected, algorithm.min_group_size)
         if small:
             raise ConfigError(
                 f"{len(small)} of the {len(selected.item_ids)} groups that sampling.source selects have too few rollouts for {algorithm.name}; "
-                f"the first is group {small[0]['item_id']}", value=small[0]["num_rollouts"],
+                f"the first is group {min(small)}", value=small[min(small)],
                 allowed=f"{algorithm.min_group_size} or more", todo="leave them out: select group_id from rft.v_group where num_ok > 1",
             )  # fmt: skip
     # An expert's responses have neither.
@@ -42,8 +38,9 @@ def refuse_untrainable(algorithm: Algorithm, buffer: Buffer, selected: Selection
     if not (needs_logprobs or needs_rewards or needs_teacher):
         return
     unrewarded, unsampled, untaught = [], [], []
-    for ids, without_reward in _experiences(buffer, selected):
-        unrewarded += without_reward if needs_rewards else []
+    for rewards in selected_rewards(buffer.database, selected):
+        ids = list(rewards)
+        unrewarded += [number for number, reward in rewards.items() if reward is None] if needs_rewards else []
         unsampled += _unsampled(buffer, ids) if needs_logprobs else []
         untaught += _untaught(buffer, ids) if needs_teacher else []
     if unsampled:
@@ -64,16 +61,6 @@ def refuse_untrainable(algorithm: Algorithm, buffer: Buffer, selected: Selection
             f"experience {unrewarded[0]}",
             todo="set the rewards (UPDATE rft.experience SET reward = …), or leave these rows out",
         )
-
-
-def _experiences(buffer: Buffer, selected: Selection) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield ids of the selected experiences, some at a time, and of those without a reward."""
-    for first in range(0, len(selected.item_ids), _AT_ONCE):
-        rows = buffer.database.fetch(
-            "experiences_of_items", item_ids=list(selected.item_ids[first : first + _AT_ONCE]), kind=selected.kind,
-            label_cut=selected.label_cut,
-        )  # fmt: skip
-        yield [row["experience_id"] for row in rows], [row["experience_id"] for row in rows if row["reward"] is None]
 
 
 def _unsampled(buffer: Buffer, experience_ids: Sequence[int]) -> list[int]:

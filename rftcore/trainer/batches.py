@@ -141,46 +141,51 @@ class TrainBatch:
             ValueError: columns that do not fit each other, or a log-probability that counts and is infinite.
         """
         lengths = np.diff(token_ids[1])
-        num_experiences = len(lengths)
-        importance_weights = np.ones(num_experiences) if importance_weights is None else importance_weights
-        turn_index = np.zeros(num_experiences) if turn_index is None else turn_index
         _check_tokens(
             lengths, loss_mask=loss_mask, behavior_logprobs=behavior_logprobs, token_rewards=token_rewards,
             teacher_logprobs=teacher_logprobs,
         )  # fmt: skip
         _check_entries(
-            lengths, paired, rewards=rewards, group_ids=group_ids, rollout_index=rollout_index,
-            importance_weights=importance_weights, turn_index=turn_index,
+            lengths, paired, rewards=rewards, group_ids=group_ids, rollout_index=rollout_index, importance_weights=importance_weights,
+            turn_index=turn_index, step_rewards=step_rewards, state=state, baseline_rewards=baseline_rewards,
         )  # fmt: skip
         present_BT = np.arange(lengths.max(initial=1))[None, :] < lengths[:, None]
-        loss_mask_BT = _pad(loss_mask, present_BT, np.bool_, False)
-        loss_mask_BT[:, 0] = False
-        if behavior_logprobs is None:
-            behavior_BT = np.where(loss_mask_BT, np.float32(np.nan), np.float32(0.0))
-        else:
-            behavior_BT = _pad(behavior_logprobs, present_BT, np.float32, 0.0)
-            np.copyto(behavior_BT, np.float32(0.0), where=~loss_mask_BT)
-        wrong = np.flatnonzero(np.isinf(behavior_BT).any(axis=1))
-        if len(wrong):
-            raise ValueError(f"behavior_logprobs of experience {wrong[0]} of the batch are infinite")
+        loss_mask_BT, behavior_BT = _counted(loss_mask, behavior_logprobs, present_BT)
         _, group_index = np.unique(np.asarray(group_ids, np.int64), return_inverse=True)
+        ones, zeros = np.ones(len(lengths)), np.zeros(len(lengths))
         return cls(
             token_ids_BT=torch.from_numpy(_pad(token_ids, present_BT, np.int64, pad_token_id)),
-            attention_mask_BT=torch.from_numpy(present_BT),
-            loss_mask_BT=torch.from_numpy(loss_mask_BT),
-            behavior_logprobs_BT=torch.from_numpy(behavior_BT),
-            rewards_B=torch.tensor(np.asarray(rewards), dtype=torch.float32),
-            group_index_B=torch.from_numpy(group_index.astype(np.int64)),
-            rollout_index_B=torch.tensor(np.asarray(rollout_index), dtype=torch.int64),
-            importance_weights_B=torch.tensor(np.asarray(importance_weights), dtype=torch.float32),
-            turn_index_B=torch.tensor(np.asarray(turn_index), dtype=torch.int64),
+            attention_mask_BT=torch.from_numpy(present_BT), loss_mask_BT=loss_mask_BT, behavior_logprobs_BT=behavior_BT,
+            rewards_B=_tensor(rewards, torch.float32), group_index_B=_tensor(group_index, torch.int64),
+            rollout_index_B=_tensor(rollout_index, torch.int64),
+            importance_weights_B=_tensor(ones if importance_weights is None else importance_weights, torch.float32),
+            turn_index_B=_tensor(zeros if turn_index is None else turn_index, torch.int64),
             token_rewards_BT=_optional_tokens(token_rewards, present_BT),
             teacher_logprobs_BT=_optional_tokens(teacher_logprobs, present_BT, fill=math.nan),
-            step_rewards_B=_optional(step_rewards, torch.float32),
-            state_B=_optional(state, torch.int64),
-            baseline_rewards_B=_optional(baseline_rewards, torch.float32),
-            paired=paired,
-        )
+            step_rewards_B=_optional(step_rewards, torch.float32), state_B=_optional(state, torch.int64),
+            baseline_rewards_B=_optional(baseline_rewards, torch.float32), paired=paired,
+        )  # fmt: skip
+
+
+def _counted(
+    loss_mask: Packed, behavior_logprobs: Packed | None, present_BT: npt.NDArray[np.bool_]
+) -> tuple[Tensor, Tensor]:
+    """The tokens that count, and their behaviour log-probabilities.
+
+    Raises:
+        ValueError: a log-probability is infinite.
+    """
+    loss_mask_BT = _pad(loss_mask, present_BT, np.bool_, False)
+    loss_mask_BT[:, 0] = False
+    if behavior_logprobs is None:
+        behavior_BT = np.where(loss_mask_BT, np.float32(np.nan), np.float32(0.0))
+    else:
+        behavior_BT = _pad(behavior_logprobs, present_BT, np.float32, 0.0)
+        np.copyto(behavior_BT, np.float32(0.0), where=~loss_mask_BT)
+    wrong = np.flatnonzero(np.isinf(behavior_BT).any(axis=1))
+    if len(wrong):
+        raise ValueError(f"behavior_logprobs of experience {wrong[0]} of the batch are infinite")
+    return torch.from_numpy(loss_mask_BT), torch.from_numpy(behavior_BT)
 
 
 def _check_tokens(lengths: Array, **columns: Packed | None) -> None:
@@ -190,10 +195,10 @@ def _check_tokens(lengths: Array, **columns: Packed | None) -> None:
             raise ValueError(f"{name} is not aligned with token_ids: its experiences have other lengths")
 
 
-def _check_entries(lengths: Array, paired: bool, **columns: Array | Sequence[float]) -> None:
+def _check_entries(lengths: Array, paired: bool, **columns: Array | Sequence[float] | None) -> None:
     """Whether every column has an entry per experience, and pairs are whole."""
     for name, values in columns.items():
-        if len(values) != len(lengths):
+        if values is not None and len(values) != len(lengths):
             raise ValueError(f"{name} has {len(values)} entries for {len(lengths)} experiences")
     if paired and len(lengths) % 2:
         raise ValueError(f"{len(lengths)} experiences are no whole number of pairs")
@@ -217,5 +222,9 @@ def _optional_tokens(column: Packed | None, present_BT: npt.NDArray[np.bool_], f
     return None if column is None else torch.from_numpy(_pad(column, present_BT, np.float32, fill))
 
 
+def _tensor(values: Array | Sequence[float], dtype: torch.dtype) -> Tensor:
+    return torch.tensor(np.asarray(values), dtype=dtype)
+
+
 def _optional(values: Array | None, dtype: torch.dtype) -> Tensor | None:
-    return None if values is None else torch.tensor(np.asarray(values), dtype=dtype)
+    return None if values is None else _tensor(values, dtype)

@@ -206,6 +206,7 @@ class Learner:
             self.save_pretrained(draft)
             if self.critic is not None:
                 self.critic.save(draft / _CRITIC)
+                copy_tokenizer(self._model_path, draft / _CRITIC)  # so that another run's critic can start from it
             write_training_state(draft, tensors, scalars)
 
         write_folder(folder, fill)

@@ -56,6 +56,10 @@ class Network:
         self.learning_rate = learning_rate
         self.model = _open(path, config, head)
         self.model.to(device)  # type: ignore[arg-type]  # transformers' wrapper of the method hides that it is bound
+        # The weights may still be the mapped file, wherever they stand in it, and products with a vector (a value head) round by the alignment of
+        # their memory: without the copy a resumed run differs in the last bit from one that was not interrupted.
+        for parameter in self.model.parameters():
+            parameter.data = parameter.data.clone()
         self.shares_prompts = config.share_prompts and _can_share_prompts(self.model.config)
         self.optimizers: list[Optimizer] = []
         if learning_rate is None:

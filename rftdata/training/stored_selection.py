@@ -35,6 +35,7 @@ from rftdata.user_code.time_limits import lowered
 
 KINDS = {"experience_id": "experience", "pair_id": "pair", "group_id": "group"}
 PRIORITY = "priority"
+_ITEMS_AT_ONCE = 2048
 _FACTS = {"experience": "selected_experiences", "pair": "selected_pairs", "group": "selected_groups"}
 _ALLOWED = "experience_id, pair_id, or group_id"
 _TODO = "write one SELECT of experience_id (or pair_id, or group_id), for example: select experience_id from rft.experience where reward = 1"
@@ -123,6 +124,22 @@ def select(
     return Selection(
         sql=sql, kind=KINDS[column], item_ids=item_ids, content_hash=content_hash, label_cut=label_cut, weights=weights
     )  # fmt: skip
+
+
+def small_groups(database: Database, selected: Selection, num_rollouts: int) -> dict[int, int]:
+    """Return the selected groups with experiences of fewer rollouts than a number, and how many each has."""
+    rows = database.fetch("small_groups", item_ids=list(selected.item_ids), num_rollouts=num_rollouts)
+    return {row["item_id"]: row["num_rollouts"] for row in rows}
+
+
+def selected_rewards(database: Database, selected: Selection) -> Iterator[dict[int, float | None]]:
+    """Yield the ids of all experiences of a selection with the rewards to train with, those of some thousand items at a time."""
+    for first in range(0, len(selected.item_ids), _ITEMS_AT_ONCE):
+        rows = database.fetch(
+            "experiences_of_items", item_ids=list(selected.item_ids[first : first + _ITEMS_AT_ONCE]), kind=selected.kind,
+            label_cut=selected.label_cut,
+        )  # fmt: skip
+        yield {row["experience_id"]: row["reward"] for row in rows}
 
 
 def store(connection: Connection, run_id: int, selection: Selection, epochs: int) -> Row:
