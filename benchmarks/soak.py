@@ -43,7 +43,7 @@ _PRODUCERS_A_RUN = 2
 _BATCH = 64
 _CHECKPOINT_EVERY = 20
 _RELABELS = 4
-_START_S, _DRAIN_S = 120.0, 120.0
+_START_S, _DRAIN_S, _QUIET_S = 120.0, 120.0, 60.0
 # Tables whose rows change; the others only grow.
 _HOT = ("experience", "rollout_group", "worklist", "task_stat", "segment_file", "worker", "run", "run_attempt")
 
@@ -257,13 +257,25 @@ class Soak:
                 )
         self._listen(time.monotonic() + 1.0)  # one too many would come now
 
+    def _wait_for_other_sessions(self, buffer: Buffer) -> None:
+        """Wait until no other session is left that VACUUM keeps dead rows for: those of the ended processes, and autovacuum's."""
+        deadline = time.monotonic() + _QUIET_S
+        others = (
+            "SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+            " AND (backend_type = 'client backend' OR backend_xmin IS NOT NULL)"
+        )
+        while buffer.sql(others).num_rows and time.monotonic() < deadline:
+            time.sleep(0.1)
+
     def _results(self, buffer: Buffer) -> dict[str, Any]:
         (row,) = buffer.sql(
             "SELECT (SELECT count(*) FROM rft.experience) AS stored, count(*) AS drawn, count(DISTINCT experience_id) AS once,"
             " (SELECT count(*) FROM rft.label) AS labels, (SELECT count(*) FROM rft.v_purged) AS purged FROM rft.draw"
         ).to_pylist()
+        self._wait_for_other_sessions(buffer)
         for table in _HOT:
-            buffer.sql(f"VACUUM (ANALYZE) rft.{table}")
+            # Without INDEX_CLEANUP, VACUUM leaves the dead items of a table with few of them in place, and ANALYZE counts them.
+            buffer.sql(f"VACUUM (ANALYZE, INDEX_CLEANUP ON) rft.{table}")
         buffer.sql("SELECT pg_stat_force_next_flush()")
         dead = buffer.sql(
             "SELECT coalesce(sum(n_dead_tup), 0)::bigint AS n FROM pg_stat_user_tables WHERE relname = ANY (%s)",

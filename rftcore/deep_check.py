@@ -5,6 +5,7 @@ Every check yields a sentence for the user, and raises errors that would end a r
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 from collections.abc import Iterator, Mapping
@@ -18,13 +19,21 @@ import pyarrow as pa
 import rftdata
 from operators.base import StageContext
 from operators.chain.chain import Chain
+from rftcore.algorithms.requirements import check_recorded
 from rftcore.config import RunConfig
 from rftcore.explorer.rehearsal import check_context, rehearse
+from rftcore.explorer.teacher import open_teacher
 from rftcore.installation.packages import check_environment
 from rftcore.installation.requirements import installed_version
 from rftcore.pipeline.trial import TrialBatch, refuse_to_generate, try_chain
 from rftcore.resolved import ResolvedRun
-from rftcore.run.prepare import check_max_tokens, planned_steps, select_source
+from rftcore.run.prepare import (
+    check_kinds_of_models,
+    check_max_tokens,
+    check_teachers,
+    planned_steps,
+    select_source,
+)
 from rftcore.tasks.features import FeatureCheck
 from rftcore.tasks.needs import TaskNeeds
 from rftcore.workflows.task import Task
@@ -63,7 +72,11 @@ def open_inputs(resolved: ResolvedRun, read_s: float = 60.0) -> Iterator[str]:
     check_environment(config.explorer.engine)
     model, tokenizer = _open_model(resolved.model_folder)
     yield f"model {config.model.path}: a {model.model_type} with {len(tokenizer):,} tokens, in {tokenizer.name_or_path}"
+    check_kinds_of_models(resolved)
+    for use, folder in resolved.models[1:]:
+        yield f"{use} model: {folder}"
     yield from _describe_device(resolved)
+    yield from _describe_teachers(resolved, tokenizer)
     samples = []
     with _stored(config) as buffer:
         for taskset in config.tasks:
@@ -246,6 +259,26 @@ def _describe_device(resolved: ResolvedRun) -> Iterator[str]:
         yield "explorer.engine_args.gpu_memory_utilization has no effect on this machine, which has no GPU: kv_cache_gib applies"
 
 
+def _describe_teachers(resolved: ResolvedRun, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
+    """Compare the teachers' tokenizers with the policy's, and ask a teacher's server for log-probabilities.
+
+    Raises:
+        ModelError, PluginError, ConfigError: see `check_teachers` and `open_teacher`.
+    """
+    check_teachers(resolved)
+    for key, folder in (("algorithm", resolved.teacher_folder), ("explorer", resolved.scoring_teacher_folder)):
+        if folder is not None:
+            yield f"{key}.teacher: {folder} has the policy's tokenizer"
+    teacher = resolved.config.explorer.teacher
+    if teacher is not None and teacher.endpoint is not None:
+
+        async def ask() -> None:
+            await (await open_teacher(resolved, tokenizer)).close()
+
+        asyncio.run(ask())
+        yield f"explorer.teacher: the server at {teacher.endpoint.url} scores the policy's tokens"
+
+
 def _describe_rollouts(
     resolved: ResolvedRun, samples: list[_Sample], tokenizer: PreTrainedTokenizerBase
 ) -> Iterator[str]:
@@ -253,7 +286,8 @@ def _describe_rollouts(
 
     Raises:
         RolloutsFailedError: a rollout fails.
-        ConfigError: a prompt or explorer.max_tokens does not fit the engine's context.
+        ConfigError: a prompt or explorer.max_tokens does not fit the engine's context, or the workflow does not record what the
+            algorithm reads.
     """
     check_max_tokens(resolved)
     for sample in samples:
@@ -272,6 +306,8 @@ def _describe_rollouts(
                 raise
             yield f"{error.what}; stages of pipelines.task may change or drop that task"
             continue
+        if sample.taskset in resolved.config.tasks:
+            check_recorded(resolved.algorithm, resolved.config.explorer, tried.recorded)
         rollouts = {task.task_key: (task, row.get("features") or {}, one.rollout) for task, row, one in tries}
         sample.rehearsed += rollouts.values()
         yield f"taskset {name}: a rollout with a stand-in for the model gets the reward {tried.rollout.reward:g}"

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import contextvars
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from rftcore.explorer.failures import place, user_frames
-from rftcore.explorer.workflow_loop import BlockedError, leave_behind, thread_stack
+from rftcore.explorer.workflow_loop import BlockedError, leave_behind
 from rftcore.workflows.chats import Message
 from rftcore.workflows.task import Model, Score, Scorer, Task, Turn
-from rftdata.user_code.async_raise import raise_in
+from rftdata.user_code.async_raise import RunningCall
 
 T = TypeVar("T")
 
@@ -71,31 +70,32 @@ async def run_plain(
 
     If the workflow does not end, its thread is left behind; see `leave_behind`.
     """
-    calls, done = _Calls(), concurrent.futures.Future[Any]()
+    calls, call, done = _Calls(), RunningCall(), concurrent.futures.Future[Any]()
 
     def scored(turn: Turn, task: Task) -> Score:
         return calls.wait(score(turn, task))
 
     def run() -> None:
-        # The exception may arrive just after the workflow has returned.
-        with contextlib.suppress(BlockedError):
-            try:
-                result = workflow(task, PlainModel(model, calls), scored, **arguments)
-            except BaseException as error:  # noqa: BLE001 - the future passes it on
-                done.set_exception(error)
-            else:
-                done.set_result(result)
+        try:
+            result = call.run(lambda: workflow(task, PlainModel(model, calls), scored, **arguments))
+        except BaseException as error:  # noqa: BLE001 - the future passes it on
+            done.set_exception(error)
+        else:
+            done.set_result(result)
 
     # In this context, so that calls of the thread belong to this rollout.
     thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), name="workflow", daemon=True)
     thread.start()
     try:
         # Shielded, because a cancelled future could not take the thread's result.
-        return await asyncio.shield(asyncio.wrap_future(done))
+        result = asyncio.wrap_future(done)
+        result.add_done_callback(
+            lambda ended: ended.cancelled() or ended.exception()
+        )  # not logged if nothing awaits it
+        return await asyncio.shield(result)
     except asyncio.CancelledError as error:
-        error.add_note(place(user_frames(thread_stack(thread))))
+        error.add_note(place(user_frames(call.stack())))
         calls.end()
-        if not done.done():
-            raise_in(thread.ident or 0, BlockedError)
-            leave_behind(thread)
+        call.interrupt(BlockedError)
+        leave_behind(call)
         raise

@@ -44,6 +44,13 @@ class Rehearsal:
     num_prompt_tokens: int | None
     rollout: Rollout
 
+    @property
+    def recorded(self) -> frozenset[str]:
+        """Names of the arrays that every sampled turn has."""
+        sequences = self.rollout.sequences
+        sampled = [frozenset(sequence.arrays) for sequence in sequences if sequence.behavior_logprobs is not None]
+        return frozenset.intersection(*sampled) if sampled else frozenset()
+
 
 class StandIn(Engine):
     """Answers every prompt with one text.

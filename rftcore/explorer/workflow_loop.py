@@ -11,17 +11,15 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import math
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rftcore.explorer.failures import as_traceback, place, user_frames
 from rftdata.user_code import held_lock_timer
-from rftdata.user_code.async_raise import raise_in
+from rftdata.user_code.async_raise import RunningCall
 
 T = TypeVar("T")
 
@@ -68,10 +66,12 @@ class WorkflowLoop:
         self._on_blocking, self._on_stuck = on_blocking, on_stuck
         self._loop = asyncio.new_event_loop()
         self._ticked = time.monotonic()
+        self._tick_lock = threading.Lock()
         self._closed = threading.Event()
         self._asked_left_at = 0.0
         self._report = None if report is None else _LockWatch(report, block_timeout_s + _LOCK_SLACK_S)
-        self._thread = threading.Thread(target=self._run, name="workflows", daemon=True)
+        self._call = RunningCall()
+        self._thread = threading.Thread(target=self._call.run, args=(self._run,), name="workflows", daemon=True)
         self._thread.start()
         self._watcher = threading.Thread(target=self._watch, name="workflow watch", daemon=True)
         self._watcher.start()
@@ -96,18 +96,18 @@ class WorkflowLoop:
         await asyncio.gather(*others, return_exceptions=True)
         self._loop.stop()
 
-    def _look_at_left_threads(self, now: float) -> None:
+    def _look_at_left_calls(self, now: float) -> None:
         if now - self._asked_left_at < _ASK_AGAIN_S:
             return
         self._asked_left_at = now
         with _left_lock:
-            _left[:] = [thread for thread in _left if thread.is_alive()]
-            alive = list(_left)
-        for thread in alive:
-            raise_in(thread.ident or 0, BlockedError)
-        if len(alive) > self._max_left:
-            frames = user_frames(thread_stack(alive[0]))
-            sentence = f"{len(alive)} rollouts of a plain workflow were timed out and cannot be stopped{place(frames)}"
+            _left[:] = [call for call in _left if not call.has_ended]
+            left = list(_left)
+        for call in left:
+            call.interrupt(BlockedError)
+        if len(left) > self._max_left:
+            frames = user_frames(left[0].stack())
+            sentence = f"{len(left)} rollouts of a plain workflow were timed out and cannot be stopped{place(frames)}"
             self._on_stuck(sentence, as_traceback(frames, sentence))
 
     def _run(self) -> None:
@@ -123,7 +123,9 @@ class WorkflowLoop:
 
     def _tick(self) -> None:
         try:
-            self._ticked = time.monotonic()
+            with self._tick_lock:
+                self._ticked = time.monotonic()
+                self._call.interrupt(None)  # one that was not raised in time must not reach another rollout
         finally:  # a late BlockedError may be raised here
             self._loop.call_later(_TICK_S, self._tick)
 
@@ -134,29 +136,28 @@ class WorkflowLoop:
             now = time.monotonic()
             if self._report is not None:
                 self._report.put_off(now)
-            self._look_at_left_threads(now)
-            seconds = now - self._ticked
+            self._look_at_left_calls(now)
+            ticked = self._ticked
+            seconds = now - ticked
             if seconds < NOTICEABLE_S:
-                if stopped_at is not None:
-                    raise_in(
-                        self._thread.ident or 0, None
-                    )  # an exception that was not raised in time must not hit another rollout
                 if noticed:
                     self._on_blocking("")
                 noticed, stopped_at = False, None
                 continue
-            frames = user_frames(thread_stack(self._thread))
+            frames = user_frames(self._call.stack())
             noticed = True
             self._on_blocking(f"{seconds:.0f} s{place(frames)}")
             if stopped_at is not None and now - stopped_at > _GRACE_S:
                 sentence = f"a workflow blocks its event loop for {seconds:.0f} s and cannot be stopped{place(frames)}"
                 self._on_stuck(sentence, as_traceback(frames, f"{sentence}; {TO_UNBLOCK}"))
             elif stopped_at is None and seconds > self._block_timeout_s:
-                stopped_at = now
-                raise_in(self._thread.ident or 0, BlockedError)
+                with self._tick_lock:
+                    if self._ticked == ticked:
+                        stopped_at = now
+                        self._call.interrupt(BlockedError)
 
 
-_left: list[threading.Thread] = []
+_left: list[RunningCall] = []
 _left_lock = threading.Lock()
 
 
@@ -196,13 +197,7 @@ class _LockWatch:
         self._path.unlink(missing_ok=True)
 
 
-def leave_behind(thread: threading.Thread) -> None:
-    """Raise `BlockedError` in a plain workflow's thread again and again until it ends."""
+def leave_behind(call: RunningCall) -> None:
+    """Raise `BlockedError` in a plain workflow again and again until it ends."""
     with _left_lock:
-        _left.append(thread)
-
-
-def thread_stack(thread: threading.Thread) -> traceback.StackSummary:
-    """Return the frames of another thread, outermost first; none if it has ended."""
-    frame = sys._current_frames().get(thread.ident or -1)
-    return traceback.StackSummary() if frame is None else traceback.extract_stack(frame)
+        _left.append(call)

@@ -27,6 +27,9 @@ from rftdata.progress import Failures, Snapshot, WorkerState
 from rftdata.workers import doing
 
 _BARS = "▁▂▃▄▅▆▇█"
+_SHOWN_METRICS = (
+    "loss", "grad_norm", "kl_reference", "clip_fraction", "entropy", "value_loss", "explained_variance", "pair_accuracy",
+)  # fmt: skip
 
 
 V = TypeVar("V", bound="View")
@@ -278,11 +281,7 @@ def _policy(snapshot: Snapshot) -> str:
 
 
 def _metrics(metrics: dict[str, Any]) -> str:
-    shown = [
-        name
-        for name in ("loss", "grad_norm", "kl", "clip_fraction", "entropy")
-        if isinstance(metrics.get(name), int | float)
-    ]
+    shown = [name for name in _SHOWN_METRICS if isinstance(metrics.get(name), int | float)]
     return ", ".join(f"{name.replace('_', ' ')} {metrics[name]:.3g}" for name in shown)
 
 

@@ -95,6 +95,8 @@ class TrainerRole:
         self.learner = Learner(
             str(self.model), config.trainer, resolved.algorithm, config.run.seed,
             temperature=config.explorer.temperature, total_steps=self.planned_steps,
+            teacher_path=None if resolved.teacher_folder is None else str(resolved.teacher_folder),
+            critic_path=None if resolved.critic_folder is None else str(resolved.critic_folder),
         )  # fmt: skip
         self._remove_abandoned_checkpoints()
         if attempt.checkpoint:

@@ -23,6 +23,7 @@ from rftdata.exchange.columns import REQUIRED, REQUIRED_OF_EXPERIENCE, Row, unpa
 from rftdata.exchange.formats import read
 from rftdata.experience import (
     SOURCES,
+    Baseline,
     Group,
     GroupOrigin,
     LabelRecord,
@@ -311,13 +312,17 @@ def _group(rows: list[Placed], prefix: str, parents: dict[int, int], batches: di
         )
         group = Group(
             list(rollouts.values()), source="import", taskset=prefix + first["taskset"], task_key=first["task_key"],
-            payload=json.loads(first["task_payload"]), origin=origin,
+            payload=json.loads(first["task_payload"]), origin=origin, baseline=_baseline(first["baseline"]),
         )  # fmt: skip
         validate((group,))
         encode([s for rollout in group.rollouts for s in rollout.sequences])
     except (RftError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise _bad(place, " ".join(str(error).split())) from error
     return group
+
+
+def _baseline(text: str | None) -> Baseline | None:
+    return None if text is None else Baseline(**json.loads(text))
 
 
 def _sequence(row: Row, parents: dict[int, int], batches: dict[int, int]) -> Sequence:

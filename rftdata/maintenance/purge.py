@@ -34,8 +34,8 @@ _CHUNK_BYTES = 256 * 2**20
 _WAIT_S = 600.0
 _CLOSING_S = 2.0
 _WITH_TEXTS = (
-    "rft.experience", "rft.group_prompt", "rft.rollout", "rft.task", "rft.evaluation_answer", "rft.verdict", "rft.operator_run",
-    "rft.score", "rft.review", "rft.task_verdict", "rft.task_score", "rft.task_embedding",
+    "rft.experience", "rft.group_prompt", "rft.group_baseline", "rft.rollout", "rft.task", "rft.evaluation_answer", "rft.verdict",
+    "rft.operator_run", "rft.score", "rft.review", "rft.task_verdict", "rft.task_score", "rft.task_embedding",
 )  # fmt: skip
 
 

@@ -84,14 +84,17 @@ def read_groups(
     )  # fmt: skip
     cuts = dict.fromkeys(group_ids, 0)
     good: list[Row] = []
-    failed: dict[str, tuple[list[Row], list[str]]] = {"screening": ([], []), "outcome": ([], [])}
+    failed: dict[str, tuple[list[Row], list[str]]] = {"screening": ([], []), "baseline": ([], []), "outcome": ([], [])}
     for row in rows:
         cuts[row["group_id"]] = max(cuts[row["group_id"]], row.pop("label_cut"))
         outcome, error, screened = row.pop("outcome"), row.pop("error"), row.pop("screened")
+        baseline_error = row.pop("baseline_error")
         if (
             screened is not None
         ):  # whatever its rewards are now, because the group lacks the rollouts that were not sampled
             stage, reason = "screening", screened
+        elif baseline_error is not None:
+            stage, reason = "baseline", baseline_error
         elif outcome == "ok" or row["reward"] is not None:  # a person may have given a failed rollout a reward
             good.append(row)
             continue

@@ -10,6 +10,7 @@ ORDER BY run_id, ordinal;
 -- values. The features of a task are those of its source and those set by hand.
 SELECT r.run_id, r.name AS run, g.group_id, g.group_size, coalesce(go.explore_step, g.explore_step) AS explore_step,
        t.taskset, t.task_key, t.payload::text AS task_payload, (coalesce(t.source_features, t.features) || t.manual_features)::text AS task_features,
+       (to_jsonb(b) - '{group_id, created_at, policy_version_min}'::text[])::text AS baseline,
        o.rollout_index, o.outcome::text AS outcome, o.reward AS rollout_reward, o.seconds, o.error,
        e.experience_id, e.turn_index, coalesce(eo.source, e.source)::text AS source, e.parent_id, gp.prompt, e.response,
        rft.chat(gp.messages, e.response_messages, e.response)::text AS messages,
@@ -28,6 +29,7 @@ JOIN rft.rollout o USING (group_id)
 LEFT JOIN rft.experience e ON e.rollout_id = o.rollout_id AND e.group_id = g.group_id
 LEFT JOIN rft.group_prompt gp ON gp.group_id = e.group_id AND gp.prompt_digest = e.prompt_digest
 LEFT JOIN rft.policy_version p ON p.policy_version_id = e.policy_version_min
+LEFT JOIN rft.group_baseline b ON b.group_id = g.group_id
 LEFT JOIN rft.group_origin go ON go.group_id = g.group_id
 LEFT JOIN rft.experience_origin eo ON eo.experience_id = e.experience_id
 LEFT JOIN rft.purged_experience x ON x.experience_id = e.experience_id

@@ -32,7 +32,7 @@ GROUP BY 1, 2;
 -- Number of groups by status; ready ones wait for the trainer.
 SELECT count(*) FILTER (WHERE status = 'planned') AS planned, count(*) FILTER (WHERE status = 'claimed') AS claimed,
        count(*) FILTER (WHERE status = 'sealed' AND left_by IS NULL) AS sealed,
-       (SELECT count(*) FROM rft.worklist WHERE consumer = 'trainer/' || %(run_id)s AND available) AS ready
+       (SELECT count(*) FROM rft.worklist WHERE consumer IN ('trainer/' || %(run_id)s, 'selection/' || %(run_id)s) AND available) AS ready
 FROM rft.rollout_group WHERE run_id = %(run_id)s AND status IN ('planned', 'claimed', 'sealed');
 
 -- name: group_totals

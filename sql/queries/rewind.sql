@@ -123,6 +123,10 @@ rollouts AS (
 prompts AS (
     INSERT INTO rft.group_prompt (group_id, prompt_digest, prompt, messages)
     SELECT p.group_id, o.prompt_digest, o.prompt, o.messages FROM rft.group_prompt o JOIN pairs p ON o.group_id = p.origin),
+baselines AS (
+    INSERT INTO rft.group_baseline
+    SELECT (jsonb_populate_record(NULL::rft.group_baseline, to_jsonb(b) || jsonb_build_object('group_id', p.group_id))).*
+    FROM rft.group_baseline b JOIN pairs p ON b.group_id = p.origin),
 experiences AS (
     INSERT INTO rft.experience (run_id, group_id, rollout_id, turn_index, source, parent_id, prompt_digest, response, response_messages,
         reward_sampled, reward, reward_final, reward_parts, metrics, policy_version_min, policy_version_max, num_prompt_tokens, num_response_tokens,

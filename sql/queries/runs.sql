@@ -116,3 +116,16 @@ back AS (
     RETURNING g.group_id)
 UPDATE rft.worklist w SET available = true FROM back
 WHERE w.consumer = 'trainer/' || %(run_id)s AND w.item_kind = 'group' AND w.item_id = back.group_id;
+
+-- name: insert_run_models
+-- Record the models with which a run starts or continues; those that are recorded already stay as they are. A folder that several
+-- checkpoints had is the newest one's.
+INSERT INTO rft.run_model (run_id, used_as, uri, checkpoint_id)
+SELECT %(run_id)s, m.used_as::rft.model_use, m.uri,
+       (SELECT max(c.checkpoint_id) FROM rft.checkpoint c WHERE c.uri = m.uri AND c.deleted_at IS NULL)
+FROM unnest(%(used_as)s::text[], %(uris)s::text[]) AS m (used_as, uri)
+ON CONFLICT DO NOTHING;
+
+-- name: models_of_run
+-- The models of a run.
+SELECT used_as::text AS used_as, uri, trained_by, trainer_step FROM rft.v_run_model WHERE run_id = %(run_id)s ORDER BY used_as, since, uri;

@@ -184,3 +184,15 @@ def test_pairs_of_what_was_purged_stand_no_more(stored: Buffer) -> None:
     assert stored.sql("SELECT stands FROM rft.v_pair ORDER BY pair_id")["stands"].to_pylist() == [False, True]
     with pytest.raises(QueryError, match=rf"names experience {first}, which was purged"):
         selecting(stored, "select pair_id from rft.preference_pair", "pairs")
+
+
+def test_a_group_with_a_purged_row_is_neither_selected_nor_drawn(stored: Buffer) -> None:
+    group = stored.sql("SELECT group_id FROM rft.experience ORDER BY experience_id LIMIT 1")["group_id"][0].as_py()
+    first = all_ids(stored)[0]
+    run = selecting(stored, f"select {group} as group_id", "groups")
+    with stored.attempt(run) as attempt:
+        purge.purge(stored, f"experience_id = {first}", reason="the law", author="ada")
+        with pytest.raises(PurgedError, match=rf"experience {first} of the run's stored selection was purged: the law"):
+            attempt.draw(1, 1, timeout_s=5)
+    with pytest.raises(QueryError, match=rf"group {group} contains experience {first}, which was purged"):
+        selecting(stored, f"select {group} as group_id", "again")

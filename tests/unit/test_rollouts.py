@@ -303,7 +303,9 @@ def test_plain_workflows_that_catch_everything_are_asked_again_and_reported_when
     def workflow(task: Task, model: PlainModel, score: Any) -> Score:
         while not stop.is_set():
             try:
-                sum(range(1000))
+                # The inner loop is for the test: an exception at an instruction outside the `try` would end the workflow.
+                while not stop.is_set():
+                    sum(range(1000))
             except BaseException:  # noqa: BLE001 - as a careless loop does
                 asked[0] += 1
         return Score(1.0)
