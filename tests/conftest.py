@@ -32,7 +32,7 @@ settings.load_profile("busy machine")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Processes side by side take the longest files first, so that they end together; one process keeps the order of the names."""
     if "PYTEST_XDIST_WORKER" in os.environ:
-        items.sort(key=lambda item: -durations.of_file(item.path))
+        items.sort(key=lambda item: durations.rank(item.path))
 
 
 @pytest.hookimpl(trylast=True)

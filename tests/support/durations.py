@@ -8,6 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 _TESTS = Path(__file__).resolve().parents[1]
+# The files that the processes begin with. Only one of them needs the session's warm-up and one its wheel, so that no process waits for another.
+_FIRST = ("acceptance/test_full_disk.py", "acceptance/test_first_hour.py", "acceptance/test_signals.py")
 _SECONDS = {
     "acceptance/test_full_disk.py": 572,
     "acceptance/test_first_hour.py": 450,
@@ -46,6 +48,7 @@ _SECONDS = {
 }
 
 
-def of_file(path: Path) -> int:
-    """Seconds of a test file's tests."""
-    return _SECONDS.get(path.relative_to(_TESTS).as_posix(), 0)
+def rank(path: Path) -> tuple[bool, int]:
+    """Sort key of a test file: the files to begin with, then by the seconds of their tests, longest first."""
+    name = path.relative_to(_TESTS).as_posix()
+    return name not in _FIRST, -_SECONDS.get(name, 0)
