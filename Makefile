@@ -5,6 +5,8 @@
 BIN := .venv/bin
 # Tests share small machines with the engines they start; threads that spin while waiting would starve them.
 export OMP_WAIT_POLICY ?= PASSIVE
+# Tests start some hundred Python processes. Without compiled modules each would compile the packages of the checkout again.
+unexport PYTHONDONTWRITEBYTECODE
 # Tests wait for engines and servers much of the time: three processes keep two cores busy. Those of a file stay together, since they
 # share what they start; the longest files come first (tests/support/durations.py).
 SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder

@@ -98,6 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--variants", default=",".join(VARIANTS), help="separated by commas")
     parser.add_argument("--seeds", default="0,1,2", help="separated by commas")
     parser.add_argument("--steps", type=int, default=ReplayBudget.steps, help="trainer steps of a run")
+    parser.add_argument("--learning-rate", type=float, default=ReplayBudget.learning_rate, help="of all variants")
     parser.add_argument(
         "--jobs", type=int, default=len(os.sched_getaffinity(0)), help="runs at a time, one thread each"
     )
@@ -109,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="a tiny course, to see that it runs")
     options = parser.parse_args(arguments)
     seeds = [int(seed) for seed in options.seeds.split(",")]
-    budget = ReplayBudget(steps=options.steps)
+    budget = ReplayBudget(steps=options.steps, learning_rate=options.learning_rate)
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         result = measure(

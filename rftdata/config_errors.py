@@ -51,7 +51,7 @@ def section_errors(
     for one in sorted(error.errors(include_url=False), key=lambda one: one["type"] not in _UNKNOWN):
         places.setdefault(_place(section, one["loc"])[0], []).append(one)
     found = [_section_error(section, place, errors, within) for place, errors in places.items()]
-    return [each.about(origin) for each in found] if origin else found  # type: ignore[misc]
+    return [each.about(origin) for each in found] if origin else found
 
 
 def _together(errors: Sequence[ConfigError]) -> ConfigError:

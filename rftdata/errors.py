@@ -6,7 +6,9 @@ class. Add a class only if callers need to distinguish it.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from typing import Self
 
 
 class RftError(Exception):
@@ -22,29 +24,34 @@ class RftError(Exception):
     exit_code = 1
 
     def __init__(self, what: str, *, value: object = None, allowed: str | None = None, todo: str | None = None) -> None:
+        super().__init__(what)
         self.what = what
         self.value = value
         self.allowed = allowed
         self.todo = todo
-        parts = [what if value is None else f"{what} (got {value!r})"]
-        if allowed:
-            parts.append(f"allowed: {allowed}")
-        if todo:
-            parts.append(todo)
-        text = "; ".join(part.rstrip(".") for part in parts)
-        super().__init__(text if text.endswith("?") else text + ".")
 
-    def about(self, subject: str) -> RftError:
+    def __str__(self) -> str:
+        parts = [self.what if self.value is None else f"{self.what} (got {self.value!r})"]
+        if self.allowed:
+            parts.append(f"allowed: {self.allowed}")
+        if self.todo:
+            parts.append(self.todo)
+        text = "; ".join(part.rstrip(".") for part in parts)
+        return text if text.endswith("?") else text + "."
+
+    def about(self, subject: str) -> Self:
         """Return the same error with its subject at the beginning."""
-        return _rebuild(type(self), f"{subject}: {self.what}", self.value, self.allowed, self.todo)
+        error = copy.copy(self)
+        error.what = f"{subject}: {self.what}"
+        return error
 
     def __reduce__(self) -> tuple[object, ...]:
-        # The default would call the class with the finished message. Ray and multiprocessing transfer errors this way.
-        return _rebuild, (type(self), self.what, self.value, self.allowed, self.todo)
+        # The default would call the class, which may require further arguments. Ray and multiprocessing transfer errors this way.
+        return _restored, (type(self), self.args), self.__dict__
 
 
-def _rebuild(cls: type[RftError], what: str, value: object, allowed: str | None, todo: str | None) -> RftError:
-    return cls(what, value=value, allowed=allowed, todo=todo)
+def _restored(cls: type[RftError], args: tuple[object, ...]) -> RftError:
+    return cls.__new__(cls, *args)
 
 
 class ConfigError(RftError):
@@ -122,23 +129,9 @@ class SegmentCorruptError(RftError):
     def naming(self, experience_ids: Sequence[int]) -> SegmentCorruptError:
         """Return the same error with the affected experiences."""
         rows = f"experiences {ranges(experience_ids)}" if experience_ids else "no experience"
-        return SegmentCorruptError(
-            f"{self.what} (it holds {rows})", segment_id=self.segment_id, experience_ids=experience_ids, value=self.value,
-            allowed=self.allowed, todo=self.todo,
-        )  # fmt: skip
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild_corrupt, (
-            self.what, self.value, self.allowed, self.todo, self.segment_id, self.experience_ids,
-        )  # fmt: skip
-
-
-def _rebuild_corrupt(
-    what: str, value: object, allowed: str | None, todo: str | None, segment_id: int, experience_ids: tuple[int, ...]
-) -> SegmentCorruptError:
-    return SegmentCorruptError(
-        what, segment_id=segment_id, experience_ids=experience_ids, value=value, allowed=allowed, todo=todo
-    )
+        error = copy.copy(self)
+        error.what, error.experience_ids = f"{self.what} (it holds {rows})", tuple(experience_ids)
+        return error
 
 
 def ranges(numbers: Sequence[int]) -> str:
@@ -177,15 +170,6 @@ class RolloutsFailedError(RftError):
         super().__init__(what, value=value, allowed=allowed, todo=todo)
         self.stack = stack
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild_rollouts_failed, (self.what, self.stack, self.value, self.allowed, self.todo)
-
-
-def _rebuild_rollouts_failed(
-    what: str, stack: str, value: object, allowed: str | None, todo: str | None
-) -> RolloutsFailedError:
-    return RolloutsFailedError(what, stack=stack, value=value, allowed=allowed, todo=todo)
-
 
 class TimeLimitError(RftError):
     """A function that did not return within its time limit.
@@ -206,18 +190,6 @@ class TimeLimitError(RftError):
         self.blocked = blocked
         self.subject = subject
         self.num_done = num_done
-
-    def about(self, subject: str) -> TimeLimitError:
-        copy = _rebuild(TimeLimitError, f"{subject}: {self.what}", self.value, self.allowed, self.todo)
-        copy.__dict__.update(self._place())
-        assert isinstance(copy, TimeLimitError)
-        return copy
-
-    def _place(self) -> dict[str, object]:
-        return {name: getattr(self, name) for name in ("stack", "blocked", "subject", "num_done")}
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.what, self.value, self.allowed, self.todo), self._place()
 
 
 def time_limit_behind(error: BaseException | None) -> TimeLimitError | None:

@@ -125,6 +125,7 @@ class Baseline:
     """The greedy rollout of a group: its reward is a baseline for the others, and it is not trained on. Fields as in `rft.group_baseline`.
 
     Attributes:
+        reward: with the rewards of its tokens, as algorithms count that of the other rollouts.
         response, messages, finish_reason: of its last turn.
         num_response_tokens: of all its turns.
         policy_version_min: None if this system did not sample it.
@@ -147,8 +148,12 @@ class Baseline:
         """Return what a group keeps of its greedy rollout."""
         last = rollout.sequences[-1] if rollout.sequences else None
         versions = [version for s in rollout.sequences for _, version in s.policy_spans]
+        of_tokens = sum(
+            float(s.arrays["token_rewards"].sum()) for s in rollout.sequences if "token_rewards" in s.arrays
+        )
+        reward = None if rollout.reward is None else rollout.reward + of_tokens
         return cls(
-            outcome=rollout.outcome, reward=rollout.reward, reward_parts=last.reward_parts if last else {},
+            outcome=rollout.outcome, reward=reward, reward_parts=last.reward_parts if last else {},
             response=last.response if last else "", messages=last.messages if last else None, num_turns=len(rollout.sequences),
             num_response_tokens=sum(len(s.token_ids) - s.num_prompt_tokens for s in rollout.sequences),
             finish_reason=last.finish_reason if last else "abort", policy_version_min=min(versions, default=None),

@@ -242,8 +242,8 @@ def _before(labels: Sequence[Row], batch: int) -> tuple[float | None, bool] | No
     stack: list[int] = []
     for label in labels:
         undone = _UNDO.match(label["reason"] or "")
-        gives_back = stack and (label["new_value"], label["final"]) == replaced(stack[-1])
-        if undone and gives_back and stack[-1] == int(undone[1]):
+        restores = stack and (label["new_value"], label["final"]) == replaced(stack[-1])
+        if undone and restores and stack[-1] == int(undone[1]):
             stack.pop()
         elif not stack or stack[-1] != label["label_batch_id"]:
             stack.append(label["label_batch_id"])

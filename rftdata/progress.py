@@ -141,7 +141,7 @@ class Progress:
             failures=self._commonest_failure(),
             metrics=steps[0]["metrics"] if steps else {},
             evaluations=records(FinishedEvaluation, self._rows("progress_evaluations")),
-            evaluations_open=self._row("open_evaluations")["open"],
+            evaluations_open=len(self._rows("open_evaluations")),
             open_reviews=self._row("num_open_reviews")["n"],
             workers=workers,
         )  # fmt: skip

@@ -86,5 +86,5 @@ class Run:
 
     def refreshed(self) -> Run:
         """Return the run as it is now."""
-        (row,) = self.database.fetch("run_by_id", run_id=self.run_id)
+        (row,) = self.database.fetch("find_run", run=str(self.run_id), by_name=False)
         return Run.of_row(self.database, self.folder.parent, row)

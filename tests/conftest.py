@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from hypothesis import HealthCheck, settings
 
 import rftdata
 from rftdata.config import BufferConfig
@@ -23,6 +24,9 @@ from tests.support.system_postgres import SystemServer
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 servers.mark_session()
+# On a busy machine examples take longer to generate and to run, which is no fault of the test.
+settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy machine")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -33,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Stop every embedded server that a test left, wherever it lies; the last process of the session does it for all."""
+    """Stop every embedded server that a test left running, in any folder; the session's last process does so for all."""
     if "PYTEST_XDIST_WORKER" not in os.environ and (left := servers.stop(servers.started())):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
         print(f"\nPostgreSQL servers of the tests that do not stop: {[process.pid for process in left]}")
@@ -41,10 +45,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def server_folders() -> Iterator[Path]:
-    """Where embedded servers of tests live: not below pytest's own folder.
+    """Folder of the tests' embedded servers, outside pytest's own folder.
 
-    Every pytest that starts takes the rights on that folder away from all but its user; as root, the servers of the other
-    pytests that run at the moment would lose their data folders.
+    Each pytest session removes other users' rights on that folder when it starts. As root, the servers of
+    other running sessions would lose access to their data folders.
     """
     with tempfile.TemporaryDirectory(prefix="rft-test-") as folder:
         yield Path(folder)

@@ -86,13 +86,13 @@ def show(buffer: str, runs: list[str], goal: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--buffer", default="./buffer", help="the buffer; ./buffer by default")
-    parser.add_argument("--goal", type=float, default=0.9, help="validation score of the column of rollouts")
+    parser.add_argument("--goal", type=float, default=0.7, help="validation score of the column of rollouts")
     parser.add_argument(
         "--set", dest="settings", action="append", default=[], help="setting of every run after the warm-ups"
     )
     options = parser.parse_args()
     buffer, common = options.buffer, options.settings
-    for name, size in (("teacher", (128, 3)), ("student", (64, 1))):
+    for name, size in (("teacher", (128, 3)), ("student", (64, 2))):
         folder = Path("models") / name
         if not folder.is_dir():
             subprocess.run([sys.executable, SORT / "make_model.py", folder, *map(str, size)], check=True)
@@ -108,7 +108,7 @@ def main() -> None:
     )  # fmt: skip
     train(
         buffer, "grpo", HERE / "distill.yaml", start, "explorer.teacher=null", "algorithm={name: grpo, group_size: 8}",
-        "trainer.batch_groups=8", *common,
+        "trainer.batch_groups=16", *common,
     )  # fmt: skip
     train(buffer, "distill-offline", HERE / "offline.yaml", start, *common)
     show(buffer, ["distill", "distill-jsd", "grpo", "distill-offline"], options.goal)

@@ -137,12 +137,12 @@ class _Isolator:
 
     def _set_rows_aside(self, table: pa.Table, error: StageError) -> None:
         """Drop rows of a table whose other rows run through the stages again and are counted then."""
-        self._note(error)
+        self._record(error)
         stage = error.run.stage if error.run else "chain"
         self._found.failed.update(table["experience_id"].to_pylist())
         self._found.add(Verdicts(dropped(table, stage, error.reason)))
 
-    def _note(self, error: StageError) -> None:
+    def _record(self, error: StageError) -> None:
         """Record the failure of a part that is retried in smaller parts. Other stages are recorded with those, so rows count once."""
         self._found.stages += [error.run] if error.run else []
 
@@ -199,7 +199,7 @@ class _Isolator:
         elif self._is_long(table) and not self._any_passes(table, error):
             self._set_aside(table, error)
         else:
-            self._note(error)
+            self._record(error)
             for half in np.array_split(units, 2):
                 part = _of(table, half)
                 failure = self._try(part)

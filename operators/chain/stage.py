@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 from collections.abc import Sequence
@@ -75,15 +74,9 @@ class StageError(OperatorError):
     """
 
     def __init__(
-        self,
-        what: str,
-        *,
-        value: object = None,
-        allowed: str | None = None,
-        todo: str | None = None,
-        run: StageRun | None = None,
-        stages: Sequence[StageRun] = (),
-    ) -> None:
+        self, what: str, *, value: object = None, allowed: str | None = None, todo: str | None = None,
+        run: StageRun | None = None, stages: Sequence[StageRun] = (),
+    ) -> None:  # fmt: skip
         super().__init__(what, value=value, allowed=allowed, todo=todo)
         self.run = run
         self.stages = list(stages)
@@ -94,26 +87,13 @@ class StageError(OperatorError):
         """The reason with which a row is dropped when the stage raised on it."""
         return f"{STAGE_FAILED}{self.what}"[:_MAX_REASON]
 
-    def __reduce__(self) -> tuple[object, ...]:
-        options: dict[str, Any] = {
-            "value": self.value,
-            "allowed": self.allowed,
-            "todo": self.todo,
-            "run": self.run,
-            "stages": self.stages,
-        }
-        return functools.partial(StageError, **options), (self.what,), {"scores": self.scores}
-
 
 def at(index: int, name: str, error: RftError) -> RftError:
     """Return the same error with the stage added to its message."""
-    kind = type(error) if isinstance(error, ConfigError) else OperatorError
-    return kind(
-        f"stage {index} of the pipeline ({name}): {error.what}",
-        value=error.value,
-        allowed=error.allowed,
-        todo=error.todo,
-    )
+    stage = f"stage {index} of the pipeline ({name})"
+    if isinstance(error, ConfigError):
+        return error.about(stage)
+    return OperatorError(f"{stage}: {error.what}", value=error.value, allowed=error.allowed, todo=error.todo)
 
 
 def identify(index: int, name: str, operator: Operator, options: RunOptions, before: Sequence[Stage]) -> Stage:

@@ -115,7 +115,7 @@ class AlgorithmConfig(Section):
     critic: CriticConfig | None = Field(None, description="A value model, for advantages that need one.")
     teacher: TeacherConfig | None = Field(
         None,
-        description="Model that a distillation imitates; without one, stored log-probabilities are read (teacher_logprobs).",
+        description="Model that a distillation imitates; without one, stored log-probabilities are read, which explorer.teacher gives.",
     )
     old_logprobs: Literal["behavior", "recomputed"] | None = Field(
         None,

@@ -40,7 +40,7 @@ def set_one(
 
     with opened(buffer, "rft label", schema="migrate") as found:
         batch = labels.set_rewards(found, {experience: reward}, author=by or author(), reason=reason, final=final)
-    _tell(batch, as_json)
+    _print_batch(batch, as_json)
 
 
 @app.command("import")
@@ -59,7 +59,7 @@ def import_file(
 
     with opened(buffer, "rft label", schema="migrate") as found:
         batch = labels.import_rewards(found, file, author=by or author(), reason=reason, final=final)
-    _tell(batch, as_json)
+    _print_batch(batch, as_json)
 
 
 @app.command("queue")
@@ -95,7 +95,7 @@ def undo(
 
     with opened(buffer, "rft label", schema="migrate") as found:
         done = labels.undo(found, batch, author=by or author(), reason=reason)
-    _tell(done, as_json)
+    _print_batch(done, as_json)
 
 
 @app.command("history")
@@ -130,7 +130,7 @@ def history(
         print("nothing was labelled in this buffer")
 
 
-def _tell(batch: LabelBatch, as_json: bool) -> None:
+def _print_batch(batch: LabelBatch, as_json: bool) -> None:
     from rftcore.cli.output import print_json
 
     if as_json:

@@ -31,7 +31,7 @@ class FailedSteps:
     max_failed_steps: int
     _stacks: dict[str, str] = field(default_factory=dict, init=False)
 
-    def note(self, text: str, stack: str) -> None:
+    def record(self, text: str, stack: str) -> None:
         """Keep the user's stack of a failure, by the failure's description."""
         if len(self._stacks) >= _MAX_STACKS:
             self._stacks.clear()

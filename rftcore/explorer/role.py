@@ -136,7 +136,7 @@ class Explorer:
             timeout_s=self.config.rollout_timeout_s,
             source=source,
             slots=asyncio.Semaphore(_ROLLOUTS_PER_SEQUENCE * resolved.engine(worker_index=0).max_num_seqs),
-            on_failure=self.failed_steps.note,
+            on_failure=self.failed_steps.record,
             has_baseline=resolved.has_greedy_baseline,
         )
         self.workflows = WorkflowLoop(

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 import ray
+from ray._private.node import Node
 from ray.exceptions import AuthenticationError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -103,7 +104,7 @@ def start_cluster() -> str:
     # "local" instead of None, because None joins any cluster that is still running on this machine.
     try:
         _probe(address)
-        with _processes_apart():
+        with _processes_apart(), _without_unused_processes():
             ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
     except (OSError, AuthenticationError) as error:
         if not address:
@@ -248,6 +249,21 @@ def _processes_apart() -> Iterator[None]:
         yield
     finally:
         apart = False
+
+
+@contextlib.contextmanager
+def _without_unused_processes() -> Iterator[None]:
+    """Start a local cluster without the autoscaler, the log monitor and the server of the dashboard.
+
+    A run uses none of them, and `ray.init` has no settings for this. Each is a Python process that imports Ray, which takes about a
+    second of a core, and `ray.init` waits for the server. A release of Ray without these methods starts what it wants.
+    """
+    unused = [name for name in ("start_monitor", "start_log_monitor", "start_api_server") if hasattr(Node, name)]
+    with contextlib.ExitStack() as restored:
+        for name in unused:
+            restored.callback(setattr, Node, name, getattr(Node, name))
+            setattr(Node, name, lambda *_, **__: None)
+        yield
 
 
 def _nodes() -> list[str]:

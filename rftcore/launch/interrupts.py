@@ -73,7 +73,7 @@ class Interrupts:
             yield
         except SystemExit:
             self._install()
-            self._note(signal.SIGTERM)
+            self._record(signal.SIGTERM)
         finally:
             self._install()
 
@@ -94,9 +94,9 @@ class Interrupts:
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, _: FrameType | None) -> None:
-        self._note(signal.Signals(number))
+        self._record(signal.Signals(number))
 
-    def _note(self, number: signal.Signals) -> None:
+    def _record(self, number: signal.Signals) -> None:
         now = time.monotonic()
         if self.first is None:
             self.first, self._at = number, now

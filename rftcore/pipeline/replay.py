@@ -105,7 +105,7 @@ def replay(
                 verdicts = without_people(chain, batch, known, patient=len(group_ids) > 1 or not passed)
             passed = len(verdicts.failed) < verdicts.decisions.num_rows
             commit_replay(run, worker.worker_id, name, batch, verdicts)
-            _note(done, batch, verdicts)
+            _record(done, batch, verdicts)
             report(done)
             after = group_ids[-1]
         chain.close()
@@ -157,7 +157,7 @@ def _answered(table: pa.Table, answers: dict[int, dict[str, str]]) -> pa.Table:
     return table.set_column(table.column_names.index("reviews"), "reviews", pa.array(reviews, pa.string()))
 
 
-def _note(done: Replayed, batch: SealedBatch, verdicts: Verdicts) -> None:
+def _record(done: Replayed, batch: SealedBatch, verdicts: Verdicts) -> None:
     done.num_groups += len(batch.group_ids)
     done.num_experiences += verdicts.decisions.num_rows
     done.num_not_made += len(verdicts.created)

@@ -41,10 +41,10 @@ def train_batch(batch: Batch, algorithm: Algorithm) -> TrainBatch:
             f"experience {missing[0]} was drawn without a reward",
             todo="set its reward, or add a stage that drops such rows",
         )
-    if algorithm.reads_stored_teacher:
-        _refuse_missing_teacher(batch)
     tokens: dict[str, Any] = {name: (partial(batch.padded, name), offsets) for name in PER_TOKEN if batch.has(name)}
-    columns = {column: _one_each(batch, column) for column in algorithm.columns | algorithm.optional_columns}
+    columns = {
+        column: _one_each(batch, column) for column in (*sorted(algorithm.columns), *sorted(algorithm.optional_columns))
+    }
     given = {column: numbers for column, numbers in columns.items() if numbers[1].any()}
     found = TrainBatch.from_packed(
         token_ids=(partial(batch.padded, "token_ids"), offsets),
@@ -101,15 +101,4 @@ def _refuse_missing(
             f"{len(rows)} of {len(batch)} experiences of step {batch.step} have no {column.replace('_', ' ')} ({what}), which "
             f"{algorithm.name} reads; the first is experience {batch.rows['experience_id'][rows[0]].as_py()}",
             todo=how,
-        )
-
-
-def _refuse_missing_teacher(batch: Batch) -> None:
-    values = batch.arrays("teacher_logprobs") if batch.has("teacher_logprobs") else [None] * len(batch)
-    rows = [row for row, value in enumerate(values) if value is None]
-    if rows:
-        raise RoleFailedError(
-            f"{len(rows)} of {len(batch)} experiences of step {batch.step} have no log-probabilities of a teacher; the first is experience "
-            f"{batch.rows['experience_id'][rows[0]].as_py()}",
-            todo="set algorithm.teacher to the folder of a model, or store them in the workflow: turn.record(teacher_logprobs=…)",
         )

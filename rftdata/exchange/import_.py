@@ -322,8 +322,7 @@ def _group(rows: list[Placed], prefix: str, parents: dict[int, int], batches: di
 
 
 def _baseline(text: str | None) -> Baseline | None:
-    """Build the greedy rollout of a group from its JSON. Its policy version is another buffer's, so none of ours counts as its sampler."""
-    return None if text is None else Baseline(**{**json.loads(text), "policy_version_min": None})
+    return None if text is None else Baseline(**json.loads(text))
 
 
 def _sequence(row: Row, parents: dict[int, int], batches: dict[int, int]) -> Sequence:

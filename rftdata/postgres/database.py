@@ -112,7 +112,7 @@ class Database:
                 "application_name": application,
                 "connect_timeout": 10,
             },
-            configure=self._note,
+            configure=self._register,
         )
         try:
             with translated(uri), psycopg.connect(uri, connect_timeout=10) as connection:
@@ -136,7 +136,7 @@ class Database:
     def close(self) -> None:
         self._pool.close()
 
-    def _note(self, connection: Connection) -> None:
+    def _register(self, connection: Connection) -> None:
         with self._connections_lock:
             self._connections.add(connection)
 

@@ -230,11 +230,11 @@ class EmbeddedServer:
                     self._start(lock)
                 elif self.listen:
                     self._check_listens(self.listen)
-                note = self.folder / "host"
-                if not note.exists():
+                host_file = self.folder / "host"
+                if not host_file.exists():
                     self._create_database()  # the first start, or one after a start that failed before this
-                if not note.exists() or note.read_text() != socket.gethostname():
-                    write_whole(note, socket.gethostname())
+                if not host_file.exists() or host_file.read_text() != socket.gethostname():
+                    write_whole(host_file, socket.gethostname())
                 self._settle_idle_stop(started=lock is not None, until_stopped=until_stopped)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -285,9 +285,9 @@ class EmbeddedServer:
         return binary_dir() / name
 
     def _check_host(self) -> None:
-        note = self.folder / "host"
-        if note.exists() and self.exists() and self._postmaster_pid() is not None:
-            host = note.read_text().strip()
+        host_file = self.folder / "host"
+        if host_file.exists() and self.exists() and self._postmaster_pid() is not None:
+            host = host_file.read_text().strip()
             if host and host != socket.gethostname():
                 raise BufferUnavailableError(
                     f"the embedded buffer in {self.folder} was started on the machine {host!r} and may still run there",

@@ -128,19 +128,19 @@ class Compactor:
         grace_s: time without writes after which a file's writer is assumed to be gone, and time for which a retired file stays.
         min_files: small files are merged when there are at least this many.
         alone: no other process has the buffer open, so there are no readers to wait for.
-        note: called with the name of each step before it.
+        on_step: called with the name of each step before it.
     """
 
     def __init__(
         self, database: Database, store: SegmentStore, *, grace_s: float = DEFAULT_GRACE_S, min_files: int = 2,
-        alone: bool = False, note: Callable[[str], None] = lambda step: None,
+        alone: bool = False, on_step: Callable[[str], None] = lambda step: None,
     ) -> None:  # fmt: skip
         self._database = database
         self._store = store
         self._grace_s = grace_s
         self._alone = alone
         self._min_files = min_files
-        self._note = note
+        self._on_step = on_step
         self._unreadable: set[int] = set()
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> CompactionReport | None:
@@ -218,13 +218,13 @@ class Compactor:
         """Empty files one after the other; each is moved and retired in its own transaction."""
         if not uris:
             return
-        self._note("close")
+        self._on_step("close")
         close_files(self._database, uris)
         with contextlib.closing(self._store.appender()) as appender:
             for uri in uris:
                 if stop():
                     return
-                self._note("copy")
+                self._on_step("copy")
                 rows = self._database.fetch("segments_of_file", uri=uri)
                 moves = []
                 for row in rows:
@@ -238,13 +238,13 @@ class Compactor:
                         # The segment stays in its file, and the file stays, so that it can be restored there.
                         self._unreadable.add(address.segment_id)
                         report.damaged.append(str(error))
-                self._note("sync")
+                self._on_step("sync")
                 appender.sync()
-                self._note("move")
+                self._on_step("move")
                 with self._database.transaction() as connection:
                     moved = commit_moves(connection, moves) if moves else set()
                     retired = fetch(connection, "retire_empty_files", uris=[uri])
-                self._note("moved")
+                self._on_step("moved")
                 report.files_merged += len(retired)
                 report.segments_moved += len(moved)
                 report.bytes_moved += sum(move.copy.length_bytes for move in moves)
@@ -260,7 +260,7 @@ class Compactor:
                 continue
             size = close_files(self._database, [uri])[uri]
             if stored[uri].size_bytes > size:
-                self._note("cut")
+                self._on_step("cut")
                 if self._was_purged():
                     self._store.erase(uri, size, stored[uri].size_bytes - size)
                 self._store.cut(uri, size)
@@ -276,7 +276,7 @@ class Compactor:
         unknown = self._database.fetch("unknown_files", uris=old) if old else []
         if not unknown:
             return
-        self._note("bury")
+        self._on_step("retire")
         # Excludes a file that a late commit has named meanwhile.
         buried = self._database.fetch("bury_orphans", uris=[row["uri"] for row in unknown if not row["was_removed"]])
         orphans = [row["uri"] for row in buried] + [row["uri"] for row in unknown if row["was_removed"]]
@@ -300,12 +300,12 @@ class Compactor:
     def _remove(self, uris: Sequence[str], stored: dict[str, StoredFile], report: CompactionReport) -> None:
         if not uris:
             return
-        self._note("remove")
+        self._on_step("remove")
         if self._was_purged():
             for uri in [uri for uri in uris if uri in stored]:
                 self._store.erase(uri, 0, stored[uri].size_bytes)
         report.bytes_freed += self._store.remove(uris)
-        self._note("forget")
+        self._on_step("forget")
         self._database.run("forget_files", uris=list(uris))
 
 

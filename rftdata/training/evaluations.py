@@ -137,17 +137,17 @@ def plan_evaluations(
 
 def is_evaluation_planned(run: Run) -> bool:
     """Return whether an evaluation waits for an explorer."""
-    return bool(run.database.fetch("planned_evaluations", run_id=run.run_id)[0]["planned"])
+    return any(row["is_planned"] for row in run.database.fetch("open_evaluations", run_id=run.run_id))
 
 
 def num_open_evaluations(run: Run) -> int:
     """Return the number of evaluations that are planned or being answered."""
-    return int(run.database.fetch("open_evaluations", run_id=run.run_id)[0]["open"])
+    return len(run.database.fetch("open_evaluations", run_id=run.run_id))
 
 
 def weights_of_open_evaluations(run: Run) -> set[str]:
     """Return the weights that planned evaluations and those being answered still need."""
-    return {row["uri"] for row in run.database.fetch("weights_of_open_evaluations", run_id=run.run_id)}
+    return {row["uri"] for row in run.database.fetch("open_evaluations", run_id=run.run_id)}
 
 
 def failed_evaluations(run: Run) -> list[Evaluation]:

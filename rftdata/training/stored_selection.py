@@ -203,13 +203,15 @@ def _check_columns(names: Sequence[str], *, with_priority: bool) -> None:
             "sampling.source must return one column of ids", value=", ".join(names), allowed=f"{_ALLOWED}; and {PRIORITY} beside it",
             todo=_TODO,
         )  # fmt: skip
-    if (PRIORITY in names) != with_priority:
+    if PRIORITY in names and not with_priority:
         raise QueryError(
-            "sampling.source returns priorities, and sampling.order does not use them" if PRIORITY in names
-            else "sampling.order: prioritized needs the priority of each row", value=", ".join(names),
-            allowed=f"a column {PRIORITY} with sampling.order: prioritized, and none without",
-            todo=f"set sampling.order: prioritized, or remove the column {PRIORITY}" if PRIORITY in names
-            else f"select a number as {PRIORITY}, for example: select group_id, std_reward as {PRIORITY} from rft.v_group",
+            "sampling.source returns priorities, and sampling.order does not use them", value=", ".join(names), allowed=ids[0],
+            todo=f"set sampling.order: prioritized, or remove the column {PRIORITY}",
+        )  # fmt: skip
+    if PRIORITY not in names and with_priority:
+        raise QueryError(
+            "sampling.order: prioritized needs the priority of each row", value=", ".join(names), allowed=f"{ids[0]}, {PRIORITY}",
+            todo=f"select a number as {PRIORITY}, for example: select group_id, std_reward as {PRIORITY} from rft.v_group",
         )  # fmt: skip
 
 

@@ -69,17 +69,9 @@ FROM (
     ORDER BY e.trainer_step, e.taskset, e.evaluation_id DESC) newest
 GROUP BY trainer_step HAVING count(*) = cardinality(%(tasksets)s::text[]);
 
--- name: planned_evaluations
--- Whether an evaluation of a run is waiting for an explorer.
-SELECT EXISTS (SELECT FROM rft.evaluation WHERE run_id = %(run_id)s AND status = 'planned') AS planned;
-
 -- name: open_evaluations
--- Number of unfinished evaluations of a run.
-SELECT count(*) AS open FROM rft.evaluation WHERE run_id = %(run_id)s AND status IN ('planned', 'claimed');
-
--- name: weights_of_open_evaluations
--- The weights that unfinished evaluations of a run still need.
-SELECT DISTINCT uri FROM rft.evaluation WHERE run_id = %(run_id)s AND status IN ('planned', 'claimed');
+-- Unfinished evaluations of a run, with the weights that they still need.
+SELECT status = 'planned' AS is_planned, uri FROM rft.evaluation WHERE run_id = %(run_id)s AND status IN ('planned', 'claimed');
 
 -- name: failed_evaluations
 -- The failed evaluations of a run's current attempt.

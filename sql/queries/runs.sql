@@ -19,10 +19,6 @@ RETURNING *;
 -- The run of an id, or by_name of a name or an id, the name first.
 SELECT * FROM rft.run WHERE run_id::text = %(run)s OR (%(by_name)s AND name = %(run)s) ORDER BY name = %(run)s DESC;
 
--- name: run_by_id
--- The run of an id.
-SELECT * FROM rft.run WHERE run_id = %(run_id)s;
-
 -- name: runs
 -- Runs, newest first: all or those of a configured name, with or without imported ones, all or those with a live process. The name in the
 -- configuration decides, because the run's own name may be numbered, but so may another experiment's; a run stored without a

@@ -94,10 +94,9 @@ UPDATE rft.run SET source_sql = %(sql)s, source_kind = %(kind)s, source_rows = %
 WHERE run_id = %(run_id)s RETURNING *;
 
 -- name: queue_selection
--- Fill the run's queue: one row per item, in the shuffled order of the first epoch, or at the time of its first draw by weight.
+-- Fill the run's queue: one row per item, at the time of its first draw. Policy age does not count.
 INSERT INTO rft.worklist (consumer, item_kind, item_id, sort_key, policy_step, draw_weight, draw_key)
-SELECT 'selection/' || r.run_id, r.source_kind, i.item_id, rft.selection_key(r.seed, 0, i.item_id), 2147483647, i.weight,
-       CASE WHEN r.source_weighted THEN rft.selection_time(r.seed, i.item_id, 0, i.weight) ELSE 0 END
+SELECT 'selection/' || r.run_id, r.source_kind, i.item_id, 0, 2147483647, i.weight, rft.selection_time(r.seed, 0, i.item_id, i.weight)
 FROM rft.run r, unnest(%(item_ids)s::bigint[], %(weights)s::double precision[]) AS i (item_id, weight) WHERE r.run_id = %(run_id)s;
 
 -- name: analyze_worklist

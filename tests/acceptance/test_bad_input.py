@@ -316,7 +316,7 @@ def test_check_deep_finds_what_a_run_would_stumble_over(
     assert "is valid" not in result.stderr and "secret" not in result.stderr
 
 
-def test_a_stage_that_fails_on_every_row_ends_the_run_and_a_mended_one_goes_on(
+def test_a_stage_that_fails_on_every_row_ends_the_run_and_a_corrected_one_continues(
     place: Place, server_folders: Path, tmp_path: Path
 ) -> None:
     # It binds, so that only the rows show what is wrong with it.

@@ -23,7 +23,7 @@ def run(rft: Rft, warm: Warm, buffer: Path, chain: list[object]) -> None:
     rft("run", EXAMPLE / "grpo.yaml", "--plain", "--buffer", buffer, *options)
 
 
-def test_a_chain_that_drops_everything_ends_with_skipped_steps_that_say_why(
+def test_a_chain_that_drops_everything_ends_with_skipped_steps_and_their_reason(
     rft: Rft, warm: Warm, tmp_path: Path
 ) -> None:
     run(rft, warm, tmp_path / "buffer", [{"sql": "SELECT * FROM batch WHERE false"}])

@@ -168,7 +168,7 @@ def test_a_prompt_that_does_not_fit_is_refused_alone(engine: Engine) -> None:
     assert isinstance(answered, Generation)
 
 
-def test_a_cancelled_request_leaves_and_the_others_go_on(engine: Engine) -> None:
+def test_a_cancelled_request_leaves_and_the_others_continue(engine: Engine) -> None:
     prompt = engine.tokenizer.encode("u:8+1=\na:")
 
     async def sample() -> Generation:

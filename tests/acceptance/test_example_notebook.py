@@ -44,7 +44,7 @@ def folder(server_folders: Path) -> Iterator[Path]:
         EmbeddedServer(buffer).stop()
 
 
-def test_the_notebook_writes_a_buffer_and_goes_on_to_a_training_batch(folder: Path) -> None:
+def test_the_notebook_writes_a_buffer_and_continues_to_a_training_batch(folder: Path) -> None:
     output = run(folder)
     assert "experiences and tokens: (64, 39) trained on: " in output
     buffer = folder / "notebook-buffer"

@@ -12,7 +12,7 @@ from rftdata.postgres.embedded import EmbeddedServer
 EXAMPLE = Path(__file__).parents[2] / "examples" / "python_api"
 
 
-def test_the_walk_through_prints_what_its_readme_says(server_folders: Path) -> None:
+def test_the_walk_through_prints_what_its_readme_states(server_folders: Path) -> None:
     script = (
         "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__');"
         "assert not {'torch', 'ray', 'vllm', 'transformers'} & set(sys.modules)"

@@ -187,7 +187,7 @@ def test_the_model_is_warmed_up_on_a_file_of_chats(place: Place) -> None:
     place.model = checkpoint["uri"]
 
 
-def test_a_person_reviews_while_grpo_trains_and_a_killed_trainer_goes_on(place: Place) -> None:
+def test_a_person_reviews_while_grpo_trains_and_a_killed_trainer_continues(place: Place) -> None:
     model = f"model.path={place.model}"
     run = place.start("run", "grpo.yaml", "--plain", "--set", model)
     try:
@@ -215,7 +215,7 @@ def test_a_person_reviews_while_grpo_trains_and_a_killed_trainer_goes_on(place: 
     assert shaped[0]["n"] >= 4 * STEPS
 
 
-def test_a_reward_is_corrected_by_sql_and_the_history_says_so(place: Place) -> None:
+def test_a_reward_is_corrected_by_sql_and_the_history_reports_it(place: Place) -> None:
     [row] = place.rows(
         "select min(experience_id) as experience_id from rft.v_experience where run = 'sums' and state like '%drawn%' and reward < 1"
     )
@@ -228,7 +228,7 @@ def test_a_reward_is_corrected_by_sql_and_the_history_says_so(place: Place) -> N
     ) == [{"reward": 1.0}]
 
 
-def test_a_fork_goes_on_from_an_earlier_step_with_other_stages(place: Place) -> None:
+def test_a_fork_continues_from_an_earlier_step_with_other_stages(place: Place) -> None:
     stages = "pipelines.experience=[{./stages.py:to_the_point: {cost: 0.05}}, {drop_zero_variance_groups: {}}]"
     printed = place.rft("run", "--resume", "sums", "--at-step", 2, "--fork", "dearer", "--set", stages, "--plain")
     assert "dearer begins at step 2" in printed
@@ -329,7 +329,7 @@ def test_one_paragraph_refuses(mistake: str, place: Place) -> None:
     assert place.rows("select name from rft.run order by 1") == known
 
 
-def test_a_misspelt_attribute_in_the_reward_ends_the_run_and_a_second_run_of_one_name_says_so(place: Place) -> None:
+def test_a_misspelt_attribute_in_the_reward_ends_the_run_and_a_second_run_of_one_name_reports_it(place: Place) -> None:
     done = place.call(
         "rft", "run", "grpo.yaml", "--plain", "--set", "explorer.reward=./mistakes.py:misspelt", "--set", "explorer.max_refill=4",
         *UNREVIEWED,

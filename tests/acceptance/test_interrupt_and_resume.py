@@ -102,7 +102,7 @@ def test_a_run_does_not_end_when_its_database_is_killed(walk: Walk) -> None:
 
 
 @pytest.mark.parametrize("victim", ["explorer", "pipeline", "trainer"])
-def test_a_run_goes_on_after_kill_9_of_the(victim: str, walk: Walk) -> None:
+def test_a_run_continues_after_kill_9_of_the(victim: str, walk: Walk) -> None:
     walk.begin_or_resume()
     os.kill(walk.pid_of(victim), signal.SIGKILL)
     code, output = walk.end()
@@ -121,7 +121,7 @@ def test_a_run_ends_when_its_database_is_stopped(walk: Walk, rft: Rft) -> None:
     assert "Traceback" not in output
 
 
-def test_a_run_goes_on_after_ctrl_c(walk: Walk) -> None:
+def test_a_run_continues_after_ctrl_c(walk: Walk) -> None:
     process = walk.begin_or_resume()
     os.kill(process.pid, signal.SIGINT)
     code, output = walk.end()
@@ -135,7 +135,7 @@ def test_a_run_goes_on_after_ctrl_c(walk: Walk) -> None:
     assert last["trained"] == last["kept"]
 
 
-def test_a_run_goes_on_after_kill_9_of_the_supervisor(walk: Walk) -> None:
+def test_a_run_continues_after_kill_9_of_the_supervisor(walk: Walk) -> None:
     walk.begin_or_resume()
     os.kill(walk.pid_of("supervisor"), signal.SIGKILL)
     code, output = walk.end()

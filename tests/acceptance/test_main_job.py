@@ -99,7 +99,7 @@ def test_every_drop_left_a_verdict_and_was_refilled(finished: Path) -> None:
     assert {"drop_truncated", "text_length_filter", "drop_zero_variance_groups", "sql"} <= stages
 
 
-def test_each_step_trained_on_as_many_groups_as_configured_unless_it_says_why(finished: Path) -> None:
+def test_each_step_trained_on_as_many_groups_as_configured_unless_it_states_why(finished: Path) -> None:
     short = rows(finished, "select trainer_step from rft.v_train_step where num_groups <> 16 and reason is null")
     assert short == []
 

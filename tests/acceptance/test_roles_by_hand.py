@@ -45,7 +45,7 @@ def buffer(tmp_path: Path) -> Iterator[Path]:
 
 
 def wait_for_worker(buffer: Path, role: str, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         assert process.poll() is None, f"the {role} ended:\n{process.communicate()[0]}"
         if (buffer / "host").exists():  # before that its server is being made

@@ -107,7 +107,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
 
 
 def wait_for_node(node: subprocess.Popen[bytes], said: Path) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while "Ray runtime started" not in said.read_text():
         assert node.poll() is None and time.monotonic() < deadline, said.read_text()
         time.sleep(0.2)
@@ -120,7 +120,7 @@ def stop_node(node: subprocess.Popen[bytes]) -> None:
     for process in (*its_own, node):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    node.wait(timeout=30)
+    node.wait(timeout=120)
 
 
 @pytest.fixture(scope="module")

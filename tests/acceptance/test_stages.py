@@ -46,7 +46,9 @@ def chain(warm: Warm, tmp_path: Path) -> Path:
     return file
 
 
-def test_a_failure_stops_the_chain_and_resume_goes_on_in_the_right_stage(rft: Rft, chain: Path, tmp_path: Path) -> None:
+def test_a_failure_stops_the_chain_and_resume_continues_in_the_right_stage(
+    rft: Rft, chain: Path, tmp_path: Path
+) -> None:
     buffer = tmp_path / "buffer"
     failed = rft("run", chain, "--plain", check=False)
     assert failed.returncode not in (0, None) and "the reward is broken" in failed.stdout + failed.stderr

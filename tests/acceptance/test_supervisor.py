@@ -98,7 +98,7 @@ def test_a_role_that_does_not_stop_after_ctrl_c_is_killed_and_the_run_counts_as_
     assert run == [{"status": "interrupted", "outcome": "stopped by a person"}]
 
 
-def test_a_role_that_fails_when_the_run_has_finished_takes_nothing_away_from_it(folder: Path) -> None:
+def test_a_role_that_fails_when_the_run_has_finished_does_not_change_its_result(folder: Path) -> None:
     process = start(folder, "steps=2", "explorer.engine=./engines.py:Clumsy")
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 0, output

@@ -119,7 +119,7 @@ class Trainers:
             connection.execute(BLOCK.format(table=table, step=step))
             process = self.start(name)
             blocked = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND datname = current_database()"
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + 300
             while not (found := connection.execute(blocked).fetchall()):
                 assert process.poll() is None, process.stdout and process.stdout.read()
                 assert time.monotonic() < deadline

@@ -153,7 +153,7 @@ def test_an_idle_engine_uses_no_processor_time(live: Live) -> None:
     assert time.process_time() - before < 0.2
 
 
-def test_a_response_ends_at_the_limit_or_by_itself_and_says_which(live: Live) -> None:
+def test_a_response_ends_at_the_limit_or_by_itself_and_states_which(live: Live) -> None:
     _, generations = live.sample(16, Decoding(max_tokens=4))
     for generation in generations:
         assert generation.finish_reason in ("stop", "length")

@@ -21,7 +21,7 @@ _PER_READ = 2000
 
 @dataclass
 class Findings:
-    """What is wrong, and how much was looked at.
+    """The errors found, and how much was examined.
 
     Attributes:
         lives: processes that got to their first claim, the slowest first: `seconds` it took, `parts` of them (`stopwatch`), `by` whom.
@@ -184,7 +184,7 @@ def _nothing_waits_for_ever(buffer: Buffer, findings: Findings) -> None:
 
 
 def _checkpoints_hold_what_was_drawn(buffer: Buffer, committed: list[dict[str, Any]], findings: Findings) -> None:
-    """What a checkpoint's weights were really trained on, as its own file says, against the draws of its history."""
+    """Compare what a checkpoint's weights were trained on, according to its own file, with the draws of its history."""
     known = set(buffer.sql("SELECT checkpoint_id FROM rft.checkpoint")["checkpoint_id"].to_pylist())
     findings.lost += [
         f"checkpoint {note['checkpoint_id']}, acknowledged, is not there"

@@ -1,4 +1,4 @@
-"""What the run of the crash tests is made of: an engine whose answers are all different and carry their own proof.
+"""Plug-ins of the crash tests' run: an engine whose answers are all different and contain their own proof.
 
 Nothing is computed that takes time, so that processes spend theirs in the buffer: every answer is random text, its reward and the
 log-probability of each of its tokens are functions of that text. A reader of a row can therefore check whether its arrays, its text and its

@@ -1,6 +1,6 @@
-"""What a life waits for between its start and the buffer's first answer to its request for work.
+"""Measure what a process waits for between its start and the buffer's first answer to its request for work.
 
-Time is counted by phase (opens the buffer, takes the run, …) and, inside a phase, by wait: a connection, a named query, what a role says it
+Time is counted by phase (opens the buffer, takes the run, …) and, inside a phase, by wait: a connection, a named query, what a role reports that it
 waits for, a pause, a program, a file lock. The rest of a phase is computing, or waiting for a processor. Only the outermost phase and
 the outermost wait count, so that the parts of a life add up to its seconds. Threads of their own (heartbeat, lease) are not counted: they
 start with an empty context.

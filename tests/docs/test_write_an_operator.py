@@ -28,7 +28,7 @@ def stages() -> list[dict[str, Any]]:
     return [entry for block in blocks for entry in yaml.safe_load(block)]
 
 
-def test_the_stages_of_the_page_do_what_it_says(folder: Path) -> None:
+def test_the_stages_of_the_page_do_what_it_states(folder: Path) -> None:
     responses = ["Yes.", "I am Sorry.", "x" * 201, "Why? What? Who?", "Is it? Yes, four."]
     result = build_chain(stages(), folder).run(batch_of_groups([1] * 5, response=responses))
     assert result.decisions["reason"].to_pylist() == [

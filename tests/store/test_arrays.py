@@ -149,7 +149,7 @@ def test_tokens_beyond_32_bits_are_refused(buffer: Buffer, run: Run) -> None:
         writer.insert(bad)
 
 
-def test_log_probabilities_that_nobody_sampled_are_not_zero_but_unknown(buffer: Buffer, run: Run) -> None:
+def test_log_probabilities_that_were_not_sampled_are_unknown_instead_of_zero(buffer: Buffer, run: Run) -> None:
     demonstration = Group(
         [Rollout(0, "ok", 1.0, [tokens(behavior_logprobs=None)])], source="human", taskset="t", task_key="k"
     )

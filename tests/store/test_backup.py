@@ -66,7 +66,7 @@ def contents(buffer: Buffer) -> dict[str, list[str]]:
     }
 
 
-def test_a_restored_buffer_is_the_same_and_goes_on(trained: Buffer, tmp_path: Path, restored_folder: Path) -> None:
+def test_a_restored_buffer_is_the_same_and_continues(trained: Buffer, tmp_path: Path, restored_folder: Path) -> None:
     manifest = backup.back_up(trained, tmp_path / "backup")
     assert manifest.num_experiences == 4 and manifest.segment_bytes > 0
     with backup.restore(tmp_path / "backup", BufferConfig(uri=str(restored_folder))) as restored:
@@ -178,7 +178,7 @@ def test_the_verbs(
     assert not (tmp_path / "s").exists() and not (tmp_path / "new").exists()
 
 
-def test_a_failure_of_pg_dump_is_told_without_the_password_and_leaves_nothing(
+def test_a_failure_of_pg_dump_is_reported_without_the_password_and_leaves_nothing(
     trained: Buffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PGOPTIONS", "-c default_transaction_isolation=nonsense")

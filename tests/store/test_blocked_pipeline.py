@@ -126,7 +126,7 @@ def test_a_worker_ends_with_a_report_and_the_next_decides_on_what_is_left(
 
 
 @pytest.mark.timeout(240)
-def test_a_preview_and_a_replay_end_with_the_stack_and_the_next_replay_goes_on(
+def test_a_preview_and_a_replay_end_with_the_stack_and_the_next_replay_continues(
     buffer: Buffer, roles: Roles, config: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = config(sleeps_on=3)

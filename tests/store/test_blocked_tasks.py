@@ -65,7 +65,7 @@ def configured(buffer: Buffer, folder: Path, function: str, *more: str) -> Path:
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("more", [[], ["./rules.py:Compares"]])
-def test_the_task_that_blocks_is_excluded_and_the_next_load_goes_on(
+def test_the_task_that_blocks_is_excluded_and_the_next_load_continues(
     buffer: Buffer, tmp_path: Path, more: list[str]
 ) -> None:
     path = configured(buffer, tmp_path, "stuck", *more)
@@ -84,7 +84,7 @@ def test_the_task_that_blocks_is_excluded_and_the_next_load_goes_on(
 
 
 @pytest.mark.timeout(120)
-def test_a_run_says_which_stage_held_the_interpreters_lock(buffer: Buffer, tmp_path: Path) -> None:
+def test_a_run_states_which_stage_held_the_interpreters_lock(buffer: Buffer, tmp_path: Path) -> None:
     for name in ("config.json", "model.safetensors", "tokenizer.json"):  # a model's folder that nothing opens
         (tmp_path / "model").mkdir(exist_ok=True)
         (tmp_path / "model" / name).write_text("{}")

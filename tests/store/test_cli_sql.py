@@ -116,7 +116,7 @@ def test_a_wrong_column_name_gives_the_databases_hint(run: StoredRun, capsys: py
     assert 'column "rewrd" does not exist' in err and "v_experience.reward" in err
 
 
-def test_an_unknown_table_says_how_to_list_them(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_table_states_how_to_list_them(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = rft(capsys, "sql", "select * from rft.experiences")
     assert code == 2 and "information_schema" in err
 
@@ -280,13 +280,13 @@ def test_what_has_no_history_is_said_in_words(run: StoredRun, capsys: pytest.Cap
     assert (code, out) == (2, "") and "unknown experience (got 99)" in err
 
 
-def test_help_says_which_of_the_two_is_postgresql_and_which_is_duckdb(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_states_which_of_the_two_is_postgresql_and_which_is_duckdb(capsys: pytest.CaptureFixture[str]) -> None:
     for verb in ("sql", "query"):
         lines = rft(capsys, verb, "--help")[1]
         assert "PostgreSQL" in lines and "DuckDB" in lines and "token arrays" in lines
 
 
-def test_status_says_what_decides_on_groups_relabelled_after_the_end_of_a_run(
+def test_status_states_what_decides_on_groups_relabelled_after_the_end_of_a_run(
     run: StoredRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run.group(1, [0.0, 1.0], status="sealed")
@@ -302,7 +302,7 @@ def test_status_says_what_decides_on_groups_relabelled_after_the_end_of_a_run(
     assert "`rft run --resume sums` decides first" in " ".join(rft(capsys, "status")[1].split())
 
 
-def test_status_and_report_speak_of_the_newest_run(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_and_report_show_the_newest_run(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
     run.worker("trainer", state="waits", waiting_for="4 ready groups for step 1")
     code, out, _ = rft(capsys, "status")
     assert code == 0 and "sums: running" in out and "waits for 4 ready groups for step 1" in out
@@ -332,7 +332,7 @@ def test_two_reports_side_by_side(run: StoredRun, capsys: pytest.CaptureFixture[
     assert [one["run"] for one in json.loads(out)["runs"]] == ["sums", "other"]
 
 
-def test_lineage_goes_both_ways(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lineage_is_shown_in_both_directions(run: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
     key = run.experiences()[0]
     run.buffer.sql(
         "INSERT INTO rft.draw (attempt_id, trainer_step, slot, item_id, experience_id, reward_used, staleness)"

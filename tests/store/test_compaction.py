@@ -33,7 +33,7 @@ from rftdata.segments.posix import PosixSegmentStore
 from rftdata.segments.reader import SegmentReader
 from tests.support.store_roles import own_group
 
-STEPS = ("close", "copy", "sync", "move", "moved", "bury", "remove", "forget", "cut")
+STEPS = ("close", "copy", "sync", "move", "moved", "retire", "remove", "forget", "cut")
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def on_disk(buffer: Buffer) -> set[str]:
 
 
 def orphan(buffer: Buffer, owner: str | None = None) -> Path:
-    """Where a writer that died before its first commit would have left a file."""
+    """The file that a writer killed before its first commit would leave."""
     assert isinstance(buffer.segments, PosixSegmentStore) and buffer.segments.owner
     return folder(buffer) / f"{owner or buffer.segments.owner}-host-1-0.arrows"
 
@@ -101,7 +101,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_small_files_of_writers_that_are_gone_become_one_and_no_address_of_an_experience_changes(
+def test_small_files_of_writers_that_have_ended_become_one_and_no_address_of_an_experience_changes(
     buffer: Buffer, run: Run
 ) -> None:
     write_files(buffer, run, 5)
@@ -132,7 +132,7 @@ def test_a_live_writers_file_is_left_alone_however_long_it_was_silent(buffer: Bu
 
 
 def test_a_file_that_was_written_to_within_the_grace_is_left_alone(buffer: Buffer, run: Run) -> None:
-    """Its writer may live on another host, whose lock this one does not see."""
+    """Its writer may run on another host, whose lock is not visible here."""
     write_files(buffer, run, 3)
     orphan(buffer).write_bytes(b"not committed yet")
     before = on_disk(buffer)
@@ -140,7 +140,7 @@ def test_a_file_that_was_written_to_within_the_grace_is_left_alone(buffer: Buffe
     assert on_disk(buffer) == before
 
 
-def test_a_writer_that_was_taken_for_dead_goes_on_in_a_new_file(buffer: Buffer, run: Run) -> None:
+def test_a_writer_that_was_taken_for_dead_continues_in_a_new_file(buffer: Buffer, run: Run) -> None:
     """On a filesystem without locks a writer may be silent for longer than the grace, and write again."""
     import fcntl
 
@@ -252,7 +252,7 @@ def test_a_reader_that_races_compactions_in_a_loop_never_fails(buffer: Buffer, r
     assert list(verify(buffer)) == []
 
 
-def test_a_file_that_mostly_holds_what_is_dead_is_written_anew(buffer: Buffer, run: Run) -> None:
+def test_a_file_that_mostly_holds_unused_segments_is_rewritten(buffer: Buffer, run: Run) -> None:
     with buffer.writer(run) as writer:
         writer.insert(own_group(task_key="dead", rewards=[0.0] * 20))
         writer.insert(own_group(task_key="alive"))
@@ -310,7 +310,7 @@ def test_a_live_writers_file_can_be_rewritten_on_demand(buffer: Buffer, run: Run
     assert len(arrays(buffer)) == 4 and list(verify(buffer)) == []
 
 
-def test_a_damaged_segment_is_left_where_it_is_and_told_of(buffer: Buffer, run: Run) -> None:
+def test_a_damaged_segment_is_left_where_it_is_and_reported(buffer: Buffer, run: Run) -> None:
     write_files(buffer, run, 2)
     address = addresses(buffer)[1]
     path = folder(buffer) / address.uri
@@ -332,10 +332,10 @@ def test_one_compaction_works_at_a_time(buffer: Buffer, run: Run) -> None:
     write_files(buffer, run, 2)
     inner: list[CompactionReport | None] = []
 
-    def note(step: str) -> None:
+    def on_step(step: str) -> None:
         inner.append(Compactor(buffer.database, buffer.segments, grace_s=0).run())
 
-    compact(buffer, note=note)
+    compact(buffer, on_step=on_step)
     assert set(inner) == {None}
     assert list(verify(buffer)) == []
 
@@ -357,12 +357,12 @@ import rftdata
 from rftdata.segments.compaction import Compactor
 from rftdata.config import BufferConfig
 
-def note(step):
+def on_step(step):
     if step == sys.argv[3]:
         os.kill(os.getpid(), signal.SIGKILL)
 
 with rftdata.open(BufferConfig(uri=sys.argv[1], segments=sys.argv[2], min_free_bytes=0)) as buffer:
-    Compactor(buffer.database, buffer.segments, grace_s=0, note=note).run()
+    Compactor(buffer.database, buffer.segments, grace_s=0, on_step=on_step).run()
 """
 
 
@@ -388,7 +388,7 @@ def test_a_compaction_killed_at_any_step_loses_nothing_and_the_next_one_cleans_u
     assert len(on_disk(buffer)) == 1
 
 
-def test_rft_db_compact_says_what_it_did(
+def test_rft_db_compact_states_what_it_did(
     buffer: Buffer, run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RFT_SEGMENTS", str(folder(buffer)))

@@ -103,7 +103,9 @@ def test_a_group_that_grows_becomes_another_task_and_the_others_stay(
     assert len(chat.requests) == 3  # the other group is unchanged and not asked about
 
 
-def test_a_silent_endpoint_is_told_at_once_and_its_tasks_wait_for_the_next_load(buffer: Buffer, tmp_path: Path) -> None:
+def test_an_unresponsive_endpoint_is_reported_at_once_and_its_tasks_wait_for_the_next_load(
+    buffer: Buffer, tmp_path: Path
+) -> None:
     is_up = False
     server = ChatServer(lambda number, body: "A story." if is_up else Says("busy", 500))
     write(tmp_path, ROWS)

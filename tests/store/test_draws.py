@@ -156,7 +156,7 @@ def test_an_attempt_that_was_replaced_can_do_nothing_any_more(buffer: Buffer) ->
     new.close()
 
 
-def test_a_live_trainer_is_not_replaced_and_the_error_says_who_it_is(buffer: Buffer) -> None:
+def test_a_live_trainer_is_not_replaced_and_the_error_states_who_it_is(buffer: Buffer) -> None:
     import os
 
     roles = Roles(buffer)
@@ -349,7 +349,7 @@ def test_a_trainer_that_stands_still_inside_a_transaction_does_not_hold_up_the_n
     def stand_still(attempt: Attempt) -> None:
         with attempt.transaction():
             successor.start()
-            successor.join(15)
+            successor.join(60)
             assert started, "the new attempt waits for the transaction of the old one"
 
     with roles.attempt() as attempt:

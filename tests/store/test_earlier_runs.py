@@ -47,7 +47,7 @@ def test_the_first_run_of_a_name_has_no_earlier_one(buffer: Buffer) -> None:
         ("finished", "it finished at step 0 of 1 (it ended)", "rft run --resume words --set steps=2"),
     ],
 )
-def test_a_second_run_is_told_how_the_first_ended_and_how_to_go_on(
+def test_a_second_run_reports_how_the_first_ended_and_how_to_continue_it(
     buffer: Buffer, status: str, how: str, todo: str
 ) -> None:
     store(buffer, "words")
@@ -86,7 +86,7 @@ def test_status_without_a_name_shows_the_run_at_work(buffer: Buffer, capsys: pyt
     assert shown() == "third"
 
 
-def test_run_speaks_of_the_earlier_run_before_it_makes_another(
+def test_run_mentions_the_earlier_run_before_it_creates_another(
     buffer: Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in MODEL_FILES:

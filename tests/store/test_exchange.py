@@ -15,6 +15,7 @@ import pytest
 from rftcore.cli import run_command
 from rftdata import Buffer, Group, Rollout, exchange, labels
 from rftdata.errors import QueryError
+from rftdata.experience import Baseline
 from rftdata.maintenance.verification import verify
 from rftdata.segments.codec import ColumnReader
 from tests.support.store_roles import Roles, own_group, tokens
@@ -33,7 +34,7 @@ ARRAYS: dict[str, np.ndarray[Any, Any]] = {
 
 @pytest.fixture
 def full(buffer: Buffer) -> Buffer:
-    """Everything an experience can be: turns, failures, odd texts and arrays, labels, a parent, spans of policies."""
+    """Everything an experience can be: turns, failures, a greedy rollout, odd texts and arrays, labels, a parent, spans of policies."""
     roles = Roles(buffer)
     with roles.attempt() as attempt:
         roles.plan()
@@ -50,7 +51,8 @@ def full(buffer: Buffer) -> Buffer:
             Rollout(0, "ok", 1.0, [first, second], seconds=1.25),
             Rollout(1, "failed", None, [], seconds=0.5, error=f"ValueError: {TEXT}"),
         ]
-        roles.insert(Group(rollouts, claimed.group_id, claimed.claim_token))
+        baseline = Baseline.of(Rollout(2, "ok", 0.5, [second, first], seconds=0.25))
+        roles.insert(Group(rollouts, claimed.group_id, claimed.claim_token, baseline=baseline))
         roles.insert(*[roles.result(group, [0.25, 0.75]) for group in others])
         del attempt
     ids = experience_ids(buffer)
@@ -80,14 +82,14 @@ def experience_ids(buffer: Buffer, run: str | None = None) -> list[int]:
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
-    """What a file says, without what every buffer gives anew: ids, the run's name, batches, hops."""
+    """The content of a file without what each buffer assigns: ids, the run's name, batches, hops."""
     rows = []
     for _, row in exchange.formats.read(path):
         for name in ("buffer_id", "run_id", "run", "group_id", "experience_id", "parent_id", "earlier"):
             row.pop(name)
         for name in ("token_ids", "loss_mask", "behavior_logprobs"):
             row[name] = None if row[name] is None else row[name].tobytes()
-        for name in ("messages", "metrics", "reward_parts", "task_payload", "task_features"):
+        for name in ("baseline", "messages", "metrics", "reward_parts", "task_payload", "task_features"):
             row[name] = None if row[name] is None else json.loads(row[name])
         for label in row["labels"] or ():
             label.pop("label_batch_id")
@@ -107,7 +109,7 @@ def test_out_and_in_again_is_exact(full: Buffer, other: Buffer, tmp_path: Path, 
     assert list(verify(other)) == []
 
 
-def test_every_format_says_the_same(full: Buffer, tmp_path: Path) -> None:
+def test_every_format_states_the_same(full: Buffer, tmp_path: Path) -> None:
     for name in FORMATS:
         exchange.export(full, tmp_path / name)
     first, *others = [rows_of(tmp_path / name) for name in FORMATS]
@@ -213,7 +215,7 @@ def test_an_imported_run_can_be_trained_on(buffer: Buffer, tmp_path: Path) -> No
         assert batch.packed("token_ids").tolist() == [5, 6, 7, 8, 9] * 4
 
 
-def test_an_import_within_a_buffer_is_told_from_both_ends(
+def test_an_import_within_a_buffer_is_shown_from_both_ends(
     buffer: Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = buffer.create_run(name="old", config={}, seed=1, steps=1, pipeline_version="p")
@@ -243,9 +245,7 @@ def test_only_what_is_chosen_is_exported(full: Buffer, other: Buffer, tmp_path: 
     assert exchange.load(other, tmp_path / "b.jsonl", run="whole").num_experiences == 2
 
 
-def test_tasks_that_say_something_else_are_refused_and_a_prefix_helps(
-    full: Buffer, other: Buffer, tmp_path: Path
-) -> None:
+def test_tasks_with_another_content_are_refused_and_a_prefix_helps(full: Buffer, other: Buffer, tmp_path: Path) -> None:
     exchange.export(full, tmp_path / "a.parquet")
     other.sql("INSERT INTO rft.task (taskset, task_key, payload) VALUES ('mine', %s, '{\"answer\": 42}')", [TEXT])
     with pytest.raises(QueryError, match=r"has other content in this buffer.*--taskset-prefix"):

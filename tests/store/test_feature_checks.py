@@ -50,7 +50,7 @@ SOME = [*ROWS, {"question": "Why?", "answer": "so", "features": {"level": True}}
         (ROWS, {"type": "difficulty", "features": ["weak", "level"]}, [], ["'difficulty'", "'weak'"]),
     ],
 )  # fmt: skip
-def test_a_feature_that_the_selector_needs_and_no_task_has_is_told_before_the_run(
+def test_a_feature_that_the_selector_needs_and_no_task_has_is_reported_before_the_run(
     tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str],
     rows: list[dict[str, Any]], selector: dict[str, Any], stages: list[Any], words: list[str],
 ) -> None:  # fmt: skip
@@ -77,7 +77,7 @@ def test_a_feature_of_the_source_or_of_a_stage_is_accepted(
     assert "needs the feature" not in capsys.readouterr().err
 
 
-def test_tasks_that_a_stage_may_drop_are_only_told_of(
+def test_tasks_that_a_stage_may_drop_are_only_reported(
     tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stages = [{"sql": "SELECT * FROM batch WHERE answer <> 'so'"}]
@@ -112,7 +112,7 @@ def test_features_that_somebody_set_in_the_buffer_count(
     assert "not a number in 1 of its 8 tasks" in capsys.readouterr().err
 
 
-def test_rows_that_repeat_a_prompt_are_told_of(tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_that_repeat_a_prompt_are_reported(tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(tmp_path, tiny, [*ROWS, {**ROWS[2], "answer": "five"}], by("level"), [])
     assert run_command(["check", "--deep", file]) == 0
     said = capsys.readouterr().err

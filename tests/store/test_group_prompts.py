@@ -113,7 +113,7 @@ def test_every_text_and_chat_is_read_as_it_was_written(run: Buffer, rollouts: li
     )
 
 
-def test_what_all_rollouts_say_is_stored_once(run: Buffer) -> None:
+def test_what_all_rollouts_share_is_stored_once(run: Buffer) -> None:
     agent = [
         {"role": "user", "content": "?"}, {"role": "assistant", "content": "call"}, {"role": "tool", "content": "3"},
         {"role": "assistant", "content": "three"},

@@ -65,7 +65,7 @@ def test_a_run_that_was_stored_without_a_configuration_is_known_by_its_name(buff
 
 
 @pytest.mark.parametrize("by_name", [False, True])
-def test_an_imported_run_of_the_same_name_is_nothing_to_go_on_with(
+def test_an_imported_run_of_the_same_name_is_not_continued(
     buffer: Buffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], by_name: bool
 ) -> None:
     elsewhere = buffer.create_run(name="sums", config={}, seed=1, steps=1, pipeline_version="none")
@@ -148,7 +148,7 @@ def test_a_role_joins_the_run_that_is_open_beside_one_that_has_ended(
     assert capsys.readouterr().out.startswith("joins the run exp-2 in the buffer")
 
 
-def test_a_role_whose_terminal_is_gone_works_on(
+def test_a_role_whose_terminal_is_closed_continues(
     buffer: Buffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store(buffer, "exp")
@@ -164,7 +164,7 @@ def test_a_role_whose_terminal_is_gone_works_on(
             pipe.close()
 
 
-def test_a_role_that_waits_says_for_what_and_who_is_missing(
+def test_a_role_that_waits_reports_for_what_and_which_role_is_missing(
     buffer: Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store(buffer, "exp")
@@ -199,7 +199,7 @@ def test_a_replay_is_no_companion_and_keeps_no_run_from_being_resumed(
     assert capsys.readouterr().out == ""
 
 
-def test_a_role_that_leaves_says_why(buffer: Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_role_that_leaves_states_why(buffer: Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store(buffer, "exp")
     companions = Companions(buffer, configured("exp", buffer, tmp_path), buffer.find_run("exp"), "explorer")
     option = buffer_option(buffer.location)

@@ -28,7 +28,7 @@ def rewards(buffer: rftdata.Buffer) -> list[float]:
     return buffer.sql("SELECT reward FROM rft.experience ORDER BY experience_id")["reward"].to_pylist()
 
 
-def test_a_label_says_who_when_why_and_what_it_replaced(buffer: rftdata.Buffer, ids: list[int]) -> None:
+def test_a_label_states_who_when_why_and_what_it_replaced(buffer: rftdata.Buffer, ids: list[int]) -> None:
     batch = labels.set_rewards(buffer, {ids[0]: 0.5}, author="ada", reason="units were right", final=True)
     (label,) = labels.history(buffer, ids[0])
     assert rewards(buffer) == [0.5, 0.0, 1.0, 1.0]
@@ -123,7 +123,7 @@ def test_a_batch_written_in_plain_sql_can_be_undone(buffer: rftdata.Buffer, ids:
     assert rewards(buffer) == [0.0, 0.0, 1.0, 1.0]
 
 
-def test_undoing_what_never_was_says_so(buffer: rftdata.Buffer, ids: list[int]) -> None:
+def test_undoing_an_unknown_batch_is_an_error(buffer: rftdata.Buffer, ids: list[int]) -> None:
     with pytest.raises(QueryError, match="rft label history"):
         labels.undo(buffer, 10**6, author="ada")
 
@@ -199,6 +199,6 @@ def test_a_file_with_a_mistake_is_refused_whole(
 
 
 @pytest.mark.parametrize("name", ["missing.csv", "labels.xlsx"])
-def test_a_file_that_cannot_be_read_says_so(buffer: rftdata.Buffer, tmp_path: Path, name: str) -> None:
+def test_a_file_that_cannot_be_read_reports_it(buffer: rftdata.Buffer, tmp_path: Path, name: str) -> None:
     with pytest.raises(QueryError, match=name):
         labels.import_rewards(buffer, tmp_path / name, author="ada")

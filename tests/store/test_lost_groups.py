@@ -112,7 +112,7 @@ def test_an_explorer_that_was_taken_for_dead_cannot_write_into_a_sealed_group(bu
         ]
 
 
-def test_explorers_that_are_killed_or_fall_silent_say_nothing_against_what_they_held(buffer: Buffer) -> None:
+def test_explorers_that_are_killed_or_stop_responding_do_not_count_against_their_groups(buffer: Buffer) -> None:
     roles = Roles(buffer, batch_groups=2)
     with roles.attempt() as attempt:
         plan_evaluation(attempt)

@@ -79,9 +79,7 @@ def test_they_lie_over_those_of_every_pipeline_version_and_stages_see_them(buffe
     assert shown["manual_features"] == {"n": 2, "level": 3, "difficulty": 1}
 
 
-def test_one_that_is_taken_away_by_hand_lets_the_pipelines_or_the_sources_be_seen_again(
-    buffer: Buffer, tmp_path: Path
-) -> None:
+def test_removing_one_by_hand_shows_the_pipelines_or_the_sources_again(buffer: Buffer, tmp_path: Path) -> None:
     write(tmp_path, ROWS[:2])
     load_tasks(ResolvedRun(configuration(tmp_path, [{"difficulty_score": {"features": {"n": [0, 1]}}}])), buffer)
     buffer.sql('UPDATE rft.task SET features = features || \'{"n": 7, "difficulty": 7, "mine": 7, "too": null}\'')
@@ -116,7 +114,7 @@ def test_features_that_are_no_object_are_refused(buffer: Buffer, tmp_path: Path)
     assert features(buffer) == [{"n": 0}]
 
 
-def test_a_purge_takes_them_away(buffer: Buffer, tmp_path: Path) -> None:
+def test_a_purge_removes_them(buffer: Buffer, tmp_path: Path) -> None:
     load_file(buffer, tmp_path, ROWS[:2])
     plan_a_group(buffer)
     buffer.sql(BY_HAND)

@@ -75,7 +75,7 @@ def test_a_file_is_imported_into_a_folder_where_no_buffer_is_yet(exported: Path,
     assert (code, err) == (0, "")
 
 
-def test_an_import_that_fails_in_the_buffer_it_made_says_what_is_left(exported: Path, place: Path, rft: Said) -> None:
+def test_an_import_that_fails_in_the_buffer_it_made_states_what_is_left(exported: Path, place: Path, rft: Said) -> None:
     place.mkdir(parents=True)
     (place / "segments").write_text("a file where the arrays should be")
     code, out, err = rft("import", str(exported), "--buffer", str(place))
@@ -200,7 +200,7 @@ def test_a_back_up_is_taken_before_an_upgrade(
     assert schema_version(old.database) == "0001"
 
 
-def test_commands_that_write_and_migrate_say_that_they_migrate(
+def test_commands_that_write_and_migrate_report_that_they_migrate(
     first_release: str, tmp_path: Path, rft: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RFT_SEGMENTS", str(tmp_path / "arrays"))
@@ -212,7 +212,7 @@ def test_commands_that_write_and_migrate_say_that_they_migrate(
     assert rft("db", "compact", "--buffer", first_release)[2] == ""
 
 
-def test_migrate_says_from_which_version_to_which(first_release: str, rft: Said) -> None:
+def test_migrate_states_from_which_version_to_which(first_release: str, rft: Said) -> None:
     code, out, _ = rft("db", "migrate", "--buffer", first_release)
     assert code == 0 and out.endswith(f"was migrated from version 0001 to {newest_version()}\n")
     code, out, _ = rft("db", "migrate", "--buffer", first_release)

@@ -82,7 +82,7 @@ def test_connections_are_back_as_soon_as_the_server_is(own: EmbeddedServer, rest
 
 
 @pytest.mark.slow
-def test_every_role_goes_on_through_a_restart_between_any_two_of_its_steps(
+def test_every_role_continues_through_a_restart_between_any_two_of_its_steps(
     own: EmbeddedServer, restarting: Buffer
 ) -> None:
     roles = Roles(restarting, steps=2)
@@ -142,7 +142,7 @@ def test_who_waits_and_who_beats_is_there_afterwards(own: EmbeddedServer, restar
         before = restarting.sql("SELECT heartbeat_at FROM rft.worker ORDER BY worker_id DESC LIMIT 1")["heartbeat_at"][
             0
         ]
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 60
         while (
             restarting.sql("SELECT heartbeat_at FROM rft.worker ORDER BY worker_id DESC LIMIT 1")["heartbeat_at"][0]
             == before
@@ -151,7 +151,7 @@ def test_who_waits_and_who_beats_is_there_afterwards(own: EmbeddedServer, restar
             time.sleep(0.2)
 
 
-def test_a_listener_hears_again_after_a_restart(own: EmbeddedServer, restarting: Buffer) -> None:
+def test_a_listener_is_notified_again_after_a_restart(own: EmbeddedServer, restarting: Buffer) -> None:
     listener = notify.Listener(restarting.database, notify.READY)
     assert listener.wait()  # it has begun to listen
     with down(own, 0.5):
@@ -159,7 +159,7 @@ def test_a_listener_hears_again_after_a_restart(own: EmbeddedServer, restarting:
     while not listener.wait(0.1):
         pass  # it listens again
     notify.notify(restarting.database, notify.READY)
-    assert listener.wait(5.0)
+    assert listener.wait(60.0)
     listener.close()
 
 
@@ -193,7 +193,7 @@ def test_a_writer_that_is_handed_groups_all_the_while_loses_and_doubles_none(
 
 
 @pytest.mark.slow
-def test_a_database_that_stays_away_is_an_error_in_the_end(own: EmbeddedServer, restarting: Buffer) -> None:
+def test_a_database_that_stays_unavailable_is_an_error_in_the_end(own: EmbeddedServer, restarting: Buffer) -> None:
     run = restarting.create_run(name="w", config={}, seed=1, steps=1, pipeline_version="none")
     with rftdata.open(str(own.folder), patience_s=1.0) as hasty:
         own.stop()
@@ -234,7 +234,7 @@ def test_reads_are_queries_that_change_nothing(buffer: Buffer) -> None:
         "lock_run",
         "notify",
     } <= others
-    assert {"run_state", "newest_policy", "segment_addresses", "planned_evaluations", "live_workers"} <= reads()
+    assert {"run_state", "newest_policy", "segment_addresses", "open_evaluations", "live_workers"} <= reads()
     with buffer.database.transaction() as connection:
         connection.execute("SET TRANSACTION READ ONLY")
         for name in sorted(reads()):
@@ -321,7 +321,7 @@ def count(buffer: Buffer, table: str) -> int:
     return int(buffer.sql(f"SELECT count(*) AS n FROM rft.{table}")["n"][0].as_py())
 
 
-def test_a_claim_whose_answer_was_lost_leaves_no_group_with_nobody(lossy: tuple[LossyProxy, Buffer]) -> None:
+def test_a_claim_whose_answer_was_lost_leaves_no_group_claimed_for_ever(lossy: tuple[LossyProxy, Buffer]) -> None:
     proxy, buffer = lossy
     roles = Roles(buffer, batch_groups=4)
     with roles.attempt():

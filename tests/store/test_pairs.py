@@ -52,7 +52,7 @@ def test_building_twice_adds_nothing(stored: Buffer) -> None:
     assert stored_pairs(stored) == [(2, 1), (6, 5)]
 
 
-def test_what_is_stored_says_who_with_which_settings_and_at_which_labels(stored: Buffer) -> None:
+def test_what_is_stored_states_who_with_which_settings_and_at_which_labels(stored: Buffer) -> None:
     stored.sql("UPDATE rft.experience SET reward = 0.9 WHERE experience_id = 2")
     assert build(stored, margin=0.6).label_cut == 1
     row = stored.sql("SELECT source::text, author, builder, label_cut, margin FROM rft.preference_pair").to_pylist()[0]
@@ -80,7 +80,7 @@ def test_a_dry_run_counts_and_stores_nothing(stored: Buffer) -> None:
     assert stored_pairs(stored) == [(2, 1)]
 
 
-def test_lengths_of_chosen_and_rejected_are_told(buffer: Buffer) -> None:
+def test_lengths_of_chosen_and_rejected_are_reported(buffer: Buffer) -> None:
     run = buffer.create_run(name="source", config={}, seed=1, steps=1, pipeline_version="none", mode="train")
     long = tokens(1.0, token_ids=[5, 6, 7, 8, 9, 9, 9], behavior_logprobs=[-1.0] * 4)
     group = Group([Rollout(0, "ok", 1.0, [long]), Rollout(1, "ok", 0.0, [tokens(0.0)])], source="import", taskset="m", task_key="1", payload={})  # fmt: skip

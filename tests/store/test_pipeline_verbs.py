@@ -222,10 +222,10 @@ def test_a_replay_counts_rows_on_which_a_stage_failed_apart_from_dropped_ones(
 
 
 @pytest.mark.parametrize(("bad", "decided"), [("> 4", {"kept": 4, "set aside": 4}), ("< 5", {})])
-def test_a_replay_goes_on_past_a_group_that_fails_alone_where_others_passed(
+def test_a_replay_continues_past_a_group_that_fails_alone_where_others_passed(
     run: StoredRun, config: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], bad: str, decided: dict[str, int]
 ) -> None:
-    """Where the first thing that is tried fails the stage is to blame: the replay ends with its error and stores nothing."""
+    """If the first rows that are tried fail, the stage is wrong: the replay ends with its error and stores nothing."""
     (tmp_path / "mine.py").write_text(
         f"def fragile(row):\n    assert not row['experience_id'] {bad}, 'no answer'\n    return True\n"
     )
@@ -241,7 +241,7 @@ def test_a_replay_goes_on_past_a_group_that_fails_alone_where_others_passed(
     assert dict(zip(found["what"].to_pylist(), found["n"].to_pylist())) == decided
 
 
-def test_a_replay_of_a_run_without_groups_says_so(
+def test_a_replay_of_a_run_without_groups_reports_it(
     buffer: rftdata.Buffer, config: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     StoredRun(buffer)
@@ -266,7 +266,7 @@ def test_a_replay_and_a_preview_judge_staleness_as_of_then(
     assert all(row["kept"] for row in shown["decisions"])
 
 
-def test_versions_that_differ_by_an_argument_are_told_apart(
+def test_versions_that_differ_by_an_argument_are_distinguished(
     run: StoredRun, config: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "mine.py").write_text("def mine(row, least):\n    return row['reward'] >= least\n")

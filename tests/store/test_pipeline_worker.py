@@ -1,4 +1,4 @@
-"""What the pipeline worker stores beside its verdicts: scores, questions to people, what stages made, rows on which a stage fails."""
+"""The pipeline worker stores, with its verdicts, scores, questions to people, created tasks and groups, and rows on which a stage fails."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_an_answer_that_was_corrected_is_scored_again(buffer: Buffer, roles: Rol
     assert any(row["fits"] for row in found)
 
 
-def test_a_row_on_which_a_stage_fails_is_set_aside_and_its_group_goes_on(buffer: Buffer) -> None:
+def test_a_row_on_which_a_stage_fails_is_set_aside_and_its_group_continues(buffer: Buffer) -> None:
     roles = Roles(buffer, batch_groups=2, group_size=3)
     with roles.attempt():
         roles.plan()
@@ -167,7 +167,7 @@ def test_a_row_on_which_a_stage_fails_is_set_aside_and_its_group_goes_on(buffer:
     assert errors and all("bad row" in row["error"] for row in errors)
 
 
-def test_what_waits_for_a_person_waits_and_goes_on_when_answered(buffer: Buffer, roles: Roles) -> None:
+def test_what_waits_for_a_person_waits_and_continues_when_answered(buffer: Buffer, roles: Roles) -> None:
     chain = build_chain(
         [{"human_review": {"where": "reward = 0", "timeout": "1 h", "otherwise": "drop"}}], min_group_size=1
     )
@@ -196,7 +196,7 @@ def test_a_label_in_sql_is_an_answer(buffer: Buffer, roles: Roles) -> None:
     assert run_pipeline(roles, chain) == [1, 2]
 
 
-def test_a_deadline_passes_by_the_databases_clock_though_nobody_works(buffer: Buffer, roles: Roles) -> None:
+def test_a_deadline_passes_by_the_databases_clock_though_no_process_works(buffer: Buffer, roles: Roles) -> None:
     chain = build_chain([{"human_review": {"where": "reward = 0", "timeout": 60, "otherwise": "drop"}}])
     assert run_pipeline(roles, chain) == []
     buffer.database.run("end_waiting", run_id=roles.run_id)
@@ -226,7 +226,7 @@ def test_only_the_answer_of_a_review_can_be_changed(buffer: Buffer, roles: Roles
         buffer.sql("UPDATE rft.review SET deadline = now() WHERE review_id = 1")
 
 
-def test_lineage_tells_what_was_made_of_what(
+def test_lineage_shows_what_was_created_from_what(
     buffer: Buffer, roles: Roles, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rftcore.cli import run_command
@@ -376,7 +376,7 @@ def test_new_tasks_are_stored_with_the_verdicts_and_once(buffer: Buffer, roles: 
     ]
 
 
-def test_stages_are_told_which_weights_the_policy_answers_with(buffer: Buffer) -> None:
+def test_stages_receive_which_weights_the_policy_answers_with(buffer: Buffer) -> None:
     config = parse_config(
         {
             "run": {"name": "t"}, "buffer": {"uri": buffer.config.uri, "segments": buffer.config.segments},

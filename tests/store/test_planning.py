@@ -127,7 +127,7 @@ def test_planners_at_the_same_moment_plan_once(buffer: Buffer) -> None:
     assert [key for _, key in roles.task_order()] == [str(n) for n in range(1, 31)]
 
 
-def test_a_new_process_goes_on_where_the_selector_stood(buffer: Buffer) -> None:
+def test_a_new_process_continues_where_the_selector_stopped(buffer: Buffer) -> None:
     roles = Roles(buffer, selector="shuffle", num_tasks=10, batch_groups=5, steps=4)
     with roles.attempt() as attempt:
         for step in range(1, 5):

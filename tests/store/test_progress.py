@@ -76,7 +76,7 @@ def test_the_block_names_what_each_process_waits_for(buffer: rftdata.Buffer, run
     assert "val, greedy: 0.500 at step 0 (2 questions)" in text
 
 
-def test_rows_that_wait_for_a_person_are_told_once_and_when_their_number_changes(
+def test_rows_that_wait_for_a_person_are_reported_once_and_when_their_number_changes(
     buffer: rftdata.Buffer, run: StoredRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run.group(0, [1.0, 0.0], status="sealed")

@@ -130,7 +130,7 @@ class Protocol(RuleBasedStateMachine):
     @precondition(lambda self: self.deciding is None)
     @rule(reward=REWARDS, drop=st.booleans())
     def explore_and_decide(self, reward: float, drop: bool) -> None:
-        """What a run does all the time, in one rule: left to chance, a batch would rarely fill."""
+        """All usual operations of a run in one rule, because random rules would rarely complete a batch."""
         self.plan()
         self.claim(3)
         for group in self.held:

@@ -80,7 +80,7 @@ def test_a_fork_is_purged_with_its_parent(stored: Buffer) -> None:
     assert list(verify(stored)) == []
 
 
-def test_writers_go_on_in_the_file_that_is_purged_from(stored: Buffer) -> None:
+def test_writers_continue_in_the_file_that_is_purged_from(stored: Buffer) -> None:
     with stored.writer("r") as writer:
         writer.insert(secret_group("early"))
         purge.purge(stored, "prompt LIKE '%Mallory%'", reason="x", author="ada")
@@ -92,7 +92,7 @@ def test_writers_go_on_in_the_file_that_is_purged_from(stored: Buffer) -> None:
     assert stored.read_arrays(all_ids(stored)[-4:], ["token_ids"])["token_ids"].to_pylist() == [[5, 6, 7, 8, 9]] * 4
 
 
-def test_compaction_and_purge_take_turns_and_leave_no_copy_of_what_is_gone(stored: Buffer) -> None:
+def test_compaction_and_purge_take_turns_and_leave_no_copy_of_purged_rows(stored: Buffer) -> None:
     with stored.writer("r") as writer:
         writer.insert(secret_group("other"))  # a second file
     purging = Thread(
@@ -100,7 +100,7 @@ def test_compaction_and_purge_take_turns_and_leave_no_copy_of_what_is_gone(store
     )
     waited: list[bool] = []
 
-    def note(step: str) -> None:
+    def on_step(step: str) -> None:
         if step == "sync":  # the copies are written, and no row names them yet
             purging.start()
             waiting = "SELECT 1 AS x FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
@@ -109,7 +109,7 @@ def test_compaction_and_purge_take_turns_and_leave_no_copy_of_what_is_gone(store
         if step == "moved" and not waited:
             waited.append(purging.is_alive() and kept(stored) == all_ids(stored))
 
-    report = Compactor(stored.database, stored.segments, grace_s=0.0, note=note_once(note)).run()
+    report = Compactor(stored.database, stored.segments, grace_s=0.0, on_step=first_of_each_step(on_step)).run()
     purging.join()
     assert waited == [True] and report is not None and report.segments_moved == 2
     assert files_hold(stored, SECRET.encode()) != []
@@ -118,14 +118,14 @@ def test_compaction_and_purge_take_turns_and_leave_no_copy_of_what_is_gone(store
     assert list(verify(stored)) == []
 
 
-def note_once(note: Callable[[str], None]) -> Callable[[str], None]:
-    """Tells of the first time of every step only."""
-    told: set[str] = set()
+def first_of_each_step(on_step: Callable[[str], None]) -> Callable[[str], None]:
+    """Return a function that is called for the first time of every step only."""
+    seen: set[str] = set()
 
     def first(step: str) -> None:
-        if step not in told:
-            told.add(step)
-            note(step)
+        if step not in seen:
+            seen.add(step)
+            on_step(step)
 
     return first
 
@@ -139,7 +139,7 @@ def test_files_that_compaction_retired_before_go_with_what_was_purged_and_not_un
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Compactor(stored.database, stored.segments, grace_s=0.0, note=stop).run()
+        Compactor(stored.database, stored.segments, grace_s=0.0, on_step=stop).run()
     purge.purge(stored, "task_key = 'secret'", reason="x", author="ada")
     with rftdata.open(stored.config) as elsewhere:
         plain = all_ids(stored)[2:]
@@ -184,3 +184,15 @@ def test_pairs_of_what_was_purged_stand_no_more(stored: Buffer) -> None:
     assert stored.sql("SELECT stands FROM rft.v_pair ORDER BY pair_id")["stands"].to_pylist() == [False, True]
     with pytest.raises(QueryError, match=rf"names experience {first}, which was purged"):
         selecting(stored, "select pair_id from rft.preference_pair", "pairs")
+
+
+def test_a_group_with_a_purged_row_is_neither_selected_nor_drawn(stored: Buffer) -> None:
+    group = stored.sql("SELECT group_id FROM rft.experience ORDER BY experience_id LIMIT 1")["group_id"][0].as_py()
+    first = all_ids(stored)[0]
+    run = selecting(stored, f"select {group} as group_id", "groups")
+    with stored.attempt(run) as attempt:
+        purge.purge(stored, f"experience_id = {first}", reason="the law", author="ada")
+        with pytest.raises(PurgedError, match=rf"experience {first} of the run's stored selection was purged: the law"):
+            attempt.draw(1, 1, timeout_s=5)
+    with pytest.raises(QueryError, match=rf"group {group} contains experience {first}, which was purged"):
+        selecting(stored, f"select {group} as group_id", "again")

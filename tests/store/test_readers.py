@@ -21,7 +21,7 @@ _ROWS = 2000
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_training_goes_on(buffer: Buffer, reader: str) -> None:
+def test_training_continues(buffer: Buffer, reader: str) -> None:
     """Every group that is written is decided on and drawn, in its step, while the reader is there."""
     made = experiences(64)
     stored = prepare(buffer, made, _ROWS)

@@ -59,7 +59,7 @@ def check(write: Write) -> Check:
     return lambda changes, **files: run_command(["check", "--deep", str(write(changes, **files))])
 
 
-def test_a_good_configuration_is_told_the_reward_of_a_right_answer(
+def test_a_good_configuration_shows_the_reward_of_a_right_answer(
     check: Check, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert check({}) == 0
@@ -124,7 +124,7 @@ def test_max_tokens_beyond_the_context_is_refused(check: Check, capsys: pytest.C
     assert check({"explorer": {"max_tokens": 8, "engine_args": {"context_length": 8}}}) == 2
 
 
-def test_responses_that_the_context_cuts_short_are_told_of(check: Check, capsys: pytest.CaptureFixture[str]) -> None:
+def test_responses_that_the_context_cuts_short_are_reported(check: Check, capsys: pytest.CaptureFixture[str]) -> None:
     assert check({"explorer": {"max_tokens": 60}}) == 0
     assert re.search(
         r"responses to the longest prompt, of the task '\w+', are cut after 55 tokens", capsys.readouterr().err
@@ -140,3 +140,22 @@ def test_settings_for_a_gpu_are_found_on_a_machine_without(check: Check, capsys:
     assert "async_scheduling needs a GPU" in capsys.readouterr().err
     assert check({"explorer": {"engine_args": {"gpu_memory_utilization": 0.5}}}) == 0
     assert "gpu_memory_utilization has no effect" in capsys.readouterr().err
+
+
+GIGPO = {"algorithm": {"name": "gigpo"}, "explorer": {"workflow": "./flow.py:walk"}}
+WALK = """
+async def walk(task, model, score):
+    turn = await model.chat([{"role": "user", "content": task.prompt}])
+    RECORD
+    return await score(turn, task)
+"""
+
+
+def test_a_workflow_that_does_not_record_what_the_algorithm_reads_is_refused(
+    check: Check, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check(GIGPO, flow=WALK.replace("RECORD", "turn.record(step_reward=1.0)")) == 2
+    error = capsys.readouterr().err
+    assert "gigpo reads state_hash" in error and "did not record them in a trial rollout" in error
+    assert "turn.record(state=…)" in error
+    assert check(GIGPO, flow=WALK.replace("RECORD", "turn.record(state=task.prompt)")) == 0

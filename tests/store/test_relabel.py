@@ -81,7 +81,7 @@ def test_a_relabelled_row_of_a_group_dropped_for_zero_variance_is_trained(
     assert row == {"state": "drawn", "reward": 1.0, "reward_sampled": 0.0, "num_labels": 1}
 
 
-def test_the_history_says_who_when_why_and_by_which_statement(buffer: Buffer, client: psycopg.Connection) -> None:
+def test_the_history_states_who_when_why_and_by_which_statement(buffer: Buffer, client: psycopg.Connection) -> None:
     roles = Roles(buffer)
     with roles.attempt():
         roles.work()
@@ -104,7 +104,7 @@ def test_the_history_says_who_when_why_and_by_which_statement(buffer: Buffer, cl
     assert rows[0]["label_batch_id"] == rows[1]["label_batch_id"] != rows[2]["label_batch_id"]
 
 
-def test_facts_are_refused_with_a_hint_that_says_what_to_do(buffer: Buffer, client: psycopg.Connection) -> None:
+def test_facts_are_refused_with_a_hint_that_states_what_to_do(buffer: Buffer, client: psycopg.Connection) -> None:
     roles = Roles(buffer)
     with roles.attempt():
         roles.work()
@@ -180,7 +180,7 @@ def test_a_label_that_commits_after_the_verdict_still_reopens_the_group(
         assert roles.decide() == [1]
 
 
-def test_a_label_on_a_drawn_group_changes_no_history_but_lineage_says_so(
+def test_a_label_on_a_drawn_group_changes_no_history_but_lineage_reports_it(
     buffer: Buffer, client: psycopg.Connection
 ) -> None:
     roles = Roles(buffer)

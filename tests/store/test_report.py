@@ -52,7 +52,7 @@ def test_a_difference_without_spread_has_no_z(buffer: rftdata.Buffer, run: Store
     assert (found.difference, found.standard_error, found.z) == (1.0, 0.0, None)
 
 
-def test_answers_that_could_not_be_scored_are_told_of(
+def test_answers_that_could_not_be_scored_are_reported(
     buffer: rftdata.Buffer, run: StoredRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     evaluation = run.evaluation(0, {1: 0.0, 2: 1.0}, taskset="sums")
@@ -308,3 +308,16 @@ def test_a_picture_that_cannot_be_written_is_said_so(buffer: rftdata.Buffer, tmp
     with pytest.raises(QueryError, match="cannot be written: Is a directory"):
         write_learning_curve(report, folder / "curve.png")
     assert sorted(path.name for path in folder.iterdir()) == ["curve.png", "file"]
+
+
+def test_a_loss_for_experts_without_an_expert_s_experience_is_reported(
+    buffer: rftdata.Buffer, run: StoredRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.train_step(1, expert_sequences=0.0)
+    run.train_step(2, expert_sequences=0.0)
+    [warning] = build_report(buffer).warnings
+    assert "algorithm.expert had no effect: none of 2 steps had an expert's experience" in warning
+    print_report([build_report(buffer)])
+    assert "warning algorithm.expert had no effect" in capsys.readouterr().out
+    run.train_step(3, expert_sequences=4.0)
+    assert build_report(buffer).warnings == []

@@ -22,7 +22,7 @@ HOST = os.uname().nodename
 
 
 def role(name: str, watch: ProcessWatch | None = None) -> RoleProcess:
-    """What the supervisor knows of a role; none of Ray is asked."""
+    """The supervisor's record of a role, without Ray."""
 
     def start() -> RoleProcess:
         return role(name)
@@ -61,7 +61,7 @@ def test_a_role_that_gets_on_is_started_again_ten_times(buffer: Buffer, roles: R
 
 
 def test_an_explorer_whose_groups_are_all_set_aside_is_started_again_five_times(buffer: Buffer) -> None:
-    """What was set aside counts as finished, and a single bad task does not end the run; that every task blocks does."""
+    """A group that was set aside counts as finished. A single bad task does not end the run, but a run in which every task blocks ends."""
     roles = Roles(buffer, num_tasks=100, batch_groups=1, max_refill=20)
     restarts, allowed = Restarts(roles.run), []
     with roles.attempt():

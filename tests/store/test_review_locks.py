@@ -86,7 +86,7 @@ def test_answers_and_labels_do_not_deadlock_with_questions_that_are_asked_again(
 
 def wait_for_waiting(buffer: Buffer, count: int, behind: int | None = None) -> None:
     """Until so many sessions wait for locks of others; `behind`: of the session of this process id, directly."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     waiting = (
         "SELECT count(*) AS n FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     )

@@ -71,7 +71,7 @@ def trained(roles: Roles, first: int, last: int, *, checkpoints: set[int]) -> di
 
 
 def learned(roles: Roles, run_id: int | None = None) -> dict[str, Any]:
-    """What the run's selectors and statistics know."""
+    """The state of the run's selectors and statistics."""
     run_id = run_id or roles.run_id
     stats = roles.buffer.sql(
         "SELECT task_id, alpha, beta, attempts, mean_reward FROM rft.task_stat WHERE run_id = %s AND attempts > 0 ORDER BY task_id",
@@ -135,7 +135,7 @@ def test_a_relabel_under_way_while_a_run_goes_back_teaches_selectors_nothing(rol
         time.sleep(1)
         assert going_back.is_alive()  # it waits for the person's transaction
         person.commit()
-    going_back.join(30)
+    going_back.join(120)
     left = roles.buffer.sql(
         "SELECT o.kind::text AS kind, o.applied, o.applied_seq FROM rft.task_observation o"
         " JOIN rft.rollout_group g USING (run_id, attempt_id, ordinal) WHERE g.left_by IS NOT NULL"
@@ -228,7 +228,7 @@ def fetch_worker(roles: Roles) -> int:
     return int(row["worker_id"])
 
 
-def test_a_fork_goes_on_alone(roles: Roles) -> None:
+def test_a_fork_continues_alone(roles: Roles) -> None:
     first = trained(roles, 1, 4, checkpoints={2, 4})
     other = forked(roles, step=2)
     assert other.run.name == "other"

@@ -266,7 +266,7 @@ def test_an_old_schema_is_a_clear_error_for_whom_may_not_migrate(
         rftdata.open(BufferConfig(uri=url(tcp, "a_rft_worker", database="empty"), segments=str(tmp_path)))
 
 
-def test_the_verb_makes_what_is_missing_and_says_what_it_may_not(
+def test_the_verb_makes_what_is_missing_and_states_what_it_may_not(
     tcp: tuple[EmbeddedServer, int], owner: Buffer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run_command(["db", "roles", "--buffer", str(owner.folder)]) == 0
@@ -281,7 +281,7 @@ def test_the_verb_makes_what_is_missing_and_says_what_it_may_not(
     )
 
 
-def test_rights_are_given_anew_not_added_up(owner: Buffer, as_: dict[str, Buffer]) -> None:
+def test_rights_are_granted_again_instead_of_added_up(owner: Buffer, as_: dict[str, Buffer]) -> None:
     owner.sql("GRANT DELETE ON rft.run TO rft_reader")
     assert not denied(as_["rft_reader"], "DELETE FROM rft.run WHERE false")
     grant_roles(owner.database)

@@ -115,7 +115,7 @@ def _sample(key: str) -> object:
     return 1 if key != "label_batch_id" and (key.endswith(("_id", "step")) or key in numbers) else None
 
 
-def test_every_named_query_has_a_comment_that_says_what_it_answers() -> None:
+def test_every_named_query_has_a_comment_that_states_what_it_answers() -> None:
     assert [name for name, text in queries().items() if not re.match(r"-- \S", text)] == []
 
 

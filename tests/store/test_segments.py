@@ -122,7 +122,7 @@ def test_a_damaged_segment_is_named(
 def test_a_folder_that_is_not_there_condemns_no_segment(
     tmp_path: Path, store: PosixSegmentStore, appender: SegmentAppender
 ) -> None:
-    """As where a filesystem is not mounted: the segments are not damaged, they are out of reach."""
+    """As if a file system were not mounted: the segments are unavailable, not damaged."""
     appended = appender.append(record_batch([[1]]))
     away = tmp_path / appended.uri
     away.rename(tmp_path / "elsewhere")

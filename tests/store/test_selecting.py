@@ -200,7 +200,7 @@ class Failing(Difficulty):
 """
 
 
-def test_selectors_learn_anew_when_tasks_change(buffer: Buffer) -> None:
+def test_selectors_learn_again_when_tasks_change(buffer: Buffer) -> None:
     roles = learning_run(buffer, "difficulty", {}, num_tasks=6)
     steps(roles, 1, 3)
     before = posterior(roles, "1")
@@ -371,7 +371,7 @@ def test_weights_of_which_none_is_above_0_are_refused(buffer: Buffer) -> None:
         set_tasksets(roles, {"weight": ((0, 1.0), (3, 0.0))})
 
 
-def test_a_fork_goes_on_with_what_its_parent_learned(buffer: Buffer) -> None:
+def test_a_fork_continues_with_what_its_parent_learned(buffer: Buffer) -> None:
     roles = learning_run(buffer, "difficulty", {})
     steps(roles, 1, 4)
     steps(roles, 5, 6)

@@ -61,7 +61,7 @@ def pair(buffer: Buffer, chosen: int, rejected: int) -> int:
 
 
 class TestWhatIsStored:
-    def test_the_run_row_says_what_was_selected(self, stored: Buffer) -> None:
+    def test_the_run_row_states_what_was_selected(self, stored: Buffer) -> None:
         stored.sql("UPDATE rft.experience SET reward = 0.5 WHERE experience_id = 3")
         sql = f"{ALL} where reward > 0 order by random()"
         run = selecting(stored, sql, epochs=2)
@@ -108,7 +108,7 @@ class TestDraws:
             assert [len(batch) for batch in batches] == [5, 5, 5, 5, 4]
             assert sorted(chain.from_iterable(batches)) == list(range(1, 25))
 
-    def test_epochs_are_shuffled_anew_and_no_row_is_twice_in_a_batch(self, stored: Buffer) -> None:
+    def test_epochs_are_shuffled_again_and_no_row_is_twice_in_a_batch(self, stored: Buffer) -> None:
         with stored.attempt(selecting(stored, epochs=3)) as attempt:
             batches = [ids(attempt, step, 7) for step in range(1, stored_selection.num_steps(24, 7, 3) + 1)]
             assert ids(attempt, len(batches) + 1, 7) == []
@@ -121,7 +121,7 @@ class TestDraws:
     @pytest.mark.parametrize(
         ("rows", "batch", "epochs", "steps"), [(24, 5, 1, 5), (24, 8, 2, 6), (3, 8, 2, 2), (10, 4, 3, 8)]
     )
-    def test_a_selection_lasts_as_many_steps_as_it_says(
+    def test_a_selection_lasts_as_many_steps_as_it_states(
         self, stored: Buffer, rows: int, batch: int, epochs: int, steps: int
     ) -> None:
         assert stored_selection.num_steps(rows, batch, epochs) == steps
@@ -129,7 +129,7 @@ class TestDraws:
             lengths = [len(ids(attempt, step, batch)) for step in range(1, steps + 2)]
         assert lengths[-1] == 0 and 0 not in lengths[:-1] and sum(lengths) == rows * epochs
 
-    def test_a_short_batch_says_why(self, stored: Buffer) -> None:
+    def test_a_short_batch_states_why(self, stored: Buffer) -> None:
         with stored.attempt(selecting(stored, f"{ALL} where experience_id <= 3")) as attempt:
             batch = attempt.draw(1, 8, timeout_s=5)
             again = attempt.draw(1, 8, timeout_s=5)
@@ -262,7 +262,7 @@ class TestTheCut:
             thread.join()
         assert found[0].item_ids == (1, 5) and found[0].label_cut == 2
 
-    def test_people_go_on_labelling_while_the_query_runs_and_it_does_not_see_them(self, stored: Buffer) -> None:
+    def test_people_continue_labelling_while_the_query_runs_and_it_does_not_see_them(self, stored: Buffer) -> None:
         with stored_selection.at_label_cut(stored.database) as (connection, cut):
             stored.sql("UPDATE rft.experience SET reward = 0.5 WHERE experience_id = 1")
             row = connection.execute(
@@ -352,7 +352,7 @@ class TestPairs:
         assert stored.sql(facts, [one]).to_pylist() == [{"margin": None, "stands": False}]
 
     @pytest.mark.parametrize("margin", [None, 0.25])
-    def test_what_a_person_said_stands_whatever_the_rewards_say(self, stored: Buffer, margin: float | None) -> None:
+    def test_what_a_person_said_stands_whatever_the_rewards_are(self, stored: Buffer, margin: float | None) -> None:
         stored.sql("INSERT INTO rft.preference_pair (chosen_id, rejected_id, margin) VALUES (3, 4, %s)", [margin])
         found = stored.sql("SELECT margin, stands, source::text FROM rft.v_pair").to_pylist()
         assert found == [{"margin": margin, "stands": True, "source": "human"}]

@@ -172,7 +172,7 @@ def test_sequential_keeps_loading_order() -> None:
     assert build("sequential", 3).select(5) == [0, 1, 2, 0, 1]
 
 
-def test_shuffle_orders_every_epoch_and_every_seed_anew() -> None:
+def test_shuffle_orders_every_epoch_and_every_seed_again() -> None:
     selector = build("shuffle", 50)
     first, second = selector.select(50), selector.select(50)
     assert first != second and first != build("shuffle", 50, seed=1).select(50)

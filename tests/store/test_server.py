@@ -100,7 +100,7 @@ except rftdata.errors.BufferUnavailableError as error:
 
 
 def opened_in_another_container(folder: Path) -> str:
-    """What opening the folder gives where no process of this test can be seen, nor its shared memory."""
+    """Open the folder where neither processes nor shared memory of this test are visible."""
     apart = ["unshare", "--pid", "--ipc", "--fork", "--mount-proc"]
     try:
         subprocess.run([*apart, "true"], check=True, capture_output=True)
@@ -146,7 +146,7 @@ def test_a_folder_may_have_any_name(server_folders: Path, name: str) -> None:
         EmbeddedServer(folder).stop()
 
 
-def test_the_note_of_the_machine_is_written_once_and_an_empty_one_refuses_nobody(folder: Path) -> None:
+def test_the_record_of_the_machine_is_written_once_and_an_empty_one_refuses_no_machine(folder: Path) -> None:
     one(folder)
     note = folder / "host"
     before = note.stat()

@@ -39,7 +39,7 @@ def configured(sql: str = SQL, *, epochs: int = 1, pin_labels: bool = True, **ch
     return parse_config({**raw, **changes}, Path(), "test")
 
 
-def test_a_run_lasts_as_long_as_its_selection_unless_it_is_told_to_end_earlier(stored: Buffer) -> None:
+def test_a_run_lasts_as_long_as_its_selection_unless_it_is_configured_to_end_earlier(stored: Buffer) -> None:
     assert prepare_run(ResolvedRun(configured()), stored).planned_steps == 3
     assert prepare_run(ResolvedRun(configured(epochs=4)), stored).planned_steps == 10
     assert prepare_run(ResolvedRun(configured(steps=2)), stored).planned_steps == 2
@@ -110,7 +110,7 @@ def test_a_resumed_run_keeps_its_selection(stored: Buffer) -> None:
         prepare_run(ResolvedRun(configured()), stored, resumed=stored.find_run("source"))
 
 
-def test_a_run_that_ended_early_on_purpose_can_go_on(stored: Buffer) -> None:
+def test_a_run_that_ended_early_on_purpose_can_continue(stored: Buffer) -> None:
     row = prepare_run(ResolvedRun(configured(steps=2)), stored)
     with stored.attempt(row) as attempt:
         seen = [attempt.draw(step, 4) for step in (1, 2)]
@@ -127,7 +127,7 @@ def test_a_run_that_ended_early_on_purpose_can_go_on(stored: Buffer) -> None:
     assert sorted(chain.from_iterable(drawn)) == list(range(1, 11))
 
 
-def test_check_deep_says_what_would_be_trained_on(
+def test_check_deep_states_what_would_be_trained_on(
     stored: Buffer, tmp_path: Path, tiny_config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_command(["check", "--deep", str(tiny_config)]) == 0

@@ -53,7 +53,7 @@ def check(folder: Path, tiny: Path, pipelines: dict[str, Any]) -> int:
         ),
     ],
 )  # fmt: skip
-def test_what_a_stage_cannot_be_made_ready_with_is_told(
+def test_an_input_that_a_stage_cannot_be_prepared_with_is_named(
     tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str], pipelines: dict[str, Any], words: list[str]
 ) -> None:
     assert check(tmp_path, tiny, pipelines) == 2

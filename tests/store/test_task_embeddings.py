@@ -97,7 +97,7 @@ def test_vectors_are_kept_by_pgvector_and_only_new_texts_are_encoded(
         assert similarity == pytest.approx(float(unit[0] @ unit[task_id - 1]), abs=1e-5)
 
 
-def test_a_server_without_pgvector_keeps_arrays_that_say_the_same(buffer: Buffer) -> None:
+def test_a_server_without_pgvector_keeps_arrays_with_the_same_content(buffer: Buffer) -> None:
     vectors = np.array([[1, 0, 0], [1, 1, 0], [0, 0, 2]], np.float32)
     # As on a server that has no such extension.
     buffer.sql("CREATE OR REPLACE FUNCTION rft.use_pgvector() RETURNS text LANGUAGE sql AS $$ SELECT 'real[]' $$")

@@ -89,7 +89,7 @@ def test_a_set_that_shrank_below_its_limit_is_known_to_have(
     assert prompts(buffer, GONE) == [f"q{i}" for i in range(4, 10)]
 
 
-def test_tasks_that_a_stage_made_are_neither_gone_nor_counted(
+def test_tasks_that_a_stage_made_are_neither_removed_nor_counted(
     buffer: Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path, OLD[:2])
@@ -116,7 +116,7 @@ def test_two_rows_of_one_key_that_differ_are_refused(buffer: Buffer, tmp_path: P
     assert load(buffer, tmp_path, rows[:3]) == 2  # the same row twice is one task
 
 
-def test_rows_of_one_prompt_are_one_task_and_those_that_say_something_else_are_told_of(
+def test_rows_of_one_prompt_are_one_task_and_those_with_another_answer_are_reported(
     buffer: Buffer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     same = [{"question": "q", "answer": "1", "from": "a"}, {"answer": "1", "from": "a", "question": "q"}]

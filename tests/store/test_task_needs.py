@@ -60,7 +60,7 @@ def write_chats(folder: Path, chats: list[Any]) -> None:
 
 
 def opened(config: RunConfig, folder: Path) -> list[str]:
-    """What `rft check --deep` says where no buffer is."""
+    """Return the sentences of `rft check --deep` without a buffer."""
     found = config.model_copy(update={"buffer": config.buffer.model_copy(update={"uri": str(folder / "none")})})
     found._base_dir = folder
     resolved = ResolvedRun(found)

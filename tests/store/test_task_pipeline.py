@@ -164,7 +164,7 @@ def test_a_status_that_a_person_sets_stays_whatever_a_pipeline_decides(buffer: B
     assert statuses(buffer) == {"active": 16, "excluded": 4}
 
 
-def test_content_corrected_before_it_was_tried_is_decided_on_anew_and_scores_are_no_change(
+def test_content_corrected_before_it_was_tried_is_decided_on_again_and_scores_are_no_change(
     buffer: Buffer, tmp_path: Path
 ) -> None:
     config = configuration(tmp_path, [LEVELS])
@@ -190,7 +190,7 @@ def test_features_of_the_source_stay_and_those_of_stages_lie_over_them(buffer: B
     assert count(buffer, "rft.task") == 2
 
 
-def test_a_stage_may_mend_prompts_and_answers_of_tasks_that_were_not_tried(buffer: Buffer, tmp_path: Path) -> None:
+def test_a_stage_may_correct_prompts_and_answers_of_tasks_that_were_not_tried(buffer: Buffer, tmp_path: Path) -> None:
     write(tmp_path, [{"question": "  what?  ", "answer": " 1"}, {"question": "fine", "answer": "2"}])
     (tmp_path / "mine.py").write_text(
         "def strip(row):\n    return {'prompt': row['prompt'].strip(), 'answer': row['answer'].strip()}\n"
@@ -349,7 +349,7 @@ TWO_SETS = [{"name": "sums", "source": "sums.jsonl"}, {"name": "more", "source":
         ({}, [{"quality_score": {"columns": {"level": [0, 4]}}}], r"the taskset 'more': stage 1 .*'level'.*allowed: steps"),
     ],
 )  # fmt: skip
-def test_a_mistake_in_one_set_is_told_before_anything_of_another_is_stored(
+def test_a_mistake_in_one_set_is_reported_before_anything_of_another_is_stored(
     buffer: Buffer, tmp_path: Path, changes: dict[str, Any], stages: list[Any], message: str
 ) -> None:
     write(tmp_path, ROWS)
@@ -413,7 +413,7 @@ def test_a_stored_set_is_not_read_again_to_be_checked(buffer: Buffer, tmp_path: 
     assert (tmp_path / "mine.log").read_text() == ".."  # looked at, then loaded
 
 
-def test_a_pipeline_that_drops_everything_is_refused_and_says_by_which_stage(buffer: Buffer, tmp_path: Path) -> None:
+def test_a_pipeline_that_drops_everything_is_refused_and_states_by_which_stage(buffer: Buffer, tmp_path: Path) -> None:
     write(tmp_path, ROWS)
     config = configuration(tmp_path, [{"sql": "SELECT * FROM batch WHERE false"}])
     for _ in range(2):
@@ -458,7 +458,7 @@ def test_evaluation_tasks_are_left_as_they_are(buffer: Buffer, tmp_path: Path) -
     assert rows == {"sums": (16, 4), "val": (20, 0)}
 
 
-def test_what_is_interrupted_goes_on_where_it_was(buffer: Buffer, tmp_path: Path) -> None:
+def test_an_interrupted_load_continues_where_it_stopped(buffer: Buffer, tmp_path: Path) -> None:
     num_tasks = pipeline.BATCH_TASKS + 14
     last = str(2 * (num_tasks - 1))
     (tmp_path / "mine.py").write_text(

@@ -1,4 +1,4 @@
-"""What stages find out about tasks, counted use among it, and the tasks that they make."""
+"""Scores of stages for tasks, including usage, and the tasks that stages create."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.store.test_task_pipeline import (
 from tests.support.store_roles import Roles
 
 
-def test_usage_and_outcomes_of_runs_are_counted_in_the_buffer_and_scored_anew(buffer: Buffer, tmp_path: Path) -> None:
+def test_usage_and_outcomes_of_runs_are_counted_in_the_buffer_and_scored_again(buffer: Buffer, tmp_path: Path) -> None:
     roles = Roles(buffer, num_tasks=4, steps=2)
     buffer.sql('UPDATE rft.task SET payload = \'{"prompt": "How much is it?"}\'')
     attempt = roles.attempt()

@@ -98,7 +98,7 @@ def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_data_set_of_the_hub_is_read_from_the_cache_when_the_hub_is_away(
+def test_a_data_set_of_the_hub_is_read_from_the_cache_when_the_hub_is_unavailable(
     hub_cache: Path, buffer: Buffer, tmp_path: Path
 ) -> None:
     found = config("hf:example/small_sums", args={"config": "main"})

@@ -106,7 +106,7 @@ def test_undoing_labels_undoes_what_tasks_seem(roles: Roles) -> None:
     ],
     ids=["relabel", "outcome"],
 )
-def test_what_a_person_has_not_committed_keeps_nobody_waiting(roles: Roles, statement: LiteralString) -> None:
+def test_what_a_person_has_not_committed_blocks_no_other_session(roles: Roles, statement: LiteralString) -> None:
     """The same task is tried again meanwhile."""
     with psycopg.connect(roles.buffer.config.uri) as client:
         client.execute(statement)
@@ -163,7 +163,7 @@ def test_what_would_break_the_fold_is_refused(roles: Roles, statement: str, hint
 
 
 def broken(roles: Roles) -> None:
-    """As by a restored table or a defect of ours: the fold differs from the outcomes."""
+    """As after a restored table or a defect: the statistics differ from the outcomes."""
     with roles.database.transaction() as connection:
         connection.execute("SELECT set_config('rft.folding', 'rebuild', true)")
         connection.execute(

@@ -221,7 +221,7 @@ def test_a_checkpoint_whose_validation_failed_does_not_wait_for_ever(training: T
     assert training.checkpoints() == [2, 4]
 
 
-def test_validations_that_nobody_answered_are_asked_again_with_the_weights_of_their_step(training: Training) -> None:
+def test_unanswered_validations_are_asked_again_with_the_weights_of_their_step(training: Training) -> None:
     training.start(5, trainer={"learning_rate": 0.01}, eval=validation(2, "easy", "hard"))
     training.make_ready(3)
     life = training.attempt()
@@ -268,7 +268,7 @@ def test_an_interrupted_reading_of_the_tests_is_done_by_the_next_life(training: 
     ]  # fmt: skip
 
 
-def test_a_step_that_a_checkpoint_contains_is_on_record_whenever_the_trainer_dies(training: Training) -> None:
+def test_a_step_that_a_checkpoint_contains_is_on_record_whenever_the_trainer_ends(training: Training) -> None:
     """The database refuses the record of step 2, as if the process had been killed in front of it."""
     training.start(3)
     training.make_ready(3)
@@ -289,7 +289,7 @@ def test_a_step_that_a_checkpoint_contains_is_on_record_whenever_the_trainer_die
     assert training.checkpoints() == [2, 3]
 
 
-def test_what_selectors_say_of_themselves_is_recorded_with_the_step(training: Training) -> None:
+def test_what_selectors_report_of_themselves_is_recorded_with_the_step(training: Training) -> None:
     training.start(1)
     training.make_ready(1)
     run_id = training.run.run_id

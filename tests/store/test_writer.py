@@ -120,7 +120,7 @@ def test_what_callers_hand_in_together_is_stored_together_and_a_bad_claim_fails_
     assert list(verify(buffer)) == []
 
 
-def test_a_fenced_writer_is_told_so_and_stores_nothing(buffer: Buffer) -> None:
+def test_a_fenced_writer_gets_an_error_and_stores_nothing(buffer: Buffer) -> None:
     roles = Roles(buffer)
     roles.attempt()
     roles.plan()

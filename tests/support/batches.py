@@ -53,7 +53,7 @@ def batch_of_tasks(*prompts: str, **columns: Sequence[object]) -> pa.Table:
 
 
 def stored(scores: Sequence[StageScores]) -> dict[str, dict[int, KnownScore]]:
-    """What a chain would be given of these scores the next time."""
+    """Return these scores as a chain receives them the next time."""
     known: dict[str, dict[int, KnownScore]] = {}
     for found in scores:
         for row, digest in zip(found.table.to_pylist(), found.input_digests.to_pylist()):

@@ -49,7 +49,7 @@ def call_rft(
 
 
 def _what_they_do(arguments: tuple[object, ...]) -> str:
-    """What the processes of a buffer reported about their work, for the message of a call that hangs."""
+    """Return what the processes of a buffer reported about their work, for the message of a call that does not return."""
     named = [Path(str(arguments[i + 1])) for i, argument in enumerate(arguments[:-1]) if argument == "--buffer"]
     queries = (
         "select * from rft.worker",

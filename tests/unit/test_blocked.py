@@ -24,7 +24,7 @@ def end():
     blocked.end_blocked_process("the reward 'slow'\\n blocks on task sums/7", "File reward.py, line 3\\n")
 
 threading.Thread(target=end).start()
-time.sleep(60)
+time.sleep(160)
 """
 
 
@@ -35,7 +35,7 @@ def end_in_a_process(run_folder: Path, *obstacle: str) -> tuple[subprocess.Popen
         stderr=subprocess.PIPE,
         text=True,
     )
-    out, error = process.communicate(timeout=50)
+    out, error = process.communicate(timeout=150)
     return process, out, error
 
 
@@ -62,7 +62,7 @@ blocked.report_to(Path(sys.argv[1]))
 time_limits.call(lambda: time.sleep(600), 0.2, "`prepare` of stage 1 of the pipeline (mine)")
 """
     process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stderr=subprocess.PIPE, text=True)
-    _, error = process.communicate(timeout=50)
+    _, error = process.communicate(timeout=150)
 
     assert process.returncode == blocked.EXIT_CODE
     report = blocked.read_report(tmp_path, process.pid)

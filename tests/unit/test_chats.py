@@ -107,7 +107,7 @@ def test_special_tokens_of_the_template_are_not_doubled() -> None:
 
 
 @pytest.mark.parametrize("content", ["final", "n", "a<|im_end|>b", " spaced ", "assistant\n"])
-def test_an_answer_is_found_whatever_it_says(content: str) -> None:
+def test_an_answer_is_found_whatever_it_states(content: str) -> None:
     found = tokenizer(CHANNELS)
     chat = [CHAT[0], {"role": "assistant", "content": content}, *CHAT[2:]]
     spans = [text for counts, text in parts(found, chat_sequence(found, chat)) if counts]

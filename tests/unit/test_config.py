@@ -57,7 +57,7 @@ def test_what_is_changed_below_is_in_order_without_the_change() -> None:
     ("change", "word"),
     [({"run": {"mode": "train"}}, "run.mode train"), ({"explorer": {"engine": "none"}}, "explorer.engine is none")],
 )
-def test_evaluations_that_nobody_would_answer_are_refused(change: dict[str, Any], word: str, key: str) -> None:
+def test_evaluations_without_an_explorer_are_refused(change: dict[str, Any], word: str, key: str) -> None:
     with pytest.raises(ConfigError, match=word) as caught:
         config(eval={key: [VALIDATION]}, **change)
     assert f"eval.{key}" in str(caught.value)
@@ -94,7 +94,7 @@ def test_arguments_that_the_workflow_does_not_take_are_refused() -> None:
         check_plugins(ResolvedRun(config(explorer={"workflow_args": {"turnz": 2}})))
 
 
-def test_a_comparison_of_rollouts_that_nobody_rewards_is_refused() -> None:
+def test_a_comparison_of_rollouts_without_rewards_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"explorer\.reward"):
         check_plugins(ResolvedRun(config(explorer={"reward": []})))
     with pytest.raises(ConfigError, match=r"explorer\.reward"):
@@ -119,7 +119,7 @@ def test_rewards_may_come_from_elsewhere_or_not_be_needed(change: dict[str, Any]
 
 
 @pytest.mark.parametrize("change", [{"engine": "none"}, {"workflow": "demonstration"}])
-def test_answers_that_nobody_sampled_are_refused_where_their_probabilities_count(change: dict[str, str]) -> None:
+def test_answers_that_were_not_sampled_are_refused_where_their_probabilities_count(change: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="samples nothing"):
         check_plugins(ResolvedRun(config(explorer=change)))
     check_plugins(ResolvedRun(config(explorer=change, algorithm={"name": "sft"})))

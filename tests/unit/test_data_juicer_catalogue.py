@@ -14,7 +14,7 @@ from rftdata.errors import PluginError
 from scripts.data_juicer_catalogue import DECIDING, render
 
 
-def test_the_catalogue_is_what_the_installed_data_juicer_says() -> None:
+def test_the_catalogue_is_what_the_installed_data_juicer_states() -> None:
     assert FILE.read_text(encoding="utf-8") == render(), "run scripts/data_juicer_catalogue.py and read the difference"
     assert FILE.stat().st_size < 1_000_000
 

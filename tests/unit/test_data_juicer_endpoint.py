@@ -92,7 +92,7 @@ def test_an_endpoint_that_never_answers_well_fails_the_batch(server: ModelServer
     assert len(server.answers) == 3
 
 
-def test_a_mapper_writes_what_the_model_says(server: ModelServer) -> None:
+def test_a_mapper_writes_what_the_model_states(server: ModelServer) -> None:
     seen: list[Any] = []
     chain = build_chain([{"optimize_query_mapper": endpoint(server, max_tokens=6)}])
     table = batch_of_groups([1] * 2, prompt=["what is two plus two?", "and three?"])

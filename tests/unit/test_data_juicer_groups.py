@@ -182,7 +182,7 @@ def test_a_reverse_grouper_leaves_the_rows_with_what_was_found(serve: Any, token
     assert result.created == []
 
 
-def test_tags_of_a_group_are_unified_and_the_rows_go_on(serve: Any, tokenizer: str) -> None:
+def test_tags_of_a_group_are_unified_and_the_rows_continue(serve: Any, tokenizer: str) -> None:
     server = serve(lambda text: "**joy归类为happy**\n**glad归类为happy**")
     tags = {
         "sql": "SELECT *, metadata->>'topic' AS dj_mood, json_array(metadata->>'topic', 'calm') AS dj_moods FROM batch"

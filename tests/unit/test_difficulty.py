@@ -167,7 +167,7 @@ def test_learning_does_not_go_through_all_tasks(referred: bool) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3, 5, 16])
-def test_outcomes_that_come_in_parts_say_of_other_tasks_what_their_batch_says(size: int) -> None:
+def test_outcomes_in_parts_are_the_same_evidence_about_other_tasks_as_their_batch(size: int) -> None:
     """C is that of the recurrence; posteriors differ by what is forgotten within a batch only."""
     rng = np.random.default_rng(6)
     weak = rng.integers(0, 9, 300) / 16
@@ -188,7 +188,7 @@ def test_outcomes_that_come_in_parts_say_of_other_tasks_what_their_batch_says(si
     assert np.abs(alpha / (alpha + beta) - plain.alpha / (plain.alpha + plain.beta)).max() < 0.03
 
 
-def test_one_group_of_a_task_that_both_references_find_equally_hard_says_nothing_of_others() -> None:
+def test_one_group_of_a_task_that_both_references_find_equally_hard_states_nothing_of_others() -> None:
     weak, strong = np.full(100, 0.2), np.full(100, 0.8)
     weak[0] = strong[0] = 0.5
     selector = bots(100, weak, strong)
@@ -338,7 +338,7 @@ def test_a_correction_counts_as_if_the_outcome_had_been_so() -> None:
     assert posterior(wrong, 1, 2, 3) == pytest.approx(posterior(right, 1, 2, 3))
 
 
-def test_what_a_person_says_counts_in_full() -> None:
+def test_what_a_person_states_counts_in_full() -> None:
     selector = bots(3)
     selector.observe([Observation(2, 0, 16, kind="manual", group=None, seq=1)])
     assert posterior(selector, 2) == [1, 17]
@@ -352,7 +352,7 @@ def test_the_weight_of_references_that_predict_badly_is_halved() -> None:
     assert selector.metrics()["implicit"] == 0.2
 
 
-def test_a_restart_goes_on_the_same() -> None:
+def test_a_restart_continues_the_same() -> None:
     rng = np.random.default_rng(7)
     weak = rng.integers(0, 5, 300) / 10
     through = bots(300, weak, weak + 0.5, temperature=0.1)

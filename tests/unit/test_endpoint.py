@@ -90,7 +90,7 @@ def test_requests_fly_together_up_to_the_limit(serve: Serve, judge: MakeJudge) -
     meet = threading.Barrier(4)  # broken, and the request a 500, unless four come at once
 
     def together(_: int, __: Body) -> Says | str:
-        meet.wait(10)
+        meet.wait(60)
         return GOOD
 
     server = serve(together)
@@ -262,7 +262,7 @@ def test_calls_beyond_the_budget_are_errors_and_a_ledger_that_lives_on_keeps_cou
     assert ledger.spent("llm_judge/judge") == Usage(4, 4 * 30, 0.0)
 
 
-def test_tokens_and_cost_are_counted_as_the_server_tells_them(serve: Serve, judge: MakeJudge) -> None:
+def test_tokens_and_cost_are_counted_as_the_server_reports_them(serve: Serve, judge: MakeJudge) -> None:
     server = serve(lambda *_: GOOD)
     ledger = MemoryUsage()
     budget = {"max_cost": 1.0, "prompt_price": 1000.0, "response_price": 4000.0, "name": "judges"}
@@ -361,7 +361,7 @@ def test_a_budget_below_a_single_call_is_refused_with_what_one_reserves(stage: s
     assert build_chain([{stage: {"endpoint": "policy", **arguments, "max_tokens": 64}}])
 
 
-def test_a_call_that_the_budget_never_allows_says_what_it_would_take() -> None:
+def test_a_call_that_the_budget_never_allows_states_what_it_would_take() -> None:
     chain = build_chain(
         [{"llm_judge": {"endpoint": "policy", "template": "{response}", "budget": {"max_tokens": 600}}}]
     )

@@ -70,7 +70,7 @@ def test_an_extra_is_expanded_and_brings_nothing_of_the_others() -> None:
     assert not {"vllm", "ruff", "py3langid", "rftdata", "duckdb"} & names
 
 
-def test_without_torch_and_vllm_the_doctor_finds_nothing_wrong_and_says_what_brings_them(only: Install) -> None:
+def test_without_torch_and_vllm_the_doctor_finds_nothing_wrong_and_states_what_brings_them(only: Install) -> None:
     only()
     good, wrong = findings()
     assert wrong == []

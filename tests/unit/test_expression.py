@@ -84,7 +84,7 @@ def test_numbers_and_truth_values_become_the_type_asked_for() -> None:
     assert values("reward / 0", pa.float64())[1] == math.inf
 
 
-def test_a_formula_says_which_columns_it_needs_and_whether_rows_stand_alone() -> None:
+def test_a_formula_states_which_columns_it_needs_and_whether_rows_stand_alone() -> None:
     formula = Expression("reward + metrics.quality * list_sum(list_transform([1], lambda x: x + 1))")
     assert (formula.columns, formula.rowwise) == ({"reward", "metrics"}, True)
     assert not Expression("max(reward) OVER ()").rowwise

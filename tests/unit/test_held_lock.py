@@ -19,7 +19,7 @@ with held_lock.printed():
     child = fork()
     if child == 0:
         os.close(1), os.close(2)
-        time.sleep(40)
+        time.sleep(120)
         os._exit(0)
     print(child, flush=True)
     if sys.argv[2] == "blocked":
@@ -30,7 +30,7 @@ print("continued", flush=True)
 
 def run_script(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", SCRIPT, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=38, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     os.kill(int(done.stdout.split()[0]), 9)
     return done
 

@@ -133,7 +133,7 @@ def test_a_pattern_of_ones_own_is_the_only_way_to_read_an_answer() -> None:
     assert (row["grade_score"], row["grade_error"]) == (2, None)
 
 
-def test_the_judge_sees_the_chat_and_what_a_response_says_is_not_filled_in_again() -> None:
+def test_the_judge_sees_the_chat_and_what_a_response_states_is_not_filled_in_again() -> None:
     asked: list[str] = []
     messages = [
         {"role": "system", "content": "Be kind."},
@@ -168,7 +168,7 @@ def test_a_policy_is_asked_no_more_than_the_budget_allows() -> None:
     assert sum(row["judge_score"] is None for row in rows) == 2
 
 
-def test_without_a_policy_the_stage_says_so_before_the_first_batch() -> None:
+def test_without_a_policy_the_stage_reports_it_before_the_first_batch() -> None:
     with pytest.raises(
         ConfigError, match=r"stage 1 of the pipeline .llm_judge.: endpoint: policy needs the run's model"
     ):
@@ -247,7 +247,7 @@ def test_grades_between_are_for_fractions_only(grades: str, text: str, score: fl
         ("-1", None),
     ],
 )
-def test_grades_are_the_last_word_of_an_answer_and_not_what_it_speaks_of(text: str, score: float | None) -> None:
+def test_grades_are_the_last_word_of_an_answer_and_not_what_it_mentions(text: str, score: float | None) -> None:
     chain = prepared("rubric", lambda _: text, criteria=[{"description": "It is good."}])
     assert scores(chain.run(batch([1])))[0]["rubric_score"] == score
 
@@ -315,7 +315,7 @@ def test_what_names_no_winner_is_no_verdict(text: str) -> None:
     assert "it names no winner" in rows[0]["pairwise_error"]
 
 
-def test_equal_texts_are_a_tie_that_nobody_is_asked_about() -> None:
+def test_equal_texts_are_a_tie_without_a_question() -> None:
     asked: list[str] = []
     table = batch([0, 0, 0], response=["same", "same", "same"])
     rows = scores(prepared("pairwise_judge", longest_wins, asked).run(table))
@@ -331,7 +331,7 @@ def test_neighbours_in_a_ring_are_compared_where_all_pairs_would_be_dear() -> No
     assert [row["pairwise_score"] for row in rows] == [0, 0.5, 0.5, 0.5, 0.5, 1]
 
 
-def test_what_cannot_be_compared_has_no_score_and_says_why() -> None:
+def test_what_cannot_be_compared_has_no_score_and_states_why() -> None:
     table = batch([0], [0, 0], prompt=["p", "p", "another prompt"])
     rows = scores(prepared("pairwise_judge", longest_wins).run(table))
     assert [row["pairwise_score"] for row in rows] == [None] * 3
@@ -348,7 +348,7 @@ def test_a_failed_comparison_takes_the_score_of_both_and_of_no_other() -> None:
     assert rows[0]["pairwise_error"].startswith("1 of 2 comparisons failed: malformed answer: it names no winner")
 
 
-def test_a_group_with_one_unscored_row_is_compared_anew_as_a_whole() -> None:
+def test_a_group_with_one_unscored_row_is_compared_again_as_a_whole() -> None:
     asked: list[str] = []
     chain = prepared("pairwise_judge", longest_wins, asked)
     kept = {"pairwise_score": 0.25, "pairwise_parts": "{}", "pairwise_error": None}

@@ -185,7 +185,7 @@ def test_a_digest_does_not_depend_on_the_rows_around_it(values: pa.Array, start:
     assert digests(**tail) == digests(**copied)
 
 
-def test_null_is_no_value_and_columns_are_told_apart() -> None:
+def test_null_is_no_value_and_columns_are_distinguished() -> None:
     nothing, empty = pa.array([None, None], pa.string()), pa.array(["", ""])
     assert not set(digests(x=nothing)) & set(digests(x=empty))
     assert digests(x=pa.nulls(2)) == digests(x=nothing)  # a query may give a column of nulls another type

@@ -57,7 +57,7 @@ def test_a_missing_folder_is_named(path: str) -> None:
     assert path in str(caught.value)
 
 
-def test_an_unknown_name_without_network_says_what_was_tried(tmp_path: Path) -> None:
+def test_an_unknown_name_without_network_states_what_was_tried(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="missing/nothing"):
         resolve_model("missing/nothing", cache_dir=tmp_path)
 

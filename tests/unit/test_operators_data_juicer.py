@@ -115,7 +115,7 @@ def test_a_condition_reads_the_columns_that_it_names() -> None:
     assert build_chain([stage]).stages[0].operator.reads == {"num_response_tokens", "reward"}
 
 
-def test_a_reversed_range_says_what_the_statistic_is() -> None:
+def test_a_reversed_range_states_what_the_statistic_is() -> None:
     stage = {"text_length_filter": {"min_len": 1, "max_len": 10, "reversed_range": True}}
     assert reasons(stage)[0] == "text_length_filter: text_len is 5 (min_len 1, max_len 10, reversed_range True)"
 

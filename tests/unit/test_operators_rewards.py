@@ -21,7 +21,7 @@ def test_stale_rows_are_dropped_and_those_without_a_policy_stay() -> None:
     assert reasons("drop_stale", {"max": 2}, table) == [None, None, "staleness 3 > max 2", None]
 
 
-def test_a_threshold_on_a_metric_drops_what_has_none_unless_told_otherwise() -> None:
+def test_a_threshold_on_a_metric_drops_what_has_none_by_default() -> None:
     table = batch_of_groups([0] * 4, metrics=QUALITY)
     expected = [None, "metrics.quality 0 < min 0.3", "metrics.quality is null", "metrics.quality is null"]
     assert reasons("threshold", {"column": "metrics.quality", "min": 0.3}, table) == expected

@@ -169,7 +169,7 @@ def test_diversity_is_one_minus_the_mean_similarity() -> None:
     assert outcome.columns["nearest_similarity"].to_pylist() == [1.0, 1.0, 0.0]
 
 
-def test_a_chain_without_an_encoder_says_so() -> None:
+def test_a_chain_without_an_encoder_reports_it() -> None:
     with pytest.raises(
         OperatorError, match=r"no encoder of texts is available here; use diversity_score in pipelines.task"
     ):

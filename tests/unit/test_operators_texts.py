@@ -108,7 +108,7 @@ def test_rows_without_a_text_are_copies_of_none() -> None:
 # Near copies
 
 
-def test_a_text_that_differs_in_a_word_is_near_and_the_reason_says_how_near() -> None:
+def test_a_text_that_differs_in_a_word_is_near_and_the_reason_states_how_near() -> None:
     # Of 20 words 16 five-grams; another last word leaves 15 of them equal: 15 / 17.
     text = [f"word{number}" for number in range(20)]
     table = batch_of_groups(
@@ -188,7 +188,7 @@ LANGUAGES = {
 }
 
 
-def test_languages_are_told_apart_and_filtered() -> None:
+def test_languages_are_distinguished_and_filtered() -> None:
     texts = [*LANGUAGES.values(), "", None]
     table = batch_of_groups([0] * 5, response=texts)
     stages: list[dict[str, object]] = [{"language_score": {}}, {"language_filter": {"keep": ["en", "fr"]}}]
@@ -216,7 +216,7 @@ def test_languages_can_be_narrowed_down() -> None:
         build_chain([{"language_score": {"among": ["en", "klingon"]}}]).prepare()
 
 
-def test_without_its_package_the_stage_says_what_to_install() -> None:
+def test_without_its_package_the_stage_states_what_to_install() -> None:
     script = """
 import sys
 sys.modules["py3langid.langid"] = None

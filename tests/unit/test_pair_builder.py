@@ -83,7 +83,7 @@ def test_rollouts_of_several_turns_and_answers_to_another_prompt_are_left_out() 
     assert built([1, 0, 0], columns={"prompt": ["a", "b", "a"]}) == [(100, 102)]
 
 
-def test_as_a_stage_it_drops_what_no_pair_uses_and_says_why() -> None:
+def test_as_a_stage_it_drops_what_no_pair_uses_and_states_why() -> None:
     chain = build_chain([{"pair_builder": {"margin": 0.5, "max_pairs": 1, "ties": "order"}}], min_group_size=1)
     rows = chain.run(batch_of_groups([1, 1, 0], [0.5, 0.4])).decisions.to_pylist()
     assert [row["kept"] for row in rows] == [True, False, True, False, False]

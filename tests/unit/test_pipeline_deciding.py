@@ -76,7 +76,7 @@ def test_rows_that_fail_are_set_aside_where_others_pass() -> None:
     assert len(calls) < 6 * 256
 
 
-def test_a_row_that_fails_in_every_group_is_set_aside_and_the_others_go_on() -> None:
+def test_a_row_that_fails_in_every_group_is_set_aside_and_the_others_continue() -> None:
     failing.update(range(101, 356, 4))
     verdicts = decide(chain(), batch(64), patient=True)
     assert {d["experience_id"] for d in verdicts.decisions.to_pylist() if not d["kept"]} == failing

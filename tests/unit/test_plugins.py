@@ -72,7 +72,7 @@ def test_an_edited_file_is_read_again_an_unchanged_one_is_one_module(tmp_path: P
     assert REWARDS.load("./reward.py:reward", tmp_path)() == 2
 
 
-def test_a_file_that_raises_says_what_and_where(tmp_path: Path) -> None:
+def test_a_file_that_raises_states_what_and_where(tmp_path: Path) -> None:
     (tmp_path / "reward.py").write_text("1 / 0\n")
     with pytest.raises(PluginError, match=r"does not load: ZeroDivisionError: division by zero; correct .*reward\.py"):
         REWARDS.load("./reward.py:reward", tmp_path)

@@ -24,7 +24,7 @@ def test_columns_of_lists_are_compared() -> None:
     ]
 
 
-def test_the_rules_of_the_chain_are_told_apart() -> None:
+def test_the_rules_of_the_chain_are_distinguished() -> None:
     """A group that came in too small, a row without a reward, and the sibling that it leaves alone."""
     found = shown([{"drop_truncated": {}}], [0], [None, 1], [0, 1])
     assert [(one.index, one.stage, one.rows_in, one.rows_kept) for one in found.stages] == [

@@ -36,7 +36,7 @@ def test_greso_skips_by_the_streak_of_groups_that_taught_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", ["greso", "plr"])
-def test_what_a_person_says_changes_what_is_known_of_a_task(name: str) -> None:
+def test_what_a_person_states_changes_what_is_known_of_a_task(name: str) -> None:
     """A pass rate of one half instead of 0 of 8 is eight more successes in eight more trials."""
     selector = built(name, 4, **({"adjust": 0.0} if name == "greso" else {}))
 
@@ -58,7 +58,7 @@ def test_what_a_person_says_changes_what_is_known_of_a_task(name: str) -> None:
     assert worth(3) == (0.5 if name == "greso" else 0.0)
 
 
-def test_greso_passes_over_as_many_as_it_says() -> None:
+def test_greso_passes_over_as_many_as_it_states() -> None:
     selector: Greso = built("greso", 4000, adjust=0.0)
     selector.observe([outcome(i, 0, group=i) for i in range(4000)])
     selector.observe([outcome(i, 0, group=4000 + i) for i in range(2000)])
@@ -76,7 +76,7 @@ def test_greso_moves_towards_its_targets() -> None:
     assert (selector.metrics()["explore_easy"], selector.metrics()["explore_hard"]) == pytest.approx((0.495, 0.505))
 
 
-def test_greso_takes_whoever_comes_when_nearly_all_are_skipped() -> None:
+def test_greso_takes_every_task_when_nearly_all_are_skipped() -> None:
     selector: Greso = built("greso", 6, explore_hard=0.0, adjust=0.0)
     selector.observe([outcome(i, 0, group=i) for i in range(6)])
     assert len(set(selector.select(4))) == 4
@@ -131,7 +131,7 @@ def test_easy_tasks_come_first_by_the_first_feature_then_by_the_second() -> None
         built("easy_to_hard", 5, features=[])
 
 
-def test_an_order_by_other_features_begins_anew() -> None:
+def test_an_order_by_other_features_begins_again() -> None:
     numbers = {"rate": np.array([0.5, 0.9, 0.5, 0.1, 0.5]), "length": np.array([7.0, 9, 3, 1, 7])}
     selector = built("easy_to_hard", 5, features=["rate"])
     selector.set_features(numbers)

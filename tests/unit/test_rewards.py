@@ -155,7 +155,7 @@ def test_what_a_function_started_ends_with_its_time_limit(make: Make, tmp_path: 
     a = f"import subprocess\ndef score(turn, task):\n    subprocess.run(['sh', '-c', 'echo $$ > {tmp_path}/pid; sleep 1000'])\n"
     with pytest.raises(FunctionFailedError, match="reward_timeout_s"):
         scored(make(["./a.py:score"], timeout_s=1.5, a=a))
-    pid, deadline = int((tmp_path / "pid").read_text()), time.monotonic() + 10
+    pid, deadline = int((tmp_path / "pid").read_text()), time.monotonic() + 60
     while process_lives(pid):
         assert time.monotonic() < deadline, "it runs on"
         time.sleep(0.05)
@@ -208,7 +208,7 @@ def test_processes_end_with_the_scorer_even_when_they_hang(make: Make, tmp_path:
     while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
         time.sleep(0.05)
     scorer.close()
-    thread.join(timeout=20)
+    thread.join(timeout=60)
     assert not thread.is_alive()
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)

@@ -1,4 +1,4 @@
-"""Where a failure becomes data: what a user's code raises is an outcome, what ends the run is not."""
+"""An error of a user's code becomes an outcome, unless it ends the run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def no_score(*_: object) -> Score:
 
 
 class Writer:
-    """What of an engine a workflow needs that samples nothing."""
+    """The part of an engine that a workflow without samples needs."""
 
     tokenizer = make_character_tokenizer()
 
@@ -142,13 +142,13 @@ def test_a_plain_workflow_runs_in_a_thread_and_calls_model_and_score_without_awa
 
 
 def test_plain_workflows_that_wait_do_not_wait_for_each_other() -> None:
-    begun = threading.Barrier(8, timeout=20)
+    begun = threading.Barrier(8, timeout=60)
 
     def workflow(task: Task, model: PlainModel, score: Any) -> Score:
         begun.wait()  # broken unless all eight are here at the same time
         return Score(1.0)
 
-    assert [rollout.outcome for rollout in tried(workflow, count=8)] == ["ok"] * 8
+    assert [rollout.outcome for rollout in tried(workflow, count=8, timeout_s=60.0)] == ["ok"] * 8
 
 
 def test_a_plain_workflow_that_never_returns_is_ended_and_named() -> None:
@@ -164,10 +164,10 @@ def test_a_plain_workflow_that_never_returns_is_ended_and_named() -> None:
 
     (rollout,) = tried(workflow, timeout_s=0.3)
     assert rollout.outcome == "timeout" and "in workflow)" in str(rollout.error)
-    assert ended.wait(10), "its thread computes no more"
+    assert ended.wait(60), "its thread computes no more"
 
 
-def test_an_async_workflow_that_blocks_is_ended_and_the_others_go_on() -> None:
+def test_an_async_workflow_that_blocks_is_ended_and_the_others_continue() -> None:
     said: list[str] = []
 
     async def workflow(task: Task, model: Model, score: Scorer) -> Score:
@@ -186,7 +186,7 @@ def test_an_async_workflow_that_blocks_is_ended_and_the_others_go_on() -> None:
 
     try:
         endless, one = asyncio.run(run())
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while said[-1:] != [""] and time.monotonic() < deadline:
             time.sleep(0.05)
     finally:
@@ -237,7 +237,7 @@ def test_a_cancelled_caller_cancels_what_runs_in_the_loop() -> None:
         await asyncio.gather(waiting, return_exceptions=True)
 
     asyncio.run(run())
-    assert cancelled.wait(10)
+    assert cancelled.wait(60)
     loop.close()
 
 
@@ -345,7 +345,7 @@ def test_what_ends_the_run_is_raised(error: Exception) -> None:
         tried(raising(error))
 
 
-def test_an_engine_that_was_stopped_says_so_by_its_class(tmp_path: Path) -> None:
+def test_an_engine_that_was_stopped_reports_it_by_its_class(tmp_path: Path) -> None:
     from rftcore.engines.base import EngineConfig
     from rftcore.engines.transformers_engine import TransformersEngine
     from tests.support.models import make_tiny_model
@@ -405,7 +405,7 @@ def test_a_group_whose_first_rollouts_all_end_alike_is_given_up(reward: float, s
 
 
 @pytest.mark.parametrize("first", [[0.0, 1.0, 0.0], [None, None, None], [None, 1.0, 0.5]])
-def test_a_group_that_is_neither_solved_nor_hopeless_goes_on(first: list[float | None]) -> None:
+def test_a_group_that_is_neither_solved_nor_hopeless_continues(first: list[float | None]) -> None:
     group, begun = screened(first, Screening(3, 0.0, 1.0))
     assert len(begun) == 6 and [r.outcome for r in group.rollouts[3:]] == ["ok"] * 3
     assert [r.index for r in group.rollouts] == list(range(6))

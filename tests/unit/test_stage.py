@@ -136,7 +136,7 @@ def test_parts_of_a_batch_give_what_the_whole_gives(rows: int, batch_rows: int, 
 
 
 def test_parts_run_at_the_same_time() -> None:
-    barrier = threading.Barrier(4, timeout=20)
+    barrier = threading.Barrier(4, timeout=60)
 
     def meet(row: dict[str, Any]) -> bool:
         barrier.wait()  # ends only when four rows are looked at at once

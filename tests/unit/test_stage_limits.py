@@ -83,7 +83,7 @@ def decisions(decided: Any) -> dict[int, tuple[bool, str | None]]:
     return {one["experience_id"]: (one["kept"], one["reason"]) for one in decided.decisions.to_pylist()}
 
 
-def test_the_row_at_which_a_rule_loops_is_set_aside_alone_and_the_reason_says_where_it_was() -> None:
+def test_the_row_at_which_a_rule_loops_is_set_aside_alone_and_the_reason_states_where_it_was() -> None:
     groups = batch((0.0, 1.0, 0.5), (0.0, 1.0, 0.5), (0.0, 1.0, 0.5))
     first = groups.table["experience_id"][0].as_py()
     late = (first + 1, first + 7)
@@ -156,7 +156,7 @@ def test_decide_of_a_scoring_stage_has_the_limit_too() -> None:
         build_chain([limited("LoopsInDecide")]).run(batch((0.0, 1.0)).table)
 
 
-def test_a_query_is_interrupted_and_its_chain_goes_on_with_the_next_batch() -> None:
+def test_a_query_is_interrupted_and_its_chain_continues_with_the_next_batch() -> None:
     chain = build_chain([{"sql": {"query": ENDLESS_ON_ROWS, "run": {"timeout_s": 0.3}}}])
     for _ in range(2):
         with pytest.raises(

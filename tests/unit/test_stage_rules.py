@@ -1,4 +1,4 @@
-"""What the chain takes care of for all stages: questions, names, what comes back from parts and from the database, bad answers."""
+"""Rules that the chain applies to all stages: questions, names, results of parts and of the database, wrong results."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_what_cannot_be_stored_is_an_error_of_the_stage(outcome: dict[str, Any],
     assert error.value.run is not None and error.value.run.rows_in == 2
 
 
-def test_stages_of_one_name_are_told_apart() -> None:
+def test_stages_of_one_name_are_distinguished() -> None:
     stages = [
         {"reward_threshold": {"min": 0.5}},
         {"drop_truncated": {}},
@@ -176,7 +176,7 @@ class Refuses(Operator):
 @pytest.mark.parametrize(
     ("error", "number"), [(PluginError("no package"), 1), (ConfigError("wrong"), 1), (ConnectionError("away"), 21)]
 )
-def test_a_failed_part_is_tried_again_at_bearable_intervals_where_that_may_help(
+def test_a_failed_part_is_tried_again_at_limited_intervals_where_that_may_help(
     error: Exception, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []

@@ -198,7 +198,7 @@ def test_without_a_reward_function_the_reward_is_awaited() -> None:
     assert group.answers[0].reward is None
 
 
-def test_a_call_that_fails_makes_nothing_and_says_why() -> None:
+def test_a_call_that_fails_makes_nothing_and_states_why() -> None:
     def fails(_: Messages) -> str:
         raise RuntimeError("gone")
 

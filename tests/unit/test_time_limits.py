@@ -103,7 +103,7 @@ def test_each_row_of_a_generator_has_the_limit_and_objects_stay_in_their_thread(
     assert time_limits.call(threading.get_ident, 60, "it") == threading.get_ident()
 
 
-def test_a_command_lowers_limits_and_says_so_and_leaves_lower_ones() -> None:
+def test_a_command_lowers_limits_and_reports_it_and_leaves_lower_ones() -> None:
     with time_limits.at_most(0.05, "rft check"):
         with pytest.raises(TimeLimitError, match=r"rft check waits 0\.05 s at most, and a run 600 s"):
             time_limits.call(spin, 600, "it")

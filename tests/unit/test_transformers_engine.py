@@ -1,4 +1,4 @@
-"""What the fallback engine samples from is the model's own distribution, whatever its folder suggests."""
+"""The fallback engine samples from the model's own distribution, regardless of the settings in its folder."""
 
 from __future__ import annotations
 

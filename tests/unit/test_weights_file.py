@@ -88,7 +88,7 @@ def test_one_flipped_bit_is_found(tmp_path: Path) -> None:
         open_weights(publication.uri, publication.checksum)
 
 
-def test_a_removed_file_is_an_error_that_says_so(tmp_path: Path) -> None:
+def test_a_removed_file_is_an_error_that_reports_it(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="does not exist"):
         open_weights(str(tmp_path / "gone.safetensors"))
 
@@ -116,7 +116,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_the_header_alone_tells_the_shapes(tmp_path: Path) -> None:
+def test_the_header_alone_contains_the_shapes(tmp_path: Path) -> None:
     publication = publish(tmp_path / "a.safetensors")
     assert read_shapes(Path(publication.uri))[EMBEDDING] == (7, 4)
 
@@ -186,7 +186,7 @@ def in_shared_memory(run_name: str) -> Path:
     return SHARED_MEMORY / f"rftdata-{os.getuid()}" / run_name
 
 
-def test_a_file_that_is_held_can_be_opened_after_its_name_is_gone(tmp_path: Path) -> None:
+def test_a_file_that_is_held_can_be_opened_after_its_name_was_removed(tmp_path: Path) -> None:
     publication = publish(tmp_path / "a.safetensors")
     with hold(Path(publication.uri)) as held:
         Path(publication.uri).unlink()
@@ -293,7 +293,7 @@ def test_what_a_killed_trainer_left_in_shared_memory_is_removed_by_the_next(tmp_
     assert not in_shared_memory(run_name).exists()
 
 
-def test_a_trainer_whose_weights_its_successor_removed_is_told_that_it_was_replaced(tmp_path: Path) -> None:
+def test_a_trainer_whose_weights_its_successor_removed_gets_an_error_that_it_was_replaced(tmp_path: Path) -> None:
     slow = FolderPublisher(tmp_path, "run", 1, num_bytes=8)
 
     def export(path: Path) -> None:

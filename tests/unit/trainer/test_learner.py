@@ -238,7 +238,7 @@ class TestSkippedSteps:
             learner.update(make_batch(1, rewards=[0.0] * 5 + [float("nan")] * 7), 1)
 
 
-def test_an_algorithm_that_weighs_by_who_sampled_refuses_what_nobody_sampled(model_path: str) -> None:
+def test_an_algorithm_that_weighs_by_who_sampled_refuses_sequences_that_were_not_sampled(model_path: str) -> None:
     batch = make_batch(5)
     batch.behavior_logprobs_BT[6][batch.loss_mask_BT[6]] = torch.nan
     learner = Learner(model_path, config(), build_algorithm("grpo"), 0)

@@ -122,7 +122,9 @@ class TestRewardModel:
         assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-4)
         same_gradients(found, model)
 
-    def test_learns_which_response_is_chosen_and_goes_on_after_a_restart(self, model_path: str, tmp_path: Path) -> None:
+    def test_learns_which_response_is_chosen_and_continues_after_a_restart(
+        self, model_path: str, tmp_path: Path
+    ) -> None:
         batch = replace(make_batch(5), paired=True)
         straight = Learner(model_path, config(), build_algorithm("reward_model"), 0)
         steps = [straight.update(batch, step) for step in range(1, 21)]

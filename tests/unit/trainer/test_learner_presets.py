@@ -64,7 +64,7 @@ def test_a_critic_learns_what_rewards_follow(model_path: str) -> None:
     assert losses[-1] < 0.6 * losses[0]  # rollouts of one prompt differ, so some loss stays
 
 
-def test_a_critic_goes_on_from_a_checkpoint(model_path: str, tmp_path: Path) -> None:
+def test_a_critic_continues_from_a_checkpoint(model_path: str, tmp_path: Path) -> None:
     through = Learner(model_path, config(), build_algorithm("ppo"), 3)
     through.update(batch_with_everything(1), 1)
     through.save_checkpoint(tmp_path / "one")

@@ -152,7 +152,7 @@ class TestOptimizers:
         assert by_adamw == {"model.embed_tokens.weight", *(name for name in before if "norm" in name)}
         assert by_muon | by_adamw == set(before)
 
-    def test_muon_goes_on_from_a_checkpoint(self, model_path: str, tmp_path: Path) -> None:
+    def test_muon_continues_from_a_checkpoint(self, model_path: str, tmp_path: Path) -> None:
         through = Learner(model_path, config(optimizer="muon"), build_algorithm("sft"), 0)
         through.update(make_batch(1), 1)
         through.save_checkpoint(tmp_path / "one")

@@ -62,7 +62,7 @@ class TestFromPacked:
     def test_never_counts_the_first_token_which_nothing_predicts(self) -> None:
         assert make_batch([([], [7, 8])]).loss_mask_BT.tolist() == [[False, True]]
 
-    def test_ignores_log_probabilities_where_nothing_counts_and_keeps_that_nobody_sampled(self) -> None:
+    def test_ignores_log_probabilities_where_nothing_counts_and_keeps_those_that_were_not_sampled(self) -> None:
         def build(logprobs: list[float]) -> TrainBatch:
             offsets = np.array([0, 3])
             return TrainBatch.from_packed(

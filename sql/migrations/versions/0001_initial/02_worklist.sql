@@ -34,14 +34,14 @@ COMMENT ON TABLE rft.worklist IS 'Claimable work of one consumer: `trainer/RUN` 
 COMMENT ON COLUMN rft.worklist.consumer IS 'The consumer.';
 COMMENT ON COLUMN rft.worklist.item_kind IS 'Kind of the item.';
 COMMENT ON COLUMN rft.worklist.item_id IS 'The item''s key in its own table.';
-COMMENT ON COLUMN rft.worklist.sort_key IS 'First-in-first-out order: explore step, then ordinal. For a stored selection: epoch of the next use, then a hash that shuffles it.';
+COMMENT ON COLUMN rft.worklist.sort_key IS 'First-in-first-out order: explore step, then ordinal.';
 COMMENT ON COLUMN rft.worklist.priority IS 'Set by pipeline or trainer; the sampler''s formula may use it.';
 COMMENT ON COLUMN rft.worklist.policy_step IS 'Trainer step of the policy that sampled the group''s oldest token, by which the claiming statement checks staleness. 2147483647: no policy sampled it, so it is never stale.';
 COMMENT ON COLUMN rft.worklist.available IS 'Whether it can be claimed now.';
 COMMENT ON COLUMN rft.worklist.lane IS 'Trainer only: its lane of rft.sampler_lane; empty: no lane accepts it.';
-COMMENT ON COLUMN rft.worklist.draw_key IS 'Trainer only: the least is drawn first.';
+COMMENT ON COLUMN rft.worklist.draw_key IS 'Trainer and stored selection: the least is drawn first.';
 COMMENT ON COLUMN rft.worklist.draw_weight IS 'Trainer only: the probability to be drawn next is this divided by the sum of its lane (prioritized); its priority (rank); else 1.';
-COMMENT ON COLUMN rft.worklist.times_sampled IS 'Trainer only: number of draws in the current history, folded again when an attempt starts.';
+COMMENT ON COLUMN rft.worklist.times_sampled IS 'Trainer and stored selection: number of draws in the current history, folded again when an attempt starts.';
 COMMENT ON COLUMN rft.worklist.resume_step IS 'Trainer only: the step from which a group that was drawn can be drawn again; NULL: no cooldown.';
 COMMENT ON COLUMN rft.worklist.claimed_by IS 'Pipeline only: the worker that holds it.';
 COMMENT ON COLUMN rft.worklist.lease_until IS 'Pipeline only: until when the claim is valid.';

@@ -102,7 +102,7 @@ CREATE TABLE rft.group_baseline (
 COMMENT ON TABLE rft.group_baseline IS 'The greedy rollout of a group, whose reward is a baseline for the others (ReMax). It is never trained on. Only groups whose run asked for it have one; immutable.';
 COMMENT ON COLUMN rft.group_baseline.group_id IS 'The group.';
 COMMENT ON COLUMN rft.group_baseline.outcome IS 'How it ended. Unless it is ok, the whole group is dropped.';
-COMMENT ON COLUMN rft.group_baseline.reward IS 'Its reward; NULL if it failed.';
+COMMENT ON COLUMN rft.group_baseline.reward IS 'Its reward, with the rewards of its tokens; NULL if it failed.';
 COMMENT ON COLUMN rft.group_baseline.reward_parts IS 'The reward''s parts by function name.';
 COMMENT ON COLUMN rft.group_baseline.response IS 'The answer of its last turn, as text without special tokens.';
 COMMENT ON COLUMN rft.group_baseline.messages IS 'The chat of its last turn, with the answer.';

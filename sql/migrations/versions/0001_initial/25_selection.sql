@@ -1,17 +1,15 @@
 -- Drawing from the stored selections that runs train on. The queue of a selection is `selection/RUN`.
 
--- md5 instead of PostgreSQL's own hashes, which may differ between versions and machines.
-CREATE FUNCTION rft.selection_key(seed bigint, epoch integer, item_id bigint) RETURNS bigint
+-- Each item has a random time in every interval of the length 1 / weight, and a draw takes the least times. So items are drawn in proportion to
+-- their weights, and with equal weights each once in an epoch. md5 instead of PostgreSQL's own hashes, which may differ between versions
+-- and machines.
+CREATE FUNCTION rft.selection_time(seed bigint, times_sampled integer, item_id bigint, weight double precision) RETURNS double precision
 LANGUAGE sql IMMUTABLE
-AS $$ SELECT epoch::bigint << 48 | ('x' || substr(md5(seed || ':' || epoch || ':' || item_id), 1, 12))::bit(48)::bigint $$;
-COMMENT ON FUNCTION rft.selection_key(bigint, integer, bigint) IS 'Returns the place of an item in the order of a stored selection: one epoch after the other, each shuffled by seed and epoch.';
-
--- The times of an item are a Poisson process whose rate is its weight, and draws take the earliest times of all items. So every draw takes an
--- item with a probability proportional to its weight. The sum starts at 0 each time, so that a restored item has the same time to the bit.
-CREATE FUNCTION rft.selection_time(seed bigint, item_id bigint, times_sampled integer, weight double precision) RETURNS double precision
-LANGUAGE sql IMMUTABLE
-AS $$ SELECT sum(rft.race_time(seed, item_id, n) ORDER BY n) / weight FROM generate_series(0, times_sampled) n $$;
-COMMENT ON FUNCTION rft.selection_time IS 'Returns the time at which an item of a weighted selection is drawn next, given its number of draws; the least is drawn first.';
+AS $$
+    SELECT (times_sampled + ('x' || substr(md5(seed || ':' || times_sampled || ':' || item_id), 1, 12))::bit(48)::bigint / 281474976710656.0::float8)
+           / weight
+$$;
+COMMENT ON FUNCTION rft.selection_time IS 'Returns the place of an item in the order of a stored selection, given its number of draws; the least is drawn first.';
 
 -- No nested loops: a queue that was just filled has no statistics, and a planner that assumes it to be empty would join it with itself
 -- row by row.
@@ -30,12 +28,11 @@ BEGIN
         WHERE h.history_id = of_attempt
         GROUP BY d.item_id),
     due AS (
-        SELECT w.item_id, t.times, r.source_weighted OR t.times < r.source_epochs AS available,
-               rft.selection_key(r.seed, t.times, w.item_id) AS sort_key
+        SELECT w.item_id, t.times, r.source_weighted OR t.times < r.source_epochs AS available
         FROM rft.worklist w LEFT JOIN used u USING (item_id) CROSS JOIN LATERAL (SELECT coalesce(u.times, 0) AS times) t
         WHERE w.consumer = queue AND w.item_kind = r.source_kind)
-    UPDATE rft.worklist w SET available = d.available, times_sampled = d.times, sort_key = d.sort_key,
-        draw_key = CASE WHEN r.source_weighted THEN rft.selection_time(r.seed, d.item_id, d.times, w.draw_weight) ELSE 0 END
+    UPDATE rft.worklist w SET available = d.available, times_sampled = d.times,
+        draw_key = rft.selection_time(r.seed, d.times, d.item_id, w.draw_weight)
     FROM due d
     WHERE w.consumer = queue AND w.item_kind = r.source_kind AND w.item_id = d.item_id
       AND (w.available, w.times_sampled) IS DISTINCT FROM (d.available, d.times);
@@ -64,24 +61,18 @@ AS $$
 DECLARE
     queue CONSTANT text := 'selection/' || r.run_id;
     -- With weights no item is ever used up. The run ends after as many draws as it would have without weights.
-    num_left CONSTANT bigint := r.source_rows * r.source_epochs - (step - 1) * least(wanted, r.source_rows);
+    num_left CONSTANT bigint := CASE WHEN r.source_weighted
+        THEN greatest(0, r.source_rows * r.source_epochs - (step - 1) * least(wanted, r.source_rows)) ELSE wanted END;
     picked bigint[];
 BEGIN
-    IF r.source_weighted THEN
-        SELECT coalesce(array_agg(item_id ORDER BY draw_key, item_id), '{}') INTO picked FROM (
-            SELECT item_id, draw_key FROM rft.worklist
-            WHERE consumer = queue AND lane = '' AND available AND item_kind = r.source_kind
-            ORDER BY draw_key, item_id LIMIT least(wanted, greatest(num_left, 0)) FOR UPDATE) p;
-    ELSE
-        SELECT coalesce(array_agg(item_id ORDER BY sort_key, item_id), '{}') INTO picked FROM (
-            SELECT item_id, sort_key FROM rft.worklist WHERE consumer = queue AND available AND item_kind = r.source_kind
-            ORDER BY sort_key, item_id LIMIT wanted FOR UPDATE) p;
-    END IF;
+    SELECT coalesce(array_agg(item_id ORDER BY draw_key, item_id), '{}') INTO picked FROM (
+        SELECT item_id, draw_key FROM rft.worklist
+        WHERE consumer = queue AND lane = '' AND available AND item_kind = r.source_kind
+        ORDER BY draw_key, item_id LIMIT least(wanted, num_left) FOR UPDATE) p;
     UPDATE rft.worklist
     SET available = r.source_weighted OR times_sampled + 1 < r.source_epochs,
         times_sampled = times_sampled + 1,
-        sort_key = rft.selection_key(r.seed, times_sampled + 1, item_id),
-        draw_key = CASE WHEN r.source_weighted THEN rft.selection_time(r.seed, item_id, times_sampled + 1, draw_weight) ELSE 0 END
+        draw_key = rft.selection_time(r.seed, times_sampled + 1, item_id, draw_weight)
     WHERE consumer = queue AND item_kind = r.source_kind AND item_id = ANY (picked);
     RETURN picked;
 END
