@@ -176,7 +176,7 @@ def check_rollouts(algorithm: Algorithm, explorer: ExplorerConfig, chain: Chain)
     """Whether rollouts that come through the chain have what the algorithm learns from.
 
     Raises:
-        ConfigError: answers that no policy sampled, rollouts without a teacher, or rollouts that all have the same reward.
+        ConfigError: answers that no policy sampled, or rollouts that all have the same reward.
     """
     if algorithm.uses_behavior_logprobs:
         for name, value in (("engine", explorer.engine), ("workflow", explorer.workflow)):
@@ -185,16 +185,6 @@ def check_rollouts(algorithm: Algorithm, explorer: ExplorerConfig, chain: Chain)
                     f"explorer.{name} {value!r} samples nothing, and {algorithm.name} needs the log-probabilities of samples",
                     todo="use sft to imitate what is given, or an engine and a workflow that sample",
                 )
-    if (
-        algorithm.reads_stored_teacher
-        and explorer.teacher is None
-        and explorer.workflow in ("single_turn", "demonstration")
-    ):
-        raise ConfigError(
-            f"{algorithm.name} needs log-probabilities of a teacher, and nothing gives them",
-            todo="set explorer.teacher (a folder or an endpoint), which scores rollouts and stores the result with them, or algorithm.teacher, "
-            "a model that the trainer computes; a workflow of your own may store the array teacher_logprobs",
-        )  # fmt: skip
     if (
         (algorithm.group_relative or "baseline_rewards" in algorithm.columns)
         and not explorer.reward
@@ -216,7 +206,7 @@ def recorded_inputs(algorithm: Algorithm) -> dict[str, tuple[str, str]]:
     if algorithm.reads_stored_teacher:
         needed["teacher_logprobs"] = (
             "log-probabilities of a teacher",
-            "set algorithm.teacher to a model, or record them in the workflow: turn.record(teacher_logprobs=…)",
+            "set explorer.teacher to a folder or an endpoint, or set algorithm.teacher to a model, or record them: turn.record(teacher_logprobs=…)",
         )
     return needed
 
@@ -257,6 +247,8 @@ def check_recorded(algorithm: Algorithm, explorer: ExplorerConfig, recorded: fro
 
 
 def _refuse_missing_inputs(algorithm: Algorithm, explorer: ExplorerConfig, recorded: frozenset[str], why: str) -> None:
+    if explorer.teacher is not None:
+        recorded |= {"teacher_logprobs"}
     for array, (what, how) in recorded_inputs(algorithm).items():
         if array not in recorded:
             raise ConfigError(

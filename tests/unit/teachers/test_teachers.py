@@ -13,10 +13,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from operators.chain.build import build_chain
 from operators.llm.endpoint import EndpointConfig
 from rftcore.algorithms import build_algorithm
-from rftcore.algorithms.requirements import check_rollouts
+from rftcore.algorithms.requirements import check_inputs, check_recorded
 from rftcore.explorer.config import ExplorerConfig
 from rftcore.models import refuse_other_tokenizer
 from rftcore.teachers.base import Teacher
@@ -168,12 +167,16 @@ def test_a_teacher_with_other_numbers_for_tokens_is_refused(folder: Path, tmp_pa
 
 
 def test_distillation_without_a_teacher_is_refused_before_the_run() -> None:
-    algorithm, chain = build_algorithm("on_policy_distillation"), build_chain([])
-    with pytest.raises(ConfigError, match=r"nothing gives them.*explorer\.teacher.*or algorithm\.teacher"):
-        check_rollouts(algorithm, ExplorerConfig(), chain)
-    check_rollouts(algorithm, ExplorerConfig.model_validate({"teacher": "./teacher"}), chain)
-    check_rollouts(build_algorithm("on_policy_distillation", {"teacher": "./teacher"}), ExplorerConfig(), chain)
-    check_rollouts(algorithm, ExplorerConfig(workflow="./mine.py:workflow"), chain)  # it may store them itself
+    algorithm, with_teacher = (
+        build_algorithm("on_policy_distillation"),
+        ExplorerConfig.model_validate({"teacher": "./teacher"}),
+    )
+    with pytest.raises(ConfigError, match=r"reads teacher_logprobs.*explorer\.teacher.*or set algorithm\.teacher"):
+        check_inputs(algorithm, ExplorerConfig())
+    check_inputs(algorithm, with_teacher)
+    check_recorded(algorithm, with_teacher, frozenset())
+    check_inputs(build_algorithm("on_policy_distillation", {"teacher": "./teacher"}), ExplorerConfig())
+    check_inputs(algorithm, ExplorerConfig(workflow="./mine.py:workflow"))  # it may record them itself
 
 
 def test_a_teacher_is_a_model_or_a_server() -> None:
